@@ -1,0 +1,134 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// How often a held call asks again: often at first, because most holders are quick.
+const (
+	minPoll = 5 * time.Millisecond
+	maxPoll = 500 * time.Millisecond
+)
+
+// acquire claims the key and holds while it is busy or the store does not answer, at most for call.Hold. It returns
+// when the first claim was sent: under the same owner token any copy of any of the claims may be the one that the
+// store applied, so leases are measured from there.
+func (g *Guard) acquire(ctx context.Context, call Call) (dedupstore.Answer, time.Time, error) {
+	first := time.Now()
+	request := g.request(ctx, call)
+	counted := false
+	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
+		answer, err := g.claim(ctx, request)
+		switch {
+		case err == nil && answer.Status != dedupstore.Busy:
+			g.count(ctx, call.Key, answer)
+			return answer, first, nil
+		case is[*dedupstore.InvalidError](err):
+			return answer, first, err
+		case ctx.Err() != nil:
+			return answer, first, context.Cause(ctx)
+		case err == nil && !counted:
+			g.count(ctx, call.Key, answer)
+			counted = true
+		}
+		pause := poll
+		if err == nil {
+			err = &BusyError{Wait: answer.Wait, NotDue: answer.Found == dedupstore.Retryable}
+			pause = min(pause, max(answer.Wait, time.Millisecond))
+		} else {
+			err = g.storeError(ctx, call.Key, err)
+			if g.mayBypass(err) {
+				return answer, first, err
+			}
+		}
+		left := call.Hold - time.Since(first)
+		if left <= 0 {
+			return answer, first, err
+		}
+		if !sleep(ctx, min(left, pause+rand.N(pause/4+1))) {
+			return answer, first, context.Cause(ctx)
+		}
+	}
+}
+
+func (g *Guard) request(ctx context.Context, call Call) dedupstore.Request {
+	r := dedupstore.Request{
+		Key:         call.Key,
+		Owner:       newOwner(),
+		Lease:       g.policy.Lease,
+		Retention:   g.policy.Window,
+		MaxAttempts: g.policy.MaxAttempts,
+		ParkExpired: g.policy.ExpiredLease == Park,
+		Rerun:       call.Rerun,
+		Trace:       telemetry.Traceparent(ctx),
+	}
+	if g.policy.Mismatch != MismatchIgnore {
+		r.Fingerprint = call.Fingerprint
+	}
+	return r
+}
+
+func (g *Guard) claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.operationTimeout())
+	defer cancel()
+	return g.store.Claim(ctx, r)
+}
+
+// operationTimeout bounds one operation of the store, so that several fit into a lease.
+func (g *Guard) operationTimeout() time.Duration {
+	return min(max(g.policy.Lease/6, minLease), 5*time.Second)
+}
+
+func (g *Guard) storeError(ctx context.Context, key dedupstore.Key, err error) error {
+	g.meter.StoreError(ctx, "claim", string(g.policy.StoreDown))
+	g.meter.Claim(ctx, key.Group, key.Handler, telemetry.StoreError, 0, 0)
+	return &StoreError{Op: "claim", Err: err}
+}
+
+// mayBypass reports whether the policy lets the handler run unguarded after this error. A record that cannot be read is
+// an answer, and a full store must not be made to forget: neither opens the guard.
+func (g *Guard) mayBypass(err error) bool {
+	return g.policy.StoreDown == FailOpen && is[*StoreError](err) &&
+		!is[*dedupstore.RecordError](err) && !errors.Is(err, dedupstore.ErrFull)
+}
+
+// count reports how a claim was answered.
+func (g *Guard) count(ctx context.Context, key dedupstore.Key, a dedupstore.Answer) {
+	o := outcomeOf(a)
+	g.meter.Claim(ctx, key.Group, key.Handler, o, a.Claim.Attempt, a.Claim.Fence)
+	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch {
+		telemetry.LinkOriginal(ctx, a.Trace)
+	}
+}
+
+func outcomeOf(a dedupstore.Answer) telemetry.Outcome {
+	switch a.Status {
+	case dedupstore.AcquiredRun:
+		if a.Claim.Attempt == 1 && a.Found == dedupstore.Absent {
+			return telemetry.Claimed
+		}
+		return telemetry.Reclaimed
+	case dedupstore.AcquiredPublish:
+		return telemetry.PublishOnly
+	case dedupstore.Mismatch:
+		return telemetry.FingerprintMismatch
+	case dedupstore.Busy:
+		if a.Found == dedupstore.Retryable {
+			return telemetry.NotDue
+		}
+		return telemetry.DuplicateInProgress
+	}
+	switch a.Outcome.Kind {
+	case dedupstore.Failed:
+		return telemetry.DuplicateFailed
+	case dedupstore.Unknown:
+		return telemetry.DuplicateUnknown
+	}
+	return telemetry.DuplicateCompleted
+}

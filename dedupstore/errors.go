@@ -1,0 +1,33 @@
+package dedupstore
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrClaimLost says that a claim does not hold any more: another owner took over, or the record is gone. Who gets it
+// must not acknowledge the message on the strength of its own run.
+var ErrClaimLost = errors.New("dedupstore: claim lost")
+
+// ErrFull says that a bounded store has no room for a new key. Nothing was forgotten to make room; keys that are known
+// can still be settled.
+var ErrFull = errors.New("dedupstore: store is full")
+
+// InvalidError says which argument is wrong. Nothing was sent to the store; repeating the call is useless.
+type InvalidError struct {
+	Field   string // such as "Request.Lease"
+	Problem string // such as "is zero"
+}
+
+func (e *InvalidError) Error() string { return "dedupstore: " + e.Field + " " + e.Problem }
+
+// RecordError says that a stored record cannot be read: it was written by a newer version or by something else. It was
+// not touched. Look at it with the store's own tools; until then its message is not processed.
+type RecordError struct {
+	Key     string // as the store names the record
+	Problem string
+}
+
+func (e *RecordError) Error() string {
+	return fmt.Sprintf("dedupstore: record %q: %s", e.Key, e.Problem)
+}

@@ -1,0 +1,128 @@
+package dedupstore
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Limits of a key's parts, in bytes. They keep the encoded key below 4 KiB, which every store can index.
+const (
+	MaxScopePart = 128 // tenant, group, handler
+	MaxID        = 512 // message ID
+)
+
+// Key says who deduplicates what: the scope (tenant, group and handler, all three, always) and the message ID. Two
+// different keys never share a record. The names are data: a renamed group or handler knows nothing of what it did
+// under the old name, and runs again.
+type Key struct {
+	Tenant  string // whose data it is; never empty
+	Group   string // the consumer group, such as "billing"; never empty
+	Handler string // the handler within the group; never empty
+	ID      string // the message ID; never empty
+}
+
+// Validate reports the first part that is empty, too long, not UTF-8 or that contains a control character, as an
+// [*InvalidError].
+func (k Key) Validate() error {
+	for _, part := range [...]struct {
+		name, value string
+		limit       int
+	}{
+		{"Key.Tenant", k.Tenant, MaxScopePart},
+		{"Key.Group", k.Group, MaxScopePart},
+		{"Key.Handler", k.Handler, MaxScopePart},
+		{"Key.ID", k.ID, MaxID},
+	} {
+		if problem := textProblem(part.value, part.limit); problem != "" {
+			return &InvalidError{Field: part.name, Problem: problem}
+		}
+	}
+	return nil
+}
+
+func textProblem(s string, limit int) string {
+	switch {
+	case s == "":
+		return "is empty"
+	case len(s) > limit:
+		return fmt.Sprintf("is %d bytes long, the limit is %d", len(s), limit)
+	case !utf8.ValidString(s):
+		return "is not valid UTF-8"
+	case strings.ContainsFunc(s, unicode.IsControl):
+		return fmt.Sprintf("contains a control character: %q", s)
+	}
+	return ""
+}
+
+// String encodes the key as tenant:group:handler:ID. The encoding is injective: bytes other than ASCII letters, digits
+// and "-._~@+=,/" are written as %XX, so that neither a colon in an ID nor the braces of a Redis hash tag can make two
+// keys equal. It is the name under which stores keep the record.
+func (k Key) String() string {
+	var b strings.Builder
+	b.Grow(len(k.Tenant) + len(k.Group) + len(k.Handler) + len(k.ID) + 3)
+	for i, part := range [...]string{k.Tenant, k.Group, k.Handler, k.ID} {
+		if i > 0 {
+			b.WriteByte(':')
+		}
+		escape(&b, part)
+	}
+	return b.String()
+}
+
+// ParseKey reads what [Key.String] wrote. It accepts that one spelling only.
+func ParseKey(s string) (Key, error) {
+	parts := strings.Split(s, ":")
+	if len(parts) != 4 {
+		return Key{}, &InvalidError{Field: "Key", Problem: fmt.Sprintf("%q has %d parts, want tenant:group:handler:ID", s, len(parts))}
+	}
+	for i, part := range parts {
+		plain, ok := unescape(part)
+		if !ok {
+			return Key{}, &InvalidError{Field: "Key", Problem: fmt.Sprintf("%q is not encoded as Key.String does", s)}
+		}
+		parts[i] = plain
+	}
+	k := Key{Tenant: parts[0], Group: parts[1], Handler: parts[2], ID: parts[3]}
+	return k, k.Validate()
+}
+
+const hexDigits = "0123456789ABCDEF"
+
+func isPlain(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~@+=,/", c) >= 0
+}
+
+func escape(b *strings.Builder, s string) {
+	for i := range len(s) {
+		if c := s[i]; isPlain(c) {
+			b.WriteByte(c)
+		} else {
+			b.WriteByte('%')
+			b.WriteByte(hexDigits[c>>4])
+			b.WriteByte(hexDigits[c&15])
+		}
+	}
+}
+
+func unescape(s string) (string, bool) {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if isPlain(c) {
+			b.WriteByte(c)
+			continue
+		}
+		if c != '%' || i+2 >= len(s) {
+			return "", false
+		}
+		hi, lo := strings.IndexByte(hexDigits, s[i+1]), strings.IndexByte(hexDigits, s[i+2])
+		if hi < 0 || lo < 0 || isPlain(byte(hi<<4|lo)) {
+			return "", false
+		}
+		b.WriteByte(byte(hi<<4 | lo))
+		i += 2
+	}
+	return b.String(), true
+}

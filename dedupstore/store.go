@@ -1,0 +1,191 @@
+package dedupstore
+
+import (
+	"context"
+	"time"
+)
+
+// A Store keeps one record per key. All methods are safe for concurrent use and change one record in one atomic step;
+// no operation reads in one step and writes in another.
+//
+// Every operation is idempotent per owner token: repeating it, because the reply was lost, changes nothing more and
+// answers as the first time. A caller may therefore repeat any operation that ended in an error.
+//
+// Methods return [*InvalidError] for bad arguments, before anything is sent, [*RecordError] for a record that they
+// cannot read, the context's error, or an error of the technology below. After any error the operation may or may not
+// have happened.
+type Store interface {
+	// Claim asks for the exclusive right to process a key. It checks and claims in one step, and looks, in this order,
+	//   1. whether there is a record of other content (Mismatch);
+	//   2. whether the record is DONE (Done, or AcquiredRun for a Request.Rerun that names its fence and whose
+	//      outcome is not Succeeded; attempts start anew);
+	//   3. whether this owner holds the record: it asks again, and gets the same answer with the same fence;
+	//   4. whether this owner has settled the record before: a late copy, which changes nothing (Busy);
+	//   5. whether a lease is live, or a retry is not due (Busy);
+	//   6. what an expired lease left behind: a publish step (AcquiredPublish), a started run that must not be retaken
+	//      (Request.ParkExpired: the outcome becomes Unknown), attempts that are spent (the outcome becomes Failed,
+	//      exhausted), both in PUBLISHING and owned by the claimer (AcquiredPublish), so that one claimer publishes
+	//      the dead letter; or else a run (AcquiredRun).
+	Claim(ctx context.Context, r Request) (Answer, error)
+
+	// Extend renews the lease: it ends the given duration from now, by the store's clock, be that later or sooner than
+	// before. It works after expiry as long as nobody took over, and marks a RUNNING record as started (see
+	// Request.ParkExpired). It returns ErrClaimLost unless the record is RUNNING or PUBLISHING under the claim's owner
+	// and fence.
+	Extend(ctx context.Context, c Claim, lease time.Duration) error
+
+	// Settle ends the claim's step: Finish or Release a run, or note that the outcome was Published. It compares owner
+	// and fence, works after expiry as long as nobody took over, and returns ErrClaimLost if another owner came, or
+	// the record is gone.
+	Settle(ctx context.Context, c Claim, s Settlement) error
+}
+
+// A Checker is a Store that can look at its server before work begins.
+type Checker interface {
+	// Check returns an error that says what to change if the server can drop claims by its settings, and reports what
+	// an operator should know.
+	Check(ctx context.Context) (Report, error)
+}
+
+// A Report says what a store found out about its server.
+type Report struct {
+	Store      string   // the technology, such as "redis"
+	Version    string   // of the server
+	Durability string   // what survives a crash of the server, in words
+	Warnings   []string // what works but should be changed, a sentence each
+}
+
+// A Request asks for a claim.
+type Request struct {
+	Key Key
+
+	// Owner is a random token, minted for each attempt to get the key: never one per message or process, and never
+	// sent along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
+	Owner string
+
+	// Lease is how long the claim lives without being extended; at least a millisecond, in which stores count.
+	Lease time.Duration
+
+	// Retention is how long the record is kept beyond the end of the lease: the dedup window. At least a millisecond.
+	Retention time.Duration
+
+	// Fingerprint identifies the content. Zero means that contents are not compared. A granted run stores it, unless
+	// the record has one of the same scheme.
+	Fingerprint Fingerprint
+
+	// MaxAttempts is how many runs the key may have, at least 1. Crashed runs count.
+	MaxAttempts int
+
+	// ParkExpired makes a started run whose lease expired end as Unknown, instead of running it again.
+	ParkExpired bool
+
+	// Rerun names the fence under which a stored outcome, Failed or Unknown, was decided, and which this claim
+	// supersedes, once: the run that it starts has another fence. Zero: none.
+	Rerun uint64
+
+	// Trace is the W3C traceparent of the run, kept so that duplicates can link to it. At most 64 bytes; may be empty.
+	Trace string
+}
+
+// Status is how a store answers a claim.
+type Status string
+
+// The answers to a claim.
+const (
+	AcquiredRun     Status = "acquired_run"     // run the handler; the only answer that allows it
+	AcquiredPublish Status = "acquired_publish" // publish what the outcome holds, do not run
+	Busy            Status = "busy"             // somebody holds a live lease, or a retry is not due
+	Done            Status = "done"             // there is an outcome: take it
+	Mismatch        Status = "mismatch"         // the record is of other content; it was not touched
+)
+
+// State is the state of a record.
+type State string
+
+// The states of a record.
+const (
+	Absent     State = "absent"
+	Running    State = "running"    // a run was granted, and has not been settled
+	Retryable  State = "retryable"  // released; may run again when due
+	Publishing State = "publishing" // the outcome is decided, what it produced is not known to be published
+	Finished   State = "done"       // the outcome is final
+)
+
+// An Answer is the reply to a claim.
+type Answer struct {
+	Status Status
+
+	// Found is the state that the claim found, before it changed it. AcquiredRun from Running is a takeover, or the
+	// answer to an owner that asked again.
+	Found State
+
+	// Claim is what to extend and settle with, for AcquiredRun and AcquiredPublish.
+	Claim Claim
+
+	// Wait is, for Busy, how long the lease lasts or until the retry is due; never negative. The holder may be done
+	// sooner. Zero: ask again.
+	Wait time.Duration
+
+	// Outcome is what the processing ended in, for Done and AcquiredPublish. When Done, its produced messages have
+	// IDs and topics only. An outcome that the claim itself wrote has nothing produced yet: the dead letter is made
+	// by the claimer.
+	Outcome Outcome
+
+	// Fence is, for Done and AcquiredPublish, the fence under which the outcome was decided: what Request.Rerun has to
+	// name. It stays the same when others take over the publish step. For Busy it is the fence of the last owner.
+	Fence uint64
+
+	// Age is the time since the record's first claim by the store's clock; zero for a fresh one.
+	Age time.Duration
+
+	// Trace is the traceparent of the last run that was granted before this claim; may be empty.
+	Trace string
+}
+
+// A Claim is the right to process a key, as granted. It is a value: it may be copied, and it says nothing about
+// whether it still holds.
+type Claim struct {
+	Key       Key
+	Owner     string
+	Fence     uint64        // grows with every new owner of the key: max(previous + 1, store's time in µs)
+	Attempt   int           // 1 for the first run
+	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins
+	Retention time.Duration // as requested
+}
+
+// A Settlement ends a step: [Finish], [Release] or [Published].
+type Settlement interface{ settlement() }
+
+// Finish stores the outcome of a run. With produced messages the record becomes PUBLISHING, under the same claim with
+// a lease from now, else DONE.
+type Finish struct {
+	Outcome Outcome
+
+	// Retention is how long the outcome is remembered, from now: the dedup window. At least a millisecond.
+	Retention time.Duration
+
+	// Published says that what the outcome produced has been published already: it becomes DONE, and keeps IDs only.
+	Published bool
+}
+
+// Release gives a key back after a run that may be tried again.
+type Release struct {
+	// Delay is how long the key is not due; zero: due at once.
+	Delay time.Duration
+
+	// Reason says why, for operators. Not longer than MaxReason; may be empty.
+	Reason string
+
+	// Uncounted gives the attempt back: the run was interrupted, it did not fail.
+	Uncounted bool
+}
+
+// Published says that everything the outcome produced has been published. The record becomes DONE.
+type Published struct {
+	// Retention is how long the outcome is remembered, from now: the dedup window. At least a millisecond.
+	Retention time.Duration
+}
+
+func (Finish) settlement()    {}
+func (Release) settlement()   {}
+func (Published) settlement() {}

@@ -1,0 +1,133 @@
+package dedupstore
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// MaxReason is the longest reason of an outcome or a release, in bytes. Engines cut longer ones.
+const MaxReason = 1024
+
+const maxTrace = 64
+
+// Validate reports the first field that breaks its documented limits, as an [*InvalidError]. Stores call it first.
+func (r Request) Validate() error {
+	if err := r.Key.Validate(); err != nil {
+		return err
+	}
+	if err := validOwner("Request.Owner", r.Owner); err != nil {
+		return err
+	}
+	if err := validDuration("Request.Lease", r.Lease); err != nil {
+		return err
+	}
+	if err := validDuration("Request.Retention", r.Retention); err != nil {
+		return err
+	}
+	if err := r.Fingerprint.validate(); err != nil {
+		return err
+	}
+	switch {
+	case r.MaxAttempts < 1:
+		return &InvalidError{"Request.MaxAttempts", fmt.Sprintf("is %d, want at least 1", r.MaxAttempts)}
+	case r.Trace != "" && textProblem(r.Trace, maxTrace) != "":
+		return &InvalidError{"Request.Trace", textProblem(r.Trace, maxTrace)}
+	}
+	return nil
+}
+
+// Validate reports a claim that no store granted, as an [*InvalidError].
+func (c Claim) Validate() error {
+	if err := c.Key.Validate(); err != nil {
+		return err
+	}
+	if err := validOwner("Claim.Owner", c.Owner); err != nil {
+		return err
+	}
+	if c.Fence == 0 {
+		return &InvalidError{"Claim.Fence", "is zero"}
+	}
+	if err := validDuration("Claim.Lease", c.Lease); err != nil {
+		return err
+	}
+	return validDuration("Claim.Retention", c.Retention)
+}
+
+// ValidateSettlement reports the first field that breaks its documented limits, as an [*InvalidError].
+func ValidateSettlement(s Settlement) error {
+	switch s := s.(type) {
+	case Finish:
+		if err := s.Outcome.validate(); err != nil {
+			return err
+		}
+		return validDuration("Finish.Retention", s.Retention)
+	case Release:
+		if s.Delay < 0 || s.Delay > maxDuration {
+			return &InvalidError{"Release.Delay", fmt.Sprintf("is %v, want 0 to %v", s.Delay, maxDuration)}
+		}
+		return validReason("Release.Reason", s.Reason)
+	case Published:
+		return validDuration("Published.Retention", s.Retention)
+	}
+	return &InvalidError{"Settlement", fmt.Sprintf("is %T, want Finish, Release or Published", s)}
+}
+
+func (o Outcome) validate() error {
+	switch {
+	case o.Kind != Succeeded && o.Kind != Failed && o.Kind != Unknown:
+		return &InvalidError{"Outcome.Kind", fmt.Sprintf("is %q", o.Kind)}
+	case o.Exhausted && o.Kind != Failed:
+		return &InvalidError{"Outcome.Exhausted", "is set although Kind is " + string(o.Kind)}
+	}
+	if err := validReason("Outcome.Reason", o.Reason); err != nil {
+		return err
+	}
+	for i, p := range o.Produced {
+		if problem := textProblem(p.ID, MaxID); problem != "" {
+			return &InvalidError{fmt.Sprintf("Outcome.Produced[%d].ID", i), problem}
+		}
+	}
+	return nil
+}
+
+func (f Fingerprint) validate() error {
+	if f.IsZero() {
+		return nil
+	}
+	if f.Scheme == "" || len(f.Scheme) > 64 || strings.ContainsFunc(f.Scheme, func(r rune) bool { return !isToken(r) && r != '.' }) {
+		return &InvalidError{"Request.Fingerprint.Scheme", fmt.Sprintf("is %q, want 1 to 64 letters, digits, '-', '.', '_'", f.Scheme)}
+	}
+	if f.Sum == "" || len(f.Sum) > 128 || strings.ContainsFunc(f.Sum, func(r rune) bool { return !isToken(r) }) {
+		return &InvalidError{"Request.Fingerprint.Sum", fmt.Sprintf("is %q, want 1 to 128 characters of base64url", f.Sum)}
+	}
+	return nil
+}
+
+func validOwner(field, owner string) error {
+	if len(owner) < 16 || len(owner) > 64 || strings.ContainsFunc(owner, func(r rune) bool { return !isToken(r) }) {
+		return &InvalidError{field, "is not a token of 16 to 64 letters, digits, '-', '_'"}
+	}
+	return nil
+}
+
+func isToken(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_'
+}
+
+// maxDuration keeps sums of a time, a lease and a retention far from overflow in every store.
+const maxDuration = 100 * 365 * 24 * time.Hour
+
+func validDuration(field string, d time.Duration) error {
+	if d < time.Millisecond || d > maxDuration {
+		return &InvalidError{field, fmt.Sprintf("is %v, want 1ms to %v", d, maxDuration)}
+	}
+	return nil
+}
+
+func validReason(field, reason string) error {
+	if len(reason) > MaxReason {
+		return &InvalidError{field, fmt.Sprintf("is %d bytes long, the limit is %d", len(reason), MaxReason)}
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+package oncemill
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// Do runs fn once for a key and gives its result to every later call within the dedup window: for jobs, requests and
+// tool calls that have no message broker. The result travels as JSON.
+//
+// A failure that is stored is a *FailedError for the first caller and every later one. A key that has another owner is
+// a *BusyError with the time that remains, after Call.Hold. A success whose result cannot be given to a later caller is
+// a *ResultError: the work is done. All other errors are as of Guard.Run; fn may run again after any of them.
+func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
+	var value, zero T
+	if call.DeadLetter != nil && call.Publish == nil {
+		return zero, invalid("Call.Publish", "is nil although Call.DeadLetter is set: Do cannot leave publishing to its caller")
+	}
+	res, err := g.Run(ctx, call, func(ctx context.Context) (dedupstore.Outcome, error) {
+		v, err := fn(ctx)
+		if err != nil {
+			return dedupstore.Outcome{}, err
+		}
+		value = v
+		data, err := json.Marshal(v)
+		if err != nil { // the work is done: later callers get to know that, if not the result
+			g.log.ErrorContext(ctx, "oncemill: result cannot be stored for duplicates", "key", call.Key.String(), "error", err)
+			return dedupstore.Outcome{Truncated: true}, nil
+		}
+		return dedupstore.Outcome{Result: data}, nil
+	})
+	if err != nil {
+		return zero, err
+	}
+	if res.Publication != nil {
+		res.Publication.Abandon()
+		return zero, invalid("Call.Publish", "is nil although the key's outcome produced messages: Do cannot leave publishing to its caller")
+	}
+	if err := res.Failure(); err != nil {
+		return zero, err
+	}
+	if !res.Duplicate {
+		return value, nil
+	}
+	if res.Outcome.Truncated {
+		return zero, &ResultError{Outcome: res.Outcome}
+	}
+	if err := json.Unmarshal(res.Outcome.Result, &value); err != nil {
+		return zero, &ResultError{Outcome: res.Outcome, Err: err}
+	}
+	return value, nil
+}

@@ -1,0 +1,217 @@
+package oncemill
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// ErrClaimLost says that another owner took the key over, or that the lease could not be proven to hold. It is the
+// cause of the handler's cancelled context, and the error of a run whose outcome was refused. Whoever gets it must
+// neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
+var ErrClaimLost = dedupstore.ErrClaimLost
+
+// BusyError says that the key has another owner, or that its retry is not due. Deliver the message again after Wait.
+type BusyError struct {
+	Wait   time.Duration // what remains of the lease, or until the retry is due
+	NotDue bool          // the key is free, but its retry is not due
+}
+
+func (e *BusyError) Error() string {
+	if e.NotDue {
+		return fmt.Sprintf("oncemill: retry is not due for %v", e.Wait)
+	}
+	return fmt.Sprintf("oncemill: in progress elsewhere, lease ends in %v", e.Wait)
+}
+
+// RetryError says that the run failed, and may be tried again after Delay. The attempt has been recorded.
+type RetryError struct {
+	Delay     time.Duration
+	Attempt   int  // the attempt that failed; 0 if the store was bypassed
+	Uncounted bool // the attempt was given back
+	Err       error
+}
+
+func (e *RetryError) Error() string {
+	return fmt.Sprintf("oncemill: attempt %d failed, retry in %v: %v", e.Attempt, e.Delay, e.Err)
+}
+
+// Unwrap returns the handler's error.
+func (e *RetryError) Unwrap() error { return e.Err }
+
+// FailedError says that the key's outcome is a failure, or unknown. The first caller and every duplicate get it.
+type FailedError struct {
+	Outcome   dedupstore.Outcome
+	Duplicate bool          // an earlier run decided the outcome
+	Age       time.Duration // since the key's first claim, for duplicates
+	Fence     uint64        // under which the outcome was decided: what Call.Rerun has to name
+	Err       error         // the handler's error; nil for duplicates
+}
+
+func (e *FailedError) Error() string {
+	what := "failed"
+	switch {
+	case e.Outcome.Kind == dedupstore.Unknown:
+		what = "ended with unknown outcome"
+	case e.Outcome.Exhausted:
+		what = "failed, attempts exhausted"
+	}
+	return fmt.Sprintf("oncemill: %s: %s", what, e.Outcome.Reason)
+}
+
+// Unwrap returns the handler's error, nil for duplicates.
+func (e *FailedError) Unwrap() error { return e.Err }
+
+// MismatchError says that the message ID is known with other content. The handler did not run and the record was not
+// touched: either the producer reused an ID, or the fingerprint covers something that changes between copies.
+type MismatchError struct{ Key dedupstore.Key }
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("oncemill: message ID %q was used before with other content", e.Key.ID)
+}
+
+// StoreError says that the store did not answer, or could not read its record. The handler did not run. Deliver the
+// message again later.
+type StoreError struct {
+	Op  string // claim or extend
+	Err error
+}
+
+func (e *StoreError) Error() string { return "oncemill: " + e.Op + ": " + e.Err.Error() }
+
+// Unwrap returns the store's error.
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// UnrecordedError says that the handler ran, but that its outcome could not be stored until the lease ended. Do not
+// acknowledge the message. When it is delivered again the handler may run again.
+type UnrecordedError struct {
+	Key     dedupstore.Key
+	Handler error // what the handler returned; nil: it succeeded
+	Err     error // why the store refused
+}
+
+func (e *UnrecordedError) Error() string {
+	what := "succeeded"
+	if e.Handler != nil {
+		what = "failed (" + e.Handler.Error() + ")"
+	}
+	return fmt.Sprintf("oncemill: handler %s, but the outcome could not be stored: %v", what, e.Err)
+}
+
+// Unwrap returns both errors.
+func (e *UnrecordedError) Unwrap() []error {
+	if e.Handler == nil {
+		return []error{e.Err}
+	}
+	return []error{e.Handler, e.Err}
+}
+
+// UnpublishedError says that the outcome is stored, but that what it produced could not be published. Deliver the
+// message again after Delay: it will be published without running the handler.
+type UnpublishedError struct {
+	Delay time.Duration
+	Err   error
+}
+
+func (e *UnpublishedError) Error() string {
+	return "oncemill: publish what the run produced: " + e.Err.Error()
+}
+
+// Unwrap returns the publisher's error.
+func (e *UnpublishedError) Unwrap() error { return e.Err }
+
+// ResultError says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
+// Policy.MaxResultBytes, or does not decode into the wanted type. The work is done.
+type ResultError struct {
+	Outcome dedupstore.Outcome
+	Err     error // why it does not decode; nil if it was truncated
+}
+
+func (e *ResultError) Error() string {
+	if e.Err != nil {
+		return "oncemill: the stored result does not decode: " + e.Err.Error()
+	}
+	return "oncemill: the work is done, but its result was too large to be stored"
+}
+
+// Unwrap returns the decoder's error.
+func (e *ResultError) Unwrap() error { return e.Err }
+
+// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", e.Value) }
+
+// Permanent marks an error that no retry can mend: it becomes the outcome, and every duplicate gets it. It returns nil
+// for nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &PermanentError{err}
+}
+
+// PermanentError is what Permanent returns.
+type PermanentError struct{ Err error }
+
+func (e *PermanentError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the marked error.
+func (e *PermanentError) Unwrap() error { return e.Err }
+
+// RetryAfter asks that the run be tried again after d instead of the policy's backoff. The attempt counts. A negative d
+// means at once. It returns nil for a nil error.
+func RetryAfter(d time.Duration, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &RetryAfterError{max(d, 0), err}
+}
+
+// RetryAfterError is what RetryAfter returns.
+type RetryAfterError struct {
+	Delay time.Duration
+	Err   error
+}
+
+func (e *RetryAfterError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error that is to be retried.
+func (e *RetryAfterError) Unwrap() error { return e.Err }
+
+// NoEffect vouches that the run failed before it had any effect. Under a policy that parks (Irreversible), only such
+// errors are tried again; all others leave the outcome unknown. It returns nil for nil.
+func NoEffect(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &NoEffectError{err}
+}
+
+// NoEffectError is what NoEffect returns.
+type NoEffectError struct{ Err error }
+
+func (e *NoEffectError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error that had no effect.
+func (e *NoEffectError) Unwrap() error { return e.Err }
+
+func is[E error](err error) bool {
+	var e E
+	return errors.As(err, &e)
+}
+
+// uncounted reports whether an error says that its run was interrupted rather than failed.
+func uncounted(err error) bool {
+	var u interface{ Uncounted() bool }
+	return errors.As(err, &u) && u.Uncounted()
+}
+
+func invalid(field, problem string) error {
+	return &dedupstore.InvalidError{Field: field, Problem: problem}
+}

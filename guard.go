@@ -1,0 +1,263 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// A Guard is the implementation of the protocol: claim, run under a heartbeat, settle. Everything that makes handlers
+// safe is a thin layer on it. It is safe for concurrent use and holds nothing that must be closed.
+type Guard struct {
+	store  dedupstore.Store
+	policy Policy
+	log    *slog.Logger
+	meter  *telemetry.Meter
+}
+
+// NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
+// It does not talk to the store: see Check.
+func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
+	if store == nil {
+		return nil, invalid("store", "is nil")
+	}
+	policy = policy.withDefaults()
+	if err := policy.validate(); err != nil {
+		return nil, err
+	}
+	meter, err := telemetry.NewMeter()
+	if err != nil {
+		return nil, fmt.Errorf("oncemill: make instruments: %w", err)
+	}
+	return &Guard{store: store, policy: policy, log: policy.Logger, meter: meter}, nil
+}
+
+// Policy returns the guard's policy with its defaults filled in.
+func (g *Guard) Policy() Policy { return g.policy }
+
+// Check asks the store to look at its server, if it can. Call it at start-up to fail early; a store that must not be
+// used without a check makes it by itself.
+func (g *Guard) Check(ctx context.Context) (dedupstore.Report, error) {
+	if c, ok := g.store.(dedupstore.Checker); ok {
+		return c.Check(ctx)
+	}
+	return dedupstore.Report{}, nil
+}
+
+// A Call names what is to be done once.
+type Call struct {
+	Key dedupstore.Key
+
+	// Fingerprint identifies the content. Zero: contents are not compared.
+	Fingerprint dedupstore.Fingerprint
+
+	// Rerun asks for a stored failure to run again: the fence under which it was decided (FailedError.Fence). A
+	// success, or a failure decided under another fence, is answered as to any duplicate. Zero: no rerun.
+	Rerun uint64
+
+	// Hold is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
+	// returns BusyError or StoreError. Zero: not at all.
+	Hold time.Duration
+
+	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
+	// failure, and must make the same IDs then: derive them from the key and the fence under which the outcome was
+	// decided. Nil: failures produce nothing.
+	DeadLetter func(outcome dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced
+
+	// Publish publishes what the outcome produced, and returns nil only when all of it is acknowledged. Nil: the
+	// caller publishes, see Result.Publication.
+	Publish func(ctx context.Context, produced []dedupstore.Produced) error
+}
+
+// A Result is how a call ended: with an outcome.
+type Result struct {
+	Outcome   dedupstore.Outcome
+	Duplicate bool          // an earlier run decided the outcome
+	Age       time.Duration // since the key's first claim, for duplicates
+	Fence     uint64        // under which the outcome was decided; 0 if nothing was recorded
+	Attempt   int           // the run that this call made, from 1; 0 if it made none under a claim
+	Bypassed  bool          // the handler ran unguarded: the store did not answer, or shadow mode
+
+	// Publication is set if Call.Publish is nil and something has to be published before the message may be
+	// acknowledged.
+	Publication *Publication
+
+	err error // the handler's, of a run that this call made
+}
+
+// Failure returns the outcome as a *FailedError, or nil if it is a success.
+func (r Result) Failure() error {
+	if r.Outcome.Kind == dedupstore.Succeeded {
+		return nil
+	}
+	return &FailedError{Outcome: r.Outcome, Duplicate: r.Duplicate, Age: r.Age, Fence: r.Fence, Err: r.err}
+}
+
+// A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
+// claim is lost. Of the outcome that it returns, Result and Produced count; what Kind it is follows from the error:
+//
+//   - nil: succeeded.
+//   - Permanent: failed; all duplicates get it.
+//   - NoEffect, RetryAfter or any other: released for another attempt, or failed when that was the last. Under a policy
+//     that parks, only NoEffect is released, and all others leave the outcome unknown.
+//   - an error with a method Uncounted() bool that returns true, or an error after the caller's context was cancelled:
+//     as above, but the attempt does not count.
+type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
+
+// Run runs fn unless the key has an outcome or another owner. A nil error means that there is an outcome, failures
+// included, and that the message may be acknowledged once Result.Publication, if any, is done. Any other error means
+// that it must not be:
+//
+//   - *BusyError: another owner is at it, or the retry is not due.
+//   - *RetryError: this run failed and may be tried again.
+//   - ErrClaimLost: another owner took over during the run.
+//   - *MismatchError: the ID is known with other content.
+//   - *UnpublishedError: the outcome is stored, what it produced is not published.
+//   - *UnrecordedError: the handler ran, but the store could not be told.
+//   - *StoreError: the store did not answer; the handler did not run.
+//   - *dedupstore.InvalidError: the call itself is wrong.
+//   - the cause of ctx: it ended before the handler ran.
+func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+	if strings.HasPrefix(call.Key.Handler, shadowPrefix) {
+		return Result{}, invalid("Call.Key.Handler", fmt.Sprintf("is %q: names that begin with %q are the engine's own", call.Key.Handler, shadowPrefix))
+	}
+	if err := call.Key.Validate(); err != nil {
+		return Result{}, err
+	}
+	if call.Hold < 0 {
+		return Result{}, invalid("Call.Hold", fmt.Sprintf("is %v, want at least 0", call.Hold))
+	}
+	if g.policy.Shadow {
+		return g.shadow(ctx, call, fn)
+	}
+	answer, first, err := g.acquire(ctx, call)
+	if err != nil {
+		if g.mayBypass(err) {
+			return g.bypass(ctx, call, fn)
+		}
+		return Result{}, err
+	}
+	switch answer.Status {
+	case dedupstore.AcquiredRun:
+		return g.run(ctx, call, answer, first, fn)
+	case dedupstore.AcquiredPublish:
+		h := &holding{claim: answer.Claim, deadline: first.Add(answer.Claim.Lease)}
+		if err := g.refresh(ctx, h, first); err != nil {
+			return Result{}, err
+		}
+		res := Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}
+		return g.publish(ctx, call, h, res, answer.Claim.Attempt)
+	case dedupstore.Done:
+		return Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}, nil
+	case dedupstore.Mismatch:
+		return Result{}, &MismatchError{Key: call.Key}
+	}
+	return Result{}, &StoreError{Op: "claim", Err: fmt.Errorf("store answered %q", answer.Status)}
+}
+
+// run runs the handler under a heartbeat and settles what came of it.
+func (g *Guard) run(ctx context.Context, call Call, a dedupstore.Answer, first time.Time, fn RunFunc) (Result, error) {
+	h := &holding{claim: a.Claim, deadline: first.Add(a.Claim.Lease)}
+	if err := g.start(ctx, h, first); err != nil {
+		return Result{}, err
+	}
+	run := Run{Key: call.Key, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt}
+	outcome, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
+		return protect(withRun(ctx, run), fn)
+	})
+	res := Result{Fence: run.Fence, Attempt: run.Attempt, err: err}
+	if h.isLost() {
+		return Result{}, lostError(err)
+	}
+	if err != nil {
+		return g.failed(ctx, call, h, res)
+	}
+	return g.succeeded(ctx, call, h, res, outcome)
+}
+
+// start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as
+// started, which is what the first Extend does.
+func (g *Guard) start(ctx context.Context, h *holding, first time.Time) error {
+	var err error
+	if g.policy.ExpiredLease == Park {
+		err = g.renew(ctx, h)
+	} else {
+		err = g.refresh(ctx, h, first)
+	}
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil && !errors.Is(err, ErrClaimLost) {
+		g.giveBack(ctx, h)
+	}
+	return err
+}
+
+// refresh renews a lease of which long holds or lost replies may have used up more than a heartbeat would.
+func (g *Guard) refresh(ctx context.Context, h *holding, first time.Time) error {
+	if time.Since(first) < h.claim.Lease/3 {
+		return nil
+	}
+	return g.renew(ctx, h)
+}
+
+func (g *Guard) renew(ctx context.Context, h *holding) error {
+	h.deadline = time.Now().Add(h.claim.Lease)
+	err := g.retry(ctx, h, func(ctx context.Context) error { return g.extend(ctx, h, h.claim.Lease) })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return ErrClaimLost
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	g.meter.StoreError(ctx, "extend", string(g.policy.StoreDown))
+	return &StoreError{Op: "extend", Err: err}
+}
+
+// giveBack releases a claim whose handler did not start, if that works at once; else its lease ends by itself.
+func (g *Guard) giveBack(ctx context.Context, h *holding) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.operationTimeout())
+	defer cancel()
+	err := g.store.Settle(ctx, h.claim, dedupstore.Release{Uncounted: true, Reason: "not started"})
+	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
+		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "key", h.claim.Key.String(), "error", err)
+	}
+}
+
+// underLease runs work with a heartbeat. Its context is cancelled when the claim is lost.
+func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedupstore.Outcome, error) {
+	workCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	hb := g.beat(ctx, h, func() { cancel(ErrClaimLost) })
+	defer hb.stop()
+	return work(workCtx)
+}
+
+// protect turns a panic into an error, so that it counts as a failed attempt.
+func protect(ctx context.Context, fn RunFunc) (o dedupstore.Outcome, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			o, err = dedupstore.Outcome{}, &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return fn(ctx)
+}
+
+func lostError(handler error) error {
+	if handler == nil || errors.Is(handler, ErrClaimLost) {
+		return ErrClaimLost
+	}
+	return fmt.Errorf("%w; handler: %w", ErrClaimLost, handler)
+}
+
+func newOwner() string { return ids.Token() }

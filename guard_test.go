@@ -1,0 +1,453 @@
+package oncemill_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestGuard_DuplicateGetsTheOutcomeWithoutARun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Result: []byte("receipt")}, nil
+		}}
+		first, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || first.Duplicate || first.Attempt != 1 || first.Fence == 0 {
+			t.Fatalf("first run: %+v, %v", first, err)
+		}
+		time.Sleep(time.Hour)
+		second, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || !second.Duplicate || string(second.Outcome.Result) != "receipt" || second.Age != time.Hour {
+			t.Errorf("duplicate: %+v, %v; want the stored result, an hour old", second, err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_FirstAttemptFailsAndTheRedeliveryRuns(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: func(_ context.Context, run int) (dedupstore.Outcome, error) {
+			if run == 1 {
+				return dedupstore.Outcome{}, errors.New("gateway timeout")
+			}
+			return dedupstore.Outcome{}, nil
+		}}
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		retry := as[*oncemill.RetryError](t, err)
+		if retry.Delay <= 0 || retry.Attempt != 1 {
+			t.Errorf("retry: %+v, want a delay after attempt 1", retry)
+		}
+		_, err = g.Run(t.Context(), call("m1"), h.run)
+		if busy := as[*oncemill.BusyError](t, err); !busy.NotDue || busy.Wait <= 0 || busy.Wait > retry.Delay {
+			t.Errorf("before it is due: %+v", busy)
+		}
+		time.Sleep(retry.Delay)
+		res, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || res.Attempt != 2 || res.Duplicate {
+			t.Errorf("redelivery: %+v, %v", res, err)
+		}
+		h.want(t, 2)
+	})
+}
+
+func TestGuard_RetryAfterIsHeldUntilItIsDue(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: func(_ context.Context, run int) (dedupstore.Outcome, error) {
+			if run == 1 {
+				return dedupstore.Outcome{}, oncemill.RetryAfter(7*time.Second, errors.New("rate limited"))
+			}
+			return dedupstore.Outcome{}, nil
+		}}
+		start := time.Now()
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		if retry := as[*oncemill.RetryError](t, err); retry.Delay != 7*time.Second {
+			t.Errorf("delay %v, want 7s", retry.Delay)
+		}
+		c := call("m1")
+		c.Hold = 10 * time.Second
+		if _, err := g.Run(t.Context(), c, h.run); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 7*time.Second || took > 8*time.Second {
+			t.Errorf("second run after %v, want 7s and a little", took)
+		}
+	})
+}
+
+func TestGuard_500CopiesAtOnceRunOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			time.Sleep(2 * time.Second)
+			return dedupstore.Outcome{Result: []byte("one")}, nil
+		}}
+		c := call("m1")
+		c.Hold = time.Minute
+		var wg sync.WaitGroup
+		for range 500 {
+			wg.Go(func() {
+				res, err := g.Run(t.Context(), c, h.run)
+				if err != nil || string(res.Outcome.Result) != "one" {
+					t.Errorf("copy: %+v, %v", res, err)
+				}
+			})
+		}
+		wg.Wait()
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_LostReplyToTheClaimDoesNotRunTwiceNorStrandTheMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		lost := false
+		store.claim = func(apply func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			a, err := apply()
+			if !lost {
+				lost = true
+				return dedupstore.Answer{}, errors.New("connection reset")
+			}
+			return a, err
+		}
+		g := newGuard(t, store, oncemill.Policy{})
+		var h counter
+		c := call("m1")
+		c.Hold = time.Second
+		res, err := g.Run(t.Context(), c, h.run)
+		if err != nil || res.Attempt != 1 {
+			t.Fatalf("%+v, %v; want attempt 1", res, err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_LateCopyOfAClaimAfterItsSettleTakesNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.RetryAfter(0, errors.New("no"))
+		}}
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		as[*oncemill.RetryError](t, err)
+		a, err := store.Store.Claim(t.Context(), store.claims[0])
+		if err != nil || a.Status != dedupstore.Busy {
+			t.Fatalf("late copy: %+v, %v; want busy", a, err)
+		}
+		h.then = nil
+		res, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || res.Attempt != 2 {
+			t.Errorf("%+v, %v; want attempt 2 at once", res, err)
+		}
+	})
+}
+
+func TestGuard_HeartbeatKeepsALongRunsLease(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{Lease: 10 * time.Second})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			time.Sleep(5 * time.Minute)
+			return dedupstore.Outcome{}, nil
+		}}
+		done := make(chan error)
+		go func() {
+			_, err := g.Run(t.Context(), call("m1"), h.run)
+			done <- err
+		}()
+		for range 25 {
+			time.Sleep(11 * time.Second)
+			_, err := g.Run(t.Context(), call("m1"), h.run)
+			as[*oncemill.BusyError](t, err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_ZombieIsCancelledAndItsOutcomeRefused(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		partitioned := true
+		store.extend = func(apply func() error) error {
+			if partitioned {
+				return errDown
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{})
+		finish := make(chan struct{})
+		cause := make(chan error, 1)
+		zombie := make(chan error, 1)
+		go func() {
+			_, err := g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+				<-ctx.Done()
+				cause <- context.Cause(ctx)
+				<-finish // it ignores the cancellation for a while
+				return dedupstore.Outcome{Result: []byte("zombie")}, nil
+			})
+			zombie <- err
+		}()
+		start := time.Now()
+		if err := <-cause; !errors.Is(err, oncemill.ErrClaimLost) {
+			t.Errorf("cause of the zombie's context: %v, want ErrClaimLost", err)
+		}
+		if took := time.Since(start); took > 30*time.Second {
+			t.Errorf("cancelled after %v, want before the lease of 30s ended", took)
+		}
+		time.Sleep(30 * time.Second)
+		partitioned = false
+		res, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			close(finish)
+			if err := <-zombie; !errors.Is(err, oncemill.ErrClaimLost) {
+				t.Errorf("zombie's run: %v, want ErrClaimLost", err)
+			}
+			return dedupstore.Outcome{Result: []byte("owner")}, nil
+		})
+		if err != nil || res.Attempt != 2 {
+			t.Fatalf("new owner: %+v, %v", res, err)
+		}
+		dup, err := g.Run(t.Context(), call("m1"), nil)
+		if err != nil || string(dup.Outcome.Result) != "owner" {
+			t.Errorf("outcome %q, %v; want the new owner's", dup.Outcome.Result, err)
+		}
+	})
+}
+
+func TestGuard_OwnerLearnsOfATakeoverAtItsNextHeartbeat(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.extend = func(func() error) error { return dedupstore.ErrClaimLost }
+		g := newGuard(t, store, oncemill.Policy{})
+		_, err := g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			<-ctx.Done()
+			return dedupstore.Outcome{}, context.Cause(ctx)
+		})
+		if !errors.Is(err, oncemill.ErrClaimLost) {
+			t.Errorf("%v, want ErrClaimLost", err)
+		}
+		if len(store.settled) != 0 {
+			t.Errorf("a zombie that knew it settled: %v", store.settled)
+		}
+	})
+}
+
+func TestGuard_ExpiryWithoutTakeoverDoesNotRevoke(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.extend = func(func() error) error { return errDown }
+		g := newGuard(t, store, oncemill.Policy{})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			time.Sleep(2 * time.Minute) // ignores its context
+			return dedupstore.Outcome{}, nil
+		}}
+		res, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v; want the outcome recorded, as nobody took over", res, err)
+		}
+	})
+}
+
+func TestGuard_ShutdownWhileAHandlerRunsCountsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		ctx, shutdown := context.WithCancel(t.Context())
+		_, err := g.Run(ctx, call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			shutdown()
+			<-ctx.Done()
+			return dedupstore.Outcome{}, fmt.Errorf("query: %w", ctx.Err())
+		})
+		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || retry.Delay != 0 {
+			t.Errorf("%+v, want an uncounted attempt, due at once", retry)
+		}
+		res, err := g.Run(t.Context(), call("m1"), (&counter{}).run)
+		if err != nil || res.Attempt != 1 {
+			t.Errorf("after the restart: %+v, %v; want attempt 1", res, err)
+		}
+	})
+}
+
+func TestGuard_SuccessDuringShutdownIsRecorded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		ctx, shutdown := context.WithCancel(t.Context())
+		if _, err := g.Run(ctx, call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			shutdown()
+			return dedupstore.Outcome{}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if res, err := g.Run(t.Context(), call("m1"), nil); err != nil || !res.Duplicate {
+			t.Errorf("%+v, %v; want a duplicate", res, err)
+		}
+	})
+}
+
+func TestGuard_PanicCountsAsAFailedAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) { panic("boom") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := g.Run(t.Context(), call("m1"), nil)
+		if err != nil || !res.Outcome.Exhausted || res.Outcome.Reason != "handler panicked: boom" {
+			t.Errorf("%+v, %v", res, err)
+		}
+	})
+}
+
+func TestGuard_StoredFailureIsReplayedAndRunsAgainOnceOnRequest(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.Permanent(errors.New("card stolen"))
+		}}
+		var failure *oncemill.FailedError
+		for range 3 {
+			res, err := g.Run(t.Context(), call("m1"), h.run)
+			if err != nil {
+				t.Fatal(err)
+			}
+			failure = as[*oncemill.FailedError](t, res.Failure())
+			if failure.Outcome.Reason != "card stolen" || failure.Outcome.Exhausted {
+				t.Errorf("%+v", failure)
+			}
+		}
+		h.want(t, 1)
+
+		rerun := call("m1")
+		rerun.Rerun = failure.Fence
+		for range 3 {
+			if _, err := g.Run(t.Context(), rerun, h.run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.want(t, 2)
+	})
+}
+
+func TestGuard_OtherContentIsRefused(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		a, b := call("m1"), call("m1")
+		a.Fingerprint = dedupstore.Fingerprint{Scheme: "sha256", Sum: "aaa"}
+		b.Fingerprint = dedupstore.Fingerprint{Scheme: "sha256", Sum: "bbb"}
+		var h counter
+		if _, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), a, h.run); err != nil {
+			t.Fatal(err)
+		}
+		_, err := newGuard(t, store, oncemill.Policy{}).Run(t.Context(), b, h.run)
+		as[*oncemill.MismatchError](t, err)
+		res, err := newGuard(t, store, oncemill.Policy{Mismatch: oncemill.MismatchIgnore}).Run(t.Context(), b, h.run)
+		if err != nil || !res.Duplicate {
+			t.Errorf("with MismatchIgnore: %+v, %v; want a duplicate", res, err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_ResultsOverTheLimitAreCutWithAMarker(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		for _, size := range []int{0, 64 << 10, 64<<10 + 1, 10 << 20} {
+			c := call(fmt.Sprint("result of ", size))
+			want := bytes.Repeat([]byte{0xff, 0}, size/2+1)[:size]
+			first, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{Result: want}, nil
+			})
+			if err != nil || !bytes.Equal(first.Outcome.Result, want) {
+				t.Fatalf("%d bytes, first: %v", size, err)
+			}
+			dup, err := g.Run(t.Context(), c, nil)
+			stored := min(size, 64<<10)
+			if err != nil || !bytes.Equal(dup.Outcome.Result, want[:stored]) || dup.Outcome.Truncated != (size > 64<<10) {
+				t.Errorf("%d bytes, duplicate: %d bytes, truncated %v, %v", size, len(dup.Outcome.Result), dup.Outcome.Truncated, err)
+			}
+		}
+	})
+}
+
+func TestGuard_WindowIsCountedFromTheEnd(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{Window: time.Hour})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			time.Sleep(50 * time.Minute)
+			return dedupstore.Outcome{}, nil
+		}}
+		for _, wait := range []time.Duration{0, 59 * time.Minute, time.Minute} {
+			time.Sleep(wait)
+			if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.want(t, 2)
+	})
+}
+
+func TestGuard_HoldEndsWithTheCallersContext(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		abandonedClaim(t, store, "m1")
+		g := newGuard(t, store, oncemill.Policy{})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			c := call("m1")
+			c.Hold = time.Minute
+			_, err := g.Run(ctx, c, nil)
+			done <- err
+		}()
+		synctest.Wait()
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want context.Canceled", err)
+		}
+	})
+}
+
+func TestGuard_TwoHandlersOfOneGroupBothRun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		var h counter
+		for _, handler := range []string{"charge", "mail"} {
+			c := call("m1")
+			c.Key.Handler = handler
+			if _, err := g.Run(t.Context(), c, h.run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.want(t, 2)
+	})
+}
+
+func TestGuard_RefusesBadCalls(t *testing.T) {
+	t.Parallel()
+	g := newGuard(t, newStore(t), oncemill.Policy{})
+	for name, change := range map[string]func(*oncemill.Call){
+		"Key.ID":           func(c *oncemill.Call) { c.Key.ID = "" },
+		"Key.Group":        func(c *oncemill.Call) { c.Key.Group = "" },
+		"Key.Tenant":       func(c *oncemill.Call) { c.Key.Tenant = "\x00" },
+		"Call.Key.Handler": func(c *oncemill.Call) { c.Key.Handler = "~charge" },
+		"Call.Hold":        func(c *oncemill.Call) { c.Hold = -1 },
+	} {
+		c := call("m1")
+		change(&c)
+		_, err := g.Run(t.Context(), c, nil)
+		if e := as[*dedupstore.InvalidError](t, err); e.Field != name {
+			t.Errorf("%v, want it to name %s", err, name)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// A holding is a claim together with the time until which it certainly holds: the local deadline. It is measured by
+// this process's monotonic clock from before the operation was first sent that granted or renewed the lease, so it
+// never ends later than the lease does at the store.
+type holding struct {
+	claim    dedupstore.Claim
+	mu       sync.Mutex
+	deadline time.Time
+	lost     bool // the store said so
+}
+
+func (h *holding) until() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.deadline
+}
+
+func (h *holding) isLost() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lost
+}
+
+// extend renews the lease once. It returns dedupstore.ErrClaimLost if the claim is certainly lost.
+func (g *Guard) extend(ctx context.Context, h *holding, lease time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, g.operationTimeout())
+	defer cancel()
+	sent := time.Now()
+	err := g.store.Extend(ctx, h.claim, lease)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err == nil:
+		h.deadline = sent.Add(lease)
+		g.meter.Renewal(ctx, telemetry.RenewalOK)
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		h.lost = true
+		g.meter.Renewal(ctx, telemetry.RenewalLost)
+	case !errors.Is(ctx.Err(), context.Canceled): // else the work ended while a renewal was under way
+		g.meter.Renewal(ctx, telemetry.RenewalError)
+	}
+	return err
+}
+
+// A heartbeat is the loop that extends a lease while somebody works under it. Its goroutine ends in stop, or when the
+// claim is lost.
+type heartbeat struct {
+	cancel context.CancelFunc
+	ended  chan struct{}
+}
+
+// beat starts a heartbeat. It outlives the cancellation of ctx: a handler that finishes during shutdown keeps its
+// lease. lost is called once when the claim is lost, or cannot be proven to hold any more.
+func (g *Guard) beat(ctx context.Context, h *holding, lost func()) *heartbeat {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	hb := &heartbeat{cancel: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(hb.ended)
+		lease := h.claim.Lease
+		margin := lease / 10 // what remains for a handler to notice that it was cancelled
+		pause := lease / 3
+		for sleep(ctx, pause) {
+			attempt, done := context.WithDeadline(ctx, h.until().Add(-margin))
+			err := g.extend(attempt, h, lease)
+			done()
+			switch {
+			case err == nil:
+				pause = lease / 3
+				continue
+			case ctx.Err() != nil:
+				return
+			case errors.Is(err, dedupstore.ErrClaimLost):
+				g.log.WarnContext(ctx, "oncemill: claim lost", "key", h.claim.Key.String(), "fence", h.claim.Fence)
+				lost()
+				return
+			}
+			pause = lease / 12
+			if time.Now().Add(pause + margin).After(h.until()) {
+				g.log.ErrorContext(ctx, "oncemill: lease could not be renewed", "key", h.claim.Key.String(), "error", err)
+				lost()
+				return
+			}
+		}
+	}()
+	return hb
+}
+
+func (hb *heartbeat) stop() {
+	hb.cancel()
+	<-hb.ended
+}
+
+// sleep waits for d, and reports false if ctx ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

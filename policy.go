@@ -1,0 +1,185 @@
+package oncemill
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+)
+
+// A Policy says how long outcomes are remembered and what happens when things go wrong. The zero value is LowValue.
+// Contradictions are errors of NewGuard that name the field.
+type Policy struct {
+	// Window is how long a success is remembered, from its end: the dedup window. A duplicate that comes later runs
+	// again, so it must be longer than any broker, relay or client can retry. Zero: 24 hours.
+	Window time.Duration
+
+	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window.
+	FailureWindow time.Duration
+
+	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
+	// crashed holder's message runs again. At least 100 ms, at most Window. Zero: 30 s.
+	Lease time.Duration
+
+	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count, runs that were
+	// interrupted by shutdown do not. Zero: 10.
+	MaxAttempts int
+
+	// Backoff says how long a failed run waits for its next attempt.
+	Backoff Backoff
+
+	// ExpiredLease says what becomes of a run whose lease expired. Zero: Retake.
+	ExpiredLease ExpiredLease
+
+	// StoreDown says what to do while the store does not answer. Zero: FailClosed.
+	StoreDown StoreDown
+
+	// Mismatch says what to do with a known ID that comes with other content. Zero: MismatchReject.
+	Mismatch Mismatch
+
+	// MissingID says what a consumer does with a message that has no ID. Zero: MissingIDReject.
+	MissingID MissingID
+
+	// MaxResultBytes bounds the result that is kept for duplicates. A longer one is cut, with a marker. Zero: 64 KiB.
+	MaxResultBytes int
+
+	// MaxProducedBytes bounds the produced messages that are kept in the record, payloads and headers together. Larger
+	// ones are published while the run still holds its claim, so that a crash in between runs the handler again. They
+	// are never cut. Zero: 1 MiB.
+	MaxProducedBytes int
+
+	// Shadow runs every message unguarded and only counts what a guard would have done, under names of its own:
+	// nothing is suppressed, derived, delayed, cancelled or dead-lettered.
+	Shadow bool
+
+	// Logger gets what operators must know. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+// Backoff is an exponential delay with jitter: Min after the first attempt, doubled after each further one up to Max,
+// then shortened at random by up to a fifth.
+type Backoff struct {
+	Min time.Duration // zero: 1 s
+	Max time.Duration // zero: 5 min
+}
+
+// ExpiredLease says what becomes of a started run whose lease expired: its holder is dead, or slow.
+type ExpiredLease string
+
+// What becomes of an expired lease.
+const (
+	Retake ExpiredLease = "retake" // run again: at least once
+	Park   ExpiredLease = "park"   // never again: the outcome is unknown, somebody has to look (at most once)
+)
+
+// StoreDown says what to do while the store does not answer.
+type StoreDown string
+
+// What to do while the store does not answer.
+const (
+	FailClosed StoreDown = "closed" // hold the message; the handler does not run
+	FailOpen   StoreDown = "open"   // run the handler unguarded; duplicates run too, each is counted as bypassed
+)
+
+// Mismatch says what to do with a known ID that comes with other content.
+type Mismatch string
+
+// What to do with other content.
+const (
+	MismatchReject Mismatch = "reject" // refuse it; a consumer dead-letters it
+	MismatchIgnore Mismatch = "ignore" // do not compare contents
+)
+
+// MissingID says what a consumer does with a message that has no ID.
+type MissingID string
+
+// What to do without an ID.
+const (
+	MissingIDReject MissingID = "reject" // refuse it; a consumer dead-letters it
+	MissingIDBypass MissingID = "bypass" // run the handler unguarded; each is counted as bypassed
+)
+
+// LowValue is for effects whose repetition is a nuisance: 24 hours.
+func LowValue() Policy { return Policy{Window: 24 * time.Hour} }
+
+// HighValue is for effects that cost money: 7 days, and failures for as long.
+func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
+
+// Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once. A run that crashed
+// or failed without proof (NoEffect) is parked as unknown for somebody to look at.
+func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
+
+func (p Policy) withDefaults() Policy {
+	set(&p.Window, 24*time.Hour)
+	set(&p.FailureWindow, p.Window)
+	set(&p.Lease, 30*time.Second)
+	set(&p.MaxAttempts, 10)
+	set(&p.Backoff.Min, time.Second)
+	set(&p.Backoff.Max, max(5*time.Minute, p.Backoff.Min))
+	set(&p.ExpiredLease, Retake)
+	set(&p.StoreDown, FailClosed)
+	set(&p.Mismatch, MismatchReject)
+	set(&p.MissingID, MissingIDReject)
+	set(&p.MaxResultBytes, 64<<10)
+	set(&p.MaxProducedBytes, 1<<20)
+	if p.Logger == nil {
+		p.Logger = slog.Default()
+	}
+	return p
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+const minLease = 100 * time.Millisecond
+
+// validate checks a policy after its defaults were filled in.
+func (p Policy) validate() error {
+	year := 365 * 24 * time.Hour
+	switch {
+	case p.Lease < minLease:
+		return invalid("Policy.Lease", fmt.Sprintf("is %v, want at least %v", p.Lease, minLease))
+	case p.Window < p.Lease:
+		return invalid("Policy.Window", fmt.Sprintf("is %v, want at least Policy.Lease (%v)", p.Window, p.Lease))
+	case p.FailureWindow < p.Lease:
+		return invalid("Policy.FailureWindow", fmt.Sprintf("is %v, want at least Policy.Lease (%v)", p.FailureWindow, p.Lease))
+	case p.Window > 10*year || p.FailureWindow > 10*year:
+		return invalid("Policy.Window", fmt.Sprintf("and FailureWindow are %v and %v, want at most ten years", p.Window, p.FailureWindow))
+	case p.MaxAttempts < 1:
+		return invalid("Policy.MaxAttempts", fmt.Sprintf("is %d, want at least 1", p.MaxAttempts))
+	case p.Backoff.Min < 0:
+		return invalid("Policy.Backoff.Min", fmt.Sprintf("is %v, want at least 0", p.Backoff.Min))
+	case p.Backoff.Max < p.Backoff.Min:
+		return invalid("Policy.Backoff.Max", fmt.Sprintf("is %v, want at least Policy.Backoff.Min (%v)", p.Backoff.Max, p.Backoff.Min))
+	case p.Backoff.Max > year:
+		return invalid("Policy.Backoff.Max", fmt.Sprintf("is %v, want at most a year", p.Backoff.Max))
+	case p.ExpiredLease != Retake && p.ExpiredLease != Park:
+		return invalid("Policy.ExpiredLease", fmt.Sprintf("is %q, want %q or %q", p.ExpiredLease, Retake, Park))
+	case p.StoreDown != FailClosed && p.StoreDown != FailOpen:
+		return invalid("Policy.StoreDown", fmt.Sprintf("is %q, want %q or %q", p.StoreDown, FailClosed, FailOpen))
+	case p.Mismatch != MismatchReject && p.Mismatch != MismatchIgnore:
+		return invalid("Policy.Mismatch", fmt.Sprintf("is %q, want %q or %q", p.Mismatch, MismatchReject, MismatchIgnore))
+	case p.MissingID != MissingIDReject && p.MissingID != MissingIDBypass:
+		return invalid("Policy.MissingID", fmt.Sprintf("is %q, want %q or %q", p.MissingID, MissingIDReject, MissingIDBypass))
+	case p.ExpiredLease == Park && p.StoreDown == FailOpen:
+		return invalid("Policy.StoreDown", `is "open", which contradicts ExpiredLease "park": at most once needs the store`)
+	case p.MaxResultBytes < 1:
+		return invalid("Policy.MaxResultBytes", fmt.Sprintf("is %d, want at least 1", p.MaxResultBytes))
+	case p.MaxProducedBytes < 1:
+		return invalid("Policy.MaxProducedBytes", fmt.Sprintf("is %d, want at least 1", p.MaxProducedBytes))
+	}
+	return nil
+}
+
+// delay is how long to wait after the given attempt, counted from 1.
+func (b Backoff) delay(attempt int) time.Duration {
+	d := b.Max
+	if shift := max(attempt-1, 0); shift < 32 && b.Min<<shift > 0 {
+		d = min(b.Max, b.Min<<shift)
+	}
+	return d - rand.N(d/5+1)
+}

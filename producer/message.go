@@ -1,0 +1,112 @@
+package producer
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A Message is something to be published. Its ID is what consumers deduplicate by: it is given once, before the first
+// attempt to publish, and stays through every retry.
+type Message struct {
+	// ID is the stable identity of the logical message. See NewID and DeriveID. Where it may be empty, the publisher
+	// says so and mints one.
+	ID string
+
+	// Topic is where the message goes: a NATS subject, a Kafka topic. Never empty.
+	Topic string
+
+	// Key is the partition or ordering key. Empty: the message is not ordered against others.
+	Key string
+
+	// Header travels beside the payload. Names that begin with "oncemill-" are this project's own.
+	Header Header
+
+	// Payload is opaque bytes.
+	Payload []byte
+
+	// NotBefore delays the message. Zero: no delay. Outboxes hold the message until then; publishers that send at
+	// once refuse a time that lies ahead.
+	NotBefore time.Time
+}
+
+// A Header holds one value a name. Names are compared without regard to case, as brokers and clients spell them
+// differently.
+type Header map[string]string
+
+// Get returns the value of a name, in any case, or "". An exact match wins.
+func (h Header) Get(name string) string {
+	if v, ok := h[name]; ok {
+		return v
+	}
+	for k, v := range h {
+		if strings.EqualFold(k, name) {
+			return v
+		}
+	}
+	return ""
+}
+
+// Header names of this project. They are lower case; NATS, Kafka and Watermill carry them as they are.
+const (
+	HeaderID         = "oncemill-id"          // the message ID
+	HeaderName       = "oncemill-name"        // the name of an output among its handler's outputs; not sent
+	HeaderPurpose    = "oncemill-purpose"     // why this copy exists, when it is not the first publication
+	HeaderGeneration = "oncemill-generation"  // which deliberate replay this is, a number
+	HeaderOriginalID = "oncemill-original-id" // dead letters: the ID of the message, while HeaderID is the dead letter's own
+	HeaderTopic      = "oncemill-topic"       // dead letters: the topic that the message came from
+	HeaderHandler    = "oncemill-handler"     // dead letters: tenant, group and handler that gave up
+	HeaderOutcome    = "oncemill-outcome"     // dead letters: failed, unknown or mismatch
+	HeaderReason     = "oncemill-reason"      // dead letters: why
+	HeaderAttempts   = "oncemill-attempts"    // dead letters: how many runs there were
+	HeaderFence      = "oncemill-fence"       // dead letters: what a rerun has to name
+	HeaderRerun      = "oncemill-rerun"       // asks a consumer to run a stored failure again: the fence of that failure
+)
+
+// Values of HeaderPurpose.
+const (
+	PurposeDeadLetter = "dead-letter"
+	PurposeReplay     = "replay"
+	PurposeRetry      = "retry"
+)
+
+// A Publisher sends messages, or writes them where a relay will find them. It is safe for concurrent use.
+//
+// Publish returns nil only when every message is acknowledged. A *PublishError says which messages are not, and that
+// all the others are. After any other error it is unknown which messages were published. Publish may be repeated with
+// the same messages: a second copy has the same ID.
+type Publisher interface {
+	Publish(ctx context.Context, messages ...Message) error
+}
+
+// PublishError says which messages of a Publish call were not acknowledged. The others were.
+type PublishError struct {
+	Failures []Failure // in the order of the messages, never empty
+}
+
+// A Failure is one message that was not acknowledged.
+type Failure struct {
+	Index   int    // of the message in the call
+	ID      string // of the message
+	Err     error
+	Unknown bool // no answer came: the message may have been published all the same
+}
+
+func (e *PublishError) Error() string {
+	f := e.Failures[0]
+	s := fmt.Sprintf("publish message %q: %v", f.ID, f.Err)
+	if n := len(e.Failures) - 1; n > 0 {
+		s += fmt.Sprintf(" (and %d more)", n)
+	}
+	return s
+}
+
+// Unwrap returns the errors of all failures.
+func (e *PublishError) Unwrap() []error {
+	errs := make([]error, len(e.Failures))
+	for i, f := range e.Failures {
+		errs[i] = f.Err
+	}
+	return errs
+}

@@ -1,0 +1,338 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func producing(ids ...string) func(context.Context, int) (dedupstore.Outcome, error) {
+	return func(context.Context, int) (dedupstore.Outcome, error) {
+		var o dedupstore.Outcome
+		for _, id := range ids {
+			o.Produced = append(o.Produced, dedupstore.Produced{ID: id, Topic: "out", Payload: []byte("body of " + id)})
+		}
+		return o, nil
+	}
+}
+
+func TestGuard_FailedPublishIsRepeatedByTheRedeliveryWithoutARun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: producing("o1", "o2")}
+		p := publisher{fail: func(call int) error {
+			if call == 1 {
+				return errors.New("broker is down")
+			}
+			return nil
+		}}
+		c := call("m1")
+		c.Publish = p.publish
+		_, err := g.Run(t.Context(), c, h.run)
+		unpublished := as[*oncemill.UnpublishedError](t, err)
+		time.Sleep(unpublished.Delay)
+		res, err := g.Run(t.Context(), c, h.run)
+		if err != nil || !res.Duplicate {
+			t.Fatalf("redelivery: %+v, %v", res, err)
+		}
+		p.want(t, "o1", "o2")
+		if res, err = g.Run(t.Context(), c, h.run); err != nil {
+			t.Fatal(err)
+		}
+		if got := res.Outcome.Produced; len(got) != 2 || got[0].ID != "o1" || got[0].Payload != nil {
+			t.Errorf("a duplicate afterwards sees %v, want IDs without bytes", got)
+		}
+		p.want(t, "o1", "o2")
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_CrashBetweenFinishAndPublishIsMadeGoodByACopy(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		claim := abandonedClaim(t, store, "m1")
+		o, _ := producing("o1")(t.Context(), 1)
+		o.Kind = dedupstore.Succeeded
+		if err := store.Settle(t.Context(), claim, dedupstore.Finish{Outcome: o, Retention: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+		g := newGuard(t, store, oncemill.Policy{})
+		var h counter
+		var p publisher
+		c := call("m1")
+		c.Publish, c.Hold = p.publish, time.Minute
+		if _, err := g.Run(t.Context(), c, h.run); err != nil {
+			t.Fatal(err)
+		}
+		p.want(t, "o1")
+		h.want(t, 0)
+	})
+}
+
+func TestGuard_TwoCopiesNeverPublishSideBySide(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: producing("o1")}
+		p := publisher{takes: 2 * time.Minute, fail: func(call int) error {
+			if call < 4 {
+				return errors.New("broker is slow, then refuses")
+			}
+			return nil
+		}}
+		c := call("m1")
+		c.Publish, c.Hold = p.publish, time.Hour
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				for {
+					_, err := g.Run(t.Context(), c, h.run)
+					if err == nil {
+						return
+					}
+					as[*oncemill.UnpublishedError](t, err)
+				}
+			})
+		}
+		wg.Wait()
+		if p.most != 1 {
+			t.Errorf("%d published side by side", p.most)
+		}
+		p.want(t, "o1")
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_AttemptsExhaustedByCrashesEndInExactlyOneDeadLetter(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		for range 3 {
+			abandonedClaim(t, store, "m1", func(r *dedupstore.Request) { r.MaxAttempts = 3 })
+			time.Sleep(30 * time.Second)
+		}
+		g := newGuard(t, store, oncemill.Policy{MaxAttempts: 3})
+		var h counter
+		p := publisher{takes: time.Second}
+		c := call("m1")
+		c.Publish, c.DeadLetter, c.Hold = p.publish, deadLetter, time.Minute
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				res, err := g.Run(t.Context(), c, h.run)
+				if err != nil || !res.Outcome.Exhausted || res.Failure() == nil {
+					t.Errorf("%+v, %v; want exhausted", res, err)
+				}
+			})
+		}
+		wg.Wait()
+		p.want(t, "dead:failed")
+		h.want(t, 0)
+	})
+}
+
+func TestGuard_RetryableErrorOnTheLastAttemptIsDeadLettered(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 2})
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.RetryAfter(0, errors.New("still no"))
+		}}
+		var p publisher
+		c := call("m1")
+		c.Publish, c.DeadLetter = p.publish, deadLetter
+		_, err := g.Run(t.Context(), c, h.run)
+		as[*oncemill.RetryError](t, err)
+		for range 2 {
+			res, err := g.Run(t.Context(), c, h.run)
+			if err != nil || !res.Outcome.Exhausted || res.Outcome.Reason != "still no" {
+				t.Errorf("%+v, %v", res, err)
+			}
+		}
+		p.want(t, "dead:failed")
+		h.want(t, 2)
+	})
+}
+
+func TestGuard_CallerPublishesUnderAHeartbeat(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: producing("o1")}
+		first, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || first.Publication == nil {
+			t.Fatalf("%+v, %v; want a publication", first, err)
+		}
+		time.Sleep(10 * time.Minute)
+		_, err = g.Run(t.Context(), call("m1"), h.run)
+		as[*oncemill.BusyError](t, err)
+
+		first.Publication.Abandon()
+		c := call("m1")
+		c.Hold = 5 * time.Second
+		second, err := g.Run(t.Context(), c, h.run)
+		if err != nil || second.Publication == nil {
+			t.Fatalf("%+v, %v; want the publication of the first run", second, err)
+		}
+		if m := second.Publication.Messages(); len(m) != 1 || m[0].ID != "o1" || string(m[0].Payload) != "body of o1" {
+			t.Errorf("messages %v", m)
+		}
+		if err := second.Publication.Done(); err != nil {
+			t.Error(err)
+		}
+		third, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || third.Publication != nil || !third.Duplicate {
+			t.Errorf("%+v, %v; want nothing left to publish", third, err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_OutputsOverTheLimitArePublishedBeforeTheRunFinishes(t *testing.T) {
+	for _, mode := range []string{"guard publishes", "caller publishes"} {
+		t.Run(mode, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				g := newGuard(t, store, oncemill.Policy{MaxProducedBytes: 100})
+				h := counter{then: producing(strings.Repeat("x", 99))}
+				var p publisher
+				c := call("m1")
+				if mode == "guard publishes" {
+					c.Publish = func(ctx context.Context, m []dedupstore.Produced) error {
+						if len(store.settled) != 0 {
+							t.Error("settled before it was published")
+						}
+						return p.publish(ctx, m)
+					}
+				}
+				res, err := g.Run(t.Context(), c, h.run)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res.Publication != nil {
+					p.publish(t.Context(), res.Publication.Messages())
+					if err := res.Publication.Done(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if len(p.published) != 1 || len(store.settled) != 1 {
+					t.Errorf("published %d, settled %d times; want both once", len(p.published), len(store.settled))
+				}
+				if dup, err := g.Run(t.Context(), c, h.run); err != nil || !dup.Duplicate || len(dup.Outcome.Produced) != 1 {
+					t.Errorf("%+v, %v", dup, err)
+				}
+				h.want(t, 1)
+			})
+		})
+	}
+}
+
+func TestGuard_PublisherThatLostItsLeaseMayStillAcknowledge(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		h := counter{then: producing("o1")}
+		c := call("m1")
+		c.Publish = func(context.Context, []dedupstore.Produced) error {
+			store.settle = func(dedupstore.Settlement, func() error) error { return dedupstore.ErrClaimLost }
+			return nil
+		}
+		if _, err := g.Run(t.Context(), c, h.run); err != nil {
+			t.Errorf("%v: what PUBLISHING held has been published", err)
+		}
+	})
+}
+
+func TestGuard_InvalidOutputsBecomeAFailureNotALoop(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		h := counter{then: producing("")}
+		for range 2 {
+			res, err := g.Run(t.Context(), call("m1"), h.run)
+			if err != nil || res.Outcome.Kind != dedupstore.Failed || !strings.Contains(res.Outcome.Reason, "Produced[0].ID") {
+				t.Errorf("%+v, %v; want a failure that names the output", res, err)
+			}
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_StoreDownInFlightHoldsAndResumesByItself(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.down.Store(true)
+		g := newGuard(t, store, oncemill.Policy{})
+		var h counter
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		if e := as[*oncemill.StoreError](t, err); !errors.Is(e, errDown) {
+			t.Errorf("%v", err)
+		}
+		done := make(chan error)
+		go func() {
+			c := call("m1")
+			c.Hold = time.Hour
+			_, err := g.Run(t.Context(), c, h.run)
+			done <- err
+		}()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		h.want(t, 0)
+		if n := store.claimed(); n > 200 {
+			t.Errorf("%d claims in a minute: that is spinning", n)
+		}
+		store.down.Store(false)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestGuard_FailOpenRunsUnguarded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.down.Store(true)
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		res, err := g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			if run := oncemill.FromContext(ctx); run.Fence != 0 || run.ID("x") == "" {
+				t.Errorf("run %+v, want fence 0", run)
+			}
+			return dedupstore.Outcome{}, nil
+		})
+		if err != nil || !res.Bypassed || res.Fence != 0 {
+			t.Errorf("%+v, %v; want bypassed", res, err)
+		}
+	})
+}
+
+func TestGuard_UnreadableRecordIsNotBypassed(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+			return dedupstore.Answer{}, &dedupstore.RecordError{Key: "k", Problem: "version 9"}
+		}
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		_, err := g.Run(t.Context(), call("m1"), nil)
+		as[*oncemill.StoreError](t, err)
+	})
+}
+
+func TestGuard_OutcomeThatCannotBeRecordedIsRetriedUntilTheLeaseEndsAndThenAnError(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		var start time.Time
+		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			store.down.Store(true)
+			start = time.Now()
+			return dedupstore.Outcome{}, nil
+		})
+		as[*oncemill.UnrecordedError](t, err)
+		if took := time.Since(start); took < 29*time.Second || took > 31*time.Second {
+			t.Errorf("gave up after %v, want the lease of 30s", took)
+		}
+	})
+}

@@ -1,0 +1,43 @@
+package oncemill
+
+import (
+	"context"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+)
+
+// Run is what a handler may know about the run it is in.
+type Run struct {
+	Key dedupstore.Key
+
+	// Fence grows with every new owner of the key. A database that refuses a smaller fence than the last it saw keeps
+	// stale writers out; it does not by itself keep a second effect out. Zero: the run is not guarded (the store was
+	// bypassed, or shadow mode).
+	Fence uint64
+
+	// Attempt counts the runs of the key, from 1. Zero: the run is not guarded.
+	Attempt int
+}
+
+// ID returns an ID that is the same in every run of this key and differs between names: for messages that the handler
+// produces, and as the idempotency key of calls to others. It is a UUIDv8 of SHA-256 over key and name.
+func (r Run) ID(name string) string {
+	return ids.Derive("oncemill/run", r.Key.Tenant, r.Key.Group, r.Key.Handler, r.Key.ID, name)
+}
+
+type runKey struct{}
+
+// FromContext returns the run that the handler is in. It panics outside a run, since an ID made from nothing would be
+// the same for every message.
+func FromContext(ctx context.Context) Run {
+	run, ok := ctx.Value(runKey{}).(Run)
+	if !ok {
+		panic("oncemill: FromContext outside a guarded run: pass the context that the handler got")
+	}
+	return run
+}
+
+func withRun(ctx context.Context, run Run) context.Context {
+	return context.WithValue(ctx, runKey{}, run)
+}

@@ -1,0 +1,151 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// succeeded stores the outcome of a run that returned no error, and publishes what it produced.
+func (g *Guard) succeeded(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
+	res.Outcome = dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: o.Result, Truncated: o.Truncated, Produced: o.Produced}
+	stored := res.Outcome
+	if limit := g.policy.MaxResultBytes; len(stored.Result) > limit {
+		stored.Result, stored.Truncated = stored.Result[:limit], true
+	}
+	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: stored, Retention: g.policy.Window}); err != nil {
+		// The effect has happened, and running it again would not make these outputs valid.
+		res.err = Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))
+		return g.failed(ctx, call, h, res)
+	}
+	if size(stored.Produced) > g.policy.MaxProducedBytes {
+		return g.publishFirst(ctx, call, h, res, stored)
+	}
+	return g.finish(ctx, call, h, res, stored)
+}
+
+// failed stores or releases a run that returned an error.
+func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (Result, error) {
+	err := res.err
+	interrupted := uncounted(err) || errors.Is(ctx.Err(), context.Canceled)
+	parks := g.policy.ExpiredLease == Park && !is[*NoEffectError](err)
+	last := h.claim.Attempt >= g.policy.MaxAttempts
+	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err)}
+	switch {
+	case is[*PermanentError](err):
+	case parks:
+		o.Kind = dedupstore.Unknown
+	case last && !interrupted:
+		o.Exhausted = true
+	default:
+		return Result{}, g.release(ctx, h, err, interrupted)
+	}
+	res.Outcome = o
+	if call.DeadLetter != nil {
+		o.Produced = call.DeadLetter(o, h.claim.Attempt, h.claim.Fence)
+		res.Outcome = o
+	}
+	return g.finish(ctx, call, h, res, o)
+}
+
+// release gives the key back for another attempt. It always returns an error.
+func (g *Guard) release(ctx context.Context, h *holding, handler error, interrupted bool) error {
+	retry := &RetryError{Delay: g.policy.Backoff.delay(h.claim.Attempt), Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
+	if interrupted {
+		retry.Delay = 0
+	}
+	var after *RetryAfterError
+	if errors.As(handler, &after) {
+		retry.Delay = after.Delay
+	}
+	err := g.settle(ctx, h, dedupstore.Release{Delay: retry.Delay, Reason: reason(handler), Uncounted: interrupted})
+	switch {
+	case err == nil:
+		return retry
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return lostError(handler)
+	}
+	return &UnrecordedError{Key: h.claim.Key, Handler: handler, Err: err}
+}
+
+// finish stores the outcome, then publishes what it produced.
+func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
+	sent := time.Now()
+	err := g.settle(ctx, h, dedupstore.Finish{Outcome: o, Retention: g.window(o)})
+	switch {
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return Result{}, lostError(res.err)
+	case err != nil:
+		return Result{}, &UnrecordedError{Key: call.Key, Handler: res.err, Err: err}
+	case len(o.Produced) == 0:
+		return res, nil
+	}
+	h.deadline = sent.Add(h.claim.Lease) // the publish step has a lease of its own
+	return g.publish(ctx, call, h, res, h.claim.Attempt)
+}
+
+func (g *Guard) window(o dedupstore.Outcome) time.Duration {
+	if o.Kind == dedupstore.Succeeded {
+		return g.policy.Window
+	}
+	return g.policy.FailureWindow
+}
+
+// settle writes a settlement, detached from the delivery, whose context shutdown cancels first. It tries again until
+// the lease ends, at least once, and then says loudly that an outcome is lost.
+func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement) error {
+	ctx = context.WithoutCancel(ctx)
+	err := g.retry(ctx, h, func(ctx context.Context) error { return g.store.Settle(ctx, h.claim, s) })
+	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
+		g.meter.StoreError(ctx, "settle", string(g.policy.StoreDown))
+		g.log.ErrorContext(ctx, "oncemill: outcome could not be stored; a redelivery may run the handler again",
+			"key", h.claim.Key.String(), "fence", h.claim.Fence, "settlement", fmt.Sprintf("%T", s), "error", err)
+	}
+	return err
+}
+
+// retry repeats an operation of the store until it works, is refused, or the lease ends.
+func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Context) error) error {
+	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
+		attempt, cancel := context.WithTimeout(ctx, g.operationTimeout())
+		err := operation(attempt)
+		cancel()
+		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) {
+			return err
+		}
+		if time.Now().Add(pause).After(h.until()) || !sleep(ctx, pause) {
+			return err
+		}
+	}
+}
+
+// reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length.
+func reason(err error) string {
+	s := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	if len(s) > dedupstore.MaxReason {
+		s = strings.ToValidUTF8(s[:dedupstore.MaxReason], "")
+	}
+	return s
+}
+
+// size is how many bytes of a record the produced messages take.
+func size(produced []dedupstore.Produced) int {
+	n := 0
+	for _, p := range produced {
+		n += len(p.Payload)
+		for k, v := range p.Header {
+			n += len(k) + len(v)
+		}
+	}
+	return n
+}

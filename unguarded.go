@@ -1,0 +1,96 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// bypass runs the handler without a claim because the store does not answer and the policy says so.
+func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+	g.meter.Claim(ctx, call.Key.Group, call.Key.Handler, telemetry.Bypassed, 0, 0)
+	o, err := protect(withRun(ctx, Run{Key: call.Key}), fn)
+	if err != nil {
+		return Result{}, &RetryError{Delay: g.policy.Backoff.delay(1), Err: err}
+	}
+	o.Kind = dedupstore.Succeeded
+	res := Result{Outcome: o, Bypassed: true}
+	switch {
+	case len(o.Produced) == 0:
+	case call.Publish == nil:
+		res.Publication = unrecordedPublication(o.Produced)
+	default:
+		if err := call.Publish(ctx, o.Produced); err != nil {
+			return Result{}, &UnpublishedError{Delay: g.policy.Backoff.delay(1), Err: err}
+		}
+	}
+	return res, nil
+}
+
+func unrecordedPublication(produced []dedupstore.Produced) *Publication {
+	ended := make(chan struct{})
+	close(ended)
+	return &Publication{
+		produced: produced,
+		hb:       &heartbeat{cancel: func() {}, ended: ended},
+		done:     func() error { return nil },
+		abandon:  func() time.Duration { return 0 },
+	}
+}
+
+// shadowPrefix begins the handler names under which shadow mode counts, so that it shares no record with a guard that
+// works.
+const shadowPrefix = "~"
+
+// shadow runs every call and counts what a guard would have done. Whatever the store says or fails to say, the handler
+// runs once, with the caller's context, and its error is returned as it is.
+func (g *Guard) shadow(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+	key := call.Key
+	key.Handler = shadowPrefix + key.Handler
+	if err := key.Validate(); err != nil {
+		return Result{}, fmt.Errorf("oncemill: shadow mode puts %q before the handler's name: %w", shadowPrefix, err)
+	}
+	settle := g.shadowClaim(ctx, call, key)
+	ran := errors.New("the handler did not return")
+	defer func() { settle(ran) }()
+	var o dedupstore.Outcome
+	o, ran = fn(withRun(ctx, Run{Key: call.Key}))
+	o.Kind = dedupstore.Succeeded
+	return Result{Outcome: o, Bypassed: true}, ran
+}
+
+// shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
+func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) func(handler error) {
+	request := g.request(ctx, call)
+	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
+	answer, err := g.claim(ctx, request)
+	if err != nil {
+		g.meter.StoreError(ctx, "claim", "shadow")
+		return func(error) {}
+	}
+	g.meter.Shadow(ctx, call.Key.Group, call.Key.Handler, outcomeOf(answer))
+	if answer.Status != dedupstore.AcquiredRun {
+		return func(error) {}
+	}
+	h := &holding{claim: answer.Claim}
+	hb := g.beat(ctx, h, func() {})
+	return func(handler error) {
+		hb.stop()
+		var s dedupstore.Settlement = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: g.policy.Window}
+		if handler != nil {
+			s = dedupstore.Release{Uncounted: true}
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.operationTimeout())
+		defer cancel()
+		if err := g.store.Settle(ctx, answer.Claim, s); err != nil {
+			g.meter.StoreError(ctx, "settle", "shadow")
+		}
+	}
+}
+
+// maxShadowAttempts keeps shadow claims from being exhausted: they end nothing.
+const maxShadowAttempts = 1 << 30
