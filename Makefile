@@ -1,0 +1,28 @@
+# `make` alone lists the goals. What a goal does stands in scripts/.
+
+GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+.DEFAULT_GOAL := help
+.PHONY: help test fuzz proof bench lint
+
+help: ## list the goals
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@scripts/proof -list
+
+test: ## everything that must hold before a change is kept; as root on Debian it installs what it lacks
+	@scripts/test
+
+fuzz: ## every fuzz target for 30 seconds
+	@scripts/fuzz 30s
+
+proof: ## every long proof, one after the other
+	@scripts/proof
+
+proof-%:
+	@scripts/proof $*
+
+bench: ## every benchmark of the tree
+	@scripts/bench
+
+lint: ## the linter, at the pinned version; its first build takes minutes
+	go run $(GOLANGCI_LINT) run ./...

@@ -1,0 +1,9 @@
+// Package house keeps the house in order. It has nothing but tests, about the source of this module:
+//
+//   - Each package stands on a floor and imports only lower ones, and of other modules what its row of the table
+//     allows (table_test.go).
+//   - Every package has a package doc, every exported name a comment.
+//   - No test of the protocol sleeps, no struct of production code holds a context, no file names somebody's machine.
+//
+// It does not judge whether a comment is true or good.
+package house

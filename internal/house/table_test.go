@@ -1,0 +1,116 @@
+package house
+
+import "strings"
+
+// The house as it is planned: a package imports only lower floors of this module, and beside them the standard library
+// and what its row says. Packages that are not written yet have their place already.
+var house = table{
+	{0, "dedupstore", "the contract for store authors, and the in-memory store", nil},
+	{0, "internal/ids", "derives IDs", uuid},
+	{0, "internal/telemetry", "every span, attribute and metric name, once", otelAPI},
+	{0, "internal/txctx", "a transaction in a context", nil},
+	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, pgx)},
+
+	{1, ".", "the engine", otelAPI},
+	{1, "producer", "messages and publishers; the Watermill faces of a publisher", these(watermill, jcs, otelAPI)},
+	{1, "dedupstore/redisstore", "records in Redis", goRedis},
+	{1, "dedupstore/pgstore", "records in PostgreSQL", pgx},
+	{1, "dedupstore/sqlitestore", "records in SQLite", sqlite},
+	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
+
+	{2, "consumer", "one delivery, one decision; the Watermill middleware", these(watermill, otelAPI)},
+	{2, "outbox", "the relay and its contract", otelAPI},
+	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
+	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
+
+	{3, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
+	{3, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
+	{3, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
+	{3, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
+	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
+	{3, "transport/franz", "Kafka, both directions", franz},
+
+	{4, "transport/stocknats", "what makes stock watermill-nats as safe as it can be", these(watermill, watermillNATS, natsGo)},
+
+	{5, "cmd/...", "programs", everything},
+	{5, "examples/...", "programs to learn from", everything},
+	{5, "internal/house", "these tests", nil},
+}
+
+// What a row can allow: import paths, where "x/..." is x and all below it.
+var (
+	everything = []string{"..."}
+	testLib    = []string{"testing/..."} // makes the package test code: production packages do not import it
+
+	uuid = []string{"github.com/google/uuid"}
+	jcs  = []string{"github.com/gowebpki/jcs"}
+
+	// The API of OpenTelemetry, never its SDK or an exporter: those are the user's choice.
+	otelAPI = []string{
+		"go.opentelemetry.io/otel",
+		"go.opentelemetry.io/otel/attribute",
+		"go.opentelemetry.io/otel/codes",
+		"go.opentelemetry.io/otel/metric/...",
+		"go.opentelemetry.io/otel/propagation",
+		"go.opentelemetry.io/otel/semconv/...",
+		"go.opentelemetry.io/otel/trace/...",
+	}
+
+	watermill     = []string{"github.com/ThreeDotsLabs/watermill/..."}
+	watermillNATS = []string{"github.com/ThreeDotsLabs/watermill-nats/v2/..."}
+
+	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
+	pgx        = []string{"github.com/jackc/pgx/v5/..."}
+	pglogrepl  = []string{"github.com/jackc/pglogrepl"}
+	sqlite     = []string{"modernc.org/sqlite/..."}
+	natsGo     = []string{"github.com/nats-io/nats.go/..."}
+	natsServer = []string{"github.com/nats-io/nats-server/v2/..."}
+	franz      = []string{"github.com/twmb/franz-go/..."}
+)
+
+func these(allowed ...[]string) []string {
+	var all []string
+	for _, a := range allowed {
+		all = append(all, a...)
+	}
+	return all
+}
+
+type table []row
+
+type row struct {
+	floor  int
+	path   string // below the module's; "." is the module's root
+	job    string
+	beside []string // what it may import beside lower floors and the standard library
+}
+
+func (t table) row(path string) (row, bool) {
+	for _, r := range t {
+		if matches(r.path, path) {
+			return r, true
+		}
+	}
+	return row{}, false
+}
+
+func (r row) allows(path string) bool {
+	for _, pattern := range r.beside {
+		if matches(pattern, path) {
+			return true
+		}
+	}
+	return false
+}
+
+// testCode says whether the package is there for tests.
+func (r row) testCode() bool { return r.allows("testing") }
+
+// matches compares a path with a pattern: "x/..." is x and all below it, "..." is everything.
+func matches(pattern, path string) bool {
+	below, wild := strings.CutSuffix(pattern, "...")
+	if !wild {
+		return path == pattern
+	}
+	return strings.HasPrefix(path+"/", below)
+}

@@ -1,0 +1,96 @@
+# What the scripts of this folder share; sourced by them, with bash, in the root of the repository.
+# Each script does all that it can, says what failed, and only then ends with a status.
+
+set -u -o pipefail
+
+failed=()  # names of the steps that failed
+missing=() # what could not be had, a sentence each
+
+say() { printf '\n== %s\n' "$*"; }
+
+# step NAME COMMAND...: runs the command, remembers its failure, goes on.
+step() {
+	local name=$1
+	shift
+	say "$name"
+	"$@" || failed+=("$name")
+}
+
+# finish: what is missing, what failed, and the status.
+finish() {
+	local line
+	if [ ${#missing[@]} -gt 0 ]; then
+		say "Missing here"
+		printf '%s\n' "${missing[@]}"
+		if [ "${CI:-}" = true ]; then failed+=("with CI=true nothing may be missing"); fi
+	fi
+	if [ ${#failed[@]} -gt 0 ]; then
+		say "${0##*/}: FAILED after $SECONDS s"
+		for line in "${failed[@]}"; do printf '  %s\n' "$line"; done
+		exit 1
+	fi
+	say "${0##*/}: all green after $SECONDS s"
+}
+
+need_go() {
+	command -v go >/dev/null || PATH=$PATH:/usr/local/go/bin
+	command -v go >/dev/null && return
+	echo "Go is missing: install the version that go.mod names, from https://go.dev/dl/, and put it into PATH." >&2
+	exit 1
+}
+
+can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
+
+updated=no
+# apt_install PACKAGE...: from the Debian archive. What counts afterwards is whether the program is there.
+apt_install() {
+	say "Installing $*"
+	if [ $updated = no ]; then
+		updated=yes
+		apt-get update -q || echo "apt-get update failed; trying with the lists that are here" >&2
+	fi
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
+}
+
+# need_program PROGRAM PACKAGE WHAT_FOLLOWS: installs the package if the program is not in PATH and that is possible,
+# and notes what follows if it is still not there.
+need_program() {
+	command -v "$1" >/dev/null && return
+	can_install && apt_install "$2"
+	command -v "$1" >/dev/null && return
+	missing+=("$1: $3 (on Debian, as root: apt-get install $2)")
+	return 1
+}
+
+need_redis() {
+	local follows="tests against a real Redis were skipped; ONCEMILL_TEST_REDIS=redis://... names one to use"
+	if [ -n "${ONCEMILL_TEST_REDIS:-}" ]; then
+		follows="only tests that can use the server of ONCEMILL_TEST_REDIS ran; those that start and kill their own were skipped"
+	fi
+	need_program redis-server redis-server "$follows"
+}
+
+race=() # the flag of the race detector, where it can work
+# need_race: the race detector needs cgo, and that a C compiler.
+need_race() {
+	if need_compiler "the race detector was off"; then
+		race=(-race)
+		export CGO_ENABLED=1
+	else
+		export CGO_ENABLED=0
+	fi
+}
+
+# need_compiler WHAT_FOLLOWS: a C compiler with the headers of the C library.
+need_compiler() {
+	links_c && return
+	can_install && apt_install gcc libc6-dev
+	links_c && return
+	missing+=("a C compiler: $1 (on Debian, as root: apt-get install gcc libc6-dev)")
+	return 1
+}
+
+links_c() {
+	echo '#include <stdlib.h>
+int main(void) { return 0; }' | $(CGO_ENABLED=1 go env CC) -x c -o /dev/null - >/dev/null 2>&1
+}
