@@ -1,0 +1,137 @@
+package consumer
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/oncemill/oncemill"
+)
+
+// A Step is one middleware of a chain, as made by Guarded, PoisonQueue, Retry, Timeout and Other.
+type Step struct {
+	kind       stepKind
+	name       string
+	middleware message.HandlerMiddleware
+	err        error
+
+	keepsContext bool // of a Retry: the second try gets the context of the first
+}
+
+type stepKind int
+
+const (
+	otherStep stepKind = iota
+	poisonStep
+	guardStep
+	retryStep
+	timeoutStep
+)
+
+// Guarded is the step at which a Processor guards what stands inside it.
+func Guarded(p *Processor) Step {
+	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware}
+}
+
+// PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
+// unknown outcomes, mismatches and messages without an ID. Errors that a redelivery mends pass it by. It belongs
+// outside the guard. Config.DeadLetters is the stronger way: a PoisonQueue may publish several copies.
+func PoisonQueue(pub message.Publisher, topic string) Step {
+	mw, err := middleware.PoisonQueueWithFilter(pub, topic, final)
+	return Step{kind: poisonStep, name: "PoisonQueue", middleware: mw, err: err}
+}
+
+// final reports whether no redelivery can mend an error of the guard.
+func final(err error) bool {
+	var (
+		failed   *oncemill.FailedError
+		mismatch *oncemill.MismatchError
+		missing  *MissingIDError
+		content  *ContentError
+	)
+	return errors.As(err, &failed) || errors.As(err, &mismatch) || errors.As(err, &missing) || errors.As(err, &content)
+}
+
+// Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard, and outside
+// Timeout only with ResetContextOnRetry. Unless ShouldRetry is set, errors that the handler marked with
+// oncemill.Permanent or oncemill.RetryAfter are not repeated.
+func Retry(r middleware.Retry) Step {
+	if r.ShouldRetry == nil {
+		r.ShouldRetry = func(p middleware.RetryParams) bool {
+			var (
+				permanent *oncemill.PermanentError
+				after     *oncemill.RetryAfterError
+			)
+			return !errors.As(p.Err, &permanent) && !errors.As(p.Err, &after)
+		}
+	}
+	return Step{kind: retryStep, name: "Retry", middleware: r.Middleware, keepsContext: !r.ResetContextOnRetry}
+}
+
+// Timeout ends the handler's context after d. It belongs inside the guard.
+func Timeout(d time.Duration) Step {
+	s := Step{kind: timeoutStep, name: "Timeout", middleware: middleware.Timeout(d)}
+	if d <= 0 {
+		s.err = &OrderError{Problem: fmt.Sprintf("Timeout of %v: want more than 0", d)}
+	}
+	return s
+}
+
+// Other is any other middleware. Outside the guard it must not change what the handler returns or turn errors into
+// success; inside it may.
+func Other(name string, mw message.HandlerMiddleware) Step {
+	return Step{name: fmt.Sprintf("Other(%q)", name), middleware: mw}
+}
+
+// Chain checks the order of middlewares, outermost first, and returns them for Router.AddMiddleware. It refuses an
+// order that loses messages, or runs handlers in vain, with an *OrderError that says what to move:
+//
+//	mws, err := consumer.Chain(
+//		consumer.PoisonQueue(pub, "poison"), // if there is no Config.DeadLetters
+//		consumer.Guarded(once),
+//		consumer.Retry(middleware.Retry{MaxRetries: 3}),
+//		consumer.Timeout(10*time.Second),
+//	)
+func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
+	guard := -1
+	for i, s := range steps {
+		if s.err != nil {
+			return nil, s.err
+		}
+		if s.middleware == nil {
+			return nil, &OrderError{Problem: fmt.Sprintf("step %d, %s, has no middleware", i, s.name)}
+		}
+		if s.kind != guardStep {
+			continue
+		}
+		if guard >= 0 {
+			return nil, &OrderError{Problem: "Guarded stands there twice: a delivery enters one guard, once"}
+		}
+		guard = i
+	}
+	if guard < 0 {
+		return nil, &OrderError{Problem: "Guarded is missing: add consumer.Guarded(processor)"}
+	}
+	var retry *Step
+	middlewares := make([]message.HandlerMiddleware, len(steps))
+	for i, s := range steps {
+		middlewares[i] = s.middleware
+		if s.kind == retryStep {
+			retry = &s
+		}
+		switch {
+		case s.kind == poisonStep && i > guard:
+			return nil, &OrderError{Problem: "PoisonQueue stands inside Guarded: a poisoned message would be stored as a success, and a crash before that would publish it again; move it before Guarded"}
+		case s.kind == retryStep && i < guard:
+			return nil, &OrderError{Problem: "Retry stands outside Guarded: it would repeat answers such as busy and not due in place, and burn the attempts of a message in one delivery; move it after Guarded"}
+		case s.kind == timeoutStep && i < guard:
+			return nil, &OrderError{Problem: "Timeout stands outside Guarded: it would end the wait for a busy key, and look like a shutdown to a running handler; move it after Guarded"}
+		case s.kind == timeoutStep && retry != nil && retry.keepsContext:
+			return nil, &OrderError{Problem: "Timeout stands inside Retry, whose ResetContextOnRetry is false: the second try would begin with the first one's ended context; set it, or move Retry after Timeout"}
+		}
+	}
+	return middlewares, nil
+}

@@ -1,0 +1,90 @@
+package consumer
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Config configures a Processor. Group is required, everything else has a safe default.
+type Config struct {
+	// Group is the consumer group: all processes that share the work of one logical consumer. Required.
+	Group string
+
+	// Tenant separates data that must not share message IDs. Empty: "default".
+	Tenant string
+
+	// Handler names the handler within the group. Empty: what the delivery brings, which is Watermill's handler name
+	// in a Router. It is data: under a new name, everything within the window runs again.
+	Handler string
+
+	// Policy says how long outcomes are remembered and what happens when things go wrong. Zero: oncemill.LowValue.
+	Policy oncemill.Policy
+
+	// Hold is how long a delivery waits here for a busy key, a retry that is not due or a store that does not answer,
+	// before it goes back to the broker. It must be well below the broker's ack deadline, and it blocks what the
+	// adapter delivers one at a time. Zero: 10 s. NoHold: not at all.
+	Hold time.Duration
+
+	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic. It must be
+	// synchronous. Nil: they are rejected, which in a Watermill Router means: delivered again until somebody acts.
+	DeadLetters producer.Publisher
+
+	// DeadLetterTopic is where dead letters go. Set together with DeadLetters.
+	DeadLetterTopic string
+
+	// Extractors find the message ID, in this order. Nil: producer.DefaultExtractors().
+	Extractors []producer.Extractor
+
+	// Fingerprint identifies the content, so that a reused ID is noticed. Nil: the SHA-256 of the payload.
+	Fingerprint producer.Fingerprinter
+}
+
+// NoHold is the Config.Hold that sends busy deliveries back to the broker at once.
+const NoHold time.Duration = -1
+
+func (c Config) withDefaults() Config {
+	if c.Tenant == "" {
+		c.Tenant = "default"
+	}
+	switch c.Hold {
+	case 0:
+		c.Hold = 10 * time.Second
+	case NoHold:
+		c.Hold = 0
+	}
+	if c.Extractors == nil {
+		c.Extractors = producer.DefaultExtractors()
+	}
+	if c.Fingerprint == nil {
+		c.Fingerprint = producer.FingerprintPayload
+	}
+	return c
+}
+
+// validate checks a config after its defaults were filled in.
+func (c Config) validate() error {
+	probe := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: c.Handler, ID: "probe"}
+	if probe.Handler == "" {
+		probe.Handler = "probe"
+	}
+	if err := probe.Validate(); err != nil {
+		return fmt.Errorf("consumer: Config: %w", err)
+	}
+	switch {
+	case c.Hold < 0:
+		return invalid("Config.Hold", fmt.Sprintf("is %v, want at least 0, or NoHold", c.Hold))
+	case c.DeadLetters != nil && c.DeadLetterTopic == "":
+		return invalid("Config.DeadLetterTopic", "is empty although Config.DeadLetters is set")
+	case c.DeadLetters == nil && c.DeadLetterTopic != "":
+		return invalid("Config.DeadLetters", fmt.Sprintf("is nil although Config.DeadLetterTopic is %q", c.DeadLetterTopic))
+	}
+	return nil
+}
+
+func invalid(field, problem string) error {
+	return &dedupstore.InvalidError{Field: field, Problem: problem}
+}

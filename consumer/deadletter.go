@@ -1,0 +1,110 @@
+package consumer
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"maps"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Values of the header oncemill-outcome beside the kinds of outcome.
+const (
+	outcomeMismatch = "mismatch" // a known ID with other content
+	outcomeRejected = "rejected" // no usable ID
+)
+
+// deadLetter makes the dead letter of a failure. Whoever makes it for the same failure makes the same ID.
+func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outcome, attempt int, fence uint64) dedupstore.Produced {
+	id := ids.Derive("oncemill/dead-letter", key.Tenant, key.Group, key.Handler, key.ID, p.config.DeadLetterTopic, strconv.FormatUint(fence, 10))
+	letter := p.letter(d, id, key.ID, string(o.Kind), o.Reason)
+	letter.Header[producer.HeaderAttempts] = strconv.Itoa(attempt)
+	letter.Header[producer.HeaderFence] = strconv.FormatUint(fence, 10)
+	return letter
+}
+
+// letter wraps a delivery, as it came, into a dead letter.
+func (p *Processor) letter(d Delivery, id, original, outcome, reason string) dedupstore.Produced {
+	header := producer.Header{}
+	maps.Copy(header, d.Header)
+	maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) })
+	header[producer.HeaderID] = id
+	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
+	header[producer.HeaderTopic] = d.Topic
+	header[producer.HeaderHandler] = p.config.Tenant + "/" + p.config.Group + "/" + d.Handler
+	header[producer.HeaderOutcome] = outcome
+	header[producer.HeaderReason] = reason
+	if original != "" {
+		header[producer.HeaderOriginalID] = original
+	}
+	return dedupstore.Produced{ID: id, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
+}
+
+// copyHeader reports whether a header belongs to the copy that was delivered, not to the message: it must not be passed
+// on. A broker would take an equal Nats-Msg-Id for a duplicate, and drop the message.
+func copyHeader(name string) bool {
+	switch strings.ToLower(name) {
+	case "nats-msg-id", producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration:
+		return true
+	}
+	return false
+}
+
+// publishDeadLetters does the publish step of a failure, and acknowledges it only then.
+func (p *Processor) publishDeadLetters(ctx context.Context, decision Decision) Decision {
+	publication := decision.Result.Publication
+	decision.Result.Publication = nil
+	if err := p.publishProduced(ctx, publication.Messages()); err != nil {
+		return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
+	}
+	if err := publication.Done(); err != nil {
+		return p.decide(oncemill.Result{}, err)
+	}
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "topic", p.config.DeadLetterTopic, "error", decision.Err)
+	return decision
+}
+
+func (p *Processor) publishProduced(ctx context.Context, produced []dedupstore.Produced) error {
+	if p.config.DeadLetters == nil {
+		return errors.New("consumer: the outcome holds messages, but Config.DeadLetters is nil")
+	}
+	messages := make([]producer.Message, len(produced))
+	for i, m := range produced {
+		messages[i] = producer.Message{ID: m.ID, Topic: m.Topic, Key: m.Key, Header: m.Header, Payload: m.Payload}
+	}
+	return p.config.DeadLetters.Publish(ctx, messages...)
+}
+
+// undeliverable deals with a delivery that no record can be kept of: it is acknowledged only after its dead letter is.
+// The dead letter's ID follows from the content, so that copies of the delivery make one.
+func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, outcome string, cause error) Decision {
+	if p.config.DeadLetters == nil {
+		return Decision{Action: Reject, Err: cause}
+	}
+	sum := sha256.Sum256(d.Payload)
+	id := ids.Derive("oncemill/undeliverable", p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original, string(sum[:]))
+	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
+	if err := p.publishProduced(ctx, []dedupstore.Produced{letter}); err != nil {
+		pause := p.policy.Backoff.Min
+		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
+	}
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "topic", p.config.DeadLetterTopic, "error", cause)
+	return Decision{Action: Ack, Err: cause}
+}
+
+// headerText is a text as headers can carry it.
+func headerText(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+}

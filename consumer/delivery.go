@@ -1,0 +1,59 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A Delivery is one copy of a message, as a broker hands it over.
+type Delivery struct {
+	// Handler is who handles it, unless Config.Handler says so: a Watermill handler name, stream and durable, or the
+	// source topic.
+	Handler string
+
+	// Topic is where it came from. It stands in dead letters and errors.
+	Topic string
+
+	// Header is what travels beside the payload. It is not changed.
+	Header producer.Header
+
+	// UUID is a Watermill message's UUID; empty elsewhere.
+	UUID string
+
+	// Payload is not changed.
+	Payload []byte
+}
+
+// A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. It publishes
+// nothing by returning; messages that it publishes itself take their IDs from oncemill.FromContext(ctx).ID.
+type Handler func(ctx context.Context) error
+
+// Action is what to do with a delivery.
+type Action string
+
+// What to do with a delivery.
+const (
+	// Ack: there is an outcome, and everything it produced is published.
+	Ack Action = "ack"
+
+	// RetryLater: deliver again after Decision.Delay; never a bare nak.
+	RetryLater Action = "retry"
+
+	// Reject: the broker should not deliver it again, and nobody has it as a dead letter: terminate it where the
+	// broker can, and tell somebody.
+	Reject Action = "reject"
+
+	// Leave: neither ack nor nak. Another owner has the key and will settle the message.
+	Leave Action = "leave"
+)
+
+// A Decision says what to do with a delivery, and why.
+type Decision struct {
+	Action Action
+	Delay  time.Duration   // for RetryLater: not before
+	Err    error           // why it is not Ack; for Ack, the failure that was stored, if any
+	Result oncemill.Result // for Ack and Reject, if there is an outcome
+}

@@ -1,0 +1,25 @@
+// Package consumer turns one delivery of a message into one decision: acknowledge, deliver again later, reject, or
+// leave alone.
+//
+// [Processor.Process] does so without any broker; [Processor.Middleware] does it in a Watermill Router:
+//
+//	once, err := consumer.New(store, consumer.Config{Group: "billing"})
+//	router.AddMiddleware(once.Middleware)
+//
+// # Guarantees
+//
+//   - A delivery is acknowledged only when this delivery read a final outcome, wrote one, or published what an outcome
+//     was waiting to publish. Exceptions, each counted: the guard was bypassed as the policy says, or a message that no
+//     record can be kept of (no usable ID, other content under a known ID) has its dead letter confirmed.
+//   - A busy key is held for a bounded time and then sent back with the delay that remains; never acknowledged.
+//   - What a handler returns is stored before it is published, and is published with the same IDs by a redelivery if
+//     the Router could not, without running the handler.
+//   - Nothing is recorded for a message without an ID.
+//
+// # What it does not guarantee
+//
+// Stock adapters may lose the ack after all (shutdown, ack deadline): a redelivery then reads the outcome. A stock
+// adapter cannot delay a single redelivery, so that the delay of a decision is spent by the next delivery's hold. The
+// order of outputs against those of later messages is not kept when a publish fails. A handler that acknowledges its
+// message itself is outside all of this.
+package consumer

@@ -1,0 +1,52 @@
+package consumer
+
+import "fmt"
+
+// MissingIDError says that a message has no ID, or one that cannot be used. Without an ID nothing can be recorded:
+// the policy rejects or bypasses such messages.
+type MissingIDError struct {
+	Topic string
+	Err   error // what is wrong with the ID that it has; nil if it has none
+}
+
+func (e *MissingIDError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("consumer: message from %q has no usable ID: %v", e.Topic, e.Err)
+	}
+	return fmt.Sprintf("consumer: message from %q has no ID: have its producer stamp one (header oncemill-id), or name where it is with Config.Extractors", e.Topic)
+}
+
+// Unwrap returns what is wrong with the ID.
+func (e *MissingIDError) Unwrap() error { return e.Err }
+
+// ContentError says that a message has an ID, but that something else in it cannot be read: its rerun header, or a
+// payload that cannot be fingerprinted as configured.
+type ContentError struct {
+	Topic string
+	ID    string
+	Err   error
+}
+
+func (e *ContentError) Error() string {
+	return fmt.Sprintf("consumer: message %q from %q: %v", e.ID, e.Topic, e.Err)
+}
+
+// Unwrap returns what could not be read.
+func (e *ContentError) Unwrap() error { return e.Err }
+
+// NestedError says that one delivery entered a guard twice: the middleware was added to the Router and to the handler,
+// or two processors guard one handler. The inner guard refused; the handler did not run, and no attempt was counted.
+type NestedError struct{ Handler string }
+
+func (e *NestedError) Error() string {
+	return fmt.Sprintf("consumer: handler %q is guarded twice: add the middleware once, to the Router or to the handler", e.Handler)
+}
+
+// Uncounted makes the outer guard give the attempt back.
+func (e *NestedError) Uncounted() bool { return true }
+
+// OrderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
+// twice.
+type OrderError struct{ Problem string }
+
+func (e *OrderError) Error() string { return "consumer: chain: " + e.Problem }

@@ -1,0 +1,281 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestMiddleware_FirstAttemptFailsAndTheRedeliveryRuns(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		h := handler{then: func(_ *message.Message, run int) ([]*message.Message, error) {
+			if run == 1 {
+				return nil, errors.New("gateway timeout")
+			}
+			return nil, nil
+		}}
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(p.Middleware)
+			r.AddHandler("charge", "orders", ps, "receipts", ps, h.handle)
+		})
+		for range 3 { // two of them are duplicates
+			if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		h.want(t, 2)
+		r.stop(t, p)
+	})
+}
+
+func TestMiddleware_FailedPublishOfOutputsIsRepeatedByTheRedeliveryWithoutARun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		h := handler{then: func(msg *message.Message, _ int) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("invented", msg.Payload)}, nil
+		}}
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(p.Middleware)
+			r.AddHandler("charge", "orders", ps, "receipts", &flaky{Publisher: ps, fails: 3}, h.handle)
+		})
+		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if err := r.pubsub.Publish("orders", order("o1")); err != nil { // a duplicate when all is done
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		got := r.received(t, "receipts")
+		if len(got) != 1 || string(got[0].Payload) != "order o1" || got[0].UUID == "invented" || got[0].UUID != got[0].Metadata.Get(producer.HeaderID) {
+			t.Errorf("outputs %v, want one with an ID of its own", got)
+		}
+		h.want(t, 1)
+		r.stop(t, p)
+	})
+}
+
+func TestMiddleware_ClaimIsHeldUntilTheRouterHasPublished(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Hold: consumer.NoHold})
+		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("", nil)}, nil
+		}}
+		mw := p.Middleware(h.handle)
+		first := order("o1")
+		outputs, err := mw(first)
+		if err != nil || len(outputs) != 1 {
+			t.Fatal(outputs, err)
+		}
+		time.Sleep(10 * time.Minute) // a slow publish
+		_, err = mw(order("o1"))
+		as[*oncemill.BusyError](t, err)
+		first.Ack()
+		synctest.Wait()
+		if outputs, err = mw(order("o1")); err != nil || outputs != nil {
+			t.Errorf("a duplicate after the ack: %v, %v; want nothing to do", outputs, err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestMiddleware_HandlerThatReturnsItsInput(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		h := handler{then: func(msg *message.Message, _ int) ([]*message.Message, error) {
+			return []*message.Message{msg, msg}, nil
+		}}
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(p.Middleware)
+			r.AddHandler("copy", "orders", ps, "receipts", ps, h.handle)
+		})
+		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		got := r.received(t, "receipts")
+		if len(got) != 2 || got[0].UUID == "o1" || got[0].UUID == got[1].UUID || string(got[0].Payload) != "order o1" {
+			t.Errorf("outputs %v, want two copies of the input with IDs of their own", got)
+		}
+		r.stop(t, p)
+	})
+}
+
+func TestMiddleware_OutputIDsFollowFromTheInputAndTheirName(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		ids := func(store dedupstore.Store, outputs ...*message.Message) []string {
+			p := newProcessor(t, store, consumer.Config{Handler: "charge"})
+			h := handler{then: func(*message.Message, int) ([]*message.Message, error) { return outputs, nil }}
+			msg := order("o1")
+			got, err := p.Middleware(h.handle)(msg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			msg.Ack()
+			var s []string
+			for _, m := range got {
+				if m.Metadata.Get(producer.HeaderName) != "" {
+					t.Error("the name of an output is sent along")
+				}
+				s = append(s, m.UUID)
+			}
+			return s
+		}
+		named := func(name string) *message.Message {
+			m := message.NewMessage("", nil)
+			m.Metadata.Set(producer.HeaderName, name)
+			return m
+		}
+		own := message.NewMessage("", nil)
+		own.Metadata.Set(producer.HeaderID, "mine")
+		copied := message.NewMessage("", nil)
+		copied.Metadata.Set(producer.HeaderID, "o1")
+
+		a := ids(newStore(t), named("mail"), named("receipt"), named("mail"), own, copied)
+		b := ids(newStore(t), named("receipt"), named("mail"), named("mail"), own, copied)
+		if a[0] != b[1] || a[1] != b[0] {
+			t.Errorf("named outputs changed their IDs with their order: %v, %v", a, b)
+		}
+		if a[3] != "mine" || a[4] == "o1" {
+			t.Errorf("IDs %v, want the one that the handler set kept, and the input's replaced", a)
+		}
+		seen := map[string]bool{}
+		for _, id := range a {
+			if seen[id] {
+				t.Errorf("two outputs share the ID %s", id)
+			}
+			seen[id] = true
+		}
+	})
+}
+
+func TestMiddleware_ShutdownWhileAHandlerRuns(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		p := newProcessor(t, store, consumer.Config{Handler: "charge", Policy: oncemill.Policy{MaxAttempts: 1}})
+		ctx, shutdown := context.WithCancel(t.Context())
+		msg := order("o1")
+		msg.SetContext(ctx)
+		_, err := p.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+			shutdown()
+			<-msg.Context().Done()
+			return nil, msg.Context().Err()
+		})(msg)
+		if e := as[*oncemill.RetryError](t, err); !e.Uncounted {
+			t.Errorf("%+v, want an attempt that does not count", e)
+		}
+		var h handler
+		if _, err := p.Middleware(h.handle)(order("o1")); err != nil {
+			t.Errorf("after the restart: %v", err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestMiddleware_TwoHandlersOfOneGroupOnOneTopicBothRun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		var charge, mail handler
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(p.Middleware)
+			r.AddHandler("charge", "orders", ps, "receipts", ps, charge.handle)
+			r.AddHandler("mail", "orders", ps, "receipts", ps, mail.handle)
+		})
+		for range 2 {
+			if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		charge.want(t, 1)
+		mail.want(t, 1)
+		r.stop(t, p)
+	})
+}
+
+func TestMiddleware_SecondGuardInOneDeliveryIsAnErrorThatCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{MaxAttempts: 1}})
+		var h handler
+		for range 3 {
+			_, err := p.Middleware(p.Middleware(h.handle))(order("o1"))
+			as[*consumer.NestedError](t, err)
+		}
+		h.want(t, 0)
+		if _, err := p.Middleware(h.handle)(order("o1")); err != nil {
+			t.Error(err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{
+			Handler: "charge", Policy: oncemill.Policy{Shadow: true}, DeadLetters: &l, DeadLetterTopic: "dead",
+		})
+		boom := oncemill.Permanent(errors.New("boom"))
+		output := message.NewMessage("invented", nil)
+		h := handler{then: func(_ *message.Message, run int) ([]*message.Message, error) {
+			if run == 2 {
+				return nil, boom
+			}
+			return []*message.Message{output}, nil
+		}}
+		for run := 1; run <= 3; run++ {
+			got, err := p.Middleware(h.handle)(order("o1"))
+			if run == 2 && err != boom || run != 2 && (err != nil || len(got) != 1 || got[0] != output) {
+				t.Errorf("run %d: %v, %v", run, got, err)
+			}
+		}
+		if got, err := p.Middleware(h.handle)(message.NewMessage("", nil)); err != nil || len(got) != 1 {
+			t.Errorf("without an ID: %v, %v", got, err)
+		}
+		h.want(t, 4)
+		if len(l.sent) != 0 || output.UUID != "invented" || len(output.Metadata) != 0 {
+			t.Errorf("shadow mode left traces: %v, %+v", l.sent, output)
+		}
+	})
+}
+
+func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge"})
+		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("", nil)}, nil
+		}}
+		acked, stuck := order("o1"), order("o2")
+		for _, m := range []*message.Message{acked, stuck} {
+			if _, err := p.Middleware(h.handle)(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		acked.Ack()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := p.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want the deadline: one delivery is never settled", err)
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		outputs, err := p.Middleware(h.handle)(order("o2"))
+		if err != nil || len(outputs) != 1 {
+			t.Errorf("redelivery of what was given up: %v, %v; want the outputs again", outputs, err)
+		}
+		h.want(t, 2)
+	})
+}

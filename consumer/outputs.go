@@ -1,0 +1,73 @@
+package consumer
+
+import (
+	"context"
+	"maps"
+	"strconv"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// stamp turns what a handler returned into produced messages with IDs of their own. The handler's messages are copied,
+// not changed: it may have returned its input, or the same message twice.
+//
+// An ID follows from the consumed message's key, the topic, and the output's name (metadata oncemill-name) or else its
+// place among the outputs. An ID that the handler set itself (metadata oncemill-id) is kept, unless it is the consumed
+// message's: metadata that was copied along must not make two messages one.
+func stamp(ctx context.Context, d Delivery, returned []*message.Message) []dedupstore.Produced {
+	key := oncemill.FromContext(ctx).Key
+	topic := message.PublishTopicFromCtx(ctx)
+	produced := make([]dedupstore.Produced, len(returned))
+	named := map[string]int{}
+	for i, m := range returned {
+		header := maps.Clone(map[string]string(m.Metadata))
+		if header == nil {
+			header = map[string]string{}
+		}
+		name := header[producer.HeaderName]
+		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) })
+		id := header[producer.HeaderID]
+		if id == "" || id == d.Header.Get(producer.HeaderID) {
+			id = outputID(key, topic, name, i, named)
+		}
+		header[producer.HeaderID] = id
+		telemetry.Inject(ctx, header)
+		produced[i] = dedupstore.Produced{ID: id, Topic: topic, Header: header, Payload: m.Payload}
+	}
+	return produced
+}
+
+// outputID derives an output's ID. Outputs that share a name are told apart by their order among themselves.
+func outputID(key dedupstore.Key, topic, name string, index int, named map[string]int) string {
+	kind, value := "index", strconv.Itoa(index)
+	if name != "" {
+		kind, value = "name", name
+		if n := named[name]; n > 0 {
+			value = strconv.Itoa(n) + " " + name
+			kind = "repeated name"
+		}
+		named[name]++
+	}
+	return ids.Derive("oncemill/output", key.Tenant, key.Group, key.Handler, key.ID, topic, kind, value)
+}
+
+// outputs turns produced messages into what the Router publishes. Those of a run of this delivery keep the context
+// values that the handler gave them, without its cancellation: the run is over.
+func outputs(produced []dedupstore.Produced, returned []*message.Message) []*message.Message {
+	messages := make([]*message.Message, len(produced))
+	for i, p := range produced {
+		m := message.NewMessage(p.ID, p.Payload)
+		maps.Copy(m.Metadata, p.Header)
+		if len(returned) == len(produced) {
+			m.SetContext(context.WithoutCancel(returned[i].Context()))
+		}
+		messages[i] = m
+	}
+	return messages
+}

@@ -1,0 +1,293 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func delivery(id string) consumer.Delivery {
+	return consumer.Delivery{
+		Handler: "charge", Topic: "orders", Header: producer.Header{producer.HeaderID: id, "color": "blue"}, Payload: []byte("order " + id),
+	}
+}
+
+func failing(err error) consumer.Handler { return func(context.Context) error { return err } }
+
+func TestProcess_DecidesByOutcome(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		p := newProcessor(t, store, consumer.Config{Hold: consumer.NoHold})
+		want := func(id string, handle consumer.Handler, action consumer.Action) consumer.Decision {
+			t.Helper()
+			d := p.Process(t.Context(), delivery(id), handle)
+			if d.Action != action {
+				t.Errorf("%s: %s (%v), want %s", id, d.Action, d.Err, action)
+			}
+			return d
+		}
+		want("ok", failing(nil), consumer.Ack)
+		if d := want("ok", failing(errors.New("must not run")), consumer.Ack); !d.Result.Duplicate {
+			t.Errorf("%+v, want a duplicate", d)
+		}
+		if d := want("retryable", failing(oncemill.RetryAfter(time.Minute, errors.New("no"))), consumer.RetryLater); d.Delay != time.Minute {
+			t.Errorf("delay %v, want a minute", d.Delay)
+		}
+		if d := want("retryable", failing(nil), consumer.RetryLater); d.Delay < time.Minute || d.Delay > 2*time.Minute {
+			t.Errorf("not due: delay %v, want what remains and jitter", d.Delay)
+		}
+		want("permanent", failing(oncemill.Permanent(errors.New("no"))), consumer.Reject)
+		d := want("permanent", failing(nil), consumer.Reject)
+		as[*oncemill.FailedError](t, d.Err)
+
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "held"}
+		if _, err := store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if d := want("held", failing(nil), consumer.RetryLater); d.Delay < time.Minute {
+			t.Errorf("busy: delay %v, want what remains of the lease", d.Delay)
+		}
+		want("lost", failing(oncemill.ErrClaimLost), consumer.RetryLater) // a handler's say-so is no proof
+	})
+}
+
+// lossy loses every claim as soon as it is settled.
+type lossy struct{ dedupstore.Store }
+
+func (lossy) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+	return dedupstore.ErrClaimLost
+}
+
+func TestProcess_ZombieNeitherAcksNorNaks(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, lossy{newStore(t)}, consumer.Config{})
+		if d := p.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.Leave {
+			t.Errorf("%+v, want to leave it", d)
+		}
+	})
+}
+
+func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		in := delivery("o1")
+		in.Header["Nats-Msg-Id"] = "of this copy"
+		for range 3 {
+			d := p.Process(t.Context(), in, failing(oncemill.Permanent(errors.New("card\nstolen"))))
+			if d.Action != consumer.Ack {
+				t.Errorf("%+v", d)
+			}
+		}
+		got := l.only(t)
+		for name, want := range map[string]string{
+			"color": "blue", "Nats-Msg-Id": "", producer.HeaderOriginalID: "o1", producer.HeaderTopic: "orders",
+			producer.HeaderReason: "card stolen", producer.HeaderOutcome: "failed", producer.HeaderAttempts: "1",
+			producer.HeaderHandler: "default/billing/charge", producer.HeaderPurpose: producer.PurposeDeadLetter,
+		} {
+			if got.Header[name] != want {
+				t.Errorf("header %s is %q, want %q", name, got.Header[name], want)
+			}
+		}
+		if string(got.Payload) != "order o1" || got.Topic != "dead" || got.ID == "o1" || got.ID != got.Header[producer.HeaderID] {
+			t.Errorf("dead letter %+v", got)
+		}
+
+		again := delivery("o1") // an operator sends it again
+		again.Header[producer.HeaderRerun] = got.Header[producer.HeaderFence]
+		if d := p.Process(t.Context(), again, failing(nil)); d.Action != consumer.Ack || d.Result.Duplicate {
+			t.Errorf("rerun: %+v", d)
+		}
+		again.Header[producer.HeaderRerun] = "yes, please"
+		d := p.Process(t.Context(), again, failing(nil))
+		as[*consumer.ContentError](t, d.Err)
+	})
+}
+
+func TestProcess_NothingIsAckedBeforeItsDeadLetterIs(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		l := letters{fail: errors.New("broker is down")}
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		runs := 0
+		handle := func(context.Context) error { runs++; return oncemill.Permanent(errors.New("no")) }
+		noID := delivery("")
+		delete(noID.Header, producer.HeaderID)
+		for range 3 {
+			for _, d := range []consumer.Delivery{delivery("o1"), noID} {
+				if got := p.Process(t.Context(), d, handle); got.Action != consumer.RetryLater {
+					t.Errorf("%+v, want to retry", got)
+				}
+			}
+		}
+		l.fail = nil
+		time.Sleep(time.Minute)
+		if got := p.Process(t.Context(), delivery("o1"), handle); got.Action != consumer.Ack || runs != 1 {
+			t.Errorf("%+v after %d runs", got, runs)
+		}
+		l.only(t)
+	})
+}
+
+func TestProcess_MessageWithoutAnID(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		in := delivery("")
+		delete(in.Header, producer.HeaderID)
+		runs := 0
+		handle := func(context.Context) error { runs++; return nil }
+
+		d := newProcessor(t, newStore(t), consumer.Config{}).Process(t.Context(), in, handle)
+		as[*consumer.MissingIDError](t, d.Err)
+		if d.Action != consumer.Reject || runs != 0 {
+			t.Errorf("by default: %+v after %d runs, want it rejected", d, runs)
+		}
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		if d := p.Process(t.Context(), in, handle); d.Action != consumer.Ack || runs != 0 {
+			t.Errorf("with dead letters: %+v after %d runs", d, runs)
+		}
+		l.only(t)
+		store := newStore(t)
+		p = newProcessor(t, store, consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		for range 2 {
+			if d := p.Process(t.Context(), in, handle); d.Action != consumer.Ack {
+				t.Errorf("bypass: %+v", d)
+			}
+		}
+		if runs != 2 || store.Len() != 0 {
+			t.Errorf("bypass: %d runs, %d records; want 2 and none", runs, store.Len())
+		}
+		for name, id := range map[string]string{"binary": "a\x00b", "oversized": strings.Repeat("x", 513), "not UTF-8": "\xff"} {
+			bad := delivery(id)
+			d := p.Process(t.Context(), bad, handle)
+			if d.Action != consumer.Reject || runs != 2 {
+				t.Errorf("%s ID: %+v after %d runs, want it rejected", name, d, runs)
+			}
+		}
+	})
+}
+
+func TestProcess_ReusedIDWithOtherContentIsDeadLettered(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		runs := 0
+		handle := func(context.Context) error { runs++; return nil }
+		other := delivery("o1")
+		other.Payload = []byte("another amount")
+		for _, d := range []consumer.Delivery{delivery("o1"), other} {
+			if got := p.Process(t.Context(), d, handle); got.Action != consumer.Ack {
+				t.Errorf("%+v", got)
+			}
+		}
+		if got := l.only(t); got.Header[producer.HeaderOutcome] != "mismatch" || string(got.Payload) != "another amount" || runs != 1 {
+			t.Errorf("%+v after %d runs", got, runs)
+		}
+	})
+}
+
+func TestConfig_BadValuesNameTheirField(t *testing.T) {
+	t.Parallel()
+	for field, c := range map[string]consumer.Config{
+		"Key.Group":              {},
+		"Key.Tenant":             {Group: "g", Tenant: "\n"},
+		"Key.Handler":            {Group: "g", Handler: strings.Repeat("h", 129)},
+		"Config.Hold":            {Group: "g", Hold: -2},
+		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &letters{}},
+		"Config.DeadLetters":     {Group: "g", DeadLetterTopic: "dead"},
+		"Policy.Lease":           {Group: "g", Policy: oncemill.Policy{Lease: 1}},
+	} {
+		_, err := consumer.New(newStore(t), c)
+		if e := as[*dedupstore.InvalidError](t, err); e.Field != field {
+			t.Errorf("%v, want it to name %s", err, field)
+		}
+	}
+	_, err := consumer.New(nil, consumer.Config{Group: "g"})
+	as[*dedupstore.InvalidError](t, err)
+	p := newProcessor(t, newStore(t), consumer.Config{})
+	d := delivery("o1")
+	d.Handler = ""
+	if got := p.Process(t.Context(), d, failing(nil)); got.Action != consumer.RetryLater || !strings.Contains(got.Err.Error(), "Config.Handler") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
+	t.Parallel()
+	guard := consumer.Guarded(newProcessor(t, newStore(t), consumer.Config{}))
+	poison := consumer.PoisonQueue(&flaky{}, "poison")
+	retry := consumer.Retry(middleware.Retry{MaxRetries: 1, ResetContextOnRetry: true})
+	stale := consumer.Retry(middleware.Retry{MaxRetries: 1})
+	timeout := consumer.Timeout(time.Second)
+	other := consumer.Other("correlation", middleware.CorrelationID)
+	for _, good := range [][]consumer.Step{
+		{guard}, {poison, guard, retry, timeout}, {other, guard, timeout, stale}, {guard, other},
+	} {
+		if mws, err := consumer.Chain(good...); err != nil || len(mws) != len(good) {
+			t.Errorf("%v", err)
+		}
+	}
+	for says, bad := range map[string][]consumer.Step{
+		"missing": {}, "twice": {guard, guard}, "PoisonQueue stands inside": {guard, poison}, "Retry stands outside": {retry, guard},
+		"Timeout stands outside": {timeout, guard}, "ResetContextOnRetry": {guard, stale, timeout},
+		"want more than 0": {guard, consumer.Timeout(0)}, "no middleware": {guard, consumer.Other("nil", nil)},
+	} {
+		_, err := consumer.Chain(bad...)
+		if e := as[*consumer.OrderError](t, err); !strings.Contains(e.Error(), says) {
+			t.Errorf("%v, want it to say %q", e, says)
+		}
+	}
+	if _, err := consumer.Chain(guard, consumer.PoisonQueue(&flaky{}, "")); err == nil {
+		t.Error("a poison queue without a topic passed")
+	}
+}
+
+func TestChain_PoisonQueueGetsFinalFailuresOnly(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Second})
+		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
+			if msg.UUID == "poison" {
+				return nil, oncemill.Permanent(errors.New("bad"))
+			}
+			if run < 4 {
+				return nil, errors.New("try again")
+			}
+			return nil, nil
+		}}
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			mws, err := consumer.Chain(
+				consumer.PoisonQueue(ps, "poison"), consumer.Guarded(p),
+				consumer.Retry(middleware.Retry{MaxRetries: 1, InitialInterval: time.Millisecond}),
+			)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.AddMiddleware(mws...)
+			r.AddConsumerHandler("charge", "orders", ps, func(msg *message.Message) error {
+				_, err := h.handle(msg)
+				return err
+			})
+		})
+		for _, id := range []string{"good", "poison"} {
+			if err := r.pubsub.Publish("orders", order(id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		if got := r.received(t, "poison"); len(got) != 1 || got[0].UUID != "poison" {
+			t.Errorf("poison queue got %v", got)
+		}
+		r.stop(t, p)
+	})
+}
