@@ -51,6 +51,7 @@ func (h Header) Get(name string) string {
 // Header names of this project. They are lower case; NATS, Kafka and Watermill carry them as they are.
 const (
 	HeaderID         = "oncemill-id"          // the message ID
+	HeaderKey        = "oncemill-key"         // Message.Key, where the broker has no place of its own for it
 	HeaderName       = "oncemill-name"        // the name of an output among its handler's outputs; not sent
 	HeaderPurpose    = "oncemill-purpose"     // why this copy exists, when it is not the first publication
 	HeaderGeneration = "oncemill-generation"  // which deliberate replay this is, a number
@@ -96,6 +97,9 @@ type Failure struct {
 func (e *PublishError) Error() string {
 	f := e.Failures[0]
 	s := fmt.Sprintf("publish message %q: %v", f.ID, f.Err)
+	if f.ID == "" {
+		s = fmt.Sprintf("publish message %d of the call, which has no ID: %v", f.Index, f.Err)
+	}
 	if n := len(e.Failures) - 1; n > 0 {
 		s += fmt.Sprintf(" (and %d more)", n)
 	}

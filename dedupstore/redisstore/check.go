@@ -1,0 +1,228 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+const noEviction = "noeviction"
+
+// check is Check before the first claim.
+func (s *Store) check(ctx context.Context) error {
+	_, err := s.Check(ctx)
+	return err
+}
+
+// Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master, and returns a
+// [*ServerError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO), or whose
+// maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. The report says what
+// survives a crash; where CONFIG GET is forbidden it says that this is unknown.
+func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
+	servers, err := s.servers(ctx)
+	if err != nil {
+		return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
+	}
+	for _, v := range servers {
+		if err := v.fit(s.config.AllowEviction); err != nil {
+			return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
+		}
+	}
+	report := dedupstore.Report{
+		Store:      "redis",
+		Version:    join(servers, server.fullVersion),
+		Durability: join(servers, server.durability),
+		Warnings:   clientWarnings(s.rdb),
+	}
+	for _, v := range servers {
+		for _, w := range v.warnings() {
+			if !slices.Contains(report.Warnings, w) {
+				report.Warnings = append(report.Warnings, w)
+			}
+		}
+	}
+	s.ready.passed.Store(true)
+	return report, nil
+}
+
+// servers looks at every server that takes writes.
+func (s *Store) servers(ctx context.Context) ([]server, error) {
+	cluster, ok := s.rdb.(interface {
+		ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
+	})
+	if !ok {
+		addr := "of the given client"
+		if c, ok := s.rdb.(*redis.Client); ok {
+			addr = c.Options().Addr
+		}
+		v, err := look(ctx, addr, s.rdb)
+		return []server{v}, err
+	}
+	var mu sync.Mutex
+	var servers []server
+	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+		v, err := look(ctx, c.Options().Addr, c)
+		mu.Lock()
+		defer mu.Unlock()
+		servers = append(servers, v)
+		return err
+	})
+	if err == nil && len(servers) == 0 {
+		err = errors.New("the cluster has no master")
+	}
+	slices.SortFunc(servers, func(a, b server) int { return cmp.Compare(a.addr, b.addr) })
+	return servers, err
+}
+
+// A server is what one server says about itself.
+type server struct {
+	addr string
+	info map[string]string
+	// Settings as CONFIG GET tells them; nil where it is forbidden.
+	config map[string]string
+}
+
+// look asks a server for its settings.
+func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, error) {
+	text, err := rdb.Info(ctx).Result()
+	var refused redis.Error
+	switch {
+	case errors.As(err, &refused):
+		return server{}, &ServerError{addr, "INFO", err.Error(),
+			"allow it to the client's user (ACL: +info), or set Config.SkipCheck after looking at the settings yourself"}
+	case err != nil:
+		return server{}, fmt.Errorf("server %s: %w", addr, err)
+	}
+	v := server{addr: addr, info: map[string]string{}}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			v.info[name] = value
+		}
+	}
+	config := map[string]string{}
+	for _, name := range [...]string{"appendfsync", "save", "min-replicas-to-write"} {
+		values, err := rdb.ConfigGet(ctx, name).Result()
+		switch {
+		case errors.As(err, &refused):
+			return v, nil
+		case err != nil:
+			return server{}, fmt.Errorf("server %s: %w", addr, err)
+		}
+		config[name] = values[name]
+	}
+	v.config = config
+	return v, nil
+}
+
+// fit says why the server cannot be used.
+func (v server) fit(allowEviction bool) error {
+	version, policy := v.info["redis_version"], v.info["maxmemory_policy"]
+	switch {
+	case !atLeast(version, 6, 2):
+		return &ServerError{v.addr, "redis_version", version, "6.2 or later is needed"}
+	case v.info["role"] == "slave":
+		return &ServerError{v.addr, "role", "replica", "claims need the master: give its address, or use Sentinel or Cluster"}
+	case policy != noEviction && !allowEviction:
+		return &ServerError{v.addr, "maxmemory-policy", policy,
+			"it lets Redis drop claims silently, and dropped claims run again: set maxmemory-policy noeviction, or accept it with Config.AllowEviction"}
+	}
+	return nil
+}
+
+// atLeast compares a version such as "6.2.14".
+func atLeast(version string, major, minor int) bool {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	a, err1 := strconv.Atoi(parts[0])
+	b, err2 := strconv.Atoi(parts[1])
+	return err1 == nil && err2 == nil && (a > major || a == major && b >= minor)
+}
+
+func (v server) fullVersion() string {
+	if valkey := v.info["valkey_version"]; valkey != "" {
+		return "valkey " + valkey
+	}
+	return v.info["redis_version"]
+}
+
+// durability says in words what survives a crash.
+func (v server) durability() string {
+	if v.info["aof_enabled"] == "1" {
+		switch v.config["appendfsync"] {
+		case "always":
+			return "append-only file, synced before every reply: a crash loses nothing that was confirmed, as long as the disk keeps its word"
+		case "everysec":
+			return "append-only file, synced once a second: a crash can lose about the last two seconds"
+		case "no":
+			return "append-only file, synced when the operating system likes: a crash of the machine can lose half a minute"
+		}
+		return "append-only file; how often it is synced is unknown, as CONFIG GET is not allowed"
+	}
+	switch save, known := v.config["save"]; {
+	case !known:
+		return "no append-only file; whether snapshots are taken is unknown, as CONFIG GET is not allowed"
+	case save == "":
+		return "none: every record is lost when the server stops"
+	default:
+		return "snapshots only: a crash loses everything since the last one"
+	}
+}
+
+func (v server) warnings() []string {
+	var w []string
+	if policy := v.info["maxmemory_policy"]; policy != noEviction {
+		w = append(w, fmt.Sprintf("maxmemory-policy is %s: Redis may drop claims silently, and their messages run again; set noeviction", policy))
+	}
+	if v.info["aof_enabled"] != "1" {
+		w = append(w, "appendonly is no: a crash of the server forgets claims, and their messages run again; set appendonly yes and appendfsync always")
+	} else if fsync := v.config["appendfsync"]; fsync == "everysec" || fsync == "no" {
+		w = append(w, fmt.Sprintf("appendfsync is %s: a crash of the server forgets the last claims, and their messages run again; set always", fsync))
+	}
+	if replicas := v.info["connected_slaves"]; replicas != "" && replicas != "0" && v.config["min-replicas-to-write"] == "0" {
+		w = append(w, "min-replicas-to-write is 0: a master that has lost its replicas goes on confirming claims that a failover forgets; set 1")
+	}
+	return w
+}
+
+// clientWarnings looks at the settings of the client.
+func clientWarnings(rdb redis.UniversalClient) []string {
+	const timeouts = "ContextTimeoutEnabled of the go-redis client is false: contexts do not interrupt what waits for the network; set it"
+	var w []string
+	switch c := rdb.(type) {
+	case *redis.Client:
+		if !c.Options().ContextTimeoutEnabled {
+			w = append(w, timeouts)
+		}
+	case *redis.ClusterClient:
+		if !c.Options().ContextTimeoutEnabled {
+			w = append(w, timeouts)
+		}
+		if d := c.Options().ClusterStateReloadInterval; d > 10*time.Second {
+			w = append(w, fmt.Sprintf("ClusterStateReloadInterval of the go-redis client is %v: after a failover claims fail for as long; set a second", d))
+		}
+	}
+	return w
+}
+
+// join lists what the servers say, each thing once.
+func join(servers []server, say func(server) string) string {
+	var said []string
+	for _, v := range servers {
+		if s := say(v); !slices.Contains(said, s) {
+			said = append(said, s)
+		}
+	}
+	return strings.Join(said, "; ")
+}

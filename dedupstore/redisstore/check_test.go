@@ -1,0 +1,228 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestCheck_RefusesEvictionUnlessItIsAllowed(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{"allkeys-lru", "volatile-ttl", "volatile-lfu"} {
+		rdb := testserver.Redis(t, "--maxmemory-policy", policy).Client()
+		s := newStore(t, rdb)
+		_, err := s.Check(t.Context())
+		var refused *ServerError
+		if !errors.As(err, &refused) || refused.Setting != "maxmemory-policy" || refused.Value != policy {
+			t.Errorf("%s: error is %v", policy, err)
+			continue
+		}
+		for _, want := range []string{policy, "maxmemory-policy noeviction", "Config.AllowEviction"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("the error %q does not say %q", err, want)
+			}
+		}
+		if _, err := s.Claim(t.Context(), request("1")); !errors.As(err, &refused) {
+			t.Errorf("%s: the first claim's error is %v, want a ServerError", policy, err)
+		}
+		allowed := must(New(rdb, Config{AllowEviction: true}))(t)
+		report := must(allowed.Check(t.Context()))(t)
+		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.Contains(w, policy) }) {
+			t.Errorf("no warning names %s: %q", policy, report.Warnings)
+		}
+		claim(t, allowed, request("1"), dedupstore.AcquiredRun)
+
+		if err := rdb.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err(); err != nil {
+			t.Fatal(err)
+		}
+		claim(t, s, request("2"), dedupstore.AcquiredRun) // the next claim looks again
+	}
+}
+
+func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
+	t.Parallel()
+	for want, args := range map[string][]string{
+		"none: every record": {"--appendonly", "no"},
+		"snapshots only":     {"--save", "60 1"},
+		"once a second":      {"--appendonly", "yes"},
+		"before every reply": {"--appendonly", "yes", "--appendfsync", "always"},
+	} {
+		o := testserver.Redis(t, args...).Options()
+		o.ContextTimeoutEnabled = true
+		rdb := redis.NewClient(o)
+		t.Cleanup(func() { rdb.Close() })
+		report := must(newStore(t, rdb).Check(t.Context()))(t)
+		if report.Store != "redis" || !atLeast(report.Version, 6, 2) || !strings.Contains(report.Durability, want) {
+			t.Errorf("%q: the report is %+v", args, report)
+		}
+		if safe := len(report.Warnings) == 0; safe != strings.Contains(want, "before every reply") {
+			t.Errorf("%q: the warnings are %q", args, report.Warnings)
+		}
+	}
+}
+
+func TestCheck_UserWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	admin := server.Client()
+	as := func(user string, rules ...string) redis.UniversalClient {
+		if err := admin.ACLSetUser(t.Context(), user, append([]string{"on", ">pw", "~test-*",
+			"+@connection", "+evalsha", "+eval", "+time", "+hmget", "+hset", "+hdel", "+pexpire", "+type", "+exists"}, rules...)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		o := server.Options()
+		o.Username, o.Password = user, "pw"
+		rdb := redis.NewClient(o)
+		t.Cleanup(func() { rdb.Close() })
+		return rdb
+	}
+	least := as("least", "+info")
+	s := newStore(t, least)
+	report := must(s.Check(t.Context()))(t)
+	if !strings.Contains(report.Durability, "unknown") {
+		t.Errorf("without CONFIG GET the durability is %q", report.Durability)
+	}
+	r := request("1")
+	settle(t, s, claim(t, s, r, dedupstore.AcquiredRun).Claim, succeeded("x"))
+	claim(t, s, r, dedupstore.Done)
+
+	blind := as("blind")
+	_, err := newStore(t, blind).Claim(t.Context(), request("2"))
+	var refused *ServerError
+	if !errors.As(err, &refused) || refused.Setting != "INFO" || !strings.Contains(err.Error(), "Config.SkipCheck") {
+		t.Errorf("error is %v, want a ServerError for INFO", err)
+	}
+	unchecked := must(New(blind, Config{Prefix: "test-blind", SkipCheck: true}))(t)
+	claim(t, unchecked, request("2"), dedupstore.AcquiredRun)
+}
+
+func TestCheck_RefusesReplicas(t *testing.T) {
+	t.Parallel()
+	master := ownServer(t)
+	host, port, _ := strings.Cut(master.Addr, ":")
+	replica := testserver.Redis(t, "--replicaof", host+" "+port)
+	_, err := newStore(t, replica.Client()).Check(t.Context())
+	var refused *ServerError
+	if !errors.As(err, &refused) || refused.Setting != "role" {
+		t.Errorf("error is %v, want a ServerError for the role", err)
+	}
+}
+
+func TestCheck_RefusesOldVersions(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{
+		"6.2.0": true, "6.2.14": true, "7.0.15": true, "10.0.1": true, "255.255.255": true,
+		"6.0.16": false, "5.0.14": false, "": false, "six": false, "6": false, "a.b.c": false,
+	} {
+		v := server{info: map[string]string{"redis_version": version, "maxmemory_policy": noEviction}}
+		if err := v.fit(false); (err == nil) != want {
+			t.Errorf("version %q: %v", version, err)
+		}
+	}
+}
+
+func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var g gate
+		var checks atomic.Int32
+		release := make(chan struct{})
+		check := func(context.Context) error { checks.Add(1); <-release; return nil }
+		var group sync.WaitGroup
+		for range 500 {
+			group.Go(func() {
+				if err := g.pass(t.Context(), check); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait() // all wait for one check
+		close(release)
+		group.Wait()
+		if err := g.pass(t.Context(), check); err != nil || checks.Load() != 1 {
+			t.Errorf("error %v after %d checks, want one check", err, checks.Load())
+		}
+	})
+}
+
+func TestGate_FailureIsSharedAndTheNextCallerLooksAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var g gate
+		down := errors.New("down")
+		var checks atomic.Int32
+		release := make(chan struct{})
+		var group sync.WaitGroup
+		for range 500 {
+			group.Go(func() {
+				err := g.pass(t.Context(), func(context.Context) error { checks.Add(1); <-release; return down })
+				if !errors.Is(err, down) {
+					t.Errorf("error is %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		close(release)
+		group.Wait()
+		if checks.Load() != 1 {
+			t.Errorf("%d checks, want 1", checks.Load())
+		}
+		if err := g.pass(t.Context(), func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var g gate
+		ctx, cancel := context.WithCancel(t.Context())
+		var checks atomic.Int32
+		check := func(ctx context.Context) error {
+			if checks.Add(1) == 1 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		var group sync.WaitGroup
+		group.Go(func() {
+			if err := g.pass(ctx, check); !errors.Is(err, context.Canceled) {
+				t.Errorf("the cancelled caller's error is %v", err)
+			}
+		})
+		synctest.Wait()
+		for range 100 {
+			group.Go(func() {
+				if err := g.pass(t.Context(), check); err != nil {
+					t.Errorf("another caller's error is %v", err)
+				}
+			})
+		}
+		impatient, stop := context.WithCancel(t.Context())
+		group.Go(func() {
+			if err := g.pass(impatient, check); !errors.Is(err, context.Canceled) {
+				t.Errorf("the impatient caller's error is %v", err)
+			}
+		})
+		synctest.Wait()
+		stop()
+		synctest.Wait()
+		cancel()
+		group.Wait()
+		if checks.Load() != 2 {
+			t.Errorf("%d checks, want 2", checks.Load())
+		}
+	})
+}

@@ -1,0 +1,141 @@
+-- claim: ask for the exclusive right to process a key.
+--
+-- KEYS[1]  record
+-- ARGV     1 owner, 2 lease ms, 3 retention ms, 4 fingerprint or '', 5 most attempts, 6 '1' to park a started run whose
+--          lease expired, 7 fence of the outcome that is to run again or '0', 8 traceparent or ''
+-- Replies  {'acquired_run' | 'acquired_publish' | 'busy' | 'done' | 'mismatch', found state, fence of the claim,
+--           attempts, fence of the answer, wait µs, age µs, trace before,
+--           kind, exhausted, reason, result, truncated, produced, content}
+--          {'unreadable', problem}: the record was not touched
+--          {'full'}: no memory for a new key
+--
+-- Idempotent: an owner that holds the record is told so again before leases and attempts are looked at, and nothing is
+-- written. An owner that has settled the record is told busy: this is a late copy that nobody waits for.
+-- A known key is served at maxmemory: PEXPIRE comes first. A new key is not: HSET comes first.
+
+local owner, lease, retention, fingerprint = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local most, park, rerun, trace = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7], ARGV[8]
+
+local rec, problem = load('attempts', 'lease', 'due', 'first', 'started', 'settled', 'fingerprint', 'trace', 'decided', 'kind')
+if problem then
+  return problem
+end
+
+local fresh = not rec
+rec = rec or {state = 'absent', fence = '0', attempts = '0', first = int(now)}
+local attempts, first = tonumber(rec.attempts), tonumber(rec.first)
+local ends, due = tonumber(rec.lease or 0), tonumber(rec.due or 0)
+if not (attempts and first and ends and due) then
+  return unreadable('has a number that cannot be read')
+end
+
+local found, before = rec.state, rec.fence
+
+local function answer(status)
+  local outcome = {}
+  if status == 'done' or status == 'acquired_publish' then
+    before = rec.decided or before
+    outcome = redis.call('HMGET', key, 'kind', 'exhausted', 'reason', 'result', 'truncated', 'produced', 'content')
+  end
+  return {status, found, rec.fence, int(attempts), before, int(math.max(0, ends - now, due - now)),
+    int(math.max(0, now - first)), rec.trace or '', outcome[1] or '', outcome[2] or '', outcome[3] or '',
+    outcome[4] or '', outcome[5] or '', outcome[6] or '', outcome[7] or ''}
+end
+
+-- own makes the caller the owner, with a fence above all before, and writes what else the step changes.
+local function own(...)
+  local fence = int(math.max(tonumber(rec.fence) + 1, now))
+  if not fresh then
+    local refused = keep(lease + retention)
+    if refused then
+      return refused
+    end
+  end
+  local reply = redis.pcall('HSET', key, 'v', '1', 'owner', owner, 'fence', fence, 'lease', int(now + lease * 1000),
+    'first', rec.first, ...)
+  if type(reply) == 'table' then
+    local refused = refusal(reply)
+    return string.find(refused.err, '^OOM ') and {'full'} or refused
+  end
+  if fresh then
+    keep(lease + retention)
+  else
+    redis.call('HDEL', key, 'due')
+  end
+  rec.fence = fence
+end
+
+local function run()
+  attempts = attempts + 1
+  local more = {'state', 'running', 'attempts', int(attempts)}
+  local function set(name, value)
+    more[#more + 1] = name
+    more[#more + 1] = value
+  end
+  if trace ~= '' then
+    set('trace', trace)
+  end
+  if fingerprint ~= '' and (not rec.fingerprint
+    or string.match(rec.fingerprint, '^[^:]*') ~= string.match(fingerprint, '^[^:]*')) then
+    set('fingerprint', fingerprint)
+  end
+  local refused = own(unpack(more))
+  if refused then
+    return refused
+  end
+  if not fresh then
+    redis.call('HDEL', key, 'started', 'decided', 'kind', 'exhausted', 'reason', 'result', 'truncated', 'produced', 'content')
+    if trace == '' then
+      redis.call('HDEL', key, 'trace')
+    end
+  end
+  return answer('acquired_run')
+end
+
+-- finish ends what nobody owns. The claimer makes the dead letter: nothing is produced yet.
+local function finish(kind, reason, exhausted)
+  local refused = own('state', 'publishing', 'kind', kind, 'reason', reason)
+  if refused then
+    return refused
+  end
+  redis.call('HDEL', key, 'result', 'truncated', 'produced', 'content')
+  redis.call('HSET', key, 'decided', rec.fence)
+  rec.decided = rec.fence
+  if exhausted then
+    redis.call('HSET', key, 'exhausted', '1')
+  end
+  return answer('acquired_publish')
+end
+
+local scheme = string.match(fingerprint, '^[^:]*:')
+if scheme and rec.fingerprint and rec.fingerprint ~= fingerprint
+  and string.sub(rec.fingerprint, 1, #scheme) == scheme then
+  return answer('mismatch')
+end
+if rec.state == 'done' then
+  if rerun ~= '0' and rerun == rec.decided and rec.kind ~= 'succeeded' then
+    attempts = 0
+    return run()
+  end
+  return answer('done')
+end
+if rec.owner == owner then
+  if rec.state == 'running' then
+    return answer('acquired_run')
+  elseif rec.state == 'publishing' then
+    return answer('acquired_publish')
+  end
+end
+if has_settled(rec, owner) or now < ends or now < due then
+  return answer('busy')
+end
+if rec.state == 'publishing' then
+  return own() or answer('acquired_publish')
+end
+if rec.state == 'running' and rec.started and park then
+  return finish('unknown', 'the lease of a started run expired')
+end
+if attempts >= most then
+  return finish('failed', int(attempts) .. ' of ' .. int(most) .. ' attempts spent', true)
+end
+return run()

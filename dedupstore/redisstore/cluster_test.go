@@ -1,0 +1,96 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
+	t.Parallel()
+	cluster := testserver.RedisCluster(t)
+	rdb := cluster.Client()
+	s := newStore(t, rdb)
+
+	report := must(s.Check(t.Context()))(t)
+	if len(report.Warnings) != 1 { // min-replicas-to-write
+		t.Errorf("the report is %+v", report)
+	}
+	const keys = 300
+	masters := map[string]int{}
+	claims := make([]dedupstore.Claim, keys)
+	for i := range keys {
+		r := request(fmt.Sprintf("{same}-%d", i)) // braces in an ID do not choose the slot
+		claims[i] = claim(t, s, r, dedupstore.AcquiredRun).Claim
+		masters[must(rdb.MasterForKey(t.Context(), s.name(r.Key)))(t).Options().Addr]++
+	}
+	if len(masters) != 3 {
+		t.Errorf("the keys are on %v, want all three masters", masters)
+	}
+	err := rdb.ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error { return c.ScriptFlush(ctx).Err() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range keys / 2 {
+		settle(t, s, claims[i], succeeded("before"))
+	}
+
+	// A reply that was confirmed is on the replica once WAIT says so: then the failover loses nothing.
+	err = rdb.ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error {
+		if n, err := c.Wait(ctx, 1, 5*time.Second).Result(); err != nil || n < 1 {
+			return fmt.Errorf("%d replicas have all writes: %w", n, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.Nodes[0].Kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for i := range keys {
+		for { // until the replica has taken over and the client knows
+			err = s.Settle(ctx, claims[i], succeeded("after"))
+			if err == nil || ctx.Err() != nil || errors.Is(err, dedupstore.ErrClaimLost) {
+				break
+			}
+			select {
+			case <-time.After(20 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+		if err != nil {
+			t.Fatalf("key %d: %v", i, err)
+		}
+	}
+	for i := range keys {
+		want := "after"
+		if i < keys/2 {
+			want = "before"
+		}
+		a := claim(t, s, request(claims[i].Key.ID), dedupstore.Done)
+		if string(a.Outcome.Result) != want {
+			t.Errorf("key %d: the outcome is %q, want %q", i, a.Outcome.Result, want)
+		}
+	}
+}
+
+func TestCluster_CheckLooksAtEveryMaster(t *testing.T) {
+	t.Parallel()
+	cluster := testserver.RedisCluster(t)
+	if err := cluster.Nodes[2].Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-random").Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newStore(t, cluster.Client()).Check(t.Context())
+	var refused *ServerError
+	if !errors.As(err, &refused) || refused.Server != cluster.Nodes[2].Addr {
+		t.Errorf("error is %v, want a ServerError for %s", err, cluster.Nodes[2].Addr)
+	}
+}

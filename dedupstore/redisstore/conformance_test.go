@@ -1,0 +1,66 @@
+package redisstore
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestStore_ConformsOnASingleServer(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
+	})
+}
+
+func TestStore_ConformsOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := testserver.RedisCluster(t).Client()
+	s := newStore(t, rdb)
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
+	})
+}
+
+func TestStore_ConformsOnMiniredis(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		server := miniredis.RunT(t)
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+		t.Cleanup(func() { rdb.Close() })
+		s := must(New(rdb, Config{SkipCheck: true}))(t)
+		var mu sync.Mutex
+		now := time.Now()
+		server.SetTime(now)
+		server.ClockTTL(true) // keys expire by the time that is set
+		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb), Advance: func(d time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			now = now.Add(d)
+			server.SetTime(now)
+		}}
+	})
+}
+
+func ttlOf(t *testing.T, s *Store, rdb redis.UniversalClient) func(dedupstore.Key) (time.Duration, bool) {
+	return func(k dedupstore.Key) (time.Duration, bool) {
+		ttl, err := rdb.PTTL(t.Context(), s.name(k)).Result()
+		if err != nil {
+			t.Error(err)
+		}
+		return ttl, ttl > 0
+	}
+}
+
+func BenchmarkStore(b *testing.B) {
+	s, _ := onServer(b)
+	storetest.Benchmarks(b, func(*testing.B) dedupstore.Store { return s })
+}

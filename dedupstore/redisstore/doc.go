@@ -1,0 +1,41 @@
+// Package redisstore keeps dedup records in Redis 6.2 or later, or Valkey: a single server, Sentinel, or Cluster. TLS,
+// ACL users, timeouts and retries are those of the go-redis client that it is given.
+//
+//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+//	store, err := redisstore.New(rdb, redisstore.Config{})
+//
+// # Guarantees
+//
+//   - Every operation is one script on one key, so it is atomic, and works on Cluster without hash tags.
+//   - Every script is idempotent per owner token. go-redis repeats commands whose reply was lost, and may.
+//   - The server's clock decides about leases. Fences grow even when the record was lost, as long as that clock does
+//     not go back by more than the record was old.
+//   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention.
+//   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
+//   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken over.
+//   - Before its first claim the store looks at the server, see [Store.Check]. It refuses one that may evict records.
+//
+// # What Redis can lose
+//
+// A record that Redis loses lets its message run again. Redis loses records, although it has confirmed them,
+//
+//   - in a failover: replication is asynchronous, and the new master may lack the last writes. WAIT and
+//     min-replicas-to-write make that rarer, they do not exclude it;
+//   - in a crash, beyond what is on disk: everything without persistence, the time since the last snapshot with RDB
+//     alone, and about two seconds with appendfsync everysec, of which a killed process can lose a part as well;
+//   - by eviction, with any maxmemory-policy but noeviction, without an error;
+//   - by FLUSHALL, by DEL, by an operator.
+//
+// A jump of the server's clock forward ends leases early; a jump back prolongs them.
+//
+// Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, and for
+// the client ContextTimeoutEnabled, so that contexts interrupt what waits for the network, and ClusterStateReloadInterval
+// of about a second, so that a failover is noticed.
+//
+// # Records
+//
+// A record is a hash that redis-cli can show: HGETALL oncemill:tenant:group:handler:ID. Times are microseconds since
+// 1970 by the server's clock; record.lua documents the fields. An ACL user needs the key pattern of the prefix and
+// +@connection +evalsha +eval +time +hmget +hset +hdel +pexpire +type +exists +info, and better also +config|get,
+// without which the durability is unknown.
+package redisstore

@@ -1,0 +1,103 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{}) // servers that are down on purpose
+	os.Exit(m.Run())
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+var prefixes atomic.Int64
+
+// newStore returns a store with keys of its own on a server that others may use too.
+func newStore(t testing.TB, rdb redis.UniversalClient) *Store {
+	t.Helper()
+	return must(New(rdb, Config{Prefix: fmt.Sprintf("test-%s-%d", ids.New(), prefixes.Add(1))}))(t)
+}
+
+// onServer returns a store on a real server, and a client to look at it.
+func onServer(t testing.TB) (*Store, *redis.Client) {
+	t.Helper()
+	rdb := testserver.Redis(t).Client()
+	return newStore(t, rdb), rdb
+}
+
+// ownServer starts a server that no other test uses, for tests that change it or stand a proxy before it.
+func ownServer(t testing.TB) *testserver.RedisServer {
+	t.Helper()
+	return testserver.Redis(t, "--appendonly", "no")
+}
+
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func key(id string) dedupstore.Key {
+	return dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id}
+}
+
+func request(id string) dedupstore.Request {
+	return dedupstore.Request{
+		Key: key(id), Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
+		Fingerprint: dedupstore.Fingerprint{Scheme: "sha256", Sum: "abc"}, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+	}
+}
+
+func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
+	t.Helper()
+	a, err := s.Claim(t.Context(), r)
+	if err != nil {
+		t.Fatalf("claim: %v", err)
+	}
+	if a.Status != want {
+		t.Fatalf("claim was answered %s %+v, want %s", a.Status, a, want)
+	}
+	return a
+}
+
+func settle(t testing.TB, s dedupstore.Store, c dedupstore.Claim, settlement dedupstore.Settlement) {
+	t.Helper()
+	if err := s.Settle(t.Context(), c, settlement); err != nil {
+		t.Fatalf("settle with %T: %v", settlement, err)
+	}
+}
+
+func succeeded(result string) dedupstore.Finish {
+	return dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(result)}}
+}
+
+func producing(o dedupstore.Outcome, produced ...dedupstore.Produced) dedupstore.Finish {
+	o.Produced = produced
+	return dedupstore.Finish{Retention: time.Hour, Outcome: o}
+}
+
+// expire ends the record's lease, as if its time had come.
+func expire(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key) {
+	t.Helper()
+	if err := rdb.HSet(t.Context(), s.name(k), "lease", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+}

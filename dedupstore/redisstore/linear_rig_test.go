@@ -1,0 +1,78 @@
+package redisstore
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// A rig is a server behind a proxy that loses replies, and a client for each worker.
+type rig struct {
+	proxy   *testserver.RedisProxy
+	clients []*redis.Client
+	sent    []*atomic.Int64 // requests that each client has begun to send
+	scripts atomic.Int64    // scripts that the proxy has seen
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	server := ownServer(t)
+	r := &rig{proxy: testserver.Proxy(t, server.Addr)}
+	for range linearWorkers {
+		sent := new(atomic.Int64)
+		o := server.Options()
+		o.Addr = r.proxy.Addr
+		o.ReadTimeout, o.MinRetryBackoff, o.MaxRetryBackoff = 60*time.Millisecond, time.Millisecond, 2*time.Millisecond
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return countingConn{conn, sent}, err
+		}
+		rdb := redis.NewClient(o)
+		t.Cleanup(func() { rdb.Close() })
+		r.clients, r.sent = append(r.clients, rdb), append(r.sent, sent)
+	}
+	return r
+}
+
+// countingConn counts the scripts that a client sends, repetitions of its own included.
+type countingConn struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (c countingConn) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("\r\neval")) {
+		c.sent.Add(1)
+	}
+	return c.Conn.Write(b)
+}
+
+// faults drops every so-manieth reply, delays some, and holds some requests so long that their clients have gone.
+func (r *rig) faults(seed uint64) func(testserver.Exchange) testserver.Fault {
+	var mu sync.Mutex
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	return func(e testserver.Exchange) (f testserver.Fault) {
+		if !e.Has("\r\neval") {
+			return f
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		f.DropReply = r.scripts.Add(1)%linearDropEvery == 0
+		switch n := rnd.IntN(100); {
+		case n < 1:
+			f.HoldRequest = 50*time.Millisecond + time.Duration(rnd.Int64N(int64(50*time.Millisecond)))
+		case n < 11:
+			f.DelayReply = time.Duration(rnd.Int64N(int64(3 * time.Millisecond)))
+		}
+		return f
+	}
+}

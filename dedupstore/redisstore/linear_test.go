@@ -1,0 +1,265 @@
+package redisstore
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+)
+
+const (
+	linearWorkers   = 5
+	linearOps       = 40 // a worker
+	linearKeys      = 4
+	linearDropEvery = 14 // one of so many replies is dropped: 7 %
+)
+
+// history lets the workers run operations on a few keys at once, and returns what they saw.
+func (r *rig) history(t *testing.T, seed uint64, ops operations) []porcupine.Operation {
+	t.Helper()
+	prefix := "linear-" + ids.New()
+	r.proxy.Inject(r.faults(seed))
+	var mu sync.Mutex
+	var history []porcupine.Operation
+	var pool claimPool
+	var group sync.WaitGroup
+	begin := time.Now()
+	for w := range linearWorkers {
+		s := must(New(r.clients[w], Config{Prefix: prefix, SkipCheck: true}))(t)
+		s.ops = ops
+		rnd := rand.New(rand.NewPCG(seed, uint64(w)+2))
+		group.Go(func() {
+			for range linearOps {
+				in := pool.draw(rnd)
+				before := r.sent[w].Load()
+				call := time.Since(begin).Nanoseconds()
+				out := perform(t, s, in, &pool)
+				end := time.Since(begin).Nanoseconds()
+				if out.unheard {
+					end = math.MaxInt64
+				}
+				mu.Lock()
+				history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
+				for range r.sent[w].Load() - before - 1 { // what was sent before the request that was answered
+					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: output{unheard: true}, Return: math.MaxInt64})
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	r.proxy.Inject(nil)
+	return history
+}
+
+// A claimPool holds what was granted, to all workers: some settle for others, some long after they lost their claim.
+type claimPool struct {
+	mu      sync.Mutex
+	claims  []input
+	decided [linearKeys]uint64
+}
+
+func (p *claimPool) granted(in input, fence uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in.fence = fence
+	p.claims = append(p.claims, in)
+}
+
+func (p *claimPool) failed(key int, fence uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.decided[key] = fence
+}
+
+// draw chooses the next operation.
+func (p *claimPool) draw(rnd *rand.Rand) input {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in := input{what: "claim", key: rnd.IntN(linearKeys), owner: ids.Token(), most: 2 + rnd.IntN(2), park: rnd.IntN(4) == 0, content: "a"}
+	if rnd.IntN(40) == 0 {
+		in.content = "b"
+	}
+	if rnd.IntN(2) == 0 {
+		in.rerun = p.decided[in.key]
+	}
+	n := len(p.claims)
+	if n == 0 || rnd.IntN(100) < 40 {
+		return in
+	}
+	c := p.claims[max(0, n-1-rnd.IntN(6))]
+	in.key, in.owner, in.fence, in.content = c.key, c.owner, c.fence, c.content
+	switch d := rnd.IntN(100); {
+	case d < 12: // the owner asks again, be it late
+		in.rerun = 0
+	case d < 25:
+		in.what = "extend"
+	case d < 45:
+		in.what, in.kind, in.result, in.publish = "finish", dedupstore.Succeeded, ids.New(), rnd.IntN(2) == 0
+		if rnd.IntN(3) > 0 {
+			in.kind = dedupstore.Failed
+		}
+	case d < 80:
+		in.what, in.delay, in.give = "release", rnd.IntN(2) == 0, rnd.IntN(3) == 0
+	default:
+		in.what = "published"
+	}
+	return in
+}
+
+// perform runs the operation. After an error nobody knows what happened.
+func perform(t *testing.T, s *Store, in input, pool *claimPool) output {
+	k := key(string(rune('a' + in.key)))
+	ctx := t.Context()
+	if in.what == "claim" {
+		a, err := s.Claim(ctx, dedupstore.Request{
+			Key: k, Owner: in.owner, Lease: linearLease, Retention: time.Minute, MaxAttempts: in.most, ParkExpired: in.park,
+			Rerun: in.rerun, Fingerprint: dedupstore.Fingerprint{Scheme: "test", Sum: in.content},
+		})
+		if unheard(t, err) {
+			return output{unheard: true}
+		}
+		if a.Claim.Fence != 0 {
+			pool.granted(in, a.Claim.Fence)
+		}
+		if a.Status == dedupstore.Done && a.Outcome.Kind != dedupstore.Succeeded {
+			pool.failed(in.key, a.Fence)
+		}
+		if a.Wait > linearLease {
+			t.Errorf("wait is %v, longer than any lease", a.Wait)
+		}
+		return output{class: string(a.Status), found: a.Found, fence: a.Claim.Fence, named: a.Fence, attempt: a.Claim.Attempt,
+			kind: a.Outcome.Kind, result: string(a.Outcome.Result)}
+	}
+	c := dedupstore.Claim{Key: k, Owner: in.owner, Fence: in.fence, Attempt: 1, Lease: linearLease, Retention: time.Minute}
+	var err error
+	switch in.what {
+	case "extend":
+		err = s.Extend(ctx, c, linearLease)
+	case "finish":
+		f := dedupstore.Finish{Retention: time.Minute, Outcome: dedupstore.Outcome{Kind: in.kind, Result: []byte(in.result)}}
+		if in.publish {
+			f.Outcome.Produced = []dedupstore.Produced{{ID: in.result}}
+		}
+		err = s.Settle(ctx, c, f)
+	case "release":
+		r := dedupstore.Release{Uncounted: in.give}
+		if in.delay {
+			r.Delay = linearDelay
+		}
+		err = s.Settle(ctx, c, r)
+	case "published":
+		err = s.Settle(ctx, c, dedupstore.Published{Retention: time.Minute})
+	}
+	switch {
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return output{class: replyLost}
+	case unheard(t, err):
+		return output{unheard: true}
+	}
+	return output{class: replyOK}
+}
+
+// unheard tells errors of the network from others, which fail the test.
+func unheard(t *testing.T, err error) bool {
+	var record *dedupstore.RecordError
+	var refused redis.Error
+	if errors.As(err, &record) || errors.As(err, &refused) {
+		t.Errorf("not an error of the network: %v", err)
+	}
+	return err != nil
+}
+
+// TestLinearizable_WithLostAndDelayedReplies runs 15 histories, and 200 with ONCEMILL_PROOF=1.
+func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
+	histories := 15
+	if os.Getenv("ONCEMILL_PROOF") == "1" {
+		histories = 200
+	}
+	r := newRig(t)
+	ops := operations{opClaim, opExtend, opFinish, opRelease, opPublished}
+	seed := rand.Uint64()
+	classes := map[string]int{}
+	operationsRun, unanswered, illegal := 0, 0, 0
+	for i := range histories {
+		dropped := r.proxy.Dropped()
+		history := r.history(t, seed+uint64(i), ops)
+		if r.proxy.Dropped() == dropped {
+			t.Errorf("history %d: no reply was dropped", i)
+		}
+		operationsRun += linearWorkers * linearOps
+		unanswered += len(history) - linearWorkers*linearOps
+		for _, op := range history {
+			classes[op.Output.(output).class]++
+		}
+		if result := porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute); result != porcupine.Ok {
+			illegal++
+			t.Errorf("history %d (seed %d) is %s", i, seed+uint64(i), result)
+		}
+	}
+	scripts, dropped := int(r.scripts.Load()), r.proxy.Dropped()
+	t.Logf("seed %d: %d histories, %d operations, %d illegal; %d requests, %d replies dropped (%.1f %%), %d delayed, %d requests held, %d executions unheard; answers %v",
+		seed, histories, operationsRun, illegal, scripts, dropped, 100*float64(dropped)/float64(scripts), r.proxy.Delayed(), r.proxy.Held(), unanswered, classes)
+	if dropped*100 < scripts*5 {
+		t.Errorf("%d of %d replies were dropped, want at least 5 %%", dropped, scripts)
+	}
+	for _, class := range []dedupstore.Status{dedupstore.AcquiredRun, dedupstore.AcquiredPublish, dedupstore.Busy, dedupstore.Done, dedupstore.Mismatch} {
+		if classes[string(class)] == 0 {
+			t.Errorf("no claim was answered %s", class)
+		}
+	}
+}
+
+// A checker that cannot fail proves nothing: each of these scripts breaks one rule, and is found out.
+func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
+	r := newRig(t)
+	for name, test := range map[string]struct {
+		script   func(*operations) *operation
+		source   string
+		old, new string
+	}{
+		"claim that is not idempotent":  {(*operations).claimOp, claimSource, "if rec.owner == owner then", "if false then"},
+		"claim of a live lease":         {(*operations).claimOp, claimSource, "or now < ends or now < due", "or now < due"},
+		"claim before it is due":        {(*operations).claimOp, claimSource, "or now < ends or now < due", "or now < ends"},
+		"late claim that counts":        {(*operations).claimOp, claimSource, "if has_settled(rec, owner) or", "if"},
+		"fence that stands still":       {(*operations).claimOp, claimSource, "math.max(tonumber(rec.fence) + 1, now)", "math.max(tonumber(rec.fence), 1)"},
+		"attempts without end":          {(*operations).claimOp, claimSource, "if attempts >= most then", "if false then"},
+		"finish by anybody":             {(*operations).finishOp, finishSource, "if not held(rec, owner, fence) or", "if not rec or"},
+		"release that forgets attempts": {(*operations).releaseOp, releaseSource, "'attempts', int(attempts)", "'attempts', '0'"},
+		"release by anybody":            {(*operations).releaseOp, releaseSource, "if not held(rec, owner, fence) or", "if not rec or"},
+		"extend by anybody":             {(*operations).extendOp, extendSource, "if not held(rec, owner, fence) or", "if not rec or"},
+		"published by anybody":          {(*operations).publishedOp, publishedSource, "if not held(rec, owner, fence) or", "if not rec or"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if strings.Count(test.source, test.old) != 1 {
+				t.Fatalf("the script does not contain %q once", test.old)
+			}
+			ops := operations{opClaim, opExtend, opFinish, opRelease, opPublished}
+			*test.script(&ops) = newOperation(name, strings.Replace(test.source, test.old, test.new, 1))
+			for i := range 60 {
+				history := r.history(t, rand.Uint64(), ops)
+				if porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute) == porcupine.Illegal {
+					t.Logf("found out by history %d", i+1)
+					return
+				}
+			}
+			t.Error("60 histories look linearizable")
+		})
+	}
+}
+
+func (o *operations) claimOp() *operation     { return &o.claim }
+func (o *operations) extendOp() *operation    { return &o.extend }
+func (o *operations) finishOp() *operation    { return &o.finish }
+func (o *operations) releaseOp() *operation   { return &o.release }
+func (o *operations) publishedOp() *operation { return &o.published }

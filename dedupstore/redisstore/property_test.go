@@ -1,0 +1,141 @@
+package redisstore
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/go-cmp/cmp"
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestScripts_RunTwiceLeaveTheSameRecordAndAnswer(t *testing.T) {
+	t.Parallel()
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		rdb := testserver.Redis(t).Client()
+		rapid.Check(t, func(rt *rapid.T) { runTwice(t, rt, rdb, newStore(t, rdb)) })
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+		t.Cleanup(func() { rdb.Close() })
+		s := newStore(t, rdb)
+		s.ready.passed.Store(true)
+		rapid.Check(t, func(rt *rapid.T) { runTwice(t, rt, rdb, s) })
+	})
+}
+
+// runTwice draws operations on one key, by owners of whom most have come before, and runs each twice.
+func runTwice(t *testing.T, rt *rapid.T, rdb *redis.Client, s *Store) {
+	name := s.name(key("k"))
+	if err := rdb.Del(t.Context(), name).Err(); err != nil {
+		rt.Fatal(err)
+	}
+	claims := []dedupstore.Claim{{Key: key("k"), Owner: "nobody-was-granted", Fence: 1, Lease: time.Hour, Retention: time.Hour}}
+	var decided uint64
+	for range rapid.IntRange(5, 25).Draw(rt, "steps") {
+		what, step := drawStep(rt, s, claims, decided)
+		if rapid.IntRange(0, 3).Draw(rt, "expire") == 0 && rdb.HExists(t.Context(), name, "lease").Val() {
+			rdb.HSet(t.Context(), name, "lease", "1")
+		}
+		a1, class1 := step(t)
+		record1 := fields(rt, rdb, name)
+		a2, class2 := step(t)
+		record2 := fields(rt, rdb, name)
+		if what == "extend" { // each counts from its own now
+			delete(record1, "lease")
+			delete(record2, "lease")
+		}
+		if class1 != class2 {
+			rt.Fatalf("%s: first %s, then %s", what, class1, class2)
+		}
+		if a1.Claim != a2.Claim || !cmp.Equal(a1.Outcome, a2.Outcome) {
+			rt.Fatalf("%s: first %+v, then %+v", what, a1, a2)
+		}
+		if diff := cmp.Diff(record1, record2); diff != "" {
+			rt.Fatalf("%s changed the record when repeated:\n%s", what, diff)
+		}
+		if len(record1) > 0 && rdb.PTTL(t.Context(), name).Val() <= 0 {
+			rt.Fatalf("%s left the record without a time to live", what)
+		}
+		if a1.Claim.Fence != 0 {
+			claims = append(claims, a1.Claim)
+		}
+		if a1.Status == dedupstore.Done {
+			decided = a1.Fence
+		}
+	}
+}
+
+// drawStep draws an operation with its arguments.
+func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) (string, func(*testing.T) (dedupstore.Answer, string)) {
+	c := claims[rapid.IntRange(max(0, len(claims)-3), len(claims)-1).Draw(rt, "claim")]
+	settlement := func(what string, st dedupstore.Settlement) (string, func(*testing.T) (dedupstore.Answer, string)) {
+		return what, func(t *testing.T) (dedupstore.Answer, string) {
+			return dedupstore.Answer{}, class("", s.Settle(t.Context(), c, st))
+		}
+	}
+	switch what := rapid.SampledFrom([]string{"claim", "claim", "claim again", "extend", "finish", "publish", "release", "published"}).Draw(rt, "what"); what {
+	case "claim", "claim again":
+		r := request("k")
+		r.Lease, r.MaxAttempts = time.Hour, rapid.IntRange(1, 3).Draw(rt, "most")
+		r.ParkExpired = rapid.Bool().Draw(rt, "park")
+		if rapid.Bool().Draw(rt, "rerun") {
+			r.Rerun = decided
+		}
+		if rapid.IntRange(0, 9).Draw(rt, "content") == 0 {
+			r.Fingerprint.Sum = "other"
+		}
+		if what == "claim again" {
+			r.Owner = c.Owner
+		}
+		return what, func(t *testing.T) (dedupstore.Answer, string) {
+			a, err := s.Claim(t.Context(), r)
+			return a, class(string(a.Status), err)
+		}
+	case "extend":
+		return what, func(t *testing.T) (dedupstore.Answer, string) {
+			return dedupstore.Answer{}, class("", s.Extend(t.Context(), c, time.Hour))
+		}
+	case "finish":
+		return settlement(what, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
+			Kind: rapid.SampledFrom([]dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}).Draw(rt, "kind"),
+		}})
+	case "publish":
+		return settlement(what, producing(dedupstore.Outcome{Kind: dedupstore.Failed}, dedupstore.Produced{ID: "1", Payload: []byte("x")}))
+	case "release":
+		return settlement(what, dedupstore.Release{
+			Delay:     time.Duration(rapid.IntRange(0, 1).Draw(rt, "delay")) * time.Hour,
+			Uncounted: rapid.Bool().Draw(rt, "uncounted"), Reason: "again",
+		})
+	default:
+		return settlement(what, dedupstore.Published{Retention: time.Hour})
+	}
+}
+
+// class is what an answer says, without what differs between two askings.
+func class(status string, err error) string {
+	switch {
+	case err == nil:
+		return "ok " + status
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return "lost"
+	}
+	return fmt.Sprint("error ", err)
+}
+
+func fields(rt *rapid.T, rdb *redis.Client, name string) map[string]string {
+	m, err := rdb.HGetAll(rt.Context(), name).Result()
+	if err != nil {
+		rt.Fatal(err)
+	}
+	return maps.Clone(m)
+}

@@ -1,0 +1,78 @@
+package storetest
+
+import (
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// brevity is how long the records of benchmarks are kept.
+const brevity = 100 * time.Millisecond
+
+// Benchmarks measures a store by the operations of a message's life, as sub-benchmarks of the same names for every
+// store. It calls open once for each of them. Their records are kept for about 100 ms, so that a run leaves little behind.
+func Benchmarks(b *testing.B, open func(b *testing.B) dedupstore.Store) {
+	bench := func(name string, f func(b *testing.B, k *kit, next func() dedupstore.Request)) {
+		b.Run(name, func(b *testing.B) {
+			k := newKit(b, Subject{Store: open(b)})
+			var made atomic.Int64
+			b.ReportAllocs()
+			f(b, k, func() dedupstore.Request {
+				r := k.request(strconv.FormatInt(made.Add(1), 10))
+				r.Retention = brevity
+				return r
+			})
+		})
+	}
+	bench("fresh-claim", func(b *testing.B, k *kit, next func() dedupstore.Request) {
+		for b.Loop() {
+			r := next()
+			r.Lease = brevity // it is never settled
+			k.claim(r, dedupstore.AcquiredRun)
+		}
+	})
+	bench("claim+finish", func(b *testing.B, k *kit, next func() dedupstore.Request) {
+		for b.Loop() {
+			if err := k.message(next()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	bench("duplicate", func(b *testing.B, k *kit, next func() dedupstore.Request) {
+		r := next()
+		k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, finish(succeeded("paid")))
+		for b.Loop() {
+			k.claim(r, dedupstore.Done)
+		}
+	})
+	bench("extend", func(b *testing.B, k *kit, next func() dedupstore.Request) {
+		c := k.claim(next(), dedupstore.AcquiredRun).Claim
+		for b.Loop() {
+			k.extend(c, long)
+		}
+	})
+	bench("parallel-claim+finish", func(b *testing.B, k *kit, next func() dedupstore.Request) {
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				if err := k.message(next()); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	})
+}
+
+// message is what a message costs that is processed once.
+func (k *kit) message(r dedupstore.Request) error {
+	a, err := k.Store.Claim(k.Context(), r)
+	if err != nil {
+		return err
+	}
+	f := finish(succeeded("paid"))
+	f.Retention = brevity
+	return k.Store.Settle(k.Context(), a.Claim, f)
+}

@@ -1,0 +1,168 @@
+package storetest
+
+import (
+	"bytes"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+var finishCases = []testCase{
+	{"finish/duplicates-get-the-outcome", "a duplicate is answered with what the first copy came to, failures included", func(k *kit) {
+		for id, o := range map[string]dedupstore.Outcome{
+			"succeeded": {Kind: dedupstore.Succeeded, Result: []byte("paid")},
+			"cut":       {Kind: dedupstore.Succeeded, Result: []byte("pa"), Truncated: true},
+			"empty":     {Kind: dedupstore.Succeeded},
+			"failed":    {Kind: dedupstore.Failed, Reason: "card refused", Result: []byte("no")},
+			"exhausted": {Kind: dedupstore.Failed, Exhausted: true, Reason: "three errors"},
+			"unknown":   {Kind: dedupstore.Unknown, Reason: "timeout"},
+		} {
+			c := k.run(id)
+			k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
+			for range 2 {
+				a := k.claim(k.request(id), dedupstore.Done)
+				k.found(a, dedupstore.Finished)
+				k.sameOutcome(a.Outcome, o)
+				if a.Fence != c.Fence {
+					k.Errorf("%s: Done names fence %d, want that of the run, %d", id, a.Fence, c.Fence)
+				}
+			}
+		}
+	}},
+	{"finish/spent-attempts-do-not-undo-it", "an outcome is looked at before attempts: a success of the last attempt is a success", func(k *kit) {
+		r := k.request("1")
+		r.MaxAttempts = 1
+		k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, finish(succeeded("paid")))
+		r.Owner = newOwner()
+		k.sameOutcome(k.claim(r, dedupstore.Done).Outcome, succeeded("paid"))
+	}},
+	{"finish/repeated-is-ok", "a finish whose reply was lost is sent again, and its sender acknowledges only when it is told ok", func(k *kit) {
+		c := k.run("done")
+		for range 2 {
+			k.settle(c, finish(succeeded("paid")))
+		}
+		k.sameOutcome(k.claim(k.request("done"), dedupstore.Done).Outcome, succeeded("paid"))
+
+		c = k.run("publishing")
+		for range 2 {
+			k.settle(c, finishTo(succeeded("paid"), receipt))
+		}
+		k.settle(c, published())
+		k.settle(c, finishTo(succeeded("paid"), receipt)) // a late copy does not make it PUBLISHING again
+		k.claim(k.request("publishing"), dedupstore.Done)
+	}},
+	{"finish/repeated-changes-nothing", "late copies of a finish must not make a record stay longer than its window", func(k *kit) {
+		f := finish(succeeded(""))
+		f.Retention = 2 * short
+		c := k.run("1")
+		k.settle(c, f)
+		k.pass(short)
+		if err := k.Store.Settle(k.Context(), c, f); err != nil {
+			return // the machine is slow: the window is over
+		}
+		k.pass(short)
+		k.found(k.claim(k.request("1"), dedupstore.AcquiredRun), dedupstore.Absent)
+	}},
+	{"finish/owner-is-compared", "who does not hold the claim must not decide its outcome", func(k *kit) {
+		c := k.run("1")
+		forged := c
+		forged.Owner = newOwner()
+		k.refused(forged, finish(failed("forged")), "another owner")
+		k.refused(forged, finishTo(failed("forged"), receipt), "another owner")
+		k.claim(k.request("1"), dedupstore.Busy)
+		k.settle(c, finish(succeeded("paid")))
+		k.refused(forged, finish(failed("forged")), "another owner, when done")
+		k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
+	}},
+	{"finish/fence-is-compared", "one token can own a record twice, by a late copy of its claim: the run of the earlier fence is a zombie", func(k *kit) {
+		c := k.run("1")
+		for _, fence := range []uint64{c.Fence - 1, c.Fence + 1} {
+			forged := c
+			forged.Fence = fence
+			k.refused(forged, finish(failed("forged")), "another fence")
+		}
+		k.settle(c, finish(succeeded("paid")))
+	}},
+	{"finish/taken-over-run-is-refused", "a zombie that comes back must not overwrite what its successor does", func(k *kit) {
+		zombie := k.crashed("1")
+		c := k.run("1")
+		k.refused(zombie, finish(failed("zombie")), "a zombie")
+		k.settle(c, finish(succeeded("paid")))
+		k.refused(zombie, finish(failed("zombie")), "a zombie, when done")
+		k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
+	}},
+	{"finish/zombie-whose-token-came-back", "a late copy of its claim can make a zombie's token the owner of a failure: its finish is not a repeated one, and told ok the dead letter would never be sent", func(k *kit) {
+		r := k.brief("1")
+		r.MaxAttempts = 2
+		zombie := k.expired(r, dedupstore.AcquiredRun).Claim
+		last := k.brief("1")
+		last.MaxAttempts = 2
+		k.expired(last, dedupstore.AcquiredRun)
+		late := k.claim(r, dedupstore.AcquiredPublish) // attempts are spent
+		k.refused(zombie, finish(succeeded("zombie")), "a zombie whose token came back")
+		again := k.claim(r, dedupstore.AcquiredPublish)
+		if !again.Outcome.Exhausted || again.Claim != late.Claim {
+			k.Errorf("the record is owned by %+v with outcome %+v, want %+v and an exhausted failure", again.Claim, again.Outcome, late.Claim)
+		}
+		k.settle(late.Claim, published())
+	}},
+	{"finish/not-after-release", "a run that was given back may be another's at any moment", func(k *kit) {
+		c := k.run("1")
+		k.settle(c, dedupstore.Release{})
+		k.refused(c, finish(succeeded("")), "an owner that released")
+		k.claim(k.request("1"), dedupstore.AcquiredRun)
+	}},
+	{"finish/no-record-is-lost", "a settle of a record that is gone must not start one: another owner may have finished it long ago", func(k *kit) {
+		never := dedupstore.Claim{Key: k.key("never"), Owner: newOwner(), Fence: 1, Attempt: 1, Lease: long, Retention: long}
+		r := k.brief("gone")
+		r.Retention = short
+		gone := k.claim(r, dedupstore.AcquiredRun).Claim
+		k.pass(2 * short)
+		for _, c := range []dedupstore.Claim{never, gone} {
+			k.refused(c, finish(succeeded("")), "nobody")
+			k.refused(c, finishTo(succeeded(""), receipt), "nobody")
+			k.refused(c, dedupstore.Release{}, "nobody")
+			k.refused(c, published(), "nobody")
+			k.lost(k.Store.Extend(k.Context(), c, long), "extend by nobody")
+			k.found(k.claim(k.request(c.Key.ID), dedupstore.AcquiredRun), dedupstore.Absent)
+		}
+	}},
+	{"finish/with-everything-published", "a run that published before it finished leaves nothing to do, and the IDs to know it by", func(k *kit) {
+		o := succeeded("paid")
+		o.Produced = []dedupstore.Produced{receipt}
+		k.settle(k.run("1"), finish(o))
+		k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
+	}},
+	{"finish/outcome-is-copied", "buffers are used again: neither who stored an outcome nor who read it may change it afterwards", func(k *kit) {
+		fresh := func() dedupstore.Outcome {
+			o, p := succeeded("paid"), receipt
+			p.Header, p.Payload = map[string]string{"currency": "EUR"}, []byte("12.50")
+			o.Produced = []dedupstore.Produced{p}
+			return o
+		}
+		scribble := func(o dedupstore.Outcome) {
+			copy(o.Result, "XXXX")
+			for i := range o.Produced {
+				copy(o.Produced[i].Payload, "XXXX")
+				clear(o.Produced[i].Header)
+				o.Produced[i].ID = "X"
+			}
+		}
+		r, o := k.request("1"), fresh()
+		c := k.claim(r, dedupstore.AcquiredRun).Claim
+		k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
+		scribble(o)
+		for range 2 {
+			a := k.claim(r, dedupstore.AcquiredPublish)
+			k.sameOutcome(a.Outcome, fresh())
+			scribble(a.Outcome)
+		}
+		k.settle(c, published())
+		for range 2 {
+			a := k.claim(k.request("1"), dedupstore.Done)
+			if !bytes.Equal(a.Outcome.Result, []byte("paid")) || a.Outcome.Produced[0].ID != receipt.ID {
+				k.Errorf("the outcome was changed from outside: %q", a.Outcome.Result)
+			}
+			scribble(a.Outcome)
+		}
+	}},
+}

@@ -1,0 +1,78 @@
+package storetest
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A Subject is a store to test, and what the suite may do with it.
+type Subject struct {
+	// Store is the store. Never nil.
+	Store dedupstore.Store
+
+	// Advance makes at least d pass on the store's clock, and returns then. It is called by one goroutine at a time
+	// in a case, but by several cases at once. Nil: the suite waits for d, which suits real servers, and stores that
+	// are tested by RunVirtual.
+	Advance func(d time.Duration)
+
+	// TTL says how much longer the store keeps the record of a key, and false if there is no record or it would stay
+	// for ever. Nil: the store cannot tell; then only what is forgotten, and when, is tested.
+	TTL func(key dedupstore.Key) (time.Duration, bool)
+}
+
+// Run tests a store. It calls open once for each case, in a subtest of its own; the subtests run in parallel. All of
+// them may get the same store, unless its clock is moved by Advance: a clock is moved for one case only. What open
+// needs closed it closes with t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) Subject) {
+	each(t, func(t *testing.T, c testCase) { c.check(t, open(t)) })
+}
+
+// RunVirtual tests a store whose clock is time.Now of this process: as Run does, but each case, and open with it, runs
+// in a bubble of virtual time (package testing/synctest). What open starts has to end with the test; the store cannot
+// use the network.
+func RunVirtual(t *testing.T, open func(t *testing.T) Subject) {
+	each(t, func(t *testing.T, c testCase) {
+		synctest.Test(t, func(t *testing.T) { c.check(t, open(t)) })
+	})
+}
+
+func each(t *testing.T, test func(t *testing.T, c testCase)) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, c)
+		})
+	}
+}
+
+// cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
+var cases = slices.Concat(
+	claimCases, finishCases, releaseCases, extendCases, expiryCases, exhaustionCases, publishCases, rerunCases,
+	mismatchCases, keyCases, concurrencyCases, contextCases, validationCases, limitCases,
+)
+
+type testCase struct {
+	name string // area/promise
+	why  string // what goes wrong in a store that fails, as one sentence
+	test func(k *kit)
+}
+
+func (c testCase) check(tb testing.TB, s Subject) {
+	tb.Helper()
+	if s.Store == nil {
+		tb.Fatal("Subject.Store is nil")
+	}
+	if s.Advance == nil {
+		s.Advance = func(d time.Duration) { <-time.After(d) }
+	}
+	defer func() {
+		if tb.Failed() {
+			tb.Logf("why %s matters: %s", c.name, c.why)
+		}
+	}()
+	c.test(newKit(tb, s))
+}

@@ -1,0 +1,124 @@
+package storetest
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestRun_AcceptsAStoreThatKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	RunVirtual(t, func(*testing.T) Subject { return Subject{Store: newToy("")} })
+}
+
+// broken are rules, each with the case that is there for it and must notice when a store breaks it.
+var broken = map[string]string{
+	"mark-before-process":                 "claim/no-outcome-before-the-end",
+	"owner-ignored-at-finish":             "finish/owner-is-compared",
+	"owner-ignored-at-release":            "release/owner-is-compared",
+	"owner-ignored-at-extend":             "extend/owner-is-compared",
+	"owner-ignored-at-published":          "publish/owner-is-compared",
+	"settle-ignores-fence":                "finish/zombie-whose-token-came-back",
+	"extend-ignores-fence":                "release/zombie-whose-token-came-back",
+	"check-then-set":                      "concurrency/one-run-of-many-claimers",
+	"lease-erases-the-fence":              "expiry/lease-does-not-erase-the-record",
+	"no-ttl":                              "expiry/forgotten-after-the-window",
+	"retention-without-the-lease":         "expiry/retention-follows-lease-and-delay",
+	"retention-without-the-delay":         "expiry/retention-follows-lease-and-delay",
+	"extend-forgets-the-ttl":              "expiry/retention-follows-lease-and-delay",
+	"window-counted-from-the-claim":       "expiry/window-is-counted-from-the-end",
+	"window-is-the-claim's":               "expiry/window-is-the-settlement's",
+	"expiry-revokes":                      "expiry/does-not-revoke",
+	"crashes-not-counted":                 "expiry/takeover-runs-again",
+	"release-forgets-attempts":            "release/attempts-are-remembered",
+	"release-forgets-the-delay":           "release/not-due-is-busy",
+	"release-reopens-an-outcome":          "release/does-not-reopen-an-outcome",
+	"uncounted-counts":                    "release/uncounted-gives-the-attempt-back",
+	"a-repeated-release-is-refused":       "release/repeated-is-ok",
+	"a-repeated-release-counts-twice":     "release/repeated-is-ok",
+	"a-repeated-release-delays-again":     "release/repeated-is-ok",
+	"a-repeated-finish-is-refused":        "finish/repeated-is-ok",
+	"a-repeated-finish-renews-the-window": "finish/repeated-changes-nothing",
+	"settle-starts-a-record":              "finish/no-record-is-lost",
+	"outcome-is-shared":                   "finish/outcome-is-copied",
+	"a-re-sent-claim-answers-busy":        "claim/resent-claim-gets-the-same-answer",
+	"a-re-sent-claim-takes-an-attempt":    "claim/resent-claim-gets-the-same-answer",
+	"a-re-sent-claim-renews-the-lease":    "claim/resent-claim-changes-nothing",
+	"a-re-sent-claim-shortens-the-window": "claim/resent-claim-changes-nothing",
+	"attempts-before-owner":               "claim/resent-claim-comes-before-attempts-and-parking",
+	"a-late-claim-copy-takes-an-attempt":  "claim/late-copy-after-release",
+	"a-late-claim-copy-takes-over":        "claim/late-copy-under-another-owner",
+	"only-the-last-settler-is-known":      "claim/late-copy-of-an-earlier-settler",
+	"fence-without-a-clock":               "claim/fence-grows-after-a-lost-record",
+	"keys-that-collide":                   "keys/never-collide",
+	"keys-without-the-handler":            "keys/handlers-of-one-group",
+	"attempts-never-spent":                "exhaustion/one-claimer-gets-the-dead-letter",
+	"exhausted-without-an-owner":          "exhaustion/one-claimer-gets-the-dead-letter",
+	"exhausted-for-everybody":             "concurrency/one-dead-letter",
+	"parks-what-never-started":            "parking/unstarted-run-is-retaken",
+	"publish-without-a-lease":             "publish/live-lease-is-busy",
+	"publish-lease-is-the-run's":          "publish/lease-begins-with-the-finish",
+	"publishing-runs-again":               "publish/does-not-run-again",
+	"publish-takeover-decides-anew":       "rerun/fence-is-the-decision's",
+	"published-without-an-outcome":        "publish/not-before-the-finish",
+	"done-before-published":               "publish/takeover-gets-the-same-messages",
+	"done-keeps-no-ids":                   "publish/done-keeps-IDs",
+	"done-keeps-the-bytes":                "publish/done-keeps-IDs",
+	"extend-never-shortens":               "extend/may-shorten",
+	"rerun-of-a-success":                  "rerun/success-never-runs-again",
+	"rerun-of-any-fence":                  "rerun/names-the-fence",
+	"rerun-keeps-attempts":                "rerun/failure-runs-again-once",
+	"mismatch-touches-the-record":         "mismatch/does-not-touch-the-record",
+	"mismatch-renews-the-window":          "mismatch/does-not-renew-the-window",
+	"schemes-compared":                    "mismatch/other-schemes-are-not-compared",
+	"content-not-compared":                "mismatch/in-every-state",
+	"ignores-the-context":                 "context/ended-is-an-error",
+	"accepts-anything":                    "validation/claim",
+	"accepts-any-settlement":              "validation/extend-and-settle",
+}
+
+func TestRun_RejectsABrokenStore(t *testing.T) {
+	t.Parallel()
+	for rule, name := range broken {
+		t.Run("broken/"+rule, func(t *testing.T) {
+			t.Parallel()
+			c := named(t, name)
+			synctest.Test(t, func(t *testing.T) {
+				r := record(t, func(tb testing.TB) { c.check(tb, Subject{Store: newToy(rule)}) })
+				if !r.failed {
+					t.Errorf("%s accepts a store that breaks the rule", name)
+				}
+				if last := r.lines[len(r.lines)-1]; r.failed && last != "why "+name+" matters: "+c.why {
+					t.Errorf("the last line is %q, want why the case exists", last)
+				}
+			})
+		})
+	}
+}
+
+func named(t *testing.T, name string) testCase {
+	t.Helper()
+	for _, c := range cases {
+		if c.name == name {
+			return c
+		}
+	}
+	t.Fatalf("there is no case %q", name)
+	return testCase{}
+}
+
+func TestCases_HaveNamesOfTheirOwnAndAReason(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, c := range cases {
+		if c.name == "" || c.why == "" || seen[c.name] {
+			t.Errorf("case %q: why it exists: %q; seen before: %t", c.name, c.why, seen[c.name])
+		}
+		seen[c.name] = true
+	}
+}
+
+func BenchmarkToy(b *testing.B) {
+	Benchmarks(b, func(*testing.B) dedupstore.Store { return newToy("") })
+}

@@ -1,0 +1,145 @@
+package storetest
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func (s *toy) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := dedupstore.ValidateSettlement(settlement); err != nil && !s.is("accepts-any-settlement") {
+		return err
+	}
+	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	rec := s.load(c.Key, now)
+	if rec != nil && s.is("expiry-revokes") && rec.state == dedupstore.Running && !now.Before(rec.lease) {
+		return dedupstore.ErrClaimLost
+	}
+	switch settlement := settlement.(type) {
+	case dedupstore.Finish:
+		return s.finish(rec, c, settlement, now)
+	case dedupstore.Release:
+		return s.release(rec, c, settlement, now)
+	case dedupstore.Published:
+		return s.published(rec, c, settlement, now)
+	}
+	return nil
+}
+
+func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, now time.Time) error {
+	if rec == nil && s.is("settle-starts-a-record") {
+		rec = &toyRecord{state: dedupstore.Running, owner: c.Owner, fence: c.Fence, first: now}
+		s.records[s.name(c.Key)] = rec
+	}
+	if !s.held(rec, c, "owner-ignored-at-finish", "settle-ignores-fence") || rec.state == dedupstore.Retryable {
+		return dedupstore.ErrClaimLost
+	}
+	if rec.state != dedupstore.Running {
+		switch {
+		case s.is("a-repeated-finish-is-refused"):
+			return dedupstore.ErrClaimLost
+		case s.is("a-repeated-finish-renews-the-window"):
+			rec.expires = now.Add(f.Retention)
+		}
+		return nil
+	}
+	rec.settlers = s.remembering(rec.settlers, c.Owner)
+	rec.outcome, rec.decided = s.copyOf(f.Outcome), rec.fence
+	if len(f.Outcome.Produced) > 0 && !f.Published && !s.is("done-before-published") {
+		rec.state = dedupstore.Publishing
+		if !s.is("publish-lease-is-the-run's") {
+			rec.lease = now.Add(c.Lease)
+		}
+		rec.expires = rec.lease.Add(f.Retention)
+		return nil
+	}
+	s.conclude(rec, f.Retention, now)
+	return nil
+}
+
+// conclude makes the record DONE.
+func (s *toy) conclude(rec *toyRecord, window time.Duration, now time.Time) {
+	rec.state, rec.lease = dedupstore.Finished, time.Time{}
+	rec.expires = now.Add(window)
+	if s.is("window-counted-from-the-claim") {
+		rec.expires = rec.granted.Add(window)
+	}
+	if s.is("window-is-the-claim's") {
+		rec.expires = now.Add(rec.retention)
+	}
+	switch {
+	case s.is("done-keeps-no-ids"):
+		rec.outcome.Produced = nil
+	case !s.is("done-keeps-the-bytes"):
+		rec.outcome.Produced = dedupstore.Stubs(rec.outcome.Produced)
+	}
+}
+
+func (s *toy) remembering(settlers []string, owner string) []string {
+	if s.is("only-the-last-settler-is-known") {
+		return []string{owner}
+	}
+	return append(slices.Clone(settlers), owner)
+}
+
+func (s *toy) release(rec *toyRecord, c dedupstore.Claim, r dedupstore.Release, now time.Time) error {
+	if rec != nil && rec.state == dedupstore.Retryable && slices.Contains(rec.settlers, c.Owner) {
+		switch {
+		case s.is("a-repeated-release-is-refused"):
+			return dedupstore.ErrClaimLost
+		case s.is("a-repeated-release-counts-twice") && r.Uncounted:
+			rec.attempts--
+		case s.is("a-repeated-release-delays-again"):
+			rec.due = now.Add(r.Delay)
+		}
+		return nil
+	}
+	if !s.held(rec, c, "owner-ignored-at-release", "settle-ignores-fence") {
+		return dedupstore.ErrClaimLost
+	}
+	if rec.state != dedupstore.Running && !s.is("release-reopens-an-outcome") {
+		return dedupstore.ErrClaimLost
+	}
+	rec.settlers = s.remembering(rec.settlers, c.Owner)
+	rec.state, rec.owner, rec.lease, rec.due = dedupstore.Retryable, "", time.Time{}, now.Add(r.Delay)
+	rec.expires = rec.due.Add(c.Retention)
+	switch {
+	case s.is("release-forgets-attempts"):
+		rec.attempts = 0
+	case s.is("release-forgets-the-delay"):
+		rec.due = now
+	case s.is("retention-without-the-delay"):
+		rec.expires = now.Add(c.Retention)
+	}
+	if r.Uncounted && !s.is("uncounted-counts") {
+		rec.attempts--
+	}
+	return nil
+}
+
+func (s *toy) published(rec *toyRecord, c dedupstore.Claim, p dedupstore.Published, now time.Time) error {
+	if !s.held(rec, c, "owner-ignored-at-published", "settle-ignores-fence") {
+		return dedupstore.ErrClaimLost
+	}
+	switch rec.state {
+	case dedupstore.Publishing:
+	case dedupstore.Finished:
+		return nil
+	default:
+		if !s.is("published-without-an-outcome") {
+			return dedupstore.ErrClaimLost
+		}
+	}
+	s.conclude(rec, p.Retention, now)
+	return nil
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// books is what came of one stack.
+type books struct {
+	Orders            int `json:"orders"`
+	Deliveries        int `json:"deliveries"`
+	Runs              int `json:"runs"`
+	Duplicates        int `json:"duplicates"`        // deliveries of an order beyond its first
+	DuplicatesBusy    int `json:"duplicates_busy"`   // guarded: while another copy was in progress, or its retry not due
+	DuplicatesDone    int `json:"duplicates_done"`   // guarded: answered with a stored success
+	PublishedByCopies int `json:"published_by_copy"` // guarded: outputs of an earlier run, published by a redelivery
+	FailuresReplayed  int `json:"failures_replayed"` // guarded: answered with a stored failure
+	Mismatches        int `json:"mismatches"`        // guarded: known ID, other content
+	DeadLetters       int `json:"dead_letters"`      //
+	DoubleCharges     int `json:"double_charges"`    // charges beyond one an order
+	LostOrders        int `json:"lost_orders"`       // neither charged nor dead-lettered
+	ExplainedCharges  int `json:"explained_charges"` // guarded: double charges after an injected death
+	explanations      []string
+}
+
+// balance reports whether every order was charged once, or dead-lettered.
+func (b books) balance() bool { return b.DoubleCharges == 0 && b.LostOrders == 0 }
+
+// closeBooks reads a stack's ledger.
+func closeBooks(ctx context.Context, s *stack, b *broker, orders []plannedOrder, counts map[string]int) (books, error) {
+	out := books{Orders: len(orders)}
+	for name, field := range map[string]*int{"deliveries": &out.Deliveries, "runs": &out.Runs, "duplicates": &out.Duplicates} {
+		n, err := s.shop.counter(s.name, name)
+		if err != nil {
+			return out, err
+		}
+		*field = n
+	}
+	charges, err := s.charges(ctx)
+	if err != nil {
+		return out, err
+	}
+	letters, err := b.deadLetters(ctx, s.name)
+	if err != nil {
+		return out, err
+	}
+	dead := map[string]bool{}
+	for _, m := range letters {
+		id := m.Headers().Get(producer.HeaderOriginalID)
+		if id == "" { // a poison queue keeps the ID
+			id = m.Headers().Get(producer.HeaderID)
+		}
+		dead[id] = true
+		if m.Headers().Get(producer.HeaderOutcome) == "mismatch" {
+			out.Mismatches++
+		}
+	}
+	out.DeadLetters = len(letters)
+	for _, o := range orders {
+		n := charges[o.ID]
+		out.DoubleCharges += max(0, n-1)
+		if n == 0 && !dead[o.ID] {
+			out.LostOrders++
+		}
+		if n > 1 && s.death != nil {
+			out.explain(s.death, o.ID)
+		}
+	}
+	out.DuplicatesBusy = counts["duplicate_in_progress"] + counts["not_due"]
+	out.DuplicatesDone = counts["duplicate_completed"]
+	out.FailuresReplayed = counts["duplicate_failed"]
+	out.PublishedByCopies = counts["publish_only"]
+	return out, nil
+}
+
+func (b *books) explain(m *mortality, orderID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if why, ok := m.kills[orderID]; ok {
+		b.ExplainedCharges++
+		b.explanations = append(b.explanations, fmt.Sprintf("%s was %s, and charged again by the next attempt", orderID, why))
+	}
+}
+
+// charges counts a stack's charges by order.
+func (s *stack) charges(ctx context.Context) (map[string]int, error) {
+	rows, err := s.shop.db.QueryContext(ctx, `SELECT order_id, count(*) FROM ledger WHERE stack = ? GROUP BY order_id`, s.name)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	charges := map[string]int{}
+	for rows.Next() {
+		var id string
+		var n int
+		if err := rows.Scan(&id, &n); err != nil {
+			return nil, err
+		}
+		charges[id] = n
+	}
+	return charges, rows.Err()
+}
+
+// printJSON prints the books for programs.
+func printJSON(w io.Writer, all map[string]books) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(all)
+}
+
+// printTable prints the books for people.
+func printTable(w io.Writer, all map[string]books) {
+	g, u, d := all[guarded], all[unguarded], all[deduplicator]
+	line := func(name string, g, u, d any) { fmt.Fprintf(w, "  %-34s %10v %11v %14v\n", name, g, u, d) }
+	fmt.Fprintln(w)
+	line("", "oncemill", "unguarded", "Deduplicator*")
+	line("orders", g.Orders, u.Orders, d.Orders)
+	line("deliveries", g.Deliveries, u.Deliveries, d.Deliveries)
+	line("handler runs", g.Runs, u.Runs, d.Runs)
+	line("duplicates delivered", g.Duplicates, u.Duplicates, d.Duplicates)
+	line("  answered with the outcome", g.DuplicatesDone, "-", "-")
+	line("  held or delayed, in progress", g.DuplicatesBusy, "-", "-")
+	line("  published what a run left behind", g.PublishedByCopies, "-", "-")
+	line("  failures replayed", g.FailuresReplayed, "-", "-")
+	line("mismatches (same ID, other amount)", g.Mismatches, "-", "-")
+	line("dead letters", g.DeadLetters, u.DeadLetters, d.DeadLetters)
+	line("DOUBLE CHARGES", g.DoubleCharges, u.DoubleCharges, d.DoubleCharges)
+	line("LOST ORDERS", g.LostOrders, u.LostOrders, d.LostOrders)
+	fmt.Fprintln(w, "\n  * Watermill's own middleware, keyed by message ID. It marks a message before its handler runs, so a")
+	fmt.Fprintln(w, "    handler that fails once has its redelivery dropped as a duplicate.")
+	printVerdict(w, g)
+}
+
+func printVerdict(w io.Writer, g books) {
+	fmt.Fprintln(w)
+	if g.balance() {
+		fmt.Fprintln(w, "oncemill's ledger balances: every order was charged once, or dead-lettered for somebody to look at.")
+		return
+	}
+	fmt.Fprintf(w, "oncemill's ledger does not balance: %d double charges, %d lost orders.\n", g.DoubleCharges, g.LostOrders)
+	if g.ExplainedCharges == 0 {
+		return
+	}
+	fmt.Fprintf(w, "%d of the double charges follow an injected death between effect and outcome:\n", g.ExplainedCharges)
+	fmt.Fprintf(w, "  %s\n", strings.Join(g.explanations[:min(3, len(g.explanations))], "\n  "))
+	fmt.Fprintln(w, `This is the limit of tier 1: the charge and its outcome are written to two places, and a process can die in
+between. Nothing but a common transaction (tier 2) or an ID that the payment provider deduplicates by
+(oncemill.FromContext(ctx).ID("charge")) closes that gap. docs/guarantees.md has the whole list.`)
+}

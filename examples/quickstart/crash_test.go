@@ -1,0 +1,288 @@
+package main
+
+import (
+	"bytes"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+)
+
+// TestCrash_BooksBalance kills the quickstart's process, its Redis and its NATS server with SIGKILL at random, and
+// starts them again on the same files. In the end no order is lost, and each double charge goes back to a process that
+// was killed between its effect and its outcome.
+func TestCrash_BooksBalance(t *testing.T) {
+	kills, seed := 2, uint64(1) // of each
+	if os.Getenv("ONCEMILL_PROOF") != "" {
+		kills, seed = 12, uint64(time.Now().UnixNano())
+	}
+	t.Logf("%d kills of each, seed %d", kills, seed)
+	c := newCrashes(t, seed, 300*kills)
+	victims := map[string]int{"quickstart": kills, "redis": kills, "nats": kills}
+	for len(victims) > 0 {
+		c.awaitCharges(5 + c.rng.IntN(40))
+		victim := c.pick(victims)
+		c.kill(victim)
+		if victims[victim]--; victims[victim] == 0 {
+			delete(victims, victim)
+		}
+	}
+	c.checkBooks(c.finish())
+}
+
+// crashes are three processes that are killed, and what was done to them.
+type crashes struct {
+	t         *testing.T
+	rng       *rand.Rand
+	dir       string
+	orders    int
+	redisPort int
+	natsPort  int
+	natsBin   string
+	ownBin    string
+	processes map[string]*testserver.Process
+	db        *sql.DB // the quickstart's
+	log       []crash
+}
+
+// A crash is one kill.
+type crash struct {
+	victim string
+	pid    int
+	at     int64 // µs
+}
+
+func newCrashes(t *testing.T, seed uint64, orders int) *crashes {
+	t.Helper()
+	testserver.Redis(t) // skips, or fails, where there is no redis-server
+	c := &crashes{
+		t: t, rng: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), orders: orders,
+		natsBin:   testserver.BuildProgram(t, "github.com/nats-io/nats-server/v2"),
+		ownBin:    testserver.BuildProgram(t, "github.com/oncemill/oncemill/examples/quickstart"),
+		processes: map[string]*testserver.Process{},
+	}
+	var err error
+	if c.redisPort, err = testserver.FreePort(); err != nil {
+		t.Fatal(err)
+	}
+	if c.natsPort, err = testserver.FreePort(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"redis", "nats", "quickstart"} {
+		if err := os.Mkdir(filepath.Join(c.dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c.start(name)
+	}
+	if c.db, err = sqliteoutbox.Open(t.Context(), filepath.Join(c.dir, "quickstart", "shop.db")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.db.Close()
+		for _, p := range c.processes {
+			p.Kill()
+		}
+	})
+	return c
+}
+
+// start starts a process on its own files, and waits until a server listens.
+func (c *crashes) start(name string) {
+	c.t.Helper()
+	dir := filepath.Join(c.dir, name)
+	var p *testserver.Process
+	var err error
+	switch name {
+	case "redis":
+		p, err = testserver.StartRedis(dir, c.redisPort, "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
+	case "nats":
+		p, err = testserver.StartProgram(dir, c.natsBin, "-a", "127.0.0.1", "-p", strconv.Itoa(c.natsPort), "-js", "-sd", dir)
+		if err == nil {
+			err = c.listening(p, c.natsPort)
+		}
+	case "quickstart":
+		p, err = testserver.StartProgram(dir, c.ownBin, "-dir", dir, "-orders", strconv.Itoa(c.orders), "-out", "json",
+			"-redis", fmt.Sprintf("redis://127.0.0.1:%d", c.redisPort), "-nats", fmt.Sprintf("nats://127.0.0.1:%d", c.natsPort))
+	}
+	if err != nil {
+		c.t.Fatalf("start %s: %v\n%s", name, err, c.output(name))
+	}
+	c.processes[name] = p
+}
+
+func (c *crashes) listening(p *testserver.Process, port int) error {
+	return poll(c.t.Context(), 5*time.Millisecond, func() (bool, error) {
+		select {
+		case <-p.Ended():
+			return false, fmt.Errorf("it ended")
+		default:
+		}
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
+		if err != nil {
+			return false, nil
+		}
+		return true, conn.Close()
+	})
+}
+
+// awaitCharges waits until so many more charges were made by the guarded stack, so that kills hit work under way. A
+// quickstart that ended because a server was away is started again.
+func (c *crashes) awaitCharges(more int) {
+	c.t.Helper()
+	start := c.charges()
+	err := poll(c.t.Context(), time.Millisecond, func() (bool, error) {
+		select {
+		case <-c.processes["quickstart"].Ended():
+			if code := c.processes["quickstart"].ExitCode(); code == 0 {
+				return false, fmt.Errorf("the quickstart finished before all kills were done: give it more orders")
+			}
+			c.start("quickstart")
+		default:
+		}
+		return c.charges() >= start+more, nil
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// charges counts the charges of the guarded stack so far.
+func (c *crashes) charges() (n int) {
+	if err := c.db.QueryRow(`SELECT count(*) FROM ledger WHERE stack = ?`, guarded).Scan(&n); err != nil {
+		return 0 // the quickstart has not made its tables yet
+	}
+	return n
+}
+
+func (c *crashes) pick(victims map[string]int) string {
+	names := make([]string, 0, len(victims))
+	for _, name := range []string{"quickstart", "redis", "nats"} {
+		if victims[name] > 0 {
+			names = append(names, name)
+		}
+	}
+	return names[c.rng.IntN(len(names))]
+}
+
+func (c *crashes) kill(name string) {
+	c.t.Helper()
+	p := c.processes[name]
+	if err := p.Kill(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.log = append(c.log, crash{victim: name, pid: p.Pid(), at: time.Now().UnixMicro()})
+	c.t.Logf("killed %s (%d)", name, p.Pid())
+	c.start(name)
+}
+
+// finish lets the quickstart end and returns its books.
+func (c *crashes) finish() books {
+	c.t.Helper()
+	deadline := time.After(3 * time.Minute)
+	for {
+		p := c.processes["quickstart"]
+		select {
+		case <-p.Ended():
+		case <-deadline:
+			c.t.Fatalf("the quickstart does not come to rest\n%s", c.output("quickstart"))
+		}
+		var all map[string]books
+		out := c.output("quickstart")
+		if i := bytes.LastIndex(out, []byte("\n{\n")); i >= 0 {
+			if err := json.Unmarshal(out[i:], &all); err != nil {
+				c.t.Fatalf("books: %v\n%s", err, out[i:])
+			}
+			return all[guarded]
+		}
+		c.start("quickstart") // a server was away when it started
+	}
+}
+
+func (c *crashes) output(name string) []byte {
+	out, err := os.ReadFile(filepath.Join(c.dir, name, "log"))
+	if err != nil {
+		c.t.Error(err)
+	}
+	return out
+}
+
+func (c *crashes) checkBooks(b books) {
+	c.t.Helper()
+	c.t.Logf("%d orders, %d deliveries, %d runs, %d duplicates, %d dead letters, %d double charges, %d lost orders",
+		b.Orders, b.Deliveries, b.Runs, b.Duplicates, b.DeadLetters, b.DoubleCharges, b.LostOrders)
+	if b.Orders != c.orders || b.LostOrders != 0 {
+		c.t.Errorf("%d of %d orders lost", b.LostOrders, c.orders)
+	}
+	repeated := c.repeatedCharges()
+	if len(repeated) != b.DoubleCharges {
+		c.t.Errorf("%d charges were repeated, the books say %d", len(repeated), b.DoubleCharges)
+	}
+	for _, e := range repeated {
+		if why := c.explain(e); why == "" {
+			c.t.Errorf("%s was charged again, although its process (%d) was not killed between effect and outcome", e.order, e.pid)
+		} else {
+			c.t.Logf("%s was charged again: %s", e.order, why)
+		}
+	}
+}
+
+// An entry is a charge that was followed by another for the same order.
+type entry struct {
+	order   string
+	pid     int
+	at      int64 // µs
+	settled bool
+}
+
+func (c *crashes) repeatedCharges() []entry {
+	c.t.Helper()
+	rows, err := c.db.Query(`
+		SELECT l.order_id, l.pid, l.at, s.entry FROM ledger l LEFT JOIN settled s ON s.entry = l.entry
+		WHERE l.stack = ? AND EXISTS (
+			SELECT * FROM ledger n WHERE n.stack = l.stack AND n.order_id = l.order_id AND n.entry > l.entry)`, guarded)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer rows.Close()
+	var all []entry
+	for rows.Next() {
+		var e entry
+		var outcome sql.NullInt64
+		if err := rows.Scan(&e.order, &e.pid, &e.at, &outcome); err != nil {
+			c.t.Fatal(err)
+		}
+		e.settled = outcome.Valid
+		all = append(all, e)
+	}
+	if err := rows.Err(); err != nil {
+		c.t.Fatal(err)
+	}
+	return all
+}
+
+// explain finds the kill between a charge and its outcome: of its own process, or of the Redis that could not take the
+// outcome until the lease ended.
+func (c *crashes) explain(e entry) string {
+	if e.settled {
+		return ""
+	}
+	for _, k := range c.log {
+		since := time.Duration(k.at-e.at) * time.Microsecond
+		switch {
+		case k.victim == "quickstart" && k.pid == e.pid && since >= 0:
+			return fmt.Sprintf("its process was killed %v after the charge, its outcome was not stored", since)
+		case k.victim == "redis" && since >= -lease && since <= lease:
+			return fmt.Sprintf("Redis was killed %v after the charge, its outcome could not be stored in time", since)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,130 @@
+// The quickstart is a small shop whose orders are charged by three stacks side by side: guarded by Oncemill, unguarded,
+// and behind Watermill's own Deduplicator. Everything that at-least-once delivery can do to a message is done to some
+// of them. At the end it closes the books.
+//
+//	go run ./examples/quickstart
+//
+// It needs nothing but Go: NATS JetStream is embedded, the outbox and the ledger are in SQLite, the dedup store is in
+// memory. Exit status: 0 if oncemill's ledger balances, 1 if it does not or something broke, 2 for wrong flags.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+type options struct {
+	redisURL    string
+	natsURL     string
+	orders      int
+	seed        uint64
+	out         string
+	crashEffect bool
+	dir         string
+}
+
+func parseFlags(args []string, stderr io.Writer) (options, error) {
+	o := options{}
+	var crash string
+	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&o.redisURL, "redis", "", "keep dedup records in the Redis at this `URL`, such as redis://127.0.0.1:6379/0 (default: in memory)")
+	flags.StringVar(&o.natsURL, "nats", "", "use the NATS JetStream server at this `URL`, such as nats://127.0.0.1:4222 (default: embedded)")
+	flags.IntVar(&o.orders, "orders", 300, "how many orders to place, 10 to 100000")
+	flags.Uint64Var(&o.seed, "seed", 1, "draws amounts and faults")
+	flags.StringVar(&o.out, "out", "table", "print the books as table or json")
+	flags.StringVar(&crash, "crash", "", "effect: also kill handlers between effect and outcome, which shows the limit of tier 1")
+	flags.StringVar(&o.dir, "dir", "", "keep all files in this `directory` and go on where an earlier process stopped (default: a new one, removed at the end)")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	o.crashEffect = crash == "effect"
+	switch {
+	case flags.NArg() > 0:
+		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case o.orders < 10 || o.orders > 100_000:
+		return o, fmt.Errorf("-orders is %d, want 10 to 100000", o.orders)
+	case o.out != "table" && o.out != "json":
+		return o, fmt.Errorf("-out is %q, want table or json", o.out)
+	case crash != "" && !o.crashEffect:
+		return o, fmt.Errorf("-crash is %q, want effect", crash)
+	}
+	for name, schemes := range map[string][]string{"redis": {o.redisURL, "redis", "rediss", "unix"}, "nats": {o.natsURL, "nats", "tls"}} {
+		if err := checkURL(name, schemes[0], schemes[1:]); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func checkURL(flagName, value string, schemes []string) error {
+	if value == "" {
+		return nil
+	}
+	u, err := url.Parse(value)
+	if err != nil {
+		return fmt.Errorf("-%s is not a URL: %w", flagName, err)
+	}
+	for _, s := range schemes {
+		if u.Scheme == s && (u.Host != "" || s == "unix") {
+			return nil
+		}
+	}
+	return fmt.Errorf("-%s is %q, want a URL such as %s://127.0.0.1:PORT", flagName, value, schemes[0])
+}
+
+func main() {
+	o, err := parseFlags(os.Args[1:], os.Stderr)
+	if err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			os.Exit(0)
+		}
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	balanced, err := run(ctx, o, os.Stdout, os.Stderr)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+	}
+	if err != nil || !balanced {
+		os.Exit(1)
+	}
+}
+
+// run plays the whole demo and reports whether the guarded ledger balances.
+func run(ctx context.Context, o options, stdout, stderr io.Writer) (bool, error) {
+	start := time.Now()
+	if o.dir == "" {
+		dir, err := os.MkdirTemp("", "oncemill-quickstart-")
+		if err != nil {
+			return false, err
+		}
+		defer os.RemoveAll(dir)
+		o.dir = dir
+	}
+	d, err := open(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	all, err := d.play(ctx, stderr)
+	if err := errors.Join(err, d.close()); err != nil {
+		return false, err
+	}
+	if o.out == "json" {
+		err = printJSON(stdout, all)
+	} else {
+		printTable(stdout, all)
+		fmt.Fprintf(stdout, "\n%d orders, seed %d, %.1f s\n", o.orders, o.seed, time.Since(start).Seconds())
+	}
+	return all[guarded].balance(), err
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// progress prints a line now and then while the demo runs.
+type progress struct {
+	placed atomic.Int64
+	end    chan struct{}
+	ended  sync.WaitGroup
+}
+
+func newProgress(w io.Writer, d *demo) *progress {
+	p := &progress{end: make(chan struct{})}
+	fmt.Fprintf(w, "%d orders, seed %d, through three stacks. Faults are on.\n", len(d.orders), d.options.seed)
+	p.ended.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for start := time.Now(); ; {
+			select {
+			case <-tick.C:
+				fmt.Fprintf(w, "%3.0f s  placed %d of %d, charges: %s\n", time.Since(start).Seconds(), p.placed.Load(), len(d.orders), d.chargesSoFar())
+			case <-p.end:
+				return
+			}
+		}
+	})
+	return p
+}
+
+func (p *progress) stop() {
+	close(p.end)
+	p.ended.Wait()
+}
+
+func (d *demo) chargesSoFar() string {
+	var s string
+	for _, st := range d.stacks {
+		var n int
+		if err := d.shop.db.QueryRow(`SELECT count(*) FROM ledger WHERE stack = ?`, st.name).Scan(&n); err != nil {
+			return err.Error()
+		}
+		s += fmt.Sprintf(" %s %d", st.name, n)
+	}
+	return s
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A shop takes orders and keeps the ledgers, in one SQLite file.
+type shop struct {
+	db  *sql.DB
+	box *sqliteoutbox.Outbox
+}
+
+const schema = `
+CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, amount INTEGER NOT NULL);
+-- One row for each charge that a customer would see on the card. No unique key: the ledger is the outside world here.
+CREATE TABLE IF NOT EXISTS ledger (
+	entry INTEGER PRIMARY KEY AUTOINCREMENT,
+	stack TEXT NOT NULL, order_id TEXT NOT NULL, amount INTEGER NOT NULL, pid INTEGER NOT NULL, at INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS ledger_by_order ON ledger (stack, order_id);
+-- When a run of the guarded handler had its outcome stored: what the crash test compares double charges with.
+CREATE TABLE IF NOT EXISTS settled (entry INTEGER PRIMARY KEY, at INTEGER NOT NULL);
+-- The faults that have been injected, so that a restarted process does not inject them again.
+CREATE TABLE IF NOT EXISTS injected (stack TEXT NOT NULL, order_id TEXT NOT NULL, PRIMARY KEY (stack, order_id));
+-- What each stack has seen and done, across restarts.
+CREATE TABLE IF NOT EXISTS counters (stack TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (stack, name));
+CREATE TABLE IF NOT EXISTS seen (stack TEXT NOT NULL, order_id TEXT NOT NULL, PRIMARY KEY (stack, order_id));
+`
+
+func openShop(ctx context.Context, dir string) (*shop, error) {
+	db, err := sqliteoutbox.Open(ctx, filepath.Join(dir, "shop.db"))
+	if err != nil {
+		return nil, fmt.Errorf("open the shop's database: %w", err)
+	}
+	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
+	if err == nil {
+		err = box.Migrate(ctx)
+	}
+	if err == nil {
+		_, err = db.ExecContext(ctx, schema)
+	}
+	if err != nil {
+		db.Close()
+		return nil, fmt.Errorf("set up the shop's database: %w", err)
+	}
+	return &shop{db: db, box: box}, nil
+}
+
+// place writes an order and its event in one transaction. The customer may press the button twice.
+func (s *shop) place(ctx context.Context, o order) error {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx, `INSERT INTO orders (id, amount) VALUES (?, ?) ON CONFLICT DO NOTHING`, o.ID, o.Amount)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n == 0 {
+			return err
+		}
+		return s.box.InSQL(tx).Publish(ctx, producer.Message{ID: o.ID, Topic: ordersTopic, Key: o.ID, Payload: body})
+	})
+}
+
+func (s *shop) inTx(ctx context.Context, do func(tx *sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := do(tx); err != nil {
+		tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+// charge writes a charge and returns its entry in the ledger. It does not use the message's context: a charge that was
+// begun is made, as at a payment provider.
+func (s *shop) charge(stack string, o order, now int64) (entry int64, err error) {
+	res, err := s.db.Exec(`INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`, stack, o.ID, o.Amount, os.Getpid(), now)
+	if err != nil {
+		return 0, fmt.Errorf("write the ledger: %w", err)
+	}
+	return res.LastInsertId()
+}
+
+// once reports whether a fault has not been injected before, and notes that it is now.
+func (s *shop) once(stack, orderID string) (bool, error) {
+	return s.insertNew(`INSERT INTO injected (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
+}
+
+// firstSeen reports whether a stack has not been given an order before, and notes that it has now.
+func (s *shop) firstSeen(stack, orderID string) (bool, error) {
+	return s.insertNew(`INSERT INTO seen (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
+}
+
+func (s *shop) insertNew(query string, args ...any) (bool, error) {
+	res, err := s.db.Exec(query, args...)
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n == 1, err
+}
+
+func (s *shop) count(stack, name string) error {
+	_, err := s.db.Exec(`INSERT INTO counters (stack, name, n) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1`, stack, name)
+	return err
+}
+
+func (s *shop) counter(stack, name string) (n int, err error) {
+	err = s.db.QueryRow(`SELECT coalesce(sum(n), 0) FROM counters WHERE stack = ? AND name = ?`, stack, name).Scan(&n)
+	return n, err
+}

@@ -1,0 +1,13 @@
+// Package testserver runs real servers for tests: on free loopback ports, each in a directory of its own, stopped when
+// the test ends.
+//
+// Guarantees:
+//
+//   - A server that cannot be had is said aloud: the test is skipped with a message that names what is missing, and
+//     fails instead where CI=true, so that a green run never hides one.
+//   - Servers that were started are stopped by process ID. On Linux they also die with the process that started them.
+//   - Which servers a run used is appended to the file that the environment variable ONCEMILL_TEST_SERVERS_FILE
+//     names, a line each, and so is what was missing.
+//
+// It is test code: programs that users run never import it.
+package testserver

@@ -1,0 +1,90 @@
+package testserver
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A NATSServer is a NATS server with JetStream for one test, embedded in the test's process, with its streams in a
+// directory of the test.
+type NATSServer struct {
+	t       testing.TB
+	options server.Options
+	server  *server.Server
+}
+
+// NATS returns a new, empty NATS server with JetStream on a free loopback port. The functions may change its options
+// before it starts.
+func NATS(t testing.TB, configure ...func(*server.Options)) *NATSServer {
+	t.Helper()
+	s := &NATSServer{t: t, options: server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: t.TempDir(), JetStreamMaxMemory: 256 << 20, JetStreamMaxStore: 1 << 30,
+	}}
+	for _, f := range configure {
+		f(&s.options)
+	}
+	s.start()
+	t.Cleanup(s.Shutdown)
+	record(t, "nats-server "+server.VERSION+" (embedded)")
+	return s
+}
+
+func (s *NATSServer) start() {
+	s.t.Helper()
+	options := s.options // the server writes to its options
+	started, err := server.NewServer(&options)
+	if err != nil {
+		s.t.Fatalf("testserver: nats-server: %v", err)
+	}
+	started.Start()
+	if !started.ReadyForConnections(patience) {
+		started.Shutdown()
+		started.WaitForShutdown()
+		s.t.Fatalf("testserver: nats-server is not ready after %v", patience)
+	}
+	s.server, s.options.Port = started, options.Port
+}
+
+// URL is where clients connect to. It stays through restarts.
+func (s *NATSServer) URL() string { return s.server.ClientURL() }
+
+// Connect returns a new connection, which is closed when the test ends. Without other options it reconnects for ever,
+// without pauses that a test would notice.
+func (s *NATSServer) Connect(options ...nats.Option) *nats.Conn {
+	s.t.Helper()
+	nc, err := nats.Connect(s.URL(), append([]nats.Option{
+		nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(patience),
+	}, options...)...)
+	if err != nil {
+		s.t.Fatalf("testserver: connect to nats-server: %v", err)
+	}
+	s.t.Cleanup(nc.Close)
+	return nc
+}
+
+// JetStream returns JetStream on a new connection.
+func (s *NATSServer) JetStream(options ...nats.Option) jetstream.JetStream {
+	s.t.Helper()
+	js, err := jetstream.New(s.Connect(options...))
+	if err != nil {
+		s.t.Fatalf("testserver: JetStream: %v", err)
+	}
+	return js
+}
+
+// Shutdown stops the server without letting clients finish, and waits for its end. Streams in files stay.
+func (s *NATSServer) Shutdown() {
+	s.server.Shutdown()
+	s.server.WaitForShutdown()
+}
+
+// Restart starts the server again after Shutdown, on the same port and directory.
+func (s *NATSServer) Restart() {
+	s.t.Helper()
+	s.start()
+}

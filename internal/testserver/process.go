@@ -1,0 +1,90 @@
+package testserver
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// A Process is a server that was started. Its output goes to the file "log" of its directory.
+type Process struct {
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when the process has been waited for
+	log   string
+}
+
+// startProcess runs a program in a directory.
+func startProcess(dir, program string, args ...string) (*Process, error) {
+	p := &Process{log: filepath.Join(dir, "log"), ended: make(chan struct{})}
+	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	p.cmd = exec.Command(program, args...)
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, out, out
+	dieWithParent(p.cmd)
+	started := make(chan error)
+	go func() {
+		// A parent-death signal is sent when the thread that forked ends: it is kept for the life of the server.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.cmd.Wait()
+			close(p.ended)
+		}
+	}()
+	return p, <-started
+}
+
+// Pid is the process ID.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Kill ends the process with SIGKILL and waits for its end.
+func (p *Process) Kill() error { return p.signal(syscall.SIGKILL, 10*time.Second) }
+
+// Stop asks the process to end with SIGTERM, waits for its end, and kills it if it takes longer than five seconds.
+func (p *Process) Stop() error {
+	if err := p.signal(syscall.SIGTERM, 5*time.Second); err != nil {
+		return p.Kill()
+	}
+	return nil
+}
+
+// Pause stops the process with SIGSTOP: its connections stay open, and nothing is answered until Resume.
+func (p *Process) Pause() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Resume lets a paused process go on.
+func (p *Process) Resume() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
+
+// Ended is closed when the process has ended.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+func (p *Process) signal(sig os.Signal, patience time.Duration) error {
+	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		return nil
+	case <-timer.C:
+		return errors.New("testserver: the process did not end")
+	}
+}
+
+// output returns what the process wrote, for error messages.
+func (p *Process) output() string {
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[max(0, len(b)-4096):])
+}

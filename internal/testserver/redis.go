@@ -1,0 +1,228 @@
+package testserver
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// redisURL names the environment variable with the URL of a Redis server to use instead of starting one.
+const redisURL = "ONCEMILL_TEST_REDIS"
+
+// patience bounds every wait for a server.
+const patience = 20 * time.Second
+
+// StartRedis starts redis-server on a loopback port with its files in dir, and waits until it answers PING. The
+// arguments are those of redis-server; without any it keeps nothing on disk. For programs that drive crash tests;
+// tests use [Redis].
+func StartRedis(dir string, port int, args ...string) (*Process, error) {
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		return nil, err
+	}
+	own := []string{
+		"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
+		"--save", "", "--daemonize", "no", "--repl-diskless-sync-delay", "0",
+	}
+	p, err := startProcess(dir, program, append(own, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	if err := awaitPing(p, loopback(port)); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("redis-server on port %d: %w\n%s", port, err, p.output())
+	}
+	return p, nil
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// awaitPing polls until the server of this very process answers: not one that took the port before it.
+func awaitPing(p *Process, addr string) error {
+	deadline := time.Now().Add(patience)
+	for {
+		err := ping(addr)
+		select {
+		case <-p.Ended():
+			return fmt.Errorf("it ended at once")
+		default:
+		}
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		pause()
+	}
+}
+
+// pause is what a loop that waits for a server does between two looks.
+func pause() { <-time.After(5 * time.Millisecond) }
+
+// ping succeeds when the server answers, be it with a demand to authenticate.
+func ping(addr string) error {
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(line, "+PONG") && !strings.HasPrefix(line, "-NOAUTH") {
+		return fmt.Errorf("PING was answered with %q", strings.TrimSpace(line))
+	}
+	return nil
+}
+
+// A RedisServer is a Redis server for one test.
+type RedisServer struct {
+	Addr string // host:port
+
+	t       testing.TB
+	options *redis.Options
+	process *Process // nil: a server that somebody else runs
+	dir     string
+	port    int
+	args    []string
+}
+
+// Redis returns a Redis server for the test: the one that the environment variable ONCEMILL_TEST_REDIS names by its
+// URL, or else a new one from the redis-server in PATH. With arguments for redis-server it is always a new one. A new
+// server is empty and keeps nothing on disk unless the arguments say so; another one may be shared: tests use keys of
+// their own and never flush.
+func Redis(t testing.TB, args ...string) *RedisServer {
+	t.Helper()
+	if url := os.Getenv(redisURL); url != "" && len(args) == 0 {
+		return externalRedis(t, url)
+	}
+	needRedis(t)
+	s := &RedisServer{t: t, args: args, dir: t.TempDir()}
+	s.startOnFreePort(FreePort)
+	record(t, fmt.Sprintf("redis-server %s (started, single)", redisVersion(t)))
+	return s
+}
+
+func needRedis(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		missing(t, "redis-server is not in PATH (Debian: apt-get install redis-server); %s names a running server by URL where one suffices", redisURL)
+	}
+}
+
+func externalRedis(t testing.TB, url string) *RedisServer {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatalf("testserver: %s: %v", redisURL, err)
+	}
+	s := &RedisServer{t: t, Addr: o.Addr, options: o}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	info, err := s.Client().Info(ctx, "server").Result()
+	if err != nil {
+		t.Fatalf("testserver: the server of %s does not answer: %v", redisURL, err)
+	}
+	version := "unknown"
+	for line := range strings.Lines(info) {
+		if v, ok := strings.CutPrefix(line, "redis_version:"); ok {
+			version = strings.TrimSpace(v)
+		}
+	}
+	record(t, fmt.Sprintf("redis-server %s (given by %s)", version, redisURL))
+	return s
+}
+
+// startOnFreePort starts the server, on another port if somebody took the first.
+func (s *RedisServer) startOnFreePort(port func() (int, error)) {
+	s.t.Helper()
+	var err error
+	for range 5 {
+		if s.port, err = port(); err != nil {
+			continue
+		}
+		if s.process, err = StartRedis(s.dir, s.port, s.args...); err == nil {
+			s.Addr = loopback(s.port)
+			s.options = &redis.Options{Addr: s.Addr}
+			s.t.Cleanup(func() { s.process.Kill() })
+			return
+		}
+	}
+	s.t.Fatalf("testserver: %v", err)
+}
+
+// Options returns new options for a client of this server.
+func (s *RedisServer) Options() *redis.Options {
+	o := *s.options
+	return &o
+}
+
+// Client returns a new client, which is closed when the test ends.
+func (s *RedisServer) Client() *redis.Client {
+	c := redis.NewClient(s.Options())
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// Process is the server's process. A test that asks for it is skipped where somebody else runs the server.
+func (s *RedisServer) Process() *Process {
+	s.t.Helper()
+	if s.process == nil {
+		missing(s.t, "the test controls its server's process, which it cannot with the server that %s names", redisURL)
+	}
+	return s.process
+}
+
+// Kill ends the server with SIGKILL and waits for its end.
+func (s *RedisServer) Kill() {
+	s.t.Helper()
+	if err := s.Process().Kill(); err != nil {
+		s.t.Fatalf("testserver: kill redis-server: %v", err)
+	}
+}
+
+// Restart starts the server again after Kill, on the same files and port, and waits until it answers.
+func (s *RedisServer) Restart() {
+	s.t.Helper()
+	s.Process()
+	var err error
+	for range 5 { // somebody may use the port for a moment
+		var p *Process
+		if p, err = StartRedis(s.dir, s.port, s.args...); err == nil {
+			s.process = p
+			return
+		}
+		pause()
+	}
+	s.t.Fatalf("testserver: restart: %v", err)
+}
+
+// redisVersion asks the program in PATH.
+func redisVersion(t testing.TB) string {
+	t.Helper()
+	out, err := exec.Command("redis-server", "--version").Output()
+	if err != nil {
+		t.Fatalf("testserver: redis-server --version: %v", err)
+	}
+	for _, word := range strings.Fields(string(out)) {
+		if v, ok := strings.CutPrefix(word, "v="); ok {
+			return v
+		}
+	}
+	return "of unknown version"
+}

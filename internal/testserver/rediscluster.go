@@ -1,0 +1,155 @@
+package testserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	clusterMasters = 3
+	clusterNodes   = 2 * clusterMasters
+	clusterSlots   = 16384
+	busOffset      = 10000 // the port of the cluster bus is the port plus this
+)
+
+// A Cluster is a Redis Cluster for one test: three masters with a replica each.
+type Cluster struct {
+	Nodes []*RedisServer // masters first; the replica of master i is node i+3
+
+	t testing.TB
+}
+
+// RedisCluster starts a cluster of three masters and three replicas from the redis-server in PATH, and returns when all
+// of them say that it is complete and the replicas hold what their masters do. A node that does not answer for half a
+// second is replaced by its replica.
+func RedisCluster(t testing.TB) *Cluster {
+	t.Helper()
+	needRedis(t)
+	c := &Cluster{t: t}
+	for range clusterNodes {
+		node := &RedisServer{t: t, dir: t.TempDir(), args: []string{
+			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "500",
+			"--appendonly", "yes", "--appendfsync", "always",
+		}}
+		node.startOnFreePort(freeClusterPort)
+		c.Nodes = append(c.Nodes, node)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	if err := c.form(ctx); err != nil {
+		t.Fatalf("testserver: form a Redis Cluster: %v", err)
+	}
+	record(t, fmt.Sprintf("redis-server %s (started, cluster of %d+%d)", redisVersion(t), clusterMasters, clusterMasters))
+	return c
+}
+
+// freeClusterPort returns a free port whose bus port is free as well.
+func freeClusterPort() (int, error) {
+	for range 100 {
+		port, err := FreePort()
+		if err != nil {
+			return 0, err
+		}
+		if port+busOffset > 65535 {
+			continue
+		}
+		if l, err := net.Listen("tcp", loopback(port+busOffset)); err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, errors.New("no free pair of ports")
+}
+
+// form makes one cluster of the nodes.
+func (c *Cluster) form(ctx context.Context) error {
+	clients := make([]*redis.Client, len(c.Nodes))
+	for i, n := range c.Nodes {
+		clients[i] = n.Client()
+	}
+	for i, rdb := range clients {
+		if err := rdb.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err(); err != nil {
+			return err
+		}
+		if i < clusterMasters {
+			from, to := i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters-1
+			if err := rdb.ClusterAddSlotsRange(ctx, from, to).Err(); err != nil {
+				return err
+			}
+		}
+		if i > 0 {
+			if err := rdb.ClusterMeet(ctx, "127.0.0.1", strconv.Itoa(c.Nodes[0].port)).Err(); err != nil {
+				return err
+			}
+		}
+	}
+	for i := clusterMasters; i < clusterNodes; i++ {
+		master, err := clients[i-clusterMasters].Do(ctx, "CLUSTER", "MYID").Text()
+		if err != nil {
+			return err
+		}
+		// The replica does not know its master until gossip has told it.
+		err = until(ctx, func() error { return clients[i].ClusterReplicate(ctx, master).Err() })
+		if err != nil {
+			return fmt.Errorf("node %d: %w", i, err)
+		}
+	}
+	for i, rdb := range clients {
+		if err := until(ctx, func() error { return nodeReady(ctx, rdb, i >= clusterMasters) }); err != nil {
+			return fmt.Errorf("node %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func nodeReady(ctx context.Context, rdb *redis.Client, replica bool) error {
+	info, err := rdb.ClusterInfo(ctx).Result()
+	if err != nil {
+		return err
+	}
+	for _, want := range []string{"cluster_state:ok", fmt.Sprintf("cluster_known_nodes:%d", clusterNodes)} {
+		if !strings.Contains(info, want) {
+			return fmt.Errorf("CLUSTER INFO has no %s", want)
+		}
+	}
+	if !replica {
+		return nil
+	}
+	switch repl, err := rdb.Info(ctx, "replication").Result(); {
+	case err != nil:
+		return err
+	case !strings.Contains(repl, "master_link_status:up"):
+		return errors.New("INFO replication has no master_link_status:up")
+	}
+	return nil
+}
+
+// until repeats a step until it works or the context ends.
+func until(ctx context.Context, step func() error) error {
+	for {
+		err := step()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		pause()
+	}
+}
+
+// Client returns a new client of the cluster, which is closed when the test ends. It looks for changes of the cluster
+// twice a second.
+func (c *Cluster) Client() *redis.ClusterClient {
+	o := &redis.ClusterOptions{ClusterStateReloadInterval: 500 * time.Millisecond, ContextTimeoutEnabled: true, DialerRetries: 1}
+	for _, n := range c.Nodes {
+		o.Addrs = append(o.Addrs, n.Addr)
+	}
+	rdb := redis.NewClusterClient(o)
+	c.t.Cleanup(func() { rdb.Close() })
+	return rdb
+}

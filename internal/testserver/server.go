@@ -1,0 +1,54 @@
+package testserver
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"testing"
+)
+
+// usedFile names the environment variable with the file that collects which servers were used.
+const usedFile = "ONCEMILL_TEST_SERVERS_FILE"
+
+// missing ends the test because a server cannot be had: it skips, and fails where CI=true. The reason is recorded like a
+// server that was used, because go test shows why tests were skipped only when asked.
+func missing(t testing.TB, format string, args ...any) {
+	t.Helper()
+	what := fmt.Sprintf(format, args...)
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("testserver: %s; with CI=true this is a failure", what)
+	}
+	record(t, "SKIPPED: "+what)
+	t.Skip("testserver: " + what)
+}
+
+// record notes that a real server was used, as one line of the file that usedFile names.
+func record(t testing.TB, line string) {
+	t.Helper()
+	name := os.Getenv(usedFile)
+	if name == "" {
+		return
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		t.Fatalf("testserver: %s: %v", usedFile, err)
+	}
+	_, err = f.WriteString(line + "\n")
+	if err2 := f.Close(); err == nil {
+		err = err2
+	}
+	if err != nil {
+		t.Fatalf("testserver: %s: %v", usedFile, err)
+	}
+}
+
+// FreePort returns a TCP port of the loopback interface that was free a moment ago. Another process can take it before
+// it is used: who starts a server on it must be ready to try another.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}

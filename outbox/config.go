@@ -1,0 +1,122 @@
+package outbox
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
+type Config struct {
+	// BatchSize is the most rows that are leased and published together; all of them are in memory then. Zero: 100.
+	BatchSize int
+
+	// PollInterval is the longest pause between two looks at the store. While nothing is due the pause grows up to it,
+	// and Wake ends it. It is also the longest pause after a batch of which nothing was acknowledged, which Wake does
+	// not end. Zero: 1 s.
+	PollInterval time.Duration
+
+	// PublishTimeout is how long a batch may take to be published. What is not acknowledged by then is unknown.
+	// Zero: 30 s.
+	PublishTimeout time.Duration
+
+	// StoreTimeout is how long one operation of the store may take. Zero: 10 s.
+	StoreTimeout time.Duration
+
+	// Lease is how long a batch is kept from other relays: the time after which a dead relay's rows are published by
+	// somebody else. At least PublishTimeout + 2 × StoreTimeout. Zero: 1 min, or that sum if it is longer.
+	Lease time.Duration
+
+	// StopTimeout is how long Run, once its context ended, waits for a batch that is being published. Zero: 10 s.
+	StopTimeout time.Duration
+
+	// MaxAttempts is how often a row may be refused before it is dead. Attempts without an answer do not count.
+	// Zero: 20.
+	MaxAttempts int
+
+	// RetryMin is how long a row waits after its first attempt that was not acknowledged. The wait doubles with each
+	// further one up to RetryMax, and is shortened at random by up to a fifth. Zero: 1 s.
+	RetryMin time.Duration
+
+	// RetryMax is the longest wait, so the longest time that rows take to go on after an outage. Zero: 1 min, or
+	// RetryMin if that is longer.
+	RetryMax time.Duration
+
+	// Retention is how long published rows are kept. A broker that loses messages can be given them again from there.
+	// Zero: 24 h. DeleteAtOnce: not at all.
+	Retention time.Duration
+
+	// Logger gets what operators must know: IDs, topics and errors, never keys, headers or payloads. Nil:
+	// slog.Default().
+	Logger *slog.Logger
+}
+
+// DeleteAtOnce is the Config.Retention that removes rows as soon as they are published.
+const DeleteAtOnce time.Duration = -1
+
+func (c Config) withDefaults() Config {
+	set(&c.BatchSize, 100)
+	set(&c.PollInterval, time.Second)
+	set(&c.PublishTimeout, 30*time.Second)
+	set(&c.StoreTimeout, 10*time.Second)
+	set(&c.Lease, max(time.Minute, c.shortestLease()))
+	set(&c.StopTimeout, 10*time.Second)
+	set(&c.MaxAttempts, 20)
+	set(&c.RetryMin, time.Second)
+	set(&c.RetryMax, max(time.Minute, c.RetryMin))
+	set(&c.Retention, 24*time.Hour)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// shortestLease is what it takes to lease, publish and settle, each with its timeout.
+func (c Config) shortestLease() time.Duration { return c.PublishTimeout + 2*c.StoreTimeout }
+
+const (
+	maxBatch = 10_000
+	longest  = 365 * 24 * time.Hour // keeps sums of times far from overflow
+)
+
+// validate checks a config after its defaults were filled in.
+func (c Config) validate() error {
+	if c.BatchSize < 1 || c.BatchSize > maxBatch {
+		return &InvalidError{"Config.BatchSize", fmt.Sprintf("is %d, want 1 to %d", c.BatchSize, maxBatch)}
+	}
+	if c.MaxAttempts < 1 {
+		return &InvalidError{"Config.MaxAttempts", fmt.Sprintf("is %d, want at least 1", c.MaxAttempts)}
+	}
+	for _, d := range [...]struct {
+		field string
+		value time.Duration
+	}{
+		{"Config.PollInterval", c.PollInterval},
+		{"Config.PublishTimeout", c.PublishTimeout},
+		{"Config.StoreTimeout", c.StoreTimeout},
+		{"Config.Lease", c.Lease},
+		{"Config.StopTimeout", c.StopTimeout},
+		{"Config.RetryMin", c.RetryMin},
+		{"Config.RetryMax", c.RetryMax},
+	} {
+		if d.value < time.Millisecond || d.value > longest {
+			return &InvalidError{d.field, fmt.Sprintf("is %v, want 1ms to %v", d.value, longest)}
+		}
+	}
+	switch {
+	case c.Lease < c.shortestLease():
+		return &InvalidError{"Config.Lease", fmt.Sprintf("is %v, want at least PublishTimeout + 2 × StoreTimeout (%v)", c.Lease, c.shortestLease())}
+	case c.RetryMax < c.RetryMin:
+		return &InvalidError{"Config.RetryMax", fmt.Sprintf("is %v, want at least RetryMin (%v)", c.RetryMax, c.RetryMin)}
+	case c.Retention != DeleteAtOnce && (c.Retention < time.Millisecond || c.Retention > longest):
+		return &InvalidError{"Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention, longest)}
+	}
+	return nil
+}

@@ -1,0 +1,36 @@
+// Package outbox publishes messages that were written in a database transaction: the row is there if and only if the
+// transaction committed, and a [Relay] publishes it through a [producer.Publisher].
+//
+//	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{}) // a Store
+//	relay, err := outbox.NewRelay(box, publisher, outbox.Config{})
+//	err = relay.Run(ctx)
+//
+// # States of a row
+//
+//	PENDING ──lease──► LEASED ──acknowledged──► PUBLISHED ──retention──► gone
+//	   ▲                 │ └──refused for the last time──► DEAD ──requeue──► PENDING
+//	   └─ refused, or no answer: later; given back, or lease expired: at once ─┘
+//
+// # Guarantees
+//
+//   - At least once: a committed row is published until the publisher acknowledges it, whatever crashes in between, or
+//     until it is refused [Config.MaxAttempts] times. A refused row is kept as dead, with the reason.
+//   - One identity: every attempt carries the message ID that was written with the row, so that the broker or the
+//     consumer recognises copies.
+//   - No copy without a cause: copies happen only if a relay dies, an acknowledgement never comes, or a lease ends
+//     before its batch is settled. Any number of relays may share a store.
+//   - Nothing is skipped: rows are found by what they are, never by a position that moves past late commits.
+//   - One bad message does not block others. One that is refused delays itself only; one that makes the publisher fail
+//     as a whole delays the rest of its batch once, and travels alone from then on.
+//   - An answer that never comes is unknown, not failed: such a row is tried again, ever more slowly, and never dies.
+//   - A clean stop leaves no goroutine and no leased row.
+//
+// # What it does not guarantee
+//
+// Exactly one copy: consumers have to deduplicate (package consumer). Any order: rows are read in the order in which
+// they are due, but relays work side by side and retries come later. That an acknowledged message survives in the
+// broker: rows are kept for [Config.Retention] because brokers lose some.
+//
+// Whether a refusal is one is the publisher's word. A publisher that reports an unreachable broker as a definite
+// failure, instead of an unknown one, makes rows die in a long outage.
+package outbox

@@ -1,0 +1,176 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestRelay_StoreErrorsDoNotEndIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var down atomic.Bool
+		s, b := new(fakeStore).write("a"), &broker{}
+		s.onLease = func(apply func() []outbox.Row) ([]outbox.Row, error) {
+			if down.Load() {
+				return nil, errDown
+			}
+			return apply(), nil
+		}
+		down.Store(true)
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, 10*time.Minute)
+		if n := s.lookCount(); n > 90 {
+			t.Errorf("%d looks at a store that is down for 10 min, want about one in 10 s", n)
+		}
+		down.Store(false)
+		after(t, 11*time.Second)
+		stop()
+		if b.attempts()["a"] != 1 {
+			t.Errorf("row was published %d times after the store came back, want once", b.attempts()["a"])
+		}
+	})
+}
+
+func TestRelay_LostReplyToALeaseGivesTheRowsBack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := new(fakeStore).write("a"), &broker{}
+		s.onLease = func(apply func() []outbox.Row) ([]outbox.Row, error) {
+			apply()
+			s.onLease = nil
+			return nil, errors.New("connection lost")
+		}
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, 2*time.Second) // much less than the lease
+		stop()
+		if r := s.row(t, "a"); r.state != "published" || r.Unknowns != 0 || b.attempts()["a"] != 1 {
+			t.Errorf("row is %s with %d unknowns after %d attempts, want published at the first", r.state, r.Unknowns, b.attempts()["a"])
+		}
+	})
+}
+
+func TestRelay_SettleIsRepeatedUntilTheLeaseEnds(t *testing.T) {
+	for name, lost := range map[string]bool{"not applied": false, "reply lost": true} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				s, b := new(fakeStore).write("a", "b"), &broker{}
+				healthy := time.Now().Add(20 * time.Second)
+				s.onSettle = func(apply func()) error {
+					if time.Now().After(healthy) {
+						apply()
+						return nil
+					}
+					if lost {
+						apply()
+					}
+					return errDown
+				}
+				stop := start(t, newRelay(t, s, b, outbox.Config{Lease: time.Minute}))
+				after(t, 10*time.Minute)
+				stop()
+				for _, id := range []string{"a", "b"} {
+					if r := s.row(t, id); r.state != "published" || b.attempts()[id] != 1 {
+						t.Errorf("row %s is %s after %d attempts, want published by one", id, r.state, b.attempts()[id])
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestRelay_DiedBetweenPublishAndMark_AnotherSendsTheSameIDAfterTheLease(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a")
+		b := &broker{}
+		begin := time.Now()
+		cut := &cutOff{fakeStore: s}
+		stopDying := start(t, newRelay(t, cut, b, outbox.Config{}))
+		after(t, time.Second)
+		if b.attempts()["a"] != 1 {
+			t.Fatal("the first relay did not publish")
+		}
+		stopDying()
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, 2*time.Minute)
+		stop()
+		at := b.times("a", begin)
+		if len(at) != 2 || at[1] < time.Minute || at[1] > time.Minute+2*time.Second {
+			t.Errorf("row was published at %v, want a second time when the lease of 1 min ended", at)
+		}
+		if r := s.row(t, "a"); r.state != "published" || r.Unknowns != 1 {
+			t.Errorf("row is %s with %d unknowns, want published, and the first attempt counted", r.state, r.Unknowns)
+		}
+	})
+}
+
+// cutOff is a store that its relay cannot write to any more once it has leased.
+type cutOff struct{ *fakeStore }
+
+func (cutOff) Settle(context.Context, string, []outbox.Result) error { return errDown }
+
+func TestRelay_StopWaitsForWhatIsBeingPublished(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a", "refused")
+		b := &broker{answer: func(ctx context.Context, m []producer.Message) error {
+			<-time.After(3 * time.Second)
+			if ctx.Err() != nil {
+				t.Error("publish was cancelled within StopTimeout")
+			}
+			return refuse(false, "refused")(ctx, m)
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{StopTimeout: 5 * time.Second}))
+		after(t, time.Second)
+		begin := time.Now()
+		stop()
+		if d := time.Since(begin); d != 2*time.Second {
+			t.Errorf("stop took %v, want the 2 s that were left", d)
+		}
+		if r := s.row(t, "a"); r.state != "published" || r.token != "" {
+			t.Errorf("acknowledged row is %s, leased by %q", r.state, r.token)
+		}
+		if r := s.row(t, "refused"); r.Failures != 1 || r.token != "" {
+			t.Errorf("refused row has %d failures, leased by %q", r.Failures, r.token)
+		}
+	})
+}
+
+func TestRelay_StopMarksWhatWasAcknowledgedAndGivesBackTheRest(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a", "b")
+		b := &broker{answer: func(ctx context.Context, _ []producer.Message) error {
+			<-ctx.Done() // the acknowledgement of b never comes
+			return &producer.PublishError{Failures: []producer.Failure{{Index: 1, ID: "b", Err: ctx.Err(), Unknown: true}}}
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{StopTimeout: 5 * time.Second}))
+		after(t, time.Second)
+		begin := time.Now()
+		stop()
+		if d := time.Since(begin); d != 5*time.Second {
+			t.Errorf("stop took %v, want StopTimeout", d)
+		}
+		if r := s.row(t, "a"); r.state != "published" {
+			t.Errorf("acknowledged row is %s", r.state)
+		}
+		if r := s.row(t, "b"); r.state != "pending" || r.token != "" || r.Unknowns != 0 || r.due.After(time.Now()) {
+			t.Errorf("row b is %s, leased by %q, %d unknowns, due in %v; want it given back", r.state, r.token, r.Unknowns, time.Until(r.due))
+		}
+	})
+}
+
+func TestRelay_StopWithABrokenStoreIsBounded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a")
+		s.onSettle = func(func()) error { return errDown }
+		stop := start(t, newRelay(t, s, &broker{}, outbox.Config{StoreTimeout: 2 * time.Second}))
+		after(t, time.Second)
+		begin := time.Now()
+		stop()
+		if d := time.Since(begin); d > 2*time.Second {
+			t.Errorf("stop took %v, want at most StoreTimeout", d)
+		}
+	})
+}

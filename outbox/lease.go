@@ -1,0 +1,63 @@
+package outbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/ids"
+)
+
+// A lease is a batch of rows that other relays do not touch.
+type lease struct {
+	token string
+	rows  []Row
+	until time.Time // certainly not after its end at the store: measured from before it was asked for
+}
+
+func (r *Relay) lease(ctx context.Context) (lease, error) {
+	l := lease{token: ids.Token(), until: time.Now().Add(r.cfg.Lease)}
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	var err error
+	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: r.cfg.BatchSize, Lease: r.cfg.Lease})
+	if err != nil {
+		r.giveBack(ctx, l.token)
+		return lease{}, err
+	}
+	return l, nil
+}
+
+// giveBack returns rows that the store may have leased although it answered with an error. If that fails too, they
+// wait until the lease ends.
+func (r *Relay) giveBack(ctx context.Context, token string) {
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.StoreTimeout)
+	defer cancel()
+	if err := r.store.Settle(detached, token, nil); err != nil {
+		r.log.DebugContext(ctx, "outbox: giving back failed", "error", err)
+	}
+}
+
+// settle records results until the store accepts them, or until the lease ends; once ctx ended, for no longer than
+// StoreTimeout. It always tries once.
+func (r *Relay) settle(ctx context.Context, l lease, results []Result) error {
+	limit := max(time.Until(l.until), r.cfg.StoreTimeout)
+	detached, release := outlive(ctx, limit, r.cfg.StoreTimeout)
+	defer release()
+	faults := pace{shortest: shortestFault, longest: longestFault}
+	for {
+		err := r.settleOnce(detached, l.token, results)
+		if err == nil {
+			return nil
+		}
+		r.log.WarnContext(ctx, "outbox: results could not be recorded yet", "rows", len(l.rows), "error", err)
+		if !sleep(detached, jitter(faults.next())) {
+			return err
+		}
+	}
+}
+
+func (r *Relay) settleOnce(ctx context.Context, token string, results []Result) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	return r.store.Settle(ctx, token, results)
+}

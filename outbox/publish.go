@@ -1,0 +1,155 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// An answer is what the publisher said about one row.
+type answer struct {
+	row     Row
+	err     error // nil: acknowledged
+	unknown bool  // err says that no answer came
+}
+
+// publish publishes a batch and returns what has to be recorded. Rows that it leaves out are to be given back: the
+// relay stopped before it knew about them.
+func (r *Relay) publish(ctx context.Context, rows []Row) []Result {
+	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
+	defer release()
+	calls := split(rows)
+	answers := make([][]answer, len(calls))
+	var all sync.WaitGroup
+	for i, call := range calls {
+		all.Go(func() { answers[i] = r.call(bounded, call) })
+	}
+	all.Wait()
+	return r.results(ctx, slices.Concat(answers...))
+}
+
+// split says which rows are published by one call: all together, but rows that got no answer before by calls of their
+// own, side by side. If one of them makes the publisher fail as a whole, it does not take the others along again.
+func split(rows []Row) [][]Row {
+	var together []Row
+	var calls [][]Row
+	for _, row := range rows {
+		if row.Unknowns > 0 {
+			calls = append(calls, []Row{row})
+		} else {
+			together = append(together, row)
+		}
+	}
+	if len(together) > 0 {
+		calls = append(calls, together)
+	}
+	return calls
+}
+
+// call publishes rows by one call of the publisher.
+func (r *Relay) call(ctx context.Context, rows []Row) []answer {
+	messages := make([]producer.Message, len(rows))
+	answers := make([]answer, len(rows))
+	for i, row := range rows {
+		messages[i] = row.Message
+		answers[i].row = row
+	}
+	err := r.publisher.Publish(ctx, messages...)
+	if err == nil {
+		return answers
+	}
+	if failures, ok := perMessage(err, len(rows)); ok {
+		for _, f := range failures {
+			answers[f.Index].err, answers[f.Index].unknown = f.Err, f.Unknown
+		}
+		return answers
+	}
+	for i := range answers {
+		answers[i].err, answers[i].unknown = err, true
+	}
+	return answers
+}
+
+// perMessage returns what an error says about single messages. It reports false if it says nothing, or nothing that
+// makes sense: then all is unknown.
+func perMessage(err error, messages int) ([]producer.Failure, bool) {
+	e, ok := errors.AsType[*producer.PublishError](err)
+	if !ok || len(e.Failures) == 0 {
+		return nil, false
+	}
+	for _, f := range e.Failures {
+		if f.Index < 0 || f.Index >= messages || f.Err == nil {
+			return nil, false
+		}
+	}
+	return e.Failures, true
+}
+
+// results turns answers into what is recorded, and logs what went wrong.
+func (r *Relay) results(ctx context.Context, answers []answer) []Result {
+	stopping := ctx.Err() != nil
+	results := make([]Result, 0, len(answers))
+	var unsent int
+	var first error
+	for _, a := range answers {
+		if a.err != nil {
+			unsent++
+			if first == nil {
+				first = a.err
+			}
+		}
+		if a.unknown && stopping {
+			continue // cut short by the stop: nobody's failure
+		}
+		result := r.result(a)
+		if result.State == Dead {
+			r.log.ErrorContext(ctx, "outbox: row is dead", "id", a.row.Message.ID, "topic", a.row.Message.Topic,
+				"failures", a.row.Failures+1, "unknowns", a.row.Unknowns, "error", a.err)
+		}
+		results = append(results, result)
+	}
+	if unsent > 0 {
+		r.log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", unsent, "of", len(answers), "error", first)
+	}
+	return results
+}
+
+func (r *Relay) result(a answer) Result {
+	result := Result{Number: a.row.Number, State: Published}
+	switch {
+	case a.err == nil && r.cfg.Retention == DeleteAtOnce:
+		result.State = Removed
+		return result
+	case a.err == nil:
+		return result
+	case a.unknown:
+		result.State = Unknown
+	case a.row.Failures+1 >= r.cfg.MaxAttempts:
+		result.State = Dead
+	default:
+		result.State = Failed
+	}
+	result.Error = reason(a.err)
+	if result.State != Dead {
+		attempts := a.row.Failures + a.row.Unknowns + 1
+		result.Delay = jitter(backoff(r.cfg.RetryMin, r.cfg.RetryMax, attempts))
+	}
+	return result
+}
+
+const maxReason = 1024
+
+// reason is the text of an error, cut with a mark if it is longer than stores keep.
+func reason(err error) string {
+	s := strings.ToValidUTF8(err.Error(), "\uFFFD")
+	if len(s) <= maxReason {
+		return s
+	}
+	mark := fmt.Sprintf("… (%d bytes)", len(s))
+	return strings.ToValidUTF8(s[:maxReason-len(mark)], "") + mark
+}

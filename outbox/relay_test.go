@@ -1,0 +1,220 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestRelay_PublishesEachRowOnceAndKeepsIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := new(fakeStore).write("a", "b", "c"), &broker{}
+		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 2}))
+		after(t, time.Minute)
+		stop()
+		if diff := cmp.Diff([][]string{{"a", "b"}, {"c"}}, [][]string{b.calls[0].ids, b.calls[1].ids}); diff != "" || len(b.calls) != 2 {
+			t.Errorf("%d calls, want a batch of two and one of one: %s", len(b.calls), diff)
+		}
+		for _, id := range []string{"a", "b", "c"} {
+			if r := s.row(t, id); r.state != "published" || r.token != "" {
+				t.Errorf("row %s is %s, leased by %q", id, r.state, r.token)
+			}
+		}
+	})
+}
+
+func TestRelay_SeveralOnOneStorePublishEachRowOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore)
+		b := &broker{answer: func(ctx context.Context, _ []producer.Message) error {
+			<-time.After(50 * time.Millisecond)
+			return nil
+		}}
+		var stops []func()
+		for range 4 {
+			stops = append(stops, start(t, newRelay(t, s, b, outbox.Config{BatchSize: 3})))
+		}
+		for i := range 100 {
+			s.write(fmt.Sprint(i))
+			after(t, 7*time.Millisecond)
+		}
+		after(t, time.Minute)
+		for _, stop := range stops {
+			stop()
+		}
+		n := b.attempts()
+		for i := range 100 {
+			if id := fmt.Sprint(i); n[id] != 1 {
+				t.Errorf("row %s was published %d times, want once", id, n[id])
+			}
+		}
+	})
+}
+
+func TestRelay_RefusedRowWaitsEverLonger(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := new(fakeStore).write("bad"), &broker{answer: refuse(false, "bad")}
+		begin := time.Now()
+		stop := start(t, newRelay(t, s, b, outbox.Config{PollInterval: 10 * time.Millisecond, RetryMin: time.Second, RetryMax: 5 * time.Second}))
+		after(t, 30*time.Second)
+		stop()
+		at := b.times("bad", begin)
+		for i, want := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 5 * time.Second, 5 * time.Second} {
+			if gap := at[i+1] - at[i]; gap < want*4/5 || gap > want+20*time.Millisecond {
+				t.Errorf("pause %d was %v, want %v less at most a fifth", i+1, gap, want)
+			}
+		}
+		if r := s.row(t, "bad"); r.text != "no room for bad" || r.Failures != len(at) {
+			t.Errorf("row has %d failures and error %q after %d attempts", r.Failures, r.text, len(at))
+		}
+	})
+}
+
+func TestRelay_PoisonRowDiesAndBlocksNobody(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := new(fakeStore).write("bad", "good"), &broker{answer: refuse(false, "bad")}
+		begin := time.Now()
+		stop := start(t, newRelay(t, s, b, outbox.Config{MaxAttempts: 3, BatchSize: 1}))
+		after(t, time.Second/2)
+		s.write("later")
+		after(t, time.Hour)
+		stop()
+		if r := s.row(t, "bad"); r.state != "dead" || r.Failures != 3 || r.text != "no room for bad" || b.attempts()["bad"] != 3 {
+			t.Errorf("poison row is %s with %d failures, error %q, %d attempts; want dead after 3", r.state, r.Failures, r.text, b.attempts()["bad"])
+		}
+		for id, limit := range map[string]time.Duration{"good": time.Second / 2, "later": 3 * time.Second / 2} {
+			if at := b.times(id, begin); len(at) != 1 || at[0] > limit {
+				t.Errorf("%s was published at %v, want once before %v", id, at, limit)
+			}
+		}
+	})
+}
+
+func TestRelay_UnknownNeverKillsARow(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := new(fakeStore).write("lost"), &broker{answer: refuse(true, "lost")}
+		stop := start(t, newRelay(t, s, b, outbox.Config{MaxAttempts: 2}))
+		after(t, 3*time.Hour)
+		r := s.row(t, "lost")
+		if n := b.attempts()["lost"]; r.state != "pending" || r.Failures != 0 || r.Unknowns != n || n < 3*60-10 || n > 3*60*5/4+10 {
+			t.Errorf("row is %s with %d failures and %d unknowns after %d attempts, want pending, tried about once a minute", r.state, r.Failures, r.Unknowns, n)
+		}
+		b.heal()
+		after(t, time.Minute+time.Second)
+		stop()
+		if r := s.row(t, "lost"); r.state != "published" {
+			t.Errorf("row is %s after the broker came back, want published", r.state)
+		}
+	})
+}
+
+func TestRelay_ErrorThatNamesNoMessageIsUnknownForAll(t *testing.T) {
+	for name, err := range map[string]error{
+		"plain":                  errors.New("connection lost"),
+		"no failures":            &producer.PublishError{Failures: []producer.Failure{}},
+		"index out of the batch": &producer.PublishError{Failures: []producer.Failure{{Index: 2, Err: errDown}}},
+		"failure without error":  &producer.PublishError{Failures: []producer.Failure{{Index: 0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				if e, ok := errors.AsType[*producer.PublishError](err); ok && len(e.Failures) == 0 {
+					err = noFailures{e}
+				}
+				s := new(fakeStore).write("a", "b")
+				b := &broker{answer: func(context.Context, []producer.Message) error { return err }}
+				stop := start(t, newRelay(t, s, b, outbox.Config{MaxAttempts: 1}))
+				after(t, time.Second/2)
+				stop()
+				for _, id := range []string{"a", "b"} {
+					if r := s.row(t, id); r.state != "pending" || r.Unknowns != 1 || r.Failures != 0 {
+						t.Errorf("row %s is %s with %d unknowns and %d failures, want one unknown", id, r.state, r.Unknowns, r.Failures)
+					}
+				}
+			})
+		})
+	}
+}
+
+// noFailures has a text, which a PublishError without failures cannot make.
+type noFailures struct{ error }
+
+func (noFailures) Error() string   { return "nothing failed" }
+func (e noFailures) Unwrap() error { return e.error }
+
+func TestRelay_RowThatFailsWholeCallsTakesOthersAlongOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a", "poison", "b")
+		b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+			if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "poison" }) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, 10*time.Minute)
+		stop()
+		n := b.attempts()
+		if n["a"] != 2 || n["b"] != 2 || n["poison"] < 10 {
+			t.Errorf("attempts %v, want two of each good row, many of the bad one", n)
+		}
+		if r := s.row(t, "poison"); r.state != "pending" {
+			t.Errorf("poison row is %s, want pending", r.state)
+		}
+	})
+}
+
+func TestRelay_HangingPublishIsUnknownAfterItsTimeout(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a")
+		b := &broker{answer: func(ctx context.Context, _ []producer.Message) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{PublishTimeout: 5 * time.Second}))
+		after(t, 5*time.Second+time.Millisecond)
+		if r := s.row(t, "a"); r.Unknowns != 1 || r.token != "" || !strings.Contains(r.text, "deadline") {
+			t.Errorf("row has %d unknowns, is leased by %q, error %q", r.Unknowns, r.token, r.text)
+		}
+		b.heal()
+		after(t, time.Minute)
+		stop()
+		if r := s.row(t, "a"); r.state != "published" {
+			t.Errorf("row is %s, want published", r.state)
+		}
+	})
+}
+
+func TestRelay_LongErrorIsCutWithAMark(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a")
+		b := &broker{answer: func(context.Context, []producer.Message) error { return errors.New(strings.Repeat("é", 4000)) }}
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, time.Second/2)
+		stop()
+		if text := s.row(t, "a").text; len(text) > 1024 || len(text) < 1000 || !strings.HasSuffix(text, "é… (8000 bytes)") {
+			t.Errorf("error of %d bytes ends in %q", len(text), text[max(0, len(text)-40):])
+		}
+	})
+}
+
+func TestRelay_RefusesASecondRun(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		r := newRelay(t, new(fakeStore), &broker{}, outbox.Config{})
+		stop := start(t, r)
+		after(t, time.Second)
+		if err := r.Run(t.Context()); err == nil {
+			t.Error("a second Run at once returned nil")
+		}
+		stop()
+		start(t, r)() // one after the other is fine
+	})
+}

@@ -1,0 +1,65 @@
+package sqliteoutbox
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const statsSQL = `
+SELECT count(*), min(not_before), (SELECT count(*) FROM "{table}" WHERE dead_at IS NOT NULL)
+FROM "{table}" WHERE published_at IS NULL AND dead_at IS NULL`
+
+// Stats implements [outbox.Inspector]. It reads each pending row.
+func (o *Outbox) Stats(ctx context.Context) (outbox.Stats, error) {
+	var s outbox.Stats
+	var oldest sql.NullInt64
+	if err := o.db.QueryRowContext(ctx, o.sql.stats).Scan(&s.Pending, &oldest, &s.Dead); err != nil {
+		return outbox.Stats{}, err
+	}
+	if oldest.Valid {
+		s.Oldest = max(0, time.Since(time.UnixMicro(oldest.Int64)))
+	}
+	return s, nil
+}
+
+const deadSQL = `
+SELECT id, topic, written_at, dead_at, failures, unknowns, coalesce(last_error, '')
+FROM "{table}" WHERE dead_at IS NOT NULL ORDER BY dead_at, number LIMIT ?1`
+
+// Dead implements [outbox.Inspector].
+func (o *Outbox) Dead(ctx context.Context, limit int) ([]outbox.DeadRow, error) {
+	found, err := o.db.QueryContext(ctx, o.sql.dead, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer found.Close()
+	var rows []outbox.DeadRow
+	for found.Next() {
+		var r outbox.DeadRow
+		var written, died int64
+		if err := found.Scan(&r.ID, &r.Topic, &written, &died, &r.Failures, &r.Unknowns, &r.Error); err != nil {
+			return nil, err
+		}
+		r.Written, r.Died = time.UnixMicro(written), time.UnixMicro(died)
+		rows = append(rows, r)
+	}
+	return rows, found.Err()
+}
+
+const requeueSQL = `
+UPDATE "{table}" SET dead_at = NULL, due_at = ?1, failures = 0, unknowns = 0
+WHERE dead_at IS NOT NULL AND id IN (SELECT value FROM json_each(?2))`
+
+// Requeue implements [outbox.Inspector], and wakes a relay of this process.
+func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
+	result, err := o.db.ExecContext(ctx, o.sql.requeue, now(), list(ids))
+	if err != nil {
+		return 0, err
+	}
+	o.Wake()
+	n, err := result.RowsAffected()
+	return int(n), err
+}

@@ -1,0 +1,50 @@
+package sqliteoutbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// Open opens the database file at path, and makes it if it is missing, with the settings that the package doc advises:
+// WAL, transactions that take the write lock when they begin, and 10 s of patience with other writers. The caller
+// closes it. In-memory databases are refused: each connection would have one of its own.
+func Open(ctx context.Context, path string) (*sql.DB, error) {
+	if path == "" || strings.HasPrefix(path, ":memory:") || strings.HasPrefix(path, "file:") {
+		return nil, &outbox.InvalidError{Field: "path", Problem: fmt.Sprintf("is %q, want the path of a file", path)}
+	}
+	name, err := dataSource(path)
+	if err != nil {
+		return nil, fmt.Errorf("open outbox database %q: %w", path, err)
+	}
+	db, err := sql.Open("sqlite", name)
+	if err != nil {
+		return nil, fmt.Errorf("open outbox database %q: %w", path, err)
+	}
+	if err := db.PingContext(ctx); err != nil {
+		db.Close()
+		return nil, fmt.Errorf("open outbox database %q: %w", path, err)
+	}
+	return db, nil
+}
+
+func dataSource(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	path = filepath.ToSlash(path)
+	if !strings.HasPrefix(path, "/") {
+		path = "/" + path // C:/… on Windows
+	}
+	settings := url.Values{"_busy_timeout": {"10000"}, "_journal_mode": {"WAL"}, "_txlock": {"immediate"}}
+	name := url.URL{Scheme: "file", Path: path, RawQuery: settings.Encode()}
+	return name.String(), nil
+}

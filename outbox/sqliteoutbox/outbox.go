@@ -1,0 +1,86 @@
+package sqliteoutbox
+
+import (
+	"context"
+	"database/sql"
+	_ "embed"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// An Outbox is a table of messages to be published. It is safe for concurrent use and holds nothing that must be
+// closed; the database belongs to the caller.
+type Outbox struct {
+	db    *sql.DB
+	sql   statements
+	woken chan struct{}
+}
+
+var (
+	_ outbox.Store     = (*Outbox)(nil)
+	_ outbox.Waker     = (*Outbox)(nil)
+	_ outbox.Inspector = (*Outbox)(nil)
+)
+
+// New returns an outbox in a database. It does not talk to it: call Migrate once before the first use. The error names
+// the field of the config that is wrong.
+func New(db *sql.DB, cfg Config) (*Outbox, error) {
+	if db == nil {
+		return nil, &outbox.InvalidError{Field: "db", Problem: "is nil"}
+	}
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Outbox{db: db, sql: statementsFor(cfg.Table), woken: make(chan struct{}, 1)}, nil
+}
+
+//go:embed schema.sql
+var schema string
+
+// Migrate makes the table and its indexes where they are missing. It only adds, may be repeated, and may be called by
+// several processes at once, while others use the outbox.
+func (o *Outbox) Migrate(ctx context.Context) error {
+	if _, err := o.db.ExecContext(ctx, o.sql.schema); err != nil {
+		return fmt.Errorf("migrate outbox: %w", err)
+	}
+	return nil
+}
+
+// Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
+// never blocks; several calls may be one look.
+func (o *Outbox) Wake() {
+	select {
+	case o.woken <- struct{}{}:
+	default: // a signal is waiting already, and the look that it causes is still to come
+	}
+}
+
+// Woken implements [outbox.Waker].
+func (o *Outbox) Woken() <-chan struct{} { return o.woken }
+
+// now is the store's clock: the process's, in microseconds.
+func now() int64 { return time.Now().UnixMicro() }
+
+func micros(d time.Duration) int64 { return d.Microseconds() }
+
+// statements are the SQL of one table.
+type statements struct {
+	schema, insert, find                           string
+	lease, published, removed, unsent, back, clean string
+	stats, dead, requeue                           string
+}
+
+func statementsFor(table string) statements {
+	in := func(query string) string { return strings.ReplaceAll(query, "{table}", table) }
+	return statements{
+		schema: in(schema),
+		insert: in(insertSQL), find: in(findSQL),
+		lease: in(leaseSQL), published: in(publishedSQL), removed: in(removedSQL), unsent: in(unsentSQL),
+		back: in(backSQL), clean: in(cleanSQL),
+		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL),
+	}
+}

@@ -1,0 +1,52 @@
+package sqliteoutbox
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestStatements_ReadOnlyWhatTheyWant(t *testing.T) {
+	t.Parallel()
+	db, err := Open(t.Context(), filepath.Join(t.TempDir(), "shop.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	box, err := New(db, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		query, index string
+		arguments    int
+	}{
+		{box.sql.lease, "oncemill_outbox_due (due_at<?)", 4},
+		{box.sql.back, "oncemill_outbox_leased (token=?)", 1},
+		{box.sql.clean, "oncemill_outbox_published (published_at>? AND published_at<?)", 2},
+		{box.sql.dead, "oncemill_outbox_dead", 1},
+		{box.sql.find, "(topic=? AND id=? AND copy=?)", 3},
+	} {
+		rows, err := db.Query("EXPLAIN QUERY PLAN "+tc.query, make([]any, tc.arguments)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rows.Close()
+		var plan []string
+		for rows.Next() {
+			var id, parent, unused int
+			var detail string
+			if err := rows.Scan(&id, &parent, &unused, &detail); err != nil {
+				t.Fatal(err)
+			}
+			plan = append(plan, detail)
+		}
+		got := strings.Join(plan, "; ")
+		if !strings.Contains(got, tc.index) || strings.Contains(got, "TEMP B-TREE") || strings.Contains(got, "SCAN oncemill_outbox;") {
+			t.Errorf("plan %q, want the index %s and no sorting, for %s", got, tc.index, tc.query)
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package sqliteoutbox
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const leaseSQL = `
+UPDATE "{table}" SET token = ?1, due_at = ?2, unknowns = unknowns + (token IS NOT NULL)
+WHERE number IN (
+	SELECT number FROM "{table}"
+	WHERE published_at IS NULL AND dead_at IS NULL AND due_at <= ?3
+	ORDER BY due_at LIMIT ?4)
+RETURNING number, id, topic, key, header, payload, failures, unknowns, not_before`
+
+// Lease implements [outbox.Store].
+func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	at := now()
+	found, err := o.db.QueryContext(ctx, o.sql.lease, r.Token, at+micros(r.Lease), at, r.Limit)
+	if err != nil {
+		return nil, err
+	}
+	defer found.Close()
+	var leased []leasedRow
+	for found.Next() {
+		l, err := scan(found)
+		if err != nil {
+			return nil, err
+		}
+		leased = append(leased, l)
+	}
+	if err := found.Err(); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(leased, func(a, b leasedRow) int {
+		return cmp.Or(cmp.Compare(a.notBefore, b.notBefore), cmp.Compare(a.Number, b.Number))
+	})
+	return o.readable(ctx, r.Token, leased)
+}
+
+type leasedRow struct {
+	outbox.Row
+	header    []byte
+	notBefore int64
+}
+
+func scan(rows *sql.Rows) (leasedRow, error) {
+	var l leasedRow
+	m := &l.Message
+	err := rows.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &l.header, &m.Payload, &l.Failures, &l.Unknowns, &l.notBefore)
+	return l, err
+}
+
+// readable decodes headers. A row with one that cannot be read, which only somebody else can have written, becomes dead
+// here, for an error would hold up all others.
+func (o *Outbox) readable(ctx context.Context, token string, leased []leasedRow) ([]outbox.Row, error) {
+	rows := make([]outbox.Row, 0, len(leased))
+	var broken []outbox.Result
+	for _, l := range leased {
+		if err := json.Unmarshal(l.header, &l.Message.Header); err != nil {
+			broken = append(broken, outbox.Result{Number: l.Number, State: outbox.Dead, Error: "header cannot be read: " + err.Error()})
+			continue
+		}
+		rows = append(rows, l.Row)
+	}
+	if len(broken) == 0 {
+		return rows, nil
+	}
+	return rows, o.inTx(ctx, func(tx *sql.Tx) error { return o.record(ctx, tx, token, broken) })
+}
+
+const (
+	publishedSQL = `
+UPDATE "{table}" SET token = NULL, published_at = ?1
+WHERE token = ?2 AND number IN (SELECT value FROM json_each(?3))`
+
+	removedSQL = `
+DELETE FROM "{table}" WHERE token = ?1 AND number IN (SELECT value FROM json_each(?2))`
+
+	unsentSQL = `
+UPDATE "{table}" SET token = NULL, due_at = ?1, dead_at = ?2, failures = failures + ?3, unknowns = unknowns + ?4, last_error = ?5
+WHERE token = ?6 AND number = ?7`
+
+	backSQL = `UPDATE "{table}" SET token = NULL, due_at = not_before WHERE token = ?1`
+)
+
+// Settle implements [outbox.Store].
+func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
+	return o.inTx(ctx, func(tx *sql.Tx) error {
+		if err := o.record(ctx, tx, token, results); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, o.sql.back, token)
+		return err
+	})
+}
+
+// inTx runs fn in a transaction, which must begin with a write: then it waits for the write lock, however the database
+// was opened.
+func (o *Outbox) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
+	tx, err := o.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		_ = tx.Rollback() // the first error counts
+		return err
+	}
+	return tx.Commit()
+}
+
+// record writes the results of rows that the token holds.
+func (o *Outbox) record(ctx context.Context, tx *sql.Tx, token string, results []outbox.Result) error {
+	at := now()
+	var published, removed []int64
+	for _, r := range results {
+		var dead sql.NullInt64
+		var failures, unknowns int
+		switch r.State {
+		case outbox.Published:
+			published = append(published, r.Number)
+			continue
+		case outbox.Removed:
+			removed = append(removed, r.Number)
+			continue
+		case outbox.Failed:
+			failures = 1
+		case outbox.Unknown:
+			unknowns = 1
+		case outbox.Dead:
+			failures, dead = 1, sql.NullInt64{Int64: at, Valid: true}
+		default:
+			return &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
+		}
+		due := at + micros(r.Delay)
+		if _, err := tx.ExecContext(ctx, o.sql.unsent, due, dead, failures, unknowns, r.Error, token, r.Number); err != nil {
+			return err
+		}
+	}
+	if len(published) > 0 {
+		if _, err := tx.ExecContext(ctx, o.sql.published, at, token, list(published)); err != nil {
+			return err
+		}
+	}
+	if len(removed) > 0 {
+		if _, err := tx.ExecContext(ctx, o.sql.removed, token, list(removed)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// list is a JSON array, for json_each.
+func list[T int64 | string](values []T) string {
+	b, _ := json.Marshal(values) // cannot fail for numbers and strings
+	return string(b)
+}
+
+const cleanSQL = `
+DELETE FROM "{table}" WHERE number IN (
+	SELECT number FROM "{table}" WHERE published_at IS NOT NULL AND published_at <= ?1 ORDER BY published_at LIMIT ?2)`
+
+// Clean implements [outbox.Store].
+func (o *Outbox) Clean(ctx context.Context, age time.Duration, limit int) (int, error) {
+	result, err := o.db.ExecContext(ctx, o.sql.clean, now()-micros(age), limit)
+	if err != nil {
+		return 0, err
+	}
+	n, err := result.RowsAffected()
+	return int(n), err
+}

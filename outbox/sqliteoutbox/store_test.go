@@ -1,0 +1,202 @@
+package sqliteoutbox_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func TestLease_KeepsRowsFromOthersUntilItEnds(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"))
+	first := lease(t, box, "first", 50*time.Millisecond)
+	if len(first) != 2 || len(lease(t, box, "other", time.Minute)) != 0 {
+		t.Fatalf("first lease got %q, and another got rows too", idsOf(first))
+	}
+	var second []outbox.Row
+	eventually(t, "the lease ends", func() bool {
+		second = lease(t, box, "second", time.Minute)
+		return len(second) > 0
+	})
+	if diff := cmp.Diff(idsOf(first), idsOf(second)); diff != "" || second[0].Unknowns != 1 || second[0].Failures != 0 {
+		t.Errorf("second lease: %d unknowns, IDs differ: %s", second[0].Unknowns, diff)
+	}
+	// What the first owner says now does not count.
+	settle(t, box, "first", outbox.Result{Number: first[0].Number, State: outbox.Dead, Error: "late"})
+	if n := count(t, db, `token = 'second' AND dead_at IS NULL`); n != 2 {
+		t.Errorf("the second lease holds %d rows after the first settled, want 2", n)
+	}
+}
+
+func TestSettle_ExpiredLeaseHoldsUntilSomebodyElseTakesIt(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"))
+	rows := lease(t, box, "t", time.Microsecond)
+	settle(t, box, "t", outbox.Result{Number: rows[0].Number, State: outbox.Published})
+	if n := count(t, db, "published_at IS NOT NULL"); n != 1 {
+		t.Error("a late result was refused although nobody else had the row")
+	}
+}
+
+func TestSettle_RecordsEachStateAndGivesBackTheRest(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("published"), message("removed"), message("failed"), message("unknown"), message("dead"), message("rest"))
+	number := map[string]int64{}
+	for _, r := range lease(t, box, "t", time.Minute) {
+		number[r.Message.ID] = r.Number
+	}
+	results := []outbox.Result{
+		{Number: number["published"], State: outbox.Published},
+		{Number: number["removed"], State: outbox.Removed},
+		{Number: number["failed"], State: outbox.Failed, Delay: time.Hour, Error: "refused"},
+		{Number: number["unknown"], State: outbox.Unknown, Delay: time.Hour, Error: "no answer"},
+		{Number: number["dead"], State: outbox.Dead, Error: "too large"},
+	}
+	for range 2 { // the second one changes nothing
+		settle(t, box, "t", results...)
+		for where, want := range map[string]int{
+			`true`:              5,
+			`token IS NOT NULL`: 0,
+			`id = 'published' AND published_at IS NOT NULL`:                                                         1,
+			`id = 'failed' AND failures = 1 AND unknowns = 0 AND last_error = 'refused' AND due_at > written_at`:    1,
+			`id = 'unknown' AND failures = 0 AND unknowns = 1 AND last_error = 'no answer' AND due_at > written_at`: 1,
+			`id = 'dead' AND failures = 1 AND dead_at IS NOT NULL`:                                                  1,
+			`id = 'rest' AND failures = 0 AND unknowns = 0 AND due_at = written_at`:                                 1,
+		} {
+			if n := count(t, db, where); n != want {
+				t.Errorf("%d rows where %s, want %d", n, where, want)
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"rest"}, idsOf(lease(t, box, "again", time.Minute))); diff != "" {
+		t.Errorf("due are: %s", diff)
+	}
+}
+
+func TestSettle_UnknownStateChangesNothing(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"))
+	rows := lease(t, box, "t", time.Minute)
+	err := box.Settle(t.Context(), "t", []outbox.Result{
+		{Number: rows[0].Number, State: outbox.Failed},
+		{Number: rows[1].Number, State: "odd"},
+	})
+	if err == nil || count(t, db, "token = 't' AND failures = 0") != 2 {
+		t.Errorf("error %v, and rows have changed", err)
+	}
+}
+
+func TestLease_HoldsUntilNotBefore(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	m := message("1")
+	m.NotBefore = time.Now().Add(300 * time.Millisecond)
+	write(t, box, db, m)
+	if rows := lease(t, box, "early", time.Minute); len(rows) != 0 {
+		t.Fatal("the row was handed out before its time")
+	}
+	if s := stats(t, box); s.Pending != 1 || s.Oldest != 0 {
+		t.Errorf("stats %+v, want one pending row that is not late", s)
+	}
+	var rows []outbox.Row
+	eventually(t, "the row is due", func() bool { rows = lease(t, box, "t", time.Minute); return len(rows) == 1 })
+	if time.Now().Before(m.NotBefore) || !rows[0].Message.NotBefore.IsZero() {
+		t.Errorf("handed out %v early, with NotBefore %v", time.Until(m.NotBefore), rows[0].Message.NotBefore)
+	}
+	settle(t, box, "t")
+	if len(lease(t, box, "again", time.Minute)) != 1 {
+		t.Error("a row that was given back is not due at once")
+	}
+}
+
+func TestLease_SmallerNumberThatAppearsLaterIsNotSkipped(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"))
+	for _, r := range lease(t, box, "t", time.Minute) {
+		settle(t, box, "t", outbox.Result{Number: r.Number, State: outbox.Published})
+		lease(t, box, "t", time.Minute)
+	}
+	mustExec(t, db, `INSERT INTO oncemill_outbox (number, id, topic, payload, written_at, not_before, due_at) VALUES (-5, 'late', 'orders', x'', 1, 1, 1)`)
+	if diff := cmp.Diff([]string{"late"}, idsOf(lease(t, box, "t2", time.Minute))); diff != "" {
+		t.Errorf("due are: %s", diff)
+	}
+}
+
+func TestLease_UnreadableRowBlocksNobody(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("odd"), message("2"))
+	mustExec(t, db, `UPDATE oncemill_outbox SET header = '[1]' WHERE id = 'odd'`)
+	if diff := cmp.Diff([]string{"1", "2"}, idsOf(lease(t, box, "t", time.Minute))); diff != "" {
+		t.Errorf("leased are: %s", diff)
+	}
+	dead, err := box.Dead(t.Context(), 10)
+	if err != nil || len(dead) != 1 || dead[0].ID != "odd" || !strings.Contains(dead[0].Error, "header") {
+		t.Errorf("dead rows %+v, error %v", dead, err)
+	}
+}
+
+func TestClean_RemovesOldPublishedRowsOnly(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"), message("3"), message("dead"), message("pending"))
+	var results []outbox.Result
+	for _, r := range lease(t, box, "t", time.Minute) {
+		switch r.Message.ID {
+		case "dead":
+			results = append(results, outbox.Result{Number: r.Number, State: outbox.Dead})
+		case "pending":
+		default:
+			results = append(results, outbox.Result{Number: r.Number, State: outbox.Published})
+		}
+	}
+	settle(t, box, "t", results...)
+	for _, step := range []struct {
+		age   time.Duration
+		limit int
+		want  int
+	}{{time.Hour, 10, 0}, {0, 2, 2}, {0, 2, 1}, {0, 2, 0}} {
+		if n, err := box.Clean(t.Context(), step.age, step.limit); err != nil || n != step.want {
+			t.Errorf("Clean(%v, %d) = %d, %v, want %d", step.age, step.limit, n, err, step.want)
+		}
+	}
+	if n := count(t, db, "id IN ('dead', 'pending')"); n != 2 {
+		t.Errorf("%d of the dead and the pending row are left, want both", n)
+	}
+}
+
+func TestRequeue_DeadRowsArePublishedAgain(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"))
+	for _, r := range lease(t, box, "t", time.Minute) {
+		lease(t, box, "t", time.Minute)
+		settle(t, box, "t", outbox.Result{Number: r.Number, State: outbox.Dead, Error: "too large"})
+	}
+	dead, err := box.Dead(t.Context(), 10)
+	if err != nil || len(dead) != 2 || dead[0].Error != "too large" || dead[0].Failures != 1 || dead[0].Died.Before(dead[0].Written) {
+		t.Fatalf("dead rows %+v, error %v", dead, err)
+	}
+	if s := stats(t, box); s.Dead != 2 || s.Pending != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	if n, err := box.Requeue(t.Context(), "1", "unheard of"); err != nil || n != 1 {
+		t.Errorf("Requeue = %d, %v, want 1", n, err)
+	}
+	if n, err := box.Requeue(t.Context()); err != nil || n != 0 {
+		t.Errorf("Requeue of nothing = %d, %v", n, err)
+	}
+	rows := lease(t, box, "again", time.Minute)
+	if len(rows) != 1 || rows[0].Message.ID != "1" || rows[0].Failures != 0 {
+		t.Errorf("due after Requeue: %+v", rows)
+	}
+}

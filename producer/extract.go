@@ -1,0 +1,183 @@
+package producer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Incoming is a message as it came in, as far as an ID can be found in it. Nothing in it is changed.
+type Incoming struct {
+	Header  Header
+	UUID    string // of a Watermill message; empty elsewhere
+	Topic   string // where it came from; it is the namespace of IDs that are unique only there
+	Payload []byte // for CloudEvents in structured mode
+
+	// Position is where the broker keeps the message within the topic, such as partition and offset, or a stream's
+	// sequence. Only ExtractPosition looks at it.
+	Position string
+}
+
+// Identity is the ID of a message, and where it was found.
+type Identity struct {
+	ID     string // 1 to dedupstore.MaxID bytes of UTF-8
+	Source Source
+}
+
+// Source says where an ID was found. The set is closed, so that it can be a metric's label.
+type Source string
+
+// The sources of IDs.
+const (
+	SourceMessageID      Source = "message_id"      // header oncemill-id
+	SourceCloudEvent     Source = "ce_id"           // CloudEvents id and source
+	SourceNatsMsgID      Source = "nats_msg_id"     // header Nats-Msg-Id
+	SourceIdempotencyKey Source = "idempotency_key" // header Idempotency-Key
+	SourceDebezium       Source = "debezium_id"     // header id of a Debezium outbox event
+	SourceWatermillUUID  Source = "watermill_uuid"  // Watermill's UUID
+	SourcePosition       Source = "position"        // the broker's position
+	SourceHeader         Source = "header"          // a header that ExtractHeader was told of
+	SourceCustom         Source = "custom"          // an extractor of the user's
+)
+
+var sources = []Source{
+	SourceMessageID, SourceCloudEvent, SourceNatsMsgID, SourceIdempotencyKey, SourceDebezium, SourceWatermillUUID,
+	SourcePosition, SourceHeader, SourceCustom,
+}
+
+// An Extractor looks for an ID in one place. It returns ErrNoID if there is nothing, and another error, which names the
+// header or field, if what is there cannot be used. It is safe for concurrent use, and returns the same ID for every
+// delivery of a message. IDs of other systems go through ForeignID.
+type Extractor func(Incoming) (Identity, error)
+
+// DefaultExtractors returns the extractors that Extract uses, in a slice of the caller's own: ExtractMessageID,
+// ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID. The broker's
+// position is not among them: a producer's retry has another one.
+func DefaultExtractors() []Extractor {
+	return []Extractor{
+		ExtractMessageID, ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID,
+	}
+}
+
+// Extract finds a message's ID with the first extractor that finds one; without extractors, with DefaultExtractors. It
+// returns ErrNoID if none does. An ID that is there but cannot be used ends the search with an error, usually an
+// *InvalidError that names the header: another ID in its place would not be the one that the producer meant. An
+// identity of an unknown source is reported as SourceCustom.
+func Extract(in Incoming, extractors ...Extractor) (Identity, error) {
+	if len(extractors) == 0 {
+		extractors = DefaultExtractors()
+	}
+	for i, extract := range extractors {
+		if extract == nil {
+			return Identity{}, &InvalidError{fmt.Sprintf("extractor %d", i), "is nil"}
+		}
+		found, err := extract(in)
+		if errors.Is(err, ErrNoID) {
+			continue
+		}
+		if err != nil {
+			return Identity{}, err
+		}
+		if !slices.Contains(sources, found.Source) {
+			found.Source = SourceCustom
+		}
+		if err := checkID(fmt.Sprintf("ID of extractor %d (%s)", i, found.Source), found.ID); err != nil {
+			return Identity{}, err
+		}
+		return found, nil
+	}
+	return Identity{}, ErrNoID
+}
+
+// ExtractMessageID finds the ID that Stamp wrote: header oncemill-id.
+func ExtractMessageID(in Incoming) (Identity, error) {
+	id, err := in.Header.require(HeaderID)
+	if err != nil {
+		return Identity{}, err
+	}
+	return Identity{id, SourceMessageID}, checkID(headerField(HeaderID), id)
+}
+
+// ExtractWatermillUUID finds the UUID of a Watermill message, which is the same ID as an equal header oncemill-id. An
+// empty one is no ID: foreign producers leave it empty.
+func ExtractWatermillUUID(in Incoming) (Identity, error) {
+	if in.UUID == "" {
+		return Identity{}, ErrNoID
+	}
+	return Identity{in.UUID, SourceWatermillUUID}, checkID("Watermill UUID", in.UUID)
+}
+
+// ExtractNatsMsgID finds the ID by which JetStream deduplicates, header Nats-Msg-Id, unique within a topic.
+// Watermill's NATS unmarshallers drop this header.
+func ExtractNatsMsgID(in Incoming) (Identity, error) {
+	return extractForeign(in, "Nats-Msg-Id", "nats", SourceNatsMsgID)
+}
+
+// ExtractHeader returns an extractor for a header of any name, such as webhook-id. What stands there is taken for
+// unique within the topic: two messages with the same value are one message.
+func ExtractHeader(name string) Extractor {
+	return func(in Incoming) (Identity, error) {
+		v, err := in.Header.require(name)
+		if err != nil {
+			return Identity{}, err
+		}
+		id := foreignID("hdr", strings.ToLower(name), in.Topic, v)
+		return Identity{id, SourceHeader}, checkID("Incoming.Topic", id)
+	}
+}
+
+// ExtractPosition takes the broker's position of a message for its ID: topic and Incoming.Position. It tells
+// redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no ID.
+func ExtractPosition(in Incoming) (Identity, error) {
+	if in.Position == "" {
+		return Identity{}, ErrNoID
+	}
+	if problem := textProblem(in.Position); problem != "" {
+		return Identity{}, &InvalidError{"Incoming.Position", problem}
+	}
+	id := foreignID("pos", in.Topic, in.Position)
+	return Identity{id, SourcePosition}, checkID("Incoming.Topic", id)
+}
+
+// extractForeign finds an ID that is unique within a topic in one header.
+func extractForeign(in Incoming, header, kind string, s Source) (Identity, error) {
+	v, err := in.Header.require(header)
+	if err != nil {
+		return Identity{}, err
+	}
+	id := foreignID(kind, in.Topic, v)
+	return Identity{id, s}, checkID("Incoming.Topic", id) // the header has been checked
+}
+
+// require returns the value of a header, ErrNoID if it is not there, and an *InvalidError if it cannot be part of an ID.
+func (h Header) require(name string) (string, error) {
+	v, found, err := h.lookup(name)
+	switch {
+	case err != nil:
+		return "", err
+	case !found:
+		return "", ErrNoID
+	}
+	if problem := textProblem(v); problem != "" {
+		return "", &InvalidError{headerField(name), problem}
+	}
+	return v, nil
+}
+
+// lookup finds a header in any case. An exact match wins; other spellings must agree.
+func (h Header) lookup(name string) (value string, found bool, err error) {
+	if v, ok := h[name]; ok {
+		return v, true, nil
+	}
+	for k, v := range h {
+		if !strings.EqualFold(k, name) {
+			continue
+		}
+		if found && v != value {
+			return "", true, &InvalidError{headerField(name), "is there in several spellings with different values"}
+		}
+		value, found = v, true
+	}
+	return value, found, nil
+}

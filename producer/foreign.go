@@ -1,0 +1,85 @@
+package producer
+
+import (
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+)
+
+// IDs that others gave are written as "~kind,namespace,…,id". In the parts "%", "," and space are written as %25, %2C
+// and %20, so that different parts never make the same ID. Our own IDs never begin with "~". A foreign ID that is over
+// dedupstore.MaxID as a whole becomes "~kind,UUID" instead, where the UUID is derived from its parts.
+const foreignPrefix = "~"
+
+// foreignParts is how many parts each kind of foreign ID has. At least two: one alone is the derived form.
+var foreignParts = map[string]int{
+	"ce":   2, // CloudEvents: source, id
+	"nats": 2, // topic, Nats-Msg-Id
+	"idem": 2, // topic, Idempotency-Key
+	"dbz":  2, // topic, Debezium's id
+	"pos":  2, // topic, position
+	"hdr":  3, // header name, topic, value
+	"ext":  2, // namespace, id
+}
+
+// ForeignID returns the message ID for an ID that another system gave, for extractors of your own: unique by namespace
+// and ID together, never equal to an ID of NewID, DeriveID, or of another kind of foreign ID. One that would be longer
+// than dedupstore.MaxID bytes is replaced by a hash of the two.
+func ForeignID(namespace, id string) string { return foreignID("ext", namespace, id) }
+
+var foreignEscaper = strings.NewReplacer("%", "%25", ",", "%2C", " ", "%20")
+
+func foreignID(kind string, parts ...string) string {
+	id := foreignPrefix + kind
+	for _, p := range parts {
+		id += "," + foreignEscaper.Replace(p)
+	}
+	if len(id) > dedupstore.MaxID {
+		return foreignPrefix + kind + "," + ids.Derive("oncemill/foreign/"+kind, parts...)
+	}
+	return id
+}
+
+// isForeign reports whether foreignID could have made an ID.
+func isForeign(id string) bool {
+	parts := strings.Split(strings.TrimPrefix(id, foreignPrefix), ",")
+	want, known := foreignParts[parts[0]]
+	parts = parts[1:]
+	switch {
+	case !known:
+		return false
+	case len(parts) == 1:
+		return isUUID(parts[0])
+	case len(parts) != want:
+		return false
+	}
+	unescaper := strings.NewReplacer("%25", "%", "%2C", ",", "%20", " ")
+	for _, p := range parts {
+		if foreignEscaper.Replace(unescaper.Replace(p)) != p {
+			return false
+		}
+	}
+	return true
+}
+
+// isUUID reports whether s is a UUID in the usual form of 36 characters.
+func isUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		switch i {
+		case 8, 13, 18, 23:
+			if c != '-' {
+				return false
+			}
+		default:
+			if (c < '0' || '9' < c) && (c < 'a' || 'f' < c) && (c < 'A' || 'F' < c) {
+				return false
+			}
+		}
+	}
+	return true
+}

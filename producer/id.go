@@ -1,0 +1,51 @@
+package producer
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+)
+
+// NewID returns an ID for a new action: a UUIDv7 (RFC 9562), unique, ordered by time to the millisecond. Call it once
+// per action, outside of every loop that retries.
+func NewID() string { return ids.New() }
+
+// DeriveID returns the ID of an action that has a natural identity, such as an order number and a revision: a UUIDv8
+// (RFC 9562) made of the SHA-256 of its arguments. The same arguments give the same ID in every process and version;
+// ("a", "bc") and ("ab", "c") differ. The namespace says whose identity it is ("shop/orders"); names that begin with
+// "oncemill/" are taken.
+//
+// It panics without a namespace or without parts: every message would get the same ID, and all but one be dropped as
+// duplicates. Parts may be empty strings.
+func DeriveID(namespace string, parts ...string) string {
+	if namespace == "" || len(parts) == 0 {
+		panic("producer: DeriveID needs a namespace and at least one part")
+	}
+	return ids.Derive(namespace, parts...)
+}
+
+// checkID returns an *InvalidError for an ID that cannot be a message's: not 1 to dedupstore.MaxID bytes of UTF-8,
+// with control characters, with spaces around it, which brokers cut off, or a "~" that no foreign ID begins with.
+func checkID(field, id string) error {
+	switch problem := textProblem(id); {
+	case problem != "":
+		return &InvalidError{field, problem}
+	case strings.Trim(id, " ") != id:
+		return &InvalidError{field, "begins or ends with a space"}
+	case strings.HasPrefix(id, foreignPrefix) && !isForeign(id):
+		return &InvalidError{field, "begins with \"" + foreignPrefix + "\", which only IDs of foreign messages do"}
+	}
+	return nil
+}
+
+// textProblem says why a text cannot be an ID or a part of one, or "". The rule is the stores'.
+func textProblem(s string) string {
+	err := dedupstore.Key{Tenant: "t", Group: "g", Handler: "h", ID: s}.Validate()
+	var invalid *dedupstore.InvalidError
+	if errors.As(err, &invalid) {
+		return invalid.Problem
+	}
+	return ""
+}

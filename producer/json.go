@@ -1,0 +1,143 @@
+package producer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxJSONDepth bounds the recursion over a document from somewhere else.
+const maxJSONDepth = 1000
+
+// parseJSON reads a JSON document strictly: UTF-8, no member twice, no half surrogate, nothing after its end. Numbers
+// keep their digits. Errors say where, without quoting values.
+func parseJSON(payload []byte) (any, error) {
+	if !utf8.Valid(payload) {
+		return nil, &InvalidError{"payload", "is not UTF-8, so it is not JSON"}
+	}
+	dec := json.NewDecoder(bytes.NewReader(payload))
+	dec.UseNumber()
+	doc, err := parseValue(dec, 0)
+	if err == nil {
+		if _, end := dec.Token(); end != io.EOF {
+			err = errors.New("something follows its end")
+		}
+	}
+	var invalid *InvalidError
+	if errors.As(err, &invalid) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, &InvalidError{"payload", fmt.Sprintf("is not JSON at byte %d", dec.InputOffset())}
+	}
+	_, err = canonicalize(payload) // encoding/json takes half a surrogate pair for U+FFFD
+	return doc, err
+}
+
+func parseValue(dec *json.Decoder, depth int) (any, error) {
+	token, err := dec.Token()
+	if err != nil {
+		return nil, err
+	}
+	open, ok := token.(json.Delim)
+	if !ok {
+		return token, nil // encoding/json does not let a name stand for a value
+	}
+	if depth++; depth > maxJSONDepth {
+		return nil, &InvalidError{"payload", fmt.Sprintf("is nested deeper than %d levels", maxJSONDepth)}
+	}
+	if open == '[' {
+		return parseArray(dec, depth)
+	}
+	return parseObject(dec, depth)
+}
+
+func parseArray(dec *json.Decoder, depth int) (any, error) {
+	array := []any{}
+	for dec.More() {
+		value, err := parseValue(dec, depth)
+		if err != nil {
+			return nil, err
+		}
+		array = append(array, value)
+	}
+	_, err := dec.Token()
+	return array, err
+}
+
+func parseObject(dec *json.Decoder, depth int) (any, error) {
+	object := map[string]any{}
+	for dec.More() {
+		token, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		name, ok := token.(string)
+		if !ok {
+			return nil, errors.New("a name is not a string")
+		}
+		if _, twice := object[name]; twice {
+			return nil, &InvalidError{"payload", fmt.Sprintf("has the member %.80q twice in one object", name)}
+		}
+		if object[name], err = parseValue(dec, depth); err != nil {
+			return nil, err
+		}
+	}
+	_, err := dec.Token()
+	return object, err
+}
+
+// badNumber finds a number that would look like another one after it has become a double, and where it is.
+func badNumber(doc any) (place, problem string) {
+	switch doc := doc.(type) {
+	case map[string]any:
+		for name, value := range doc {
+			if place, problem := badNumber(value); problem != "" {
+				return "/" + pointerEscaper.Replace(name) + place, problem
+			}
+		}
+	case []any:
+		for i, value := range doc {
+			if place, problem := badNumber(value); problem != "" {
+				return "/" + strconv.Itoa(i) + place, problem
+			}
+		}
+	case json.Number:
+		return "", numberProblem(string(doc))
+	}
+	return "", ""
+}
+
+var pointerEscaper = strings.NewReplacer("~", "~0", "/", "~1")
+
+func numberProblem(digits string) string {
+	f, err := strconv.ParseFloat(digits, 64)
+	if err != nil {
+		return "is a number beyond an IEEE 754 double"
+	}
+	if math.Abs(f) < 1<<53 || strings.ContainsAny(digits, ".eE") {
+		return ""
+	}
+	exact, ok := new(big.Int).SetString(digits, 10)
+	double, _ := new(big.Float).SetFloat64(f).Int(nil)
+	if !ok || exact.Cmp(double) != 0 {
+		return "is an integer that an IEEE 754 double cannot hold exactly, as RFC 8785 requires: strip the field, or have it sent as a string"
+	}
+	return ""
+}
+
+// canonicalJSON writes a document in the form of RFC 8785.
+func canonicalJSON(doc any) ([]byte, error) {
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return nil, &InvalidError{"payload", "cannot be written as JSON"}
+	}
+	return canonicalize(text)
+}

@@ -1,0 +1,84 @@
+package producer
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// Stamp makes a message ready for its first attempt to be published. A message without an ID takes the one in its
+// header oncemill-id, or else a new one; the header is set; the trace context of ctx is written beside it with
+// OpenTelemetry's global propagator, unless the header has one. Stamping again changes nothing.
+//
+// It returns an *InvalidError, and leaves the message alone, if the ID cannot be used or if ID and header disagree.
+// The message's header is replaced, not written to, so that messages may share one.
+func Stamp(ctx context.Context, m *Message) error {
+	stamped, found, err := m.Header.lookup(HeaderID)
+	if err != nil {
+		return err
+	}
+	id, field := m.ID, "Message.ID"
+	switch {
+	case found && id == "":
+		id, field = stamped, headerField(HeaderID)
+	case found && id != stamped:
+		return &InvalidError{headerField(HeaderID), fmt.Sprintf("is %.600q although Message.ID is %.600q", stamped, id)}
+	case id == "":
+		id = NewID()
+	}
+	if err := checkID(field, id); err != nil {
+		return err
+	}
+	header := m.Header.without(HeaderID)
+	header[HeaderID] = id
+	if !hasTrace(header) {
+		telemetry.Inject(ctx, header)
+	}
+	m.ID, m.Header = id, header
+	return nil
+}
+
+// Outgoing is what a publisher that sends at once does to each message first: it returns a stamped copy as it goes on
+// the wire, without the header oncemill-name. It returns an *InvalidError for an empty topic, for a missing ID (minted
+// here, it would be another one at the next attempt) and for a NotBefore that lies ahead.
+func Outgoing(ctx context.Context, m Message) (Message, error) {
+	switch {
+	case m.Topic == "":
+		return m, &InvalidError{"Message.Topic", "is empty"}
+	case m.ID == "" && m.Header.Get(HeaderID) == "":
+		return m, &InvalidError{"Message.ID", "is empty: use Stamp, NewID or DeriveID before the first attempt"}
+	case m.NotBefore.After(time.Now()):
+		return m, &InvalidError{"Message.NotBefore", fmt.Sprintf("lies ahead (%s): this publisher sends at once, an outbox can wait", m.NotBefore.Format(time.RFC3339))}
+	}
+	if err := Stamp(ctx, &m); err != nil {
+		return m, err
+	}
+	m.Header = m.Header.without(HeaderName)
+	return m, nil
+}
+
+// without returns a copy that lacks a header, in any case.
+func (h Header) without(name string) Header {
+	h = maps.Clone(h)
+	if h == nil {
+		h = Header{}
+	}
+	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
+	return h
+}
+
+// hasTrace reports whether a header has what the global propagator writes, in any case.
+func hasTrace(h Header) bool {
+	for _, field := range otel.GetTextMapPropagator().Fields() {
+		if h.Get(field) != "" {
+			return true
+		}
+	}
+	return false
+}

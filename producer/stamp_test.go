@@ -1,0 +1,176 @@
+package producer_test
+
+import (
+	"context"
+	"maps"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestMain(m *testing.M) {
+	otel.SetTextMapPropagator(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}))
+	m.Run()
+}
+
+// traced returns a context with a span, and its traceparent.
+func traced(t testing.TB, span byte) (context.Context, string) {
+	t.Helper()
+	sc := trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1, 2, 3}, SpanID: trace.SpanID{span}, TraceFlags: trace.FlagsSampled, Remote: true,
+	})
+	ctx := trace.ContextWithSpanContext(t.Context(), sc)
+	return ctx, "00-" + sc.TraceID().String() + "-" + sc.SpanID().String() + "-01"
+}
+
+func TestStamp_GivesIDAndTraceContextOnce(t *testing.T) {
+	t.Parallel()
+	first, traceparent := traced(t, 1)
+	second, _ := traced(t, 2)
+	m := producer.Message{Topic: "orders", Payload: []byte("x")}
+	if err := producer.Stamp(first, &m); err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7`).MatchString(m.ID) {
+		t.Errorf("ID %q is no UUIDv7", m.ID)
+	}
+	want := producer.Header{"oncemill-id": m.ID, "traceparent": traceparent}
+	if diff := cmp.Diff(want, m.Header); diff != "" {
+		t.Errorf("header (-want +got):\n%s", diff)
+	}
+	again := m
+	if err := producer.Stamp(second, &again); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(m, again); diff != "" {
+		t.Errorf("stamping again changed the message (-first +second):\n%s", diff)
+	}
+}
+
+func TestStamp_KeepsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	ctx, _ := traced(t, 1)
+	shared := producer.Header{"color": "blue", "Traceparent": "another client's", "Oncemill-Id": "o1"}
+	before := maps.Clone(shared)
+	for _, id := range []string{"", "o1"} {
+		m := producer.Message{ID: id, Header: shared}
+		if err := producer.Stamp(ctx, &m); err != nil {
+			t.Fatal(err)
+		}
+		want := producer.Header{"color": "blue", "Traceparent": "another client's", "oncemill-id": "o1"}
+		if diff := cmp.Diff(want, m.Header); diff != "" || m.ID != "o1" {
+			t.Errorf("ID %q, header (-want +got):\n%s", m.ID, diff)
+		}
+	}
+	if diff := cmp.Diff(before, shared); diff != "" {
+		t.Errorf("the caller's header was written to (-before +after):\n%s", diff)
+	}
+}
+
+func TestStamp_WithoutSpanThereIsNoTraceContext(t *testing.T) {
+	t.Parallel()
+	m := producer.Message{ID: "o1"}
+	if err := producer.Stamp(t.Context(), &m); err != nil || len(m.Header) != 1 {
+		t.Errorf("header %v, error %v", m.Header, err)
+	}
+}
+
+func TestStamp_UnusableIDIsNamedAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		id     string
+		header producer.Header
+		field  string
+	}{
+		{"oversized", long, nil, "Message.ID"},
+		{"binary", "\xff", nil, "Message.ID"},
+		{"control character", "a\r\nNats-Rollup: all", nil, "Message.ID"},
+		{"space around", "a ", nil, "Message.ID"},
+		{"looks foreign", "~a", nil, "Message.ID"},
+		{"unknown kind", "~xx,a,b", nil, "Message.ID"},
+		{"too many parts", "~ce,a,b,c", nil, "Message.ID"},
+		{"parts not escaped", "~ce,a,b%", nil, "Message.ID"},
+		{"bad header", "", producer.Header{"oncemill-id": "\x7f"}, "header oncemill-id"},
+		{"empty header", "", producer.Header{"oncemill-id": ""}, "header oncemill-id"},
+		{"disagree", "a", producer.Header{"oncemill-id": "b"}, "header oncemill-id"},
+		{"header empty, ID not", "a", producer.Header{"oncemill-id": ""}, "header oncemill-id"},
+		{"two spellings", "a", producer.Header{"OncemillID": "", "ONCEMILL-ID": "a", "Oncemill-Id": "b"}, "header oncemill-id"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			m := producer.Message{ID: tc.id, Header: maps.Clone(tc.header)}
+			wantInvalid(t, producer.Stamp(t.Context(), &m), tc.field)
+			if diff := cmp.Diff(producer.Message{ID: tc.id, Header: tc.header}, m); diff != "" {
+				t.Errorf("the message was changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOutgoing_IsWhatGoesOnTheWire(t *testing.T) {
+	t.Parallel()
+	in := producer.Message{
+		ID: "o1", Topic: "orders", Key: "k", NotBefore: time.Now().Add(-time.Second),
+		Header: producer.Header{"Oncemill-Name": "receipt", "oncemill-rerun": "7", "color": "blue"},
+	}
+	want := in
+	want.Header = producer.Header{"oncemill-id": "o1", "oncemill-rerun": "7", "color": "blue"}
+	got, err := producer.Outgoing(t.Context(), in)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("error %v, message (-want +got):\n%s", err, diff)
+	}
+	if len(in.Header) != 3 {
+		t.Errorf("the caller's header was written to: %v", in.Header)
+	}
+}
+
+func TestOutgoing_RefusesWhatCannotBeSentNow(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		m     producer.Message
+		field string
+	}{
+		{producer.Message{ID: "o1"}, "Message.Topic"},
+		{producer.Message{Topic: "t"}, "Message.ID"},
+		{producer.Message{ID: "\x00", Topic: "t"}, "Message.ID"},
+		{producer.Message{ID: "o1", Topic: "t", NotBefore: time.Now().Add(time.Hour)}, "Message.NotBefore"},
+	} {
+		_, err := producer.Outgoing(t.Context(), tc.m)
+		wantInvalid(t, err, tc.field)
+	}
+}
+
+func TestDeriveID_DependsOnItsArgumentsOnly(t *testing.T) {
+	t.Parallel()
+	if got, want := producer.DeriveID("orders", "4711"), "ab4edd01-2d39-858d-9fb3-3f3add5c119f"; got != want {
+		t.Errorf("got %s, want %s for ever", got, want)
+	}
+	for _, args := range [][]string{{""}, {"", "a"}, {"orders"}} {
+		func() {
+			defer func() {
+				if r, ok := recover().(string); !ok || !strings.Contains(r, "DeriveID") {
+					t.Errorf("DeriveID(%q) did not panic", args)
+				}
+			}()
+			producer.DeriveID(args[0], args[1:]...)
+		}()
+	}
+}
+
+func TestPublishError_NamesTheMessages(t *testing.T) {
+	t.Parallel()
+	err := &producer.PublishError{Failures: []producer.Failure{{Index: 3, Err: producer.ErrNoID}, {Index: 4, ID: "o1", Err: context.Canceled}}}
+	want := "publish message 3 of the call, which has no ID: producer: message has no ID (and 1 more)"
+	if err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+}

@@ -1,0 +1,89 @@
+package natsjs
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A relay of an older version may have published a message that this one repeats: these values must never change.
+func TestMsgID_NeverChanges(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		m    producer.Message
+		want string
+	}{
+		{producer.Message{ID: "o1", Topic: "orders"}, "VJW9bkXyZSicKHYd4GPfn3aRxwickYIWgjC4U2VTdNs"},
+		{producer.Message{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay", "oncemill-generation": "2"}}, "a2JnLPowAtDzhETHH49slRbvCA42Qjs21W-9sWg5UyQ"},
+	} {
+		if got := msgID(tc.m); got != tc.want {
+			t.Errorf("%+v: got %s, want %s", tc.m, got, tc.want)
+		}
+	}
+}
+
+func TestMsgID_DependsOnIDSubjectPurposeAndGenerationOnly(t *testing.T) {
+	t.Parallel()
+	first := producer.Message{ID: "o1", Topic: "orders"}
+	same := producer.Message{ID: "o1", Topic: "orders", Key: "k", Payload: []byte("x"), Header: producer.Header{"traceparent": "y"}}
+	if msgID(first) != msgID(same) {
+		t.Error("a repetition with another key, payload or trace has another Nats-Msg-Id")
+	}
+	seen := map[string]producer.Message{}
+	for _, m := range []producer.Message{
+		first,
+		{ID: "o1o", Topic: "rders"},
+		{ID: "o1", Topic: "orders.dead"},
+		{ID: "o1", Topic: "orders", Header: producer.Header{"Oncemill-Purpose": "retry"}},
+		{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay"}},
+		{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay", "oncemill-generation": "1"}},
+		{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay", "oncemill-generation": "2"}},
+	} {
+		id := msgID(m)
+		if other, ok := seen[id]; ok {
+			t.Errorf("%+v and %+v have one Nats-Msg-Id", other, m)
+		}
+		seen[id] = m
+	}
+}
+
+func TestClassify_OnlyProofIsDefinite(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]bool{
+		jetstream.ErrNoStreamResponse:                       true,
+		&jetstream.APIError{Code: 400}:                      true,
+		fmt.Errorf("x: %w", &jetstream.APIError{Code: 404}): true,
+		&jetstream.APIError{Code: 503}:                      false,
+		jetstream.ErrAsyncPublishTimeout:                    false,
+		jetstream.ErrInvalidJSAck:                           false,
+		nats.ErrDisconnected:                                false,
+	} {
+		if refused(err) != want {
+			t.Errorf("refused(%v) is %v", err, !want)
+		}
+	}
+	if !notSent(fmt.Errorf("x: %w", nats.ErrMaxPayload)) || notSent(errors.New("write: broken pipe")) {
+		t.Error("notSent is wrong")
+	}
+}
+
+func TestMemory_IsBounded(t *testing.T) {
+	t.Parallel()
+	var m memory
+	for i := range 2*maxMemory + 1 {
+		m.add(fmt.Sprint(i))
+	}
+	last := fmt.Sprint(2 * maxMemory)
+	if len(m.ids) > maxMemory || !m.has(last) {
+		t.Errorf("%d IDs, last one there: %v", len(m.ids), m.has(last))
+	}
+	m.remove(last)
+	if m.has(last) {
+		t.Error("a removed ID is there")
+	}
+}

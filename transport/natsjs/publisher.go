@@ -1,0 +1,202 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// PublisherConfig configures a Publisher. The zero value is usable.
+type PublisherConfig struct {
+	// AckTimeout is how long to wait for a message's acknowledgement, and for room below MaxPending before that. A
+	// message whose acknowledgement does not come in time is reported as unknown. Zero: 5 s.
+	AckTimeout time.Duration
+
+	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
+	MaxPending int
+
+	// Logger gets a warning for each message that a stream took for a duplicate although it was not sent before. Nil:
+	// slog.Default().
+	Logger *slog.Logger
+}
+
+func (c PublisherConfig) withDefaults() PublisherConfig {
+	if c.AckTimeout == 0 {
+		c.AckTimeout = 5 * time.Second
+	}
+	if c.MaxPending == 0 {
+		c.MaxPending = 1000
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c PublisherConfig) validate() error {
+	switch {
+	case c.AckTimeout < time.Millisecond:
+		return fmt.Errorf("natsjs: PublisherConfig.AckTimeout is %v, want at least 1ms, or zero", c.AckTimeout)
+	case c.MaxPending < 1:
+		return fmt.Errorf("natsjs: PublisherConfig.MaxPending is %d, want at least 1, or zero", c.MaxPending)
+	}
+	return nil
+}
+
+// A Publisher is a producer.Publisher for JetStream. It is safe for concurrent use. It has nothing to close: what it
+// uses ends with the connection.
+type Publisher struct {
+	js         jetstream.JetStream
+	config     PublisherConfig
+	unanswered memory
+	duplicates atomic.Uint64
+}
+
+// NewPublisher returns a Publisher on the connection of js. Of js it takes nothing else: its acknowledgement timeout and
+// limit of pending messages are its own. One Publisher per connection is enough.
+func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	if js == nil || js.Conn() == nil {
+		return nil, errors.New("natsjs: NewPublisher needs a JetStream with a connection")
+	}
+	// With a timeout of its own, nats.go forgets messages whose acknowledgement never comes.
+	own, err := jetstream.New(js.Conn(),
+		jetstream.WithPublishAsyncTimeout(config.AckTimeout), jetstream.WithPublishAsyncMaxPending(config.MaxPending))
+	if err != nil {
+		return nil, fmt.Errorf("natsjs: %w", err)
+	}
+	return &Publisher{js: own, config: config}, nil
+}
+
+// Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
+// after a lost acknowledgement. Another process may have sent them before it died. If not, two messages have one ID,
+// and one of them is not in the stream.
+func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
+
+// Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
+// ends, or ctx does. Messages must be stamped, or at least have an ID. The Key travels as header oncemill-key.
+//
+// The error is nil or a *producer.PublishError. A failure is not unknown where the message is certain not to be stored:
+// it was refused here or by the server, or no stream listens on its subject (jetstream.ErrNoStreamResponse, after half
+// a second of retries). Where no answer came, because of ctx, a timeout or a lost connection, it is.
+func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
+	flights := make([]flight, len(messages))
+	for i, m := range messages {
+		flights[i] = p.send(ctx, m)
+	}
+	var failures []producer.Failure
+	for i, f := range flights {
+		if err, unknown := p.await(ctx, f); err != nil {
+			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
+		}
+	}
+	if failures != nil {
+		return &producer.PublishError{Failures: failures}
+	}
+	return nil
+}
+
+// A flight is a message on its way, or the reason why it is not.
+type flight struct {
+	future  jetstream.PubAckFuture
+	msg     *nats.Msg
+	err     error
+	unknown bool
+}
+
+// stall is how long nats.go may block for room below MaxPending before ctx is looked at again.
+const stall = 20 * time.Millisecond
+
+func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
+	m, err := producer.Outgoing(ctx, m)
+	if err != nil {
+		return flight{err: err}
+	}
+	msg, err := encode(m)
+	if err != nil {
+		return flight{err: err}
+	}
+	for deadline := time.Now().Add(p.config.AckTimeout); ; {
+		if ctx.Err() != nil {
+			return flight{err: context.Cause(ctx)}
+		}
+		if p.js.Conn().IsClosed() {
+			return flight{err: nats.ErrConnectionClosed}
+		}
+		future, err := p.js.PublishMsgAsync(msg, jetstream.WithStallWait(stall))
+		if errors.Is(err, jetstream.ErrTooManyStalledMsgs) && time.Now().Before(deadline) {
+			continue
+		}
+		return flight{future: future, msg: msg, err: err, unknown: err != nil && !notSent(err)}
+	}
+}
+
+// await returns why a message is not acknowledged, and whether it may be stored all the same.
+func (p *Publisher) await(ctx context.Context, f flight) (err error, unknown bool) {
+	if f.future == nil {
+		return f.err, f.unknown
+	}
+	id := f.msg.Header.Get(jetstream.MsgIDHeader)
+	ack, err := outcome(ctx, f.future)
+	switch {
+	case err == nil && ack.Duplicate && !p.unanswered.has(id):
+		p.duplicates.Add(1)
+		p.config.Logger.WarnContext(ctx, "natsjs: a stream dropped a message as a duplicate; unless another process sent it before, two messages have one ID",
+			"stream", ack.Stream, "sequence", ack.Sequence, "subject", f.msg.Subject, "id", f.msg.Header.Get(producer.HeaderID))
+	case err != nil && !refused(err):
+		p.unanswered.add(id)
+		return err, true
+	}
+	p.unanswered.remove(id)
+	return err, false
+}
+
+// outcome waits for an acknowledgement. What is there already counts even if ctx has ended.
+func outcome(ctx context.Context, f jetstream.PubAckFuture) (*jetstream.PubAck, error) {
+	select {
+	case ack := <-f.Ok():
+		return ack, nil
+	case err := <-f.Err():
+		return nil, err
+	default:
+	}
+	select {
+	case ack := <-f.Ok():
+		return ack, nil
+	case err := <-f.Err():
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// notSent reports whether an error of sending says that the client has sent nothing and will not.
+func notSent(err error) bool {
+	for _, e := range [...]error{
+		jetstream.ErrTooManyStalledMsgs, nats.ErrMaxPayload, nats.ErrBadSubject, nats.ErrBadHeaderMsg,
+		nats.ErrHeadersNotSupported, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrReconnectBufExceeded,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// refused reports whether an error instead of an acknowledgement says that the message is not stored: nobody listens,
+// or the server refused it for a reason of its own making (4xx). Trouble inside the server (5xx) proves nothing.
+func refused(err error) bool {
+	var api *jetstream.APIError
+	return errors.Is(err, jetstream.ErrNoStreamResponse) || errors.As(err, &api) && api.Code < 500
+}
