@@ -92,12 +92,13 @@ func (m *Memory) Claim(ctx context.Context, r Request) (Answer, error) {
 	rec := m.records[r.Key]
 	if rec == nil {
 		rec = &record{key: r.Key, state: Absent, first: now, index: -1}
-		if m.bytes+rec.size() > m.maxBytes {
-			return Answer{}, ErrFull
-		}
 	}
+	before := rec.fence
 	answer := Answer{Found: rec.state, Fence: rec.fence, Age: now.Sub(rec.first), Trace: rec.trace}
 	rec.decide(r, now, &answer)
+	if rec.index < 0 && m.bytes+rec.size() > m.maxBytes {
+		return Answer{}, ErrFull
+	}
 	if answer.Status == Done || answer.Status == AcquiredPublish {
 		answer.Fence = rec.decided
 	}
@@ -106,6 +107,8 @@ func (m *Memory) Claim(ctx context.Context, r Request) (Answer, error) {
 			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts,
 			Lease: r.Lease, Retention: r.Retention,
 		}
+	}
+	if rec.fence != before { // an owner that only asks again changes nothing
 		m.keep(rec, rec.lease.Add(r.Retention))
 	}
 	return answer, nil
@@ -312,10 +315,15 @@ func (m *Memory) removeExpired(now time.Time) {
 }
 
 // recordOverhead estimates what a record costs beside its variable parts: the struct, the map's and the heap's slots.
-const recordOverhead = 512
+const recordOverhead = 640
 
 func (rec *record) size() int64 {
-	n := recordOverhead + 2*len(rec.key.ID) + len(rec.trace) + len(rec.outcome.Reason) + len(rec.outcome.Result)
+	n := recordOverhead + len(rec.key.Tenant) + len(rec.key.Group) + len(rec.key.Handler) + len(rec.key.ID) +
+		len(rec.owner) + len(rec.fingerprint.Scheme) + len(rec.fingerprint.Sum) + len(rec.trace) +
+		len(rec.outcome.Reason) + len(rec.outcome.Result)
+	for _, owner := range rec.settled {
+		n += 16 + len(owner)
+	}
 	for _, p := range rec.outcome.Produced {
 		n += 128 + len(p.ID) + len(p.Topic) + len(p.Key) + len(p.Payload)
 		for k, v := range p.Header {

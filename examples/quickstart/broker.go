@@ -11,25 +11,25 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-const (
-	streamName  = "SHOP"
-	ordersTopic = "shop.orders"
-)
+// names are what a run of the demo calls its things at servers that others may use too.
+type names struct{ run string }
 
-// deadTopic and receiptsTopic are where a stack publishes.
-func deadTopic(stack string) string     { return "shop.dead." + stack }
-func receiptsTopic(stack string) string { return "shop.receipts." + stack }
+func (n names) stream() string               { return "SHOP-" + n.run }
+func (n names) orders() string               { return "shop." + n.run + ".orders" }
+func (n names) dead(stack string) string     { return "shop." + n.run + ".dead." + stack }
+func (n names) receipts(stack string) string { return "shop." + n.run + ".receipts." + stack }
 
 // A broker is a connection to NATS JetStream, embedded in this process unless a URL is given.
 type broker struct {
+	names    names
 	url      string
 	conn     *nats.Conn
 	js       jetstream.JetStream
 	embedded *server.Server
 }
 
-func startBroker(ctx context.Context, url, dir string) (*broker, error) {
-	b := &broker{url: url}
+func startBroker(ctx context.Context, n names, url, dir string) (*broker, error) {
+	b := &broker{names: n, url: url}
 	if url == "" {
 		srv, err := server.NewServer(&server.Options{
 			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
@@ -52,8 +52,8 @@ func startBroker(ctx context.Context, url, dir string) (*broker, error) {
 	}
 	if err == nil {
 		_, err = b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-			Name:     streamName,
-			Subjects: []string{"shop.>"},
+			Name:     n.stream(),
+			Subjects: []string{"shop." + n.run + ".>"},
 			// The broker's own deduplication, shortened: the retries of this demo come in seconds, real ones in hours.
 			Duplicates: 100 * time.Millisecond,
 		})
@@ -72,7 +72,7 @@ func (b *broker) connect() (*nats.Conn, error) {
 
 // publishCopy publishes a copy of an order's event past the outbox, as a producer does that retries on its own.
 func (b *broker) publishCopy(ctx context.Context, id string, payload []byte) error {
-	msg := nats.NewMsg(ordersTopic)
+	msg := nats.NewMsg(b.names.orders())
 	msg.Header.Set("oncemill-id", id)
 	msg.Data = payload
 	_, err := b.js.PublishMsg(ctx, msg)
@@ -81,7 +81,9 @@ func (b *broker) publishCopy(ctx context.Context, id string, payload []byte) err
 
 // deadLetters returns the messages that a stack has dead-lettered.
 func (b *broker) deadLetters(ctx context.Context, stack string) ([]jetstream.Msg, error) {
-	cons, err := b.js.OrderedConsumer(ctx, streamName, jetstream.OrderedConsumerConfig{FilterSubjects: []string{deadTopic(stack)}})
+	cons, err := b.js.OrderedConsumer(ctx, b.names.stream(), jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{b.names.dead(stack)},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +101,9 @@ func (b *broker) deadLetters(ctx context.Context, stack string) ([]jetstream.Msg
 	}
 	return letters, nil
 }
+
+// remove deletes what the run has stored at the broker.
+func (b *broker) remove(ctx context.Context) error { return b.js.DeleteStream(ctx, b.names.stream()) }
 
 func (b *broker) close() {
 	if b.conn != nil {

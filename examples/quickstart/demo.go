@@ -31,7 +31,7 @@ type demo struct {
 }
 
 func open(ctx context.Context, o options) (*demo, error) {
-	d := &demo{options: o, orders: plan(o.orders, o.seed, o.crashEffect)}
+	d := &demo{options: o}
 	if err := d.open(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -47,7 +47,7 @@ func (d *demo) open(ctx context.Context) error {
 	if d.shop, err = openShop(ctx, d.options.dir); err != nil {
 		return err
 	}
-	if d.broker, err = startBroker(ctx, d.options.natsURL, d.options.dir); err != nil {
+	if d.broker, err = startBroker(ctx, d.shop.names, d.options.natsURL, d.options.dir); err != nil {
 		return err
 	}
 	if d.publisher, err = natsjs.NewPublisher(d.broker.js, natsjs.PublisherConfig{}); err != nil {
@@ -57,12 +57,13 @@ func (d *demo) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.orders = plan(d.shop.names.run, d.options)
 	fates := map[string]fault{}
 	for _, o := range d.orders {
 		fates[o.ID] = o.fault
 	}
 	for _, name := range stackNames {
-		s := &stack{name: name, shop: d.shop, fates: fates}
+		s := &stack{name: name, names: d.shop.names, shop: d.shop, fates: fates}
 		var own dedupstore.Store
 		if name == guarded {
 			s.death = newMortality(store, d.shop)
@@ -84,6 +85,7 @@ func (d *demo) openStore(ctx context.Context) (dedupstore.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-redis: %w", err)
 	}
+	opts.ContextTimeoutEnabled = true // contexts interrupt waits for the network too
 	d.redis = redis.NewClient(opts)
 	store, err := redisstore.New(d.redis, redisstore.Config{})
 	if err != nil {
@@ -137,7 +139,7 @@ func (d *demo) atRest(ctx context.Context) bool {
 		return false
 	}
 	for _, s := range d.stacks {
-		cons, err := d.broker.js.Consumer(ctx, streamName, s.name)
+		cons, err := d.broker.js.Consumer(ctx, d.broker.names.stream(), s.name)
 		if err != nil {
 			return false
 		}
@@ -197,6 +199,9 @@ func (d *demo) close() error {
 	var err error
 	for _, s := range d.stacks {
 		err = errors.Join(err, s.stop(ctx))
+	}
+	if d.broker != nil && d.options.temporary {
+		err = errors.Join(err, d.broker.remove(ctx))
 	}
 	if d.redis != nil {
 		err = errors.Join(err, d.redis.Close())

@@ -29,6 +29,7 @@ type options struct {
 	out         string
 	crashEffect bool
 	dir         string
+	temporary   bool // dir is removed at the end
 }
 
 func parseFlags(args []string, stderr io.Writer) (options, error) {
@@ -110,7 +111,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) (bool, error)
 			return false, err
 		}
 		defer os.RemoveAll(dir)
-		o.dir = dir
+		o.dir, o.temporary = dir, true
 	}
 	d, err := open(ctx, o)
 	if err != nil {

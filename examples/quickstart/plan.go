@@ -32,14 +32,15 @@ type plannedOrder struct {
 	fault fault
 }
 
-// plan draws orders and their fates from a seed. The first orders meet every fault once, so that a small run does too.
-func plan(orders int, seed uint64, crashEffect bool) []plannedOrder {
-	rng := rand.New(rand.NewPCG(seed, 0))
+// plan draws orders and their fates from the seed. The first orders meet every fault once, so that a small run does
+// too. The run's name is part of the IDs, since a Redis remembers earlier runs.
+func plan(run string, o options) []plannedOrder {
+	rng := rand.New(rand.NewPCG(o.seed, 0))
 	every := []fault{producerRetry, twinCopies, relayDies, handlerFails, ackLost, poisonOrder, changedAmount}
-	if crashEffect {
+	if o.crashEffect {
 		every = append(every, diesAfterWrite)
 	}
-	planned := make([]plannedOrder, orders)
+	planned := make([]plannedOrder, o.orders)
 	for i := range planned {
 		f := noFault
 		switch p := rng.IntN(100); {
@@ -59,10 +60,10 @@ func plan(orders int, seed uint64, crashEffect bool) []plannedOrder {
 			f = poisonOrder
 		case p < 40:
 			f = changedAmount
-		case p < 42 && crashEffect:
+		case p < 42 && o.crashEffect:
 			f = diesAfterWrite
 		}
-		planned[i] = plannedOrder{order{ID: fmt.Sprintf("order-%05d", i), Amount: 100 + rng.IntN(9900)}, f}
+		planned[i] = plannedOrder{order{ID: fmt.Sprintf("%s-%05d", run, i), Amount: 100 + rng.IntN(9900)}, f}
 	}
 	return planned
 }

@@ -14,11 +14,13 @@ import (
 
 // A shop takes orders and keeps the ledgers, in one SQLite file.
 type shop struct {
-	db  *sql.DB
-	box *sqliteoutbox.Outbox
+	names names
+	db    *sql.DB
+	box   *sqliteoutbox.Outbox
 }
 
 const schema = `
+CREATE TABLE IF NOT EXISTS run (only_one INTEGER PRIMARY KEY CHECK (only_one = 1), name TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, amount INTEGER NOT NULL);
 -- One row for each charge that a customer would see on the card. No unique key: the ledger is the outside world here.
 CREATE TABLE IF NOT EXISTS ledger (
@@ -47,11 +49,18 @@ func openShop(ctx context.Context, dir string) (*shop, error) {
 	if err == nil {
 		_, err = db.ExecContext(ctx, schema)
 	}
+	n := names{}
+	if err == nil {
+		_, err = db.ExecContext(ctx, `INSERT INTO run VALUES (1, lower(hex(randomblob(4)))) ON CONFLICT DO NOTHING`)
+	}
+	if err == nil {
+		err = db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&n.run)
+	}
 	if err != nil {
 		db.Close()
 		return nil, fmt.Errorf("set up the shop's database: %w", err)
 	}
-	return &shop{db: db, box: box}, nil
+	return &shop{names: n, db: db, box: box}, nil
 }
 
 // place writes an order and its event in one transaction. The customer may press the button twice.
@@ -68,7 +77,7 @@ func (s *shop) place(ctx context.Context, o order) error {
 		if n, err := res.RowsAffected(); err != nil || n == 0 {
 			return err
 		}
-		return s.box.InSQL(tx).Publish(ctx, producer.Message{ID: o.ID, Topic: ordersTopic, Key: o.ID, Payload: body})
+		return s.box.InSQL(tx).Publish(ctx, producer.Message{ID: o.ID, Topic: s.names.orders(), Key: o.ID, Payload: body})
 	})
 }
 

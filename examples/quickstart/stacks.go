@@ -39,6 +39,7 @@ const workers = 4
 // A stack is one way to consume the shop's orders, with its own ledger.
 type stack struct {
 	name   string
+	names  names
 	shop   *shop
 	fates  map[string]fault
 	death  *mortality // of the guarded stack
@@ -59,7 +60,7 @@ func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (mes
 		},
 		Hold:            3 * lease / 2,
 		DeadLetters:     publisher,
-		DeadLetterTopic: deadTopic(s.name),
+		DeadLetterTopic: s.names.dead(s.name),
 	})
 	if err != nil {
 		return nil, err
@@ -75,7 +76,7 @@ func (s *stack) protection(store dedupstore.Store, publisher producer.Publisher)
 		return []message.HandlerMiddleware{mw}, err
 	}
 	// The other stacks get a dead-letter topic too: what is compared is what happens to duplicates.
-	poison, err := middleware.PoisonQueueWithFilter(producer.ToWatermill(publisher), deadTopic(s.name), func(err error) bool {
+	poison, err := middleware.PoisonQueueWithFilter(producer.ToWatermill(publisher), s.names.dead(s.name), func(err error) bool {
 		var permanent *oncemill.PermanentError
 		return errors.As(err, &permanent)
 	})
@@ -108,7 +109,7 @@ func (s *stack) start(ctx context.Context, b *broker, store dedupstore.Store, pu
 		if err != nil {
 			return err
 		}
-		s.router.AddHandler(fmt.Sprintf("charge-%d", i), ordersTopic, sub, receiptsTopic(s.name), producer.ToWatermill(publisher), s.charge)
+		s.router.AddHandler(fmt.Sprintf("charge-%d", i), s.names.orders(), sub, s.names.receipts(s.name), producer.ToWatermill(publisher), s.charge)
 	}
 	s.ended = make(chan error, 1)
 	go func() { s.ended <- s.router.Run(context.WithoutCancel(ctx)) }()
@@ -132,7 +133,7 @@ func (s *stack) subscriber(b *broker) (message.Subscriber, error) {
 		NakDelay:       wmjs.NewStaticDelay(50 * time.Millisecond),
 		ConsumeOptions: []jetstream.PullConsumeOpt{jetstream.PullMaxMessages(1)},
 		ResourceInitializer: func(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
-			cons, err := js.CreateOrUpdateConsumer(ctx, streamName, jetstream.ConsumerConfig{
+			cons, err := js.CreateOrUpdateConsumer(ctx, s.names.stream(), jetstream.ConsumerConfig{
 				Durable: s.name, FilterSubject: topic, AckPolicy: jetstream.AckExplicitPolicy,
 				AckWait: 5 * time.Second, MaxDeliver: -1, MaxAckPending: 256,
 			})

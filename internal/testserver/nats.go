@@ -59,6 +59,7 @@ func (s *NATSServer) Connect(options ...nats.Option) *nats.Conn {
 	s.t.Helper()
 	nc, err := nats.Connect(s.URL(), append([]nats.Option{
 		nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(patience),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default writes to stderr
 	}, options...)...)
 	if err != nil {
 		s.t.Fatalf("testserver: connect to nats-server: %v", err)
