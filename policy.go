@@ -96,7 +96,7 @@ type MissingID string
 // What to do without an ID.
 const (
 	MissingIDReject MissingID = "reject" // refuse it; a consumer dead-letters it
-	MissingIDBypass MissingID = "bypass" // run the handler unguarded; each is counted as bypassed
+	MissingIDBypass MissingID = "bypass" // run the handler unguarded, counted as bypassed; an ID that is unusable is rejected all the same
 )
 
 // LowValue is for effects whose repetition is a nuisance: 24 hours.

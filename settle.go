@@ -126,12 +126,12 @@ func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Co
 
 // reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length.
 func reason(err error) string {
-	s := strings.Map(func(r rune) rune {
+	s := strings.TrimSpace(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	}, strings.ToValidUTF8(err.Error(), "\uFFFD")))
 	if len(s) > dedupstore.MaxReason {
 		s = strings.ToValidUTF8(s[:dedupstore.MaxReason], "")
 	}

@@ -4,10 +4,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"maps"
+	"net/url"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -33,8 +34,15 @@ func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outc
 // letter wraps a delivery, as it came, into a dead letter.
 func (p *Processor) letter(d Delivery, id, original, outcome, reason string) dedupstore.Produced {
 	header := producer.Header{}
-	maps.Copy(header, d.Header)
-	maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) })
+	for name, value := range d.Header {
+		if copyHeader(name) {
+			continue
+		}
+		if !portable(name, value) {
+			name, value = producer.HeaderEscaped+url.QueryEscape(name), url.QueryEscape(value)
+		}
+		header[name] = value
+	}
 	header[producer.HeaderID] = id
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
 	header[producer.HeaderTopic] = d.Topic
@@ -55,6 +63,15 @@ func copyHeader(name string) bool {
 		return true
 	}
 	return false
+}
+
+// portable reports whether every broker carries a header as it is: a token of RFC 9110 as its name, and a value without
+// control characters or spaces around it. A dead letter that its broker refuses would block its message for ever.
+func portable(name, value string) bool {
+	token := name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return r <= ' ' || r >= unicode.MaxASCII || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+	})
+	return token && utf8.ValidString(value) && !strings.ContainsFunc(value, unicode.IsControl) && strings.TrimSpace(value) == value
 }
 
 // publishDeadLetters does the publish step of a failure, and acknowledges it only then.
@@ -101,10 +118,10 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 
 // headerText is a text as headers can carry it.
 func headerText(s string) string {
-	return strings.Map(func(r rune) rune {
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
+	}, strings.ToValidUTF8(s, "\uFFFD")))
 }

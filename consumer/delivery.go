@@ -23,6 +23,10 @@ type Delivery struct {
 	// UUID is a Watermill message's UUID; empty elsewhere.
 	UUID string
 
+	// Position is where the broker keeps it within the topic, such as partition and offset. Only
+	// producer.ExtractPosition looks at it. May be empty.
+	Position string
+
 	// Payload is not changed.
 	Payload []byte
 }

@@ -109,7 +109,8 @@ func (p *Processor) process(ctx context.Context, d Delivery, run oncemill.RunFun
 // identify finds out what the delivery is.
 func (p *Processor) identify(d Delivery) (oncemill.Call, error) {
 	call := oncemill.Call{Hold: p.config.Hold}
-	identity, err := producer.Extract(producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Payload: d.Payload}, p.config.Extractors...)
+	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Position: d.Position, Payload: d.Payload}
+	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {
 			err = nil

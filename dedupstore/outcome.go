@@ -18,7 +18,7 @@ type Outcome struct {
 	// does not mean that nothing happened: the last holder may have made its effect and died.
 	Exhausted bool
 
-	// Reason says why, for failed and unknown outcomes. At most MaxReason bytes.
+	// Reason says why, for failed and unknown outcomes. Valid UTF-8 of at most MaxReason bytes.
 	Reason string
 
 	// Result is what the handler returned, for duplicates to get.
@@ -28,7 +28,8 @@ type Outcome struct {
 	Truncated bool
 
 	// Produced are the messages that the run produced, or the dead letter of a failure. They are published with these
-	// IDs and bytes until they are known to be published; then IDs and topics are kept and the bytes dropped.
+	// IDs and bytes until they are known to be published; then IDs, topics and keys are kept, headers and payloads
+	// dropped.
 	Produced []Produced
 }
 

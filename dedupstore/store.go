@@ -35,8 +35,10 @@ type Store interface {
 	Extend(ctx context.Context, c Claim, lease time.Duration) error
 
 	// Settle ends the claim's step: Finish or Release a run, or note that the outcome was Published. It compares owner
-	// and fence, works after expiry as long as nobody took over, and returns ErrClaimLost if another owner came, or
-	// the record is gone.
+	// and fence and works after expiry as long as nobody took over. Repeating the settlement that ended the step is
+	// ok. It returns ErrClaimLost if another owner came, the record is gone, or the step was ended otherwise: a
+	// Finish after a Release, a Release after a Finish or after the next run began, a Published of what is not
+	// published yet or still runs.
 	Settle(ctx context.Context, c Claim, s Settlement) error
 }
 
@@ -127,7 +129,7 @@ type Answer struct {
 	Wait time.Duration
 
 	// Outcome is what the processing ended in, for Done and AcquiredPublish. When Done, its produced messages have
-	// IDs and topics only. An outcome that the claim itself wrote has nothing produced yet: the dead letter is made
+	// no headers and payloads any more. An outcome that the claim itself wrote has nothing produced yet: the dead letter is made
 	// by the claimer.
 	Outcome Outcome
 
@@ -173,7 +175,7 @@ type Release struct {
 	// Delay is how long the key is not due; zero: due at once.
 	Delay time.Duration
 
-	// Reason says why, for operators. Not longer than MaxReason; may be empty.
+	// Reason says why, for operators. Valid UTF-8, not longer than MaxReason; may be empty.
 	Reason string
 
 	// Uncounted gives the attempt back: the run was interrupted, it did not fail.

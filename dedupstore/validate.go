@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // MaxReason is the longest reason of an outcome or a release, in bytes. Engines cut longer ones.
@@ -128,6 +129,9 @@ func validDuration(field string, d time.Duration) error {
 func validReason(field, reason string) error {
 	if len(reason) > MaxReason {
 		return &InvalidError{field, fmt.Sprintf("is %d bytes long, the limit is %d", len(reason), MaxReason)}
+	}
+	if !utf8.ValidString(reason) {
+		return &InvalidError{field, "is not valid UTF-8"}
 	}
 	return nil
 }

@@ -27,10 +27,13 @@ func (r *Relay) lease(ctx context.Context) (lease, error) {
 	return l, nil
 }
 
+// giveBackTimeout is short, because the store has just shown that it is in trouble, and the relay may be stopping.
+const giveBackTimeout = time.Second
+
 // giveBack returns rows that the store may have leased although it answered with an error. If that fails too, they
 // wait until the lease ends.
 func (r *Relay) giveBack(ctx context.Context, token string) {
-	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.StoreTimeout)
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveBackTimeout, r.cfg.StoreTimeout))
 	defer cancel()
 	if err := r.store.Settle(detached, token, nil); err != nil {
 		r.log.DebugContext(ctx, "outbox: giving back failed", "error", err)

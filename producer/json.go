@@ -26,7 +26,7 @@ func parseJSON(payload []byte) (any, error) {
 	dec.UseNumber()
 	doc, err := parseValue(dec, 0)
 	if err == nil {
-		if _, end := dec.Token(); end != io.EOF {
+		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
 			err = errors.New("something follows its end")
 		}
 	}

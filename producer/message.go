@@ -62,6 +62,7 @@ const (
 	HeaderReason     = "oncemill-reason"      // dead letters: why
 	HeaderAttempts   = "oncemill-attempts"    // dead letters: how many runs there were
 	HeaderFence      = "oncemill-fence"       // dead letters: what a rerun has to name
+	HeaderEscaped    = "oncemill-escaped-"    // dead letters: begins the name of a header that not every broker carries; name and value are URL query escaped
 	HeaderRerun      = "oncemill-rerun"       // asks a consumer to run a stored failure again: the fence of that failure
 )
 

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel"
-
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -37,9 +35,7 @@ func Stamp(ctx context.Context, m *Message) error {
 	}
 	header := m.Header.without(HeaderID)
 	header[HeaderID] = id
-	if !hasTrace(header) {
-		telemetry.Inject(ctx, header)
-	}
+	telemetry.Inject(ctx, header)
 	m.ID, m.Header = id, header
 	return nil
 }
@@ -71,14 +67,4 @@ func (h Header) without(name string) Header {
 	}
 	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
 	return h
-}
-
-// hasTrace reports whether a header has what the global propagator writes, in any case.
-func hasTrace(h Header) bool {
-	for _, field := range otel.GetTextMapPropagator().Fields() {
-		if h.Get(field) != "" {
-			return true
-		}
-	}
-	return false
 }

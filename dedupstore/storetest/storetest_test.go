@@ -9,7 +9,10 @@ import (
 
 func TestRun_AcceptsAStoreThatKeepsTheContract(t *testing.T) {
 	t.Parallel()
-	RunVirtual(t, func(*testing.T) Subject { return Subject{Store: newToy("")} })
+	RunVirtual(t, func(*testing.T) Subject {
+		s := newToy("")
+		return Subject{Store: s, TTL: s.TTL}
+	})
 }
 
 // broken are rules, each with the case that is there for it and must notice when a store breaks it.
@@ -83,18 +86,37 @@ func TestRun_RejectsABrokenStore(t *testing.T) {
 	for rule, name := range broken {
 		t.Run("broken/"+rule, func(t *testing.T) {
 			t.Parallel()
-			c := named(t, name)
-			synctest.Test(t, func(t *testing.T) {
-				r := record(t, func(tb testing.TB) { c.check(tb, Subject{Store: newToy(rule)}) })
-				if !r.failed {
-					t.Errorf("%s accepts a store that breaks the rule", name)
-				}
-				if last := r.lines[len(r.lines)-1]; r.failed && last != "why "+name+" matters: "+c.why {
-					t.Errorf("the last line is %q, want why the case exists", last)
-				}
-			})
+			rejects(t, name, rule, func(s *toy) Subject { return Subject{Store: s} })
 		})
 	}
+}
+
+func TestRun_RejectsAStoreThatTellsAWrongTTL(t *testing.T) {
+	t.Parallel()
+	for _, rule := range []string{
+		"no-ttl", "lease-erases-the-fence", "retention-without-the-lease", "retention-without-the-delay",
+		"extend-forgets-the-ttl", "window-is-the-claim's",
+	} {
+		t.Run("broken/"+rule, func(t *testing.T) {
+			t.Parallel()
+			rejects(t, "expiry/every-record-has-a-TTL", rule, func(s *toy) Subject { return Subject{Store: s, TTL: s.TTL} })
+		})
+	}
+}
+
+// rejects wants the case to reject a store that breaks the rule, and to say why.
+func rejects(t *testing.T, name, rule string, subject func(*toy) Subject) {
+	t.Helper()
+	c := named(t, name)
+	synctest.Test(t, func(t *testing.T) {
+		r := record(t, func(tb testing.TB) { c.check(tb, subject(newToy(rule))) })
+		if !r.failed {
+			t.Fatalf("%s accepts a store that breaks the rule", name)
+		}
+		if last := r.lines[len(r.lines)-1]; last != "why "+name+" matters: "+c.why {
+			t.Errorf("the last line is %q, want why the case exists", last)
+		}
+	})
 }
 
 func named(t *testing.T, name string) testCase {

@@ -37,8 +37,8 @@ type toyRecord struct {
 	leaseSpan, retention time.Duration
 }
 
-// is tells whether the toy breaks one of the rules.
-func (s *toy) is(rules ...string) bool { return slices.Contains(rules, s.broken) }
+// is tells whether the toy breaks the rule.
+func (s *toy) is(rule string) bool { return s.broken == rule }
 
 func (s *toy) name(k dedupstore.Key) string {
 	if s.is("keys-that-collide") {
@@ -259,7 +259,7 @@ func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duratio
 	if err := c.Validate(); err != nil && !s.is("accepts-anything") {
 		return err
 	}
-	if lease < time.Millisecond || lease > century-24*100*time.Hour-1 {
+	if lease < time.Millisecond || lease > farthest {
 		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v", lease)}
 	}
 	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {

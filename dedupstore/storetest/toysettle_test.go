@@ -143,3 +143,14 @@ func (s *toy) published(rec *toyRecord, c dedupstore.Claim, p dedupstore.Publish
 	s.conclude(rec, p.Retention, now)
 	return nil
 }
+
+// TTL is how much longer the record is kept, and false if that is for ever.
+func (s *toy) TTL(k dedupstore.Key) (time.Duration, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := s.records[s.name(k)]
+	if rec == nil || s.is("no-ttl") {
+		return 0, false
+	}
+	return time.Until(rec.expires), true
+}

@@ -9,8 +9,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// century is a bit more than the longest duration that the contract allows.
-const century = 100*366*24*time.Hour + 1
+// farthest is the longest duration that the contract allows.
+const farthest = 100 * 365 * 24 * time.Hour
 
 var validationCases = []testCase{
 	{"validation/claim", "a value that the contract does not allow is refused with the name of its field, and leaves no record", func(k *kit) {
@@ -25,7 +25,7 @@ var validationCases = []testCase{
 		for _, owner := range []string{"", "fifteen-letters", strings.Repeat("x", 65), "with a space in it", "with-ü-in-the-middle", "with:colon:inside"} {
 			k.badRequest("Request.Owner", owner, func(r *dedupstore.Request) { r.Owner = owner })
 		}
-		for _, d := range []time.Duration{0, -time.Second, time.Millisecond - 1, century, math.MinInt64, math.MaxInt64} {
+		for _, d := range []time.Duration{0, -time.Second, time.Millisecond - 1, farthest + 1, math.MinInt64, math.MaxInt64} {
 			k.badRequest("Request.Lease", d.String(), func(r *dedupstore.Request) { r.Lease = d })
 			k.badRequest("Request.Retention", d.String(), func(r *dedupstore.Request) { r.Retention = d })
 		}
@@ -58,7 +58,7 @@ var validationCases = []testCase{
 			k.invalid(k.Store.Extend(k.Context(), bad, long), field, "extend")
 			k.invalid(k.Store.Settle(k.Context(), bad, finish(succeeded(""))), field, "settle")
 		}
-		for _, d := range []time.Duration{0, -time.Second, time.Millisecond - 1, century} {
+		for _, d := range []time.Duration{0, -time.Second, time.Millisecond - 1, farthest + 1} {
 			k.invalid(k.Store.Extend(k.Context(), c, d), "lease", "extend")
 			k.badSettlement(c, "Finish.Retention", dedupstore.Finish{Outcome: succeeded(""), Retention: d})
 			k.badSettlement(c, "Published.Retention", dedupstore.Published{Retention: d})
@@ -71,7 +71,7 @@ var validationCases = []testCase{
 		k.badSettlement(c, "Outcome.Reason", finish(failed(reason)))
 		k.badSettlement(c, "Outcome.Produced[1].ID", finishTo(succeeded(""), receipt, dedupstore.Produced{Topic: "t"}))
 		k.badSettlement(c, "Release.Delay", dedupstore.Release{Delay: -1})
-		k.badSettlement(c, "Release.Delay", dedupstore.Release{Delay: century})
+		k.badSettlement(c, "Release.Delay", dedupstore.Release{Delay: farthest + 1})
 		k.badSettlement(c, "Release.Reason", dedupstore.Release{Reason: reason})
 		k.found(k.claim(k.request("1"), dedupstore.Busy), dedupstore.Running)
 		k.settle(c, finish(succeeded("paid")))

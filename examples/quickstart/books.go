@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -35,7 +36,7 @@ func (b books) balance() bool { return b.DoubleCharges == 0 && b.LostOrders == 0
 func closeBooks(ctx context.Context, s *stack, b *broker, orders []plannedOrder, counts map[string]int) (books, error) {
 	out := books{Orders: len(orders)}
 	for name, field := range map[string]*int{"deliveries": &out.Deliveries, "runs": &out.Runs, "duplicates": &out.Duplicates} {
-		n, err := s.shop.counter(s.name, name)
+		n, err := s.shop.counter(ctx, s.name, name)
 		if err != nil {
 			return out, err
 		}
@@ -88,13 +89,13 @@ func (b *books) explain(m *mortality, orderID string) {
 }
 
 // charges counts a stack's charges by order.
-func (s *stack) charges(ctx context.Context) (map[string]int, error) {
+func (s *stack) charges(ctx context.Context) (charges map[string]int, err error) {
 	rows, err := s.shop.db.QueryContext(ctx, `SELECT order_id, count(*) FROM ledger WHERE stack = ? GROUP BY order_id`, s.name)
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
-	charges := map[string]int{}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	charges = map[string]int{}
 	for rows.Next() {
 		var id string
 		var n int
@@ -113,11 +114,12 @@ func printJSON(w io.Writer, all map[string]books) error {
 	return enc.Encode(all)
 }
 
-// printTable prints the books for people.
-func printTable(w io.Writer, all map[string]books) {
+// table shows the books to people.
+func table(all map[string]books) string {
 	g, u, d := all[guarded], all[unguarded], all[deduplicator]
-	line := func(name string, g, u, d any) { fmt.Fprintf(w, "  %-34s %10v %11v %14v\n", name, g, u, d) }
-	fmt.Fprintln(w)
+	var out strings.Builder
+	line := func(name string, g, u, d any) { fmt.Fprintf(&out, "  %-34s %10v %11v %14v\n", name, g, u, d) }
+	out.WriteString("\n")
 	line("", "oncemill", "unguarded", "Deduplicator*")
 	line("orders", g.Orders, u.Orders, d.Orders)
 	line("deliveries", g.Deliveries, u.Deliveries, d.Deliveries)
@@ -131,24 +133,27 @@ func printTable(w io.Writer, all map[string]books) {
 	line("dead letters", g.DeadLetters, u.DeadLetters, d.DeadLetters)
 	line("DOUBLE CHARGES", g.DoubleCharges, u.DoubleCharges, d.DoubleCharges)
 	line("LOST ORDERS", g.LostOrders, u.LostOrders, d.LostOrders)
-	fmt.Fprintln(w, "\n  * Watermill's own middleware, keyed by message ID. It marks a message before its handler runs, so a")
-	fmt.Fprintln(w, "    handler that fails once has its redelivery dropped as a duplicate.")
-	printVerdict(w, g)
+	out.WriteString(`
+  * Watermill's own middleware, keyed by message ID. It marks a message before its handler runs, so a
+    handler that fails once has its redelivery dropped as a duplicate.
+
+`)
+	out.WriteString(g.verdict())
+	return out.String()
 }
 
-func printVerdict(w io.Writer, g books) {
-	fmt.Fprintln(w)
-	if g.balance() {
-		fmt.Fprintln(w, "oncemill's ledger balances: every order was charged once, or dead-lettered for somebody to look at.")
-		return
+func (b books) verdict() string {
+	if b.balance() {
+		return "oncemill's ledger balances: every order was charged once, or dead-lettered for somebody to look at.\n"
 	}
-	fmt.Fprintf(w, "oncemill's ledger does not balance: %d double charges, %d lost orders.\n", g.DoubleCharges, g.LostOrders)
-	if g.ExplainedCharges == 0 {
-		return
+	s := fmt.Sprintf("oncemill's ledger does not balance: %d double charges, %d lost orders.\n", b.DoubleCharges, b.LostOrders)
+	if b.ExplainedCharges == 0 {
+		return s
 	}
-	fmt.Fprintf(w, "%d of the double charges follow an injected death between effect and outcome:\n", g.ExplainedCharges)
-	fmt.Fprintf(w, "  %s\n", strings.Join(g.explanations[:min(3, len(g.explanations))], "\n  "))
-	fmt.Fprintln(w, `This is the limit of tier 1: the charge and its outcome are written to two places, and a process can die in
+	return s + fmt.Sprintf(`%d of the double charges follow an injected death between effect and outcome:
+  %s
+This is the limit of tier 1: the charge and its outcome are written to two places, and a process can die in
 between. Nothing but a common transaction (tier 2) or an ID that the payment provider deduplicates by
-(oncemill.FromContext(ctx).ID("charge")) closes that gap. docs/guarantees.md has the whole list.`)
+(oncemill.FromContext(ctx).ID("charge")) closes that gap. docs/guarantees.md has the whole list.
+`, b.ExplainedCharges, strings.Join(b.explanations[:min(3, len(b.explanations))], "\n  "))
 }

@@ -126,11 +126,10 @@ func (c *crashes) listening(p *testserver.Process, port int) error {
 			return false, fmt.Errorf("it ended")
 		default:
 		}
-		conn, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second)
-		if err != nil {
-			return false, nil
+		if conn, err := net.DialTimeout("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), time.Second); err == nil {
+			return true, conn.Close()
 		}
-		return true, conn.Close()
+		return false, nil
 	})
 }
 

@@ -104,7 +104,7 @@ func (d *demo) play(ctx context.Context, progress io.Writer) (map[string]books, 
 	relays := make(chan error, 1)
 	go func() { relays <- runRelays(ctx, d.shop, d.publisher, d.stacks[0].fates) }()
 
-	p := newProgress(progress, d)
+	p := newProgress(ctx, progress, d)
 	l := &load{shop: d.shop, broker: d.broker, orders: d.orders}
 	err := l.run(ctx, func() { p.placed.Add(1) })
 	if err == nil {

@@ -44,7 +44,7 @@ func (l *load) place(ctx context.Context, p plannedOrder) error {
 	if copies == nil {
 		return nil
 	}
-	if first, err := l.shop.once("producer", p.ID); err != nil || !first {
+	if first, err := l.shop.once(ctx, "producer", p.ID); err != nil || !first {
 		return err
 	}
 	if p.fault == changedAmount { // the first amount is to win: the point is what becomes of the second

@@ -82,35 +82,38 @@ func checkURL(flagName, value string, schemes []string) error {
 	return fmt.Errorf("-%s is %q, want a URL such as %s://127.0.0.1:PORT", flagName, value, schemes[0])
 }
 
-func main() {
+func main() { os.Exit(mainStatus()) }
+
+func mainStatus() int {
 	o, err := parseFlags(os.Args[1:], os.Stderr)
-	if err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			os.Exit(0)
-		}
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(2)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		say(os.Stderr, "quickstart: %v\n", err)
+		return 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	balanced, err := run(ctx, o, os.Stdout, os.Stderr)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		say(os.Stderr, "quickstart: %v\n", err)
 	}
 	if err != nil || !balanced {
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 // run plays the whole demo and reports whether the guarded ledger balances.
-func run(ctx context.Context, o options, stdout, stderr io.Writer) (bool, error) {
+func run(ctx context.Context, o options, stdout, stderr io.Writer) (balanced bool, err error) {
 	start := time.Now()
 	if o.dir == "" {
 		dir, err := os.MkdirTemp("", "oncemill-quickstart-")
 		if err != nil {
 			return false, err
 		}
-		defer os.RemoveAll(dir)
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 		o.dir, o.temporary = dir, true
 	}
 	d, err := open(ctx, o)
@@ -124,8 +127,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) (bool, error)
 	if o.out == "json" {
 		err = printJSON(stdout, all)
 	} else {
-		printTable(stdout, all)
-		fmt.Fprintf(stdout, "\n%d orders, seed %d, %.1f s\n", o.orders, o.seed, time.Since(start).Seconds())
+		_, err = fmt.Fprintf(stdout, "%s\n%d orders, seed %d, %.1f s\n", table(all), o.orders, o.seed, time.Since(start).Seconds())
 	}
 	return all[guarded].balance(), err
 }

@@ -46,7 +46,7 @@ func (m *mortality) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore
 	}
 	err := m.Store.Settle(ctx, c, s)
 	if _, finished := s.(dedupstore.Finish); err == nil && finished {
-		return m.settled(c.Key.ID)
+		return m.settled(ctx, c.Key.ID)
 	}
 	return err
 }
@@ -65,14 +65,14 @@ func (m *mortality) charged(orderID string, entry int64) {
 }
 
 // settled notes that the outcome of the order's latest charge is stored.
-func (m *mortality) settled(orderID string) error {
+func (m *mortality) settled(ctx context.Context, orderID string) error {
 	m.mu.Lock()
 	entry, ok := m.entries[orderID]
 	m.mu.Unlock()
 	if !ok {
 		return nil
 	}
-	_, err := m.shop.db.Exec(`INSERT INTO settled (entry, at) VALUES (?, ?) ON CONFLICT DO NOTHING`, entry, time.Now().UnixMicro())
+	_, err := m.shop.db.ExecContext(ctx, `INSERT INTO settled (entry, at) VALUES (?, ?) ON CONFLICT DO NOTHING`, entry, time.Now().UnixMicro())
 	return err
 }
 
@@ -89,7 +89,7 @@ func (s *stack) dieAfterWrite(msg *message.Message, orderID string) error {
 	if s.fates[orderID] != diesAfterWrite {
 		return nil
 	}
-	first, err := s.shop.once(s.name, orderID)
+	first, err := s.shop.once(context.WithoutCancel(msg.Context()), s.name, orderID)
 	if err != nil || !first {
 		return err
 	}

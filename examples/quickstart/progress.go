@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"sync"
@@ -15,16 +16,16 @@ type progress struct {
 	ended  sync.WaitGroup
 }
 
-func newProgress(w io.Writer, d *demo) *progress {
+func newProgress(ctx context.Context, w io.Writer, d *demo) *progress {
 	p := &progress{end: make(chan struct{})}
-	fmt.Fprintf(w, "%d orders, seed %d, through three stacks. Faults are on.\n", len(d.orders), d.options.seed)
+	say(w, "%d orders, seed %d, through three stacks. Faults are on.\n", len(d.orders), d.options.seed)
 	p.ended.Go(func() {
 		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
 		for start := time.Now(); ; {
 			select {
 			case <-tick.C:
-				fmt.Fprintf(w, "%3.0f s  placed %d of %d, charges: %s\n", time.Since(start).Seconds(), p.placed.Load(), len(d.orders), d.chargesSoFar())
+				say(w, "%3.0f s  placed %d of %d, charges: %s\n", time.Since(start).Seconds(), p.placed.Load(), len(d.orders), d.chargesSoFar(ctx))
 			case <-p.end:
 				return
 			}
@@ -33,16 +34,19 @@ func newProgress(w io.Writer, d *demo) *progress {
 	return p
 }
 
+// say prints progress. That it cannot be printed stops nothing.
+func say(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+
 func (p *progress) stop() {
 	close(p.end)
 	p.ended.Wait()
 }
 
-func (d *demo) chargesSoFar() string {
+func (d *demo) chargesSoFar(ctx context.Context) string {
 	var s string
 	for _, st := range d.stacks {
 		var n int
-		if err := d.shop.db.QueryRow(`SELECT count(*) FROM ledger WHERE stack = ?`, st.name).Scan(&n); err != nil {
+		if err := d.shop.db.QueryRowContext(ctx, `SELECT count(*) FROM ledger WHERE stack = ?`, st.name).Scan(&n); err != nil {
 			return err.Error()
 		}
 		s += fmt.Sprintf(" %s %d", st.name, n)

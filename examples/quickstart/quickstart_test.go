@@ -75,11 +75,8 @@ func TestQuickstart_CrashBetweenEffectAndOutcomeIsTheLimitAndExplained(t *testin
 	if balanced || g.DoubleCharges == 0 || g.DoubleCharges != g.ExplainedCharges || g.LostOrders != 0 {
 		t.Errorf("%+v, want double charges, each explained, and nothing lost", g)
 	}
-	var table bytes.Buffer
-	g.explanations = []string{"order-1 was charged"}
-	printTable(&table, map[string]books{guarded: g})
-	if !strings.Contains(table.String(), "limit of tier 1") {
-		t.Errorf("the table does not explain it:\n%s", &table)
+	if shown := table(all); !strings.Contains(shown, "limit of tier 1") {
+		t.Errorf("the table does not explain it:\n%s", shown)
 	}
 }
 

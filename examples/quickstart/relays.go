@@ -80,7 +80,7 @@ func (m *mortalOutbox) Settle(ctx context.Context, token string, results []outbo
 		if m.dead || r.State != outbox.Published || m.fates[id] != relayDies {
 			continue
 		}
-		first, err := m.shop.once("relay", id)
+		first, err := m.shop.once(ctx, "relay", id)
 		if err != nil {
 			return err
 		}

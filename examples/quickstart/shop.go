@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -57,8 +58,7 @@ func openShop(ctx context.Context, dir string) (*shop, error) {
 		err = db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&n.run)
 	}
 	if err != nil {
-		db.Close()
-		return nil, fmt.Errorf("set up the shop's database: %w", err)
+		return nil, errors.Join(fmt.Errorf("set up the shop's database: %w", err), db.Close())
 	}
 	return &shop{names: n, db: db, box: box}, nil
 }
@@ -87,16 +87,14 @@ func (s *shop) inTx(ctx context.Context, do func(tx *sql.Tx) error) error {
 		return err
 	}
 	if err := do(tx); err != nil {
-		tx.Rollback()
-		return err
+		return errors.Join(err, tx.Rollback())
 	}
 	return tx.Commit()
 }
 
-// charge writes a charge and returns its entry in the ledger. It does not use the message's context: a charge that was
-// begun is made, as at a payment provider.
-func (s *shop) charge(stack string, o order, now int64) (entry int64, err error) {
-	res, err := s.db.Exec(`INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`, stack, o.ID, o.Amount, os.Getpid(), now)
+// charge writes a charge and returns its entry in the ledger.
+func (s *shop) charge(ctx context.Context, stack string, o order, now int64) (entry int64, err error) {
+	res, err := s.db.ExecContext(ctx, `INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`, stack, o.ID, o.Amount, os.Getpid(), now)
 	if err != nil {
 		return 0, fmt.Errorf("write the ledger: %w", err)
 	}
@@ -104,17 +102,17 @@ func (s *shop) charge(stack string, o order, now int64) (entry int64, err error)
 }
 
 // once reports whether a fault has not been injected before, and notes that it is now.
-func (s *shop) once(stack, orderID string) (bool, error) {
-	return s.insertNew(`INSERT INTO injected (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
+func (s *shop) once(ctx context.Context, stack, orderID string) (bool, error) {
+	return s.insertNew(ctx, `INSERT INTO injected (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
 }
 
 // firstSeen reports whether a stack has not been given an order before, and notes that it has now.
-func (s *shop) firstSeen(stack, orderID string) (bool, error) {
-	return s.insertNew(`INSERT INTO seen (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
+func (s *shop) firstSeen(ctx context.Context, stack, orderID string) (bool, error) {
+	return s.insertNew(ctx, `INSERT INTO seen (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
 }
 
-func (s *shop) insertNew(query string, args ...any) (bool, error) {
-	res, err := s.db.Exec(query, args...)
+func (s *shop) insertNew(ctx context.Context, query string, args ...any) (bool, error) {
+	res, err := s.db.ExecContext(ctx, query, args...)
 	if err != nil {
 		return false, err
 	}
@@ -122,12 +120,12 @@ func (s *shop) insertNew(query string, args ...any) (bool, error) {
 	return n == 1, err
 }
 
-func (s *shop) count(stack, name string) error {
-	_, err := s.db.Exec(`INSERT INTO counters (stack, name, n) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1`, stack, name)
+func (s *shop) count(ctx context.Context, stack, name string) error {
+	_, err := s.db.ExecContext(ctx, `INSERT INTO counters (stack, name, n) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1`, stack, name)
 	return err
 }
 
-func (s *shop) counter(stack, name string) (n int, err error) {
-	err = s.db.QueryRow(`SELECT coalesce(sum(n), 0) FROM counters WHERE stack = ? AND name = ?`, stack, name).Scan(&n)
+func (s *shop) counter(ctx context.Context, stack, name string) (n int, err error) {
+	err = s.db.QueryRowContext(ctx, `SELECT coalesce(sum(n), 0) FROM counters WHERE stack = ? AND name = ?`, stack, name).Scan(&n)
 	return n, err
 }

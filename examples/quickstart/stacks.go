@@ -156,23 +156,24 @@ func (s *stack) stop(ctx context.Context) error {
 
 // charge is the handler: it charges the card, and returns a receipt.
 func (s *stack) charge(msg *message.Message) ([]*message.Message, error) {
+	ctx := context.WithoutCancel(msg.Context()) // a charge that was begun is made, as at a payment provider
 	var o order
 	if err := json.Unmarshal(msg.Payload, &o); err != nil {
 		return nil, oncemill.Permanent(fmt.Errorf("order is not JSON: %w", err))
 	}
-	if err := s.shop.count(s.name, "runs"); err != nil {
+	if err := s.shop.count(ctx, s.name, "runs"); err != nil {
 		return nil, err
 	}
 	switch fate := s.fates[o.ID]; fate {
 	case poisonOrder:
 		return nil, oncemill.Permanent(errors.New("the card number has 17 digits"))
 	case handlerFails:
-		if first, err := s.shop.once(s.name, o.ID); err != nil || first {
+		if first, err := s.shop.once(ctx, s.name, o.ID); err != nil || first {
 			return nil, errors.Join(err, errors.New("the payment gateway timed out"))
 		}
 	}
 	gateway(10 * time.Millisecond)
-	entry, err := s.shop.charge(s.name, o, time.Now().UnixMicro())
+	entry, err := s.shop.charge(ctx, s.name, o, time.Now().UnixMicro())
 	if err != nil {
 		return nil, err
 	}
@@ -193,12 +194,13 @@ func gateway(d time.Duration) { time.Sleep(d/2 + rand.N(d)) }
 // countDeliveries is the outermost middleware.
 func (s *stack) countDeliveries(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
-		if err := s.shop.count(s.name, "deliveries"); err != nil {
+		ctx := context.WithoutCancel(msg.Context())
+		if err := s.shop.count(ctx, s.name, "deliveries"); err != nil {
 			return nil, err
 		}
-		first, err := s.shop.firstSeen(s.name, msg.Metadata.Get(producer.HeaderID))
+		first, err := s.shop.firstSeen(ctx, s.name, msg.Metadata.Get(producer.HeaderID))
 		if err == nil && !first {
-			err = s.shop.count(s.name, "duplicates")
+			err = s.shop.count(ctx, s.name, "duplicates")
 		}
 		if err != nil {
 			return nil, err
@@ -212,7 +214,7 @@ func (s *stack) loseAcks(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		outputs, err := next(msg)
 		if id := msg.Metadata.Get(producer.HeaderID); err == nil && s.fates[id] == ackLost {
-			if first, err := s.shop.once(s.name, id); err != nil || first {
+			if first, err := s.shop.once(context.WithoutCancel(msg.Context()), s.name, id); err != nil || first {
 				return nil, errors.Join(err, errors.New("injected: died before the ack"))
 			}
 		}

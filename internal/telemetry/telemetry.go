@@ -4,6 +4,7 @@ package telemetry
 
 import (
 	"context"
+	"strings"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -119,12 +120,14 @@ func Traceparent(ctx context.Context) string {
 }
 
 // Inject writes the trace context of ctx into a message's header with the global propagator, unless the header has
-// one already: who stamped first is the message's origin.
+// some already, in any case: who stamped first is the message's origin. Baggage alone is no trace context.
 func Inject(ctx context.Context, header map[string]string) {
 	propagator := otel.GetTextMapPropagator()
 	for _, field := range propagator.Fields() {
-		if header[field] != "" {
-			return
+		for name := range header {
+			if strings.EqualFold(name, field) && !strings.EqualFold(name, "baggage") {
+				return
+			}
 		}
 	}
 	propagator.Inject(ctx, propagation.MapCarrier(header))

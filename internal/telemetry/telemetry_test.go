@@ -48,7 +48,7 @@ func TestTelemetry_CountsAndLinks(t *testing.T) {
 		}
 	}
 
-	header := map[string]string{}
+	header := map[string]string{"Baggage": "user=1"}
 	telemetry.Inject(first, header)
 	if header["traceparent"] != origin || len(origin) != 55 {
 		t.Errorf("injected %v, want %q", header, origin)
@@ -56,6 +56,10 @@ func TestTelemetry_CountsAndLinks(t *testing.T) {
 	telemetry.Inject(second, header)
 	if header["traceparent"] != origin {
 		t.Error("a second stamp replaced the first one's trace context")
+	}
+	foreign := map[string]string{"Traceparent": "of another client's spelling"}
+	if telemetry.Inject(first, foreign); len(foreign) != 1 {
+		t.Errorf("injected beside %v", foreign)
 	}
 	if got := telemetry.Traceparent(t.Context()); got != "" {
 		t.Errorf("traceparent %q without a span", got)

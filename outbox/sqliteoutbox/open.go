@@ -6,12 +6,17 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/oncemill/oncemill/outbox"
 )
+
+// patience is how long connections wait for other writers.
+const patience = 10 * time.Second
 
 // Open opens the database file at path, and makes it if it is missing, with the settings that the package doc advises:
 // WAL, transactions that take the write lock when they begin, and 10 s of patience with other writers. The caller
@@ -28,11 +33,31 @@ func Open(ctx context.Context, path string) (*sql.DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open outbox database %q: %w", path, err)
 	}
-	if err := db.PingContext(ctx); err != nil {
+	if err := connect(ctx, db); err != nil {
 		db.Close()
 		return nil, fmt.Errorf("open outbox database %q: %w", path, err)
 	}
 	return db, nil
+}
+
+// connect makes the first connection, which turns a new database to WAL. SQLite does not wait there for others who do
+// the same at the same time, whatever its busy_timeout.
+func connect(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	pause := time.NewTicker(5 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		err := db.PingContext(ctx)
+		if !isBusy(err) {
+			return err
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 func dataSource(path string) (string, error) {
@@ -44,7 +69,7 @@ func dataSource(path string) (string, error) {
 	if !strings.HasPrefix(path, "/") {
 		path = "/" + path // C:/… on Windows
 	}
-	settings := url.Values{"_busy_timeout": {"10000"}, "_journal_mode": {"WAL"}, "_txlock": {"immediate"}}
+	settings := url.Values{"_busy_timeout": {strconv.FormatInt(patience.Milliseconds(), 10)}, "_journal_mode": {"WAL"}, "_txlock": {"immediate"}}
 	name := url.URL{Scheme: "file", Path: path, RawQuery: settings.Encode()}
 	return name.String(), nil
 }

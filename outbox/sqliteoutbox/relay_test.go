@@ -196,3 +196,28 @@ func TestRelay_Retention(t *testing.T) {
 		})
 	}
 }
+
+func TestRelay_WaitsForAnOpenTransactionAndStopsAllTheSame(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"))
+	b := &broker{}
+
+	tx := begin(t, db) // has the write lock
+	stop := start(t, box, b, quick())
+	<-time.After(100 * time.Millisecond)
+	began := time.Now()
+	stop()
+	if d := time.Since(began); d > 8*time.Second {
+		t.Errorf("stop took %v while somebody else had the write lock", d)
+	}
+
+	stop = start(t, box, b, quick())
+	<-time.After(100 * time.Millisecond)
+	tx.Rollback()
+	eventually(t, "the row is published", func() bool { return stats(t, box).Pending == 0 })
+	stop()
+	if n := b.copies()["1"]; n != 1 {
+		t.Errorf("the row was published %d times, want once", n)
+	}
+}

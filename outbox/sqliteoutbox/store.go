@@ -22,21 +22,13 @@ RETURNING number, id, topic, key, header, payload, failures, unknowns, not_befor
 
 // Lease implements [outbox.Store].
 func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
-	at := now()
-	found, err := o.db.QueryContext(ctx, o.sql.lease, r.Token, at+micros(r.Lease), at, r.Limit)
-	if err != nil {
-		return nil, err
-	}
-	defer found.Close()
 	var leased []leasedRow
-	for found.Next() {
-		l, err := scan(found)
-		if err != nil {
-			return nil, err
-		}
-		leased = append(leased, l)
-	}
-	if err := found.Err(); err != nil {
+	err := o.patiently(ctx, func(conn *sql.Conn) (err error) {
+		at := now()
+		leased, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+micros(r.Lease), at, r.Limit))
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	slices.SortFunc(leased, func(a, b leasedRow) int {
@@ -45,17 +37,28 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	return o.readable(ctx, r.Token, leased)
 }
 
+func collect(found *sql.Rows, err error) ([]leasedRow, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer found.Close()
+	var leased []leasedRow
+	for found.Next() {
+		var l leasedRow
+		m := &l.Message
+		err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &l.header, &m.Payload, &l.Failures, &l.Unknowns, &l.notBefore)
+		if err != nil {
+			return nil, err
+		}
+		leased = append(leased, l)
+	}
+	return leased, found.Err()
+}
+
 type leasedRow struct {
 	outbox.Row
 	header    []byte
 	notBefore int64
-}
-
-func scan(rows *sql.Rows) (leasedRow, error) {
-	var l leasedRow
-	m := &l.Message
-	err := rows.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &l.header, &m.Payload, &l.Failures, &l.Unknowns, &l.notBefore)
-	return l, err
 }
 
 // readable decodes headers. A row with one that cannot be read, which only somebody else can have written, becomes dead
@@ -102,18 +105,19 @@ func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Resu
 	})
 }
 
-// inTx runs fn in a transaction, which must begin with a write: then it waits for the write lock, however the database
-// was opened.
+// inTx runs fn in a transaction.
 func (o *Outbox) inTx(ctx context.Context, fn func(*sql.Tx) error) error {
-	tx, err := o.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	if err := fn(tx); err != nil {
-		_ = tx.Rollback() // the first error counts
-		return err
-	}
-	return tx.Commit()
+	return o.patiently(ctx, func(conn *sql.Conn) error {
+		tx, err := conn.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		if err := fn(tx); err != nil {
+			_ = tx.Rollback() // the first error counts
+			return err
+		}
+		return tx.Commit()
+	})
 }
 
 // record writes the results of rows that the token holds.
@@ -168,11 +172,15 @@ DELETE FROM "{table}" WHERE number IN (
 	SELECT number FROM "{table}" WHERE published_at IS NOT NULL AND published_at <= ?1 ORDER BY published_at LIMIT ?2)`
 
 // Clean implements [outbox.Store].
-func (o *Outbox) Clean(ctx context.Context, age time.Duration, limit int) (int, error) {
-	result, err := o.db.ExecContext(ctx, o.sql.clean, now()-micros(age), limit)
-	if err != nil {
-		return 0, err
-	}
-	n, err := result.RowsAffected()
-	return int(n), err
+func (o *Outbox) Clean(ctx context.Context, age time.Duration, limit int) (removed int, err error) {
+	err = o.patiently(ctx, func(conn *sql.Conn) error {
+		result, err := conn.ExecContext(ctx, o.sql.clean, now()-micros(age), limit)
+		if err != nil {
+			return err
+		}
+		n, err := result.RowsAffected()
+		removed = int(n)
+		return err
+	})
+	return removed, err
 }

@@ -1,0 +1,128 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// An odd store keeps the contract in ways that no other store of this project does.
+type odd struct{ dedupstore.Store }
+
+// Fences are odd numbers, errors are wrapped, times are rounded down, and an operation whose context has ended happens
+// all the same.
+func (s odd) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	r.Rerun = inner(r.Rerun)
+	a, err := s.Store.Claim(context.WithoutCancel(ctx), r)
+	if err = s.wrapped(ctx, err); err != nil {
+		return dedupstore.Answer{}, err
+	}
+	if a.Status == dedupstore.Busy || a.Status == dedupstore.Mismatch { // these need not be empty
+		a.Outcome = succeeded("nobody may look")
+		a.Claim = dedupstore.Claim{Key: r.Key, Owner: r.Owner}
+	}
+	a.Fence, a.Claim.Fence = outer(a.Fence), outer(a.Claim.Fence)
+	a.Wait = a.Wait.Truncate(10 * time.Millisecond)
+	a.Age = a.Age.Truncate(time.Millisecond)
+	if a.Outcome.Exhausted && strings.Contains(a.Outcome.Reason, "attempts spent") {
+		a.Outcome.Reason = "three strikes"
+	}
+	if a.Outcome.Result == nil {
+		a.Outcome.Result = []byte{}
+	}
+	for i, p := range a.Outcome.Produced {
+		if a.Status == dedupstore.Done {
+			p.Key = "" // only IDs and topics need be kept
+		}
+		if p.Header == nil {
+			p.Header = map[string]string{}
+		}
+		a.Outcome.Produced[i] = p
+	}
+	return a, nil
+}
+
+func (s odd) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	c.Fence = inner(c.Fence)
+	return s.wrapped(ctx, s.Store.Extend(context.WithoutCancel(ctx), c, lease))
+}
+
+func (s odd) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	c.Fence = inner(c.Fence)
+	return s.wrapped(ctx, s.Store.Settle(context.WithoutCancel(ctx), c, settlement))
+}
+
+func (s odd) wrapped(ctx context.Context, err error) error {
+	if _, ok := errors.AsType[*dedupstore.InvalidError](err); !ok && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("odd: %w", err)
+}
+
+// outer and inner turn a fence into an odd number and back. Those that were never granted become 1.
+func outer(fence uint64) uint64 { return 2*fence + 1 }
+
+func inner(fence uint64) uint64 {
+	switch {
+	case fence == 0:
+		return 0
+	case fence == 1 || fence%2 == 0:
+		return 1
+	}
+	return fence / 2
+}
+
+func TestRun_AcceptsAnOddStoreThatKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	RunVirtual(t, func(t *testing.T) Subject {
+		m, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Subject{Store: odd{m}}
+	})
+}
+
+func TestWithin_GivesASlowMachineMoreTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var limits []time.Duration
+		r := record(t, func(tb testing.TB) {
+			newKit(tb, Subject{}).within(time.Second, func(k *kit, limit time.Duration) {
+				limits = append(limits, limit)
+				<-time.After(3 * time.Second) // what it is slow at
+				if limit < 3*time.Second {
+					k.Fatal("too late")
+				}
+			})
+		})
+		if r.failed || len(limits) != 2 {
+			t.Errorf("failed: %t after limits %v, want success at the second", r.failed, limits)
+		}
+	})
+}
+
+func TestWithin_DoesNotRepeatAFailureThatCameInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		r := record(t, func(tb testing.TB) {
+			newKit(tb, Subject{}).within(time.Second, func(k *kit, _ time.Duration) {
+				tries++
+				k.Error("broken")
+			})
+		})
+		if !r.failed || tries != 1 {
+			t.Errorf("failed: %t after %d tries, want a failure at the first", r.failed, tries)
+		}
+	})
+}

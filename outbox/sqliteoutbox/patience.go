@@ -1,0 +1,67 @@
+package sqliteoutbox
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+
+	"modernc.org/sqlite"
+	codes "modernc.org/sqlite/lib"
+)
+
+// shortWait is how long SQLite itself waits for the write lock, in milliseconds. It cannot be interrupted meanwhile.
+const shortWait = 50
+
+// patiently runs a write again while somebody else has the write lock, until ctx ends: SQLite's own patience
+// (busy_timeout) does not end with a context, and would hold up a relay that is to stop. The write gets a connection of
+// its own, must be safe to repeat after SQLITE_BUSY, which changes nothing, and begins with a write, so that it waits
+// for the lock instead of finding that its snapshot is old.
+func (o *Outbox) patiently(ctx context.Context, write func(*sql.Conn) error) error {
+	conn, err := o.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var usual int
+	if err := conn.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&usual); err != nil {
+		return err
+	}
+	defer setBack(context.WithoutCancel(ctx), conn, usual)
+	if err := setWait(ctx, conn, shortWait); err != nil {
+		return err
+	}
+	pause := time.NewTicker(5 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		err := write(conn)
+		if !isBusy(err) {
+			return err
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+	}
+}
+
+func setWait(ctx context.Context, conn *sql.Conn, milliseconds int) error {
+	_, err := conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", milliseconds))
+	return err
+}
+
+// setBack makes a connection as it was. If that fails, the connection does not go back to the pool.
+func setBack(ctx context.Context, conn *sql.Conn, usual int) {
+	if setWait(ctx, conn, usual) != nil {
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+}
+
+// isBusy reports whether another connection has the lock.
+func isBusy(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	return ok && e.Code()&0xff == codes.SQLITE_BUSY
+}
