@@ -27,7 +27,8 @@ func ExampleDeriveID() {
 }
 
 func ExampleNewID() {
-	fmt.Println(producer.NewID() < producer.NewID()) // ordered by time
+	first, second := producer.NewID(), producer.NewID()
+	fmt.Println(first < second) // ordered by time
 	// Output: true
 }
 

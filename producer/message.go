@@ -92,7 +92,7 @@ type Failure struct {
 	Index   int    // of the message in the call
 	ID      string // of the message
 	Err     error
-	Unknown bool // no answer came: the message may have been published all the same
+	Unknown bool // nobody refused it: the broker was away, or the message may have been published all the same
 }
 
 func (e *PublishError) Error() string {

@@ -129,9 +129,9 @@ func TestStore_ProducedMessagesKeepTheirBytes(t *testing.T) {
 	}
 	r := request("bytes")
 	a := claim(t, s, r, dedupstore.AcquiredRun)
-	settle(t, s, a.Claim, producing(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "\xffwhy"}, produced...))
+	settle(t, s, a.Claim, producing(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "why\u2028"}, produced...))
 	got := claim(t, s, r, dedupstore.AcquiredPublish).Outcome
-	if diff := cmp.Diff(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "\xffwhy", Produced: produced}, got); diff != "" {
+	if diff := cmp.Diff(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "why\u2028", Produced: produced}, got); diff != "" {
 		t.Error(diff)
 	}
 	settle(t, s, a.Claim, dedupstore.Published{Retention: time.Hour})

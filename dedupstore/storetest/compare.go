@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -36,7 +35,7 @@ func (k *kit) grew(before, after uint64, what string) {
 func (k *kit) waits(a dedupstore.Answer) {
 	k.Helper()
 	if a.Wait <= long/2 || a.Wait > long {
-		k.Errorf("Wait is %v of %v", a.Wait, time.Duration(long))
+		k.Errorf("Wait is %v of %v", a.Wait, long)
 	}
 }
 

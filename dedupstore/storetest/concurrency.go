@@ -40,8 +40,8 @@ var concurrencyCases = []testCase{
 			map[dedupstore.Status]int{dedupstore.AcquiredPublish: 1, dedupstore.Busy: crowd - 1})
 	}},
 	{"concurrency/one-rerun", "a request to run a failure again may be delivered more than once", func(k *kit) {
-		fence := k.failure("1", failed("card refused"))
-		k.race(crowd, func(int) dedupstore.Request { return k.rerun("1", fence) },
+		fence := k.failure(failed("card refused"))
+		k.race(crowd, func(int) dedupstore.Request { return k.rerun(fence) },
 			map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
 	}},
 	{"concurrency/one-owner-asking-at-once", "clients send a claim again while the first copy is still under way", func(k *kit) {

@@ -20,7 +20,7 @@ type odd struct{ dedupstore.Store }
 func (s odd) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	r.Rerun = inner(r.Rerun)
 	a, err := s.Store.Claim(context.WithoutCancel(ctx), r)
-	if err = s.wrapped(ctx, err); err != nil {
+	if err := s.wrapped(ctx, err); err != nil {
 		return dedupstore.Answer{}, err
 	}
 	if a.Status == dedupstore.Busy || a.Status == dedupstore.Mismatch { // these need not be empty

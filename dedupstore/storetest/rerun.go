@@ -3,24 +3,24 @@ package storetest
 import "github.com/oncemill/oncemill/dedupstore"
 
 // failure leaves an outcome of one attempt, and returns the fence under which it was decided.
-func (k *kit) failure(id string, o dedupstore.Outcome) uint64 {
+func (k *kit) failure(o dedupstore.Outcome) uint64 {
 	k.Helper()
-	c := k.run(id)
+	c := k.run("1")
 	k.settle(c, finish(o))
 	return c.Fence
 }
 
 // rerun returns a claim that names the fence of a stored outcome.
-func (k *kit) rerun(id string, fence uint64) dedupstore.Request {
-	r := k.request(id)
+func (k *kit) rerun(fence uint64) dedupstore.Request {
+	r := k.request("1")
 	r.MaxAttempts, r.Rerun = 1, fence
 	return r
 }
 
 var rerunCases = []testCase{
 	{"rerun/failure-runs-again-once", "an operator asks for one more run of a failure: copies of that request must not make more of it", func(k *kit) {
-		fence := k.failure("1", failed("card refused"))
-		r := k.rerun("1", fence)
+		fence := k.failure(failed("card refused"))
+		r := k.rerun(fence)
 		a := k.claim(r, dedupstore.AcquiredRun)
 		k.found(a, dedupstore.Finished)
 		k.attempt(a, 1) // attempts start anew
@@ -28,29 +28,29 @@ var rerunCases = []testCase{
 		if again := k.claim(r, dedupstore.AcquiredRun); again.Claim != a.Claim {
 			k.Errorf("asked again, the rerun got %+v, want %+v", again.Claim, a.Claim)
 		}
-		k.found(k.claim(k.rerun("1", fence), dedupstore.Busy), dedupstore.Running)
+		k.found(k.claim(k.rerun(fence), dedupstore.Busy), dedupstore.Running)
 		k.settle(a.Claim, finish(failed("refused again")))
-		for _, late := range []dedupstore.Request{r, k.rerun("1", fence)} {
+		for _, late := range []dedupstore.Request{r, k.rerun(fence)} {
 			done := k.claim(late, dedupstore.Done)
 			k.sameOutcome(done.Outcome, failed("refused again"))
 			if done.Fence != a.Claim.Fence {
 				k.Errorf("Done names fence %d, want that of the rerun, %d", done.Fence, a.Claim.Fence)
 			}
 		}
-		k.claim(k.rerun("1", a.Claim.Fence), dedupstore.AcquiredRun) // that failure may be asked for, too
+		k.claim(k.rerun(a.Claim.Fence), dedupstore.AcquiredRun) // that failure may be asked for, too
 	}},
 	{"rerun/unknown-runs-again", "a parked outcome is run again when somebody has looked and found that nothing happened", func(k *kit) {
-		fence := k.failure("1", dedupstore.Outcome{Kind: dedupstore.Unknown})
-		k.claim(k.rerun("1", fence), dedupstore.AcquiredRun)
+		fence := k.failure(dedupstore.Outcome{Kind: dedupstore.Unknown})
+		k.claim(k.rerun(fence), dedupstore.AcquiredRun)
 	}},
 	{"rerun/success-never-runs-again", "a rerun that was asked for a failure may arrive when the message has succeeded", func(k *kit) {
-		fence := k.failure("1", succeeded("paid"))
-		k.sameOutcome(k.claim(k.rerun("1", fence), dedupstore.Done).Outcome, succeeded("paid"))
+		fence := k.failure(succeeded("paid"))
+		k.sameOutcome(k.claim(k.rerun(fence), dedupstore.Done).Outcome, succeeded("paid"))
 	}},
 	{"rerun/names-the-fence", "a rerun of an older failure must not run the newer one again", func(k *kit) {
-		fence := k.failure("1", failed("card refused"))
-		k.claim(k.rerun("1", fence-1), dedupstore.Done)
-		k.claim(k.rerun("1", fence+1), dedupstore.Done)
+		fence := k.failure(failed("card refused"))
+		k.claim(k.rerun(fence-1), dedupstore.Done)
+		k.claim(k.rerun(fence+1), dedupstore.Done)
 		k.claim(k.request("1"), dedupstore.Done)
 	}},
 	{"rerun/fence-is-the-decision's", "the fence in a dead letter stays valid when another takes over its publishing", func(k *kit) {
@@ -59,20 +59,20 @@ var rerunCases = []testCase{
 		k.pass(short)
 		publisher := k.claim(k.request("1"), dedupstore.AcquiredPublish).Claim
 		k.settle(publisher, published())
-		done := k.claim(k.rerun("1", publisher.Fence), dedupstore.Done)
+		done := k.claim(k.rerun(publisher.Fence), dedupstore.Done)
 		if done.Fence != c.Fence {
 			k.Errorf("Done names fence %d, want that of the run, %d", done.Fence, c.Fence)
 		}
-		k.claim(k.rerun("1", c.Fence), dedupstore.AcquiredRun)
+		k.claim(k.rerun(c.Fence), dedupstore.AcquiredRun)
 	}},
 	{"rerun/not-before-done", "an outcome whose messages are still to be published is not superseded", func(k *kit) {
 		c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 		k.settle(c, finishTo(failed("card refused"), receipt))
 		k.pass(short)
-		k.claim(k.rerun("1", c.Fence), dedupstore.AcquiredPublish)
+		k.claim(k.rerun(c.Fence), dedupstore.AcquiredPublish)
 	}},
 	{"rerun/crash-is-taken-over", "the run of a rerun is like any other: its crash is retried, and the old outcome is gone", func(k *kit) {
-		r := k.rerun("1", k.failure("1", failed("card refused")))
+		r := k.rerun(k.failure(failed("card refused")))
 		r.Lease = short
 		k.expired(r, dedupstore.AcquiredRun)
 		a := k.claim(k.request("1"), dedupstore.AcquiredRun)
@@ -82,7 +82,7 @@ var rerunCases = []testCase{
 		k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
 	}},
 	{"rerun/of-nothing-is-a-first-run", "when the failure has been forgotten, a rerun is a message like any other", func(k *kit) {
-		a := k.claim(k.rerun("1", 7), dedupstore.AcquiredRun)
+		a := k.claim(k.rerun(7), dedupstore.AcquiredRun)
 		k.found(a, dedupstore.Absent)
 		k.attempt(a, 1)
 	}},
@@ -91,7 +91,7 @@ var rerunCases = []testCase{
 		r.Fingerprint = dedupstore.Fingerprint{Scheme: "sha256", Sum: "one"}
 		c := k.claim(r, dedupstore.AcquiredRun).Claim
 		k.settle(c, finish(failed("card refused")))
-		r = k.rerun("1", c.Fence)
+		r = k.rerun(c.Fence)
 		r.Fingerprint = dedupstore.Fingerprint{Scheme: "sha256", Sum: "two"}
 		k.claim(r, dedupstore.Mismatch)
 		r.Fingerprint.Sum = "one"

@@ -154,6 +154,9 @@ func TestRelay_KilledAgainAndAgainLosesNothing(t *testing.T) {
 		rows.Scan(&id)
 		orders[id] = true
 	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
 	ids, copies := published(t, folder)
 	for order := range orders {
 		if ids[order] == "" {

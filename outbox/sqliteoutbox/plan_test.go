@@ -44,6 +44,9 @@ func TestStatements_ReadOnlyWhatTheyWant(t *testing.T) {
 			}
 			plan = append(plan, detail)
 		}
+		if err := rows.Err(); err != nil {
+			t.Fatal(err)
+		}
 		got := strings.Join(plan, "; ")
 		if !strings.Contains(got, tc.index) || strings.Contains(got, "TEMP B-TREE") || strings.Contains(got, "SCAN oncemill_outbox;") {
 			t.Errorf("plan %q, want the index %s and no sorting, for %s", got, tc.index, tc.query)

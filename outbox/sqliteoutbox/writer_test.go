@@ -1,6 +1,7 @@
 package sqliteoutbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -69,7 +70,7 @@ func TestInSQL_MessageComesBackAsItWas(t *testing.T) {
 		if got.Header[producer.HeaderID] != want[i].ID || got.Header["Content-Type"] != want[i].Header["Content-Type"] {
 			t.Errorf("row %d has headers %v", i, got.Header)
 		}
-		if got.ID != want[i].ID || got.Topic != want[i].Topic || got.Key != want[i].Key || string(got.Payload) != string(want[i].Payload) {
+		if got.ID != want[i].ID || got.Topic != want[i].Topic || got.Key != want[i].Key || !bytes.Equal(got.Payload, want[i].Payload) {
 			t.Errorf("row %d is %q %q %q with %d bytes", i, got.ID, got.Topic, got.Key, len(got.Payload))
 		}
 	}

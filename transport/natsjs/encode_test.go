@@ -55,7 +55,7 @@ func TestMsgID_DependsOnIDSubjectPurposeAndGenerationOnly(t *testing.T) {
 func TestClassify_OnlyProofIsDefinite(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{
-		jetstream.ErrNoStreamResponse:                       true,
+		jetstream.ErrNoStreamResponse:                       false,
 		&jetstream.APIError{Code: 400}:                      true,
 		fmt.Errorf("x: %w", &jetstream.APIError{Code: 404}): true,
 		&jetstream.APIError{Code: 503}:                      false,
@@ -67,8 +67,8 @@ func TestClassify_OnlyProofIsDefinite(t *testing.T) {
 			t.Errorf("refused(%v) is %v", err, !want)
 		}
 	}
-	if !notSent(fmt.Errorf("x: %w", nats.ErrMaxPayload)) || notSent(errors.New("write: broken pipe")) {
-		t.Error("notSent is wrong")
+	if !unsendable(fmt.Errorf("x: %w", nats.ErrMaxPayload)) || unsendable(errors.New("write: broken pipe")) || unsendable(nats.ErrConnectionClosed) {
+		t.Error("unsendable is wrong")
 	}
 }
 

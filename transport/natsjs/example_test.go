@@ -43,7 +43,7 @@ func ExampleNewPublisher() {
 			fmt.Printf("message %d: unknown %v: %v\n", f.Index, f.Unknown, f.Err)
 		}
 	}
-	// Output: message 1: unknown false: nats: no response from stream
+	// Output: message 1: unknown true: nats: no response from stream
 }
 
 // exampleServer runs a server in this process, so that the example needs nothing else.

@@ -87,9 +87,10 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
 // ends, or ctx does. Messages must be stamped, or at least have an ID. The Key travels as header oncemill-key.
 //
-// The error is nil or a *producer.PublishError. A failure is not unknown where the message is certain not to be stored:
-// it was refused here or by the server, or no stream listens on its subject (jetstream.ErrNoStreamResponse, after half
-// a second of retries). Where no answer came, because of ctx, a timeout or a lost connection, it is.
+// The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
+// by a stream. Where no stream judged it, because of ctx, a timeout, a connection that is lost or closed, or because no
+// stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries), it is: JetStream that is
+// restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	flights := make([]flight, len(messages))
 	for i, m := range messages {
@@ -97,7 +98,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	}
 	var failures []producer.Failure
 	for i, f := range flights {
-		if err, unknown := p.await(ctx, f); err != nil {
+		if unknown, err := p.await(ctx, f); err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
 		}
 	}
@@ -129,23 +130,23 @@ func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
 	}
 	for deadline := time.Now().Add(p.config.AckTimeout); ; {
 		if ctx.Err() != nil {
-			return flight{err: context.Cause(ctx)}
+			return flight{err: context.Cause(ctx), unknown: true}
 		}
 		if p.js.Conn().IsClosed() {
-			return flight{err: nats.ErrConnectionClosed}
+			return flight{err: nats.ErrConnectionClosed, unknown: true}
 		}
 		future, err := p.js.PublishMsgAsync(msg, jetstream.WithStallWait(stall))
 		if errors.Is(err, jetstream.ErrTooManyStalledMsgs) && time.Now().Before(deadline) {
 			continue
 		}
-		return flight{future: future, msg: msg, err: err, unknown: err != nil && !notSent(err)}
+		return flight{future: future, msg: msg, err: err, unknown: err != nil && !unsendable(err)}
 	}
 }
 
-// await returns why a message is not acknowledged, and whether it may be stored all the same.
-func (p *Publisher) await(ctx context.Context, f flight) (err error, unknown bool) {
+// await returns why a message is not acknowledged, and whether that leaves open what becomes of it.
+func (p *Publisher) await(ctx context.Context, f flight) (unknown bool, err error) {
 	if f.future == nil {
-		return f.err, f.unknown
+		return f.unknown, f.err
 	}
 	id := f.msg.Header.Get(jetstream.MsgIDHeader)
 	ack, err := outcome(ctx, f.future)
@@ -156,10 +157,10 @@ func (p *Publisher) await(ctx context.Context, f flight) (err error, unknown boo
 			"stream", ack.Stream, "sequence", ack.Sequence, "subject", f.msg.Subject, "id", f.msg.Header.Get(producer.HeaderID))
 	case err != nil && !refused(err):
 		p.unanswered.add(id)
-		return err, true
+		return true, err
 	}
 	p.unanswered.remove(id)
-	return err, false
+	return false, err
 }
 
 // outcome waits for an acknowledgement. What is there already counts even if ctx has ended.
@@ -181,12 +182,9 @@ func outcome(ctx context.Context, f jetstream.PubAckFuture) (*jetstream.PubAck, 
 	}
 }
 
-// notSent reports whether an error of sending says that the client has sent nothing and will not.
-func notSent(err error) bool {
-	for _, e := range [...]error{
-		jetstream.ErrTooManyStalledMsgs, nats.ErrMaxPayload, nats.ErrBadSubject, nats.ErrBadHeaderMsg,
-		nats.ErrHeadersNotSupported, nats.ErrConnectionClosed, nats.ErrConnectionDraining, nats.ErrReconnectBufExceeded,
-	} {
+// unsendable reports whether an error of sending says that this message cannot be sent.
+func unsendable(err error) bool {
+	for _, e := range [...]error{nats.ErrMaxPayload, nats.ErrBadSubject, nats.ErrBadHeaderMsg, nats.ErrHeadersNotSupported} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -194,9 +192,9 @@ func notSent(err error) bool {
 	return false
 }
 
-// refused reports whether an error instead of an acknowledgement says that the message is not stored: nobody listens,
-// or the server refused it for a reason of its own making (4xx). Trouble inside the server (5xx) proves nothing.
+// refused reports whether an error instead of an acknowledgement says that a stream refused the message for a reason of
+// its own making (4xx). Trouble inside the server (5xx) proves nothing.
 func refused(err error) bool {
 	var api *jetstream.APIError
-	return errors.Is(err, jetstream.ErrNoStreamResponse) || errors.As(err, &api) && api.Code < 500
+	return errors.As(err, &api) && api.Code < 500
 }
