@@ -274,14 +274,16 @@ func (c *crashes) explain(e entry) string {
 	if e.settled {
 		return ""
 	}
+	why := ""
 	for _, k := range c.log {
 		since := time.Duration(k.at-e.at) * time.Microsecond
 		switch {
-		case k.victim == "quickstart" && k.pid == e.pid && since >= 0:
+		case since < 0:
+		case k.victim == "quickstart" && k.pid == e.pid:
 			return fmt.Sprintf("its process was killed %v after the charge, its outcome was not stored", since)
-		case k.victim == "redis" && since >= -lease && since <= lease:
-			return fmt.Sprintf("Redis was killed %v after the charge, its outcome could not be stored in time", since)
+		case k.victim == "redis" && since <= lease:
+			why = fmt.Sprintf("Redis was killed %v after the charge, its outcome was not stored in time", since)
 		}
 	}
-	return ""
+	return why
 }

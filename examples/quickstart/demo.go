@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -50,7 +51,9 @@ func (d *demo) open(ctx context.Context) error {
 	if d.broker, err = startBroker(ctx, d.shop.names, d.options.natsURL, d.options.dir); err != nil {
 		return err
 	}
-	if d.publisher, err = natsjs.NewPublisher(d.broker.js, natsjs.PublisherConfig{}); err != nil {
+	if d.publisher, err = natsjs.NewPublisher(d.broker.js, natsjs.PublisherConfig{
+		Logger: slog.New(slog.DiscardHandler), // repeats are what this demo is made of
+	}); err != nil {
 		return err
 	}
 	store, err := d.openStore(ctx)
