@@ -279,3 +279,23 @@ func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
 		h.want(t, 2)
 	})
 }
+
+func TestMiddleware_EmptyUUIDIsNotAnID(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var h handler
+		foreign := func(body string) *message.Message { return message.NewMessage("", message.Payload(body)) }
+		reject := newProcessor(t, newStore(t), consumer.Config{Handler: "charge"})
+		bypass := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		for _, body := range []string{"one order", "another order"} {
+			_, err := reject.Middleware(h.handle)(foreign(body))
+			as[*consumer.MissingIDError](t, err)
+			h.want(t, 0)
+		}
+		for _, body := range []string{"one order", "another order"} {
+			if _, err := bypass.Middleware(h.handle)(foreign(body)); err != nil {
+				t.Error(err)
+			}
+		}
+		h.want(t, 2) // neither is a duplicate of the other
+	})
+}
