@@ -17,7 +17,7 @@ type Delivery struct {
 	// Topic is where it came from. It stands in dead letters and errors.
 	Topic string
 
-	// Header is what travels beside the payload. It is not changed.
+	// Header is what travels beside the payload. It is not changed, and must not be while Process runs.
 	Header producer.Header
 
 	// UUID is a Watermill message's UUID; empty elsewhere.

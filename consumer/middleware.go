@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -29,14 +30,14 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		d := Delivery{
 			Handler: message.HandlerNameFromCtx(ctx),
 			Topic:   message.SubscribeTopicFromCtx(ctx),
-			Header:  producer.Header(msg.Metadata),
+			Header:  producer.Header(maps.Clone(msg.Metadata)),
 			UUID:    msg.UUID,
 			Payload: msg.Payload,
 		}
 		var returned []*message.Message // as the handler returned them
 		decision := p.process(ctx, d, func(runCtx context.Context) (dedupstore.Outcome, error) {
 			msg.SetContext(runCtx)
-			defer msg.SetContext(ctx)
+			defer restore(ctx, msg, d)
 			var err error
 			returned, err = next(msg)
 			if err != nil || p.policy.Shadow || runCtx.Value(bypassKey{}) != nil {
@@ -46,6 +47,14 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		})
 		return p.answer(msg, decision, returned)
 	}
+}
+
+// restore undoes what the handler did to its message: adapters that resend in the process send a copy of it, which must
+// be the same message again.
+func restore(ctx context.Context, msg *message.Message, d Delivery) {
+	msg.SetContext(ctx)
+	msg.UUID, msg.Payload = d.UUID, d.Payload
+	msg.Metadata = message.Metadata(maps.Clone(d.Header))
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.

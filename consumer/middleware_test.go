@@ -299,3 +299,29 @@ func TestMiddleware_EmptyUUIDIsNotAnID(t *testing.T) {
 		h.want(t, 2) // neither is a duplicate of the other
 	})
 }
+
+func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", DeadLetters: &l, DeadLetterTopic: "dead"})
+		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
+			msg.Payload = message.Payload("changed")
+			msg.Metadata.Set(producer.HeaderID, "changed")
+			msg.UUID = "changed"
+			if run == 1 {
+				return nil, oncemill.RetryAfter(0, errors.New("try again"))
+			}
+			return nil, oncemill.Permanent(errors.New("no"))
+		}}
+		msg := order("o1")
+		_, err := p.Middleware(h.handle)(msg)
+		as[*oncemill.RetryError](t, err)
+		if _, err := p.Middleware(h.handle)(msg.Copy()); err != nil { // as in-process resends do
+			t.Fatal(err)
+		}
+		h.want(t, 2)
+		if got := l.only(t); got.Header[producer.HeaderOriginalID] != "o1" || string(got.Payload) != "order o1" {
+			t.Errorf("dead letter %+v, want the message as it came", got)
+		}
+	})
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -85,7 +84,6 @@ func (p *Processor) process(ctx context.Context, d Delivery, run oncemill.RunFun
 	if d.Handler == "" {
 		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Err: errNoHandler}
 	}
-	d.Header = maps.Clone(d.Header) // handlers may change theirs before a dead letter is made
 
 	call, err := p.identify(d)
 	if err != nil {
