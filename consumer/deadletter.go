@@ -56,13 +56,16 @@ func (p *Processor) letter(d Delivery, id, original, outcome, reason string) ded
 }
 
 // copyHeader reports whether a header belongs to the copy that was delivered, not to the message: it must not be passed
-// on. A broker would take an equal Nats-Msg-Id for a duplicate, and drop the message.
+// on. Headers of the NATS server (Nats-*) are orders to the stream that a message is published to: it would take an equal
+// Nats-Msg-Id for a duplicate and drop the message, refuse it for another stream's Nats-Expected-Stream, and purge itself
+// for a Nats-Rollup.
 func copyHeader(name string) bool {
-	switch strings.ToLower(name) {
-	case "nats-msg-id", producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration:
+	name = strings.ToLower(name)
+	switch name {
+	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration:
 		return true
 	}
-	return false
+	return strings.HasPrefix(name, "nats-")
 }
 
 // portable reports whether every broker carries a header as it is: a token of RFC 9110 as its name, and a value without

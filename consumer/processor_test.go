@@ -85,6 +85,8 @@ func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		in := delivery("o1")
 		in.Header["Nats-Msg-Id"] = "of this copy"
+		in.Header["Nats-Expected-Stream"] = "ORDERS"
+		in.Header["nats-rollup"] = "all"
 		in.Header["not:portable"] = "two\nlines"
 		for range 3 {
 			d := p.Process(t.Context(), in, failing(oncemill.Permanent(errors.New("card\nstolen"))))
@@ -94,7 +96,7 @@ func TestProcess_DeadLettersCarryTheMessageAndTheReason(t *testing.T) {
 		}
 		got := l.only(t)
 		for name, want := range map[string]string{
-			"color": "blue", "Nats-Msg-Id": "", "not:portable": "", producer.HeaderEscaped + "not%3Aportable": "two%0Alines", producer.HeaderOriginalID: "o1", producer.HeaderTopic: "orders",
+			"color": "blue", "Nats-Msg-Id": "", "Nats-Expected-Stream": "", "nats-rollup": "", "not:portable": "", producer.HeaderEscaped + "not%3Aportable": "two%0Alines", producer.HeaderOriginalID: "o1", producer.HeaderTopic: "orders",
 			producer.HeaderReason: "card stolen", producer.HeaderOutcome: "failed", producer.HeaderAttempts: "1",
 			producer.HeaderHandler: "default/billing/charge", producer.HeaderPurpose: producer.PurposeDeadLetter,
 		} {
