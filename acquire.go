@@ -22,7 +22,7 @@ const (
 func (g *Guard) acquire(ctx context.Context, call Call) (dedupstore.Answer, time.Time, error) {
 	first := time.Now()
 	request := g.request(ctx, call)
-	counted := false
+	busy := false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
 		answer, err := g.claim(ctx, request)
 		switch {
@@ -33,9 +33,9 @@ func (g *Guard) acquire(ctx context.Context, call Call) (dedupstore.Answer, time
 			return answer, first, err
 		case ctx.Err() != nil:
 			return answer, first, context.Cause(ctx)
-		case err == nil && !counted:
+		case err == nil && !busy:
 			g.count(ctx, call.Key, answer)
-			counted = true
+			busy = true
 		}
 		pause := poll
 		if err == nil {
@@ -43,8 +43,8 @@ func (g *Guard) acquire(ctx context.Context, call Call) (dedupstore.Answer, time
 			pause = min(pause, max(answer.Wait, time.Millisecond))
 		} else {
 			err = g.storeError(ctx, call.Key, err)
-			if g.mayBypass(err) {
-				return answer, first, err
+			if g.mayBypass(err) && !busy { // else somebody is known to be at it
+				return answer, first, &bypassError{err}
 			}
 		}
 		left := call.Hold - time.Since(first)
@@ -90,6 +90,9 @@ func (g *Guard) storeError(ctx context.Context, key dedupstore.Key, err error) e
 	g.meter.Claim(ctx, key.Group, key.Handler, telemetry.StoreError, 0, 0)
 	return &StoreError{Op: "claim", Err: err}
 }
+
+// bypassError is a store error at which the policy lets the handler run unguarded.
+type bypassError struct{ error }
 
 // mayBypass reports whether the policy lets the handler run unguarded after this error. A record that cannot be read is
 // an answer, and a full store must not be made to forget: neither opens the guard.

@@ -9,9 +9,29 @@ import (
 )
 
 // ErrClaimLost says that another owner took the key over, or that the lease could not be proven to hold. It is the
-// cause of the handler's cancelled context, and the error of a run whose outcome was refused. Whoever gets it must
-// neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
+// cause of the handler's cancelled context, and what a *ClaimLostError is.
 var ErrClaimLost = dedupstore.ErrClaimLost
+
+// ClaimLostError says that another owner took the key over, so that this run's outcome was refused. Whoever gets it must
+// neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
+type ClaimLostError struct {
+	Handler error // what the handler returned; nil: it succeeded, or did not start
+}
+
+func (e *ClaimLostError) Error() string {
+	if e.Handler == nil {
+		return ErrClaimLost.Error()
+	}
+	return fmt.Sprintf("%v; handler: %v", ErrClaimLost, e.Handler)
+}
+
+// Unwrap returns ErrClaimLost and the handler's error.
+func (e *ClaimLostError) Unwrap() []error {
+	if e.Handler == nil {
+		return []error{ErrClaimLost}
+	}
+	return []error{ErrClaimLost, e.Handler}
+}
 
 // BusyError says that the key has another owner, or that its retry is not due. Deliver the message again after Wait.
 type BusyError struct {
@@ -108,8 +128,9 @@ func (e *UnrecordedError) Unwrap() []error {
 	return []error{e.Handler, e.Err}
 }
 
-// UnpublishedError says that the outcome is stored, but that what it produced could not be published. Deliver the
-// message again after Delay: it will be published without running the handler.
+// UnpublishedError says that what the run produced could not be published. Deliver the message again after Delay: it
+// will be published without running the handler. Only outputs over Policy.MaxProducedBytes are stored nowhere: then the
+// handler runs again.
 type UnpublishedError struct {
 	Delay time.Duration
 	Err   error
@@ -208,8 +229,34 @@ func is[E error](err error) bool {
 
 // uncounted reports whether an error says that its run was interrupted rather than failed.
 func uncounted(err error) bool {
-	var u interface{ Uncounted() bool }
-	return errors.As(err, &u) && u.Uncounted()
+	u, ok := mark[interface{ Uncounted() bool }](err)
+	return ok && u.Uncounted()
+}
+
+// mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not into
+// errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
+func mark[E any](err error) (found E, ok bool) {
+	for err != nil {
+		if e, is := err.(E); is { //nolint:errorlint // this is the search
+			return e, true
+		}
+		switch e := err.(type) { //nolint:errorlint // this is the search
+		case *BusyError, *RetryError, *FailedError, *MismatchError, *StoreError, *UnrecordedError, *UnpublishedError, *ResultError, *ClaimLostError:
+			return found, false
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			for _, wrapped := range e.Unwrap() {
+				if found, ok = mark[E](wrapped); ok {
+					return found, true
+				}
+			}
+			return found, false
+		default:
+			return found, false
+		}
+	}
+	return found, false
 }
 
 func invalid(field, problem string) error {

@@ -64,7 +64,7 @@ type Call struct {
 	Rerun uint64
 
 	// Hold is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
-	// returns BusyError or StoreError. Zero: not at all.
+	// returns BusyError or StoreError. Zero: not at all. A policy that fails open does not wait for the store.
 	Hold time.Duration
 
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
@@ -109,7 +109,9 @@ func (r Result) Failure() error {
 //   - NoEffect, RetryAfter or any other: released for another attempt, or failed when that was the last. Under a policy
 //     that parks, only NoEffect is released, and all others leave the outcome unknown.
 //   - an error with a method Uncounted() bool that returns true, or an error after the caller's context was cancelled:
-//     as above, but the attempt does not count.
+//     as above, but the attempt does not count, for as many times as the policy has attempts.
+//
+// What a nested guard's error wraps says nothing about this run: a handler decides by wrapping it.
 type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 
 // Run runs fn unless the key has an outcome or another owner. A nil error means that there is an outcome, failures
@@ -118,7 +120,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //
 //   - *BusyError: another owner is at it, or the retry is not due.
 //   - *RetryError: this run failed and may be tried again.
-//   - ErrClaimLost: another owner took over during the run.
+//   - *ClaimLostError: another owner took over during the run.
 //   - *MismatchError: the ID is known with other content.
 //   - *UnpublishedError: the outcome is stored, what it produced is not published.
 //   - *UnrecordedError: the handler ran, but the store could not be told.
@@ -126,6 +128,9 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //   - *dedupstore.InvalidError: the call itself is wrong.
 //   - the cause of ctx: it ended before the handler ran.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+	if g.policy.Shadow {
+		return g.shadow(ctx, call, fn)
+	}
 	if strings.HasPrefix(call.Key.Handler, shadowPrefix) {
 		return Result{}, invalid("Call.Key.Handler", fmt.Sprintf("is %q: names that begin with %q are the engine's own", call.Key.Handler, shadowPrefix))
 	}
@@ -135,12 +140,9 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) 
 	if call.Hold < 0 {
 		return Result{}, invalid("Call.Hold", fmt.Sprintf("is %v, want at least 0", call.Hold))
 	}
-	if g.policy.Shadow {
-		return g.shadow(ctx, call, fn)
-	}
 	answer, first, err := g.acquire(ctx, call)
 	if err != nil {
-		if g.mayBypass(err) {
+		if _, open := err.(*bypassError); open { //nolint:errorlint // never wrapped
 			return g.bypass(ctx, call, fn)
 		}
 		return Result{}, err
@@ -175,7 +177,7 @@ func (g *Guard) run(ctx context.Context, call Call, a dedupstore.Answer, first t
 	})
 	res := Result{Fence: run.Fence, Attempt: run.Attempt, err: err}
 	if h.isLost() {
-		return Result{}, lostError(err)
+		return Result{}, g.lost(ctx, h, err)
 	}
 	if err != nil {
 		return g.failed(ctx, call, h, res)
@@ -216,7 +218,7 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		return ErrClaimLost
+		return g.lost(ctx, h, nil)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
@@ -238,7 +240,7 @@ func (g *Guard) giveBack(ctx context.Context, h *holding) {
 func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedupstore.Outcome, error) {
 	workCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	hb := g.beat(ctx, h, func() { cancel(ErrClaimLost) })
+	hb := g.beat(ctx, h, func() bool { cancel(ErrClaimLost); return false })
 	defer hb.stop()
 	return work(workCtx)
 }
@@ -253,11 +255,14 @@ func protect(ctx context.Context, fn RunFunc) (o dedupstore.Outcome, err error) 
 	return fn(ctx)
 }
 
-func lostError(handler error) error {
-	if handler == nil || errors.Is(handler, ErrClaimLost) {
-		return ErrClaimLost
+// lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.
+func (g *Guard) lost(ctx context.Context, h *holding, handler error) error {
+	g.log.WarnContext(ctx, "oncemill: claim lost; the outcome of this run, if any, was refused",
+		"key", h.claim.Key.String(), "fence", h.claim.Fence, "error", handler)
+	if handler == ErrClaimLost { //nolint:errorlint // the cause of its own context, and no more
+		handler = nil
 	}
-	return fmt.Errorf("%w; handler: %w", ErrClaimLost, handler)
+	return &ClaimLostError{Handler: handler}
 }
 
 func newOwner() string { return ids.Token() }

@@ -61,8 +61,9 @@ type heartbeat struct {
 }
 
 // beat starts a heartbeat. It outlives the cancellation of ctx: a handler that finishes during shutdown keeps its
-// lease. lost is called once when the claim is lost, or cannot be proven to hold any more.
-func (g *Guard) beat(ctx context.Context, h *holding, lost func()) *heartbeat {
+// lease. lost is called when the claim is lost, which ends the heartbeat, or cannot be proven to hold any more, and says
+// whether to go on trying then.
+func (g *Guard) beat(ctx context.Context, h *holding, lost func() (goOn bool)) *heartbeat {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	hb := &heartbeat{cancel: cancel, ended: make(chan struct{})}
 	go func() {
@@ -71,9 +72,7 @@ func (g *Guard) beat(ctx context.Context, h *holding, lost func()) *heartbeat {
 		margin := lease / 10 // what remains for a handler to notice that it was cancelled
 		pause := lease / 3
 		for sleep(ctx, pause) {
-			attempt, done := context.WithDeadline(ctx, h.until().Add(-margin))
-			err := g.extend(attempt, h, lease)
-			done()
+			err := g.extendBefore(ctx, h, h.until().Add(-margin))
 			switch {
 			case err == nil:
 				pause = lease / 3
@@ -81,19 +80,30 @@ func (g *Guard) beat(ctx context.Context, h *holding, lost func()) *heartbeat {
 			case ctx.Err() != nil:
 				return
 			case errors.Is(err, dedupstore.ErrClaimLost):
-				g.log.WarnContext(ctx, "oncemill: claim lost", "key", h.claim.Key.String(), "fence", h.claim.Fence)
 				lost()
 				return
 			}
 			pause = lease / 12
 			if time.Now().Add(pause + margin).After(h.until()) {
 				g.log.ErrorContext(ctx, "oncemill: lease could not be renewed", "key", h.claim.Key.String(), "error", err)
-				lost()
-				return
+				if !lost() {
+					return
+				}
+				pause = lease / 3
 			}
 		}
 	}()
 	return hb
+}
+
+// extendBefore renews the lease, and gives up at a time, unless that has passed already.
+func (g *Guard) extendBefore(ctx context.Context, h *holding, limit time.Time) error {
+	if limit.After(time.Now()) {
+		var done context.CancelFunc
+		ctx, done = context.WithDeadline(ctx, limit)
+		defer done()
+	}
+	return g.extend(ctx, h, h.claim.Lease)
 }
 
 func (hb *heartbeat) stop() {

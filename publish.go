@@ -2,6 +2,7 @@ package oncemill
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -11,7 +12,7 @@ import (
 // publish does the publish step of an outcome, under a lease of its own so that copies do not publish side by side.
 func (g *Guard) publish(ctx context.Context, call Call, h *holding, res Result, attempt int) (Result, error) {
 	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && call.DeadLetter != nil {
-		res.Outcome.Produced = call.DeadLetter(res.Outcome, attempt, res.Fence) // the claim itself ended the run
+		res.Outcome.Produced = g.deadLetter(ctx, call, res.Outcome, attempt, res.Fence) // the claim itself ended the run
 	}
 	return g.publishThen(ctx, call, h, res, dedupstore.Published{Retention: g.window(res.Outcome)})
 }
@@ -36,7 +37,10 @@ func (g *Guard) publishThen(ctx context.Context, call Call, h *holding, res Resu
 		_, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{}, call.Publish(ctx, res.Outcome.Produced)
 		})
-		if err != nil {
+		switch {
+		case err != nil && h.isLost():
+			return Result{}, g.lost(ctx, h, err)
+		case err != nil:
 			return Result{}, &UnpublishedError{Delay: g.postpone(ctx, h), Err: err}
 		}
 	}
@@ -48,10 +52,14 @@ func (g *Guard) publishThen(ctx context.Context, call Call, h *holding, res Resu
 // matter: without its outcome it runs again.
 func (g *Guard) published(ctx context.Context, h *holding, then dedupstore.Settlement) error {
 	err := g.settle(ctx, h, then)
-	if _, unfinished := then.(dedupstore.Finish); unfinished && err != nil {
-		return &UnrecordedError{Key: h.claim.Key, Err: err}
+	_, unfinished := then.(dedupstore.Finish)
+	switch {
+	case err == nil || !unfinished:
+		return nil
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return g.lost(ctx, h, nil)
 	}
-	return nil
+	return &UnrecordedError{Key: h.claim.Key, Err: err}
 }
 
 // postpone shortens the lease of a publish step that failed, so that a redelivery can take it over soon, but not at
@@ -79,7 +87,7 @@ type Publication struct {
 func (g *Guard) publication(ctx context.Context, h *holding, produced []dedupstore.Produced, then dedupstore.Settlement) *Publication {
 	return &Publication{
 		produced: produced,
-		hb:       g.beat(ctx, h, func() {}),
+		hb:       g.beat(ctx, h, func() bool { return true }), // nobody else can claim while the store is away
 		done:     func() error { return g.published(ctx, h, then) },
 		abandon:  func() time.Duration { return g.postpone(ctx, h) },
 	}
@@ -89,8 +97,8 @@ func (g *Guard) publication(ctx context.Context, h *holding, produced []dedupsto
 func (p *Publication) Messages() []dedupstore.Produced { return p.produced }
 
 // Done says that every message was acknowledged by the broker, and records it. The message that caused the run may be
-// acknowledged before or after. The error, an *UnrecordedError, says that it could not be recorded that the run is
-// over, so that a redelivery runs it again.
+// acknowledged before or after. The error, an *UnrecordedError or *ClaimLostError, says that it could not be recorded that
+// the run is over, so that a redelivery runs it again; it happens only with outputs over Policy.MaxProducedBytes.
 func (p *Publication) Done() error {
 	var err error
 	p.once.Do(func() {

@@ -33,11 +33,13 @@ func (g *Guard) succeeded(ctx context.Context, call Call, h *holding, res Result
 func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (Result, error) {
 	err := res.err
 	interrupted := uncounted(err) || errors.Is(ctx.Err(), context.Canceled)
-	parks := g.policy.ExpiredLease == Park && !is[*NoEffectError](err)
+	_, permanent := mark[*PermanentError](err)
+	_, proof := mark[*NoEffectError](err)
+	parks := g.policy.ExpiredLease == Park && !proof
 	last := h.claim.Attempt >= g.policy.MaxAttempts
 	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err)}
 	switch {
-	case is[*PermanentError](err):
+	case permanent:
 	case parks:
 		o.Kind = dedupstore.Unknown
 	case last && !interrupted:
@@ -45,12 +47,26 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (
 	default:
 		return Result{}, g.release(ctx, h, err, interrupted)
 	}
+	o.Produced = g.deadLetter(ctx, call, o, h.claim.Attempt, h.claim.Fence)
 	res.Outcome = o
-	if call.DeadLetter != nil {
-		o.Produced = call.DeadLetter(o, h.claim.Attempt, h.claim.Fence)
-		res.Outcome = o
+	if size(o.Produced) > g.policy.MaxProducedBytes {
+		return g.publishFirst(ctx, call, h, res, o)
 	}
 	return g.finish(ctx, call, h, res, o)
+}
+
+// deadLetter asks the caller for the dead letter of a failure. One that no store takes is left out: without its outcome
+// the message would run again and again.
+func (g *Guard) deadLetter(ctx context.Context, call Call, o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
+	if call.DeadLetter == nil {
+		return nil
+	}
+	o.Produced = call.DeadLetter(o, attempt, fence)
+	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(o)}); err != nil {
+		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out", "key", call.Key.String(), "error", err)
+		return nil
+	}
+	return o.Produced
 }
 
 // release gives the key back for another attempt. It always returns an error.
@@ -59,8 +75,7 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 	if interrupted {
 		retry.Delay = 0
 	}
-	var after *RetryAfterError
-	if errors.As(handler, &after) {
+	if after, ok := mark[*RetryAfterError](handler); ok {
 		retry.Delay = after.Delay
 	}
 	err := g.settle(ctx, h, dedupstore.Release{Delay: retry.Delay, Reason: reason(handler), Uncounted: interrupted})
@@ -68,7 +83,7 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 	case err == nil:
 		return retry
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		return lostError(handler)
+		return g.lost(ctx, h, handler)
 	}
 	return &UnrecordedError{Key: h.claim.Key, Handler: handler, Err: err}
 }
@@ -79,13 +94,18 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 	err := g.settle(ctx, h, dedupstore.Finish{Outcome: o, Retention: g.window(o)})
 	switch {
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		return Result{}, lostError(res.err)
+		return Result{}, g.lost(ctx, h, res.err)
 	case err != nil:
 		return Result{}, &UnrecordedError{Key: call.Key, Handler: res.err, Err: err}
 	case len(o.Produced) == 0:
 		return res, nil
 	}
 	h.deadline = sent.Add(h.claim.Lease) // the publish step has a lease of its own
+	if err := g.refresh(ctx, h, sent); errors.Is(err, ErrClaimLost) {
+		return Result{}, err
+	} else if err != nil {
+		return Result{}, &UnpublishedError{Delay: h.claim.Lease, Err: err}
+	}
 	return g.publish(ctx, call, h, res, h.claim.Attempt)
 }
 
@@ -103,7 +123,7 @@ func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement)
 	err := g.retry(ctx, h, func(ctx context.Context) error { return g.store.Settle(ctx, h.claim, s) })
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.meter.StoreError(ctx, "settle", string(g.policy.StoreDown))
-		g.log.ErrorContext(ctx, "oncemill: outcome could not be stored; a redelivery may run the handler again",
+		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may run the handler again",
 			"key", h.claim.Key.String(), "fence", h.claim.Fence, "settlement", fmt.Sprintf("%T", s), "error", err)
 	}
 	return err

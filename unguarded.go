@@ -3,7 +3,6 @@ package oncemill
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -51,9 +50,6 @@ const shadowPrefix = "~"
 func (g *Guard) shadow(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler
-	if err := key.Validate(); err != nil {
-		return Result{}, fmt.Errorf("oncemill: shadow mode puts %q before the handler's name: %w", shadowPrefix, err)
-	}
 	settle := g.shadowClaim(ctx, call, key)
 	ran := errors.New("the handler did not return")
 	defer func() { settle(ran) }()
@@ -67,7 +63,10 @@ func (g *Guard) shadow(ctx context.Context, call Call, fn RunFunc) (Result, erro
 func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) func(handler error) {
 	request := g.request(ctx, call)
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
-	answer, err := g.claim(ctx, request)
+	sent := time.Now()
+	quick, cancel := context.WithTimeout(ctx, shadowPatience)
+	answer, err := g.store.Claim(quick, request)
+	cancel()
 	if err != nil {
 		g.meter.StoreError(ctx, "claim", "shadow")
 		return func(error) {}
@@ -76,21 +75,24 @@ func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) 
 	if answer.Status != dedupstore.AcquiredRun {
 		return func(error) {}
 	}
-	h := &holding{claim: answer.Claim}
-	hb := g.beat(ctx, h, func() {})
+	h := &holding{claim: answer.Claim, deadline: sent.Add(answer.Claim.Lease)}
+	hb := g.beat(ctx, h, func() bool { return true })
 	return func(handler error) {
 		hb.stop()
 		var s dedupstore.Settlement = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: g.policy.Window}
 		if handler != nil {
 			s = dedupstore.Release{Uncounted: true}
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.operationTimeout())
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
 		if err := g.store.Settle(ctx, answer.Claim, s); err != nil {
 			g.meter.StoreError(ctx, "settle", "shadow")
 		}
 	}
 }
+
+// shadowPatience is how long shadow mode waits for the store, which must not delay what it shadows.
+const shadowPatience = 25 * time.Millisecond
 
 // maxShadowAttempts keeps shadow claims from being exhausted: they end nothing.
 const maxShadowAttempts = 1 << 30

@@ -18,6 +18,7 @@ type Step struct {
 	middleware message.HandlerMiddleware
 	err        error
 
+	parks        bool // of Guarded: at most once
 	keepsContext bool // of a Retry: the second try gets the context of the first
 }
 
@@ -33,7 +34,7 @@ const (
 
 // Guarded is the step at which a Processor guards what stands inside it.
 func Guarded(p *Processor) Step {
-	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware}
+	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, parks: p.policy.ExpiredLease == oncemill.Park}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
@@ -44,15 +45,18 @@ func PoisonQueue(pub message.Publisher, topic string) Step {
 	return Step{kind: poisonStep, name: "PoisonQueue", middleware: mw, err: err}
 }
 
-// final reports whether no redelivery can mend an error of the guard.
+// final reports whether no redelivery can mend an error of the guard: the outermost one, since a handler's error may hold
+// errors of guards that the handler used.
 func final(err error) bool {
-	var (
-		failed   *oncemill.FailedError
-		mismatch *oncemill.MismatchError
-		missing  *MissingIDError
-		content  *ContentError
-	)
-	return errors.As(err, &failed) || errors.As(err, &mismatch) || errors.As(err, &missing) || errors.As(err, &content)
+	for ; err != nil; err = errors.Unwrap(err) {
+		switch err.(type) { //nolint:errorlint // this is the search
+		case *oncemill.FailedError, *oncemill.MismatchError, *MissingIDError, *ContentError:
+			return true
+		case *oncemill.RetryError, *oncemill.BusyError, *oncemill.StoreError, *oncemill.UnpublishedError, *oncemill.UnrecordedError, *oncemill.ClaimLostError:
+			return false
+		}
+	}
+	return false
 }
 
 // Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard, and outside
@@ -127,6 +131,8 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 			return nil, &OrderError{Problem: "PoisonQueue stands inside Guarded: a poisoned message would be stored as a success, and a crash before that would publish it again; move it before Guarded"}
 		case s.kind == retryStep && i < guard:
 			return nil, &OrderError{Problem: "Retry stands outside Guarded: it would repeat answers such as busy and not due in place, and burn the attempts of a message in one delivery; move it after Guarded"}
+		case s.kind == retryStep && steps[guard].parks:
+			return nil, &OrderError{Problem: "Retry stands inside a guard whose policy parks (at most once): it would repeat the handler after an error that proves nothing; remove it, and let the handler return oncemill.NoEffect"}
 		case s.kind == timeoutStep && i < guard:
 			return nil, &OrderError{Problem: "Timeout stands outside Guarded: it would end the wait for a busy key, and look like a shutdown to a running handler; move it after Guarded"}
 		case s.kind == timeoutStep && retry != nil && retry.keepsContext:

@@ -77,15 +77,24 @@ func portable(name, value string) bool {
 	return token && utf8.ValidString(value) && !strings.ContainsFunc(value, unicode.IsControl) && strings.TrimSpace(value) == value
 }
 
-// publishDeadLetters does the publish step of a failure, and acknowledges it only then.
-func (p *Processor) publishDeadLetters(ctx context.Context, decision Decision) Decision {
-	publication := decision.Result.Publication
-	decision.Result.Publication = nil
-	if err := p.publishProduced(ctx, publication.Messages()); err != nil {
-		return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
-	}
-	if err := publication.Done(); err != nil {
-		return p.decide(oncemill.Result{}, err)
+// buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
+// publish step of the outcome, or because the failure was stored when there was no dead-letter topic yet.
+func (p *Processor) buryFailure(ctx context.Context, d Delivery, call oncemill.Call, decision Decision) Decision {
+	res := &decision.Result
+	if publication := res.Publication; publication != nil {
+		res.Publication = nil
+		defer publication.Abandon() // nothing after Done; else, whatever happens, the key is not held for ever
+		if err := p.publishProduced(ctx, publication.Messages()); err != nil {
+			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
+		}
+		if err := publication.Done(); err != nil {
+			return p.decide(oncemill.Result{}, err)
+		}
+	} else if len(res.Outcome.Produced) > 0 {
+		return decision // a duplicate: the dead letter has been published
+	} else if err := p.publishProduced(ctx, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
+		pause := p.policy.Backoff.Min
+		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "topic", p.config.DeadLetterTopic, "error", decision.Err)
 	return decision
@@ -119,12 +128,16 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	return Decision{Action: Ack, Err: cause}
 }
 
-// headerText is a text as headers can carry it.
+// headerText is a text as headers can carry it: on one line, and not longer than a stored reason.
 func headerText(s string) string {
-	return strings.TrimSpace(strings.Map(func(r rune) rune {
+	s = strings.TrimSpace(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD")))
+	if len(s) > dedupstore.MaxReason {
+		s = strings.ToValidUTF8(s[:dedupstore.MaxReason], "")
+	}
+	return s
 }

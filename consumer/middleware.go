@@ -1,7 +1,9 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"maps"
 	"time"
 
@@ -35,26 +37,35 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 			Payload: msg.Payload,
 		}
 		var returned []*message.Message // as the handler returned them
-		decision := p.process(ctx, d, func(runCtx context.Context) (dedupstore.Outcome, error) {
-			msg.SetContext(runCtx)
-			defer restore(ctx, msg, d)
+		decision := p.process(ctx, d, msg, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
 			var err error
-			returned, err = next(msg)
-			if err != nil || p.policy.Shadow || runCtx.Value(bypassKey{}) != nil {
-				return dedupstore.Outcome{}, err // no record of the outputs is kept, so they stay as they are
+			if returned, err = handle(ctx, msg, next); err != nil || !recorded {
+				return dedupstore.Outcome{}, err
 			}
-			return dedupstore.Outcome{Produced: stamp(runCtx, d, returned)}, nil
+			produced, err := stamp(ctx, d, returned)
+			return dedupstore.Outcome{Produced: produced}, err
 		})
 		return p.answer(msg, decision, returned)
 	}
 }
 
-// restore undoes what the handler did to its message: adapters that resend in the process send a copy of it, which must
-// be the same message again.
-func restore(ctx context.Context, msg *message.Message, d Delivery) {
+// handle runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
+// send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason.
+func handle(ctx context.Context, msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
+	uuid, metadata, payload, before := msg.UUID, maps.Clone(msg.Metadata), msg.Payload, msg.Context()
+	defer func() {
+		msg.UUID, msg.Metadata, msg.Payload = uuid, metadata, payload
+		msg.SetContext(before)
+	}()
 	msg.SetContext(ctx)
-	msg.UUID, msg.Payload = d.UUID, d.Payload
-	msg.Metadata = message.Metadata(maps.Clone(d.Header))
+	msg.Payload = bytes.Clone(payload)
+	returned, err := next(msg)
+	for i, m := range returned {
+		if m == msg { // as the handler leaves it
+			returned[i] = m.CopyWithContext()
+		}
+	}
+	return returned, err
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.
@@ -62,8 +73,9 @@ func (p *Processor) answer(msg *message.Message, decision Decision, returned []*
 	ctx := msg.Context()
 	publication := decision.Result.Publication
 	switch {
+	case decision.Action == Ack && publication != nil && !p.watch(ctx, msg, publication):
+		return nil, errClosed
 	case decision.Action == Ack && publication != nil:
-		p.watch(msg, publication)
 		return outputs(publication.Messages(), returned), nil
 	case decision.Action == Ack && decision.Result.Bypassed:
 		return returned, nil
@@ -71,13 +83,32 @@ func (p *Processor) answer(msg *message.Message, decision Decision, returned []*
 		return nil, nil
 	case p.policy.Shadow:
 		return returned, decision.Err
-	case decision.Action == Reject:
-		// A Router can only nack, and most adapters deliver again at once.
-		pause(ctx, p.config.Hold)
+	}
+	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
+	// a lease or a retry that is not due, its hold spends the delay; else it is spent here.
+	switch decision.Err.(type) { //nolint:errorlint // the guard's own error
+	case *oncemill.RetryError, *oncemill.BusyError:
+	default:
+		pause(ctx, p.beforeNack(decision))
 	}
 	p.log.DebugContext(ctx, "oncemill: not acknowledged", "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
 	return nil, decision.Err
 }
+
+// beforeNack is how long a delivery that is answered by a nack is kept, at most Config.Hold.
+func (p *Processor) beforeNack(decision Decision) time.Duration {
+	bound := p.config.Hold
+	if bound == 0 {
+		bound = p.policy.Backoff.Min
+	}
+	if decision.Action == RetryLater {
+		return min(decision.Delay, bound)
+	}
+	return bound
+}
+
+// errClosed refuses to publish outputs whose publication nobody would record.
+var errClosed = errors.New("consumer: Processor is closed")
 
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
@@ -88,33 +119,48 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// watch keeps the claim until the Router has published the outputs and acknowledged the message, or failed to.
-func (p *Processor) watch(msg *message.Message, publication *oncemill.Publication) {
+// longestPublish bounds how long a Router may take to publish outputs before they are given up to a redelivery. It is
+// met only by a message that is never settled, such as one that an outer middleware swapped for a copy.
+const longestPublish = 15 * time.Minute
+
+// watch keeps the claim until the Router has published the outputs and acknowledged the message, or failed to. It
+// reports false, and gives the publication up, if the Processor is closed.
+func (p *Processor) watch(ctx context.Context, msg *message.Message, publication *oncemill.Publication) bool {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closing {
-		publication.Abandon()
-		return
+	open := !p.closing
+	if open {
+		p.watchers.Add(1)
 	}
-	p.watchers.Go(func() {
+	p.mu.Unlock()
+	if !open {
+		publication.Abandon()
+		return false
+	}
+	ctx = context.WithoutCancel(ctx)
+	go func() {
+		defer p.watchers.Done()
+		limit := time.NewTimer(longestPublish)
+		defer limit.Stop()
 		select {
 		case <-msg.Acked():
 			// The guard has logged an error loudly; the message is acknowledged, so there is nobody to return it to.
 			_ = publication.Done()
+			return
 		case <-msg.Nacked():
-			publication.Abandon()
 		case <-p.closed:
-			publication.Abandon()
+		case <-limit.C:
+			p.log.ErrorContext(ctx, "oncemill: message neither acked nor nacked, its outputs are given up to a redelivery", "after", longestPublish)
 		}
-	})
+		publication.Abandon()
+	}()
+	return true
 }
 
 // Close waits until it is recorded that the outputs of all deliveries are published. Call it after the Router is
 // closed, so that its last messages are settled. When ctx ends first, it gives the rest up, to be published by
-// redeliveries, and returns the context's error. The Processor can be used afterwards only for handlers without outputs.
+// redeliveries, and returns the context's error. Afterwards deliveries whose outputs have to be published are refused.
 func (p *Processor) Close(ctx context.Context) error {
 	p.mu.Lock()
-	first := !p.closing
 	p.closing = true
 	p.mu.Unlock()
 	ended := make(chan struct{})
@@ -126,9 +172,7 @@ func (p *Processor) Close(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		if first {
-			close(p.closed)
-		}
+		p.giveUp.Do(func() { close(p.closed) })
 		<-ended
 		return context.Cause(ctx)
 	}

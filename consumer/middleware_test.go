@@ -253,7 +253,8 @@ func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
 
 func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge"})
+		store := newStore(t)
+		p := newProcessor(t, store, consumer.Config{Handler: "charge"})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("", nil)}, nil
 		}}
@@ -272,10 +273,16 @@ func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
 		if err := p.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		outputs, err := p.Middleware(h.handle)(order("o2"))
+		if outputs, err := p.Middleware(h.handle)(order("o2")); err == nil {
+			t.Errorf("a closed processor returned %v to be published", outputs)
+		}
+		other := newProcessor(t, store, consumer.Config{Handler: "charge"})
+		redelivered := order("o2")
+		outputs, err := other.Middleware(h.handle)(redelivered)
 		if err != nil || len(outputs) != 1 {
 			t.Errorf("redelivery of what was given up: %v, %v; want the outputs again", outputs, err)
 		}
+		redelivered.Ack()
 		h.want(t, 2)
 	})
 }

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"strconv"
 
@@ -19,13 +20,17 @@ import (
 //
 // An ID follows from the consumed message's key, the topic, and the output's name (metadata oncemill-name) or else its
 // place among the outputs. An ID that the handler set itself (metadata oncemill-id) is kept, unless it is the consumed
-// message's: metadata that was copied along must not make two messages one.
-func stamp(ctx context.Context, d Delivery, returned []*message.Message) []dedupstore.Produced {
+// message's, or another output's: metadata that was copied along must not make two messages one.
+func stamp(ctx context.Context, d Delivery, returned []*message.Message) ([]dedupstore.Produced, error) {
 	key := oncemill.FromContext(ctx).Key
 	topic := message.PublishTopicFromCtx(ctx)
 	produced := make([]dedupstore.Produced, len(returned))
-	named := map[string]int{}
+	used := map[string]int{}
 	for i, m := range returned {
+		if m == nil {
+			// The effect has happened, and another run would return the same.
+			return nil, oncemill.Permanent(fmt.Errorf("consumer: output %d is nil", i))
+		}
 		header := maps.Clone(map[string]string(m.Metadata))
 		if header == nil {
 			header = map[string]string{}
@@ -34,25 +39,27 @@ func stamp(ctx context.Context, d Delivery, returned []*message.Message) []dedup
 		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) })
 		id := header[producer.HeaderID]
 		if id == "" || id == d.Header.Get(producer.HeaderID) {
-			id = outputID(key, topic, name, i, named)
+			id = outputID(key, topic, name, i, used)
+		} else if used["id "+id]++; used["id "+id] > 1 {
+			id = outputID(key, topic, id, i, used)
 		}
 		header[producer.HeaderID] = id
 		telemetry.Inject(ctx, header)
 		produced[i] = dedupstore.Produced{ID: id, Topic: topic, Header: header, Payload: m.Payload}
 	}
-	return produced
+	return produced, nil
 }
 
 // outputID derives an output's ID. Outputs that share a name are told apart by their order among themselves.
-func outputID(key dedupstore.Key, topic, name string, index int, named map[string]int) string {
+func outputID(key dedupstore.Key, topic, name string, index int, used map[string]int) string {
 	kind, value := "index", strconv.Itoa(index)
 	if name != "" {
 		kind, value = "name", name
-		if n := named[name]; n > 0 {
+		if n := used["name "+name]; n > 0 {
 			value = strconv.Itoa(n) + " " + name
 			kind = "repeated name"
 		}
-		named[name]++
+		used["name "+name]++
 	}
 	return ids.Derive("oncemill/output", key.Tenant, key.Group, key.Handler, key.ID, topic, kind, value)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type Processor struct {
 	mu       sync.Mutex
 	closing  bool
 	closed   chan struct{}
+	giveUp   sync.Once // closes closed
 	watchers sync.WaitGroup
 }
 
@@ -56,50 +58,66 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { retu
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
-	return p.process(ctx, d, func(ctx context.Context) (dedupstore.Outcome, error) {
+	decision := p.process(ctx, d, nil, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, handle(ctx)
 	})
+	if publication := decision.Result.Publication; publication != nil {
+		return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+	}
+	return decision
 }
 
-// insideKey is the context key of the delivery that is being guarded. bypassKey marks a run that is not guarded.
+// errForeignOutputs stops a migration from losing what the old way of consuming has stored.
+var errForeignOutputs = errors.New("consumer: the outcome holds outputs of a handler in a Router, which only Processor.Middleware can publish")
+
+// inside is the context key of the delivery that is being guarded: a context may outlive its delivery, by way of brokers
+// that keep contexts, so that the key alone does not tell.
 type (
 	insideKey struct{}
-	bypassKey struct{}
+	inside    struct {
+		key     dedupstore.Key
+		message any // what was delivered, where that has an identity
+	}
 )
+
+// A job is what a handler does, with its outputs. It is told whether a record is kept of them.
+type job func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
 
 // errNoHandler keeps a delivery whose scope is incomplete from being guarded under another's.
 var errNoHandler = errors.New("consumer: no handler name: set Config.Handler, or add the middleware to a Router")
 
 // process is Process for handlers with outputs. A decision to Ack whose Result has a Publication leaves it to the
-// caller to publish first.
-func (p *Processor) process(ctx context.Context, d Delivery, run oncemill.RunFunc) Decision {
-	this := [...]string{d.Handler, d.Topic, d.UUID, d.Header.Get(producer.HeaderID)}
-	if ctx.Value(insideKey{}) == this {
-		return Decision{Action: RetryLater, Err: oncemill.NoEffect(&NestedError{Handler: d.Handler})}
-	}
-	ctx = context.WithValue(ctx, insideKey{}, this)
+// caller to publish first; no other decision has one.
+func (p *Processor) process(ctx context.Context, d Delivery, message any, do job) Decision {
 	if p.config.Handler != "" {
 		d.Handler = p.config.Handler
 	}
-	if d.Handler == "" {
+	if d.Handler == "" && !p.policy.Shadow {
 		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Err: errNoHandler}
 	}
-
 	call, err := p.identify(d)
 	if err != nil {
-		return p.unidentified(ctx, d, err, run)
+		return p.unidentified(ctx, d, err, do)
 	}
-	res, err := p.guard.Run(ctx, call, run)
+	this := inside{call.Key, message}
+	if ctx.Value(insideKey{}) == this && !p.policy.Shadow {
+		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: oncemill.NoEffect(&NestedError{Handler: d.Handler})}
+	}
+	res, err := p.guard.Run(context.WithValue(ctx, insideKey{}, this), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+		return do(ctx, !p.policy.Shadow)
+	})
 	if p.policy.Shadow {
 		return shadowed(res, err)
 	}
 	decision := p.decide(res, err)
-	var mismatch *oncemill.MismatchError
 	switch {
-	case errors.As(err, &mismatch):
+	case decision.Action == mismatched:
 		return p.undeliverable(ctx, d, call.Key.ID, outcomeMismatch, err)
-	case decision.Action == Ack && res.Publication != nil && res.Outcome.Kind != dedupstore.Succeeded:
-		return p.publishDeadLetters(ctx, decision)
+	case decision.Action == Ack && res.Failure() != nil:
+		return p.buryFailure(ctx, d, call, decision)
+	case decision.Action != Ack && res.Publication != nil:
+		res.Publication.Abandon() // for a process that can publish it
+		decision.Result.Publication = nil
 	}
 	return decision
 }
@@ -137,27 +155,49 @@ func (p *Processor) identify(d Delivery) (oncemill.Call, error) {
 }
 
 // unidentified deals with a delivery that cannot be guarded.
-func (p *Processor) unidentified(ctx context.Context, d Delivery, err error, run oncemill.RunFunc) Decision {
-	var missing *MissingIDError
-	bypass := p.policy.Shadow || errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass
-	if !bypass {
-		id := ""
-		var content *ContentError
-		if errors.As(err, &content) {
-			id = content.ID
-		}
-		return p.undeliverable(ctx, d, id, outcomeRejected, err)
-	}
-	p.meter.Claim(ctx, p.config.Group, d.Handler, telemetry.Bypassed, 0, 0)
-	o, err := run(context.WithValue(ctx, bypassKey{}, true))
-	o.Kind = dedupstore.Succeeded
+func (p *Processor) unidentified(ctx context.Context, d Delivery, err error, do job) Decision {
 	if p.policy.Shadow {
+		o, err := do(ctx, false)
+		o.Kind = dedupstore.Succeeded
 		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
 	}
-	if err != nil {
-		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: err}
+	var missing *MissingIDError
+	var content *ContentError
+	switch {
+	case errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass:
+		return p.bypass(ctx, d, do)
+	case errors.As(err, &content):
+		return p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
 	}
-	return Decision{Action: Ack, Result: oncemill.Result{Outcome: o, Bypassed: true}}
+	return p.undeliverable(ctx, d, "", outcomeRejected, err)
+}
+
+// bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
+func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
+	p.meter.Claim(ctx, p.config.Group, d.Handler, telemetry.Bypassed, 0, 0)
+	o, err := protect(ctx, do)
+	var permanent *oncemill.PermanentError
+	var after *oncemill.RetryAfterError
+	switch {
+	case err == nil:
+		o.Kind = dedupstore.Succeeded
+		return Decision{Action: Ack, Result: oncemill.Result{Outcome: o, Bypassed: true}}
+	case errors.As(err, &permanent):
+		return p.undeliverable(ctx, d, "", string(dedupstore.Failed), err)
+	case errors.As(err, &after):
+		return Decision{Action: RetryLater, Delay: after.Delay, Err: err}
+	}
+	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: err}
+}
+
+// protect turns a panic into an error, as the guard does.
+func protect(ctx context.Context, do job) (o dedupstore.Outcome, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			o, err = dedupstore.Outcome{}, &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return do(ctx, false)
 }
 
 func shadowed(res oncemill.Result, err error) Decision {
@@ -167,29 +207,28 @@ func shadowed(res oncemill.Result, err error) Decision {
 	return Decision{Action: Ack, Result: res}
 }
 
-// decide turns how a guarded run ended into what to do with the delivery. Only an outcome is acknowledged.
+// mismatched is decide's word for a delivery that is to be dead-lettered as it is.
+const mismatched Action = "mismatch"
+
+// decide turns how a guarded run ended into what to do with the delivery. Only an outcome is acknowledged. It looks at
+// the guard's own error, not at what that wraps: a handler's error may hold errors of guards that the handler used.
 func (p *Processor) decide(res oncemill.Result, err error) Decision {
-	var (
-		busy        *oncemill.BusyError
-		retry       *oncemill.RetryError
-		unpublished *oncemill.UnpublishedError
-		unrecorded  *oncemill.UnrecordedError
-	)
-	switch {
-	case err == nil && res.Outcome.Kind == dedupstore.Succeeded:
-		return Decision{Action: Ack, Result: res}
-	case err == nil && p.config.DeadLetters == nil:
-		return Decision{Action: Reject, Err: res.Failure(), Result: res}
-	case err == nil:
+	switch e := err.(type) { //nolint:errorlint // see above
+	case nil:
+		if res.Failure() != nil && p.config.DeadLetters == nil {
+			return Decision{Action: Reject, Err: res.Failure(), Result: res}
+		}
 		return Decision{Action: Ack, Err: res.Failure(), Result: res}
-	case errors.As(err, &retry):
-		return Decision{Action: RetryLater, Delay: retry.Delay, Err: err}
-	case errors.As(err, &busy):
-		return Decision{Action: RetryLater, Delay: busy.Wait + jitter(busy.Wait), Err: err}
-	case errors.As(err, &unpublished):
-		return Decision{Action: RetryLater, Delay: unpublished.Delay, Err: err}
-	case errors.Is(err, oncemill.ErrClaimLost) && !errors.As(err, &unrecorded): // the guard's word, not a handler's
+	case *oncemill.ClaimLostError:
 		return Decision{Action: Leave, Err: err}
+	case *oncemill.MismatchError:
+		return Decision{Action: mismatched, Err: err}
+	case *oncemill.RetryError:
+		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
+	case *oncemill.BusyError:
+		return Decision{Action: RetryLater, Delay: e.Wait + jitter(e.Wait), Err: err}
+	case *oncemill.UnpublishedError:
+		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	}
 	pause := p.policy.Backoff.Min // the store is down, or the consumer is shutting down
 	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: err}
