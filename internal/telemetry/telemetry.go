@@ -60,7 +60,7 @@ func NewMeter() (*Meter, error) {
 		counter           *metric.Int64Counter
 		name, unit, about string
 	}{
-		{&meter.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered."},
+		{&meter.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy or not due, too."},
 		{&meter.renewals, "oncemill.lease.renewals", "{renewal}", "Heartbeats by result."},
 		{&meter.storeErrors, "oncemill.store.errors", "{error}", "Operations of the store that failed."},
 		{&meter.oversize, "oncemill.outputs.oversize", "{run}", "Runs whose produced messages were too large to be stored."},
