@@ -237,7 +237,7 @@ func uncounted(err error) bool {
 // errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
 func mark[E any](err error) (found E, ok bool) {
 	for err != nil {
-		if e, is := err.(E); is { //nolint:errorlint // this is the search
+		if e, is := err.(E); is {
 			return e, true
 		}
 		switch e := err.(type) { //nolint:errorlint // this is the search

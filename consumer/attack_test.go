@@ -160,16 +160,16 @@ func TestMiddleware_InputReturnedInShadowIsAsTheHandlerLeftIt(t *testing.T) {
 func TestMiddleware_ContextOfABypassedRunDoesNotBypassTheNext(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		bypass := newProcessor(t, newStore(t), consumer.Config{Handler: "first", Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
-		var kept context.Context
+		var kept []context.Context
 		if _, err := bypass.Middleware(func(msg *message.Message) ([]*message.Message, error) {
-			kept = msg.Context()
+			kept = append(kept, msg.Context())
 			return nil, nil
 		})(message.NewMessage("", nil)); err != nil {
 			t.Fatal(err)
 		}
 		p := newProcessor(t, newStore(t), consumer.Config{Handler: "second"})
 		msg := order("o1")
-		msg.SetContext(kept) // brokers in memory can preserve it
+		msg.SetContext(kept[0]) // brokers in memory can preserve it
 		outputs, err := p.Middleware(func(*message.Message) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("", nil)}, nil
 		})(msg)
@@ -183,9 +183,9 @@ func TestMiddleware_ContextOfABypassedRunDoesNotBypassTheNext(t *testing.T) {
 func TestMiddleware_PreservedContextIsNotASecondGuard(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Millisecond}}})
-		var kept context.Context
+		var kept []context.Context
 		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
-			kept = context.WithoutCancel(msg.Context())
+			kept = append(kept, context.WithoutCancel(msg.Context()))
 			if run == 1 {
 				return nil, errors.New("again")
 			}
@@ -195,7 +195,7 @@ func TestMiddleware_PreservedContextIsNotASecondGuard(t *testing.T) {
 			t.Fatal("no error")
 		}
 		again := order("o1")
-		again.SetContext(kept)
+		again.SetContext(kept[0])
 		if _, err := p.Middleware(h.handle)(again); err != nil {
 			t.Errorf("requeued with its context: %v", err)
 		}

@@ -79,7 +79,7 @@ func portable(name, value string) bool {
 
 // buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
 // publish step of the outcome, or because the failure was stored when there was no dead-letter topic yet.
-func (p *Processor) buryFailure(ctx context.Context, d Delivery, call oncemill.Call, decision Decision) Decision {
+func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decision Decision) Decision {
 	res := &decision.Result
 	if publication := res.Publication; publication != nil {
 		res.Publication = nil

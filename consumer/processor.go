@@ -114,7 +114,7 @@ func (p *Processor) process(ctx context.Context, d Delivery, message any, do job
 	case decision.Action == mismatched:
 		return p.undeliverable(ctx, d, call.Key.ID, outcomeMismatch, err)
 	case decision.Action == Ack && res.Failure() != nil:
-		return p.buryFailure(ctx, d, call, decision)
+		return p.buryFailure(ctx, call, decision)
 	case decision.Action != Ack && res.Publication != nil:
 		res.Publication.Abandon() // for a process that can publish it
 		decision.Result.Publication = nil

@@ -20,7 +20,11 @@ func ExtractCloudEvent(in Incoming) (Identity, error) {
 		}
 		return cloudEvent(id, noID, source, noSource, headerField(prefix))
 	}
-	mediaType, _, _ := strings.Cut(in.Header.Get("content-type"), ";")
+	contentType, _, err := in.Header.lookup("content-type")
+	if err != nil {
+		return Identity{}, err
+	}
+	mediaType, _, _ := strings.Cut(contentType, ";")
 	if !strings.EqualFold(strings.TrimSpace(mediaType), "application/cloudevents+json") {
 		return Identity{}, ErrNoID
 	}

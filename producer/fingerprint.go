@@ -38,7 +38,8 @@ type JSONFields struct {
 	// them is an error: every such document would look alike.
 	Keep []string
 
-	// Strip are fields that do not count, such as a timestamp of sending; also below fields that are kept.
+	// Strip are fields that do not count, such as a timestamp of sending; also below fields that are kept. One that
+	// covers a field of Keep is refused: nothing would be left of that field.
 	Strip []string
 }
 
@@ -47,10 +48,13 @@ type JSONFields struct {
 // "json-sha256", with a suffix that depends on the fields, if any: documents that were fingerprinted with other fields
 // are not compared.
 //
-// It returns an *InvalidError for a field that is not a JSON Pointer. The Fingerprinter returns one for a payload that
-// is not JSON, has a member twice, is nested deeper than 1,000 levels, or has a number that does not fit: RFC 8785 takes
-// numbers for IEEE 754 doubles, so an integer that a double cannot hold exactly is refused, unless it is stripped,
-// instead of looking like its neighbour. Fractions are compared as doubles.
+// It returns an *InvalidError for a field that is not a JSON Pointer, and for one of Strip that covers one of Keep. The
+// Fingerprinter returns one for a payload that is not JSON, has a member twice, is nested deeper than 1,000 levels, or
+// has a number that does not fit. RFC 8785 takes numbers for IEEE 754 doubles and writes them with up to 17 digits. So
+// an integer that comes out of this as another one is refused, unless it is stripped, instead of looking like its
+// neighbour, however it is written: 9007199254740993, also with ".0" or "e0" after it. Up to 2^53, or with no more than
+// 15 digits before its zeros, none is. A number that is too close to zero for a double, but not zero, is refused too.
+// Other fractions are compared as doubles.
 func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	keep, err := pointers("JSONFields.Keep", fields.Keep)
 	if err != nil {
@@ -59,6 +63,12 @@ func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	strip, err := pointers("JSONFields.Strip", fields.Strip)
 	if err != nil {
 		return nil, err
+	}
+	for i, s := range strip {
+		covers := func(k []string) bool { return len(s) <= len(k) && slices.Equal(s, k[:len(s)]) }
+		if j := slices.IndexFunc(keep, covers); j >= 0 {
+			return nil, &InvalidError{fmt.Sprintf("JSONFields.Strip[%d]", i), fmt.Sprintf("is %q: it covers JSONFields.Keep[%d], %q, of which nothing would be left", fields.Strip[i], j, fields.Keep[j])}
+		}
 	}
 	scheme := fields.scheme()
 	return func(payload []byte) (dedupstore.Fingerprint, error) {

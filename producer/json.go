@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"math/big"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -117,20 +115,34 @@ func badNumber(doc any) (place, problem string) {
 
 var pointerEscaper = strings.NewReplacer("~", "~0", "/", "~1")
 
-func numberProblem(digits string) string {
-	f, err := strconv.ParseFloat(digits, 64)
+func numberProblem(number string) string {
+	double, err := strconv.ParseFloat(number, 64)
 	if err != nil {
 		return "is a number beyond an IEEE 754 double"
 	}
-	if math.Abs(f) < 1<<53 || strings.ContainsAny(digits, ".eE") {
-		return ""
-	}
-	exact, ok := new(big.Int).SetString(digits, 10)
-	double, _ := new(big.Float).SetFloat64(f).Int(nil)
-	if !ok || exact.Cmp(double) != 0 {
-		return "is an integer that an IEEE 754 double cannot hold exactly, as RFC 8785 requires: strip the field, or have it sent as a string"
+	digits, exponent := decimal(number)
+	canonical, canonicalExponent := decimal(strconv.FormatFloat(double, 'e', -1, 64)) // the value that RFC 8785 writes
+	switch {
+	case digits != "" && double == 0:
+		return "is a number too close to zero for an IEEE 754 double"
+	case exponent >= 0 && (digits != canonical || exponent != canonicalExponent):
+		return "is an integer that becomes another one as an IEEE 754 double, which RFC 8785 makes of it: strip the field, or have it sent as a string"
 	}
 	return ""
+}
+
+// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign, without zeros
+// around the digits: however an integer is written, its exponent is not negative. Zero has no digits.
+func decimal(number string) (digits string, exponent int) {
+	mantissa, power, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(number, "-")), "e")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	significant := strings.TrimRight(whole+fraction, "0")
+	digits = strings.TrimLeft(significant, "0")
+	if digits == "" {
+		return "", 0
+	}
+	exponent, _ = strconv.Atoi(power) // empty is 0; one beyond int is of a number that has become infinite or zero
+	return digits, exponent + len(whole) - len(significant)
 }
 
 // canonicalJSON writes a document in the form of RFC 8785.

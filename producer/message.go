@@ -35,17 +35,20 @@ type Message struct {
 // differently.
 type Header map[string]string
 
-// Get returns the value of a name, in any case, or "". An exact match wins.
+// Get returns the value of a name, in any case, or "". An exact match wins, then of several spellings the one that comes
+// first in byte order.
 func (h Header) Get(name string) string {
 	if v, ok := h[name]; ok {
 		return v
 	}
+	var value, spelling string
+	var found bool
 	for k, v := range h {
-		if strings.EqualFold(k, name) {
-			return v
+		if strings.EqualFold(k, name) && (!found || k < spelling) {
+			value, spelling, found = v, k, true
 		}
 	}
-	return ""
+	return value
 }
 
 // Header names of this project. They are lower case; NATS, Kafka and Watermill carry them as they are.

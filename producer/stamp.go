@@ -14,7 +14,9 @@ import (
 // header oncemill-id, or else a new one; the header is set; the trace context of ctx is written beside it with
 // OpenTelemetry's global propagator, unless the header has one. Stamping again changes nothing.
 //
-// It returns an *InvalidError, and leaves the message alone, if the ID cannot be used or if ID and header disagree.
+// It returns an *InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header disagree, or if
+// a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) has several
+// spellings with different values.
 // The message's header is replaced, not written to, so that messages may share one.
 func Stamp(ctx context.Context, m *Message) error {
 	stamped, found, err := m.Header.lookup(HeaderID)
@@ -32,6 +34,11 @@ func Stamp(ctx context.Context, m *Message) error {
 	}
 	if err := checkID(field, id); err != nil {
 		return err
+	}
+	for _, name := range [...]string{HeaderPurpose, HeaderGeneration} {
+		if _, _, err := m.Header.lookup(name); err != nil {
+			return err
+		}
 	}
 	header := m.Header.without(HeaderID)
 	header[HeaderID] = id

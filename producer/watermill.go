@@ -123,7 +123,8 @@ func (watermillFace) Close() error { return nil }
 //
 // Messages of a call are published by topic, in their order, each with the context of the call. An error of Watermill
 // says nothing about single messages: all of that topic are reported as unknown, and the other topics are still
-// published. Messages without ID, and those whose NotBefore lies ahead, are refused one by one.
+// published. Once ctx has ended no further topic is tried: its messages are reported as unknown too, since nobody refused
+// them. What Outgoing refuses, such as a message without ID or one whose NotBefore lies ahead, is refused one by one.
 func FromWatermill(pub message.Publisher) Publisher { return fromWatermill{pub} }
 
 type fromWatermill struct{ publisher message.Publisher }
@@ -146,14 +147,12 @@ func (p fromWatermill) Publish(ctx context.Context, messages ...Message) error {
 		batches[m.Topic] = append(batches[m.Topic], ToWatermillMessage(ctx, out))
 	}
 	for _, topic := range topics {
-		err, sent := context.Cause(ctx), false
+		err := context.Cause(ctx)
 		if err == nil {
-			err, sent = p.publisher.Publish(topic, batches[topic]...), true
+			err = p.publisher.Publish(topic, batches[topic]...)
 		}
-		if err != nil {
-			for _, i := range indexes[topic] {
-				failures[i].Err, failures[i].Unknown = err, sent
-			}
+		for _, i := range indexes[topic] {
+			failures[i].Err, failures[i].Unknown = err, err != nil
 		}
 	}
 	return publishError(failures)

@@ -31,6 +31,11 @@ func encode(m producer.Message) (*nats.Msg, error) {
 		header[name] = []string{value}
 	}
 	if m.Key != "" {
+		for name, value := range m.Header {
+			if strings.EqualFold(name, producer.HeaderKey) && value != m.Key {
+				return nil, invalid("header "+name, fmt.Sprintf("is %.80q although Message.Key is %.80q", value, m.Key))
+			}
+		}
 		if problem := headerProblem(producer.HeaderKey, m.Key); problem != "" {
 			return nil, invalid("Message.Key", problem)
 		}
@@ -79,8 +84,8 @@ func headerProblem(name, value string) string {
 		return "has no name"
 	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"()/,:;<=>?@[\]{}`, r) }):
 		return "has a name that NATS does not allow (ADR-4)"
-	case strings.EqualFold(name, jetstream.MsgIDHeader):
-		return "is the publisher's to set: leave it out"
+	case strings.HasPrefix(strings.ToLower(name), "nats-"):
+		return "is an order to the NATS server, as all that begin with Nats-, and not part of a message: leave it out"
 	case strings.ContainsAny(value, "\r\n"):
 		return "holds a line break"
 	case strings.Trim(value, " \t") != value:

@@ -88,8 +88,9 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 // ends, or ctx does. Messages must be stamped, or at least have an ID. The Key travels as header oncemill-key.
 //
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
-// by a stream. Where no stream judged it, because of ctx, a timeout, a connection that is lost or closed, or because no
-// stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries), it is: JetStream that is
+// by a stream: it is too big, the stream is sealed, or takes counters only. Where no stream judged it, it is unknown:
+// because of ctx, a timeout, a connection that is lost or closed, trouble or limits of the server or account, or because
+// no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream that is
 // restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	flights := make([]flight, len(messages))
@@ -192,9 +193,23 @@ func unsendable(err error) bool {
 	return false
 }
 
-// refused reports whether an error instead of an acknowledgement says that a stream refused the message for a reason of
-// its own making (4xx). Trouble inside the server (5xx) proves nothing.
+// refused reports whether an error instead of an acknowledgement says that a stream refused the message itself, so that
+// it would refuse it again. The class of the error (400 …) does not tell: account limits and too many requests are among
+// them, and pass. These are error codes of nats-server (server/errors.json); what is not known here proves nothing.
 func refused(err error) bool {
 	var api *jetstream.APIError
-	return errors.As(err, &api) && api.Code < 500
+	if !errors.As(err, &api) {
+		return false
+	}
+	switch api.ErrorCode {
+	case jetstream.JSErrCodeStreamMessageExceedsMaximum,
+		10097, // header size exceeds maximum allowed
+		10109, // invalid operation on sealed stream
+		10169, // message counter increment is missing
+		10060, // expected stream does not match
+		10070, // wrong last message ID
+		jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
+		return true
+	}
+	return false
 }
