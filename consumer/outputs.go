@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -35,9 +36,8 @@ func stamp(ctx context.Context, d Delivery, returned []*message.Message) ([]dedu
 		if header == nil {
 			header = map[string]string{}
 		}
-		name := header[producer.HeaderName]
-		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) })
-		id := header[producer.HeaderID]
+		name, id := producer.Header(header).Get(producer.HeaderName), producer.Header(header).Get(producer.HeaderID)
+		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) || strings.EqualFold(name, producer.HeaderID) })
 		if id == "" || id == d.Header.Get(producer.HeaderID) {
 			id = outputID(key, topic, name, i, used)
 		} else if used["id "+id]++; used["id "+id] > 1 {

@@ -17,7 +17,8 @@
 //   - IDs that others gave carry their namespace: two CloudEvents of different sources, or a CloudEvent and one of our
 //     own messages, never share an ID.
 //   - A present but unusable ID header is an error, never skipped over in favour of another one.
-//   - Equal fingerprints of one scheme mean equal content, as far as SHA-256 and the chosen fields say.
+//   - Equal fingerprints of one scheme mean equal content, as far as SHA-256, the chosen fields and, for fractions in
+//     JSON, IEEE 754 doubles can tell.
 //
 // # What it does not guarantee
 //

@@ -79,6 +79,7 @@ func TestExtract_UnusableIDIsNamedAndNotSkipped(t *testing.T) {
 		{"ce-source alone", producer.Incoming{Header: header{"ce-source": "a"}}, "header ce-id"},
 		{"empty ce_id", producer.Incoming{Header: header{"ce_id": "", "ce_source": "s"}}, "header ce_id"},
 		{"oversized ce_source", producer.Incoming{Header: header{"ce_id": "a", "ce_source": long}}, "header ce_source"},
+		{"two content types", producer.Incoming{Header: header{"Content-Type": "application/cloudevents+json", "CONTENT-TYPE": "text/plain"}, Payload: []byte(`{"source":"s","id":"a"}`)}, "header content-type"},
 		{"structured, not JSON", producer.Incoming{Header: structured, Payload: []byte("{")}, "payload"},
 		{"structured, an array", producer.Incoming{Header: structured, Payload: []byte("[]")}, "payload"},
 		{"structured, without id", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s"}`)}, "payload member id"},

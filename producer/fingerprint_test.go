@@ -66,6 +66,9 @@ func TestFingerprintJSON_ComparesContentNotSpelling(t *testing.T) {
 		{"absent and null", all, `{"a":null}`, `{}`, false},
 		{"text and number", all, `{"a":"1"}`, `{"a":1}`, false},
 		{"large exact integers", all, `9007199254740992`, `9007199254740994`, false},
+		{"spellings of a large integer", all, `[9007199254740994,-123450000000000000000000]`, `[90071992547409940.0e-1,-1.2345E+23]`, true},
+		{"zeros", all, `[0,0,0]`, `[-0.0,0e999999999999999999999,0.000e-400]`, true},
+		{"numbers at the ends of a double", all, `[1.7976931348623157e308,5e-324]`, `[179769313486231570000e288,0.5e-323]`, true},
 
 		{"other field", fields{Keep: []string{"/a"}}, `{"a":1,"b":1}`, `{"a":1,"b":2,"c":3}`, true},
 		{"kept field", fields{Keep: []string{"/a"}}, `{"a":1}`, `{"a":2}`, false},
@@ -114,6 +117,12 @@ func TestFingerprintJSON_BadPayloadIsRefusedWithoutQuotingIt(t *testing.T) {
 		{"too deep", fields{}, strings.Repeat("[", 1001) + strings.Repeat("]", 1001), "deeper than 1000"},
 		{"far too deep", fields{}, strings.Repeat("[", 1<<20), "deeper than 1000"},
 		{"integer between doubles", fields{}, `{"o":[{"id/x":9007199254740993}]}`, `"/o/0/id~1x" is an integer`},
+		{"integer between doubles, with a point", fields{}, `9007199254740993.0`, "is an integer"},
+		{"integer between doubles, with an exponent", fields{}, `-9007199254740993e0`, "is an integer"},
+		{"integer between doubles, in scientific form", fields{}, `0.90071992547409930E+16`, "is an integer"},
+		{"integer whose canonical form is another", fields{}, `1152921504606846976`, "is an integer"},
+		{"number next to zero", fields{}, `{"a":1e-400}`, "too close to zero"},
+		{"number far too close to zero", fields{}, `0.001e-99999999999999999999`, "too close to zero"},
 		{"number beyond doubles", fields{}, `1e400`, "double"},
 		{"nothing kept", fields{Keep: []string{"/hunter"}}, `{"secret":1}`, `none of the fields ["/hunter"]`},
 		{"nothing kept of a scalar", fields{Keep: []string{"/a"}}, `1`, "none of the fields"},
@@ -139,6 +148,19 @@ func TestFingerprintJSON_BadFieldIsNamed(t *testing.T) {
 		wantInvalid(t, err, "JSONFields.Keep[1]")
 		_, err = producer.FingerprintJSON(fields{Strip: []string{field}})
 		wantInvalid(t, err, "JSONFields.Strip[0]")
+	}
+}
+
+func TestFingerprintJSON_StripNeverEmptiesAKeptField(t *testing.T) {
+	t.Parallel()
+	for _, strip := range []string{"/o/x", "/o"} {
+		_, err := producer.FingerprintJSON(fields{Keep: []string{"/a", "/o/x"}, Strip: []string{"/b", strip}})
+		if invalid := wantInvalid(t, err, "JSONFields.Strip[1]"); !strings.Contains(invalid.Problem, "JSONFields.Keep[1]") {
+			t.Errorf("problem %q does not name the kept field", invalid.Problem)
+		}
+	}
+	for _, strip := range []string{"/o/x/y", "/o/y", "/o/x~1", "/p"} {
+		fingerprinter(t, fields{Keep: []string{"/a", "/o/x"}, Strip: []string{strip}})
 	}
 }
 
@@ -170,6 +192,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add([]byte(`[1e400,{"a":1,"a":2}]`), "/a", "/~01")
 	f.Add([]byte(`"\ud83d\ude00"`), "", "x")
 	f.Add([]byte(`123456789012345678901234567890`), "/", "/")
+	f.Add([]byte(`[1152921504606846976,1152921504606847000,9007199254740993.0,1e23,-1e-400,0e9]`), "/a", "/b")
 	f.Fuzz(func(t *testing.T, payload []byte, keep, strip string) {
 		for _, choice := range []fields{{}, {Keep: []string{keep}}, {Strip: []string{strip}}, {Keep: []string{keep}, Strip: []string{strip}}} {
 			fp, err := producer.FingerprintJSON(choice)

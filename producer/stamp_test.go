@@ -103,6 +103,8 @@ func TestStamp_UnusableIDIsNamedAndChangesNothing(t *testing.T) {
 		{"empty header", "", producer.Header{"oncemill-id": ""}, "header oncemill-id"},
 		{"disagree", "a", producer.Header{"oncemill-id": "b"}, "header oncemill-id"},
 		{"header empty, ID not", "a", producer.Header{"oncemill-id": ""}, "header oncemill-id"},
+		{"two purposes", "a", producer.Header{"Oncemill-Purpose": "retry", "ONCEMILL-PURPOSE": "replay"}, "header oncemill-purpose"},
+		{"two generations", "a", producer.Header{"Oncemill-Generation": "1", "ONCEMILL-GENERATION": "2"}, "header oncemill-generation"},
 		{"two spellings", "a", producer.Header{"OncemillID": "", "ONCEMILL-ID": "a", "Oncemill-Id": "b"}, "header oncemill-id"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -113,6 +115,19 @@ func TestStamp_UnusableIDIsNamedAndChangesNothing(t *testing.T) {
 				t.Errorf("the message was changed (-before +after):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestHeader_GetDoesNotDependOnTheOrderOfAMap(t *testing.T) {
+	t.Parallel()
+	for range 100 { // each map has an order of its own
+		h := producer.Header{"content-Type": "c", "Content-Type": "b", "CONTENT-TYPE": "a", "other": "x"}
+		if got := h.Get("content-type"); got != "a" {
+			t.Fatalf("got %q, want the one that is first in byte order", got)
+		}
+		if got := h.Get("Content-Type"); got != "b" {
+			t.Fatalf("got %q, want the exact match", got)
+		}
 	}
 }
 

@@ -185,16 +185,19 @@ func TestFromWatermill_FailureIsUnknownForItsTopicOnly(t *testing.T) {
 	}
 }
 
-func TestFromWatermill_EndedContextSendsNothing(t *testing.T) {
+func TestFromWatermill_EndedContextSendsNothingAndIsNobodysRefusal(t *testing.T) {
 	t.Parallel()
 	why := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	b := &broker{}
-	err := producer.FromWatermill(b).Publish(ctx, producer.Message{ID: "1", Topic: "a"})
+	err := producer.FromWatermill(b).Publish(ctx, producer.Message{ID: "1", Topic: "a"}, producer.Message{Topic: "a"})
 	var failed *producer.PublishError
-	if !errors.As(err, &failed) || !errors.Is(err, why) || failed.Failures[0].Unknown || len(b.sent) != 0 {
-		t.Errorf("error %v, sent %d", err, len(b.sent))
+	if !errors.As(err, &failed) || !errors.Is(err, why) || len(failed.Failures) != 2 || len(b.sent) != 0 {
+		t.Fatalf("error %v, sent %d", err, len(b.sent))
+	}
+	if !failed.Failures[0].Unknown || failed.Failures[1].Unknown {
+		t.Errorf("failures %+v, want the first one unknown, the second one refused", failed.Failures)
 	}
 }
 

@@ -54,14 +54,26 @@ func TestMsgID_DependsOnIDSubjectPurposeAndGenerationOnly(t *testing.T) {
 
 func TestClassify_OnlyProofIsDefinite(t *testing.T) {
 	t.Parallel()
+	api := func(class int, code jetstream.ErrorCode) error {
+		return &jetstream.APIError{Code: class, ErrorCode: code}
+	}
 	for err, want := range map[error]bool{
-		jetstream.ErrNoStreamResponse:                       false,
-		&jetstream.APIError{Code: 400}:                      true,
-		fmt.Errorf("x: %w", &jetstream.APIError{Code: 404}): true,
-		&jetstream.APIError{Code: 503}:                      false,
-		jetstream.ErrAsyncPublishTimeout:                    false,
-		jetstream.ErrInvalidJSAck:                           false,
-		nats.ErrDisconnected:                                false,
+		jetstream.ErrNoStreamResponse:        false,
+		api(400, 10054):                      true,  // too big
+		fmt.Errorf("x: %w", api(400, 10097)): true,  // headers too big
+		api(400, 10109):                      true,  // sealed
+		api(400, 10060):                      true,  // another stream was expected
+		api(400, 10071):                      true,  // another last sequence was expected
+		api(400, 10002):                      false, // limits of the account
+		api(429, 10167):                      false, // too many requests
+		api(409, 10158):                      false, // a copy is being stored
+		api(404, 10059):                      false, // stream not found
+		api(400, 0):                          false, // no reason given
+		api(400, 19999):                      false, // of a later server
+		api(503, 10077):                      false, // not stored
+		jetstream.ErrAsyncPublishTimeout:     false,
+		jetstream.ErrInvalidJSAck:            false,
+		nats.ErrDisconnected:                 false,
 	} {
 		if refused(err) != want {
 			t.Errorf("refused(%v) is %v", err, !want)

@@ -110,6 +110,9 @@ func TestPublisher_RefusedMessagesDoNotStopTheOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, natsjs.PublisherConfig{}, func(o *server.Options) { o.MaxPayload = 2000 })
 	b.stream(t, jetstream.StreamConfig{Name: "small", Subjects: []string{"small"}, MaxMsgSize: 300})
+	b.stream(t, jetstream.StreamConfig{Name: "sealed", Subjects: []string{"sealed"}})
+	b.stream(t, jetstream.StreamConfig{Name: "sealed", Subjects: []string{"sealed"}, Sealed: true})
+	b.stream(t, jetstream.StreamConfig{Name: "counters", Subjects: []string{"counters"}, AllowMsgCounter: true})
 	big := bytes.Repeat([]byte("x"), 1000)
 	bad := []struct {
 		m     producer.Message
@@ -134,6 +137,10 @@ func TestPublisher_RefusedMessagesDoNotStopTheOthers(t *testing.T) {
 		{producer.Message{ID: "b14", Topic: "orders", Key: "a\n"}, "Message.Key", nil, false},
 		{producer.Message{ID: "b15", Topic: "orders", Header: producer.Header{"oncemill-generation": "two"}}, "header oncemill-generation", nil, false},
 		{producer.Message{ID: "b\x00", Topic: "orders"}, "Message.ID", nil, false},
+		{producer.Message{ID: "b17", Topic: "orders", Key: "a", Header: producer.Header{"Oncemill-Key": "b"}}, "header Oncemill-Key", nil, false},
+		{producer.Message{ID: "b18", Topic: "orders", Header: producer.Header{"Oncemill-Purpose": "retry", "ONCEMILL-PURPOSE": "replay"}}, "header oncemill-purpose", nil, false},
+		{producer.Message{ID: "b19", Topic: "sealed"}, "", nil, true},
+		{producer.Message{ID: "b20", Topic: "counters"}, "", nil, true},
 	}
 	good := orders(len(bad))
 	var messages []producer.Message
@@ -165,6 +172,46 @@ func TestPublisher_RefusedMessagesDoNotStopTheOthers(t *testing.T) {
 		}
 	}
 	wantOnce(t, b.stored(t, "orders"), len(good))
+}
+
+func TestPublisher_OrdersToTheStreamAreRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{})
+	b.stream(t, jetstream.StreamConfig{Name: "open", Subjects: []string{"open"}, AllowRollup: true, AllowMsgTTL: true, AllowMsgSchedules: true})
+	messages := orders(3)
+	for i := range messages {
+		messages[i].Topic = "open"
+	}
+	if err := b.pub.Publish(t.Context(), messages...); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"Nats-Rollup": "all", "Nats-TTL": "1s", "Nats-Schedule": "@at 2030-01-01T00:00:00Z", "Nats-Schedule-Target": "open",
+		"Nats-Expected-Stream": "other", "Nats-Expected-Last-Sequence": "7", "Nats-Expected-Last-Subject-Sequence": "7",
+		"Nats-Expected-Last-Msg-Id": "x", "Nats-Batch-Id": "x", "Nats-Incr": "1", "nats-rollup": "sub", "NATS-Of-A-Later-Server": "",
+	} {
+		err := b.pub.Publish(t.Context(), producer.Message{ID: "x", Topic: "open", Header: producer.Header{name: value}})
+		var invalid *producer.InvalidError
+		if f := failuresOf(t, err)[0]; f.Unknown || !errors.As(f.Err, &invalid) || invalid.Field != `header "`+name+`"` {
+			t.Errorf("%s: %+v, want it to be refused by its name", name, f)
+		}
+	}
+	wantOnce(t, b.stored(t, "open"), 3)
+}
+
+func TestPublisher_KeyIsNeverOverwritten(t *testing.T) {
+	t.Parallel()
+	m := producer.Message{ID: "o0", Topic: "orders", Key: "a", Header: producer.Header{producer.HeaderKey: "b"}}
+	b := newBench(t, natsjs.PublisherConfig{})
+	var invalid *producer.InvalidError
+	if f := failuresOf(t, b.pub.Publish(t.Context(), m))[0]; f.Unknown || !errors.As(f.Err, &invalid) || invalid.Field != "header oncemill-key" {
+		t.Errorf("%+v, want the differing header to be refused", f)
+	}
+	m.Key = "b"
+	if err := b.pub.Publish(t.Context(), m); err != nil {
+		t.Error(err)
+	}
+	wantOnce(t, b.stored(t, "orders"), 1)
 }
 
 func TestPublisher_ReasonForPeopleDoesNotHoldADeadLetterBack(t *testing.T) {
