@@ -343,3 +343,27 @@ func TestGuard_ReasonsAreBoundedAndOnOneLine(t *testing.T) {
 		}
 	})
 }
+
+func TestGuard_DeliveriesThatAreAlwaysCancelledDoNotRunForEver(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 3})
+		var h counter
+		var p publisher
+		c := call("m1")
+		c.Publish, c.DeadLetter, c.Hold = p.publish, deadLetter, time.Hour
+		for range 20 {
+			ctx, cancel := context.WithCancel(t.Context())
+			h.then = func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+				cancel() // the adapter lost patience
+				return dedupstore.Outcome{}, context.Cause(ctx)
+			}
+			g.Run(ctx, c, h.run)
+			cancel()
+		}
+		res, err := g.Run(t.Context(), c, h.run)
+		if err != nil || !res.Outcome.Exhausted {
+			t.Errorf("%+v, %v; want it exhausted", res, err)
+		}
+		h.want(t, 6) // three that were given back, three that counted
+	})
+}

@@ -109,7 +109,7 @@ func (r Result) Failure() error {
 //   - NoEffect, RetryAfter or any other: released for another attempt, or failed when that was the last. Under a policy
 //     that parks, only NoEffect is released, and all others leave the outcome unknown.
 //   - an error with a method Uncounted() bool that returns true, or an error after the caller's context was cancelled:
-//     as above, but the attempt does not count, for as many times as the policy has attempts.
+//     as above, but the attempt does not count; cancellations for as many times as the policy has attempts.
 //
 // What a nested guard's error wraps says nothing about this run: a handler decides by wrapping it.
 type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)

@@ -21,8 +21,9 @@ type Policy struct {
 	// crashed holder's message runs again. At least 100 ms, at most Window. Zero: 30 s.
 	Lease time.Duration
 
-	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count, runs that were
-	// interrupted by shutdown do not. Zero: 10.
+	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Runs that were
+	// interrupted, as by shutdown, do not, for as many times: adapters cancel a delivery that takes too long for them like
+	// one at shutdown. Zero: 10.
 	MaxAttempts int
 
 	// Backoff says how long a failed run waits for its next attempt.

@@ -14,7 +14,9 @@ func (g *Guard) publish(ctx context.Context, call Call, h *holding, res Result, 
 	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && call.DeadLetter != nil {
 		res.Outcome.Produced = g.deadLetter(ctx, call, res.Outcome, attempt, res.Fence) // the claim itself ended the run
 	}
-	return g.publishThen(ctx, call, h, res, dedupstore.Published{Retention: g.window(res.Outcome)})
+	return g.publishThen(ctx, call, h, res, dedupstore.Published{
+		Retention: g.window(res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),
+	})
 }
 
 // publishFirst publishes outputs that are too large for the record while the run still holds its claim, and finishes

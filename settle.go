@@ -32,7 +32,10 @@ func (g *Guard) succeeded(ctx context.Context, call Call, h *holding, res Result
 // failed stores or releases a run that returned an error.
 func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (Result, error) {
 	err := res.err
-	interrupted := uncounted(err) || errors.Is(ctx.Err(), context.Canceled)
+	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
+	// ever.
+	cancelled := errors.Is(ctx.Err(), context.Canceled) && h.claim.Returned < g.policy.MaxAttempts
+	interrupted := uncounted(err) || cancelled
 	_, permanent := mark[*PermanentError](err)
 	_, proof := mark[*NoEffectError](err)
 	parks := g.policy.ExpiredLease == Park && !proof

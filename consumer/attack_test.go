@@ -381,3 +381,24 @@ func TestClose_SecondCallerKeepsItsOwnDeadline(t *testing.T) {
 		}
 	})
 }
+
+func TestProcess_ExhaustedByCrashesIsDeadLetteredOnceForAllCopies(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		store := newStore(t)
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"}
+		if _, err := store.Claim(t.Context(), dedupstore.Request{
+			Key: key, Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		p := newProcessor(t, store, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MaxAttempts: 1}})
+		for range 5 {
+			if d := p.Process(t.Context(), delivery("o1"), failing(errors.New("must not run"))); d.Action != consumer.Ack {
+				t.Errorf("%+v", d)
+			}
+		}
+		l.only(t)
+	})
+}

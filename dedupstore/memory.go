@@ -62,7 +62,7 @@ type record struct {
 	state                      State
 	owner                      string
 	fence                      uint64
-	attempts                   int
+	attempts, returned         int
 	fingerprint                Fingerprint
 	lease, due, first, expires time.Time
 	started                    bool
@@ -104,7 +104,7 @@ func (m *Memory) Claim(ctx context.Context, r Request) (Answer, error) {
 	}
 	if answer.Status == AcquiredRun || answer.Status == AcquiredPublish {
 		answer.Claim = Claim{
-			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts,
+			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned,
 			Lease: r.Lease, Retention: r.Retention,
 		}
 	}
@@ -122,7 +122,7 @@ func (rec *record) decide(r Request, now time.Time, a *Answer) {
 	case rec.fingerprint.Differs(r.Fingerprint):
 		a.Status = Mismatch
 	case rerun:
-		rec.attempts = 0
+		rec.attempts, rec.returned = 0, 0
 		rec.run(r, now)
 		a.Status = AcquiredRun
 	case rec.state == Finished:
@@ -255,6 +255,7 @@ func (m *Memory) release(rec *record, c Claim, s Release, now time.Time) error {
 	rec.lease, rec.due = time.Time{}, now.Add(s.Delay)
 	if s.Uncounted {
 		rec.attempts--
+		rec.returned++
 	}
 	rec.outcome = Outcome{Reason: s.Reason}
 	m.keep(rec, rec.due.Add(c.Retention))
@@ -267,6 +268,9 @@ func (m *Memory) published(rec *record, c Claim, s Published, now time.Time) err
 		return ErrClaimLost
 	case rec.state == Finished:
 		return nil // repeated
+	}
+	if len(rec.outcome.Produced) == 0 {
+		rec.outcome.Produced = s.Produced
 	}
 	m.close(rec, now.Add(s.Retention))
 	return nil

@@ -151,6 +151,7 @@ type Claim struct {
 	Owner     string
 	Fence     uint64        // grows with every new owner of the key: max(previous + 1, store's time in µs)
 	Attempt   int           // 1 for the first run
+	Returned  int           // how many runs of the key gave their attempt back (Release.Uncounted)
 	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins
 	Retention time.Duration // as requested
 }
@@ -178,7 +179,8 @@ type Release struct {
 	// Reason says why, for operators. Valid UTF-8, not longer than MaxReason; may be empty.
 	Reason string
 
-	// Uncounted gives the attempt back: the run was interrupted, it did not fail.
+	// Uncounted gives the attempt back: the run was interrupted, it did not fail. The record counts how often that
+	// happened (Claim.Returned), until a rerun.
 	Uncounted bool
 }
 
@@ -186,6 +188,10 @@ type Release struct {
 type Published struct {
 	// Retention is how long the outcome is remembered, from now: the dedup window. At least a millisecond.
 	Retention time.Duration
+
+	// Produced are the messages that were published, of an outcome that held none because the claim decided it. IDs,
+	// topics and keys of them are kept. Ignored if the outcome holds messages.
+	Produced []Produced
 }
 
 func (Finish) settlement()    {}

@@ -69,6 +69,9 @@ func ValidateSettlement(s Settlement) error {
 		}
 		return validReason("Release.Reason", s.Reason)
 	case Published:
+		if err := validProduced("Published.Produced", s.Produced); err != nil {
+			return err
+		}
 		return validDuration("Published.Retention", s.Retention)
 	}
 	return &InvalidError{"Settlement", fmt.Sprintf("is %T, want Finish, Release or Published", s)}
@@ -84,9 +87,13 @@ func (o Outcome) validate() error {
 	if err := validReason("Outcome.Reason", o.Reason); err != nil {
 		return err
 	}
-	for i, p := range o.Produced {
+	return validProduced("Outcome.Produced", o.Produced)
+}
+
+func validProduced(field string, produced []Produced) error {
+	for i, p := range produced {
 		if problem := textProblem(p.ID, MaxID); problem != "" {
-			return &InvalidError{fmt.Sprintf("Outcome.Produced[%d].ID", i), problem}
+			return &InvalidError{fmt.Sprintf("%s[%d].ID", field, i), problem}
 		}
 	}
 	return nil

@@ -26,6 +26,7 @@ const (
 	atTruncated
 	atProduced
 	atContent
+	atReturned
 	replyLength
 )
 
@@ -45,6 +46,7 @@ func decodeAnswer(reply []string, r dedupstore.Request) (dedupstore.Answer, erro
 	claim := dedupstore.Claim{
 		Key: r.Key, Owner: r.Owner, Lease: r.Lease, Retention: r.Retention,
 		Fence: p.fence("fence", reply[atClaimFence]), Attempt: p.count("attempts", reply[atAttempts]),
+		Returned: p.count("returned", reply[atReturned]),
 	}
 	switch answer.Status {
 	case dedupstore.AcquiredRun:

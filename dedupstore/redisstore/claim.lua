@@ -5,7 +5,7 @@
 --          lease expired, 7 fence of the outcome that is to run again or '0', 8 traceparent or ''
 -- Replies  {'acquired_run' | 'acquired_publish' | 'busy' | 'done' | 'mismatch', found state, fence of the claim,
 --           attempts, fence of the answer, wait µs, age µs, trace before,
---           kind, exhausted, reason, result, truncated, produced, content}
+--           kind, exhausted, reason, result, truncated, produced, content, attempts given back}
 --          {'unreadable', problem}: the record was not touched
 --          {'full'}: no memory for a new key
 --
@@ -16,7 +16,7 @@
 local owner, lease, retention, fingerprint = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local most, park, rerun, trace = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7], ARGV[8]
 
-local rec, problem = load('attempts', 'lease', 'due', 'first', 'started', 'settled', 'fingerprint', 'trace', 'decided', 'kind')
+local rec, problem = load('attempts', 'returned', 'lease', 'due', 'first', 'started', 'settled', 'fingerprint', 'trace', 'decided', 'kind')
 if problem then
   return problem
 end
@@ -39,7 +39,7 @@ local function answer(status)
   end
   return {status, found, rec.fence, int(attempts), before, int(math.max(0, ends - now, due - now)),
     int(math.max(0, now - first)), rec.trace or '', outcome[1] or '', outcome[2] or '', outcome[3] or '',
-    outcome[4] or '', outcome[5] or '', outcome[6] or '', outcome[7] or ''}
+    outcome[4] or '', outcome[5] or '', outcome[6] or '', outcome[7] or '', rec.returned or '0'}
 end
 
 -- own makes the caller the owner, with a fence above all before, and writes what else the step changes.
@@ -115,7 +115,12 @@ end
 if rec.state == 'done' then
   if rerun ~= '0' and rerun == rec.decided and rec.kind ~= 'succeeded' then
     attempts = 0
-    return run()
+    rec.returned = nil
+    local reply = run()
+    if reply[1] == 'acquired_run' then
+      redis.call('HDEL', key, 'returned')
+    end
+    return reply
   end
   return answer('done')
 end

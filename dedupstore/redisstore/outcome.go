@@ -29,15 +29,14 @@ func encodeOutcome(o dedupstore.Outcome, content bool) ([]any, error) {
 	if len(o.Produced) == 0 {
 		return fields, nil
 	}
-	stubs, contents := make([]stubJSON, len(o.Produced)), make([]contentJSON, len(o.Produced))
+	contents := make([]contentJSON, len(o.Produced))
 	for i, m := range o.Produced {
-		stubs[i] = stubJSON{ID: m.ID, Topic: text(m.Topic), Key: text(m.Key)}
 		contents[i].Payload = m.Payload
 		for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 			contents[i].Header = append(contents[i].Header, [2]text{text(name), text(m.Header[name])})
 		}
 	}
-	b, err := json.Marshal(stubs)
+	b, err := encodeStubs(o.Produced)
 	if err != nil {
 		return nil, err
 	}
@@ -49,6 +48,18 @@ func encodeOutcome(o dedupstore.Outcome, content bool) ([]any, error) {
 		fields = append(fields, "content", b)
 	}
 	return fields, nil
+}
+
+// encodeStubs returns what is kept of messages once they are published.
+func encodeStubs(produced []dedupstore.Produced) ([]byte, error) {
+	if len(produced) == 0 {
+		return nil, nil
+	}
+	stubs := make([]stubJSON, len(produced))
+	for i, m := range produced {
+		stubs[i] = stubJSON{ID: m.ID, Topic: text(m.Topic), Key: text(m.Key)}
+	}
+	return json.Marshal(stubs)
 }
 
 func decodeProduced(stubs, contents string, content bool) ([]dedupstore.Produced, error) {

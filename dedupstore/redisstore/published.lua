@@ -1,7 +1,7 @@
 -- published: note that what the outcome produced has been published. Only IDs and topics are kept of it.
 --
 -- KEYS[1]  record
--- ARGV     1 owner, 2 fence, 3 retention ms
+-- ARGV     1 owner, 2 fence, 3 retention ms, 4 what was published of an outcome that held nothing, or ''
 -- Replies  {'ok'}
 --          {'lost'}: another owner came, or the record is gone or not finished
 --          {'unreadable', problem}: the record was not touched
@@ -25,5 +25,8 @@ if refused then
   return refused
 end
 redis.call('HSET', key, 'state', 'done')
+if ARGV[4] ~= '' then
+  redis.call('HSETNX', key, 'produced', ARGV[4])
+end
 redis.call('HDEL', key, 'lease', 'content')
 return {'ok'}

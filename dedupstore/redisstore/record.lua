@@ -5,6 +5,7 @@
 --   owner        token of the owner; absent: nobody
 --   fence        of the last owner, µs
 --   attempts     runs so far that count
+--   returned     how often a run gave its attempt back
 --   lease        when the lease ends; absent: no lease
 --   due          retryable: when it may run again
 --   first        when the first claim came

@@ -31,6 +31,7 @@ if refused then
 end
 if uncounted then
   attempts = attempts - 1
+  redis.call('HINCRBY', key, 'returned', 1)
 end
 redis.call('HSET', key, 'state', 'retryable', 'due', int(now + delay * 1000), 'attempts', int(attempts),
   'settled', remember(rec.settled, owner))

@@ -119,7 +119,11 @@ func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedup
 		}
 		return s.settle(ctx, s.ops.release, c, milliseconds(t.Delay), milliseconds(c.Retention), t.Reason, uncounted)
 	case dedupstore.Published:
-		return s.settle(ctx, s.ops.published, c, milliseconds(t.Retention))
+		produced, err := encodeStubs(t.Produced)
+		if err != nil {
+			return fmt.Errorf("redisstore: published: %w", err)
+		}
+		return s.settle(ctx, s.ops.published, c, milliseconds(t.Retention), produced)
 	}
 	panic("unreachable: validated above")
 }
