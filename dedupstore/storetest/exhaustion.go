@@ -34,6 +34,18 @@ var exhaustionCases = []testCase{
 			k.Errorf("duplicates get fence %d and %+v, want fence %d and an exhausted failure", done.Fence, done.Outcome, a.Claim.Fence)
 		}
 	}},
+	{"exhaustion/dead-letter-is-remembered", "a duplicate must be able to tell that the dead letter of a failure was published, though the claim that decided it had none", func(k *kit) {
+		k.crashed("1")
+		r := k.request("1")
+		r.MaxAttempts = 1
+		a := k.claim(r, dedupstore.AcquiredPublish)
+		letter := dedupstore.Produced{ID: "letter", Topic: "dead", Key: "k"}
+		k.settle(a.Claim, dedupstore.Published{Retention: long, Produced: []dedupstore.Produced{letter}})
+		o := k.claim(k.request("1"), dedupstore.Done).Outcome
+		if len(o.Produced) != 1 || o.Produced[0].ID != letter.ID || o.Produced[0].Topic != letter.Topic {
+			k.Errorf("duplicates see %v, want the dead letter's ID and topic", o.Produced)
+		}
+	}},
 	{"exhaustion/dead-letter-is-taken-over", "whoever has to send the dead letter may die, too", func(k *kit) {
 		k.settle(k.run("1"), dedupstore.Release{})
 		r := k.brief("1")

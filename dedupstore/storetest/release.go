@@ -39,9 +39,12 @@ var releaseCases = []testCase{
 	}},
 	{"release/uncounted-gives-the-attempt-back", "a run that shutdown interrupted did not fail: deployments must not spend attempts", func(k *kit) {
 		k.settle(k.run("1"), dedupstore.Release{})
-		for range 5 {
+		for returned := range 5 {
 			a := k.claim(k.request("1"), dedupstore.AcquiredRun)
 			k.attempt(a, 2)
+			if a.Claim.Returned != returned {
+				k.Errorf("Returned is %d after %d attempts that were given back: without a bound a message is interrupted for ever", a.Claim.Returned, returned)
+			}
 			k.settle(a.Claim, dedupstore.Release{Uncounted: true})
 		}
 	}},

@@ -37,6 +37,8 @@ var broken = map[string]string{
 	"release-forgets-attempts":            "release/attempts-are-remembered",
 	"release-forgets-the-delay":           "release/not-due-is-busy",
 	"release-reopens-an-outcome":          "release/does-not-reopen-an-outcome",
+	"returned-attempts-are-forgotten":     "release/uncounted-gives-the-attempt-back",
+	"published-forgets-what":              "exhaustion/dead-letter-is-remembered",
 	"uncounted-counts":                    "release/uncounted-gives-the-attempt-back",
 	"a-repeated-release-is-refused":       "release/repeated-is-ok",
 	"a-repeated-release-counts-twice":     "release/repeated-is-ok",

@@ -25,7 +25,7 @@ type toyRecord struct {
 	state                dedupstore.State
 	owner                string
 	fence, decided       uint64
-	attempts             int
+	attempts, returned   int
 	started              bool
 	settlers             []string
 	fingerprint          dedupstore.Fingerprint
@@ -84,7 +84,7 @@ func (s *toy) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answe
 	write := s.answer(&rec, r, now, &a)
 	if a.Status == dedupstore.AcquiredRun || a.Status == dedupstore.AcquiredPublish {
 		a.Claim = dedupstore.Claim{
-			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Lease: r.Lease, Retention: r.Retention,
+			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned, Lease: r.Lease, Retention: r.Retention,
 		}
 	}
 	if a.Status == dedupstore.AcquiredPublish || a.Status == dedupstore.Done {
@@ -111,7 +111,7 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 		return true
 	case rec.state == dedupstore.Finished && s.superseded(rec, r):
 		if !s.is("rerun-keeps-attempts") {
-			rec.attempts = 0
+			rec.attempts, rec.returned = 0, 0
 		}
 		return s.run(rec, r, now, a)
 	case rec.state == dedupstore.Finished:

@@ -123,6 +123,9 @@ func (s *toy) release(rec *toyRecord, c dedupstore.Claim, r dedupstore.Release, 
 	}
 	if r.Uncounted && !s.is("uncounted-counts") {
 		rec.attempts--
+		if !s.is("returned-attempts-are-forgotten") {
+			rec.returned++
+		}
 	}
 	return nil
 }
@@ -139,6 +142,9 @@ func (s *toy) published(rec *toyRecord, c dedupstore.Claim, p dedupstore.Publish
 		if !s.is("published-without-an-outcome") {
 			return dedupstore.ErrClaimLost
 		}
+	}
+	if len(rec.outcome.Produced) == 0 && !s.is("published-forgets-what") {
+		rec.outcome.Produced = p.Produced
 	}
 	s.conclude(rec, p.Retention, now)
 	return nil
