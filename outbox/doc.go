@@ -20,8 +20,9 @@
 //   - No copy without a cause: copies happen only if a relay dies, an acknowledgement never comes, or a lease ends
 //     before its batch is settled. Any number of relays may share a store.
 //   - Nothing is skipped: rows are found by what they are, never by a position that moves past late commits.
-//   - One bad message does not block others. One that is refused delays itself only; one that makes the publisher fail
-//     as a whole delays the rest of its batch once, and travels alone from then on.
+//   - One bad message does not stop others. One that is refused delays itself only; one that makes the publisher fail as
+//     a whole delays the rest of its batch once, and is published by a call of its own from then on. A call that hangs
+//     holds its relay up until [Config.PublishTimeout], each time that the row is tried.
 //   - An answer that never comes is unknown, not failed: such a row is tried again, ever more slowly, and never dies.
 //   - A clean stop leaves no goroutine and no leased row.
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -23,15 +24,36 @@ type answer struct {
 func (r *Relay) publish(ctx context.Context, rows []Row) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
 	defer release()
+	var broken []Result
+	rows = slices.DeleteFunc(slices.Clone(rows), func(row Row) bool {
+		if row.Problem != "" {
+			broken = append(broken, r.unreadable(ctx, row))
+		}
+		return row.Problem != ""
+	})
 	calls := split(rows)
 	answers := make([][]answer, len(calls))
 	var all sync.WaitGroup
+	room := make(chan struct{}, callsAtOnce)
 	for i, call := range calls {
-		all.Go(func() { answers[i] = r.call(bounded, call) })
+		room <- struct{}{}
+		all.Go(func() {
+			defer func() { <-room }()
+			answers[i] = r.call(bounded, call)
+		})
 	}
 	all.Wait()
-	return r.results(ctx, slices.Concat(answers...))
+	return append(broken, r.results(ctx, slices.Concat(answers...))...)
 }
+
+// unreadable parks a row that cannot be published.
+func (r *Relay) unreadable(ctx context.Context, row Row) Result {
+	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error", row.Problem)
+	return Result{Number: row.Number, State: Dead, Error: row.Problem}
+}
+
+// callsAtOnce bounds the calls of the publisher that a relay makes side by side.
+const callsAtOnce = 16
 
 // split says which rows are published by one call: all together, but rows that got no answer before by calls of their
 // own, side by side. If one of them makes the publisher fail as a whole, it does not take the others along again.
@@ -46,7 +68,7 @@ func split(rows []Row) [][]Row {
 		}
 	}
 	if len(together) > 0 {
-		calls = append(calls, together)
+		calls = slices.Insert(calls, 0, together)
 	}
 	return calls
 }
@@ -59,7 +81,7 @@ func (r *Relay) call(ctx context.Context, rows []Row) []answer {
 		messages[i] = row.Message
 		answers[i].row = row
 	}
-	err := r.publisher.Publish(ctx, messages...)
+	err := r.protected(ctx, messages)
 	if err == nil {
 		return answers
 	}
@@ -75,11 +97,23 @@ func (r *Relay) call(ctx context.Context, rows []Row) []answer {
 	return answers
 }
 
+// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a row must
+// not end one relay after the other.
+func (r *Relay) protected(ctx context.Context, messages []producer.Message) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("outbox: publisher panicked: %v", v)
+			r.log.ErrorContext(ctx, "outbox: publisher panicked", "panic", v, "stack", string(debug.Stack()))
+		}
+	}()
+	return r.publisher.Publish(ctx, messages...)
+}
+
 // perMessage returns what an error says about single messages. It reports false if it says nothing, or nothing that
 // makes sense: then all is unknown.
 func perMessage(err error, messages int) ([]producer.Failure, bool) {
-	e, ok := errors.AsType[*producer.PublishError](err)
-	if !ok || len(e.Failures) == 0 {
+	e := alone(err)
+	if e == nil || len(e.Failures) == 0 {
 		return nil, false
 	}
 	for _, f := range e.Failures {
@@ -88,6 +122,17 @@ func perMessage(err error, messages int) ([]producer.Failure, bool) {
 		}
 	}
 	return e.Failures, true
+}
+
+// alone returns the PublishError that err is or wraps, and nil if it stands beside other errors: a message that it does not
+// mention may be in one of those.
+func alone(err error) *producer.PublishError {
+	for ; err != nil; err = errors.Unwrap(err) { // not into joined errors
+		if e, ok := err.(*producer.PublishError); ok { //nolint:errorlint // this is the search
+			return e
+		}
+	}
+	return nil
 }
 
 // results turns answers into what is recorded, and logs what went wrong.

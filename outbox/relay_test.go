@@ -218,3 +218,81 @@ func TestRelay_RefusesASecondRun(t *testing.T) {
 		start(t, r)() // one after the other is fine
 	})
 }
+
+func TestRelay_ErrorsBesideAPublishErrorLeaveAllUnknown(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		one := &producer.PublishError{Failures: []producer.Failure{{Index: 0, ID: "a", Err: errors.New("too large")}}}
+		for name, tc := range map[string]struct {
+			err  error
+			want string // what becomes of the row that the PublishError does not mention
+		}{
+			"joined":         {errors.Join(one, errors.New("second broker: connection refused")), "pending"},
+			"wrapped beside": {fmt.Errorf("%w; %w", one, errors.New("second broker")), "pending"},
+			"wrapped alone":  {fmt.Errorf("first broker: %w", one), "published"},
+		} {
+			s := new(fakeStore).write("a", "b")
+			calls := 0
+			b := &broker{answer: func(context.Context, []producer.Message) error {
+				if calls++; calls == 1 {
+					return tc.err
+				}
+				return errors.New("nothing more")
+			}}
+			stop := start(t, newRelay(t, s, b, outbox.Config{}))
+			after(t, 100*time.Millisecond)
+			stop()
+			if r := s.row(t, "b"); r.state != tc.want {
+				t.Errorf("%s: row is %s, want %s", name, r.state, tc.want)
+			}
+		}
+	})
+}
+
+func TestRelay_PublisherThatPanicsEndsNoRelay(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a", "poison")
+		b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+			if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "poison" }) {
+				panic("boom")
+			}
+			return nil
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, time.Minute)
+		stop()
+		if r := s.row(t, "a"); r.state != "published" {
+			t.Errorf("row is %s, want published", r.state)
+		}
+		if r := s.row(t, "poison"); r.state != "pending" || !strings.Contains(r.text, "boom") {
+			t.Errorf("poison row is %s with error %q", r.state, r.text)
+		}
+	})
+}
+
+func TestRelay_UnreadableRowIsParkedAloud(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a", "odd")
+		stop := start(t, newRelay(t, unreadable{s, "odd"}, &broker{}, outbox.Config{}))
+		after(t, time.Second)
+		stop()
+		if a, odd := s.row(t, "a"), s.row(t, "odd"); a.state != "published" || odd.state != "dead" || odd.text != "cannot be read" {
+			t.Errorf("rows are %s and %s (%q), want published and dead", a.state, odd.state, odd.text)
+		}
+	})
+}
+
+// unreadable is a store one of whose rows cannot be read.
+type unreadable struct {
+	*fakeStore
+	id string
+}
+
+func (u unreadable) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	rows, err := u.fakeStore.Lease(ctx, r)
+	for i := range rows {
+		if rows[i].Message.ID == u.id {
+			rows[i].Problem = "cannot be read"
+		}
+	}
+	return rows, err
+}

@@ -68,6 +68,9 @@ type Row struct {
 
 	Failures int // attempts that were refused
 	Unknowns int // attempts without an answer
+
+	// Problem says why the row cannot be read, and so not be published: it becomes dead. Empty: it can.
+	Problem string
 }
 
 // A Result is what became of a leased row.

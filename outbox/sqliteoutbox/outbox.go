@@ -71,7 +71,7 @@ func micros(d time.Duration) int64 { return d.Microseconds() }
 type statements struct {
 	schema, insert, find                           string
 	lease, published, removed, unsent, back, clean string
-	stats, dead, requeue                           string
+	stats, dead, requeue, revive                   string
 }
 
 func statementsFor(table string) statements {
@@ -81,6 +81,6 @@ func statementsFor(table string) statements {
 		insert: in(insertSQL), find: in(findSQL),
 		lease: in(leaseSQL), published: in(publishedSQL), removed: in(removedSQL), unsent: in(unsentSQL),
 		back: in(backSQL), clean: in(cleanSQL),
-		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL),
+		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), revive: in(reviveSQL),
 	}
 }

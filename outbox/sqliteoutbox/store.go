@@ -34,7 +34,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	slices.SortFunc(leased, func(a, b leasedRow) int {
 		return cmp.Or(cmp.Compare(a.notBefore, b.notBefore), cmp.Compare(a.Number, b.Number))
 	})
-	return o.readable(ctx, r.Token, leased)
+	return readable(leased), nil
 }
 
 func collect(found *sql.Rows, err error) ([]leasedRow, error) {
@@ -61,22 +61,17 @@ type leasedRow struct {
 	notBefore int64
 }
 
-// readable decodes headers. A row with one that cannot be read, which only somebody else can have written, becomes dead
-// here, for an error would hold up all others.
-func (o *Outbox) readable(ctx context.Context, token string, leased []leasedRow) ([]outbox.Row, error) {
-	rows := make([]outbox.Row, 0, len(leased))
-	var broken []outbox.Result
-	for _, l := range leased {
-		if err := json.Unmarshal(l.header, &l.Message.Header); err != nil {
-			broken = append(broken, outbox.Result{Number: l.Number, State: outbox.Dead, Error: "header cannot be read: " + err.Error()})
-			continue
+// readable decodes headers. A row with one that cannot be read, which only somebody else can have written, says so: an
+// error would hold up all others.
+func readable(leased []leasedRow) []outbox.Row {
+	rows := make([]outbox.Row, len(leased))
+	for i, l := range leased {
+		rows[i] = l.Row
+		if err := json.Unmarshal(l.header, &rows[i].Message.Header); err != nil {
+			rows[i].Problem = "header cannot be read: " + err.Error()
 		}
-		rows = append(rows, l.Row)
 	}
-	if len(broken) == 0 {
-		return rows, nil
-	}
-	return rows, o.inTx(ctx, func(tx *sql.Tx) error { return o.record(ctx, tx, token, broken) })
+	return rows
 }
 
 const (

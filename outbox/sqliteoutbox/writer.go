@@ -20,7 +20,8 @@ import (
 // are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
-// again, whatever became of the row, as long as it is kept: repeating an action does no harm. If its key or payload
+// again, as long as the row is kept: repeating an action does no harm. A dead row becomes pending again, with nothing
+// counted: who repeats the action wants it published. If its key or payload
 // differ, that is an [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition.
 //
 // A message that cannot be written is a [*producer.InvalidError], and then nothing of the call was written. After any
@@ -38,7 +39,10 @@ INSERT INTO "{table}" (id, topic, copy, key, header, payload, written_at, not_be
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (topic, id, copy) DO NOTHING`
 
-const findSQL = `SELECT key, payload FROM "{table}" WHERE topic = ? AND id = ? AND copy = ?`
+const findSQL = `SELECT key, payload, dead_at IS NOT NULL FROM "{table}" WHERE topic = ? AND id = ? AND copy = ?`
+
+const reviveSQL = `
+UPDATE "{table}" SET dead_at = NULL, due_at = ?, failures = 0, unknowns = 0 WHERE topic = ? AND id = ? AND copy = ?`
 
 // Publish implements [producer.Publisher]. See InSQL.
 func (w writer) Publish(ctx context.Context, messages ...producer.Message) error {
@@ -80,11 +84,16 @@ func (w writer) write(ctx context.Context, insert *sql.Stmt, r record) error {
 	}
 	var key string
 	var payload []byte
-	if err := w.tx.QueryRowContext(ctx, w.outbox.sql.find, m.Topic, m.ID, r.copy).Scan(&key, &payload); err != nil {
+	var dead bool
+	if err := w.tx.QueryRowContext(ctx, w.outbox.sql.find, m.Topic, m.ID, r.copy).Scan(&key, &payload, &dead); err != nil {
 		return err
 	}
 	if key != m.Key || !bytes.Equal(payload, m.Payload) {
 		return &outbox.ConflictError{ID: m.ID, Topic: m.Topic}
+	}
+	if dead {
+		_, err := w.tx.ExecContext(ctx, w.outbox.sql.revive, r.due, m.Topic, m.ID, r.copy)
+		return err
 	}
 	return nil
 }
@@ -112,7 +121,7 @@ func newRecord(ctx context.Context, m producer.Message) (record, error) {
 	}
 	r := record{message: m, header: string(header), written: now()}
 	if purpose, generation := m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration); purpose+generation != "" {
-		r.copy = purpose + " " + generation
+		r.copy = fmt.Sprintf("%q %q", purpose, generation) // quoted: no two pairs look alike
 	}
 	r.due = r.written
 	if !m.NotBefore.IsZero() {
@@ -125,6 +134,9 @@ func newRecord(ctx context.Context, m producer.Message) (record, error) {
 func validate(m producer.Message) error {
 	if m.Topic == "" {
 		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
+	}
+	if !m.NotBefore.IsZero() && (m.NotBefore.Year() < 1970 || m.NotBefore.Year() > 9999) {
+		return &outbox.InvalidError{Field: "NotBefore", Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", m.NotBefore.Year())}
 	}
 	for _, text := range [...]struct{ field, value string }{{"Message.Topic", m.Topic}, {"Message.Key", m.Key}} {
 		if !utf8.ValidString(text.value) {

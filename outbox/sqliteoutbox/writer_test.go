@@ -184,3 +184,51 @@ func TestInSQL_ManyInOneCall(t *testing.T) {
 		t.Errorf("%d messages were published, %d different, want 500", len(b.got), n)
 	}
 }
+
+func TestInSQL_RepeatedActionRevivesADeadRow(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"))
+	row := lease(t, box, "t", time.Minute)[0]
+	settle(t, box, "t", outbox.Result{Number: row.Number, State: outbox.Dead, Error: "no"})
+	write(t, box, db, message("1"))
+	again := lease(t, box, "t2", time.Minute)
+	if len(again) != 1 || again[0].Failures != 0 {
+		t.Errorf("rows %+v, want the dead one pending again, with nothing counted", again)
+	}
+}
+
+func TestInSQL_DelayBeyondWhatTimesCanHoldIsRefused(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	for _, far := range []time.Time{time.Unix(1<<60, 0), time.Date(300_000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(1, 2, 3, 0, 0, 0, 0, time.UTC)} {
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := message("1")
+		m.NotBefore = far
+		var invalid *outbox.InvalidError
+		if err := box.InSQL(tx).Publish(t.Context(), m); !errors.As(err, &invalid) || invalid.Field != "NotBefore" {
+			t.Errorf("year %d: %v, want it refused", far.Year(), err)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestInSQL_CopiesThatOnlyLookAlikeAreTwoRows(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	for _, h := range []producer.Header{
+		{producer.HeaderPurpose: "replay 2"}, {producer.HeaderPurpose: "replay", producer.HeaderGeneration: "2 "},
+	} {
+		m := message("1")
+		m.Header = h
+		write(t, box, db, m)
+	}
+	if rows := lease(t, box, "t", time.Minute); len(rows) != 2 {
+		t.Errorf("%d rows, want 2", len(rows))
+	}
+}
