@@ -229,8 +229,10 @@ func (m *Memory) finish(rec *record, c Claim, s Finish, now time.Time) error {
 	switch {
 	case !rec.heldBy(c) || rec.state == Retryable:
 		return ErrClaimLost
-	case rec.state != Running:
+	case rec.state != Running && slices.Contains(rec.settled, c.Owner):
 		return nil // repeated
+	case rec.state != Running: // the outcome is not this owner's: it only got it to publish
+		return ErrClaimLost
 	}
 	rec.settledBy(c.Owner)
 	rec.outcome, rec.decided = s.Outcome.clone(), rec.fence

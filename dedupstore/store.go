@@ -37,8 +37,8 @@ type Store interface {
 	// Settle ends the claim's step: Finish or Release a run, or note that the outcome was Published. It compares owner
 	// and fence and works after expiry as long as nobody took over. Repeating the settlement that ended the step is
 	// ok. It returns ErrClaimLost if another owner came, the record is gone, or the step was ended otherwise: a
-	// Finish after a Release, a Release after a Finish or after the next run began, a Published of what is not
-	// published yet or still runs.
+	// Finish after a Release, or of an outcome that its owner did not store but only acquired to publish, a Release
+	// after a Finish or after the next run began, a Published of what has no outcome yet.
 	Settle(ctx context.Context, c Claim, s Settlement) error
 }
 

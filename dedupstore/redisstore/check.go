@@ -26,8 +26,9 @@ func (s *Store) check(ctx context.Context) error {
 
 // Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master, and returns a
 // [*ServerError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO), or whose
-// maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. The report says what
-// survives a crash; where CONFIG GET is forbidden it says that this is unknown.
+// maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other errors, such as
+// LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET is forbidden it
+// says that this is unknown. Replicas, which may become masters, are not looked at.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	servers, err := s.servers(ctx)
 	if err != nil {
@@ -95,9 +96,8 @@ type server struct {
 // look asks a server for its settings.
 func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, error) {
 	text, err := rdb.Info(ctx).Result()
-	var refused redis.Error
 	switch {
-	case errors.As(err, &refused):
+	case forbidden(err):
 		return server{}, &ServerError{addr, "INFO", err.Error(),
 			"allow it to the client's user (ACL: +info), or set Config.SkipCheck after looking at the settings yourself"}
 	case err != nil:
@@ -113,7 +113,7 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 	for _, name := range [...]string{"appendfsync", "save", "min-replicas-to-write"} {
 		values, err := rdb.ConfigGet(ctx, name).Result()
 		switch {
-		case errors.As(err, &refused):
+		case forbidden(err):
 			return v, nil
 		case err != nil:
 			return server{}, fmt.Errorf("server %s: %w", addr, err)
@@ -122,6 +122,12 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 	}
 	v.config = config
 	return v, nil
+}
+
+// forbidden reports whether the server will never answer the command to this user: by its ACL, or because the command
+// has been taken away, which Redis tells by its text alone. Other refusals, such as LOADING, pass.
+func forbidden(err error) bool {
+	return redis.IsPermissionError(err) || redis.HasErrorPrefix(err, "unknown command")
 }
 
 // fit says why the server cannot be used.

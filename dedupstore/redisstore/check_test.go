@@ -71,39 +71,60 @@ func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
 	}
 }
 
-func TestCheck_UserWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
-	t.Parallel()
-	server := ownServer(t)
-	admin := server.Client()
-	as := func(user string, rules ...string) redis.UniversalClient {
-		if err := admin.ACLSetUser(t.Context(), user, append([]string{"on", ">pw", "~test-*",
-			"+@connection", "+evalsha", "+eval", "+time", "+hmget", "+hset", "+hdel", "+pexpire", "+type", "+exists"}, rules...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
-		o := server.Options()
-		o.Username, o.Password = user, "pw"
-		rdb := redis.NewClient(o)
-		t.Cleanup(func() { rdb.Close() })
-		return rdb
-	}
-	least := as("least", "+info")
-	s := newStore(t, least)
-	report := must(s.Check(t.Context()))(t)
-	if !strings.Contains(report.Durability, "unknown") {
-		t.Errorf("without CONFIG GET the durability is %q", report.Durability)
-	}
-	r := request("1")
-	settle(t, s, claim(t, s, r, dedupstore.AcquiredRun).Claim, succeeded("x"))
-	claim(t, s, r, dedupstore.Done)
+// refusing is a hook that answers INFO with an error of the server as long as it has one.
+type refusing struct{ left atomic.Int32 }
 
-	blind := as("blind")
-	_, err := newStore(t, blind).Claim(t.Context(), request("2"))
-	var refused *ServerError
-	if !errors.As(err, &refused) || refused.Setting != "INFO" || !strings.Contains(err.Error(), "Config.SkipCheck") {
+func (h *refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "info" && h.left.Add(-1) >= 0 {
+			cmd.SetErr(loadingError{})
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+type loadingError struct{}
+
+func (loadingError) Error() string { return "LOADING Redis is loading the dataset in memory" }
+func (loadingError) RedisError()   {}
+
+func TestCheck_ServerThatIsLoadingIsNoReasonToSkipTheCheck(t *testing.T) {
+	t.Parallel()
+	rdb := ownServer(t).Client()
+	h := &refusing{}
+	h.left.Store(1)
+	rdb.AddHook(h)
+	s := newStore(t, rdb)
+	_, err := s.Claim(t.Context(), request("1"))
+	var unfit *ServerError
+	if !errors.Is(err, loadingError{}) || errors.As(err, &unfit) {
+		t.Errorf("error is %v, want LOADING and no ServerError", err)
+	}
+	claim(t, s, request("1"), dedupstore.AcquiredRun) // looks again
+}
+
+func TestCheck_ServerWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
+	t.Parallel()
+	_, err := newStore(t, testserver.Redis(t, "--rename-command", "INFO", "").Client()).Check(t.Context())
+	var unfit *ServerError
+	if !errors.As(err, &unfit) || unfit.Setting != "INFO" || !strings.Contains(err.Error(), "Config.SkipCheck") {
 		t.Errorf("error is %v, want a ServerError for INFO", err)
 	}
-	unchecked := must(New(blind, Config{Prefix: "test-blind", SkipCheck: true}))(t)
-	claim(t, unchecked, request("2"), dedupstore.AcquiredRun)
+}
+
+func TestCheck_ServerWithoutConfigIsTakenWithUnknownDurability(t *testing.T) {
+	t.Parallel()
+	report := must(newStore(t, testserver.Redis(t, "--rename-command", "CONFIG", "").Client()).Check(t.Context()))(t)
+	if !strings.Contains(report.Durability, "unknown") {
+		t.Errorf("the durability is %q", report.Durability)
+	}
 }
 
 func TestCheck_RefusesReplicas(t *testing.T) {

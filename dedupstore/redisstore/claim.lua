@@ -13,6 +13,9 @@
 -- written. An owner that has settled the record is told busy: this is a late copy that nobody waits for.
 -- A known key is served at maxmemory: PEXPIRE comes first. A new key is not: HSET comes first.
 
+-- MOST_RUNS is more than the counters of a record can hold.
+local MOST_RUNS = 2147483647
+
 local owner, lease, retention, fingerprint = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local most, park, rerun, trace = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7], ARGV[8]
 
@@ -23,10 +26,20 @@ end
 
 local fresh = not rec
 rec = rec or {state = 'absent', fence = '0', attempts = '0', first = int(now)}
+for _, name in ipairs({'attempts', 'first', 'lease', 'due', 'returned', 'decided'}) do
+  local value = rec[name]
+  if not whole(value) and (value or name == 'attempts' or name == 'first') then
+    return unreadable('has ' .. name .. ' "' .. tostring(value) .. '"')
+  end
+end
 local attempts, first = tonumber(rec.attempts), tonumber(rec.first)
 local ends, due = tonumber(rec.lease or 0), tonumber(rec.due or 0)
-if not (attempts and first and ends and due) then
-  return unreadable('has a number that cannot be read')
+if attempts >= MOST_RUNS or tonumber(rec.returned or 0) >= MOST_RUNS then
+  return unreadable('counts more runs than can be')
+end
+if (rec.state == 'publishing' or rec.state == 'done')
+  and rec.kind ~= 'succeeded' and rec.kind ~= 'failed' and rec.kind ~= 'unknown' then
+  return unreadable('has kind "' .. tostring(rec.kind or '') .. '"')
 end
 
 local found, before = rec.state, rec.fence
@@ -51,14 +64,22 @@ local function own(...)
       return refused
     end
   end
-  local reply = redis.pcall('HSET', key, 'v', '1', 'owner', owner, 'fence', fence, 'lease', int(now + lease * 1000),
-    'first', rec.first, ...)
+  local fields = {'v', '1', 'owner', owner, 'fence', fence, 'lease', int(now + lease * 1000), 'first', rec.first, ...}
+  local reply = redis.pcall('HSET', key, unpack(fields))
   if type(reply) == 'table' then
     local refused = refusal(reply)
     return string.find(refused.err, '^OOM ') and {'full'} or refused
   end
   if fresh then
-    keep(lease + retention)
+    local refused = keep(lease + retention)
+    if refused then -- a key without a time to live would stay for ever
+      local names = {}
+      for i = 1, #fields, 2 do
+        names[#names + 1] = fields[i]
+      end
+      redis.pcall('HDEL', key, unpack(names))
+      return refused
+    end
   else
     redis.call('HDEL', key, 'due')
   end
@@ -107,6 +128,57 @@ local function finish(kind, reason, exhausted)
   return answer('acquired_publish')
 end
 
+local function base64(s)
+  return type(s) == 'string' and #s % 4 == 0 and string.find(s, '^[%w+/]*=?=?$')
+end
+
+local function text(s)
+  return type(s) == 'string' or type(s) == 'table' and base64(s.base64)
+end
+
+-- message tells whether one element of produced or content is of the form that the client reads.
+local function message(m)
+  if type(m) ~= 'table' or m.id and type(m.id) ~= 'string' or m.topic and not text(m.topic)
+    or m.key and not text(m.key) or m.payload and not base64(m.payload)
+    or m.header and type(m.header) ~= 'table' then
+    return false
+  end
+  for _, pair in ipairs(m.header or {}) do
+    if type(pair) ~= 'table' or not text(pair[1]) or not text(pair[2]) then
+      return false
+    end
+  end
+  return true
+end
+
+-- messages counts the elements of a JSON array of messages; it returns nil for anything else.
+local function messages(json)
+  local ok, list = pcall(cjson.decode, json)
+  if not ok or type(list) ~= 'table' or not string.find(json, '^%s*%[') then
+    return nil
+  end
+  for _, m in ipairs(list) do
+    if not message(m) then
+      return nil
+    end
+  end
+  return #list
+end
+
+-- outcome_problem says why the outcome that is to be published cannot be read, before the claimer becomes its owner.
+local function outcome_problem()
+  local values = redis.call('HMGET', key, 'exhausted', 'truncated', 'produced', 'content')
+  for i, name in ipairs({'exhausted', 'truncated'}) do
+    if values[i] and values[i] ~= '1' then
+      return 'has ' .. name .. ' "' .. values[i] .. '"'
+    end
+  end
+  local count = values[3] and messages(values[3])
+  if values[3] and not (count and values[4] and count == messages(values[4])) then
+    return 'has produced messages that cannot be read'
+  end
+end
+
 local scheme = string.match(fingerprint, '^[^:]*:')
 if scheme and rec.fingerprint and rec.fingerprint ~= fingerprint
   and string.sub(rec.fingerprint, 1, #scheme) == scheme then
@@ -135,7 +207,8 @@ if has_settled(rec, owner) or now < ends or now < due then
   return answer('busy')
 end
 if rec.state == 'publishing' then
-  return own() or answer('acquired_publish')
+  local problem = outcome_problem()
+  return problem and unreadable(problem) or own() or answer('acquired_publish')
 end
 if rec.state == 'running' and rec.started and park then
   return finish('unknown', 'the lease of a started run expired')

@@ -13,7 +13,9 @@
 //   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention.
 //   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
 //   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken over.
-//   - Before its first claim the store looks at the server, see [Store.Check]. It refuses one that may evict records.
+//   - Before its first claim the store looks at the masters, once, see [Store.Check]. It refuses those that may evict
+//     records. What is changed later it does not see, nor the settings of a replica, which count when a failover makes
+//     it the master: configure replicas like masters, and call Check again to look again.
 //
 // # What Redis can lose
 //
@@ -36,6 +38,7 @@
 //
 // A record is a hash that redis-cli can show: HGETALL oncemill:tenant:group:handler:ID. Times are microseconds since
 // 1970 by the server's clock; record.lua documents the fields. An ACL user needs the key pattern of the prefix and
-// +@connection +evalsha +eval +time +hmget +hset +hdel +pexpire +type +exists +info, and better also +config|get,
-// without which the durability is unknown.
+// +@connection +evalsha +eval +time +hmget +hset +hsetnx +hincrby +hdel +pexpire +type +exists +info, and better also
+// +config|get, without which the durability is unknown. Where PEXPIRE is refused no run is granted, and what the claim
+// wrote is taken back: no key is left without a time to live.
 package redisstore

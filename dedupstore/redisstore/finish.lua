@@ -4,7 +4,7 @@
 -- ARGV     1 owner, 2 fence, 3 lease ms of the publish step, or '0' if nothing is to be published, 4 retention ms,
 --          then names and values of the outcome's fields that are not empty
 -- Replies  {'ok'}
---          {'lost'}: another owner came, or the record is gone or released
+--          {'lost'}: another owner came, or the record is gone, released, or finished by another
 --          {'unreadable', problem}: the record was not touched
 --
 -- Idempotent: the owner that finds its run finished already is told ok, and nothing is written.
@@ -18,8 +18,8 @@ end
 if not held(rec, owner, fence) or rec.state == 'retryable' then
   return {'lost'}
 end
-if rec.state ~= 'running' then
-  return {'ok'}
+if rec.state ~= 'running' then -- an owner that only got the outcome to publish has not stored it
+  return has_settled(rec, owner) and {'ok'} or {'lost'}
 end
 local refused = keep(lease + retention)
 if refused then

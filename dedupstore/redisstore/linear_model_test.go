@@ -196,8 +196,11 @@ func (st model) settle(in input) branch {
 		ok.next.until = leased
 		ok.next.started = st.started || st.state == dedupstore.Running
 	case "finish":
-		if st.state != dedupstore.Running {
+		switch {
+		case st.state != dedupstore.Running && st.hasSettled(in.owner):
 			return ok
+		case st.state != dedupstore.Running:
+			return lost
 		}
 		ok.next = st.settledBy(in.owner)
 		ok.next.kind, ok.next.result, ok.next.decided = in.kind, in.result, st.fence

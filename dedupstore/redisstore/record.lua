@@ -37,6 +37,11 @@ local function unreadable(problem)
   return {'unreadable', problem}
 end
 
+-- whole tells whether a field is a number as the scripts write them, which Lua counts exactly, and one more as well.
+local function whole(s)
+  return s and #s <= 16 and string.find(s, '^%d+$') and tonumber(s) < 9007199254740991
+end
+
 -- load reads state, owner, fence and the fields that the script names. It returns nil for a key that does not exist,
 -- and a second value, the reply to give, for one that it cannot read.
 local function load(...)
@@ -65,7 +70,7 @@ local function load(...)
   if rec.state ~= 'running' and rec.state ~= 'retryable' and rec.state ~= 'publishing' and rec.state ~= 'done' then
     return nil, unreadable('has state "' .. tostring(rec.state) .. '"')
   end
-  if not tonumber(rec.fence) then
+  if not whole(rec.fence) then
     return nil, unreadable('has fence "' .. tostring(rec.fence) .. '"')
   end
   return rec

@@ -13,14 +13,12 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func TestRecord_IsReadableWithRedisCLI(t *testing.T) {
 	t.Parallel()
-	cli, err := exec.LookPath("redis-cli")
-	if err != nil {
-		t.Skip("redis-cli is not in PATH")
-	}
+	cli := testserver.NeedProgram(t, "redis-cli", "Debian: apt-get install redis-tools")
 	server := ownServer(t)
 	s := newStore(t, server.Client())
 	r := request("o-17 é")
@@ -150,6 +148,61 @@ func TestRecord_HalfWrittenIsNotClaimed(t *testing.T) {
 	var unreadable *dedupstore.RecordError
 	if _, err := s.Claim(t.Context(), r); !errors.As(err, &unreadable) || unreadable.Problem != `has kind "?"` {
 		t.Errorf("error is %v, want a RecordError for the kind", err)
+	}
+}
+
+func TestRecord_WithAFieldThatCannotBeReadIsNotTakenOver(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	numbers := []string{"", "?", "-1", "1.5", "0x10", "1e3", " 7", "nan", "inf", "9007199254740991", "99999999999999999999"}
+	lists := []string{"", "?", "7", "{}", "[", "[]", "[7]", `[{"id":"d-1"},{"id":"d-2"}]`}
+	for field, values := range map[string][]string{
+		"fence": numbers, "attempts": append(numbers, "2147483647"), "first": numbers, "lease": numbers, "due": numbers,
+		"decided": numbers, "returned": append(numbers, "2147483647"),
+		"kind": {"", "?"}, "exhausted": {"", "0"}, "truncated": {"", "yes"},
+		"produced": append(lists, `[{"id":7}]`, `[{"id":"d-1","topic":7}]`, `[{"id":"d-1","key":{"base64":"?"}}]`),
+		"content":  append(lists, `[{"payload":7}]`, `[{"payload":"eA="}]`, `[{"header":7}]`, `[{"header":[7]}]`, `[{"header":[["why"]]}]`),
+	} {
+		for _, value := range values {
+			r := request(field + " " + value)
+			a := claim(t, s, r, dedupstore.AcquiredRun)
+			settle(t, s, a.Claim, producing(dedupstore.Outcome{Kind: dedupstore.Failed}, dedupstore.Produced{ID: "d-1", Payload: []byte("x")}))
+			expire(t, s, rdb, r.Key)
+			if err := rdb.HSet(t.Context(), s.name(r.Key), field, value).Err(); err != nil {
+				t.Fatal(err)
+			}
+			rdb.Expire(t.Context(), s.name(r.Key), time.Minute)
+			before := dump(t, rdb, s.name(r.Key))
+			var unreadable *dedupstore.RecordError
+			if _, err := s.Claim(t.Context(), request(r.Key.ID)); !errors.As(err, &unreadable) {
+				t.Errorf("%s %q: error is %v, want a RecordError", field, value, err)
+			}
+			if dump(t, rdb, s.name(r.Key)) != before || rdb.PTTL(t.Context(), s.name(r.Key)).Val() > time.Minute {
+				t.Errorf("%s %q: the record was touched", field, value)
+			}
+		}
+	}
+}
+
+func TestRecord_OfARunWithANumberThatCannotBeReadIsNotReleased(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	for field, values := range map[string][]string{"attempts": {"0", "1.5", "-1"}, "returned": {"1.5", "?"}} {
+		for _, value := range values {
+			r := request(field + " " + value)
+			a := claim(t, s, r, dedupstore.AcquiredRun)
+			if err := rdb.HSet(t.Context(), s.name(r.Key), field, value).Err(); err != nil {
+				t.Fatal(err)
+			}
+			before := dump(t, rdb, s.name(r.Key))
+			var unreadable *dedupstore.RecordError
+			if err := s.Settle(t.Context(), a.Claim, dedupstore.Release{Uncounted: true}); !errors.As(err, &unreadable) {
+				t.Errorf("%s %q: error is %v, want a RecordError", field, value, err)
+			}
+			if dump(t, rdb, s.name(r.Key)) != before {
+				t.Errorf("%s %q: the record was touched", field, value)
+			}
+		}
 	}
 }
 

@@ -11,7 +11,7 @@
 local owner, fence, delay, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local reason, uncounted = ARGV[5], ARGV[6] == '1'
 
-local rec, problem = load('attempts', 'settled')
+local rec, problem = load('attempts', 'returned', 'settled')
 if problem then
   return problem
 end
@@ -21,9 +21,12 @@ end
 if not held(rec, owner, fence) or rec.state ~= 'running' then
   return {'lost'}
 end
-local attempts = tonumber(rec.attempts)
-if not attempts then
+local attempts = whole(rec.attempts) and tonumber(rec.attempts)
+if not attempts or attempts < 1 then
   return unreadable('has attempts "' .. tostring(rec.attempts) .. '"')
+end
+if rec.returned and not whole(rec.returned) then
+  return unreadable('has returned "' .. rec.returned .. '"')
 end
 local refused = keep(delay + retention)
 if refused then

@@ -159,5 +159,12 @@ var expiryCases = []testCase{
 		r.MaxAttempts, r.Retention = 1, window
 		k.claim(r, dedupstore.AcquiredPublish)
 		ttl("4", "exhausted", long+window)
+
+		for id, step := range takeovers {
+			r := step.leave(k, id, long)
+			r.Retention = window
+			k.claim(r, step.status)
+			ttl(id, id, long+window)
+		}
 	}},
 }

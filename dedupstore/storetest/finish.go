@@ -101,6 +101,31 @@ var finishCases = []testCase{
 		}
 		k.settle(late.Claim, published())
 	}},
+	{"finish/outcome-is-not-the-publisher's", "who only acquired an outcome to publish has not stored one: told ok, it would take what it brought for recorded", func(k *kit) {
+		r := k.request("exhausted")
+		r.MaxAttempts = 1
+		k.settle(k.run("exhausted"), dedupstore.Release{})
+		exhausted := k.claim(r, dedupstore.AcquiredPublish).Claim
+
+		k.extend(k.run("parked"), short)
+		k.settle(k.claim(k.brief("taken over"), dedupstore.AcquiredRun).Claim, finishTo(failed("card refused"), receipt))
+		k.pass(short)
+		r = k.request("parked")
+		r.ParkExpired = true
+		parked := k.claim(r, dedupstore.AcquiredPublish).Claim
+		takenOver := k.claim(k.request("taken over"), dedupstore.AcquiredPublish).Claim
+
+		for _, c := range []dedupstore.Claim{exhausted, parked, takenOver} {
+			k.refused(c, finish(succeeded("paid")), "the publisher of "+c.Key.ID)
+			k.refused(c, finishTo(succeeded("paid"), receipt), "the publisher of "+c.Key.ID)
+			k.found(k.claim(k.request(c.Key.ID), dedupstore.Busy), dedupstore.Publishing)
+			k.settle(c, published())
+			k.refused(c, finish(succeeded("paid")), "the publisher of "+c.Key.ID+", when done")
+			if a := k.claim(k.request(c.Key.ID), dedupstore.Done); a.Outcome.Kind == dedupstore.Succeeded {
+				k.Errorf("%s: the outcome became %+v", c.Key.ID, a.Outcome)
+			}
+		}
+	}},
 	{"finish/not-after-release", "a run that was given back may be another's at any moment", func(k *kit) {
 		c := k.run("1")
 		k.settle(c, dedupstore.Release{})

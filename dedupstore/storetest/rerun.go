@@ -71,6 +71,20 @@ var rerunCases = []testCase{
 		k.pass(short)
 		k.claim(k.rerun(c.Fence), dedupstore.AcquiredPublish)
 	}},
+	{"rerun/leaves-nothing-of-the-old-outcome", "a success that shows the reason, the result or the messages of the failure before it tells duplicates of what never was", func(k *kit) {
+		old := dedupstore.Outcome{
+			Kind: dedupstore.Failed, Exhausted: true, Reason: "card refused", Result: []byte("no"), Truncated: true,
+			Produced: []dedupstore.Produced{receipt},
+		}
+		a := k.claim(k.rerun(k.failure(old)), dedupstore.AcquiredRun)
+		k.settle(a.Claim, finish(dedupstore.Outcome{Kind: dedupstore.Succeeded}))
+		k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, dedupstore.Outcome{Kind: dedupstore.Succeeded})
+
+		c := k.run("released")
+		k.settle(c, dedupstore.Release{Reason: "database is down"})
+		k.settle(k.run("released"), finish(dedupstore.Outcome{Kind: dedupstore.Succeeded}))
+		k.sameOutcome(k.claim(k.request("released"), dedupstore.Done).Outcome, dedupstore.Outcome{Kind: dedupstore.Succeeded})
+	}},
 	{"rerun/crash-is-taken-over", "the run of a rerun is like any other: its crash is retried, and the old outcome is gone", func(k *kit) {
 		r := k.rerun(k.failure(failed("card refused")))
 		r.Lease = short

@@ -22,7 +22,7 @@ var broken = map[string]string{
 	"owner-ignored-at-release":            "release/owner-is-compared",
 	"owner-ignored-at-extend":             "extend/owner-is-compared",
 	"owner-ignored-at-published":          "publish/owner-is-compared",
-	"settle-ignores-fence":                "finish/zombie-whose-token-came-back",
+	"settle-ignores-fence":                "finish/fence-is-compared",
 	"extend-ignores-fence":                "release/zombie-whose-token-came-back",
 	"check-then-set":                      "concurrency/one-run-of-many-claimers",
 	"lease-erases-the-fence":              "expiry/lease-does-not-erase-the-record",
@@ -74,6 +74,18 @@ var broken = map[string]string{
 	"rerun-of-a-success":                  "rerun/success-never-runs-again",
 	"rerun-of-any-fence":                  "rerun/names-the-fence",
 	"rerun-keeps-attempts":                "rerun/failure-runs-again-once",
+	"rerun-keeps-the-ttl":                 "expiry/takeover-renews-the-window",
+	"publish-takeover-keeps-the-ttl":      "expiry/takeover-renews-the-window",
+	"run-takeover-keeps-the-ttl":          "expiry/takeover-renews-the-window",
+	"busy-sets-the-ttl":                   "expiry/asking-does-not-shorten-the-window",
+	"done-sets-the-ttl":                   "expiry/asking-does-not-shorten-the-window",
+	"a-re-sent-claim-sets-the-ttl":        "expiry/asking-does-not-shorten-the-window",
+	"old-exhausted-stays":                 "rerun/leaves-nothing-of-the-old-outcome",
+	"old-reason-stays":                    "rerun/leaves-nothing-of-the-old-outcome",
+	"old-result-stays":                    "rerun/leaves-nothing-of-the-old-outcome",
+	"old-truncated-stays":                 "rerun/leaves-nothing-of-the-old-outcome",
+	"old-produced-stays":                  "rerun/leaves-nothing-of-the-old-outcome",
+	"publisher-may-finish":                "finish/outcome-is-not-the-publisher's",
 	"mismatch-touches-the-record":         "mismatch/does-not-touch-the-record",
 	"mismatch-renews-the-window":          "mismatch/does-not-renew-the-window",
 	"schemes-compared":                    "mismatch/other-schemes-are-not-compared",
@@ -97,11 +109,22 @@ func TestRun_RejectsAStoreThatTellsAWrongTTL(t *testing.T) {
 	t.Parallel()
 	for _, rule := range []string{
 		"no-ttl", "lease-erases-the-fence", "retention-without-the-lease", "retention-without-the-delay",
-		"extend-forgets-the-ttl", "window-is-the-claim's",
+		"extend-forgets-the-ttl", "window-is-the-claim's", "rerun-keeps-the-ttl", "publish-takeover-keeps-the-ttl",
+		"run-takeover-keeps-the-ttl",
 	} {
 		t.Run("broken/"+rule, func(t *testing.T) {
 			t.Parallel()
 			rejects(t, "expiry/every-record-has-a-TTL", rule, func(s *toy) Subject { return Subject{Store: s, TTL: s.TTL} })
+		})
+	}
+}
+
+func TestRun_RejectsAStoreWhoseWindowsGrowByAsking(t *testing.T) {
+	t.Parallel()
+	for _, rule := range []string{"busy-sets-the-ttl", "done-sets-the-ttl", "a-re-sent-claim-sets-the-ttl"} {
+		t.Run("broken/"+rule, func(t *testing.T) {
+			t.Parallel()
+			rejects(t, "expiry/asking-does-not-prolong-the-window", rule, func(s *toy) Subject { return Subject{Store: s} })
 		})
 	}
 }

@@ -113,10 +113,18 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 		if !s.is("rerun-keeps-attempts") {
 			rec.attempts, rec.returned = 0, 0
 		}
-		return s.run(rec, r, now, a)
+		before := rec.expires
+		s.run(rec, r, now, a)
+		if s.is("rerun-keeps-the-ttl") {
+			rec.expires = before
+		}
+		return true
 	case rec.state == dedupstore.Finished:
 		a.Status = dedupstore.Done
-		return false
+		if s.is("done-sets-the-ttl") {
+			rec.expires = now.Add(r.Retention)
+		}
+		return true
 	}
 	spent := rec.attempts >= r.MaxAttempts
 	expired := !now.Before(rec.lease)
@@ -132,6 +140,9 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 			}
 			if s.is("a-re-sent-claim-renews-the-lease") {
 				rec.lease = now.Add(r.Lease)
+			}
+			if s.is("a-re-sent-claim-sets-the-ttl") {
+				rec.expires = now.Add(r.Lease + r.Retention)
 			}
 			return true
 		case dedupstore.Publishing:
@@ -156,11 +167,18 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 	switch {
 	case late || live:
 		a.Status, a.Wait = dedupstore.Busy, max(0, rec.lease.Sub(now), rec.due.Sub(now))
-		return false
+		if s.is("busy-sets-the-ttl") {
+			rec.expires = now.Add(r.Retention)
+		}
+		return true
 	case rec.state == dedupstore.Publishing && !s.is("publishing-runs-again"):
+		before := rec.expires
 		s.own(rec, r, now)
-		if s.is("publish-takeover-decides-anew") {
+		switch {
+		case s.is("publish-takeover-decides-anew"):
 			rec.decided = rec.fence
+		case s.is("publish-takeover-keeps-the-ttl"):
+			rec.expires = before
 		}
 		a.Status = dedupstore.AcquiredPublish
 		return true
@@ -204,8 +222,11 @@ func (s *toy) own(rec *toyRecord, r dedupstore.Request, now time.Time) {
 }
 
 func (s *toy) run(rec *toyRecord, r dedupstore.Request, now time.Time, a *dedupstore.Answer) bool {
-	crash := rec.state == dedupstore.Running
+	crash, before := rec.state == dedupstore.Running, rec.expires
 	s.own(rec, r, now)
+	if crash && s.is("run-takeover-keeps-the-ttl") {
+		rec.expires = before
+	}
 	rec.state, rec.started, rec.trace, rec.granted = dedupstore.Running, false, r.Trace, now
 	if !crash || !s.is("crashes-not-counted") {
 		rec.attempts++

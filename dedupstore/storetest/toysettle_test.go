@@ -46,7 +46,7 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 	}
 	if rec.state != dedupstore.Running {
 		switch {
-		case s.is("a-repeated-finish-is-refused"):
+		case s.is("a-repeated-finish-is-refused"), !slices.Contains(rec.settlers, c.Owner) && !s.is("publisher-may-finish"):
 			return dedupstore.ErrClaimLost
 		case s.is("a-repeated-finish-renews-the-window"):
 			rec.expires = now.Add(f.Retention)
@@ -54,7 +54,7 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 		return nil
 	}
 	rec.settlers = s.remembering(rec.settlers, c.Owner)
-	rec.outcome, rec.decided = s.copyOf(f.Outcome), rec.fence
+	rec.outcome, rec.decided = s.over(rec.outcome, s.copyOf(f.Outcome)), rec.fence
 	if len(f.Outcome.Produced) > 0 && !f.Published && !s.is("done-before-published") {
 		rec.state = dedupstore.Publishing
 		if !s.is("publish-lease-is-the-run's") {
@@ -65,6 +65,23 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 	}
 	s.conclude(rec, f.Retention, now)
 	return nil
+}
+
+// over is the new outcome, with what stays of the old one in stores that only write what is not empty.
+func (s *toy) over(old, o dedupstore.Outcome) dedupstore.Outcome {
+	switch {
+	case s.is("old-exhausted-stays"):
+		o.Exhausted = o.Exhausted || old.Exhausted
+	case s.is("old-reason-stays") && o.Reason == "":
+		o.Reason = old.Reason
+	case s.is("old-result-stays") && len(o.Result) == 0:
+		o.Result = old.Result
+	case s.is("old-truncated-stays"):
+		o.Truncated = o.Truncated || old.Truncated
+	case s.is("old-produced-stays") && len(o.Produced) == 0:
+		o.Produced = old.Produced
+	}
+	return o
 }
 
 // conclude makes the record DONE.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"testing"
 )
 
@@ -20,6 +21,17 @@ func missing(t testing.TB, format string, args ...any) {
 	}
 	record(t, "SKIPPED: "+what)
 	t.Skip("testserver: " + what)
+}
+
+// NeedProgram returns the path of a program that a test runs beside its server. Where it is not in PATH the test is
+// skipped, and fails with CI=true. The hint says how to get it.
+func NeedProgram(t testing.TB, name, hint string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		missing(t, "%s is not in PATH (%s)", name, hint)
+	}
+	return path
 }
 
 // record notes that a real server was used, as one line of the file that usedFile names.

@@ -1,0 +1,111 @@
+package redisstore
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestCheck_UserWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	least := as(t, server, "least", "-config|get")
+	s := newStore(t, least)
+	report := must(s.Check(t.Context()))(t)
+	if !strings.Contains(report.Durability, "unknown") {
+		t.Errorf("without CONFIG GET the durability is %q", report.Durability)
+	}
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+
+	blind := as(t, server, "blind", "-info")
+	_, err := newStore(t, blind).Claim(t.Context(), request("2"))
+	var refused *ServerError
+	if !errors.As(err, &refused) || refused.Setting != "INFO" || !strings.Contains(err.Error(), "Config.SkipCheck") {
+		t.Errorf("error is %v, want a ServerError for INFO", err)
+	}
+	unchecked := must(New(blind, Config{Prefix: "test-blind", SkipCheck: true}))(t)
+	claim(t, unchecked, request("2"), dedupstore.AcquiredRun)
+}
+
+// as returns a client of a user who has what the package doc says that an ACL user needs, and the rules.
+func as(t *testing.T, server *testserver.RedisServer, user string, rules ...string) *redis.Client {
+	t.Helper()
+	doc := string(must(os.ReadFile("doc.go"))(t))
+	_, needs, ok := strings.Cut(doc, "An ACL user needs")
+	if !ok {
+		t.Fatal("the package doc does not say what an ACL user needs")
+	}
+	all := slices.Concat([]string{"on", ">pw", "~test-*"}, regexp.MustCompile(`\+[@a-z|]+`).FindAllString(needs, -1), rules)
+	if err := server.Client().ACLSetUser(t.Context(), user, all...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	o := server.Options()
+	o.Username, o.Password = user, "pw"
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	admin := server.Client()
+	s := newStore(t, as(t, server, "documented"))
+	r := request("1")
+	a := claim(t, s, r, dedupstore.AcquiredRun)
+	if err := s.Extend(t.Context(), a.Claim, time.Minute); err != nil {
+		t.Error(err)
+	}
+	settle(t, s, a.Claim, dedupstore.Release{Uncounted: true, Reason: "shutdown"})
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	expire(t, s, admin, r.Key)
+	spent := request("1")
+	spent.MaxAttempts, spent.Trace = 1, ""
+	a = claim(t, s, spent, dedupstore.AcquiredPublish)
+	settle(t, s, a.Claim, dedupstore.Published{Retention: time.Hour, Produced: []dedupstore.Produced{{ID: "dead-1"}}})
+	again := request("1")
+	again.Rerun, again.Trace = a.Fence, ""
+	a = claim(t, s, again, dedupstore.AcquiredRun)
+	settle(t, s, a.Claim, producing(dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true}, dedupstore.Produced{ID: "1"}))
+	expire(t, s, admin, r.Key)
+	a = claim(t, s, request("1"), dedupstore.AcquiredPublish)
+	settle(t, s, a.Claim, dedupstore.Published{Retention: time.Hour})
+	claim(t, s, request("1"), dedupstore.Done)
+
+	foreign := request("foreign")
+	if err := admin.Set(t.Context(), s.name(foreign.Key), "x", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var unreadable *dedupstore.RecordError
+	if _, err := s.Claim(t.Context(), foreign); !errors.As(err, &unreadable) {
+		t.Errorf("error is %v, want a RecordError", err)
+	}
+}
+
+func TestStore_WithoutATimeToLiveNothingIsGranted(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	renamed := testserver.Redis(t, "--rename-command", "PEXPIRE", "")
+	for name, test := range map[string]struct{ user, admin *redis.Client }{
+		"ACL":             {as(t, server, "short", "-pexpire"), server.Client()},
+		"renamed command": {renamed.Client(), renamed.Client()},
+	} {
+		s := newStore(t, test.user)
+		r := request("1")
+		if a, err := s.Claim(t.Context(), r); err == nil {
+			t.Errorf("%s: the claim was answered %+v, want an error", name, a)
+		}
+		if left := test.admin.HGetAll(t.Context(), s.name(r.Key)).Val(); len(left) > 0 {
+			t.Errorf("%s: a key without a time to live is left: %v", name, left)
+		}
+	}
+}
