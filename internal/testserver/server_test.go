@@ -79,6 +79,21 @@ func TestMissing_SkipsAndFailsWithCI(t *testing.T) {
 	}
 }
 
+func TestNeedProgram_IsFoundOrMissing(t *testing.T) {
+	t.Setenv("CI", "true")
+	if path := NeedProgram(t, "go", "golang.org"); !filepath.IsAbs(path) {
+		t.Errorf("go is at %q", path)
+	}
+	fake := &fakeTB{TB: t}
+	func() {
+		defer func() { recover() }()
+		NeedProgram(fake, "no-such-program", "nowhere")
+	}()
+	if fake.did != "fatal" {
+		t.Errorf("with CI=true: %q, want a failure", fake.did)
+	}
+}
+
 // fakeTB notes how a test was ended.
 type fakeTB struct {
 	testing.TB
