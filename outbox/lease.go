@@ -14,12 +14,12 @@ type lease struct {
 	until time.Time // certainly not after its end at the store: measured from before it was asked for
 }
 
-func (r *Relay) lease(ctx context.Context) (lease, error) {
+func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
 	l := lease{token: ids.Token(), until: time.Now().Add(r.cfg.Lease)}
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	var err error
-	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: r.cfg.BatchSize, Lease: r.cfg.Lease})
+	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease, Suspects: from.suspects})
 	if err != nil {
 		r.giveBack(ctx, l.token)
 		return lease{}, err

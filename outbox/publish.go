@@ -20,8 +20,9 @@ type answer struct {
 }
 
 // publish publishes a batch and returns what has to be recorded. Rows that it leaves out are to be given back: the
-// relay stopped before it knew about them.
-func (r *Relay) publish(ctx context.Context, rows []Row) []Result {
+// relay stopped before it knew about them. Suspects are published apart, side by side, each by a call of its own: one
+// that makes the publisher fail as a whole does not take others along again.
+func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
 	defer release()
 	var broken []Result
@@ -31,16 +32,15 @@ func (r *Relay) publish(ctx context.Context, rows []Row) []Result {
 		}
 		return row.Problem != ""
 	})
-	calls := split(rows)
+	size := max(1, len(rows))
+	if apart {
+		size = 1
+	}
+	calls := slices.Collect(slices.Chunk(rows, size))
 	answers := make([][]answer, len(calls))
 	var all sync.WaitGroup
-	room := make(chan struct{}, callsAtOnce)
 	for i, call := range calls {
-		room <- struct{}{}
-		all.Go(func() {
-			defer func() { <-room }()
-			answers[i] = r.call(bounded, call)
-		})
+		all.Go(func() { answers[i] = r.call(bounded, call) })
 	}
 	all.Wait()
 	return append(broken, r.results(ctx, slices.Concat(answers...))...)
@@ -50,27 +50,6 @@ func (r *Relay) publish(ctx context.Context, rows []Row) []Result {
 func (r *Relay) unreadable(ctx context.Context, row Row) Result {
 	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error", row.Problem)
 	return Result{Number: row.Number, State: Dead, Error: row.Problem}
-}
-
-// callsAtOnce bounds the calls of the publisher that a relay makes side by side.
-const callsAtOnce = 16
-
-// split says which rows are published by one call: all together, but rows that got no answer before by calls of their
-// own, side by side. If one of them makes the publisher fail as a whole, it does not take the others along again.
-func split(rows []Row) [][]Row {
-	var together []Row
-	var calls [][]Row
-	for _, row := range rows {
-		if row.Unknowns > 0 {
-			calls = append(calls, []Row{row})
-		} else {
-			together = append(together, row)
-		}
-	}
-	if len(together) > 0 {
-		calls = slices.Insert(calls, 0, together)
-	}
-	return calls
 }
 
 // call publishes rows by one call of the publisher.

@@ -3,10 +3,9 @@ package outbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/oncemill/oncemill/producer"
 )
@@ -51,14 +50,8 @@ func (r *Relay) Wake() {
 	}
 }
 
-const (
-	shortestPoll  = 10 * time.Millisecond
-	shortestFault = 100 * time.Millisecond
-	longestFault  = 10 * time.Second
-)
-
-// Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for the batch that is being
-// published, marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its
+// Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published,
+// marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its
 // context makes it wait longer.
 //
 // Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only error that it
@@ -69,73 +62,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer r.running.Store(false)
 
-	idle := pace{shortest: min(shortestPoll, r.cfg.PollInterval), longest: r.cfg.PollInterval}
-	faults := pace{shortest: shortestFault, longest: longestFault}
-	cleaner := r.newCleaner()
-	for ctx.Err() == nil {
-		b, err := r.batch(ctx)
-		if err != nil {
-			r.fault(ctx, "store failed", err)
-			sleep(ctx, jitter(faults.next()))
-			continue
-		}
-		faults.reset()
-		cleaner.clean(ctx)
-		switch {
-		case b.rows == 0:
-			r.pause(ctx, idle.next())
-		case b.acknowledged == 0: // the broker may be away: wakes must not turn that into a storm
-			sleep(ctx, jitter(idle.next()))
-		case b.rows < r.cfg.BatchSize:
-			idle.reset()
-			r.pause(ctx, idle.next())
-		default: // there is probably more
-			idle.reset()
-		}
+	var suspects sync.WaitGroup
+	for range suspectLanes {
+		suspects.Go(func() { r.work(ctx, r.suspects()) })
 	}
+	r.work(ctx, r.healthy())
+	suspects.Wait()
 	return nil
-}
-
-// pause waits for d, or until somebody wakes the relay, or until ctx ends.
-func (r *Relay) pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-r.wake:
-	case <-r.woken:
-	case <-ctx.Done():
-	}
-}
-
-// fault logs an error of the store, unless it is the relay's own stop.
-func (r *Relay) fault(ctx context.Context, what string, err error) {
-	if ctx.Err() == nil {
-		r.log.WarnContext(ctx, "outbox: "+what+", will try again", "error", err)
-	}
-}
-
-// A batch is what became of one lease.
-type batch struct{ rows, acknowledged int }
-
-// batch leases rows, publishes them and settles. Its error is the store's.
-func (r *Relay) batch(ctx context.Context) (batch, error) {
-	l, err := r.lease(ctx)
-	if err != nil {
-		return batch{}, fmt.Errorf("lease rows: %w", err)
-	}
-	if len(l.rows) == 0 {
-		return batch{}, nil
-	}
-	results := r.publish(ctx, l.rows)
-	if err := r.settle(ctx, l, results); err != nil {
-		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
-	}
-	b := batch{rows: len(l.rows)}
-	for _, result := range results {
-		if result.State == Published || result.State == Removed {
-			b.acknowledged++
-		}
-	}
-	return b, nil
 }

@@ -18,7 +18,8 @@ import (
 type Store interface {
 	// Lease hands out rows that are due, the longest due first, and keeps them from others until Settle, or until the
 	// lease ends. Due are rows that are neither published nor dead, whose delay is over, and that nobody leases. A row
-	// whose lease ended without Settle counts one more unknown attempt. No rows: nothing is due.
+	// whose lease ended without Settle counts one more unknown attempt, and so is a suspect. No rows: nothing of the
+	// kind that was asked for is due.
 	//
 	// The store must not block writers while rows are leased.
 	Lease(ctx context.Context, r LeaseRequest) ([]Row, error)
@@ -56,6 +57,9 @@ type LeaseRequest struct {
 	Token string        // names this lease; random, new for each request
 	Limit int           // the most rows to hand out, at least 1
 	Lease time.Duration // how long they are kept from others
+
+	// Suspects asks for rows with an unknown attempt, and only for them. False: only for rows without one.
+	Suspects bool
 }
 
 // A Row is a message to be published.

@@ -201,7 +201,7 @@ func TestForeign_FindsEachKind(t *testing.T) {
 			t.Errorf("%q passes", line)
 		}
 	}
-	for _, line := range []string{"frame/work/", "./work/", "https://example.com/root/x", "https://pkg.go.dev", "/tmp/x"} {
+	for _, line := range []string{"frame/root/x", "./root/", "https://example.com/root/x", "https://pkg.go.dev", "/tmp/x"} {
 		if what := foreignIn([]byte(line)); what != "" {
 			t.Errorf("%q is taken for %s", line, what)
 		}

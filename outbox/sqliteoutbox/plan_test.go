@@ -24,7 +24,7 @@ func TestStatements_ReadOnlyWhatTheyWant(t *testing.T) {
 		query, index string
 		arguments    int
 	}{
-		{box.sql.lease, "oncemill_outbox_due (due_at<?)", 4},
+		{box.sql.lease, "oncemill_outbox_next (<expr>=? AND due_at<?)", 5},
 		{box.sql.back, "oncemill_outbox_leased (token=?)", 1},
 		{box.sql.clean, "oncemill_outbox_published (published_at>? AND published_at<?)", 2},
 		{box.sql.dead, "oncemill_outbox_dead", 1},

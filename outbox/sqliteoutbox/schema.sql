@@ -19,8 +19,10 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	UNIQUE (topic, id, copy)
 ) STRICT;
 
--- What relays look for. Published and dead rows leave it; delayed and leased rows lie behind the point where it is read.
-CREATE INDEX IF NOT EXISTS "{table}_due" ON "{table}" (due_at) WHERE published_at IS NULL AND dead_at IS NULL;
+-- What relays look for: first whether a row is a suspect, which got no answer before or whose lease ended, then when it
+-- is due. Published and dead rows leave it; delayed and leased rows lie behind the point where it is read.
+CREATE INDEX IF NOT EXISTS "{table}_next" ON "{table}" ((unknowns > 0 OR token IS NOT NULL), due_at)
+	WHERE published_at IS NULL AND dead_at IS NULL;
 CREATE INDEX IF NOT EXISTS "{table}_leased" ON "{table}" (token) WHERE token IS NOT NULL;
 CREATE INDEX IF NOT EXISTS "{table}_published" ON "{table}" (published_at) WHERE published_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS "{table}_dead" ON "{table}" (dead_at) WHERE dead_at IS NOT NULL;

@@ -16,7 +16,7 @@ const leaseSQL = `
 UPDATE "{table}" SET token = ?1, due_at = ?2, unknowns = unknowns + (token IS NOT NULL)
 WHERE number IN (
 	SELECT number FROM "{table}"
-	WHERE published_at IS NULL AND dead_at IS NULL AND due_at <= ?3
+	WHERE published_at IS NULL AND dead_at IS NULL AND (unknowns > 0 OR token IS NOT NULL) = ?5 AND due_at <= ?3
 	ORDER BY due_at LIMIT ?4)
 RETURNING number, id, topic, key, header, payload, failures, unknowns, not_before`
 
@@ -25,7 +25,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	var leased []leasedRow
 	err := o.patiently(ctx, func(conn *sql.Conn) (err error) {
 		at := now()
-		leased, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+micros(r.Lease), at, r.Limit))
+		leased, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+micros(r.Lease), at, r.Limit, r.Suspects))
 		return err
 	})
 	if err != nil {
