@@ -8,12 +8,14 @@ import (
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
-	// BatchSize is the most rows that are leased and published together; all of them are in memory then. Zero: 100.
+	// BatchSize is the most rows that are leased and published together; all of them are in memory then, and up to 32
+	// that got no answer before. Zero: 100.
 	BatchSize int
 
-	// PollInterval is the longest pause between two looks at the store. While nothing is due the pause grows up to it,
-	// and Wake ends it. It is also the longest pause after a batch of which nothing was acknowledged, which Wake does
-	// not end. Zero: 1 s.
+	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due
+	// the pause grows up to it, and Wake ends it. It is also the longest pause after a batch of which nothing was
+	// acknowledged, which Wake does not end. For rows that got no answer before there are four looks more in that time.
+	// Zero: 1 s.
 	PollInterval time.Duration
 
 	// PublishTimeout is how long a batch may take to be published. What is not acknowledged by then is unknown.
@@ -27,7 +29,7 @@ type Config struct {
 	// somebody else. At least PublishTimeout + 2 × StoreTimeout. Zero: 1 min, or that sum if it is longer.
 	Lease time.Duration
 
-	// StopTimeout is how long Run, once its context ended, waits for a batch that is being published. Zero: 10 s.
+	// StopTimeout is how long Run, once its context ended, waits for what is being published. Zero: 10 s.
 	StopTimeout time.Duration
 
 	// MaxAttempts is how often a row may be refused before it is dead. Attempts without an answer do not count.

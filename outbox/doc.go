@@ -20,9 +20,12 @@
 //   - No copy without a cause: copies happen only if a relay dies, an acknowledgement never comes, or a lease ends
 //     before its batch is settled. Any number of relays may share a store.
 //   - Nothing is skipped: rows are found by what they are, never by a position that moves past late commits.
-//   - One bad message does not stop others. One that is refused delays itself only; one that makes the publisher fail as
-//     a whole delays the rest of its batch once, and is published by a call of its own from then on. A call that hangs
-//     holds its relay up until [Config.PublishTimeout], each time that the row is tried.
+//   - One bad message does not stop others. One that is refused delays itself only. One that makes the publisher fail
+//     as a whole, hang or panic delays the rest of its batch once, at most for [Config.PublishTimeout]. From then on it
+//     is a suspect.
+//   - Suspects are rows with an attempt that got no answer, their own or their batch's. Each is published by a call of
+//     its own, up to 32 of them side by side, and never delays rows that are no suspects. Suspects can delay each
+//     other: four that hang leave the other suspects waiting until PublishTimeout.
 //   - An answer that never comes is unknown, not failed: such a row is tried again, ever more slowly, and never dies.
 //   - A clean stop leaves no goroutine and no leased row.
 //
@@ -33,5 +36,6 @@
 // broker: rows are kept for [Config.Retention] because brokers lose some.
 //
 // Whether a refusal is one is the publisher's word. A publisher that reports an unreachable broker as a definite
-// failure, instead of an unknown one, makes rows die in a long outage.
+// failure, instead of an unknown one, makes rows die in a long outage. One that hangs and does not obey its context
+// holds its rows, and whatever waits for them, until it returns.
 package outbox

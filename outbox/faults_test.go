@@ -38,11 +38,14 @@ func TestRelay_StoreErrorsDoNotEndIt(t *testing.T) {
 
 func TestRelay_LostReplyToALeaseGivesTheRowsBack(t *testing.T) {
 	virtual(t, func(t *testing.T) {
+		var lost atomic.Bool
 		s, b := new(fakeStore).write("a"), &broker{}
 		s.onLease = func(apply func() []outbox.Row) ([]outbox.Row, error) {
-			apply()
-			s.onLease = nil
-			return nil, errors.New("connection lost")
+			rows := apply()
+			if len(rows) > 0 && lost.CompareAndSwap(false, true) {
+				return nil, errors.New("connection lost")
+			}
+			return rows, nil
 		}
 		stop := start(t, newRelay(t, s, b, outbox.Config{}))
 		after(t, 2*time.Second) // much less than the lease

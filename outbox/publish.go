@@ -76,8 +76,8 @@ func (r *Relay) call(ctx context.Context, rows []Row) []answer {
 	return answers
 }
 
-// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a row must
-// not end one relay after the other.
+// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a row
+// must not end one relay after the other.
 func (r *Relay) protected(ctx context.Context, messages []producer.Message) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -103,8 +103,8 @@ func perMessage(err error, messages int) ([]producer.Failure, bool) {
 	return e.Failures, true
 }
 
-// alone returns the PublishError that err is or wraps, and nil if it stands beside other errors: a message that it does not
-// mention may be in one of those.
+// alone returns the PublishError that err is or wraps, and nil if it stands beside other errors: a message that it does
+// not mention may be in one of those.
 func alone(err error) *producer.PublishError {
 	for ; err != nil; err = errors.Unwrap(err) { // not into joined errors
 		if e, ok := err.(*producer.PublishError); ok { //nolint:errorlint // this is the search

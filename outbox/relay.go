@@ -51,8 +51,8 @@ func (r *Relay) Wake() {
 }
 
 // Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published,
-// marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its
-// context makes it wait longer.
+// marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its context makes
+// it wait longer.
 //
 // Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only error that it
 // returns is for a relay that is running already.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -272,9 +273,14 @@ func TestRelay_PublisherThatPanicsEndsNoRelay(t *testing.T) {
 func TestRelay_UnreadableRowIsParkedAloud(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s := new(fakeStore).write("a", "odd")
-		stop := start(t, newRelay(t, unreadable{s, "odd"}, &broker{}, outbox.Config{}))
+		var log strings.Builder
+		cfg := outbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		stop := start(t, newRelay(t, unreadable{s, "odd"}, &broker{}, cfg))
 		after(t, time.Second)
 		stop()
+		if !strings.Contains(log.String(), `level=ERROR msg="outbox: row is dead" id=odd topic=orders error="cannot be read"`) {
+			t.Errorf("the log does not tell of the dead row: %s", log.String())
+		}
 		if a, odd := s.row(t, "a"), s.row(t, "odd"); a.state != "published" || odd.state != "dead" || odd.text != "cannot be read" {
 			t.Errorf("rows are %s and %s (%q), want published and dead", a.state, odd.state, odd.text)
 		}

@@ -81,9 +81,15 @@ func message(id string) producer.Message {
 	return producer.Message{ID: id, Topic: "orders", Payload: []byte("payload of " + id)}
 }
 
+// lease leases rows without an unknown attempt.
 func lease(t testing.TB, box *sqliteoutbox.Outbox, token string, d time.Duration) []outbox.Row {
 	t.Helper()
-	rows, err := box.Lease(context.Background(), outbox.LeaseRequest{Token: token, Limit: 100, Lease: d})
+	return leaseKind(t, box, token, d, false)
+}
+
+func leaseKind(t testing.TB, box *sqliteoutbox.Outbox, token string, d time.Duration, suspects bool) []outbox.Row {
+	t.Helper()
+	rows, err := box.Lease(context.Background(), outbox.LeaseRequest{Token: token, Limit: 100, Lease: d, Suspects: suspects})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,12 +14,12 @@ func TestLease_KeepsRowsFromOthersUntilItEnds(t *testing.T) {
 	box, db := newBox(t)
 	write(t, box, db, message("1"), message("2"))
 	first := lease(t, box, "first", 50*time.Millisecond)
-	if len(first) != 2 || len(lease(t, box, "other", time.Minute)) != 0 {
+	if len(first) != 2 || len(lease(t, box, "other", time.Minute)) != 0 || len(leaseKind(t, box, "other", time.Minute, true)) != 0 {
 		t.Fatalf("first lease got %q, and another got rows too", idsOf(first))
 	}
 	var second []outbox.Row
 	eventually(t, "the lease ends", func() bool {
-		second = lease(t, box, "second", time.Minute)
+		second = leaseKind(t, box, "second", time.Minute, true)
 		return len(second) > 0
 	})
 	if diff := cmp.Diff(idsOf(first), idsOf(second)); diff != "" || second[0].Unknowns != 1 || second[0].Failures != 0 {
@@ -29,6 +29,28 @@ func TestLease_KeepsRowsFromOthersUntilItEnds(t *testing.T) {
 	settle(t, box, "first", outbox.Result{Number: first[0].Number, State: outbox.Dead, Error: "late"})
 	if n := count(t, db, `token = 'second' AND dead_at IS NULL`); n != 2 {
 		t.Errorf("the second lease holds %d rows after the first settled, want 2", n)
+	}
+}
+
+func TestLease_SuspectsAreHandedOutApart(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("new"), message("refused"), message("unanswered"), message("given back"))
+	var results []outbox.Result
+	for _, r := range lease(t, box, "t", time.Minute) {
+		switch r.Message.ID {
+		case "refused":
+			results = append(results, outbox.Result{Number: r.Number, State: outbox.Failed})
+		case "unanswered":
+			results = append(results, outbox.Result{Number: r.Number, State: outbox.Unknown})
+		}
+	}
+	settle(t, box, "t", results...)
+	if diff := cmp.Diff([]string{"new", "refused", "given back"}, idsOf(lease(t, box, "t2", time.Minute))); diff != "" {
+		t.Errorf("without an unknown attempt are: %s", diff)
+	}
+	if diff := cmp.Diff([]string{"unanswered"}, idsOf(leaseKind(t, box, "t3", time.Minute, true))); diff != "" {
+		t.Errorf("suspects are: %s", diff)
 	}
 }
 

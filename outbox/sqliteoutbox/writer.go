@@ -20,9 +20,11 @@ import (
 // are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
-// again, as long as the row is kept: repeating an action does no harm. A dead row becomes pending again, with nothing
-// counted: who repeats the action wants it published. If its key or payload
-// differ, that is an [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition.
+// again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
+// [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition.
+//
+// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the new
+// message: who repeats the action wants it published.
 //
 // A message that cannot be written is a [*producer.InvalidError], and then nothing of the call was written. After any
 // other error the transaction must be rolled back.
@@ -42,7 +44,8 @@ ON CONFLICT (topic, id, copy) DO NOTHING`
 const findSQL = `SELECT key, payload, dead_at IS NOT NULL FROM "{table}" WHERE topic = ? AND id = ? AND copy = ?`
 
 const reviveSQL = `
-UPDATE "{table}" SET dead_at = NULL, due_at = ?, failures = 0, unknowns = 0 WHERE topic = ? AND id = ? AND copy = ?`
+UPDATE "{table}" SET dead_at = NULL, header = ?, due_at = ?, failures = 0, unknowns = 0
+WHERE topic = ? AND id = ? AND copy = ?`
 
 // Publish implements [producer.Publisher]. See InSQL.
 func (w writer) Publish(ctx context.Context, messages ...producer.Message) error {
@@ -92,7 +95,7 @@ func (w writer) write(ctx context.Context, insert *sql.Stmt, r record) error {
 		return &outbox.ConflictError{ID: m.ID, Topic: m.Topic}
 	}
 	if dead {
-		_, err := w.tx.ExecContext(ctx, w.outbox.sql.revive, r.due, m.Topic, m.ID, r.copy)
+		_, err := w.tx.ExecContext(ctx, w.outbox.sql.revive, r.header, r.due, m.Topic, m.ID, r.copy)
 		return err
 	}
 	return nil
@@ -130,13 +133,19 @@ func newRecord(ctx context.Context, m producer.Message) (record, error) {
 	return r, nil
 }
 
+// Times are kept as microseconds since 1970, which those of far years overflow.
+var (
+	firstTime = time.Unix(0, 0)
+	endOfTime = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
 // validate refuses what would not come back from the database as it is.
 func validate(m producer.Message) error {
 	if m.Topic == "" {
 		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
 	}
-	if !m.NotBefore.IsZero() && (m.NotBefore.Year() < 1970 || m.NotBefore.Year() > 9999) {
-		return &outbox.InvalidError{Field: "NotBefore", Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", m.NotBefore.Year())}
+	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
+		return &producer.InvalidError{Field: "Message.NotBefore", Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
 	}
 	for _, text := range [...]struct{ field, value string }{{"Message.Topic", m.Topic}, {"Message.Key", m.Key}} {
 		if !utf8.ValidString(text.value) {

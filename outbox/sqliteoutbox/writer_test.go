@@ -191,30 +191,57 @@ func TestInSQL_RepeatedActionRevivesADeadRow(t *testing.T) {
 	write(t, box, db, message("1"))
 	row := lease(t, box, "t", time.Minute)[0]
 	settle(t, box, "t", outbox.Result{Number: row.Number, State: outbox.Dead, Error: "no"})
+	mustExec(t, db, `UPDATE oncemill_outbox SET header = '[1]'`) // of what it died
+
+	tx := begin(t, db)
+	if err := box.InSQL(tx).Publish(t.Context(), message("1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if s := stats(t, box); s.Dead != 1 {
+		t.Errorf("%d dead rows after a rollback, want 1", s.Dead)
+	}
+
 	write(t, box, db, message("1"))
 	again := lease(t, box, "t2", time.Minute)
-	if len(again) != 1 || again[0].Failures != 0 {
-		t.Errorf("rows %+v, want the dead one pending again, with nothing counted", again)
+	if len(again) != 1 || again[0].Failures != 0 || again[0].Problem != "" || stats(t, box).Dead != 0 {
+		t.Errorf("rows %+v, want the dead one pending again, with nothing counted and the new header", again)
 	}
 }
 
 func TestInSQL_DelayBeyondWhatTimesCanHoldIsRefused(t *testing.T) {
 	t.Parallel()
 	box, db := newBox(t)
-	for _, far := range []time.Time{time.Unix(1<<60, 0), time.Date(300_000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(1, 2, 3, 0, 0, 0, 0, time.UTC)} {
+	for _, far := range []time.Time{
+		time.Unix(1<<63-1, 0), time.Unix(1<<60, 0), time.Unix(-1<<60, 0), time.Unix(-1, 0),
+		time.Date(300_000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(1, 2, 3, 0, 0, 0, 0, time.UTC),
+	} {
 		tx, err := db.Begin()
 		if err != nil {
 			t.Fatal(err)
 		}
 		m := message("1")
 		m.NotBefore = far
-		var invalid *outbox.InvalidError
-		if err := box.InSQL(tx).Publish(t.Context(), m); !errors.As(err, &invalid) || invalid.Field != "NotBefore" {
-			t.Errorf("year %d: %v, want it refused", far.Year(), err)
+		err = box.InSQL(tx).Publish(t.Context(), m)
+		if invalid, ok := errors.AsType[*producer.InvalidError](err); !ok || invalid.Field != "Message.NotBefore" {
+			t.Errorf("%v: error %v, want it refused", far, err)
 		}
 		if err := tx.Rollback(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestInSQL_LongestDelayIsKept(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	m := message("1")
+	m.NotBefore = time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC)
+	write(t, box, db, m)
+	if rows := lease(t, box, "t", time.Minute); len(rows) != 0 || stats(t, box).Pending != 1 {
+		t.Errorf("%d rows are due, want one that waits", len(rows))
 	}
 }
 

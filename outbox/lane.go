@@ -1,0 +1,110 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A lane is one loop of a relay: it leases rows of one kind, publishes them and settles, a batch after the other. Rows
+// that got no answer before, the suspects, have lanes of their own, so that one that hangs again holds up nobody else.
+type lane struct {
+	suspects    bool
+	limit       int             // rows of a batch
+	wake, woken <-chan struct{} // end a pause; nil: nothing does
+	cleaner     *cleaner        // nil: another lane cleans
+}
+
+const (
+	suspectLanes = 4
+	suspectBatch = 8 // so that a relay makes at most 32 calls of the publisher for suspects side by side
+)
+
+// healthy is the lane of rows that have no unknown attempt: new ones, and those that were refused.
+func (r *Relay) healthy() lane {
+	return lane{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
+}
+
+// suspects is a lane that nobody wakes: no row is a suspect when it is committed.
+func (r *Relay) suspects() lane {
+	return lane{suspects: true, limit: min(suspectBatch, r.cfg.BatchSize)}
+}
+
+const (
+	shortestPoll  = 10 * time.Millisecond
+	shortestFault = 100 * time.Millisecond
+	longestFault  = 10 * time.Second
+)
+
+// work works off one lane until ctx ends.
+func (r *Relay) work(ctx context.Context, l lane) {
+	idle := pace{shortest: min(shortestPoll, r.cfg.PollInterval), longest: r.cfg.PollInterval}
+	faults := pace{shortest: shortestFault, longest: longestFault}
+	for ctx.Err() == nil {
+		b, err := r.batch(ctx, l)
+		if err != nil {
+			r.fault(ctx, "store failed", err)
+			sleep(ctx, jitter(faults.next()))
+			continue
+		}
+		faults.reset()
+		if l.cleaner != nil {
+			l.cleaner.clean(ctx)
+		}
+		switch {
+		case b.rows == 0:
+			l.pause(ctx, idle.next())
+		case b.acknowledged == 0: // the broker may be away: wakes must not turn that into a storm
+			sleep(ctx, jitter(idle.next()))
+		case b.rows < l.limit:
+			idle.reset()
+			l.pause(ctx, idle.next())
+		default: // there is probably more
+			idle.reset()
+		}
+	}
+}
+
+// pause waits for d, or until somebody wakes the lane, or until ctx ends.
+func (l lane) pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-l.wake:
+	case <-l.woken:
+	case <-ctx.Done():
+	}
+}
+
+// fault logs an error of the store, unless it is the relay's own stop.
+func (r *Relay) fault(ctx context.Context, what string, err error) {
+	if ctx.Err() == nil {
+		r.log.WarnContext(ctx, "outbox: "+what+", will try again", "error", err)
+	}
+}
+
+// A batch is what became of one lease.
+type batch struct{ rows, acknowledged int }
+
+// batch leases rows, publishes them and settles. Its error is the store's.
+func (r *Relay) batch(ctx context.Context, from lane) (batch, error) {
+	l, err := r.lease(ctx, from)
+	if err != nil {
+		return batch{}, fmt.Errorf("lease rows: %w", err)
+	}
+	if len(l.rows) == 0 {
+		return batch{}, nil
+	}
+	results := r.publish(ctx, l.rows, from.suspects)
+	if err := r.settle(ctx, l, results); err != nil {
+		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
+	}
+	b := batch{rows: len(l.rows)}
+	for _, result := range results {
+		if result.State == Published || result.State == Removed {
+			b.acknowledged++
+		}
+	}
+	return b, nil
+}
