@@ -13,7 +13,7 @@ func TestLease_KeepsRowsFromOthersUntilItEnds(t *testing.T) {
 	t.Parallel()
 	box, db := newBox(t)
 	write(t, box, db, message("1"), message("2"))
-	first := lease(t, box, "first", 50*time.Millisecond)
+	first := lease(t, box, "first", 2*time.Second)
 	if len(first) != 2 || len(lease(t, box, "other", time.Minute)) != 0 || len(leaseKind(t, box, "other", time.Minute, true)) != 0 {
 		t.Fatalf("first lease got %q, and another got rows too", idsOf(first))
 	}
