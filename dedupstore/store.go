@@ -42,6 +42,32 @@ type Store interface {
 	Settle(ctx context.Context, c Claim, s Settlement) error
 }
 
+// A Batcher is a Store that does many operations in few round trips, for those who fetch messages in batches.
+type Batcher interface {
+	Store
+
+	// ClaimMany makes each claim as Claim does, each for itself: the error of one says nothing of the others. Claims of
+	// equal keys are made in the order of the slice. It returns one result a request, in the same order. When the
+	// context ends, the results that are not known have its error. No requests: an empty slice.
+	ClaimMany(ctx context.Context, requests []Request) []ClaimResult
+
+	// SettleMany settles each claim as Settle does, under the same rules as ClaimMany. It returns one error a
+	// settling, nil for what is settled.
+	SettleMany(ctx context.Context, settlings []Settling) []error
+}
+
+// A ClaimResult is what Claim would have returned.
+type ClaimResult struct {
+	Answer Answer
+	Err    error
+}
+
+// A Settling is a call of Settle.
+type Settling struct {
+	Claim      Claim
+	Settlement Settlement
+}
+
 // A Checker is a Store that can look at its server before work begins.
 type Checker interface {
 	// Check returns an error that says what to change if the server can drop claims by its settings, and reports what
