@@ -11,9 +11,9 @@ var house = table{
 	{0, "internal/txctx", "a transaction in a context", nil},
 	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, pgx)},
 
-	{1, ".", "the engine", otelAPI},
+	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers; the Watermill faces of a publisher", these(watermill, jcs, otelAPI)},
-	{1, "dedupstore/redisstore", "records in Redis", goRedis},
+	{1, "dedupstore/redisstore", "records in Redis", these(goRedis, lru)},
 	{1, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{1, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
@@ -34,6 +34,7 @@ var house = table{
 
 	{5, "cmd/...", "programs", everything},
 	{5, "examples/...", "programs to learn from", everything},
+	{5, "internal/faults", "promises under faults of real servers", everything},
 	{5, "internal/house", "these tests", nil},
 }
 
@@ -60,6 +61,8 @@ var (
 	watermillNATS = []string{"github.com/ThreeDotsLabs/watermill-nats/v2/..."}
 
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
+	lru        = []string{"github.com/hashicorp/golang-lru/v2/..."}
+	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}
 	sqlite     = []string{"modernc.org/sqlite/..."}
