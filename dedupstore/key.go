@@ -60,15 +60,18 @@ func textProblem(s string, limit int) string {
 // and "-._~@+=,/" are written as %XX, so that neither a colon in an ID nor the braces of a Redis hash tag can make two
 // keys equal. It is the name under which stores keep the record.
 func (k Key) String() string {
-	var b strings.Builder
-	b.Grow(len(k.Tenant) + len(k.Group) + len(k.Handler) + len(k.ID) + 3)
+	return string(k.Append(make([]byte, 0, len(k.Tenant)+len(k.Group)+len(k.Handler)+len(k.ID)+3)))
+}
+
+// Append appends what String returns to b.
+func (k Key) Append(b []byte) []byte {
 	for i, part := range [...]string{k.Tenant, k.Group, k.Handler, k.ID} {
 		if i > 0 {
-			b.WriteByte(':')
+			b = append(b, ':')
 		}
-		escape(&b, part)
+		b = escape(b, part)
 	}
-	return b.String()
+	return b
 }
 
 // ParseKey reads what [Key.String] wrote. It accepts that one spelling only.
@@ -94,16 +97,15 @@ func isPlain(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~@+=,/", c) >= 0
 }
 
-func escape(b *strings.Builder, s string) {
+func escape(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; isPlain(c) {
-			b.WriteByte(c)
+			b = append(b, c)
 		} else {
-			b.WriteByte('%')
-			b.WriteByte(hexDigits[c>>4])
-			b.WriteByte(hexDigits[c&15])
+			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
 		}
 	}
+	return b
 }
 
 func unescape(s string) (string, bool) {

@@ -3,8 +3,11 @@ package redisstore
 import (
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -23,33 +26,83 @@ type Config struct {
 	// SkipCheck leaves out the look at the server before the first claim, for users who may not call INFO, and for
 	// fakes that do not know it. False: the store looks. Check can be called in either case.
 	SkipCheck bool
+
+	// Replicas is how many replicas have to acknowledge a claim (WAIT) before a run is granted; 0: none. It makes a claim
+	// that a failover forgets much rarer, not impossible, and costs a round trip to the replicas. Fewer acknowledgements
+	// are a [*ReplicationError]: no run is granted, and the claim is given back. It needs a [redis.Client] or a
+	// [redis.ClusterClient]; with the latter, claims of a slot that is being moved fail until it has been.
+	Replicas int
+
+	// ReplicaTimeout is how long the replicas have for that, at least a millisecond and less than the ReadTimeout of the
+	// client. Zero means one second. It is not used without Replicas.
+	ReplicaTimeout time.Duration
+
+	// CacheEntries is how many finished outcomes are kept in this process, to answer duplicates without a round trip;
+	// 0: none. Only successes are kept that the server has confirmed, with results of at most 4 KiB, and never longer
+	// than their window. A record that an operator deletes is still answered from here.
+	CacheEntries int
 }
 
 const (
-	defaultPrefix = "oncemill"
-	maxPrefix     = 128
+	defaultPrefix         = "oncemill"
+	defaultReplicaTimeout = time.Second
+	maxPrefix             = 128
 )
 
 func (c Config) withDefaults() Config {
 	if c.Prefix == "" {
 		c.Prefix = defaultPrefix
 	}
+	if c.ReplicaTimeout == 0 {
+		c.ReplicaTimeout = defaultReplicaTimeout
+	}
 	return c
 }
 
-func (c Config) validate() error {
-	problem := ""
+func (c Config) validate(rdb redis.UniversalClient) error {
+	if problem := c.prefixProblem(); problem != "" {
+		return &dedupstore.InvalidError{Field: "Config.Prefix", Problem: problem}
+	}
+	timeout, known := readTimeout(rdb)
+	switch {
+	case c.CacheEntries < 0:
+		return &dedupstore.InvalidError{Field: "Config.CacheEntries", Problem: fmt.Sprintf("is %d, want at least 0", c.CacheEntries)}
+	case c.Replicas < 0:
+		return &dedupstore.InvalidError{Field: "Config.Replicas", Problem: fmt.Sprintf("is %d, want at least 0", c.Replicas)}
+	case c.Replicas == 0:
+		return nil
+	case !known:
+		return &dedupstore.InvalidError{Field: "Config.Replicas", Problem: fmt.Sprintf("needs a *redis.Client or a *redis.ClusterClient, not a %T", rdb)}
+	case c.ReplicaTimeout < time.Millisecond:
+		return &dedupstore.InvalidError{Field: "Config.ReplicaTimeout", Problem: fmt.Sprintf("is %v, want at least 1ms", c.ReplicaTimeout)}
+	case timeout > 0 && c.ReplicaTimeout >= timeout:
+		return &dedupstore.InvalidError{Field: "Config.ReplicaTimeout", Problem: fmt.Sprintf(
+			"is %v, want less than the ReadTimeout of the client, which is %v", c.ReplicaTimeout, timeout)}
+	}
+	return nil
+}
+
+// readTimeout is the client's, which may be none, and whether the kind of the client is known.
+func readTimeout(rdb redis.UniversalClient) (time.Duration, bool) {
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		return rdb.Options().ReadTimeout, true
+	case *redis.ClusterClient:
+		return rdb.Options().ReadTimeout, true
+	}
+	return 0, false
+}
+
+func (c Config) prefixProblem() string {
 	switch {
 	case len(c.Prefix) > maxPrefix:
-		problem = fmt.Sprintf("is %d bytes long, the limit is %d", len(c.Prefix), maxPrefix)
+		return fmt.Sprintf("is %d bytes long, the limit is %d", len(c.Prefix), maxPrefix)
 	case !utf8.ValidString(c.Prefix):
-		problem = fmt.Sprintf("is not valid UTF-8: %q", c.Prefix)
+		return fmt.Sprintf("is not valid UTF-8: %q", c.Prefix)
 	case strings.ContainsAny(c.Prefix, "{}"):
-		problem = fmt.Sprintf("is %q: braces make a hash tag in Redis Cluster", c.Prefix)
+		return fmt.Sprintf("is %q: braces make a hash tag in Redis Cluster", c.Prefix)
 	case strings.ContainsFunc(c.Prefix, unicode.IsControl):
-		problem = fmt.Sprintf("contains a control character: %q", c.Prefix)
-	default:
-		return nil
+		return fmt.Sprintf("contains a control character: %q", c.Prefix)
 	}
-	return &dedupstore.InvalidError{Field: "Config.Prefix", Problem: problem}
+	return ""
 }

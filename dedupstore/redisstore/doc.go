@@ -36,9 +36,11 @@
 //
 // # Records
 //
-// A record is a hash that redis-cli can show: HGETALL oncemill:tenant:group:handler:ID. Times are microseconds since
-// 1970 by the server's clock; record.lua documents the fields. An ACL user needs the key pattern of the prefix and
-// +@connection +evalsha +eval +time +hmget +hset +hsetnx +hincrby +hdel +pexpire +type +exists +info, and better also
-// +config|get, without which the durability is unknown. Where PEXPIRE is refused no run is granted, and what the claim
-// wrote is taken back: no key is left without a time to live.
+// A record is one string with a time to live; record.lua documents its layout, and
+//
+//	redis-cli --eval show.lua oncemill:tenant:group:handler:ID
+//
+// prints one, with the show.lua of this package. An ACL user needs the key pattern of the prefix and
+// +@connection +evalsha +eval +time +get +set +pexpire +pttl +type +info, with Config.Replicas +wait, and better also
+// +config|get, without which the durability is unknown.
 package redisstore

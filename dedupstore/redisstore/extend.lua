@@ -1,28 +1,23 @@
 -- extend: renew the lease, and mark a run as started.
 --
 -- KEYS[1]  record
--- ARGV     1 owner, 2 fence, 3 lease ms, 4 retention ms
--- Replies  {'ok'}
---          {'lost'}: another owner came, or the record is gone or settled
---          {'unreadable', problem}: the record was not touched
+-- ARGV     1 fence and tag of the owner, 2 lease ms, 3 retention ms
+-- Replies  1
+--          0: another owner came, or the record is gone or settled
+--          'U' and the problem: the record cannot be read, and was not touched
 --
 -- Idempotent: a repeated one renews the lease once more, for the same owner.
 
-local owner, fence, lease, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-
-local rec, problem = load()
+local rec, problem = read(redis.pcall('GET', KEYS[1]))
 if problem then
   return problem
 end
-if not held(rec, owner, fence) or rec.state ~= 'running' and rec.state ~= 'publishing' then
-  return {'lost'}
+if not held(rec, ARGV[1]) or not string.find(rec.state, '[RSPQ]') then
+  return 0
 end
-local refused = keep(lease + retention)
-if refused then
-  return refused
+if rec.state == 'R' then
+  rec.state = 'S'
 end
-redis.call('HSET', key, 'lease', int(now + lease * 1000))
-if rec.state == 'running' then
-  redis.call('HSET', key, 'started', '1')
-end
-return {'ok'}
+rec.l, rec.L = digits(now_us() + ARGV[2] * 1000), nil
+local _, refused = write(rec, ARGV[2] + ARGV[3])
+return refused or 1

@@ -1,35 +1,21 @@
--- finish: store the outcome of a run.
---
--- KEYS[1]  record
--- ARGV     1 owner, 2 fence, 3 lease ms of the publish step, or '0' if nothing is to be published, 4 retention ms,
---          then names and values of the outcome's fields that are not empty
--- Replies  {'ok'}
---          {'lost'}: another owner came, or the record is gone, released, or finished by another
---          {'unreadable', problem}: the record was not touched
---
--- Idempotent: the owner that finds its run finished already is told ok, and nothing is written.
+-- The second part of finish: any record.
 
-local owner, fence, lease, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-
-local rec, problem = load('settled')
+local rec, problem = read(raw)
 if problem then
   return problem
 end
-if not held(rec, owner, fence) or rec.state == 'retryable' then
-  return {'lost'}
+if not held(rec, string.sub(ARGV[1], 4)) or rec.state == 'T' then
+  return 0
 end
-if rec.state ~= 'running' then -- an owner that only got the outcome to publish has not stored it
-  return has_settled(rec, owner) and {'ok'} or {'lost'}
+if not string.find(rec.state, '[RS]') then -- an owner that only got the outcome to publish has not stored it
+  return settled(rec, rec.owner) and 1 or 0
 end
-local refused = keep(lease + retention)
-if refused then
-  return refused
+rec.state, rec.kind, rec.l, rec.L = string.sub(ARGV[2], 2, 2), string.sub(ARGV[2], 3, 3), nil, nil
+rec.h, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil
+sections(rec, ARGV[3], 1)
+local ms = tonumber(ARGV[4])
+if ARGV[5] then
+  rec.l, ms = digits(now_us() + ARGV[5] * 1000), ms + ARGV[5]
 end
-redis.call('HSET', key, 'decided', fence, 'settled', remember(rec.settled, owner), unpack(ARGV, 5))
-if lease > 0 then
-  redis.call('HSET', key, 'state', 'publishing', 'lease', int(now + lease * 1000))
-else
-  redis.call('HSET', key, 'state', 'done')
-  redis.call('HDEL', key, 'lease')
-end
-return {'ok'}
+local _, refused = write(rec, ms)
+return refused or 1

@@ -9,28 +9,26 @@ import (
 
 // FuzzDecode reads any reply of the claim script: nothing panics, and what is granted can be settled.
 func FuzzDecode(f *testing.F) {
-	const sep = "\x1f"
-	good := []string{"acquired_publish", "publishing", "1799999999999999", "2", "1799999999999998", "5", "17", "trace",
-		"failed", "1", "why", "result", "1", `[{"id":"a","topic":"t","key":{"base64":"/w=="}}]`, `[{"header":[["k","v"]],"payload":"eA=="}]`}
-	f.Add(strings.Join(good, sep))
-	for _, status := range []string{"acquired_run", "busy", "done", "mismatch", "unreadable", ""} {
-		good[atStatus] = status
-		f.Add(strings.Join(good, sep))
+	const (
+		times = "17999999999999990000000000360000"
+		held  = "1R-1799999999999998abcdefghf0123abcdefghijklmnopt0123456789abcdefghijklmnoL0000000030000"
+		kept  = `1Qf1799999999999998abcdefghe1799999999999990h01234567M00000003whyXB00000002okK00000047[{"id":"a","topic":"t","key":{"base64":"/w=="}}]` +
+			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
+	)
+	reply := func(letter, before, after string) string {
+		return letter + times + string(appendHex(nil, len(before))) + before + after
 	}
-	good[atStatus], good[atContent] = "acquired_publish", "[]"
-	f.Add(strings.Join(good, sep))
-	f.Add("full")
+	f.Add("1799999999999999")
+	f.Add(reply("r", held, strings.Replace(held, "9998", "9999", 1)))
+	f.Add(reply("b", held, ""))
+	f.Add(reply("p", kept, ""))
+	f.Add(reply("d", strings.Replace(kept, "1Q", "1E", 1), ""))
+	f.Add(reply("m", held, ""))
+	f.Add(reply("d", held[:40], ""))
 	f.Fuzz(func(t *testing.T, raw string) {
-		values := []any{}
-		for part := range strings.SplitSeq(raw, sep) {
-			values = append(values, part)
-		}
-		reply, err := texts(values)
-		if err != nil {
-			t.Fatal(err)
-		}
 		r := request("fuzz")
-		a, err := decodeAnswer(reply, r)
+		reply, err := decodeAnswer(raw, r)
+		a := reply.answer
 		if err != nil {
 			if a.Status != "" {
 				t.Errorf("an error came with an answer: %+v", a)
@@ -47,21 +45,28 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("%s came with a claim", a.Status)
 			}
 		}
-		if a.Wait < 0 || a.Age < 0 {
-			t.Errorf("wait %v, age %v", a.Wait, a.Age)
+		if a.Wait < 0 || a.Age < 0 || reply.left < 0 {
+			t.Errorf("wait %v, age %v, left %v", a.Wait, a.Age, reply.left)
 		}
-		fields, err := encodeOutcome(a.Outcome, true)
-		if err != nil || len(fields)%2 != 0 {
+		if _, err := appendOutcome(nil, a.Outcome, true); err != nil {
 			t.Errorf("the outcome cannot be written again: %v", err)
 		}
 	})
 }
 
-func TestTexts_RefuseWhatIsNoArrayOfStrings(t *testing.T) {
-	t.Parallel()
-	for _, reply := range []any{nil, "ok", int64(1), []any{}, []any{nil}, []any{int64(1)}, []any{"ok", []any{"ok"}}, map[any]any{"ok": 1}} {
-		if got, err := texts(reply); err == nil {
-			t.Errorf("%v was read as %q", reply, got)
+// FuzzRecord reads any record: nothing panics, and what was read is written again as it was.
+func FuzzRecord(f *testing.F) {
+	f.Add("1R-1799999999999998abcdefghf0123abcdefghijklmnopL0000000030000")
+	f.Add("1Df1799999999999998abcdefgha0000000002n0000000001b1799999999999990e1799999999999991T00000003tttS00000008hgfedcba" +
+		"M00000003whyXB00000002okK00000002[]")
+	f.Fuzz(func(t *testing.T, raw string) {
+		rec, err := decodeRecord(raw)
+		if err != nil {
+			return
 		}
-	}
+		again, err := decodeRecord(encodeRecord(rec))
+		if err != nil || again != rec {
+			t.Errorf("%q became %+v, %v", raw, again, err)
+		}
+	})
 }

@@ -94,10 +94,42 @@ func producing(o dedupstore.Outcome, produced ...dedupstore.Produced) dedupstore
 	return dedupstore.Finish{Retention: time.Hour, Outcome: o}
 }
 
+// edit changes a record by hand; its time to live stays.
+func edit(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key, change func(rec *record)) {
+	t.Helper()
+	rec := must(decodeRecord(must(rdb.Get(t.Context(), s.name(k)).Result())(t)))(t)
+	change(&rec)
+	if err := rdb.Set(t.Context(), s.name(k), encodeRecord(rec), redis.KeepTTL).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// encodeRecord writes a record as the scripts do.
+func encodeRecord(rec record) string {
+	b := append(appendDigits([]byte{layoutVersion, rec.state, rec.kind}, rec.fence, fenceSize), rec.owner...)
+	for _, letter := range []byte("anbeftTSdhMXBKClL") {
+		if !rec.sections.has(letter) {
+			continue
+		}
+		if _, fixed := fixedSections[letter]; fixed {
+			b = append(append(b, letter), rec.sections.get(letter)...)
+		} else {
+			b = appendText(b, letter, rec.sections.get(letter))
+		}
+	}
+	return string(b)
+}
+
+func (t *sections) remove(letter byte) {
+	t.values[letter-'A'] = ""
+	t.there &^= 1 << (letter - 'A')
+}
+
 // expire ends the record's lease, as if its time had come.
 func expire(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key) {
 	t.Helper()
-	if err := rdb.HSet(t.Context(), s.name(k), "lease", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	edit(t, s, rdb, k, func(rec *record) {
+		rec.sections.remove('L')
+		rec.sections.set('l', "0000000000000001")
+	})
 }

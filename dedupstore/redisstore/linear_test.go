@@ -24,8 +24,9 @@ const (
 	linearDropEvery = 14 // one of so many replies is dropped: 7 %
 )
 
-// history lets the workers run operations on a few keys at once, and returns what they saw.
-func (r *rig) history(t *testing.T, seed uint64, ops operations) []porcupine.Operation {
+// history lets the workers run operations on a few keys at once, and returns what they saw. Each has a store and a
+// client of its own, or all share one store, so that their operations travel in shared pipelines.
+func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared bool) []porcupine.Operation {
 	t.Helper()
 	prefix := "linear-" + ids.New()
 	r.proxy.Inject(r.faults(seed))
@@ -34,14 +35,25 @@ func (r *rig) history(t *testing.T, seed uint64, ops operations) []porcupine.Ope
 	var pool claimPool
 	var group sync.WaitGroup
 	begin := time.Now()
+	stores := make([]*Store, linearWorkers)
 	for w := range linearWorkers {
-		s := must(New(r.clients[w], Config{Prefix: prefix, SkipCheck: true}))(t)
-		s.ops = ops
+		if w == 0 || !shared {
+			stores[w] = must(New(r.clients[w], Config{Prefix: prefix, SkipCheck: true}))(t)
+			stores[w].scripts = broken
+		} else {
+			stores[w] = stores[0]
+		}
+	}
+	for w, s := range stores {
+		sent := r.sent[w]
+		if shared {
+			sent = r.sent[0]
+		}
 		rnd := rand.New(rand.NewPCG(seed, uint64(w)+2))
 		group.Go(func() {
 			for range linearOps {
 				in := pool.draw(rnd)
-				before := r.sent[w].Load()
+				before := sent.Load()
 				call := time.Since(begin).Nanoseconds()
 				out := perform(t, s, in, &pool)
 				end := time.Since(begin).Nanoseconds()
@@ -50,7 +62,9 @@ func (r *rig) history(t *testing.T, seed uint64, ops operations) []porcupine.Ope
 				}
 				mu.Lock()
 				history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
-				for range r.sent[w].Load() - before - 1 { // what was sent before the request that was answered
+				// What was sent before the request that was answered; in a shared pipeline that may have been others',
+				// but the client sends one no more often than this.
+				for range min(sent.Load()-before-1, int64(r.clients[0].Options().MaxRetries)) {
 					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: output{unheard: true}, Return: math.MaxInt64})
 				}
 				mu.Unlock()
@@ -180,20 +194,24 @@ func unheard(t *testing.T, err error) bool {
 	return err != nil
 }
 
-// TestLinearizable_WithLostAndDelayedReplies runs 15 histories, and 200 with ONCEMILL_PROOF=1.
+// TestLinearizable_WithLostAndDelayedReplies runs 15 histories of each kind, and 200 with ONCEMILL_PROOF=1.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
+	t.Run("lone callers", func(t *testing.T) { linearizable(t, false) })
+	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, true) })
+}
+
+func linearizable(t *testing.T, shared bool) {
 	histories := 15
 	if os.Getenv("ONCEMILL_PROOF") == "1" {
 		histories = 200
 	}
 	r := newRig(t)
-	ops := operations{opClaim, opExtend, opFinish, opRelease, opPublished}
 	seed := rand.Uint64()
 	classes := map[string]int{}
 	operationsRun, unanswered, illegal := 0, 0, 0
 	for i := range histories {
 		dropped := r.proxy.Dropped()
-		history := r.history(t, seed+uint64(i), ops)
+		history := r.history(t, seed+uint64(i), allScripts, shared)
 		if r.proxy.Dropped() == dropped {
 			t.Errorf("history %d: no reply was dropped", i)
 		}
@@ -213,6 +231,9 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	if dropped*100 < scripts*5 {
 		t.Errorf("%d of %d replies were dropped, want at least 5 %%", dropped, scripts)
 	}
+	if pipelines := r.sent[0].Load(); shared && int(pipelines)*3 > operationsRun*2 {
+		t.Errorf("%d operations needed %d pipelines: they were hardly shared", operationsRun, pipelines)
+	}
 	for _, class := range []dedupstore.Status{dedupstore.AcquiredRun, dedupstore.AcquiredPublish, dedupstore.Busy, dedupstore.Done, dedupstore.Mismatch} {
 		if classes[string(class)] == 0 {
 			t.Errorf("no claim was answered %s", class)
@@ -224,30 +245,35 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 	r := newRig(t)
 	for name, test := range map[string]struct {
-		script   func(*operations) *operation
-		source   string
+		script   *script
 		old, new string
 	}{
-		"claim that is not idempotent":  {(*operations).claimOp, claimSource, "if rec.owner == owner then", "if false then"},
-		"claim of a live lease":         {(*operations).claimOp, claimSource, "or now < ends or now < due", "or now < due"},
-		"claim before it is due":        {(*operations).claimOp, claimSource, "or now < ends or now < due", "or now < ends"},
-		"late claim that counts":        {(*operations).claimOp, claimSource, "if has_settled(rec, owner) or", "if"},
-		"fence that stands still":       {(*operations).claimOp, claimSource, "math.max(tonumber(rec.fence) + 1, now)", "math.max(tonumber(rec.fence), 1)"},
-		"attempts without end":          {(*operations).claimOp, claimSource, "if attempts >= most then", "if false then"},
-		"finish by anybody":             {(*operations).finishOp, finishSource, "if not held(rec, owner, fence) or", "if not rec or"},
-		"release that forgets attempts": {(*operations).releaseOp, releaseSource, "'attempts', int(attempts)", "'attempts', '0'"},
-		"release by anybody":            {(*operations).releaseOp, releaseSource, "if not held(rec, owner, fence) or", "if not rec or"},
-		"extend by anybody":             {(*operations).extendOp, extendSource, "if not held(rec, owner, fence) or", "if not rec or"},
-		"published by anybody":          {(*operations).publishedOp, publishedSource, "if not held(rec, owner, fence) or", "if not rec or"},
+		"claim that is not idempotent":  {claimScript, "if rec.owner == owner and running then", "if false then"},
+		"claim of what is there":        {claimScript, "'NX', 'PX'", "'PX'"},
+		"claim of a live lease":         {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.due"},
+		"claim before it is due":        {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.ends"},
+		"late claim that counts":        {claimScript, "if settled(rec, owner) or", "if"},
+		"fence that stands still":       {claimScript, "math.max(tonumber(rec.fence) + 1, now)", "math.max(tonumber(rec.fence), 1)"},
+		"attempts without end":          {claimScript, "if rec.attempts >= most then", "if false then"},
+		"finish by anybody":             {finishScript, "if not held(rec, string.sub(ARGV[1], 4)) or", "if not rec or"},
+		"release that forgets attempts": {releaseScript, "rec.state, rec.l, rec.L = 'T', nil, nil", "rec.state, rec.l, rec.L, rec.a = 'T', nil, nil, '0000000000'"},
+		"release by anybody":            {releaseScript, "if not held(rec, ARGV[1]) or", "if not rec or"},
+		"extend by anybody":             {extendScript, "if not held(rec, ARGV[1]) or", "if not rec or"},
+		"published by anybody":          {publishedScript, "if not held(rec, ARGV[1]) or", "if not rec or"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if strings.Count(test.source, test.old) != 1 {
+			source := test.script.source.(string)
+			if strings.Count(source, test.old) != 1 {
 				t.Fatalf("the script does not contain %q once", test.old)
 			}
-			ops := operations{opClaim, opExtend, opFinish, opRelease, opPublished}
-			*test.script(&ops) = newOperation(name, strings.Replace(test.source, test.old, test.new, 1))
+			broken := allScripts
+			for _, s := range [...]**script{&broken.claim, &broken.extend, &broken.finish, &broken.release, &broken.published} {
+				if *s == test.script {
+					*s = newScript(name, strings.Replace(source, test.old, test.new, 1))
+				}
+			}
 			for i := range 60 {
-				history := r.history(t, rand.Uint64(), ops)
+				history := r.history(t, rand.Uint64(), broken, i%2 == 1)
 				if porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute) == porcupine.Illegal {
 					t.Logf("found out by history %d", i+1)
 					return
@@ -257,9 +283,3 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 		})
 	}
 }
-
-func (o *operations) claimOp() *operation     { return &o.claim }
-func (o *operations) extendOp() *operation    { return &o.extend }
-func (o *operations) finishOp() *operation    { return &o.finish }
-func (o *operations) releaseOp() *operation   { return &o.release }
-func (o *operations) publishedOp() *operation { return &o.published }

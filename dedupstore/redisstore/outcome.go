@@ -1,6 +1,8 @@
 package redisstore
 
 import (
+	"crypto/sha1" //nolint:gosec // see check
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -10,44 +12,54 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// encodeOutcome returns names and values of the record's fields. What the outcome produced is split into what is kept
-// and the content, which the record holds only while it is to be published.
-func encodeOutcome(o dedupstore.Outcome, content bool) ([]any, error) {
-	fields := []any{"kind", string(o.Kind)}
-	if o.Exhausted {
-		fields = append(fields, "exhausted", "1")
+// appendOutcome appends the sections of an outcome. What it produced is split into what is kept and the content, which
+// the record holds only while it is to be published.
+func appendOutcome(b []byte, o dedupstore.Outcome, content bool) ([]byte, error) {
+	stubs, err := encodeStubs(o.Produced)
+	if err != nil {
+		return nil, err
+	}
+	var contents []byte
+	if content {
+		if contents, err = encodeContents(o.Produced); err != nil {
+			return nil, err
+		}
+		b = append(append(b, 'h'), check(stubs, contents)...)
 	}
 	if o.Reason != "" {
-		fields = append(fields, "reason", o.Reason)
-	}
-	if len(o.Result) > 0 {
-		fields = append(fields, "result", o.Result)
+		b = appendText(b, 'M', o.Reason)
 	}
 	if o.Truncated {
-		fields = append(fields, "truncated", "1")
+		b = append(b, 'X')
 	}
-	if len(o.Produced) == 0 {
-		return fields, nil
+	for _, section := range [...]struct {
+		letter byte
+		value  []byte
+	}{{'B', o.Result}, {'K', stubs}, {'C', contents}} {
+		if len(section.value) > 0 {
+			b = appendText(b, section.letter, section.value)
+		}
 	}
-	contents := make([]contentJSON, len(o.Produced))
-	for i, m := range o.Produced {
+	return b, nil
+}
+
+// check is by what the claim script tells whether produced messages can be read, before they change hands.
+func check(stubs, contents []byte) string {
+	h := sha1.New() //nolint:gosec // the hash that Lua has in Redis; it finds damage, not forgers
+	h.Write(stubs)
+	h.Write(contents)
+	return hex.EncodeToString(h.Sum(nil))[:8]
+}
+
+func encodeContents(produced []dedupstore.Produced) ([]byte, error) {
+	contents := make([]contentJSON, len(produced))
+	for i, m := range produced {
 		contents[i].Payload = m.Payload
 		for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 			contents[i].Header = append(contents[i].Header, [2]text{text(name), text(m.Header[name])})
 		}
 	}
-	b, err := encodeStubs(o.Produced)
-	if err != nil {
-		return nil, err
-	}
-	fields = append(fields, "produced", b)
-	if content {
-		if b, err = json.Marshal(contents); err != nil {
-			return nil, err
-		}
-		fields = append(fields, "content", b)
-	}
-	return fields, nil
+	return json.Marshal(contents)
 }
 
 // encodeStubs returns what is kept of messages once they are published.

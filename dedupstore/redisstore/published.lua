@@ -1,32 +1,27 @@
--- published: note that what the outcome produced has been published. Only IDs and topics are kept of it.
+-- published: note that what the outcome produced has been published. Only IDs, topics and keys are kept of it.
 --
 -- KEYS[1]  record
--- ARGV     1 owner, 2 fence, 3 retention ms, 4 what was published of an outcome that held nothing, or ''
--- Replies  {'ok'}
---          {'lost'}: another owner came, or the record is gone or not finished
---          {'unreadable', problem}: the record was not touched
+-- ARGV     1 fence and tag of the owner, 2 retention ms, 3 what was published of an outcome that held nothing, or ''
+-- Replies  1
+--          0: another owner came, or the record is gone or not finished
+--          'U' and the problem: the record cannot be read, and was not touched
 --
--- Idempotent: the owner that finds the record done already is told ok, and nothing is written.
+-- Idempotent: the owner that finds the record done already is told so, and nothing is written.
 
-local owner, fence, retention = ARGV[1], ARGV[2], tonumber(ARGV[3])
-
-local rec, problem = load()
+local rec, problem = read(redis.pcall('GET', KEYS[1]))
 if problem then
   return problem
 end
-if not held(rec, owner, fence) or rec.state ~= 'publishing' and rec.state ~= 'done' then
-  return {'lost'}
+if not held(rec, ARGV[1]) or not string.find(rec.state, '[PQDE]') then
+  return 0
 end
-if rec.state == 'done' then
-  return {'ok'}
+if string.find(rec.state, '[DE]') then
+  return 1
 end
-local refused = keep(retention)
-if refused then
-  return refused
+rec.state = rec.state == 'P' and 'D' or 'E'
+rec.l, rec.L, rec.h, rec.C = nil, nil, nil, nil
+if ARGV[3] ~= '' then
+  rec.K = rec.K or ARGV[3]
 end
-redis.call('HSET', key, 'state', 'done')
-if ARGV[4] ~= '' then
-  redis.call('HSETNX', key, 'produced', ARGV[4])
-end
-redis.call('HDEL', key, 'lease', 'content')
-return {'ok'}
+local _, refused = write(rec, tonumber(ARGV[2]))
+return refused or 1

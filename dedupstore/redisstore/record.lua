@@ -1,83 +1,114 @@
--- What all scripts share: it stands in front of each of them. One hash a key:
+-- What the scripts share. A record is one string: a head of 27 bytes, then sections.
 --
---   v            1, the version of this layout
---   state        running | retryable | publishing | done
---   owner        token of the owner; absent: nobody
---   fence        of the last owner, µs
---   attempts     runs so far that count
---   returned     how often a run gave its attempt back
---   lease        when the lease ends; absent: no lease
---   due          retryable: when it may run again
---   first        when the first claim came
---   started      1: the run is marked as started
---   settled      the last owners that settled a run of this record, separated by spaces
---   fingerprint  scheme:sum of the content
---   trace        traceparent of the last run
---   decided      the fence under which the outcome was decided
---   kind         succeeded | failed | unknown
---   exhausted    1: failed because the attempts were spent
---   reason       why, of a failed or unknown outcome or of the last release
---   result       what the handler returned; truncated: 1 if this is only its beginning
---   produced     JSON: IDs, topics and keys of the messages that the run produced
---   content      JSON: their headers and payloads, until they are known to be published
+--   1      '1', the version of this layout
+--   2      state: R running, S running and started, T to be retried, P publishing, Q publishing by an owner that did not
+--          decide the outcome, D done, E done by such an owner
+--   3      kind of the outcome: s succeeded, f failed, x failed because attempts were spent, u unknown, - none yet
+--   4-19   fence of the last owner, 16 digits
+--   20-27  tag of the last owner; in P, D and T it is one that has settled a run
 --
--- Times are µs since 1970 by the server's clock. Numbers are written with %.0f: Lua would write 1.7e+15.
+-- A section is a letter and its value. Of a fixed size, and left out where the default holds:
+--
+--   a 10  runs so far that count; default 1         n 10  runs that gave their attempt back; default 0
+--   b 16  when the first claim came; default: fence  e 16  fence under which the outcome was decided; default: fence
+--   f 20  fingerprint: tag of its scheme (4), digest  t 25  traceparent of the last run, binary
+--   d 16  in T: when it may run again                 h  8  check of K and C, while both are to be published
+--   X  0  the result is only its beginning
+--   l 16  when the lease ends                         L 13  the same, in ms after the fence; one of them, always last
+--
+-- Of any size, after eight hexadecimal digits that tell it:
+--
+--   T  a traceparent that is not of the usual form    S  tags of earlier owners that settled a run, 8 bytes each
+--   M  reason of the outcome or of the last release   B  result
+--   K  JSON: IDs, topics and keys of what was produced   C  JSON: headers and payloads, while they are to be published
+--
+-- Times are µs since 1970 by the server's clock, written with %016.0f: Lua would write 1.7e+15. The programs that write
+-- this layout are these scripts and record.go.
 
-local key = KEYS[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-
+local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 16, L = 13}
+local ANY = {T = true, S = true, M = true, B = true, K = true, C = true}
+local ORDER = {'a', 'n', 'b', 'e', 'f', 't', 'T', 'S', 'd', 'h', 'M', 'X', 'B', 'K', 'C', 'l', 'L'}
+local NUMBERS = {a = 2147483647, n = 2147483647, b = 9007199254740991, e = 9007199254740991, d = 9007199254740991,
+  l = 9007199254740991, L = 9999999999999}
 local REMEMBERED = 4
 
-local function int(n)
-  return string.format('%.0f', n)
-end
-
 local function unreadable(problem)
-  return {'unreadable', problem}
+  return 'U' .. problem
 end
 
--- whole tells whether a field is a number as the scripts write them, which Lua counts exactly, and one more as well.
-local function whole(s)
-  return s and #s <= 16 and string.find(s, '^%d+$') and tonumber(s) < 9007199254740991
+-- digits writes a time, count a number.
+local function digits(n)
+  return string.format('%016.0f', n)
 end
 
--- load reads state, owner, fence and the fields that the script names. It returns nil for a key that does not exist,
--- and a second value, the reply to give, for one that it cannot read.
-local function load(...)
-  local names = {'v', 'state', 'owner', 'fence', ...}
-  local values = redis.pcall('HMGET', key, unpack(names))
-  if values.err then
-    local kind = redis.call('TYPE', key).ok
-    if kind ~= 'hash' and kind ~= 'none' then
-      return nil, unreadable('is a Redis ' .. kind .. ', not a hash')
+local function count(n)
+  return string.format('%010.0f', n)
+end
+
+-- sections reads what begins at a position into a record. It returns the reason if it cannot.
+local function sections(rec, s, at)
+  while at <= #s do
+    local tag = string.sub(s, at, at)
+    local size = FIXED[tag]
+    at = at + 1
+    if ANY[tag] then
+      local hex = string.sub(s, at, at + 7)
+      size = string.match(hex, '^%x%x%x%x%x%x%x%x$') and tonumber(hex, 16)
+      at = at + 8
     end
-    return nil, values
-  end
-  local rec = {}
-  for i, name in ipairs(names) do
-    rec[name] = values[i] or nil
-  end
-  if not rec.v then
-    if redis.call('EXISTS', key) == 1 then
-      return nil, unreadable('has no field "v"')
+    if not size or rec[tag] or at + size - 1 > #s then
+      return 'has a section "' .. tag .. '" that cannot be read'
     end
+    local value = string.sub(s, at, at + size - 1)
+    local most = NUMBERS[tag]
+    if most and not (string.find(value, '^%d+$') and tonumber(value) < most) then
+      return 'has "' .. value .. '" in section "' .. tag .. '"'
+    end
+    rec[tag] = value
+    at = at + size
+  end
+end
+
+-- read makes a record of what GET replied. It returns nil for a key that does not exist, and a second value, the reply
+-- to give, for one that it cannot read.
+local function read(s)
+  if not s then
     return nil
   end
-  if rec.v ~= '1' then
-    return nil, unreadable('has version "' .. rec.v .. '", this program reads version "1"')
+  if type(s) == 'table' then
+    local kind = redis.call('TYPE', KEYS[1]).ok
+    return nil, kind == 'string' and s or unreadable('is a Redis ' .. kind .. ', not a string')
   end
-  if rec.state ~= 'running' and rec.state ~= 'retryable' and rec.state ~= 'publishing' and rec.state ~= 'done' then
-    return nil, unreadable('has state "' .. tostring(rec.state) .. '"')
+  local version = string.sub(s, 1, 1)
+  if version ~= '1' then
+    return nil, unreadable('has version "' .. version .. '", this program reads version "1"')
   end
-  if not whole(rec.fence) then
-    return nil, unreadable('has fence "' .. tostring(rec.fence) .. '"')
+  local rec = {raw = s, state = string.sub(s, 2, 2), kind = string.sub(s, 3, 3), fence = string.sub(s, 4, 19),
+    owner = string.sub(s, 20, 27)}
+  if not string.find(rec.state, '^[RSTPQDE]$') then
+    return nil, unreadable('has state "' .. rec.state .. '"')
+  end
+  if not string.find(rec.kind, string.find(rec.state, '[RST]') and '^-$' or '^[sfxu]$') then
+    return nil, unreadable('has kind "' .. rec.kind .. '"')
+  end
+  if not (string.find(rec.fence, '^' .. string.rep('%d', 16) .. '$') and tonumber(rec.fence) < 9007199254740991) then
+    return nil, unreadable('has fence "' .. rec.fence .. '"')
+  end
+  if #rec.owner < 8 then
+    return nil, unreadable('ends in its head')
+  end
+  local problem = sections(rec, s, 28)
+  if problem then
+    return nil, unreadable(problem)
+  end
+  rec.attempts = tonumber(rec.a or 1)
+  rec.first = tonumber(rec.b or rec.fence)
+  rec.due = tonumber(rec.d or 0)
+  rec.ends = tonumber(rec.l or 0)
+  if rec.L then
+    rec.ends = tonumber(rec.fence) + 1000 * tonumber(rec.L)
   end
   return rec
-end
-
-local function held(rec, owner, fence)
-  return rec and rec.owner == owner and rec.fence == fence
 end
 
 -- refusal is the error reply of a server that refuses to write, such as a replica, with its code in front, by which
@@ -86,24 +117,55 @@ local function refusal(reply)
   return {err = (string.gsub(reply.err, '^@[^:]*: %d+: %-?', ''))}
 end
 
--- keep sets the key's time to live, in ms. It comes first of all writes: PEXPIRE is allowed at maxmemory, and after it
--- the same script may write the rest. It returns the refusal, if any.
-local function keep(ms)
-  local reply = redis.pcall('PEXPIRE', key, int(ms))
-  if type(reply) == 'table' then
-    return refusal(reply)
+-- write stores the record for so many ms. It returns what it wrote, or nil and the refusal. At maxmemory Redis refuses
+-- SET, but not PEXPIRE, and after the first write of a script the others are allowed: known records go on.
+local function write(rec, ms)
+  local parts = {'1', rec.state, rec.kind, rec.fence, rec.owner}
+  for _, tag in ipairs(ORDER) do
+    local value = rec[tag]
+    if value then
+      parts[#parts + 1] = tag
+      if ANY[tag] then
+        parts[#parts + 1] = string.format('%08x', #value)
+      end
+      parts[#parts + 1] = value
+    end
   end
+  local s = table.concat(parts)
+  ms = string.format('%.0f', ms)
+  local reply = redis.pcall('SET', KEYS[1], s, 'PX', ms)
+  if reply.err then
+    local kept = redis.pcall('PEXPIRE', KEYS[1], ms)
+    if type(kept) == 'table' then
+      return nil, refusal(kept)
+    end
+    reply = redis.pcall('SET', KEYS[1], s, 'PX', ms)
+    if reply.err then
+      return nil, refusal(reply)
+    end
+  end
+  return s
 end
 
-local function has_settled(rec, owner)
-  return rec.settled and string.find(' ' .. rec.settled .. ' ', ' ' .. owner .. ' ', 1, true)
+-- held tells whether fence and owner, as one string, are those of the record.
+local function held(rec, fenced)
+  return rec and rec.fence .. rec.owner == fenced
 end
 
-local function remember(settled, owner)
-  local owners = {}
-  for o in string.gmatch(settled or '', '%S+') do
-    owners[#owners + 1] = o
+-- settled tells whether the owner has settled a run of the record.
+local function settled(rec, owner)
+  if rec.owner == owner and string.find(rec.state, '[PDT]') then
+    return true
   end
-  owners[#owners + 1] = owner
-  return table.concat(owners, ' ', math.max(1, #owners - REMEMBERED + 1))
+  for at = 1, #(rec.S or ''), 8 do
+    if string.sub(rec.S, at, at + 7) == owner then
+      return true
+    end
+  end
+  return false
+end
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
 end

@@ -1,45 +1,31 @@
 -- release: give the key back after a run that may be tried again.
 --
 -- KEYS[1]  record
--- ARGV     1 owner, 2 fence, 3 delay ms, 4 retention ms, 5 reason or '', 6 '1' if the run does not count
--- Replies  {'ok'}
---          {'lost'}: another owner came, or the record is gone or finished
---          {'unreadable', problem}: the record was not touched
+-- ARGV     1 fence and tag of the owner, 2 delay ms, 3 retention ms, 4 '1' if the run does not count, 5 reason or ''
+-- Replies  1
+--          0: another owner came, or the record is gone or finished
+--          'U' and the problem: the record cannot be read, and was not touched
 --
--- Idempotent: an owner that released before, while nobody has claimed since, is told ok, and nothing is written.
+-- Idempotent: an owner that released before, while nobody has claimed since, is told so, and nothing is written.
 
-local owner, fence, delay, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local reason, uncounted = ARGV[5], ARGV[6] == '1'
-
-local rec, problem = load('attempts', 'returned', 'settled')
+local rec, problem = read(redis.pcall('GET', KEYS[1]))
 if problem then
   return problem
 end
-if rec and rec.state == 'retryable' and has_settled(rec, owner) then
-  return {'ok'}
+if rec and rec.state == 'T' and settled(rec, string.sub(ARGV[1], 17)) then
+  return 1
 end
-if not held(rec, owner, fence) or rec.state ~= 'running' then
-  return {'lost'}
+if not held(rec, ARGV[1]) or not string.find(rec.state, '[RS]') then
+  return 0
 end
-local attempts = whole(rec.attempts) and tonumber(rec.attempts)
-if not attempts or attempts < 1 then
-  return unreadable('has attempts "' .. tostring(rec.attempts) .. '"')
+if ARGV[4] == '1' then
+  if rec.attempts < 1 then
+    return unreadable('has no attempt to give back')
+  end
+  rec.a, rec.n = count(rec.attempts - 1), count((rec.n or 0) + 1)
 end
-if rec.returned and not whole(rec.returned) then
-  return unreadable('has returned "' .. rec.returned .. '"')
-end
-local refused = keep(delay + retention)
-if refused then
-  return refused
-end
-if uncounted then
-  attempts = attempts - 1
-  redis.call('HINCRBY', key, 'returned', 1)
-end
-redis.call('HSET', key, 'state', 'retryable', 'due', int(now + delay * 1000), 'attempts', int(attempts),
-  'settled', remember(rec.settled, owner))
-redis.call('HDEL', key, 'owner', 'lease', 'started')
-if reason ~= '' then
-  redis.call('HSET', key, 'reason', reason)
-end
-return {'ok'}
+rec.state, rec.l, rec.L = 'T', nil, nil
+rec.d = digits(now_us() + ARGV[2] * 1000)
+rec.M = ARGV[5] ~= '' and ARGV[5] or nil
+local _, refused = write(rec, ARGV[2] + ARGV[3])
+return refused or 1

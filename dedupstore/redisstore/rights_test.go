@@ -90,22 +90,3 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 		t.Errorf("error is %v, want a RecordError", err)
 	}
 }
-
-func TestStore_WithoutATimeToLiveNothingIsGranted(t *testing.T) {
-	t.Parallel()
-	server := ownServer(t)
-	renamed := testserver.Redis(t, "--rename-command", "PEXPIRE", "")
-	for name, test := range map[string]struct{ user, admin *redis.Client }{
-		"ACL":             {as(t, server, "short", "-pexpire"), server.Client()},
-		"renamed command": {renamed.Client(), renamed.Client()},
-	} {
-		s := newStore(t, test.user)
-		r := request("1")
-		if a, err := s.Claim(t.Context(), r); err == nil {
-			t.Errorf("%s: the claim was answered %+v, want an error", name, a)
-		}
-		if left := test.admin.HGetAll(t.Context(), s.name(r.Key)).Val(); len(left) > 0 {
-			t.Errorf("%s: a key without a time to live is left: %v", name, left)
-		}
-	}
-}

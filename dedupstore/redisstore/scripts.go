@@ -1,19 +1,22 @@
 package redisstore
 
 import (
-	_ "embed" // the scripts
-	"errors"
-
-	"github.com/redis/go-redis/v9"
+	"crypto/sha1" //nolint:gosec // Redis names scripts by it
+	_ "embed"     // the scripts
+	"encoding/hex"
 )
 
 var (
 	//go:embed record.lua
 	recordSource string
+	//go:embed claim_fresh.lua
+	claimFreshSource string
 	//go:embed claim.lua
 	claimSource string
 	//go:embed extend.lua
 	extendSource string
+	//go:embed finish_plain.lua
+	finishPlainSource string
 	//go:embed finish.lua
 	finishSource string
 	//go:embed release.lua
@@ -22,45 +25,22 @@ var (
 	publishedSource string
 )
 
-// An operation is a script with its name for error messages.
-type operation struct {
-	name   string
-	script *redis.Script
+// A script is what an operation runs. What happens most stands in front of what the scripts share: a first claim and a
+// plain finish pay nothing for the rest.
+type script struct {
+	name        string // for error messages
+	source, sha any    // strings, as the client takes them
 }
 
 var (
-	opClaim     = newOperation("claim", claimSource)
-	opExtend    = newOperation("extend", extendSource)
-	opFinish    = newOperation("finish", finishSource)
-	opRelease   = newOperation("release", releaseSource)
-	opPublished = newOperation("published", publishedSource)
+	claimScript     = newScript("claim", claimFreshSource+recordSource+claimSource)
+	extendScript    = newScript("extend", recordSource+extendSource)
+	finishScript    = newScript("finish", finishPlainSource+recordSource+finishSource)
+	releaseScript   = newScript("release", recordSource+releaseSource)
+	publishedScript = newScript("published", recordSource+publishedSource)
 )
 
-func newOperation(name, source string) operation {
-	return operation{name, redis.NewScript(recordSource + source)}
-}
-
-// The replies that are not answers.
-const (
-	replyOK         = "ok"
-	replyLost       = "lost"
-	replyUnreadable = "unreadable"
-	replyFull       = "full"
-)
-
-var errReply = errors.New("the script's reply is malformed")
-
-// texts takes a script's reply apart: an array of strings, at least one.
-func texts(reply any) ([]string, error) {
-	values, ok := reply.([]any)
-	if !ok || len(values) == 0 {
-		return nil, errReply
-	}
-	out := make([]string, len(values))
-	for i, v := range values {
-		if out[i], ok = v.(string); !ok {
-			return nil, errReply
-		}
-	}
-	return out, nil
+func newScript(name, source string) *script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // see above
+	return &script{name: name, source: source, sha: hex.EncodeToString(sum[:])}
 }

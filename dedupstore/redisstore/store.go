@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -11,17 +12,21 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Store is a [dedupstore.Store] in Redis, and a [dedupstore.Checker]. It is safe for concurrent use and starts no
-// goroutine. The client stays the caller's to close.
+// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher] and a [dedupstore.Checker]. It is safe for concurrent
+// use. It starts goroutines for shared pipelines, which end when nothing is under way; [Store.Close] waits for them. The
+// client stays the caller's to close.
 type Store struct {
-	rdb    redis.UniversalClient
-	config Config
-	ready  gate
-	ops    operations
+	rdb     redis.UniversalClient
+	config  Config
+	ready   gate
+	scripts scripts
+	lanes   *lanes
 }
 
-// operations are the scripts of a store; tests put broken ones in their place.
-type operations struct{ claim, extend, finish, release, published operation }
+// scripts are the scripts of a store; tests put broken ones in their place.
+type scripts struct{ claim, extend, finish, release, published *script }
+
+var allScripts = scripts{claimScript, extendScript, finishScript, releaseScript, publishedScript}
 
 // New returns a store that uses the client: a [redis.Client] of a single server or of Sentinel, or a
 // [redis.ClusterClient]. It refuses nil, and a [redis.Ring], which sends a key to another server when one is down and
@@ -31,13 +36,22 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	if problem := clientProblem(rdb); problem != "" {
 		return nil, &dedupstore.InvalidError{Field: "rdb", Problem: problem}
 	}
-	if err := c.validate(); err != nil {
+	c = c.withDefaults()
+	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	s := &Store{rdb: rdb, config: c.withDefaults(), ops: operations{opClaim, opExtend, opFinish, opRelease, opPublished}}
+	s := &Store{
+		rdb: rdb, config: c,
+		scripts: allScripts,
+	}
+	s.lanes = newLanes(rdb, s.barrier())
 	s.ready.passed.Store(c.SkipCheck)
 	return s, nil
 }
+
+// Close waits until nothing that the store began is under way any more: operations whose callers have gone may be. It
+// is called after the last operation, and closes nothing.
+func (s *Store) Close() { s.lanes.flushes.Wait() }
 
 func clientProblem(rdb redis.UniversalClient) string {
 	null := false
@@ -58,7 +72,8 @@ func clientProblem(rdb redis.UniversalClient) string {
 }
 
 // Claim implements [dedupstore.Store]. Before the first claim it calls Check, unless the config says otherwise: while
-// the server is unfit or down, claims fail and the next one looks again.
+// the server is unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few
+// replicas know is not granted: [*ReplicationError].
 func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
@@ -66,25 +81,44 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	if err := s.ready.pass(ctx, s.check); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	fingerprint := ""
-	if !r.Fingerprint.IsZero() {
-		fingerprint = r.Fingerprint.Scheme + ":" + r.Fingerprint.Sum
+	return s.answer(ctx, r, s.run(ctx, s.claimOperation(r), true))
+}
+
+// claimOperation makes the operation of a claim.
+func (s *Store) claimOperation(r dedupstore.Request) *operation {
+	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
+	op.packed = appendRequest(op.packed, r)
+	op.end()
+	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
+	op.packed = strconv.AppendInt(op.packed, int64(min(r.MaxAttempts, math.MaxInt32)), 10)
+	op.packed = append(op.packed, ' ', flag(r.ParkExpired), ' ')
+	op.packed = strconv.AppendUint(op.packed, min(r.Rerun, maxFence+1), 10)
+	op.packed = append(op.packed, ' ', flag(s.barrier().on()))
+	op.end()
+	return op.seal()
+}
+
+func flag(set bool) byte {
+	if set {
+		return '1'
 	}
-	park := "0"
-	if r.ParkExpired {
-		park = "1"
+	return '0'
+}
+
+// answer reads the reply of a claim, and frees the operation.
+func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation) (dedupstore.Answer, error) {
+	if op == nil {
+		return dedupstore.Answer{}, ctx.Err()
 	}
-	reply, err := s.run(ctx, s.ops.claim, r.Key,
-		r.Owner, milliseconds(r.Lease), milliseconds(r.Retention), fingerprint, r.MaxAttempts, park,
-		strconv.FormatUint(r.Rerun, 10), r.Trace)
-	if err != nil {
+	defer op.free()
+	if err := op.failure(); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	answer, err := decodeAnswer(reply, r)
+	reply, err := decodeAnswer(op.reply, r)
 	if err != nil {
-		return dedupstore.Answer{}, &dedupstore.RecordError{Key: s.name(r.Key), Problem: err.Error()}
+		return dedupstore.Answer{}, &dedupstore.RecordError{Key: op.name, Problem: err.Error()}
 	}
-	return answer, nil
+	return s.confirm(ctx, reply.answer, op.replicas)
 }
 
 // Extend implements [dedupstore.Store].
@@ -95,7 +129,11 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 	if lease < time.Millisecond || lease > maxLease {
 		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
 	}
-	return s.settle(ctx, s.ops.extend, c, milliseconds(lease), milliseconds(c.Retention))
+	op := newOperation(s.scripts.extend, s.config.Prefix, c.Key)
+	op.owner(c)
+	op.number(milliseconds(lease))
+	op.number(milliseconds(c.Retention))
+	return done(ctx, s.run(ctx, op.seal(), false))
 }
 
 // maxLease is the longest duration that the contract allows.
@@ -103,78 +141,97 @@ const maxLease = 100 * 365 * 24 * time.Hour
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	if err := c.Validate(); err != nil {
+	op, err := s.settleOperation(c, settlement)
+	if err != nil {
 		return err
 	}
+	return done(ctx, s.run(ctx, op, false))
+}
+
+// settleOperation makes the operation of a settlement.
+func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settlement) (*operation, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
-		return err
+		return nil, err
 	}
 	switch t := settlement.(type) {
 	case dedupstore.Finish:
-		return s.finish(ctx, c, t)
+		return s.finishOperation(c, t)
 	case dedupstore.Release:
-		uncounted := "0"
-		if t.Uncounted {
-			uncounted = "1"
-		}
-		return s.settle(ctx, s.ops.release, c, milliseconds(t.Delay), milliseconds(c.Retention), t.Reason, uncounted)
+		op := newOperation(s.scripts.release, s.config.Prefix, c.Key)
+		op.owner(c)
+		op.number(milliseconds(t.Delay))
+		op.number(milliseconds(c.Retention))
+		op.packed = append(op.packed, flag(t.Uncounted))
+		op.end()
+		op.text(t.Reason)
+		return op.seal(), nil
 	case dedupstore.Published:
 		produced, err := encodeStubs(t.Produced)
 		if err != nil {
-			return fmt.Errorf("redisstore: published: %w", err)
+			return nil, fmt.Errorf("redisstore: published: %w", err)
 		}
-		return s.settle(ctx, s.ops.published, c, milliseconds(t.Retention), produced)
+		op := newOperation(s.scripts.published, s.config.Prefix, c.Key)
+		op.owner(c)
+		op.number(milliseconds(t.Retention))
+		op.text(string(produced))
+		return op.seal(), nil
 	}
 	panic("unreachable: validated above")
 }
 
-func (s *Store) finish(ctx context.Context, c dedupstore.Claim, f dedupstore.Finish) error {
+func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
 	publish := len(f.Outcome.Produced) > 0 && !f.Published
-	fields, err := encodeOutcome(f.Outcome, publish)
-	if err != nil {
-		return fmt.Errorf("redisstore: finish: %w", err)
-	}
-	lease := int64(0)
+	state := byte(stateDone)
 	if publish {
-		lease = milliseconds(c.Lease)
+		state = statePublishing
 	}
-	return s.settle(ctx, s.ops.finish, c, append([]any{lease, milliseconds(f.Retention)}, fields...)...)
+	op := newOperation(s.scripts.finish, s.config.Prefix, c.Key)
+	op.head(stateRunning, '-', c)
+	op.head(state, kindOf(f.Outcome), c)
+	packed, err := appendOutcome(op.packed, f.Outcome, publish)
+	if err != nil {
+		op.free()
+		return nil, fmt.Errorf("redisstore: finish: %w", err)
+	}
+	op.packed = packed
+	op.end()
+	op.number(milliseconds(f.Retention))
+	if publish {
+		op.number(milliseconds(c.Lease))
+	}
+	return op.seal(), nil
 }
 
-// settle runs a script whose first arguments are owner and fence, and that answers ok or lost.
-func (s *Store) settle(ctx context.Context, op operation, c dedupstore.Claim, args ...any) error {
-	reply, err := s.run(ctx, op, c.Key, append([]any{c.Owner, strconv.FormatUint(c.Fence, 10)}, args...)...)
-	switch {
-	case err != nil:
+// done reads the reply of a script that answers yes or no, and frees the operation.
+func done(ctx context.Context, op *operation) error {
+	if op == nil {
+		return ctx.Err()
+	}
+	defer op.free()
+	if err := op.failure(); err != nil {
 		return err
-	case reply[0] == replyOK:
+	}
+	switch op.reply {
+	case replyOK:
 		return nil
-	case reply[0] == replyLost:
+	case replyLost:
 		return dedupstore.ErrClaimLost
 	}
-	return fmt.Errorf("redisstore: %s: %w", op.name, errReply)
+	return fmt.Errorf("redisstore: %s: %w", op.script.name, errReply)
 }
 
-// run runs a script on the key's record.
-func (s *Store) run(ctx context.Context, op operation, key dedupstore.Key, args ...any) ([]string, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// run runs an operation and returns it, or nil if the context ended before its reply came.
+func (s *Store) run(ctx context.Context, op *operation, claim bool) *operation {
+	if ctx.Err() != nil {
+		op.free()
+		return nil
 	}
-	name := s.name(key)
-	raw, err := op.script.Run(ctx, s.rdb, []string{name}, args...).Result()
-	if err != nil {
-		return nil, fmt.Errorf("redisstore: %s: %w", op.name, err)
-	}
-	reply, err := texts(raw)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("redisstore: %s: %w", op.name, err)
-	case reply[0] == replyUnreadable && len(reply) == 2:
-		return nil, &dedupstore.RecordError{Key: name, Problem: reply[1]}
-	case reply[0] == replyFull:
-		return nil, fmt.Errorf("redisstore: %s: the server is at maxmemory: %w", op.name, dedupstore.ErrFull)
-	}
-	return reply, nil
+	ops := [1]*operation{op}
+	s.lanes.of(ctx, op.name, claim).do(ctx, ops[:])
+	return ops[0]
 }
 
 // name is the name of the key's record.

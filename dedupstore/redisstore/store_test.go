@@ -152,12 +152,33 @@ func TestStore_FencesAreWholeMicroseconds(t *testing.T) {
 	}
 	// A fence that runs ahead of the clock grows by one and keeps every digit.
 	const ahead = 8_999_999_999_999_998
-	if err := rdb.HSet(t.Context(), s.name(r.Key), "fence", ahead, "lease", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	edit(t, s, rdb, r.Key, func(rec *record) { rec.fence = ahead })
+	expire(t, s, rdb, r.Key)
 	if a = claim(t, s, request("fence"), dedupstore.AcquiredRun); a.Claim.Fence != ahead+1 {
 		t.Errorf("after fence %d came %d", uint64(ahead), a.Claim.Fence)
 	}
+}
+
+func TestStore_OwnerOfALostRecordIsRefused(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	former := claim(t, s, request("lost"), dedupstore.AcquiredRun).Claim
+	if err := rdb.Del(t.Context(), s.name(key("lost"))).Err(); err != nil {
+		t.Fatal(err)
+	}
+	a := claim(t, s, request("lost"), dedupstore.AcquiredRun)
+	if a.Claim.Fence <= former.Fence || a.Found != dedupstore.Absent {
+		t.Errorf("after fence %d came %+v", former.Fence, a)
+	}
+	for what, err := range map[string]error{
+		"finish": s.Settle(t.Context(), former, succeeded("z")), "extend": s.Extend(t.Context(), former, time.Minute),
+		"release": s.Settle(t.Context(), former, dedupstore.Release{}),
+	} {
+		if !errors.Is(err, dedupstore.ErrClaimLost) {
+			t.Errorf("%s: error is %v, want ErrClaimLost", what, err)
+		}
+	}
+	settle(t, s, a.Claim, succeeded("ok"))
 }
 
 func TestStore_DurationsAreRoundedUp(t *testing.T) {

@@ -1,0 +1,293 @@
+package redisstore
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// The layout of a record stands in record.lua. Here it is written and read by the client.
+
+const (
+	layoutVersion = '1'
+	headSize      = 27
+	fenceSize     = 16
+	tagSize       = 8
+	leaseSize     = 13
+	traceSize     = 25
+	maxFence      = 1<<53 - 2 // what Lua counts exactly, with one to grow
+)
+
+// The states of a record, as its second byte says them.
+const (
+	stateRunning    = 'R'
+	stateStarted    = 'S'
+	stateRetryable  = 'T'
+	statePublishing = 'P' // decided by its owner
+	stateToPublish  = 'Q' // its owner only got it to publish
+	stateDone       = 'D'
+	statePublished  = 'E' // done by an owner that only got it to publish
+)
+
+var states = map[byte]dedupstore.State{
+	stateRunning: dedupstore.Running, stateStarted: dedupstore.Running, stateRetryable: dedupstore.Retryable,
+	statePublishing: dedupstore.Publishing, stateToPublish: dedupstore.Publishing,
+	stateDone: dedupstore.Finished, statePublished: dedupstore.Finished,
+}
+
+// kindOf is the third byte of a record with the outcome.
+func kindOf(o dedupstore.Outcome) byte {
+	switch {
+	case o.Exhausted:
+		return 'x'
+	case o.Kind == dedupstore.Failed:
+		return 'f'
+	case o.Kind == dedupstore.Unknown:
+		return 'u'
+	}
+	return 's'
+}
+
+// fixedSections are the sections of a size that their letter tells.
+var fixedSections = map[byte]int{
+	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': 20, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': 16, 'L': leaseSize,
+}
+
+// anySections are those of any size; lengthSize is the size of the length before them.
+const (
+	anySections = "TSMBKC"
+	lengthSize  = 8
+)
+
+// tag is what a record keeps of an owner's token: 64 bits of its SHA-256.
+func tag(owner string) [tagSize]byte {
+	var sum [sha256.Size]byte
+	var space [64]byte // the longest token
+	sum = sha256.Sum256(append(space[:0], owner...))
+	return [tagSize]byte(sum[:tagSize])
+}
+
+// appendOwner appends the fence and the tag of a claim.
+func appendOwner(b []byte, c dedupstore.Claim) []byte {
+	b = appendDigits(b, c.Fence, fenceSize)
+	owner := tag(c.Owner)
+	return append(b, owner[:]...)
+}
+
+// appendRequest appends the owner's tag and the sections of a request, the lease last.
+func appendRequest(b []byte, r dedupstore.Request) []byte {
+	owner := tag(r.Owner)
+	b = append(b, owner[:]...)
+	if !r.Fingerprint.IsZero() {
+		b = appendFingerprint(append(b, 'f'), r.Fingerprint)
+	}
+	b = appendTrace(b, r.Trace)
+	return appendDigits(append(b, 'L'), uint64(milliseconds(r.Lease)), leaseSize)
+}
+
+// appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 of the scheme with the sum. Two contents with
+// the same 128 bits are not to be found by chance; who can choose both contents and the ID needs about 2^64 tries, and
+// gains that his own second message is taken for a copy of his first.
+func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
+	var space [256]byte
+	text := append(space[:0], f.Scheme...)
+	scheme := sha256.Sum256(text)
+	sum := sha256.Sum256(append(append(text, ':'), f.Sum...))
+	return append(append(b, scheme[:4]...), sum[:16]...)
+}
+
+// appendTrace appends a traceparent (W3C Trace Context, section 3.2), in 25 bytes if it is of version 00.
+func appendTrace(b []byte, trace string) []byte {
+	if trace == "" {
+		return b
+	}
+	start := len(b)
+	if len(trace) == 55 && trace[:3] == "00-" && trace[35] == '-' && trace[52] == '-' {
+		b = append(b, 't')
+		for _, part := range [...]string{trace[3:35], trace[36:52], trace[53:]} {
+			for i := 0; i < len(part); i += 2 {
+				hi, lo := unhex(part[i]), unhex(part[i+1])
+				if hi > 15 || lo > 15 {
+					return appendText(b[:start], 'T', trace)
+				}
+				b = append(b, hi<<4|lo)
+			}
+		}
+		return b
+	}
+	return appendText(b, 'T', trace)
+}
+
+// unhex reads a hexadecimal digit as traceparents have them, in lower case; others give more than 15.
+func unhex(c byte) byte {
+	switch {
+	case '0' <= c && c <= '9':
+		return c - '0'
+	case 'a' <= c && c <= 'f':
+		return c - 'a' + 10
+	}
+	return 255
+}
+
+func traceparent(b string) string {
+	h := hex.EncodeToString([]byte(b))
+	return "00-" + h[:32] + "-" + h[32:48] + "-" + h[48:]
+}
+
+// appendText appends a section of any size.
+func appendText[T string | []byte](b []byte, letter byte, text T) []byte {
+	return append(appendHex(append(b, letter), len(text)), text...)
+}
+
+// appendHex appends a length as lengthSize hexadecimal digits.
+func appendHex(b []byte, n int) []byte {
+	return fmt.Appendf(b, "%0*x", lengthSize, n)
+}
+
+func appendDigits(b []byte, n uint64, width int) []byte {
+	var space [20]byte
+	s := strconv.AppendUint(space[:0], n, 10)
+	for range width - len(s) {
+		b = append(b, '0')
+	}
+	return append(b, s...)
+}
+
+// A record is what a claim's reply tells of it.
+type record struct {
+	state, kind byte
+	fence       uint64
+	owner       string // tag
+	sections    sections
+}
+
+// sections are the values of a record's sections by their letters.
+type sections struct {
+	values [1 + 'z' - 'A']string
+	there  uint64 // a bit for each
+}
+
+func (t *sections) set(letter byte, value string) {
+	t.values[letter-'A'] = value
+	t.there |= 1 << (letter - 'A')
+}
+
+// get returns the value, "" if it is not there. The letter is one of the layout's.
+func (t *sections) get(letter byte) string { return t.values[letter-'A'] }
+
+func (t *sections) has(letter byte) bool { return t.there&(1<<(letter-'A')) != 0 }
+
+// decodeRecord takes a record apart.
+func decodeRecord(s string) (record, error) {
+	if len(s) < headSize {
+		return record{}, fmt.Errorf("is %d bytes long, want at least %d", len(s), headSize)
+	}
+	if s[0] != layoutVersion {
+		return record{}, fmt.Errorf("has version %q, this program reads version %q", s[:1], layoutVersion)
+	}
+	rec := record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize]}
+	if states[rec.state] == "" {
+		return record{}, fmt.Errorf("has state %q", rec.state)
+	}
+	var err error
+	if rec.fence, err = strconv.ParseUint(s[3:3+fenceSize], 10, 64); err != nil || rec.fence == 0 {
+		return record{}, fmt.Errorf("has fence %q", s[3:3+fenceSize])
+	}
+	for rest := s[headSize:]; rest != ""; {
+		letter := rest[0]
+		rest = rest[1:]
+		size, fixed := fixedSections[letter]
+		if !fixed && strings.IndexByte(anySections, letter) < 0 {
+			return record{}, fmt.Errorf("has a section %q, which this program does not know", letter)
+		}
+		if !fixed {
+			n, err := strconv.ParseUint(rest[:min(lengthSize, len(rest))], 16, 32)
+			if err != nil {
+				return record{}, fmt.Errorf("has a section %q without a length", letter)
+			}
+			size, rest = int(n), rest[lengthSize:]
+		}
+		if size > len(rest) {
+			return record{}, fmt.Errorf("ends in its section %q", letter)
+		}
+		rec.sections.set(letter, rest[:size])
+		rest = rest[size:]
+	}
+	return rec, nil
+}
+
+// number reads a section of digits.
+func (rec *record) number(p *parser, letter byte, unless uint64) uint64 {
+	if !rec.sections.has(letter) {
+		return unless
+	}
+	s := rec.sections.get(letter)
+	n, err := strconv.ParseUint(s, 10, 64)
+	p.check(err == nil && n <= math.MaxInt64/1000, "has %q in section %q", s, letter)
+	return n
+}
+
+// first is when the first claim came; decided is the fence under which the outcome was decided.
+func (rec *record) first(p *parser) uint64   { return rec.number(p, 'b', rec.fence) }
+func (rec *record) decided(p *parser) uint64 { return rec.number(p, 'e', rec.fence) }
+
+// wait is how long the record is busy after now.
+func (rec *record) wait(p *parser, now uint64) time.Duration {
+	until := max(rec.number(p, 'l', 0), rec.number(p, 'd', 0))
+	if rec.sections.has('L') {
+		until = max(until, rec.fence+1000*rec.number(p, 'L', 0))
+	}
+	return since(now, until)
+}
+
+// since is the time from one to another, or zero if there is none.
+func since(from, to uint64) time.Duration {
+	if to <= from || to-from > math.MaxInt64/1000 {
+		return 0
+	}
+	return time.Duration(to-from) * time.Microsecond
+}
+
+func (rec *record) trace() string {
+	if rec.sections.has('t') {
+		return traceparent(rec.sections.get('t'))
+	}
+	return rec.sections.get('T')
+}
+
+// outcome reads the outcome, with headers and payloads of what it produced if they are still to be published.
+func (rec *record) outcome(p *parser, content bool) dedupstore.Outcome {
+	o := dedupstore.Outcome{Reason: rec.sections.get('M'), Truncated: rec.sections.has('X')}
+	switch rec.kind {
+	case 's':
+		o.Kind = dedupstore.Succeeded
+	case 'f', 'x':
+		o.Kind, o.Exhausted = dedupstore.Failed, rec.kind == 'x'
+	case 'u':
+		o.Kind = dedupstore.Unknown
+	default:
+		p.check(false, "has kind %q", rec.kind)
+	}
+	if result := rec.sections.get('B'); result != "" {
+		o.Result = []byte(result)
+	}
+	produced, err := decodeProduced(rec.sections.get('K'), rec.sections.get('C'), content)
+	p.check(err == nil, "has produced messages that cannot be read: %v", err)
+	o.Produced = produced
+	return o
+}
+
+// A parser keeps the first thing that was wrong.
+type parser struct{ err error }
+
+func (p *parser) check(ok bool, format string, args ...any) {
+	if !ok && p.err == nil {
+		p.err = fmt.Errorf(format, args...)
+	}
+}
