@@ -3,15 +3,81 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
+
+func TestRecord_IsReadableWithRedisCLI(t *testing.T) {
+	t.Parallel()
+	cli := testserver.NeedProgram(t, "redis-cli", "Debian: apt-get install redis-tools")
+	server := ownServer(t)
+	s := newStore(t, server.Client())
+	r := request("o-17 é")
+	show := func() map[string]string {
+		t.Helper()
+		host, port, _ := strings.Cut(server.Addr, ":")
+		out, err := exec.CommandContext(t.Context(), cli, "-h", host, "-p", port, "--eval", "show.lua", s.name(r.Key)).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := map[string]string{}
+		for line := range strings.Lines(string(out)) {
+			name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+			fields[name] = value
+		}
+		return fields
+	}
+	if got := show(); got["there is no record of this name"] != "" || len(got) != 1 {
+		t.Errorf("without a record: %q", got)
+	}
+	a := claim(t, s, r, dedupstore.AcquiredRun)
+	fence := strconv.FormatUint(a.Claim.Fence, 10)
+	if got := show(); got["state"] != "running" || got["fence"] != fence || got["lease ends"] != strconv.FormatUint(a.Claim.Fence+60_000_000, 10) {
+		t.Errorf("a run is shown as %q, fence %s", got, fence)
+	}
+	settle(t, s, a.Claim, producing(dedupstore.Outcome{Kind: dedupstore.Failed, Reason: "card refused", Truncated: true, Result: []byte("r")},
+		dedupstore.Produced{ID: "d-1", Topic: "dead", Header: map[string]string{"why": "card"}, Payload: []byte("x")}))
+	fields := show()
+	for _, changing := range []string{"owner", "fingerprint", "check", "lease ends", "kept for"} {
+		if fields[changing] == "" {
+			t.Errorf("%q is missing", changing)
+		}
+		delete(fields, changing)
+	}
+	want := map[string]string{
+		"state": "publishing", "outcome": "failed", "fence": fence, "traceparent": r.Trace, "reason": "card refused",
+		"result": "r", "result truncated": "",
+		"produced": `[{"id":"d-1","topic":"dead"}]`, "content": `[{"header":[["why","card"]],"payload":"eA=="}]`,
+	}
+	if diff := cmp.Diff(want, fields); diff != "" {
+		t.Error(diff)
+	}
+	if !strings.HasSuffix(s.name(r.Key), ":acme:billing:charge:o-17%20%C3%A9") {
+		t.Errorf("the key is named %q", s.name(r.Key))
+	}
+}
+
+// TestRecord_SizeIsBounded keeps a finished record with all usual fields in 76 bytes: up to there, and not beyond, Redis
+// needs 80 for its value.
+func TestRecord_SizeIsBounded(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	r := request("size")
+	settle(t, s, claim(t, s, r, dedupstore.AcquiredRun).Claim, succeeded(""))
+	if n := rdb.StrLen(t.Context(), s.name(r.Key)).Val(); n > 76 {
+		t.Errorf("a finished record is %d bytes long", n)
+	}
+}
 
 // everyOperation calls all operations on the key; none can succeed on a record that cannot be read.
 func everyOperation(ctx context.Context, s dedupstore.Store, k dedupstore.Key) map[string]error {
