@@ -1,0 +1,320 @@
+package redisstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// behind returns a store on a server behind a proxy, with the scripts loaded and a connection made.
+func behind(t *testing.T) (*Store, *testserver.RedisProxy) {
+	t.Helper()
+	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	s := newStore(t, impatient(t, proxy.Addr))
+	settle(t, s, claim(t, s, request("first"), dedupstore.AcquiredRun).Claim, succeeded(""))
+	return s, proxy
+}
+
+// stall holds the next reply until it is released, and says when that reply is there.
+func stall(proxy *testserver.RedisProxy) (there <-chan struct{}, release func()) {
+	held, let := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	proxy.Inject(func(e testserver.Exchange) testserver.Fault {
+		if e.Has("evalsha") && first.CompareAndSwap(false, true) {
+			close(held)
+			<-let
+		}
+		return testserver.Fault{}
+	})
+	return held, sync.OnceFunc(func() { close(let) })
+}
+
+// queued waits until the store's only lane has so many operations in its queue.
+func queued(t *testing.T, s *Store, n int) {
+	t.Helper()
+	l := s.lanes.of(t.Context(), "any", true)
+	eventually(t, func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if len(l.queue) != n {
+			return fmt.Errorf("%d operations are queued, want %d", len(l.queue), n)
+		}
+		return nil
+	})
+}
+
+func TestLane_WhatQueuesUpTravelsTogether(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	writes := 0
+	s.rdb.AddHook(pipelines{&writes})
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	for i := range 100 {
+		group.Go(func() { claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun) })
+	}
+	queued(t, s, 100)
+	release()
+	group.Wait()
+	s.Close()
+	if writes != 1 {
+		t.Errorf("100 claims that waited for a flush went in %d pipelines, want 1", writes)
+	}
+}
+
+type pipelines struct{ n *int }
+
+func (pipelines) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (pipelines) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (p pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if cmds[0].Name() == "evalsha" { // not what a new connection begins with
+			*p.n++
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestLane_CancellationOfOneCallerHarmsNoOther(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	ctx, cancel := context.WithCancel(t.Context())
+	for i := range 20 {
+		group.Go(func() {
+			if i%2 == 0 {
+				claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun)
+				return
+			}
+			if _, err := s.Claim(ctx, request(fmt.Sprint("k", i))); !errors.Is(err, context.Canceled) {
+				t.Errorf("the cancelled claim's error is %v, want context.Canceled", err)
+			}
+		})
+	}
+	queued(t, s, 20)
+	cancel()
+	release()
+	group.Wait()
+	for i := range 20 {
+		want := dedupstore.Busy
+		if i%2 == 1 {
+			want = "" // sent or not, as it came
+		}
+		a, err := s.Claim(t.Context(), request(fmt.Sprint("k", i)))
+		if err != nil || want != "" && a.Status != want {
+			t.Errorf("claim %d was answered %s, %v", i, a.Status, err)
+		}
+	}
+}
+
+func TestLane_AbandonedOperationIsNotSent(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if _, err := s.Claim(ctx, request("gone")); !errors.Is(err, context.Canceled) {
+			t.Errorf("error is %v, want context.Canceled", err)
+		}
+	}()
+	queued(t, s, 1)
+	cancel()
+	<-gone // at once, although the flush before it has not returned
+	release()
+	group.Wait()
+	s.Close()
+	claim(t, s, request("gone"), dedupstore.AcquiredRun)
+}
+
+func TestLane_LostReplyOfASharedPipelineIsRepeated(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	answers := make([]dedupstore.Answer, 30)
+	for i := range answers {
+		group.Go(func() { answers[i] = claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun) })
+	}
+	queued(t, s, len(answers))
+	var once sync.Once
+	proxy.Inject(func(e testserver.Exchange) (f testserver.Fault) {
+		if e.Has(":k7") {
+			once.Do(func() { f.DropReply = true })
+		}
+		return f
+	})
+	release()
+	group.Wait()
+	if proxy.Dropped() != 1 {
+		t.Fatalf("%d replies were dropped, want 1", proxy.Dropped())
+	}
+	for i, a := range answers {
+		if a.Claim.Attempt != 1 {
+			t.Errorf("claim %d has attempt %d, want 1", i, a.Claim.Attempt)
+		}
+		settle(t, s, a.Claim, succeeded(""))
+	}
+}
+
+func TestLane_ScriptsThatTheServerForgotAreSentAgain(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	for i := range 30 {
+		group.Go(func() { claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun) })
+	}
+	queued(t, s, 30)
+	if err := s.rdb.ScriptFlush(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	group.Wait()
+}
+
+func TestLane_LargeOperationsHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	a := dedupstore.Claim{Key: key("none"), Owner: "nobody-was-granted", Fence: 1, Lease: time.Hour, Retention: time.Hour}
+	large := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
+		Kind: dedupstore.Succeeded, Result: bytes.Repeat([]byte("x"), maxShared),
+	}}
+	if err := s.Settle(t.Context(), a, large); !errors.Is(err, dedupstore.ErrClaimLost) {
+		t.Errorf("error is %v, want ErrClaimLost, although another operation is under way", err)
+	}
+	release()
+	group.Wait()
+}
+
+func TestLane_DeadlineIsKeptInTheQueue(t *testing.T) {
+	t.Parallel()
+	s, proxy := behind(t)
+	held, release := stall(proxy)
+	defer release()
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error is %v, want context.DeadlineExceeded", err)
+	}
+	results := s.ClaimMany(ctx, []dedupstore.Request{request("2"), {}, request("3")})
+	for i, want := range []error{context.DeadlineExceeded, &dedupstore.InvalidError{}, context.DeadlineExceeded} {
+		if invalid := new(dedupstore.InvalidError); results[i].Err == nil || i == 1 != errors.As(results[i].Err, &invalid) {
+			t.Errorf("result %d is %v, want %T", i, results[i].Err, want)
+		}
+	}
+	release()
+	group.Wait()
+}
+
+func TestStore_CloseLeavesNoGoroutine(t *testing.T) {
+	server := ownServer(t)
+	before := goleak.IgnoreCurrent()
+	rdb := redis.NewClient(server.Options())
+	s := newStore(t, rdb)
+	var group sync.WaitGroup
+	for i := range 200 {
+		group.Go(func() { claim(t, s, request(fmt.Sprint(i)), dedupstore.AcquiredRun) })
+	}
+	group.Wait()
+	s.Close()
+	rdb.Close()
+	goleak.VerifyNone(t, before)
+}
+
+func TestStore_ManyCallersKeepTheirOwnAnswers(t *testing.T) {
+	t.Parallel()
+	s, _ := onServer(t)
+	var group sync.WaitGroup
+	for w := range 64 {
+		group.Go(func() {
+			for i := range 50 {
+				id := fmt.Sprintf("%d-%d", w, i)
+				r := request(id)
+				a := claim(t, s, r, dedupstore.AcquiredRun)
+				settle(t, s, a.Claim, succeeded(strings.Repeat(id+" ", w+1)))
+				got := claim(t, s, request(id), dedupstore.Done)
+				if string(got.Outcome.Result) != strings.Repeat(id+" ", w+1) || got.Fence != a.Claim.Fence || got.Trace != r.Trace {
+					t.Errorf("%s: the outcome is %+v", id, got)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
+	t.Parallel()
+	cluster := testserver.RedisCluster(t)
+	rdb := cluster.Client()
+	s := newStore(t, rdb)
+	byNode := map[string][]string{}
+	for i := range 60 {
+		id := fmt.Sprint(i)
+		node := must(rdb.MasterForKey(t.Context(), s.name(key(id))))(t).Options().Addr
+		byNode[node] = append(byNode[node], id)
+		claim(t, s, request("warm-"+id), dedupstore.AcquiredRun)
+	}
+	hung := cluster.Nodes[0]
+	if err := hung.Process().Pause(); err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Process().Resume()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	for _, id := range byNode[hung.Addr] {
+		group.Go(func() { _, _ = s.Claim(ctx, request(id)) }) // as it comes: a replica may take over meanwhile
+	}
+	for node, ids := range byNode {
+		if node == hung.Addr {
+			continue
+		}
+		for _, id := range ids {
+			start := time.Now()
+			claim(t, s, request(id), dedupstore.AcquiredRun)
+			if took := time.Since(start); took > 2*time.Second {
+				t.Errorf("a claim on a node that works took %v", took)
+			}
+		}
+	}
+	cancel()
+	group.Wait()
+}
