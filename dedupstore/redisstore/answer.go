@@ -29,8 +29,9 @@ var errReply = errors.New("the script's reply is malformed")
 
 // A reply is what a claim's reply says, taken apart.
 type reply struct {
-	answer dedupstore.Answer
-	left   time.Duration // how long the record lives; zero if that is not known
+	answer      dedupstore.Answer
+	left        time.Duration // how long the record lives; zero if that is not known
+	fingerprint string        // of the record, as it stands there
 }
 
 // decodeAnswer reads the reply of a claim. The error says what is wrong with the record behind it.
@@ -87,7 +88,8 @@ func decodeAnswer(s string, r dedupstore.Request) (reply, error) {
 	if p.err != nil {
 		return reply{}, p.err
 	}
-	return reply{a, max(0, time.Duration(min(left, int64(maxLease/time.Millisecond)))) * time.Millisecond}, nil
+	lives := max(0, min(left, int64(maxLease/time.Millisecond)))
+	return reply{a, time.Duration(lives) * time.Millisecond, before.sections.get('f')}, nil
 }
 
 func claimOf(r dedupstore.Request, fence uint64, attempt, returned int) dedupstore.Claim {

@@ -2,7 +2,9 @@ package redisstore
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -10,22 +12,23 @@ import (
 // ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims.
 func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
-	ready := s.ready.pass(ctx, s.check)
+	sent, ready := time.Now(), s.ready.pass(ctx, s.check)
 	ops := make([]*operation, len(requests))
 	for i, r := range requests {
-		switch err := r.Validate(); {
-		case err != nil:
-			results[i].Err = err
-		case ready != nil:
-			results[i].Err = ready
-		default:
+		if results[i].Err = r.Validate(); results[i].Err != nil {
+			continue
+		}
+		if a, hit := s.cached(ctx, r, sent); hit {
+			results[i] = dedupstore.ClaimResult{Answer: a, Err: ctx.Err()}
+		} else if results[i].Err = ready; ready == nil {
 			ops[i] = s.claimOperation(r)
 		}
 	}
+	asked := slices.Clone(ops)
 	s.runMany(ctx, ops, true)
 	for i, r := range requests {
-		if results[i].Err == nil {
-			results[i].Answer, results[i].Err = s.answer(ctx, r, ops[i])
+		if asked[i] != nil {
+			results[i].Answer, results[i].Err = s.answer(ctx, r, ops[i], sent)
 		}
 	}
 	return results

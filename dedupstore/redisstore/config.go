@@ -37,9 +37,9 @@ type Config struct {
 	// client. Zero means one second. It is not used without Replicas.
 	ReplicaTimeout time.Duration
 
-	// CacheEntries is how many finished outcomes are kept in this process, to answer duplicates without a round trip;
-	// 0: none. Only successes are kept that the server has confirmed, with results of at most 4 KiB, and never longer
-	// than their window. A record that an operator deletes is still answered from here.
+	// CacheEntries is how many finished outcomes are kept in this process, to answer further duplicates without a round
+	// trip; 0: none. Kept are successes that a duplicate has read, with results of at most 4 KiB, the last asked for, and
+	// never longer than their window. A record that is deleted, or that Redis loses, is still answered from here.
 	CacheEntries int
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher] and a [dedupstore.Checker]. It is safe for concurrent
@@ -21,6 +22,8 @@ type Store struct {
 	ready   gate
 	scripts scripts
 	lanes   *lanes
+	cache   *cache
+	meter   *telemetry.CacheMeter
 }
 
 // scripts are the scripts of a store; tests put broken ones in their place.
@@ -40,10 +43,11 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	s := &Store{
-		rdb: rdb, config: c,
-		scripts: allScripts,
+	meter, err := telemetry.NewCacheMeter()
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: %w", err)
 	}
+	s := &Store{rdb: rdb, config: c, scripts: allScripts, cache: newCache(c.CacheEntries), meter: meter}
 	s.lanes = newLanes(rdb, s.barrier())
 	s.ready.passed.Store(c.SkipCheck)
 	return s, nil
@@ -78,10 +82,23 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
 	}
+	sent := time.Now()
+	if a, hit := s.cached(ctx, r, sent); hit {
+		return a, ctx.Err()
+	}
 	if err := s.ready.pass(ctx, s.check); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	return s.answer(ctx, r, s.run(ctx, s.claimOperation(r), true))
+	return s.answer(ctx, r, s.run(ctx, s.claimOperation(r), true), sent)
+}
+
+// cached answers a claim from the cache, if that knows the answer.
+func (s *Store) cached(ctx context.Context, r dedupstore.Request, now time.Time) (dedupstore.Answer, bool) {
+	a, hit := s.cache.get(r, now)
+	if hit {
+		s.meter.Hit(ctx)
+	}
+	return a, hit
 }
 
 // claimOperation makes the operation of a claim.
@@ -105,8 +122,8 @@ func flag(set bool) byte {
 	return '0'
 }
 
-// answer reads the reply of a claim, and frees the operation.
-func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation) (dedupstore.Answer, error) {
+// answer reads the reply of a claim that was sent at the time given, and frees the operation.
+func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation, sent time.Time) (dedupstore.Answer, error) {
 	if op == nil {
 		return dedupstore.Answer{}, ctx.Err()
 	}
@@ -118,7 +135,25 @@ func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation)
 	if err != nil {
 		return dedupstore.Answer{}, &dedupstore.RecordError{Key: op.name, Problem: err.Error()}
 	}
+	if reply.answer.Status == dedupstore.Done {
+		s.remember(r, reply, sent)
+	}
 	return s.confirm(ctx, reply.answer, op.replicas)
+}
+
+// remember puts an outcome that was read into the cache, if the record's fingerprint is known: it has none, or that of
+// the request.
+func (s *Store) remember(r dedupstore.Request, reply reply, sent time.Time) {
+	fingerprint := dedupstore.Fingerprint{}
+	if s.cache == nil {
+		return
+	}
+	if reply.fingerprint != "" {
+		if fingerprint = r.Fingerprint; fingerprint.IsZero() || string(appendFingerprint(nil, fingerprint)) != reply.fingerprint {
+			return
+		}
+	}
+	s.cache.put(r.Key, fingerprint, reply.answer, sent, reply.left)
 }
 
 // Extend implements [dedupstore.Store].

@@ -112,6 +112,19 @@ func (m *Meter) Oversize(ctx context.Context, group, handler string) {
 	m.oversize.Add(ctx, 1, metric.WithAttributes(keyGroup.String(group), keyHandler.String(handler)))
 }
 
+// A CacheMeter counts what a store's local cache does. Its methods are safe for concurrent use.
+type CacheMeter struct{ hits metric.Int64Counter }
+
+// NewCacheMeter makes the instrument with the global meter provider.
+func NewCacheMeter() (*CacheMeter, error) {
+	hits, err := otel.Meter(Scope).Int64Counter("oncemill.cache.hits", metric.WithUnit("{claim}"),
+		metric.WithDescription("Claims that were answered by a local cache of finished outcomes."))
+	return &CacheMeter{hits}, err
+}
+
+// Hit counts a claim that the cache has answered.
+func (m *CacheMeter) Hit(ctx context.Context) { m.hits.Add(ctx, 1) }
+
 // Traceparent is the W3C traceparent of the current span, or "" without one.
 func Traceparent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
