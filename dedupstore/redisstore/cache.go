@@ -63,7 +63,7 @@ func (c *cache) put(
 		return
 	}
 	key.ID = strings.Clone(key.ID) // it may be a piece of a whole message
-	
+	a.Outcome = copyOf(a.Outcome)
 	deadline := sent.Add(left - margin)
 	c.entries.Add(key, entry{answer: a, fingerprint: f, sent: sent, deadline: deadline, wall: deadline.Round(0)})
 }

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -46,7 +45,7 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		Warnings:   clientWarnings(s.rdb),
 	}
 	for _, v := range servers {
-		for _, w := range v.warnings() {
+		for _, w := range v.warnings(s.config.Replicas) {
 			if !slices.Contains(report.Warnings, w) {
 				report.Warnings = append(report.Warnings, w)
 			}
@@ -110,7 +109,7 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 		}
 	}
 	config := map[string]string{}
-	for _, name := range [...]string{"appendfsync", "save", "min-replicas-to-write"} {
+	for _, name := range [...]string{"appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "repl-diskless-sync-delay"} {
 		values, err := rdb.ConfigGet(ctx, name).Result()
 		switch {
 		case forbidden(err):
@@ -186,7 +185,8 @@ func (v server) durability() string {
 	}
 }
 
-func (v server) warnings() []string {
+// warnings are what should be changed; needed is how many replicas claims wait for.
+func (v server) warnings(needed int) []string {
 	var w []string
 	if policy := v.info["maxmemory_policy"]; policy != noEviction {
 		w = append(w, fmt.Sprintf("maxmemory-policy is %s: Redis may drop claims silently, and their messages run again; set noeviction", policy))
@@ -195,9 +195,18 @@ func (v server) warnings() []string {
 		w = append(w, "appendonly is no: a crash of the server forgets claims, and their messages run again; set appendonly yes and appendfsync always")
 	} else if fsync := v.config["appendfsync"]; fsync == "everysec" || fsync == "no" {
 		w = append(w, fmt.Sprintf("appendfsync is %s: a crash of the server forgets the last claims, and their messages run again; set always", fsync))
+	} else if v.config["no-appendfsync-on-rewrite"] == "yes" {
+		w = append(w, "no-appendfsync-on-rewrite is yes: nothing is synced while the append-only file is rewritten; set no")
 	}
-	if replicas := v.info["connected_slaves"]; replicas != "" && replicas != "0" && v.config["min-replicas-to-write"] == "0" {
+	replicas, _ := strconv.Atoi(v.info["connected_slaves"])
+	if replicas > 0 && v.config["min-replicas-to-write"] == "0" {
 		w = append(w, "min-replicas-to-write is 0: a master that has lost its replicas goes on confirming claims that a failover forgets; set 1")
+	}
+	if delay := v.config["repl-diskless-sync-delay"]; replicas > 0 && delay != "" && delay != "0" {
+		w = append(w, fmt.Sprintf("repl-diskless-sync-delay is %s: a replica that starts is empty for as many seconds, and a failover to it forgets all; set 0", delay))
+	}
+	if replicas < needed {
+		w = append(w, fmt.Sprintf("connected replicas are %d: Config.Replicas is %d, so every claim is refused until there are more", replicas, needed))
 	}
 	return w
 }
@@ -214,9 +223,6 @@ func clientWarnings(rdb redis.UniversalClient) []string {
 	case *redis.ClusterClient:
 		if !c.Options().ContextTimeoutEnabled {
 			w = append(w, timeouts)
-		}
-		if d := c.Options().ClusterStateReloadInterval; d > 10*time.Second {
-			w = append(w, fmt.Sprintf("ClusterStateReloadInterval of the go-redis client is %v: after a failover claims fail for as long; set a second", d))
 		}
 	}
 	return w

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -67,6 +68,28 @@ func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
 		}
 		if safe := len(report.Warnings) == 0; safe != strings.Contains(want, "before every reply") {
 			t.Errorf("%q: the warnings are %q", args, report.Warnings)
+		}
+	}
+}
+
+func TestCheck_WarnsOfSettingsThatForgetClaims(t *testing.T) {
+	t.Parallel()
+	master := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "yes",
+		"--repl-diskless-sync-delay", "3")
+	host, port, _ := strings.Cut(master.Addr, ":")
+	testserver.Redis(t, "--replicaof", host+" "+port)
+	s := must(New(master.Client(), Config{Replicas: 2}))(t)
+	var report dedupstore.Report
+	eventually(t, func() error {
+		report = must(s.Check(t.Context()))(t)
+		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.HasPrefix(w, "connected replicas are 1:") }) {
+			return fmt.Errorf("the warnings are %q", report.Warnings)
+		}
+		return nil
+	})
+	for _, setting := range []string{"no-appendfsync-on-rewrite is yes:", "min-replicas-to-write is 0:", "repl-diskless-sync-delay is 3:"} {
+		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.HasPrefix(w, setting) }) {
+			t.Errorf("no warning begins with %q: %q", setting, report.Warnings)
 		}
 	}
 }
