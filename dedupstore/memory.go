@@ -35,6 +35,7 @@ func (c MemoryConfig) validate() error {
 
 // Memory is a Store in the memory of one process, for tests, examples and single processes that may forget everything
 // when they stop. Its clock is the process's monotonic clock. Expired records are removed by the operations that follow.
+// It is a [Batcher], too, whose batches are no faster than their operations.
 type Memory struct {
 	maxBytes int64
 	start    time.Time

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"bytes"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -30,7 +29,6 @@ const maxCachedOutcome = 4 << 10
 // A record that is gone before its window has ended, by an operator or because Redis lost it, is still done here.
 type cache struct {
 	entries *lru.Cache[dedupstore.Key, entry]
-	served  atomic.Uint64
 }
 
 type entry struct {
@@ -87,7 +85,6 @@ func (c *cache) get(r dedupstore.Request, now time.Time) (dedupstore.Answer, boo
 		c.entries.Remove(r.Key)
 		return dedupstore.Answer{}, false
 	}
-	c.served.Add(1)
 	a := dedupstore.Answer{
 		Status: dedupstore.Done, Found: dedupstore.Finished, Trace: e.answer.Trace,
 		Age: e.answer.Age + max(0, now.Sub(e.sent)),
@@ -111,14 +108,6 @@ func (c *cache) forget(key dedupstore.Key) {
 	if c != nil {
 		c.entries.Remove(key)
 	}
-}
-
-// hits is how many claims were answered.
-func (c *cache) hits() uint64 {
-	if c == nil {
-		return 0
-	}
-	return c.served.Load()
 }
 
 // copyOf shares no bytes with the outcome, of which it has what is kept when it is done.

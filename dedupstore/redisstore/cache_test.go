@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,9 +75,6 @@ func TestCache_AnswersAsRedisDid(t *testing.T) {
 	wantHit(t, c, asking("1"), sent.Add(10*time.Second), want)
 	wantHit(t, c, asking("1"), sent.Add(-time.Second), paid("12.50")) // asked before, looked up after
 	wantMiss(t, c, asking("2"), sent)
-	if n := c.hits(); n != 3 {
-		t.Errorf("%d hits were counted, want 3", n)
-	}
 }
 
 func TestCache_OffKnowsNothing(t *testing.T) {
@@ -85,8 +83,8 @@ func TestCache_OffKnowsNothing(t *testing.T) {
 	c.put(asking("1").Key, cachedPrint, paid("12.50"), time.Now(), time.Hour)
 	wantMiss(t, c, asking("1"), time.Now())
 	c.forget(asking("1").Key)
-	if c != nil || c.hits() != 0 {
-		t.Errorf("a cache of no entries is %v and has %d hits, want nil and none", c, c.hits())
+	if c != nil {
+		t.Errorf("a cache of no entries is %v, want nil", c)
 	}
 }
 
@@ -138,14 +136,22 @@ func TestCache_KeepsNothingThatIsNearlyOverOrOfUnknownEnd(t *testing.T) {
 	}
 }
 
-func TestCache_MachineThatSleptKnowsThatTheWindowIsOver(t *testing.T) {
+func TestCache_WindowIsOverWhenEitherClockSaysSo(t *testing.T) {
 	t.Parallel()
-	sent := time.Now()
-	c := cached("1", sent)
-	e, _ := c.entries.Get(asking("1").Key)
-	e.wall = e.wall.Add(-2 * time.Hour) // as if the wall clock had gone on by that, and the monotonic one stood
-	c.entries.Add(asking("1").Key, e)
-	wantMiss(t, c, asking("1"), sent)
+	for name, tc := range map[string]struct{ jump, after time.Duration }{
+		"the machine slept, and its monotonic clock with it": {2 * time.Hour, 0},
+		"the wall clock was set back":                        {-2 * time.Hour, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sent := time.Now()
+			c := cached("1", sent)
+			e, _ := c.entries.Get(asking("1").Key)
+			e.wall = e.wall.Add(-tc.jump)
+			c.entries.Add(asking("1").Key, e)
+			wantMiss(t, c, asking("1"), sent.Add(tc.after))
+		})
+	}
 }
 
 func TestCache_RerunIsForRedisToAnswer(t *testing.T) {
@@ -181,9 +187,6 @@ func TestCache_OtherContentIsAMismatch(t *testing.T) {
 			c.put(r.Key, tc.record, paid("12.50"), sent, time.Hour)
 			r.Fingerprint = tc.asked
 			wantHit(t, c, r, sent, tc.want)
-			if n := c.hits(); n != 1 {
-				t.Errorf("%d hits were counted, want 1", n)
-			}
 		})
 	}
 }
@@ -302,11 +305,16 @@ func TestCache_ManyAtOnceGetWhatIsOfTheirKey(t *testing.T) {
 	const workers, rounds = 8, 500
 	c, sent := newCache(5), time.Now()
 	var group sync.WaitGroup
+	var hits atomic.Int64
 	for w := range workers {
 		group.Go(func() {
 			for i := range rounds {
-				id := fmt.Sprint((w + i) % 10)
-				switch a, ok := c.get(asking(id), sent); {
+				id := fmt.Sprint((w + i/4) % 10)
+				a, ok := c.get(asking(id), sent)
+				if ok {
+					hits.Add(1)
+				}
+				switch {
 				case ok && string(a.Outcome.Result) != id:
 					t.Errorf("%q is answered %q", id, a.Outcome.Result)
 				case ok && i%7 == 0:
@@ -320,8 +328,8 @@ func TestCache_ManyAtOnceGetWhatIsOfTheirKey(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if c.hits() == 0 || c.entries.Len() > 5 {
-		t.Errorf("%d hits, %d entries, want some and 5 at most", c.hits(), c.entries.Len())
+	if hits.Load() == 0 || c.entries.Len() > 5 {
+		t.Errorf("%d hits, %d entries, want some and 5 at most", hits.Load(), c.entries.Len())
 	}
 }
 

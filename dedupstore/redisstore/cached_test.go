@@ -100,9 +100,10 @@ func TestStore_CacheForgetsWhenTheWindowEnds(t *testing.T) {
 	settle(t, s, claim(t, s, request("1"), dedupstore.AcquiredRun).Claim, finish)
 	claim(t, s, request("1"), dedupstore.Done)
 	eventually(t, func() error {
-		if a, err := s.Claim(t.Context(), request("1")); err != nil || a.Status != dedupstore.AcquiredRun {
-			return fmt.Errorf("answered %s, %v", a.Status, err)
+		a, err := s.Claim(t.Context(), request("1"))
+		if err == nil && a.Status != dedupstore.AcquiredRun {
+			err = fmt.Errorf("answered %s", a.Status)
 		}
-		return nil
+		return err
 	})
 }

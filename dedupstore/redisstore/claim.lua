@@ -10,12 +10,10 @@ if not rec then -- SET was refused, although there is nothing
   return string.find(refused.err, '^OOM ') and 'F' or refused
 end
 
-local owner, request = string.sub(ARGV[1], 1, 8), {}
-sections(request, ARGV[1], 9)
-local lease = tonumber(request.L)
-local most, park, rerun, touch = string.match(ARGV[3], '^(%d+) (%d) (%d+) (%d)$')
-most = tonumber(most)
-local before = rec.raw
+local most, park = tonumber(string.sub(ARGV[1], 1, 10)), string.sub(ARGV[1], 11, 11) == '1'
+local rerun, touch = tonumber(string.sub(ARGV[1], 12, 27)), string.sub(ARGV[1], 28, 28) == '1'
+local owner, request, before = string.sub(ARGV[1], 29, 36), {}, rec.raw
+sections(request, ARGV[1], 37)
 
 local function answer(letter, after)
   return letter .. digits(now) .. digits(redis.call('PTTL', KEYS[1])) .. string.format('%08x', #before) .. before .. (after or '')
@@ -24,7 +22,7 @@ end
 -- again answers an owner that holds the record already.
 local function again(letter)
   local left = redis.call('PTTL', KEYS[1])
-  if touch == '1' and left > 0 then
+  if touch and left > 0 then
     local reply = redis.pcall('PEXPIRE', KEYS[1], left)
     if type(reply) == 'table' then
       return refusal(reply)
@@ -44,7 +42,8 @@ local function own(letter)
   end
   rec.fence = digits(math.max(tonumber(rec.fence) + 1, now))
   rec.owner = owner
-  rec.l, rec.L, rec.d = digits(now + lease * 1000), nil, nil
+  rec.d = nil
+  lease_from(rec, now, tonumber(request.L))
   if rec.e == '' then -- decided by this claim
     rec.e = nil
   end
@@ -74,7 +73,7 @@ if request.f and rec.f and string.sub(request.f, 1, 4) == string.sub(rec.f, 1, 4
   return answer('m')
 end
 if string.find(state, '[DE]') then
-  if rerun ~= '0' and tonumber(rerun) == tonumber(rec.e or rec.fence) and rec.kind ~= 's' then
+  if rerun > 0 and rerun == tonumber(rec.e or rec.fence) and rec.kind ~= 's' then
     rec.n = nil
     return run(1)
   end
@@ -96,7 +95,7 @@ if publishing then
   rec.state = 'Q'
   return own('p')
 end
-if state == 'S' and park == '1' then
+if state == 'S' and park then
   return finish('u', 'the lease of a started run expired')
 end
 if rec.attempts >= most then

@@ -13,7 +13,7 @@ func FuzzDecode(f *testing.F) {
 		times = "17999999999999990000000000360000"
 		held  = "1R-1799999999999998abcdefghf0123abcdefghijklmnopt0123456789abcdefghijklmnoL0000000030000"
 		kept  = `1Qf1799999999999998abcdefghe1799999999999990h01234567M00000003whyXB00000002okK00000047[{"id":"a","topic":"t","key":{"base64":"/w=="}}]` +
-			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
+			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999`
 	)
 	reply := func(letter, before, after string) string {
 		return letter + times + string(appendHex(nil, len(before))) + before + after

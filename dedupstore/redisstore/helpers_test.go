@@ -130,6 +130,6 @@ func expire(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key)
 	t.Helper()
 	edit(t, s, rdb, k, func(rec *record) {
 		rec.sections.remove('L')
-		rec.sections.set('l', "0000000000000001")
+		rec.sections.set('l', "0000000000001")
 	})
 }

@@ -76,12 +76,6 @@ func (op *operation) owner(c dedupstore.Claim) {
 	op.end()
 }
 
-// head appends the head of a record.
-func (op *operation) head(state, kind byte, c dedupstore.Claim) {
-	op.packed = append(op.packed, layoutVersion, state, kind)
-	op.owner(c)
-}
-
 // seal cuts what was appended into the name and the arguments.
 func (op *operation) seal() *operation {
 	all := string(op.packed)

@@ -18,6 +18,7 @@ const (
 	layoutVersion = '1'
 	headSize      = 27
 	fenceSize     = 16
+	countSize     = 10
 	tagSize       = 8
 	leaseSize     = 13
 	traceSize     = 25
@@ -56,7 +57,7 @@ func kindOf(o dedupstore.Outcome) byte {
 
 // fixedSections are the sections of a size that their letter tells.
 var fixedSections = map[byte]int{
-	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': 20, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': 16, 'L': leaseSize,
+	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': 20, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': leaseSize, 'L': leaseSize,
 }
 
 // anySections are those of any size; lengthSize is the size of the length before them.
@@ -239,7 +240,7 @@ func (rec *record) decided(p *parser) uint64 { return rec.number(p, 'e', rec.fen
 
 // wait is how long the record is busy after now.
 func (rec *record) wait(p *parser, now uint64) time.Duration {
-	until := max(rec.number(p, 'l', 0), rec.number(p, 'd', 0))
+	until := max(1000*rec.number(p, 'l', 0), rec.number(p, 'd', 0))
 	if rec.sections.has('L') {
 		until = max(until, rec.fence+1000*rec.number(p, 'L', 0))
 	}

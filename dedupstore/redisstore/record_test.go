@@ -155,7 +155,7 @@ func dump(t testing.TB, rdb redis.UniversalClient, name string) string {
 func TestRecord_WithANumberThatCannotBeReadIsNotTouched(t *testing.T) {
 	t.Parallel()
 	s, rdb := onServer(t)
-	for letter, size := range map[byte]int{'a': 10, 'n': 10, 'b': 16, 'e': 16, 'd': 16, 'l': 16, 'L': 13} {
+	for letter, size := range map[byte]int{'a': 10, 'n': 10, 'b': 16, 'e': 16, 'd': 16, 'l': 13, 'L': 13} {
 		for _, value := range []string{"?", "-1", "1.5", "0x10", "1e3", " 7", strings.Repeat("9", size)} {
 			for len(value) < size {
 				value = "0" + value

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -104,14 +103,11 @@ func (s *Store) cached(ctx context.Context, r dedupstore.Request, now time.Time)
 // claimOperation makes the operation of a claim.
 func (s *Store) claimOperation(r dedupstore.Request) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	op.packed = appendRequest(op.packed, r)
+	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
+	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
+	op.packed = appendRequest(append(b, flag(s.barrier().on())), r)
 	op.end()
 	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
-	op.packed = strconv.AppendInt(op.packed, int64(min(r.MaxAttempts, math.MaxInt32)), 10)
-	op.packed = append(op.packed, ' ', flag(r.ParkExpired), ' ')
-	op.packed = strconv.AppendUint(op.packed, min(r.Rerun, maxFence+1), 10)
-	op.packed = append(op.packed, ' ', flag(s.barrier().on()))
-	op.end()
 	return op.seal()
 }
 
@@ -135,8 +131,11 @@ func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation,
 	if err != nil {
 		return dedupstore.Answer{}, &dedupstore.RecordError{Key: op.name, Problem: err.Error()}
 	}
-	if reply.answer.Status == dedupstore.Done {
+	switch reply.answer.Status {
+	case dedupstore.Done:
 		s.remember(r, reply, sent)
+	case dedupstore.AcquiredRun:
+		s.cache.forget(r.Key) // a request to run again has found the record gone
 	}
 	return s.confirm(ctx, reply.answer, op.replicas)
 }
@@ -224,8 +223,7 @@ func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*opera
 		state = statePublishing
 	}
 	op := newOperation(s.scripts.finish, s.config.Prefix, c.Key)
-	op.head(stateRunning, '-', c)
-	op.head(state, kindOf(f.Outcome), c)
+	op.packed = appendOwner(append(op.packed, layoutVersion, state, kindOf(f.Outcome)), c)
 	packed, err := appendOutcome(op.packed, f.Outcome, publish)
 	if err != nil {
 		op.free()

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"errors"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -12,8 +13,13 @@ import (
 // brevity is how long the records of benchmarks are kept.
 const brevity = 100 * time.Millisecond
 
+// batchSize is how many messages the batches of benchmarks have.
+const batchSize = 64
+
 // Benchmarks measures a store by the operations of a message's life, as sub-benchmarks of the same names for every
 // store. It calls open once for each of them. Their records are kept for about 100 ms, so that a run leaves little behind.
+// An operation of the benchmark of batches is a batch of 64; its time a message is reported beside, and it is skipped
+// for a store that is no [dedupstore.Batcher].
 func Benchmarks(b *testing.B, open func(b *testing.B) dedupstore.Store) {
 	bench := func(name string, f func(b *testing.B, k *kit, next func() dedupstore.Request)) {
 		b.Run(name, func(b *testing.B) {
@@ -64,6 +70,33 @@ func Benchmarks(b *testing.B, open func(b *testing.B) dedupstore.Store) {
 			}
 		})
 	})
+	bench("batch-of-64-claim+finish", func(b *testing.B, k *kit, next func() dedupstore.Request) {
+		batcher := k.batcher()
+		requests := make([]dedupstore.Request, batchSize)
+		for b.Loop() {
+			for i := range requests {
+				requests[i] = next()
+			}
+			if err := k.batch(batcher, requests); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*batchSize), "ns/message")
+	})
+}
+
+// batch is what messages cost that are processed once and travel together.
+func (k *kit) batch(b dedupstore.Batcher, requests []dedupstore.Request) error {
+	settlings := make([]dedupstore.Settling, len(requests))
+	f := finish(succeeded("paid"))
+	f.Retention = brevity
+	for i, r := range b.ClaimMany(k.Context(), requests) {
+		if r.Err != nil {
+			return r.Err
+		}
+		settlings[i] = dedupstore.Settling{Claim: r.Answer.Claim, Settlement: f}
+	}
+	return errors.Join(b.SettleMany(k.Context(), settlings)...)
 }
 
 // message is what a message costs that is processed once.

@@ -8,7 +8,8 @@
 //	}
 //
 // A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. [Benchmarks] measures
-// every store by the same operations.
+// every store by the same operations. A store that is a [dedupstore.Batcher] is tested as one, too; for others those
+// cases, batch/…, are skipped and say so.
 //
 // # Guarantees
 //

@@ -58,6 +58,46 @@ func (s odd) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupsto
 	return s.wrapped(ctx, s.Store.Settle(context.WithoutCancel(ctx), c, settlement))
 }
 
+// Batches are made backwards, but for equal keys.
+func (s odd) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	if len(requests) == 0 {
+		return nil
+	}
+	results := make([]dedupstore.ClaimResult, len(requests))
+	backwards(len(requests), func(i int) dedupstore.Key { return requests[i].Key }, func(i int) {
+		// What is known although the context has ended may be told.
+		results[i].Answer, results[i].Err = s.Claim(context.WithoutCancel(ctx), requests[i])
+	})
+	return results
+}
+
+func (s odd) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+	if len(settlings) == 0 {
+		return nil
+	}
+	errs := make([]error, len(settlings))
+	backwards(len(settlings), func(i int) dedupstore.Key { return settlings[i].Claim.Key }, func(i int) {
+		errs[i] = s.Settle(ctx, settlings[i].Claim, settlings[i].Settlement)
+	})
+	return errs
+}
+
+// backwards does the last key's operations first, but those of one key in their order.
+func backwards(n int, key func(int) dedupstore.Key, do func(int)) {
+	made := map[dedupstore.Key]bool{}
+	for i := n - 1; i >= 0; i-- {
+		if made[key(i)] {
+			continue
+		}
+		made[key(i)] = true
+		for j := range i + 1 {
+			if key(j) == key(i) {
+				do(j)
+			}
+		}
+	}
+}
+
 func (s odd) wrapped(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*dedupstore.InvalidError](err); !ok && ctx.Err() != nil {
 		err = ctx.Err()

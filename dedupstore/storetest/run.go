@@ -11,7 +11,8 @@ import (
 
 // A Subject is a store to test, and what the suite may do with it.
 type Subject struct {
-	// Store is the store. Never nil.
+	// Store is the store. Never nil. The cases of the area batch are for those that are a [dedupstore.Batcher]; for
+	// others they are skipped, and say so.
 	Store dedupstore.Store
 
 	// Advance makes at least d pass on the store's clock, and returns then. It is called by one goroutine at a time
@@ -53,6 +54,7 @@ func each(t *testing.T, test func(t *testing.T, c testCase)) {
 var cases = slices.Concat(
 	claimCases, finishCases, releaseCases, extendCases, expiryCases, windowCases, exhaustionCases, publishCases, rerunCases,
 	mismatchCases, keyCases, concurrencyCases, contextCases, validationCases, limitCases,
+	batchCases,
 )
 
 type testCase struct {

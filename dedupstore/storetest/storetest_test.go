@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"maps"
 	"testing"
 	"testing/synctest"
 
@@ -97,7 +98,9 @@ var broken = map[string]string{
 
 func TestRun_RejectsABrokenStore(t *testing.T) {
 	t.Parallel()
-	for rule, name := range broken {
+	rules := maps.Clone(broken)
+	maps.Copy(rules, brokenBatches)
+	for rule, name := range rules {
 		t.Run("broken/"+rule, func(t *testing.T) {
 			t.Parallel()
 			rejects(t, name, rule, func(s *toy) Subject { return Subject{Store: s} })

@@ -75,7 +75,7 @@ func (s *toy) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answe
 	} else {
 		rec = toyRecord{state: dedupstore.Absent, first: now}
 	}
-	if s.is("check-then-set") {
+	if s.is("check-then-set") || s.is("batch-checks-then-sets") {
 		s.mu.Unlock()
 		<-time.After(time.Millisecond) // of virtual time: when all others have checked, too
 		s.mu.Lock()

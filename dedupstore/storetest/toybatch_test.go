@@ -1,0 +1,202 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// brokenBatches are rules of batches, as broken is of single operations.
+var brokenBatches = map[string]string{
+	"batch-results-in-another-order":         "batch/results-are-in-order",
+	"batch-answers-first-claims-only":        "batch/claims-are-answered-as-by-Claim",
+	"batch-parks-nothing":                    "batch/claims-are-answered-as-by-Claim",
+	"batch-forgets-reruns":                   "batch/claims-are-answered-as-by-Claim",
+	"batch-forgets-fingerprints":             "batch/claims-are-answered-as-by-Claim",
+	"batch-stops-at-an-error":                "batch/errors-are-of-one-claim",
+	"batch-leaves-errors-out":                "batch/errors-are-of-one-claim",
+	"batch-equal-keys-from-the-end":          "batch/equal-keys-in-the-order-of-the-slice",
+	"batch-equal-keys-share-an-answer":       "batch/equal-keys-in-the-order-of-the-slice",
+	"batch-owner-twice-is-busy":              "batch/one-owner-twice",
+	"batch-duplicates-share-bytes":           "batch/outcomes-share-no-bytes",
+	"batch-mints-owners":                     "batch/repeated-claims-change-nothing",
+	"batch-of-at-most-512":                   "batch/thousand",
+	"batch-of-at-most-512-settlings":         "batch/thousand",
+	"batch-checks-then-sets":                 "batch/one-run-of-many-batches",
+	"batch-finishes-whatever-is-asked":       "batch/settles-each-as-it-is-asked",
+	"batch-never-publishes":                  "batch/settles-each-as-it-is-asked",
+	"batch-settles-stop-at-an-error":         "batch/errors-are-of-one-settling",
+	"batch-settle-errors-are-joined":         "batch/errors-are-of-one-settling",
+	"batch-settles-hide-lost-claims":         "batch/errors-are-of-one-settling",
+	"batch-settles-from-the-end":             "batch/settlings-of-equal-keys-in-the-order-of-the-slice",
+	"batch-repeated-settlings-are-refused":   "batch/repeated-settlings-change-nothing",
+	"batch-of-nothing-has-a-result":          "batch/of-nothing",
+	"batch-of-nothing-has-an-error":          "batch/of-nothing",
+	"batch-ended-context-is-no-error":        "batch/ended-context-leaves-no-result-out",
+	"batch-ended-context-leaves-results-out": "batch/ended-context-leaves-no-result-out",
+	"batch-ended-context-loses-claims":       "batch/ended-context-leaves-no-result-out",
+	"batch-ended-settles-are-lost":           "batch/ended-context-leaves-no-result-out",
+	"batch-guesses-what-is-unknown":          "batch/ended-in-the-middle",
+}
+
+// ClaimMany claims one after the other, and breaks the rule, if it is one of batches.
+func (s *toy) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := make([]dedupstore.ClaimResult, len(requests))
+	order := numbers(len(requests), s.is("batch-equal-keys-from-the-end"))
+	first := map[dedupstore.Key]dedupstore.ClaimResult{}
+	for _, i := range order {
+		if s.is("batch-guesses-what-is-unknown") {
+			<-time.After(time.Millisecond) // of virtual time: for the context to end in the middle
+		}
+		r := s.misread(requests[i])
+		a, err := s.Claim(ctx, r)
+		if known, ok := first[r.Key]; !ok {
+			first[r.Key] = dedupstore.ClaimResult{Answer: a, Err: err}
+		} else if s.is("batch-equal-keys-share-an-answer") || s.is("batch-duplicates-share-bytes") && a.Status == dedupstore.Done {
+			a = known.Answer
+		} else if s.is("batch-owner-twice-is-busy") {
+			a.Status = dedupstore.Busy
+		}
+		if s.is("batch-mints-owners") && a.Status == dedupstore.AcquiredRun {
+			a.Claim.Owner = requests[i].Owner
+		}
+		results[i] = dedupstore.ClaimResult{Answer: a, Err: err}
+		if err != nil && s.is("batch-stops-at-an-error") {
+			for j := i; j < len(results); j++ {
+				results[j].Err = err
+			}
+			break
+		}
+	}
+	return s.spoiled(ctx, requests, results)
+}
+
+// misread changes what is asked for.
+func (s *toy) misread(r dedupstore.Request) dedupstore.Request {
+	switch s.broken {
+	case "batch-parks-nothing":
+		r.ParkExpired = false
+	case "batch-forgets-reruns":
+		r.Rerun = 0
+	case "batch-forgets-fingerprints":
+		r.Fingerprint = dedupstore.Fingerprint{}
+	case "batch-mints-owners":
+		r.Owner = newOwner()
+	}
+	return r
+}
+
+// spoiled changes what is answered.
+func (s *toy) spoiled(
+	ctx context.Context, requests []dedupstore.Request, results []dedupstore.ClaimResult,
+) []dedupstore.ClaimResult {
+	failed := func(r dedupstore.ClaimResult) bool { return r.Err != nil }
+	switch ended := ctx.Err() != nil; s.broken {
+	case "batch-results-in-another-order":
+		slices.Reverse(results)
+	case "batch-answers-first-claims-only":
+		for i := range results {
+			if results[i].Answer.Found != dedupstore.Absent {
+				results[i].Answer.Status = dedupstore.Busy
+			}
+		}
+	case "batch-leaves-errors-out":
+		results = slices.DeleteFunc(results, failed)
+	case "batch-of-at-most-512":
+		results = results[:min(512, len(results))]
+	case "batch-of-nothing-has-a-result":
+		if len(results) == 0 {
+			results = append(results, dedupstore.ClaimResult{})
+		}
+	case "batch-ended-context-is-no-error":
+		for i := range results {
+			results[i].Err = nil
+		}
+	case "batch-ended-context-leaves-results-out":
+		if ended {
+			results = nil
+		}
+	case "batch-ended-context-loses-claims":
+		for i := range results {
+			if ended {
+				results[i].Err = dedupstore.ErrClaimLost
+			}
+		}
+	case "batch-guesses-what-is-unknown":
+		for i, r := range requests {
+			if errors.Is(results[i].Err, context.Canceled) {
+				results[i] = dedupstore.ClaimResult{Answer: dedupstore.Answer{Status: dedupstore.AcquiredRun, Claim: dedupstore.Claim{
+					Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention,
+				}}}
+			}
+		}
+	}
+	return results
+}
+
+// SettleMany settles one after the other, and breaks the rule, if it is one of batches.
+func (s *toy) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+	errs := make([]error, len(settlings))
+	for _, i := range numbers(len(settlings), s.is("batch-settles-from-the-end")) {
+		c, settlement := settlings[i].Claim, settlings[i].Settlement
+		f, finish := settlement.(dedupstore.Finish)
+		switch {
+		case s.is("batch-finishes-whatever-is-asked") && !finish && settlement != nil:
+			settlement = dedupstore.Finish{Outcome: failed(""), Retention: long}
+		case s.is("batch-never-publishes") && finish:
+			f.Published = true
+			settlement = f
+		case s.is("batch-repeated-settlings-are-refused") && s.hasEnded(c):
+			errs[i] = dedupstore.ErrClaimLost
+			continue
+		}
+		errs[i] = s.Settle(ctx, c, settlement)
+		if errs[i] != nil && s.is("batch-settles-stop-at-an-error") {
+			break
+		}
+	}
+	switch ended := ctx.Err() != nil; s.broken {
+	case "batch-of-at-most-512-settlings":
+		return errs[:min(512, len(errs))]
+	case "batch-settle-errors-are-joined":
+		all := errors.Join(errs...)
+		for i := range errs {
+			errs[i] = all
+		}
+	case "batch-of-nothing-has-an-error":
+		if len(errs) == 0 {
+			return []error{nil}
+		}
+	case "batch-settles-hide-lost-claims", "batch-ended-settles-are-lost":
+		for i, err := range errs {
+			if ended && s.is("batch-ended-settles-are-lost") {
+				errs[i] = dedupstore.ErrClaimLost
+			} else if !ended && errors.Is(err, dedupstore.ErrClaimLost) {
+				errs[i] = nil
+			}
+		}
+	}
+	return errs
+}
+
+// hasEnded tells whether a step of the record has ended.
+func (s *toy) hasEnded(c dedupstore.Claim) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := s.records[s.name(c.Key)]
+	return rec != nil && rec.state != dedupstore.Running && rec.state != dedupstore.Publishing
+}
+
+func numbers(n int, fromTheEnd bool) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	if fromTheEnd {
+		slices.Reverse(all)
+	}
+	return all
+}
