@@ -19,12 +19,19 @@ const (
 // acquire claims the key and holds while it is busy or the store does not answer, at most for call.Hold. It returns
 // when the first claim was sent: under the same owner token any copy of any of the claims may be the one that the
 // store applied, so leases are measured from there.
-func (g *Guard) acquire(ctx context.Context, call Call) (dedupstore.Answer, time.Time, error) {
-	first := time.Now()
+func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answer, first time.Time, err error) {
+	start := time.Now()
 	request := g.request(ctx, call)
-	busy := false
+	ask := func() (dedupstore.Answer, error) {
+		if first.IsZero() {
+			first = time.Now()
+		}
+		return g.claim(ctx, request)
+	}
+	busy, failed := false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
-		answer, err := g.claim(ctx, request)
+		wake := g.breaker.recovery() // taken before the store is asked, so that no recovery is missed
+		answer, err = g.breaker.claim(ctx, ask)
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
 			g.count(ctx, call.Key, answer)
@@ -40,18 +47,22 @@ func (g *Guard) acquire(ctx context.Context, call Call) (dedupstore.Answer, time
 		pause := poll
 		if err == nil {
 			err = &BusyError{Wait: answer.Wait, NotDue: answer.Found == dedupstore.Retryable}
-			pause = min(pause, max(answer.Wait, time.Millisecond))
+			pause, wake = min(pause, max(answer.Wait, time.Millisecond)), nil
 		} else {
-			err = g.storeError(ctx, call.Key, err)
+			pause, err = g.storeError(ctx, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
 				return answer, first, &bypassError{err}
 			}
+			if !failed {
+				g.meter.Claim(ctx, call.Key.Group, call.Key.Handler, telemetry.StoreError, 0, 0)
+				failed = true
+			}
 		}
-		left := call.Hold - time.Since(first)
+		left := call.Hold - time.Since(start)
 		if left <= 0 {
 			return answer, first, err
 		}
-		if !sleep(ctx, min(left, pause+rand.N(pause/4+1))) {
+		if !sleepUntil(ctx, min(left, pause+rand.N(pause/4+1)), wake) {
 			return answer, first, context.Cause(ctx)
 		}
 	}
@@ -85,10 +96,14 @@ func (g *Guard) operationTimeout() time.Duration {
 	return min(max(g.policy.Lease/6, minLease), 5*time.Second)
 }
 
-func (g *Guard) storeError(ctx context.Context, key dedupstore.Key, err error) error {
+// storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to
+// wait for the next.
+func (g *Guard) storeError(ctx context.Context, poll time.Duration, err error) (time.Duration, error) {
+	if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
+		return refusal.wait, &StoreError{Op: "claim", Err: refusal.cause}
+	}
 	g.meter.StoreError(ctx, "claim", string(g.policy.StoreDown))
-	g.meter.Claim(ctx, key.Group, key.Handler, telemetry.StoreError, 0, 0)
-	return &StoreError{Op: "claim", Err: err}
+	return poll, &StoreError{Op: "claim", Err: err}
 }
 
 // bypassError is a store error at which the policy lets the handler run unguarded.

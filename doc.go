@@ -16,7 +16,8 @@
 //     their leases hold.
 //   - A handler whose claim is lost is cancelled with cause [ErrClaimLost], and its outcome is refused.
 //   - Attempts are counted in the store: crashes count, interruption by shutdown does not.
-//   - When the store does not answer, handlers do not run, unless the policy says otherwise.
+//   - When the store does not answer, handlers do not run, unless the policy says otherwise. A store that is down is
+//     asked by one claim in each pause, not by every message; when it answers, everything that was held goes on.
 //
 // # What is not guaranteed
 //

@@ -17,10 +17,11 @@ import (
 // A Guard is the implementation of the protocol: claim, run under a heartbeat, settle. Everything that makes handlers
 // safe is a thin layer on it. It is safe for concurrent use and holds nothing that must be closed.
 type Guard struct {
-	store  dedupstore.Store
-	policy Policy
-	log    *slog.Logger
-	meter  *telemetry.Meter
+	store   dedupstore.Store
+	policy  Policy
+	log     *slog.Logger
+	meter   *telemetry.Meter
+	breaker *breaker
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
@@ -37,7 +38,10 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("oncemill: make instruments: %w", err)
 	}
-	return &Guard{store: store, policy: policy, log: policy.Logger, meter: meter}, nil
+	return &Guard{
+		store: store, policy: policy, log: policy.Logger, meter: meter,
+		breaker: newBreaker(policy.StoreDown, policy.Logger),
+	}, nil
 }
 
 // Policy returns the guard's policy with its defaults filled in.
@@ -64,7 +68,8 @@ type Call struct {
 	Rerun uint64
 
 	// Hold is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
-	// returns BusyError or StoreError. Zero: not at all. A policy that fails open does not wait for the store.
+	// returns BusyError or StoreError. Zero: not at all. A store that is down is not asked once a call, and all calls
+	// that it held go on when it answers again. A policy that fails open does not wait for the store.
 	Hold time.Duration
 
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
@@ -124,7 +129,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //   - *MismatchError: the ID is known with other content.
 //   - *UnpublishedError: the outcome is stored, what it produced is not published.
 //   - *UnrecordedError: the handler ran, but the store could not be told.
-//   - *StoreError: the store did not answer; the handler did not run.
+//   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
 //   - the cause of ctx: it ended before the handler ran.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {

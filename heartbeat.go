@@ -112,16 +112,4 @@ func (hb *heartbeat) stop() {
 }
 
 // sleep waits for d, and reports false if ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if ctx.Err() != nil {
-		return false
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+func sleep(ctx context.Context, d time.Duration) bool { return sleepUntil(ctx, d, nil) }

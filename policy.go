@@ -32,7 +32,9 @@ type Policy struct {
 	// ExpiredLease says what becomes of a run whose lease expired. Zero: Retake.
 	ExpiredLease ExpiredLease
 
-	// StoreDown says what to do while the store does not answer. Zero: FailClosed.
+	// StoreDown says what to do while the store does not answer. Either way, after claims have failed for a tenth of a
+	// second, one claim at a time asks for all, at pauses of up to a second, and under FailOpen the others do not wait.
+	// Zero: FailClosed.
 	StoreDown StoreDown
 
 	// Mismatch says what to do with a known ID that comes with other content. Zero: MismatchReject.

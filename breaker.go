@@ -1,0 +1,185 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// When the breaker opens: claims failed one after the other and none was answered in between. Claims that share a
+// connection fail together, so the number alone proves nothing: the failures must also span some time.
+const (
+	tripFailures = 3
+	tripSpan     = 100 * time.Millisecond
+)
+
+// How long the store is left alone while the breaker is open: doubled after each probe that failed, and shortened at
+// random by up to a half, so that processes that lost one store do not come back to it in step.
+const (
+	minOpen = 100 * time.Millisecond
+	maxOpen = time.Second
+)
+
+// A breaker keeps claims from a store that is down. It opens when claims fail in a row, lets one of them through after
+// each pause, and closes when that one is answered. Only claims pass it: extends and settles hold what matters, and are
+// always tried. It is safe for concurrent use, and its clock is that of its callers: no goroutine works for it.
+type breaker struct {
+	circuit *gobreaker.CircuitBreaker[struct{}]
+	streak  time.Time // when the first of the failures in a row was reported; the circuit's lock guards it
+	policy  StoreDown
+	log     *slog.Logger
+
+	mu    sync.Mutex
+	cause error         // the last failure that says that the store is down
+	down  bool          // open, or a probe is under way
+	since time.Time     // when it opened
+	pause time.Duration // before the next probe, without jitter
+	next  time.Time     // when the next probe may be sent
+	back  chan struct{} // closed when the store answers again, and replaced then
+}
+
+func newBreaker(policy StoreDown, log *slog.Logger) *breaker {
+	b := &breaker{policy: policy, log: log, back: make(chan struct{})}
+	b.circuit = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
+		Timeout:       time.Nanosecond, // it is fixed: the pauses, which grow and have jitter, are kept here
+		ReadyToTrip:   b.trips,
+		IsExcluded:    func(err error) bool { return errors.Is(err, errNoVerdict) },
+		OnStateChange: b.changed,
+	})
+	return b
+}
+
+// refusalError is the error of a claim that was not sent because the store is down.
+type refusalError struct {
+	cause error         // why it is taken to be down
+	wait  time.Duration // until the next claim may be sent
+}
+
+func (e *refusalError) Error() string { return e.cause.Error() }
+
+// claim asks the store, or fails at once with a *refusalError while the store is down.
+func (b *breaker) claim(ctx context.Context, ask func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+	if err := b.refused(); err != nil {
+		return dedupstore.Answer{}, err
+	}
+	var answer dedupstore.Answer
+	var err error
+	asked := false
+	_, _ = b.circuit.Execute(func() (struct{}, error) {
+		asked = true
+		answer, err = ask()
+		return struct{}{}, b.verdict(ctx, err)
+	})
+	if !asked {
+		return dedupstore.Answer{}, b.probing()
+	}
+	return answer, err
+}
+
+// errNoVerdict is what the circuit gets of a claim that says nothing about the store.
+var errNoVerdict = errors.New("no verdict")
+
+// verdict is what a claim says about the store: nil that it is up, errNoVerdict nothing, and any other that it is down.
+// A full store and a record that cannot be read are answers: other keys work.
+func (b *breaker) verdict(ctx context.Context, err error) error {
+	switch {
+	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull), errors.Is(err, ErrClaimLost):
+		return nil
+	case is[*dedupstore.InvalidError](err), ended(ctx):
+		return errNoVerdict
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cause = err
+	return err
+}
+
+// ended reports whether the context ended, or is just about to: clients make deadlines of connections from a context's
+// own, and may notice it first.
+func ended(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
+
+// refused returns a *refusalError unless the store is up or due to be probed.
+func (b *breaker) refused() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if wait := time.Until(b.next); b.down && wait > 0 {
+		return &refusalError{b.cause, wait}
+	}
+	return nil
+}
+
+// probing returns the refusal of a claim that found a probe under way. Those who wait look again after another pause:
+// the probe may hang, or its caller may give up.
+func (b *breaker) probing() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.down && time.Until(b.next) <= 0 {
+		b.rest()
+	}
+	return &refusalError{b.cause, max(0, time.Until(b.next))}
+}
+
+func (b *breaker) rest() { b.next = time.Now().Add(b.pause - rand.N(b.pause/2+1)) }
+
+// recovery returns what is closed when the store answers again after it was down.
+func (b *breaker) recovery() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.back
+}
+
+// trips reports, after each failure while the breaker is closed, whether it opens.
+func (b *breaker) trips(counts gobreaker.Counts) bool {
+	if counts.ConsecutiveFailures == 1 {
+		b.streak = time.Now()
+	}
+	return counts.ConsecutiveFailures >= tripFailures && time.Since(b.streak) >= tripSpan
+}
+
+// changed follows the circuit, one change at a time.
+func (b *breaker) changed(_ string, _, to gobreaker.State) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case to == gobreaker.StateClosed:
+		b.down = false
+		close(b.back)
+		b.back = make(chan struct{})
+		b.log.Warn("oncemill: the store answers again", "down", time.Since(b.since))
+	case to == gobreaker.StateOpen && b.down: // the probe failed
+		b.pause = min(2*b.pause, maxOpen)
+		b.rest()
+	case to == gobreaker.StateOpen:
+		b.down, b.since, b.pause = true, time.Now(), minOpen
+		b.rest()
+		b.log.Warn("oncemill: the store is down; it is asked now and then until it answers",
+			"error", b.cause, "policy", string(b.policy))
+	}
+}
+
+// sleepUntil waits for d, or until wake is closed, and reports false if ctx ended before.
+func sleepUntil(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-wake:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

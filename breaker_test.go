@@ -1,0 +1,375 @@
+package oncemill_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// An outage is a store whose claims fail as it is told, and which remembers them.
+type outage struct {
+	*faultyStore
+	mu     sync.Mutex
+	answer func(ctx context.Context, r dedupstore.Request) error // nil: the store's own answer
+	asked  []asked
+}
+
+type asked struct {
+	at  time.Time
+	key string
+	by  string
+}
+
+func newOutage(t testing.TB) *outage { return &outage{faultyStore: newStore(t)} }
+
+func (o *outage) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	o.mu.Lock()
+	o.asked = append(o.asked, asked{time.Now(), r.Key.ID, r.Owner})
+	answer := o.answer
+	o.mu.Unlock()
+	if answer != nil {
+		if err := answer(ctx, r); err != nil {
+			return dedupstore.Answer{}, err
+		}
+	}
+	return o.Store.Claim(ctx, r)
+}
+
+func (o *outage) set(answer func(context.Context, dedupstore.Request) error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.answer = answer
+}
+
+// since returns the claims that were sent from a time on.
+func (o *outage) since(from time.Time) (found []asked) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, a := range o.asked {
+		if !a.at.Before(from) {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+func refuses(context.Context, dedupstore.Request) error { return errDown }
+
+func hangs(ctx context.Context, _ dedupstore.Request) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// opened is a store that is down, and a guard that knows it.
+func opened(t testing.TB, p oncemill.Policy) (*outage, *oncemill.Guard) {
+	t.Helper()
+	store := newOutage(t)
+	store.set(refuses)
+	g := newGuard(t, store, p)
+	for range 20 {
+		g.Run(t.Context(), call("first"), (&counter{}).run)
+		time.Sleep(10 * time.Millisecond)
+	}
+	wantOpen(t, store, g)
+	return store, g
+}
+
+// wantOpen fails the test if a call is not refused without a question.
+func wantOpen(t testing.TB, store *outage, g *oncemill.Guard) {
+	t.Helper()
+	before := len(store.since(time.Time{}))
+	for range 2 { // the first may be a probe
+		g.Run(t.Context(), call("open?"), (&counter{}).run)
+	}
+	if got := len(store.since(time.Time{})) - before; got > 1 {
+		t.Fatalf("the store was asked %d times by 2 calls, want at most a probe", got)
+	}
+}
+
+// held starts calls that wait for the store, and returns what waits for their end.
+func held(t testing.TB, g *oncemill.Guard, n int, h *counter) *sync.WaitGroup {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			c := call(fmt.Sprint("held ", i))
+			c.Hold = 5 * time.Minute
+			if _, err := g.Run(t.Context(), c, h.run); err != nil {
+				t.Errorf("held call %d: %v", i, err)
+			}
+		})
+	}
+	return &wg
+}
+
+func TestGuard_StoreDownIsAskedOncePerPauseNotOncePerDelivery(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newOutage(t)
+		store.set(refuses)
+		var h counter
+		start := time.Now()
+		wg := held(t, newGuard(t, store, oncemill.Policy{}), 300, &h)
+		time.Sleep(time.Second)
+		if n := len(store.since(start)); n > 300*6+10 {
+			t.Errorf("%d claims of 300 calls before it was noticed, want at most a handful each", n)
+		}
+		noticed := time.Now()
+		time.Sleep(time.Minute)
+		if n := len(store.since(noticed)); n > 130 || n < 40 {
+			t.Errorf("%d claims in a minute, want about one in each pause of 0.5 to 1 s", n)
+		}
+		h.want(t, 0)
+		store.set(nil)
+		wg.Wait()
+		h.want(t, 300)
+		owners := map[string]string{}
+		for _, a := range store.since(start) {
+			if owners[a.key] == "" {
+				owners[a.key] = a.by
+			}
+			if owners[a.key] != a.by {
+				t.Fatalf("%s was claimed under two owner tokens by one call", a.key)
+			}
+		}
+	})
+}
+
+func TestGuard_RecoveryLetsAllHeldCallsGoOnAtOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store, g := opened(t, oncemill.Policy{})
+		var mu sync.Mutex
+		var ran []time.Time
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			ran = append(ran, time.Now())
+			return dedupstore.Outcome{}, nil
+		}}
+		wg := held(t, g, 300, &h)
+		time.Sleep(time.Minute)
+		store.set(nil)
+		back := time.Now()
+		wg.Wait()
+		if waited := ran[0].Sub(back); waited > 1250*time.Millisecond {
+			t.Errorf("the first call went on after %v, want after a pause of at most 1 s and its jitter", waited)
+		}
+		if spread := ran[len(ran)-1].Sub(ran[0]); spread > 0 {
+			t.Errorf("the last call went on %v after the first, want all at once", spread)
+		}
+		if n := len(store.since(back)); n != 300 {
+			t.Errorf("%d claims of 300 calls after the return, want one each", n)
+		}
+	})
+}
+
+func TestGuard_RefusedCallSaysWhatIsWrongWithoutAQuestion(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		_, g := opened(t, oncemill.Policy{})
+		start := time.Now()
+		var h counter
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		if e := as[*oncemill.StoreError](t, err); !errors.Is(e, errDown) || e.Op != "claim" {
+			t.Errorf("%v, want the store's last error", err)
+		}
+		if took := time.Since(start); took > 0 {
+			t.Errorf("a call that holds for nothing took %v", took)
+		}
+		h.want(t, 0)
+	})
+}
+
+func TestGuard_HeldCallEndsWithItsContextOrItsHold(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		_, g := opened(t, oncemill.Policy{})
+		c := call("m1")
+		c.Hold = 3 * time.Second
+		start := time.Now()
+		_, err := g.Run(t.Context(), c, nil)
+		as[*oncemill.StoreError](t, err)
+		if took := time.Since(start); took != c.Hold {
+			t.Errorf("held for %v, want %v", took, c.Hold)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, err := g.Run(ctx, c, nil); !errors.Is(err, context.DeadlineExceeded) || is[*oncemill.StoreError](err) {
+			t.Errorf("%v, want the cause of the context", err)
+		}
+	})
+}
+
+func is[E error](err error) bool {
+	var e E
+	return errors.As(err, &e)
+}
+
+func TestGuard_FailOpenDoesNotWaitATimeoutPerMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store, g := opened(t, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		store.set(hangs)
+		var h counter
+		var mu sync.Mutex
+		waited := 0
+		var wg sync.WaitGroup
+		for i := range 3000 {
+			wg.Go(func() {
+				start := time.Now()
+				res, err := g.Run(t.Context(), call(fmt.Sprint(i)), h.run)
+				if err != nil || !res.Bypassed {
+					t.Errorf("%+v, %v; want it bypassed", res, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if time.Since(start) > 0 {
+					waited++
+				}
+			})
+			time.Sleep(10 * time.Millisecond)
+		}
+		wg.Wait()
+		h.want(t, 3000)
+		if waited > 6 || waited == 0 { // probes of 5 s, one after the other, in half a minute
+			t.Errorf("%d of 3000 messages waited for the store, want the few that probed it", waited)
+		}
+	})
+}
+
+func TestGuard_FailOpenGuardsAgainWhenTheStoreAnswers(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store, g := opened(t, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		store.set(nil)
+		time.Sleep(time.Second)
+		for range 3 {
+			if res, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil || res.Bypassed {
+				t.Errorf("%+v, %v; want it guarded", res, err)
+			}
+		}
+	})
+}
+
+func TestGuard_OpenBreakerDoesNotBypassAKnownOwner(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newOutage(t)
+		abandonedClaim(t, store, "m1")
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		var h, bypassed counter
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			c := call("m1")
+			c.Hold = 10 * time.Second
+			_, err := g.Run(t.Context(), c, h.run)
+			as[*oncemill.StoreError](t, err)
+		})
+		synctest.Wait() // it knows that the key is busy
+		store.set(refuses)
+		for range 100 {
+			g.Run(t.Context(), call("m2"), bypassed.run)
+			time.Sleep(10 * time.Millisecond)
+		}
+		wantOpen(t, store, g)
+		wg.Wait()
+		h.want(t, 0)
+		bypassed.want(t, 100)
+	})
+}
+
+func TestGuard_AbandonedProbeIsFollowedByAnother(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store, g := opened(t, oncemill.Policy{})
+		time.Sleep(time.Second)
+		store.set(hangs)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Millisecond, cancel)
+		if _, err := g.Run(ctx, call("m1"), nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want the cause of the context", err)
+		}
+		store.set(refuses)
+		wantOpen(t, store, g)
+		time.Sleep(time.Second)
+		store.set(nil)
+		if _, err := g.Run(t.Context(), call("m2"), (&counter{}).run); err != nil {
+			t.Errorf("%v, want it to be the next probe", err)
+		}
+	})
+}
+
+func TestGuard_ProbeThatHangsDoesNotHoldUpForever(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store, g := opened(t, oncemill.Policy{})
+		var h counter
+		wg := held(t, g, 100, &h)
+		time.Sleep(10 * time.Second)
+		store.set(hangs)
+		time.Sleep(1500 * time.Millisecond) // one call is probing
+		store.set(nil)
+		back := time.Now()
+		wg.Wait()
+		if took := time.Since(back); took > 5*time.Second+1250*time.Millisecond {
+			t.Errorf("held for %v after the return, want at most the 5 s of an operation and a pause", took)
+		}
+		h.want(t, 100)
+	})
+}
+
+func TestGuard_TimeHeldWithoutAQuestionIsNotTakenFromTheLease(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store, g := opened(t, oncemill.Policy{Lease: time.Second})
+		time.Sleep(10 * time.Second)
+		store.set(hangs) // for the probe that keeps all others from asking
+		go g.Run(t.Context(), call("probe"), nil)
+		synctest.Wait()
+		store.set(nil)
+		var h counter
+		held(t, g, 1, &h).Wait()
+		if store.extension != 0 {
+			t.Errorf("a lease of which nothing was used was renewed %d times before its handler started", store.extension)
+		}
+	})
+}
+
+func TestGuard_SettlesAreTriedWhileClaimsAreNot(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newOutage(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		res, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			store.set(refuses)
+			c := call("m2")
+			c.Hold = time.Second
+			_, err := g.Run(t.Context(), c, nil)
+			as[*oncemill.StoreError](t, err)
+			wantOpen(t, store, g)
+			return dedupstore.Outcome{}, nil
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v; want the outcome recorded", res, err)
+		}
+	})
+}
+
+func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		store := newOutage(t)
+		store.set(refuses)
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		var h counter
+		wg := held(t, g, 100, &h)
+		time.Sleep(time.Minute)
+		store.set(nil)
+		wg.Wait()
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) || !strings.Contains(lines[0], "policy=closed") ||
+			!strings.Contains(lines[1], "answers again") || !strings.Contains(lines[1], "down=") {
+			t.Errorf("logged:\n%s\nwant that it is down, why, and after which time it answered", log.String())
+		}
+	})
+}
