@@ -91,7 +91,8 @@ type Request struct {
 	// sent along with messages. 16 to 64 bytes of ASCII letters, digits, "-" and "_".
 	Owner string
 
-	// Lease is how long the claim lives without being extended; at least a millisecond, in which stores count.
+	// Lease is how long the claim lives without being extended; at least a millisecond, in which stores count. It may
+	// live longer by what a store does not know of its server's time, some milliseconds, but never shorter.
 	Lease time.Duration
 
 	// Retention is how long the record is kept beyond the end of the lease: the dedup window. At least a millisecond.

@@ -34,7 +34,20 @@ type reply struct {
 	fingerprint string        // of the record, as it stands there
 }
 
-// decodeAnswer reads the reply of a claim. The error says what is wrong with the record behind it.
+// timeOf is the server's time in the reply of a claim script.
+func timeOf(s string) (uint64, bool) {
+	switch {
+	case len(s) == fenceSize && '0' <= s[0] && s[0] <= '9':
+	case len(s) > 1+fenceSize && s[0] != replyUnreadable:
+		s = s[1 : 1+fenceSize]
+	default:
+		return 0, false
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	return n, err == nil && n < maxFence
+}
+
+// decodeAnswer reads the reply of a claim script. The error says what is wrong with the record behind it.
 func decodeAnswer(s string, r dedupstore.Request) (reply, error) {
 	if len(s) == fenceSize && '0' <= s[0] && s[0] <= '9' {
 		fence, err := strconv.ParseUint(s, 10, 64)

@@ -21,14 +21,31 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 		if a, hit := s.cached(ctx, r, sent); hit {
 			results[i] = dedupstore.ClaimResult{Answer: a, Err: ctx.Err()}
 		} else if results[i].Err = ready; ready == nil {
-			ops[i] = s.claimOperation(r)
+			ops[i] = s.firstOperation(ctx, r, sent)
 		}
 	}
 	asked := slices.Clone(ops)
 	s.runMany(ctx, ops, true)
+	again := make([]*operation, len(requests))
+	for i, r := range requests {
+		switch {
+		case asked[i] == nil: // has its result
+		case ops[i] == nil:
+			results[i].Err = ctx.Err()
+		case !ops[i].plain:
+			results[i].Answer, results[i].Err = s.answer(ctx, r, ops[i], sent)
+		default:
+			var known bool
+			if results[i], known = s.plainResult(ctx, r, ops[i]); !known {
+				again[i] = s.claimOperation(r)
+			}
+		}
+	}
+	asked = slices.Clone(again)
+	s.runMany(ctx, again, true)
 	for i, r := range requests {
 		if asked[i] != nil {
-			results[i].Answer, results[i].Err = s.answer(ctx, r, ops[i], sent)
+			results[i].Answer, results[i].Err = s.answer(ctx, r, again[i], sent)
 		}
 	}
 	return results

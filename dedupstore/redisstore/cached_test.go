@@ -46,8 +46,8 @@ func TestStore_CacheAnswersFurtherDuplicatesWithoutRedis(t *testing.T) {
 	rerun.Rerun = got.Fence
 	claim(t, s, rerun, dedupstore.Done) // a success does not run again, but Redis decides that
 	claim(t, s, request("f"), dedupstore.Done)
-	if n := proxy.Exchanges() - asked; n != 2 {
-		t.Errorf("Redis was asked %d times about a rerun and a failure, want 2", n)
+	if n := proxy.Exchanges() - asked; n < 2 || n > 3 { // a plain claim may come before the script
+		t.Errorf("Redis was asked %d times about a rerun and a failure, want 2 or 3", n)
 	}
 	if hits := counted(t, reader, "oncemill.cache.hits"); hits != 4 {
 		t.Errorf("%d hits were counted, want 4", hits)

@@ -51,6 +51,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 			}
 		}
 	}
+	old := slices.ContainsFunc(servers, func(v server) bool { return !atLeast(v.info["redis_version"], 7, 0) })
+	s.plain.Store(!old && s.lanes.cluster == nil) // a redirect would take one node's time to another
 	s.ready.passed.Store(true)
 	return report, nil
 }

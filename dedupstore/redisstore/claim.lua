@@ -42,8 +42,7 @@ local function own(letter)
   end
   rec.fence = digits(math.max(tonumber(rec.fence) + 1, now))
   rec.owner = owner
-  rec.d = nil
-  lease_from(rec, now, tonumber(request.L))
+  rec.l, rec.L, rec.d = digits(now + tonumber(request.L)), nil, nil
   if rec.e == '' then -- decided by this claim
     rec.e = nil
   end

@@ -21,6 +21,19 @@ func TestStore_ConformsOnASingleServer(t *testing.T) {
 	})
 }
 
+// TestStore_ConformsWithoutPlainClaims is for servers that cannot make them.
+func TestStore_ConformsWithoutPlainClaims(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	s.ready.passed.Store(true) // without Check
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
+	})
+	if s.plain.Load() {
+		t.Error("plain claims were made")
+	}
+}
+
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	rdb := testserver.RedisCluster(t).Client()

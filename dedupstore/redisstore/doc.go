@@ -41,6 +41,6 @@
 //	redis-cli --eval show.lua oncemill:tenant:group:handler:ID
 //
 // prints one, with the show.lua of this package. An ACL user needs the key pattern of the prefix and
-// +@connection +evalsha +eval +time +get +set +pexpire +pttl +type +info, with Config.Replicas +wait, and better also
+// +@connection +evalsha +eval +time +get +set +psetex +pexpire +pttl +type +info, with Config.Replicas +wait, and better also
 // +config|get, without which the durability is unknown.
 package redisstore

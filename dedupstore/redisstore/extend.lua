@@ -18,6 +18,6 @@ end
 if rec.state == 'R' then
   rec.state = 'S'
 end
-lease_from(rec, now_us(), ARGV[2])
+rec.l, rec.L = digits(now_us() + ARGV[2] * 1000), nil
 local _, refused = write(rec, ARGV[2] + ARGV[3])
 return refused or 1

@@ -15,8 +15,7 @@ rec.h, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil
 sections(rec, ARGV[1], 28)
 local ms = tonumber(ARGV[2])
 if ARGV[3] then
-  lease_from(rec, now_us(), ARGV[3])
-  ms = ms + ARGV[3]
+  rec.l, ms = digits(now_us() + ARGV[3] * 1000), ms + ARGV[3]
 end
 local _, refused = write(rec, ms)
 return refused or 1

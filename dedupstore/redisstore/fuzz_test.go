@@ -11,9 +11,9 @@ import (
 func FuzzDecode(f *testing.F) {
 	const (
 		times = "17999999999999990000000000360000"
-		held  = "1R-1799999999999998abcdefghf0123abcdefghijklmnopt0123456789abcdefghijklmnoL0000000030000"
+		held  = "1R-1799999999999998abcdefghf0123abcdefghijklmnopt0123456789abcdefghijklmnoL0000000030000000"
 		kept  = `1Qf1799999999999998abcdefghe1799999999999990h01234567M00000003whyXB00000002okK00000047[{"id":"a","topic":"t","key":{"base64":"/w=="}}]` +
-			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999`
+			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
 	)
 	reply := func(letter, before, after string) string {
 		return letter + times + string(appendHex(nil, len(before))) + before + after
@@ -56,7 +56,7 @@ func FuzzDecode(f *testing.F) {
 
 // FuzzRecord reads any record: nothing panics, and what was read is written again as it was.
 func FuzzRecord(f *testing.F) {
-	f.Add("1R-1799999999999998abcdefghf0123abcdefghijklmnopL0000000030000")
+	f.Add("1R-1799999999999998abcdefghf0123abcdefghijklmnopL0000000030000000")
 	f.Add("1Df1799999999999998abcdefgha0000000002n0000000001b1799999999999990e1799999999999991T00000003tttS00000008hgfedcba" +
 		"M00000003whyXB00000002okK00000002[]")
 	f.Fuzz(func(t *testing.T, raw string) {

@@ -89,6 +89,10 @@ func succeeded(result string) dedupstore.Finish {
 	return dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte(result)}}
 }
 
+func failed() dedupstore.Finish {
+	return dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Failed}}
+}
+
 func producing(o dedupstore.Outcome, produced ...dedupstore.Produced) dedupstore.Finish {
 	o.Produced = produced
 	return dedupstore.Finish{Retention: time.Hour, Outcome: o}
@@ -130,6 +134,6 @@ func expire(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key)
 	t.Helper()
 	edit(t, s, rdb, k, func(rec *record) {
 		rec.sections.remove('L')
-		rec.sections.set('l', "0000000000001")
+		rec.sections.set('l', "0000000000000001")
 	})
 }

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ type lane struct {
 	barrier barrier
 	failed  func(error) // is told what was wrong with the connection
 	flushes *sync.WaitGroup
+	clock   clock // of the server
 
 	mu    sync.Mutex
 	queue []*operation
@@ -123,9 +125,10 @@ func (l *lane) exec(ctx context.Context, ops []*operation) {
 	var again []*operation
 	for _, op := range ops {
 		if op.err != nil {
-			if redis.HasErrorPrefix(op.err, "NOSCRIPT") {
+			switch {
+			case redis.HasErrorPrefix(op.err, "NOSCRIPT"):
 				again = append(again, op)
-			} else if l.failed != nil {
+			case l.failed != nil:
 				l.failed(op.err)
 			}
 		}
@@ -136,6 +139,8 @@ func (l *lane) exec(ctx context.Context, ops []*operation) {
 }
 
 func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
+	sent := time.Now()
+	defer func() { l.learn(ops, sent) }()
 	if len(ops) == 1 && !l.barrier.on() {
 		cmd := ops[0].command(ctx, source, l.cluster)
 		_ = l.client.Process(ctx, cmd) // the command has the error
@@ -152,11 +157,27 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 	_, err := pipe.Exec(ctx) // the first error of a command, or what befell all of them
 	for i, op := range ops {
 		op.reply, op.err = cmds[i].Result()
+		done := op.err == nil || errors.Is(op.err, redis.Nil)
 		switch {
-		case op.err == nil && op.reply == "": // no script replies so
+		case op.err == nil && op.reply == "": // nothing replies so
 			op.err = cmp.Or(err, errReply)
-		case op.err == nil && wait != nil:
-			op.replicas, op.err = wait.replicas()
+		case done && wait != nil:
+			var refused error
+			if op.replicas, refused = wait.replicas(); refused != nil {
+				op.err = refused
+			}
+		}
+	}
+}
+
+// learn takes the server's time from the reply of a claim script, if there is one.
+func (l *lane) learn(ops []*operation, sent time.Time) {
+	for _, op := range ops {
+		if op.script == claimScript && !op.plain && op.err == nil {
+			if now, ok := timeOf(op.reply); ok {
+				l.clock.learn(now, sent, time.Now())
+			}
+			return
 		}
 	}
 }

@@ -43,6 +43,9 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// faulty is how many exchanges had a fault after which a client sends again.
+func (r *rig) faulty() int64 { return int64(r.proxy.Dropped() + r.proxy.Held()) }
+
 // countingConn counts the scripts that a client sends, repetitions of its own included.
 type countingConn struct {
 	net.Conn
@@ -50,7 +53,7 @@ type countingConn struct {
 }
 
 func (c countingConn) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte("\r\neval")) {
+	if bytes.Contains(b, []byte("\r\neval")) || bytes.Contains(b, []byte("\r\nset\r\n")) {
 		c.sent.Add(1)
 	}
 	return c.Conn.Write(b)
@@ -61,7 +64,7 @@ func (r *rig) faults(seed uint64) func(testserver.Exchange) testserver.Fault {
 	var mu sync.Mutex
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	return func(e testserver.Exchange) (f testserver.Fault) {
-		if !e.Has("\r\neval") {
+		if !e.Has("\r\neval") && !e.Has("\r\nset\r\n") {
 			return f
 		}
 		mu.Lock()

@@ -26,7 +26,7 @@ const (
 
 // history lets the workers run operations on a few keys at once, and returns what they saw. Each has a store and a
 // client of its own, or all share one store, so that their operations travel in shared pipelines.
-func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared bool) []porcupine.Operation {
+func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain bool) []porcupine.Operation {
 	t.Helper()
 	prefix := "linear-" + ids.New()
 	r.proxy.Inject(r.faults(seed))
@@ -40,6 +40,7 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared bool) []
 		if w == 0 || !shared {
 			stores[w] = must(New(r.clients[w], Config{Prefix: prefix, SkipCheck: true}))(t)
 			stores[w].scripts = broken
+			stores[w].plain.Store(plain)
 		} else {
 			stores[w] = stores[0]
 		}
@@ -53,7 +54,7 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared bool) []
 		group.Go(func() {
 			for range linearOps {
 				in := pool.draw(rnd)
-				before := sent.Load()
+				before, faults := sent.Load(), r.faulty()
 				call := time.Since(begin).Nanoseconds()
 				out := perform(t, s, in, &pool)
 				end := time.Since(begin).Nanoseconds()
@@ -62,9 +63,9 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared bool) []
 				}
 				mu.Lock()
 				history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
-				// What was sent before the request that was answered; in a shared pipeline that may have been others',
-				// but the client sends one no more often than this.
-				for range min(sent.Load()-before-1, int64(r.clients[0].Options().MaxRetries)) {
+				// What was sent before the request that was answered: a client sends again after a fault, and so often.
+				again := min(sent.Load()-before-1, r.faulty()-faults, int64(r.clients[0].Options().MaxRetries))
+				for range again {
 					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: output{unheard: true}, Return: math.MaxInt64})
 				}
 				mu.Unlock()
@@ -149,7 +150,7 @@ func perform(t *testing.T, s *Store, in input, pool *claimPool) output {
 		if a.Status == dedupstore.Done && a.Outcome.Kind != dedupstore.Succeeded {
 			pool.failed(in.key, a.Fence)
 		}
-		if a.Wait > linearLease {
+		if a.Wait > linearLease+maxSampleError {
 			t.Errorf("wait is %v, longer than any lease", a.Wait)
 		}
 		return output{class: string(a.Status), found: a.Found, fence: a.Claim.Fence, named: a.Fence, attempt: a.Claim.Attempt,
@@ -196,11 +197,13 @@ func unheard(t *testing.T, err error) bool {
 
 // TestLinearizable_WithLostAndDelayedReplies runs 15 histories of each kind, and 200 with ONCEMILL_PROOF=1.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
-	t.Run("lone callers", func(t *testing.T) { linearizable(t, false) })
-	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, true) })
+	t.Run("lone callers", func(t *testing.T) { linearizable(t, false, false) })
+	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, true, false) })
+	t.Run("plain claims", func(t *testing.T) { linearizable(t, false, true) })
+	t.Run("plain claims in shared pipelines", func(t *testing.T) { linearizable(t, true, true) })
 }
 
-func linearizable(t *testing.T, shared bool) {
+func linearizable(t *testing.T, shared, plain bool) {
 	histories := 15
 	if os.Getenv("ONCEMILL_PROOF") == "1" {
 		histories = 200
@@ -211,7 +214,7 @@ func linearizable(t *testing.T, shared bool) {
 	operationsRun, unanswered, illegal := 0, 0, 0
 	for i := range histories {
 		dropped := r.proxy.Dropped()
-		history := r.history(t, seed+uint64(i), allScripts, shared)
+		history := r.history(t, seed+uint64(i), allScripts, shared, plain)
 		if r.proxy.Dropped() == dropped {
 			t.Errorf("history %d: no reply was dropped", i)
 		}
@@ -273,7 +276,7 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 				}
 			}
 			for i := range 60 {
-				history := r.history(t, rand.Uint64(), broken, i%2 == 1)
+				history := r.history(t, rand.Uint64(), broken, i%2 == 1, i%4 > 1)
 				if porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute) == porcupine.Illegal {
 					t.Logf("found out by history %d", i+1)
 					return

@@ -17,13 +17,15 @@ const maxArguments = 5
 
 // An operation is one run of a script. It is used again when its caller has read the reply.
 type operation struct {
-	script *script
-	packed []byte                // the name of the record and the arguments, one after the other
-	ends   [1 + maxArguments]int // where they end
-	n      int                   // how many ends there are
-	name   string                // of the record
-	values [maxArguments]string  // the arguments
-	args   [4 + maxArguments]any // the command
+	script  *script
+	packed  []byte                // the name of the record and the arguments, one after the other
+	ends    [1 + maxArguments]int // where they end
+	n       int                   // how many ends there are
+	name    string                // of the record
+	values  [maxArguments]string  // the arguments
+	plain   bool                  // it is no script, but a plain claim of
+	stamped stamped               // this
+	args    [4 + maxArguments]any // the command
 
 	reply    string
 	replicas int // that have what the operation wrote; -1 if that was not asked
@@ -45,7 +47,7 @@ var operations = sync.Pool{New: func() any { return &operation{done: make(chan s
 // newOperation returns an operation on the record of a name. Arguments are appended to op.packed, each with an end.
 func newOperation(s *script, prefix string, key dedupstore.Key) *operation {
 	op := operations.Get().(*operation)
-	op.script, op.n, op.replicas = s, 0, -1
+	op.script, op.plain, op.n, op.replicas = s, false, 0, -1
 	op.state.Store(waiting)
 	op.packed = append(append(op.packed[:0], prefix...), ':')
 	op.packed = key.Append(op.packed)
@@ -87,7 +89,7 @@ func (op *operation) seal() *operation {
 }
 
 // size is how many bytes of names and arguments the operation sends.
-func (op *operation) size() int { return len(op.packed) }
+func (op *operation) size() int { return len(op.packed) + len(op.stamped.value) }
 
 // failure is why there is no reply of the script that could be read.
 func (op *operation) failure() error {
@@ -111,6 +113,7 @@ func (op *operation) free() {
 		op.packed = nil
 	}
 	op.name, op.reply, op.err = "", "", nil
+	op.stamped = stamped{value: op.stamped.value[:0]}
 	clear(op.values[:])
 	clear(op.args[:])
 	operations.Put(op)
@@ -119,6 +122,10 @@ func (op *operation) free() {
 // command is the operation as a command: by the script's digest, or with its source. A cluster client finds the node
 // by the name, which must be a string for that; pointers, which need no memory of their own, will do for other clients.
 func (op *operation) command(ctx context.Context, source, cluster bool) *redis.StringCmd {
+	if op.plain {
+		op.args = [4 + maxArguments]any{"set", &op.name, &op.stamped, "nx", "get", "px", &op.values[0]}
+		return redis.NewStringCmd(ctx, op.args[:7]...)
+	}
 	op.args[0], op.args[1], op.args[2] = "evalsha", op.script.sha, 1
 	if source {
 		op.args[0], op.args[1] = "eval", op.script.source

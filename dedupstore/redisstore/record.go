@@ -20,9 +20,11 @@ const (
 	fenceSize     = 16
 	countSize     = 10
 	tagSize       = 8
-	leaseSize     = 13
+	leaseSize     = 16
 	traceSize     = 25
-	maxFence      = 1<<53 - 2 // what Lua counts exactly, with one to grow
+
+	fingerprintSize = 20
+	maxFence        = 1<<53 - 2 // what Lua counts exactly, with one to grow
 )
 
 // The states of a record, as its second byte says them.
@@ -57,7 +59,7 @@ func kindOf(o dedupstore.Outcome) byte {
 
 // fixedSections are the sections of a size that their letter tells.
 var fixedSections = map[byte]int{
-	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': 20, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': leaseSize, 'L': leaseSize,
+	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': leaseSize, 'L': leaseSize,
 }
 
 // anySections are those of any size; lengthSize is the size of the length before them.
@@ -89,7 +91,7 @@ func appendRequest(b []byte, r dedupstore.Request) []byte {
 		b = appendFingerprint(append(b, 'f'), r.Fingerprint)
 	}
 	b = appendTrace(b, r.Trace)
-	return appendDigits(append(b, 'L'), uint64(milliseconds(r.Lease)), leaseSize)
+	return appendDigits(append(b, 'L'), 1000*uint64(milliseconds(r.Lease)), leaseSize)
 }
 
 // appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 of the scheme with the sum. Two contents with
@@ -240,9 +242,9 @@ func (rec *record) decided(p *parser) uint64 { return rec.number(p, 'e', rec.fen
 
 // wait is how long the record is busy after now.
 func (rec *record) wait(p *parser, now uint64) time.Duration {
-	until := max(1000*rec.number(p, 'l', 0), rec.number(p, 'd', 0))
+	until := max(rec.number(p, 'l', 0), rec.number(p, 'd', 0))
 	if rec.sections.has('L') {
-		until = max(until, rec.fence+1000*rec.number(p, 'L', 0))
+		until = max(until, rec.fence+rec.number(p, 'L', 0))
 	}
 	return since(now, until)
 }

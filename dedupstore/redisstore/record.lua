@@ -14,7 +14,7 @@
 --   f 20  fingerprint: tag of its scheme (4), digest  t 25  traceparent of the last run, binary
 --   d 16  in T: when it may run again                 h  8  check of K and C, while both are to be published
 --   X  0  the result is only its beginning
---   l 13  when the lease ends, in ms since 1970       L 13  the same, in ms after the fence; one of them, always last
+--   l 16  when the lease ends                         L 16  the same, in µs after the fence; one of them, always last
 --
 -- Of any size, after eight hexadecimal digits that tell it:
 --
@@ -25,11 +25,11 @@
 -- Times are µs since 1970 by the server's clock, written with %016.0f: Lua would write 1.7e+15. The programs that write
 -- this layout are these scripts and record.go.
 
-local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 13, L = 13}
+local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 16, L = 16}
 local ANY = {T = true, S = true, M = true, B = true, K = true, C = true}
 local ORDER = {'a', 'n', 'b', 'e', 'f', 't', 'T', 'S', 'd', 'h', 'M', 'X', 'B', 'K', 'C', 'l', 'L'}
 local NUMBERS = {a = 2147483647, n = 2147483647, b = 9007199254740991, e = 9007199254740991, d = 9007199254740991,
-  l = 9007199254740, L = 9007199254740}
+  l = 9007199254740991, L = 9007199254740991}
 local REMEMBERED = 4
 
 local function unreadable(problem)
@@ -104,9 +104,9 @@ local function read(s)
   rec.attempts = tonumber(rec.a or 1)
   rec.first = tonumber(rec.b or rec.fence)
   rec.due = tonumber(rec.d or 0)
-  rec.ends = 1000 * tonumber(rec.l or 0)
+  rec.ends = tonumber(rec.l or 0)
   if rec.L then
-    rec.ends = tonumber(rec.fence) + 1000 * tonumber(rec.L)
+    rec.ends = tonumber(rec.fence) + tonumber(rec.L)
   end
   return rec
 end
@@ -168,9 +168,4 @@ end
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
-end
-
--- lease_from sets the end of the lease, which Redis counts in ms, so many ms after a time.
-local function lease_from(rec, us, ms)
-  rec.l, rec.L = string.format('%013.0f', math.ceil(us / 1000) + ms), nil
 end

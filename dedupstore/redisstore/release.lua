@@ -22,7 +22,7 @@ if ARGV[4] == '1' then
   if rec.attempts < 1 then
     return unreadable('has no attempt to give back')
   end
-  rec.a, rec.n = count(rec.attempts - 1), count((rec.n or 0) + 1)
+  rec.a, rec.n = count(rec.attempts - 1), count(tonumber(rec.n or 0) + 1)
 end
 rec.state, rec.l, rec.L = 'T', nil, nil
 rec.d = digits(now_us() + ARGV[2] * 1000)

@@ -18,7 +18,7 @@ local KINDS = {s = 'succeeded', f = 'failed', x = 'failed, attempts exhausted', 
 local NAMES = {a = 'attempts', n = 'given back', b = 'first claim', e = 'decided under fence', f = 'fingerprint', t = 'traceparent',
   d = 'due', h = 'check', X = 'result truncated', l = 'lease ends', L = 'lease ends', T = 'traceparent', S = 'settled by',
   M = 'reason', B = 'result', K = 'produced', C = 'content'}
-local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 13, L = 13}
+local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 16, L = 16}
 
 local function hex(s)
   return (string.gsub(s, '.', function(c) return string.format('%02x', string.byte(c)) end))
@@ -47,10 +47,8 @@ while at <= #raw do
   local value = string.sub(raw, at, at + size - 1)
   if tag == 'a' or tag == 'n' then
     value = string.format('%.0f', value)
-  elseif tag == 'l' then
-    value = value .. '000'
   elseif tag == 'L' then
-    value = string.format('%.0f', fence + 1000 * value)
+    value = string.format('%.0f', fence + value)
   elseif tag == 'f' or tag == 'S' then
     value = hex(value)
   elseif tag == 't' then

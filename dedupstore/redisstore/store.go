@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,6 +21,7 @@ type Store struct {
 	config  Config
 	ready   gate
 	scripts scripts
+	plain   atomic.Bool // the server can make plain claims
 	lanes   *lanes
 	cache   *cache
 	meter   *telemetry.CacheMeter
@@ -88,7 +90,7 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	if err := s.ready.pass(ctx, s.check); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	return s.answer(ctx, r, s.run(ctx, s.claimOperation(r), true), sent)
+	return s.claim(ctx, r, sent)
 }
 
 // cached answers a claim from the cache, if that knows the answer.
@@ -100,7 +102,7 @@ func (s *Store) cached(ctx context.Context, r dedupstore.Request, now time.Time)
 	return a, hit
 }
 
-// claimOperation makes the operation of a claim.
+// claimOperation makes the operation of a claim by script.
 func (s *Store) claimOperation(r dedupstore.Request) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
 	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)

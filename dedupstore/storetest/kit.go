@@ -114,8 +114,9 @@ func (k *kit) lost(err error, what string, args ...any) {
 	}
 }
 
-// pass lets d go by on the store's clock, and a little more: some stores count in milliseconds.
-func (k *kit) pass(d time.Duration) { k.Advance(d + 5*time.Millisecond) }
+// pass lets d go by on the store's clock, and a little more: some stores count in milliseconds, or know their server's
+// time only that well.
+func (k *kit) pass(d time.Duration) { k.Advance(d + 25*time.Millisecond) }
 
 // finish stores an outcome that produced nothing, or has published what it did.
 func finish(o dedupstore.Outcome) dedupstore.Finish {

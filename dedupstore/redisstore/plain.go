@@ -1,0 +1,122 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A plain claim is SET NX GET: it makes a record that nobody knows yet, or tells what there is, in one step. It costs the
+// server a third of what the script does. The fence and the end of the lease are stamped here, when the command is
+// written, from bounds of the server's time; docs/adr/0012 shows why that misjudges neither. What is neither new nor
+// done is asked again, by script.
+
+// A stamped record is the value of a plain claim. It is stamped each time it is written, so that one which is written
+// again, after a failover perhaps, does not carry an old fence.
+type stamped struct {
+	clock *clock
+	value []byte // a record without fence and end of lease
+	lease uint64 // µs
+	fence uint64 // when it was written last
+}
+
+// MarshalBinary is called by the client when it writes the command.
+func (s *stamped) MarshalBinary() ([]byte, error) {
+	fence, most := s.clock.stamp(time.Now())
+	s.fence = fence
+	appendDigits(s.value[:3], fence, fenceSize) // in place
+	return appendDigits(s.value[:len(s.value)-leaseSize], most+s.lease, leaseSize), nil
+}
+
+// plainOperation makes the operation of a plain claim.
+func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
+	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
+	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
+	b := append(op.stamped.value[:0], layoutVersion, stateRunning, '-')
+	b = appendDigits(b, 0, fenceSize)
+	b = appendRequest(b, r)
+	b[len(b)-leaseSize-1] = 'l'
+	op.stamped = stamped{clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease))}
+	op.plain = true
+	return op.seal()
+}
+
+// plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
+func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
+	var refused redis.Error
+	switch {
+	case errors.Is(op.err, redis.Nil):
+		return dedupstore.Answer{
+			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, op.stamped.fence, 1, 0),
+		}, true, nil
+	case errors.As(op.err, &refused): // memory is full, or the key is something else: the script says it better
+		return dedupstore.Answer{}, false, nil
+	case op.err != nil:
+		return dedupstore.Answer{}, true, op.failure()
+	case r.Rerun != 0 || s.cache != nil: // the script tells how long the record lives
+		return dedupstore.Answer{}, false, nil
+	}
+	rec, err := decodeRecord(op.reply)
+	if err != nil || rec.state != stateDone && rec.state != statePublished {
+		return dedupstore.Answer{}, false, nil
+	}
+	now, _ := op.stamped.clock.bounds(time.Now())
+	var p parser
+	a = dedupstore.Answer{Found: dedupstore.Finished, Fence: rec.fence, Age: since(rec.first(&p), now), Trace: rec.trace()}
+	if rec.otherContent(r) {
+		a.Status = dedupstore.Mismatch
+	} else {
+		a.Status, a.Outcome, a.Fence = dedupstore.Done, rec.outcome(&p, false), rec.decided(&p)
+	}
+	return a, p.err == nil, nil
+}
+
+// otherContent tells whether the record's fingerprint is of the request's scheme, and another.
+func (rec *record) otherContent(r dedupstore.Request) bool {
+	f := rec.sections.get('f')
+	if f == "" || r.Fingerprint.IsZero() {
+		return false
+	}
+	var space [fingerprintSize]byte
+	asked := appendFingerprint(space[:0], r.Fingerprint)
+	return string(asked[:4]) == f[:4] && string(asked) != f
+}
+
+// claim makes a claim, plain where that can be, by script where it must be.
+func (s *Store) claim(ctx context.Context, r dedupstore.Request, sent time.Time) (dedupstore.Answer, error) {
+	op := s.firstOperation(ctx, r, sent)
+	if op.plain {
+		if op = s.run(ctx, op, true); op == nil {
+			return dedupstore.Answer{}, ctx.Err()
+		}
+		if result, known := s.plainResult(ctx, r, op); known {
+			return result.Answer, result.Err
+		}
+		op = s.claimOperation(r)
+	}
+	return s.answer(ctx, r, s.run(ctx, op, true), sent)
+}
+
+// plainResult is what a plain claim ended in, if that is known, and frees the operation.
+func (s *Store) plainResult(ctx context.Context, r dedupstore.Request, op *operation) (result dedupstore.ClaimResult, known bool) {
+	defer op.free()
+	result.Answer, known, result.Err = s.plainAnswer(r, op)
+	if known && result.Err == nil {
+		result.Answer, result.Err = s.confirm(ctx, result.Answer, op.replicas)
+	}
+	return result, known
+}
+
+// firstOperation is what a claim is tried with first.
+func (s *Store) firstOperation(ctx context.Context, r dedupstore.Request, now time.Time) *operation {
+	if s.plain.Load() && r.Rerun == 0 {
+		if c := &s.lanes.of(ctx, "", true).clock; c.known(now) { // there is one node
+			return s.plainOperation(r, c)
+		}
+	}
+	return s.claimOperation(r)
+}
