@@ -21,7 +21,7 @@ proof: ## every long proof, one after the other
 proof-%:
 	@scripts/proof $*
 
-bench: ## every benchmark of the tree
+bench: ## every program of bench/, some minutes each, then every benchmark of the tree
 	@scripts/bench
 
 lint: ## the linter, at the pinned version; its first build takes minutes

@@ -1,0 +1,123 @@
+package kit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMedian_IsTheMiddleOrTheMeanOfTheMiddleTwo(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		values []float64
+		want   float64
+	}{
+		{nil, 0},
+		{[]float64{7}, 7},
+		{[]float64{9, 1, 2}, 2},
+		{[]float64{4, 1, 9, 2}, 3},
+	} {
+		if got := Median(tc.values); got != tc.want {
+			t.Errorf("Median(%v) = %v, want %v", tc.values, got, tc.want)
+		}
+	}
+}
+
+func TestPercentile_IsAValueThatWasMeasured(t *testing.T) {
+	t.Parallel()
+	var d []time.Duration
+	for n := range 100 {
+		d = append(d, time.Duration(100-n))
+	}
+	for share, want := range map[float64]time.Duration{0: 1, .5: 51, .99: 100, 1: 100} {
+		if got := Percentile(d, share); got != want {
+			t.Errorf("Percentile(1 to 100, %v) = %v, want %v", share, got, want)
+		}
+	}
+	if got := Percentile(nil, .5); got != 0 {
+		t.Errorf("Percentile of nothing = %v, want 0", got)
+	}
+}
+
+func TestTable_RatioComparesWithinRounds(t *testing.T) {
+	t.Parallel()
+	var table Table
+	for _, noise := range []float64{1, 10, 5} { // a round that is slow as a whole changes nothing
+		table.Add("ours", Figure{"msgs/s", 6 * noise})
+		table.Add("theirs", Figure{"msgs/s", 2 * noise})
+	}
+	if got := table.Ratio("ours", "theirs", "msgs/s"); got != 3 {
+		t.Errorf("ratio %v, want 3", got)
+	}
+	if got := table.Difference("ours", "theirs", "msgs/s"); got != 20 {
+		t.Errorf("difference %v, want 20, that of the middle round", got)
+	}
+	if got := table.Median("ours", "msgs/s"); got != 30 {
+		t.Errorf("median %v, want 30", got)
+	}
+}
+
+func TestCompare_MeasuresEveryVariantInEachRoundInAnOrderThatChanges(t *testing.T) {
+	t.Parallel()
+	var rounds []string
+	variant := func(name string) Variant {
+		return Variant{Name: name, Measure: func(context.Context) ([]Figure, error) {
+			if len(rounds) == 0 || len(rounds[len(rounds)-1]) == 3 {
+				rounds = append(rounds, "")
+			}
+			rounds[len(rounds)-1] += name
+			return []Figure{{"x", 1}}, nil
+		}}
+	}
+	var out bytes.Buffer
+	b := &Bench{tables: &out, progress: io.Discard}
+	if _, err := b.Compare(t.Context(), "Title", 4, variant("a"), variant("b"), variant("c")); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"abc", "acb", "cab", "cba"}; !slices.Equal(rounds, want) {
+		t.Errorf("orders %v, want %v", rounds, want)
+	}
+	if want := "| a | 1.00 | 1.00 to 1.00 | 4 |\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("the table is %s\nwant a line %s", out.String(), want)
+	}
+}
+
+func TestRun_ResultsComeLast(t *testing.T) {
+	t.Parallel()
+	work := Experiment{"work", func(ctx context.Context, b *Bench) error {
+		b.Ratio("first", 1.5)
+		b.Value("second", 2)
+		_, err := b.Compare(ctx, "Title", 1, Variant{"a", func(context.Context) ([]Figure, error) { return []Figure{{"x", 1}}, nil }})
+		return err
+	}}
+	idle := Experiment{"idle", func(context.Context, *Bench) error { return errors.New("runs although it was not asked for") }}
+	var stdout bytes.Buffer
+	if err := Run(t.Context(), []string{"-only", "wor"}, &stdout, io.Discard, idle, work); err != nil {
+		t.Fatal(err)
+	}
+	if want := "\n\nratio first 1.500\nvalue second 2.000\n"; !strings.HasSuffix("\n"+stdout.String(), want) {
+		t.Errorf("standard output is %q, want it to end with %q", stdout.String(), want)
+	}
+}
+
+func TestRun_RefusesWhatItCannotDo(t *testing.T) {
+	t.Parallel()
+	e := Experiment{"clients", func(context.Context, *Bench) error { return errors.New("began") }}
+	for _, tc := range []struct{ args, want string }{
+		{"-rounds 0", "-rounds is 0"},
+		{"-cell 0s", "-cell is 0s"},
+		{"-records 10", "-records is 10"},
+		{"-only nobody", "there are clients"},
+		{"quick", `"quick"`},
+	} {
+		err := Run(t.Context(), strings.Fields(tc.args), io.Discard, io.Discard, e)
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v, want one with %q", tc.args, err, tc.want)
+		}
+	}
+}

@@ -1,0 +1,26 @@
+package kit
+
+import (
+	"slices"
+	"time"
+)
+
+// Median is the middle one of the values, or the mean of the middle two; 0 without any.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// Percentile sorts the durations and returns the one that the given share of them, from 0 to 1, does not exceed, by
+// nearest rank; 0 without any.
+func Percentile(d []time.Duration, share float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[min(len(d)-1, int(share*float64(len(d))))]
+}

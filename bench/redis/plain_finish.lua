@@ -1,0 +1,13 @@
+-- finish: note that the run succeeded.
+--
+-- KEYS[1]  record
+-- ARGV     1 fence and owner, 2 ms of retention
+-- Replies  1
+--          0: somebody else holds the record, or nobody
+
+local record = redis.call('GET', KEYS[1])
+if not record or string.sub(record, 4, 27) ~= ARGV[1] then
+  return 0
+end
+redis.call('SET', KEYS[1], '1Ds' .. string.sub(record, 4, -15), 'PX', ARGV[2])
+return 1
