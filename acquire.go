@@ -110,10 +110,11 @@ func (g *Guard) storeError(ctx context.Context, poll time.Duration, err error) (
 type bypassError struct{ error }
 
 // mayBypass reports whether the policy lets the handler run unguarded after this error. A record that cannot be read is
-// an answer, and a full store must not be made to forget: neither opens the guard.
+// an answer, a full store must not be made to forget, and a claim that is not durable must not be run on: none of them
+// opens the guard.
 func (g *Guard) mayBypass(err error) bool {
 	return g.policy.StoreDown == FailOpen && is[*StoreError](err) &&
-		!is[*dedupstore.RecordError](err) && !errors.Is(err, dedupstore.ErrFull)
+		!is[*dedupstore.RecordError](err) && !errors.Is(err, dedupstore.ErrFull) && !errors.Is(err, dedupstore.ErrNotDurable)
 }
 
 // count reports how a claim was answered.

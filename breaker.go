@@ -87,10 +87,11 @@ func (b *breaker) claim(ctx context.Context, ask func() (dedupstore.Answer, erro
 var errNoVerdict = errors.New("no verdict")
 
 // verdict is what a claim says about the store: nil that it is up, errNoVerdict nothing, and any other that it is down.
-// A full store and a record that cannot be read are answers: other keys work.
+// A full store, a record that cannot be read and a claim that is not durable are answers: other keys work.
 func (b *breaker) verdict(ctx context.Context, err error) error {
 	switch {
-	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull), errors.Is(err, ErrClaimLost):
+	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull),
+		errors.Is(err, dedupstore.ErrNotDurable), errors.Is(err, ErrClaimLost):
 		return nil
 	case is[*dedupstore.InvalidError](err), ended(ctx):
 		return errNoVerdict

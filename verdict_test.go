@@ -117,6 +117,30 @@ func TestGuard_FullStoreThatWasDownIsAskedAgain(t *testing.T) {
 	})
 }
 
+func TestGuard_ClaimThatIsNotDurableStopsNoOtherAndOpensNoGuard(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newOutage(t)
+		store.set(func(_ context.Context, r dedupstore.Request) error {
+			if r.Key.ID == "behind" {
+				return fmt.Errorf("replicas: %w", dedupstore.ErrNotDurable)
+			}
+			return nil
+		})
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		var h counter
+		for range 50 {
+			if _, err := g.Run(t.Context(), call("behind"), h.run); !errors.Is(err, dedupstore.ErrNotDurable) {
+				t.Errorf("error is %v, want ErrNotDurable", err)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		h.want(t, 0)
+		if _, err := g.Run(t.Context(), call("other"), h.run); err != nil {
+			t.Errorf("another key: %v", err)
+		}
+	})
+}
+
 func TestGuard_BadRecordOfOneKeyDoesNotStopOthers(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newOutage(t)

@@ -47,6 +47,9 @@ type ReplicationError struct {
 	Got, Want int // replicas
 }
 
+// Unwrap returns [dedupstore.ErrNotDurable].
+func (e *ReplicationError) Unwrap() error { return dedupstore.ErrNotDurable }
+
 func (e *ReplicationError) Error() string {
 	return fmt.Sprintf("redisstore: %d replicas have the claim, want %d", e.Got, e.Want)
 }

@@ -59,6 +59,9 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 	for i, op := range ops {
 		if op.await(ctx) {
 			ops[i] = nil
+			if l.failed != nil { // the client may still be trying to reach a node that is gone
+				l.failed(ctx.Err())
+			}
 		}
 	}
 }

@@ -36,8 +36,8 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
 	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
-	b := append(op.stamped.value[:0], layoutVersion, stateRunning, '-')
-	b = appendDigits(b, 0, fenceSize)
+	b := op.stamped.value[:0]
+	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
 	op.stamped = stamped{clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease))}
@@ -60,11 +60,15 @@ func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.A
 	case r.Rerun != 0 || s.cache != nil: // the script tells how long the record lives
 		return dedupstore.Answer{}, false, nil
 	}
-	rec, err := decodeRecord(op.reply)
-	if err != nil || rec.state != stateDone && rec.state != statePublished {
-		return dedupstore.Answer{}, false, nil
+	if rec, unreadable := decodeRecord(op.reply); unreadable == nil && (rec.state == stateDone || rec.state == statePublished) {
+		a, known = rec.answer(r, op.stamped.clock)
 	}
-	now, _ := op.stamped.clock.bounds(time.Now())
+	return a, known, nil // the script says what is not known better
+}
+
+// answer is what a record that is done answers.
+func (rec *record) answer(r dedupstore.Request, c *clock) (a dedupstore.Answer, known bool) {
+	now, _ := c.bounds(time.Now())
 	var p parser
 	a = dedupstore.Answer{Found: dedupstore.Finished, Fence: rec.fence, Age: since(rec.first(&p), now), Trace: rec.trace()}
 	if rec.otherContent(r) {
@@ -72,7 +76,7 @@ func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.A
 	} else {
 		a.Status, a.Outcome, a.Fence = dedupstore.Done, rec.outcome(&p, false), rec.decided(&p)
 	}
-	return a, p.err == nil, nil
+	return a, p.err == nil
 }
 
 // otherContent tells whether the record's fingerprint is of the request's scheme, and another.

@@ -2,11 +2,13 @@ package testserver
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,11 +23,19 @@ const redisURL = "ONCEMILL_TEST_REDIS"
 // patience bounds every wait for a server.
 const patience = 20 * time.Second
 
+// redisProgram is the name of the server's program in PATH.
+const redisProgram = "redis-server"
+
 // StartRedis starts redis-server on a loopback port with its files in dir, and waits until it answers PING. The
 // arguments are those of redis-server; without any it keeps nothing on disk. For programs that drive crash tests;
 // tests use [Redis].
 func StartRedis(dir string, port int, args ...string) (*Process, error) {
-	program, err := exec.LookPath("redis-server")
+	return startRedis(redisProgram, dir, port, args...)
+}
+
+// startRedis starts a program that takes the arguments of redis-server.
+func startRedis(name, dir string, port int, args ...string) (*Process, error) {
+	program, err := exec.LookPath(name)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +49,7 @@ func StartRedis(dir string, port int, args ...string) (*Process, error) {
 	}
 	if err := awaitPing(p, loopback(port)); err != nil {
 		p.Kill()
-		return nil, fmt.Errorf("redis-server on port %d: %w\n%s", port, err, p.output())
+		return nil, fmt.Errorf("%s on port %d: %w\n%s", filepath.Base(program), port, err, p.output())
 	}
 	return p, nil
 }
@@ -97,6 +107,7 @@ type RedisServer struct {
 	t       testing.TB
 	options *redis.Options
 	process *Process // nil: a server that somebody else runs
+	program string   // its name or path; empty: redis-server
 	dir     string
 	port    int
 	args    []string
@@ -120,7 +131,7 @@ func Redis(t testing.TB, args ...string) *RedisServer {
 
 func needRedis(t testing.TB) {
 	t.Helper()
-	if _, err := exec.LookPath("redis-server"); err != nil {
+	if _, err := exec.LookPath(redisProgram); err != nil {
 		missing(t, "redis-server is not in PATH (Debian: apt-get install redis-server); %s names a running server by URL where one suffices", redisURL)
 	}
 }
@@ -138,14 +149,22 @@ func externalRedis(t testing.TB, url string) *RedisServer {
 	if err != nil {
 		t.Fatalf("testserver: the server of %s does not answer: %v", redisURL, err)
 	}
-	version := "unknown"
+	what := "redis-server unknown"
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, "redis_version:"); ok {
-			version = strings.TrimSpace(v)
+			what = "redis-server " + strings.TrimSpace(v)
+		}
+		if v, ok := strings.CutPrefix(line, "valkey_version:"); ok { // it comes after the version of Redis it stands for
+			what = "valkey-server " + strings.TrimSpace(v)
+			break
 		}
 	}
-	record(t, fmt.Sprintf("redis-server %s (given by %s)", version, redisURL))
+	record(t, fmt.Sprintf("%s (given by %s)", what, redisURL))
 	return s
+}
+
+func (s *RedisServer) run() (*Process, error) {
+	return startRedis(cmp.Or(s.program, redisProgram), s.dir, s.port, s.args...)
 }
 
 // startOnFreePort starts the server, on another port if somebody took the first.
@@ -156,7 +175,7 @@ func (s *RedisServer) startOnFreePort(port func() (int, error)) {
 		if s.port, err = port(); err != nil {
 			continue
 		}
-		if s.process, err = StartRedis(s.dir, s.port, s.args...); err == nil {
+		if s.process, err = s.run(); err == nil {
 			s.Addr = loopback(s.port)
 			s.options = &redis.Options{Addr: s.Addr}
 			s.t.Cleanup(func() { s.process.Kill() })
@@ -203,7 +222,7 @@ func (s *RedisServer) Restart() {
 	var err error
 	for range 5 { // somebody may use the port for a moment
 		var p *Process
-		if p, err = StartRedis(s.dir, s.port, s.args...); err == nil {
+		if p, err = s.run(); err == nil {
 			s.process = p
 			return
 		}
@@ -215,9 +234,15 @@ func (s *RedisServer) Restart() {
 // redisVersion asks the program in PATH.
 func redisVersion(t testing.TB) string {
 	t.Helper()
-	out, err := exec.Command("redis-server", "--version").Output()
+	return programVersion(t, redisProgram)
+}
+
+// programVersion asks a program that prints its version like redis-server: with a word "v=7.0.15".
+func programVersion(t testing.TB, program string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), program, "--version").Output()
 	if err != nil {
-		t.Fatalf("testserver: redis-server --version: %v", err)
+		t.Fatalf("testserver: %s --version: %v", program, err)
 	}
 	for _, word := range strings.Fields(string(out)) {
 		if v, ok := strings.CutPrefix(word, "v="); ok {

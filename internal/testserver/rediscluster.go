@@ -29,16 +29,16 @@ type Cluster struct {
 
 // RedisCluster starts a cluster of three masters and three replicas from the redis-server in PATH, and returns when all
 // of them say that it is complete and the replicas hold what their masters do. A node that does not answer for half a
-// second is replaced by its replica.
-func RedisCluster(t testing.TB) *Cluster {
+// second is replaced by its replica, unless the arguments for its servers say otherwise.
+func RedisCluster(t testing.TB, args ...string) *Cluster {
 	t.Helper()
 	needRedis(t)
 	c := &Cluster{t: t}
 	for range clusterNodes {
-		node := &RedisServer{t: t, dir: t.TempDir(), args: []string{
+		node := &RedisServer{t: t, dir: t.TempDir(), args: append([]string{
 			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "500",
 			"--appendonly", "yes", "--appendfsync", "always",
-		}}
+		}, args...)}
 		node.startOnFreePort(freeClusterPort)
 		c.Nodes = append(c.Nodes, node)
 	}
@@ -110,6 +110,24 @@ func (c *Cluster) form(ctx context.Context) error {
 }
 
 func nodeReady(ctx context.Context, rdb *redis.Client, replica bool) error {
+	if err := clusterOK(ctx, rdb); err != nil {
+		return err
+	}
+	nodes, err := rdb.ClusterNodes(ctx).Result()
+	if err != nil {
+		return err
+	}
+	if n := strings.Count(nodes, "slave "); n != clusterMasters { // gossip tells who is one
+		return fmt.Errorf("CLUSTER NODES has %d replicas, want %d", n, clusterMasters)
+	}
+	if replica {
+		return replicating(ctx, rdb)
+	}
+	return nil
+}
+
+// clusterOK succeeds when a node knows all others and says that every slot is served.
+func clusterOK(ctx context.Context, rdb *redis.Client) error {
 	info, err := rdb.ClusterInfo(ctx).Result()
 	if err != nil {
 		return err
@@ -118,15 +136,6 @@ func nodeReady(ctx context.Context, rdb *redis.Client, replica bool) error {
 		if !strings.Contains(info, want) {
 			return fmt.Errorf("CLUSTER INFO has no %s", want)
 		}
-	}
-	if !replica {
-		return nil
-	}
-	switch repl, err := rdb.Info(ctx, "replication").Result(); {
-	case err != nil:
-		return err
-	case !strings.Contains(repl, "master_link_status:up"):
-		return errors.New("INFO replication has no master_link_status:up")
 	}
 	return nil
 }
@@ -142,13 +151,20 @@ func until(ctx context.Context, step func() error) error {
 	}
 }
 
-// Client returns a new client of the cluster, which is closed when the test ends. It looks for changes of the cluster
-// twice a second.
-func (c *Cluster) Client() *redis.ClusterClient {
-	o := &redis.ClusterOptions{ClusterStateReloadInterval: 500 * time.Millisecond, ContextTimeoutEnabled: true, DialerRetries: 1}
+// Options returns new options for a client of the cluster. What is not said here is go-redis's default.
+func (c *Cluster) Options() *redis.ClusterOptions {
+	o := &redis.ClusterOptions{ContextTimeoutEnabled: true, DialerRetries: 1}
 	for _, n := range c.Nodes {
 		o.Addrs = append(o.Addrs, n.Addr)
 	}
+	return o
+}
+
+// Client returns a new client of the cluster, which is closed when the test ends. It looks for changes of the cluster
+// twice a second.
+func (c *Cluster) Client() *redis.ClusterClient {
+	o := c.Options()
+	o.ClusterStateReloadInterval = 500 * time.Millisecond
 	rdb := redis.NewClusterClient(o)
 	c.t.Cleanup(func() { rdb.Close() })
 	return rdb

@@ -23,6 +23,14 @@ func missing(t testing.TB, format string, args ...any) {
 	t.Skip("testserver: " + what)
 }
 
+// optional ends the test because a server cannot be had that a machine need not have: it skips, also with CI=true.
+func optional(t testing.TB, format string, args ...any) {
+	t.Helper()
+	what := fmt.Sprintf(format, args...)
+	record(t, "SKIPPED (optional): "+what)
+	t.Skip("testserver: " + what)
+}
+
 // NeedProgram returns the path of a program that a test runs beside its server. Where it is not in PATH the test is
 // skipped, and fails with CI=true. The hint says how to get it.
 func NeedProgram(t testing.TB, name, hint string) string {

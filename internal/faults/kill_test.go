@@ -1,0 +1,41 @@
+package faults_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// killed is the load under which a server is killed n times.
+func killed(t *testing.T, fsync string, n int) books {
+	server := newDurable(t, fsync)
+	r := newRig(t, client(t, server.Addr), setup{
+		rate: 500, lease: 10 * time.Second, hold: 5 * time.Second,
+		work: func(context.Context, oncemill.Run) { lasts(2 * time.Millisecond) }, // so that some are under way
+	})
+	for range n {
+		r.progress(200)
+		server.Kill()
+		lasts(rand.N(500 * time.Millisecond))
+		server.Restart()
+	}
+	r.progress(200)
+	return r.finish()
+}
+
+// Full: 20 kills. The file is written before each answer, so that the death of the process, unlike that of its machine,
+// loses what was held back during an fsync only: usually nothing.
+func TestRedis_KilledWithFsyncEverySecondRepeatsNoMoreThanItsRecordsLost(t *testing.T) {
+	t.Parallel()
+	b := killed(t, "everysec", full(20, 2))
+	b.mustExplain(t, lostRecord, lostOutcome, lostLease)
+}
+
+// Full: 20 kills. The leases are longer than the server is away: every outcome can be recorded, and nothing runs twice.
+func TestRedis_KilledWithFsyncAlwaysRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	killed(t, "always", full(20, 2)).mustExplain(t)
+}
