@@ -195,7 +195,7 @@ func unheard(t *testing.T, err error) bool {
 	return err != nil
 }
 
-// TestLinearizable_WithLostAndDelayedReplies runs 15 histories of each kind, and 200 with ONCEMILL_PROOF=1.
+// TestLinearizable_WithLostAndDelayedReplies runs 8 histories of each kind, and 200 with ONCEMILL_PROOF=1.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	t.Run("lone callers", func(t *testing.T) { linearizable(t, false, false) })
 	t.Run("shared pipelines", func(t *testing.T) { linearizable(t, true, false) })
@@ -204,7 +204,7 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 }
 
 func linearizable(t *testing.T, shared, plain bool) {
-	histories := 15
+	histories := 8
 	if os.Getenv("ONCEMILL_PROOF") == "1" {
 		histories = 200
 	}

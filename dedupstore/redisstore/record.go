@@ -211,7 +211,7 @@ func decodeRecord(s string) (record, error) {
 		}
 		if !fixed {
 			n, err := strconv.ParseUint(rest[:min(lengthSize, len(rest))], 16, 32)
-			if err != nil {
+			if err != nil || len(rest) < lengthSize {
 				return record{}, fmt.Errorf("has a section %q without a length", letter)
 			}
 			size, rest = int(n), rest[lengthSize:]
