@@ -41,6 +41,22 @@ func stall(proxy *testserver.RedisProxy) (there <-chan struct{}, release func())
 	return held, sync.OnceFunc(func() { close(let) })
 }
 
+// underWay is behind, with an operation under way until it is released, which waits for it.
+func underWay(t *testing.T) (s *Store, proxy *testserver.RedisProxy, release func()) {
+	t.Helper()
+	s, proxy = behind(t)
+	held, let := stall(proxy)
+	var group sync.WaitGroup
+	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
+	<-held
+	release = func() {
+		let()
+		group.Wait()
+	}
+	t.Cleanup(release)
+	return s, proxy, release
+}
+
 // queued waits until the store's only lane has so many operations in its queue.
 func queued(t *testing.T, s *Store, n int) {
 	t.Helper()
@@ -57,14 +73,10 @@ func queued(t *testing.T, s *Store, n int) {
 
 func TestLane_WhatQueuesUpTravelsTogether(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
+	s, _, release := underWay(t)
 	writes := 0
 	s.rdb.AddHook(pipelines{&writes})
-	held, release := stall(proxy)
-	defer release()
 	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
 	for i := range 100 {
 		group.Go(func() { claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun) })
 	}
@@ -92,12 +104,8 @@ func (p pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 
 func TestLane_CancellationOfOneCallerHarmsNoOther(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
-	held, release := stall(proxy)
-	defer release()
+	s, _, release := underWay(t)
 	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
 	ctx, cancel := context.WithCancel(t.Context())
 	for i := range 20 {
 		group.Go(func() {
@@ -128,12 +136,7 @@ func TestLane_CancellationOfOneCallerHarmsNoOther(t *testing.T) {
 
 func TestLane_AbandonedOperationIsNotSent(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
-	held, release := stall(proxy)
-	defer release()
-	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
+	s, _, release := underWay(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := make(chan struct{})
 	go func() {
@@ -146,19 +149,14 @@ func TestLane_AbandonedOperationIsNotSent(t *testing.T) {
 	cancel()
 	<-gone // at once, although the flush before it has not returned
 	release()
-	group.Wait()
 	s.Close()
 	claim(t, s, request("gone"), dedupstore.AcquiredRun)
 }
 
 func TestLane_LostReplyOfASharedPipelineIsRepeated(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
-	held, release := stall(proxy)
-	defer release()
+	s, proxy, release := underWay(t)
 	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
 	answers := make([]dedupstore.Answer, 30)
 	for i := range answers {
 		group.Go(func() { answers[i] = claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun) })
@@ -186,12 +184,8 @@ func TestLane_LostReplyOfASharedPipelineIsRepeated(t *testing.T) {
 
 func TestLane_ScriptsThatTheServerForgotAreSentAgain(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
-	held, release := stall(proxy)
-	defer release()
+	s, _, release := underWay(t)
 	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
 	for i := range 30 {
 		group.Go(func() { claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun) })
 	}
@@ -205,12 +199,7 @@ func TestLane_ScriptsThatTheServerForgotAreSentAgain(t *testing.T) {
 
 func TestLane_LargeOperationsHoldUpNobody(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
-	held, release := stall(proxy)
-	defer release()
-	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
+	s, _, release := underWay(t)
 	a := dedupstore.Claim{Key: key("none"), Owner: "nobody-was-granted", Fence: 1, Lease: time.Hour, Retention: time.Hour}
 	large := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
 		Kind: dedupstore.Succeeded, Result: bytes.Repeat([]byte("x"), maxShared),
@@ -219,17 +208,12 @@ func TestLane_LargeOperationsHoldUpNobody(t *testing.T) {
 		t.Errorf("error is %v, want ErrClaimLost, although another operation is under way", err)
 	}
 	release()
-	group.Wait()
+
 }
 
 func TestLane_DeadlineIsKeptInTheQueue(t *testing.T) {
 	t.Parallel()
-	s, proxy := behind(t)
-	held, release := stall(proxy)
-	defer release()
-	var group sync.WaitGroup
-	group.Go(func() { claim(t, s, request("0"), dedupstore.AcquiredRun) })
-	<-held
+	s, _, release := underWay(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) {
@@ -242,7 +226,7 @@ func TestLane_DeadlineIsKeptInTheQueue(t *testing.T) {
 		}
 	}
 	release()
-	group.Wait()
+
 }
 
 func TestStore_CloseLeavesNoGoroutine(t *testing.T) {
