@@ -16,6 +16,9 @@ const (
 	// maxSampleError is how long the round trip of a sample may have been: so far apart are the bounds.
 	maxSampleError = 20 * time.Millisecond
 
+	// maxUncertainty is how far apart the bounds of the time are at most, unless a command is written again much later.
+	maxUncertainty = maxSampleError + 5*maxSampleAge/maxDrift
+
 	// maxDrift is how much two clocks part: a clock that is kept by NTP runs at most 500 ppm fast or slow (RFC 5905).
 	maxDrift = 1000
 )

@@ -6,10 +6,13 @@
 //
 // # Guarantees
 //
-//   - Every operation is one script on one key, so it is atomic, and works on Cluster without hash tags.
-//   - Every script is idempotent per owner token. go-redis repeats commands whose reply was lost, and may.
-//   - The server's clock decides about leases. Fences grow even when the record was lost, as long as that clock does
-//     not go back by more than the record was old.
+//   - Every operation is atomic, and works on Cluster without hash tags: one script on one key, or SET NX GET for a
+//     claim of a key that is not known yet.
+//   - Every operation is idempotent per owner token. go-redis repeats commands whose reply was lost, and may.
+//   - The server's clock decides about leases; where the client sets the end of one, it knows that clock to within 20 ms,
+//     and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than that
+//     before, and that clock does not go back by more than the record was old.
+//   - Operations of many callers share pipelines. Each keeps its own context: cancelling one harms no other.
 //   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention.
 //   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
 //   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken over.
@@ -30,9 +33,9 @@
 //
 // A jump of the server's clock forward ends leases early; a jump back prolongs them.
 //
-// Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, and for
-// the client ContextTimeoutEnabled, so that contexts interrupt what waits for the network, and ClusterStateReloadInterval
-// of about a second, so that a failover is noticed.
+// Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, with replicas
+// min-replicas-to-write 1 and Config.Replicas, and for the client ContextTimeoutEnabled, so that contexts interrupt what
+// waits for the network. docs/redis.md of the repository has the reasons.
 //
 // # Records
 //

@@ -35,7 +35,7 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 // plainOperation makes the operation of a plain claim.
 func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
+	op.number(milliseconds(r.Lease) + milliseconds(r.Retention) + maxUncertainty.Milliseconds())
 	b := op.stamped.value[:0]
 	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
 	b = appendRequest(b, r)
