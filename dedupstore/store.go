@@ -176,7 +176,7 @@ type Answer struct {
 type Claim struct {
 	Key       Key
 	Owner     string
-	Fence     uint64        // grows with every new owner of the key: max(previous + 1, store's time in µs)
+	Fence     uint64        // grows with every new owner of the key: max(previous + 1, store's time in µs, as the store knows it)
 	Attempt   int           // 1 for the first run
 	Returned  int           // how many runs of the key gave their attempt back (Release.Uncounted)
 	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins

@@ -78,28 +78,29 @@ func decodeAnswer(s string, r dedupstore.Request) (reply, error) {
 			return reply{}, err
 		}
 	}
-	var p parser
-	a := dedupstore.Answer{
-		Found: states[before.state], Fence: before.fence, Age: since(before.first(&p), now), Trace: before.trace(),
-	}
-	claim := claimOf(r, after.fence, int(after.number(&p, 'a', 1)), int(after.number(&p, 'n', 0)))
+	a := dedupstore.Answer{Found: states[before.state], Fence: before.fence, Age: since(before.first(), now), Trace: before.trace()}
+	claim := claimOf(r, after.fence, int(after.number('a', 1)), int(after.number('n', 0)))
 	switch s[0] {
 	case replyRun:
 		a.Status, a.Claim = dedupstore.AcquiredRun, claim
-		p.check(claim.Attempt > 0, "runs without an attempt")
+		if claim.Attempt == 0 {
+			err = errors.New("runs without an attempt")
+		}
 	case replyPublish:
-		a.Status, a.Claim, a.Outcome, a.Fence = dedupstore.AcquiredPublish, claim, after.outcome(&p, true), after.decided(&p)
+		a.Status, a.Claim, a.Fence = dedupstore.AcquiredPublish, claim, after.decided()
+		a.Outcome, err = after.outcome(true)
 	case replyDone:
-		a.Status, a.Outcome, a.Fence = dedupstore.Done, before.outcome(&p, false), before.decided(&p)
+		a.Status, a.Fence = dedupstore.Done, before.decided()
+		a.Outcome, err = before.outcome(false)
 	case replyBusy:
-		a.Status, a.Wait = dedupstore.Busy, before.wait(&p, now)
+		a.Status, a.Wait = dedupstore.Busy, before.wait(now)
 	case replyMismatch:
 		a.Status = dedupstore.Mismatch
 	default:
-		return reply{}, errReply
+		err = errReply
 	}
-	if p.err != nil {
-		return reply{}, p.err
+	if err != nil {
+		return reply{}, err
 	}
 	lives := max(0, min(left, int64(maxLease/time.Millisecond)))
 	return reply{a, time.Duration(lives) * time.Millisecond, before.sections.get('f')}, nil

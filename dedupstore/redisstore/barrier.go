@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -58,17 +57,34 @@ func (e *ReplicationError) Error() string {
 // has to end.
 const releaseTimeout = time.Second
 
-// confirm returns the answer if enough replicas have the claim; else it gives the claim back. Only runs need that: what
-// is to be published has been decided already.
-func (s *Store) confirm(ctx context.Context, a dedupstore.Answer, replicas int) (dedupstore.Answer, error) {
-	if !s.barrier().on() || a.Status != dedupstore.AcquiredRun || replicas >= s.config.Replicas {
-		return a, nil
+// confirmed tells whether enough replicas have the claim. Only runs need that: what is to be published has been decided
+// already.
+func (s *Store) confirmed(a dedupstore.Answer, replicas int) bool {
+	return !s.barrier().on() || a.Status != dedupstore.AcquiredRun || replicas >= s.config.Replicas
+}
+
+// confirm sees to it that every run that too few replicas have is given back, all at once, and refused. The owners may ask
+// again: nothing ran. What cannot be given back ends with its lease, and counts as an attempt.
+func (s *Store) confirm(ctx context.Context, results []dedupstore.ClaimResult, replicas []int) {
+	var back []*operation
+	for i := range results {
+		a := results[i].Answer
+		if results[i].Err != nil || s.confirmed(a, replicas[i]) {
+			continue
+		}
+		err := &ReplicationError{Got: max(0, replicas[i]), Want: s.config.Replicas}
+		results[i] = dedupstore.ClaimResult{Err: err}
+		back = append(back, s.releaseOperation(a.Claim, dedupstore.Release{Reason: err.Error()}, '2'))
+	}
+	if len(back) == 0 {
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	err := &ReplicationError{Got: max(0, replicas), Want: s.config.Replicas}
-	release := s.Settle(ctx, a.Claim, dedupstore.Release{Uncounted: true, Reason: err.Error()})
-	return dedupstore.Answer{}, errors.Join(err, release)
+	s.runMany(ctx, back, false)
+	for _, op := range back {
+		_ = done(ctx, op) // the lease ends in any case
+	}
 }
 
 func (s *Store) barrier() barrier { return barrier{s.config.Replicas, s.config.ReplicaTimeout} }

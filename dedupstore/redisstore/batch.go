@@ -9,10 +9,15 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims.
+// ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims, and a second
+// one for those of keys that are known and not done.
 func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results := make([]dedupstore.ClaimResult, len(requests))
+	results, replicas := make([]dedupstore.ClaimResult, len(requests)), make([]int, len(requests))
 	sent, ready := time.Now(), s.ready.pass(ctx, s.check)
+	times := make(map[dedupstore.Key]int, len(requests))
+	for _, r := range requests {
+		times[r.Key]++
+	}
 	ops := make([]*operation, len(requests))
 	for i, r := range requests {
 		if results[i].Err = r.Validate(); results[i].Err != nil {
@@ -20,7 +25,11 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 		}
 		if a, hit := s.cached(ctx, r, sent); hit {
 			results[i] = dedupstore.ClaimResult{Answer: a, Err: ctx.Err()}
-		} else if results[i].Err = ready; ready == nil {
+		} else if results[i].Err = ready; ready != nil {
+			continue
+		} else if times[r.Key] > 1 { // in order, so none of them in a second pipeline
+			ops[i] = s.claimOperation(r)
+		} else {
 			ops[i] = s.firstOperation(ctx, r, sent)
 		}
 	}
@@ -28,15 +37,12 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 	s.runMany(ctx, ops, true)
 	again := make([]*operation, len(requests))
 	for i, r := range requests {
-		switch {
+		switch known := false; {
 		case asked[i] == nil: // has its result
-		case ops[i] == nil:
-			results[i].Err = ctx.Err()
-		case !ops[i].plain:
-			results[i].Answer, results[i].Err = s.answer(ctx, r, ops[i], sent)
+		case ops[i] == nil || !ops[i].plain:
+			results[i], replicas[i] = s.answer(ctx, r, ops[i], sent)
 		default:
-			var known bool
-			if results[i], known = s.plainResult(ctx, r, ops[i]); !known {
+			if results[i], replicas[i], known = s.plainResult(r, ops[i]); !known {
 				again[i] = s.claimOperation(r)
 			}
 		}
@@ -45,9 +51,10 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 	s.runMany(ctx, again, true)
 	for i, r := range requests {
 		if asked[i] != nil {
-			results[i].Answer, results[i].Err = s.answer(ctx, r, again[i], sent)
+			results[i], replicas[i] = s.answer(ctx, r, again[i], sent)
 		}
 	}
+	s.confirm(ctx, results, replicas)
 	return results
 }
 
@@ -79,6 +86,8 @@ func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
 	for len(todo) > 0 {
 		wave, later := map[*lane][]int{}, todo[:0:0]
 		names := make(map[string]struct{}, len(todo))
+		var large [][]int
+		lanes := make([]*lane, len(ops))
 		for _, i := range todo {
 			name := ops[i].name
 			if _, again := names[name]; again {
@@ -86,24 +95,26 @@ func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
 				continue
 			}
 			names[name] = struct{}{}
-			l := s.lanes.of(ctx, name, claims)
-			wave[l] = append(wave[l], i)
+			lanes[i] = s.lanes.of(ctx, name, claims)
+			if ops[i].size() > maxShared { // travels alone
+				large = append(large, []int{i})
+			} else {
+				wave[lanes[i]] = append(wave[lanes[i]], i)
+			}
 		}
-		s.runWave(ctx, ops, wave)
+		var group sync.WaitGroup
+		for l, indices := range wave {
+			if len(wave) == 1 {
+				runLane(ctx, l, ops, indices)
+				break
+			}
+			group.Go(func() { runLane(ctx, l, ops, indices) })
+		}
+		group.Wait()
+		for _, one := range large {
+			runLane(ctx, lanes[one[0]], ops, one)
+		}
 		todo = later
-	}
-}
-
-// runWave runs the operations of each lane at once.
-func (s *Store) runWave(ctx context.Context, ops []*operation, wave map[*lane][]int) {
-	var group sync.WaitGroup
-	defer group.Wait()
-	for l, indices := range wave {
-		if len(wave) == 1 {
-			runLane(ctx, l, ops, indices)
-			return
-		}
-		group.Go(func() { runLane(ctx, l, ops, indices) })
 	}
 }
 

@@ -52,7 +52,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		}
 	}
 	old := slices.ContainsFunc(servers, func(v server) bool { return !atLeast(v.info["redis_version"], 7, 0) })
-	s.plain.Store(!old && s.lanes.cluster == nil) // a redirect would take one node's time to another
+	_, single := s.rdb.(*redis.Client) // elsewhere one node's time could be taken for another's
+	s.plain.Store(single && !old)
 	s.ready.passed.Store(true)
 	return report, nil
 }

@@ -11,16 +11,17 @@ const (
 	sampleEvery = 50 * time.Millisecond
 
 	// maxSampleAge is how old the last sample may be for claims that are stamped here.
-	maxSampleAge = time.Second
+	maxSampleAge = 200 * time.Millisecond
 
 	// maxSampleError is how long the round trip of a sample may have been: so far apart are the bounds.
 	maxSampleError = 20 * time.Millisecond
 
-	// maxUncertainty is how far apart the bounds of the time are at most, unless a command is written again much later.
-	maxUncertainty = maxSampleError + 5*maxSampleAge/maxDrift
+	// maxDrift is one part in how many two clocks part. A clock that is being corrected may run a twelfth fast or slow
+	// (chrony, maxslewrate); otherwise it is 500 ppm (RFC 5905).
+	maxDrift = 10
 
-	// maxDrift is how much two clocks part: a clock that is kept by NTP runs at most 500 ppm fast or slow (RFC 5905).
-	maxDrift = 1000
+	// maxUncertainty is how far apart the bounds of the time are at most, when a command is written for the first time.
+	maxUncertainty = maxSampleError + 2*maxSampleAge/maxDrift
 )
 
 // A clock bounds the time of a server, in µs since 1970. The zero clock knows nothing.
@@ -41,39 +42,54 @@ var start = time.Now()
 
 // learn takes the time from a reply.
 func (c *clock) learn(time uint64, sent, came time.Time) {
-	if wide := came.Sub(sent); wide <= maxSampleError {
-		c.last.Store(&sample{time, came, wide})
+	wide := came.Sub(sent)
+	if wide > maxSampleError {
+		return
+	}
+	c.last.Store(&sample{time, came, wide})
+	if last := c.fence.Load(); last > time+uint64(maxUncertainty.Microseconds()) {
+		c.fence.CompareAndSwap(last, 0) // the server's clock has gone back
 	}
 }
 
-// known tells whether claims can be stamped now. From time to time it says no to one caller, who is to take a sample.
+// known tells whether claims can be stamped now. From time to time it says no to one caller, who is to take a sample. It
+// says no as well when this machine's clocks disagree about the age of the last one: a machine that sleeps stops one.
 func (c *clock) known(now time.Time) bool {
 	s := c.last.Load()
-	if s == nil || now.Sub(s.came) > maxSampleAge {
+	if s == nil {
+		return false
+	}
+	if least, most := s.age(now); most > maxSampleAge || most-least > maxSampleError {
 		return false
 	}
 	due := c.next.Load()
 	return int64(now.Sub(start)) < due || !c.next.CompareAndSwap(due, int64(now.Sub(start)+sampleEvery))
 }
 
+// age is how long ago the sample came, by the monotonic clock and by the wall clock.
+func (s *sample) age(now time.Time) (least, most time.Duration) {
+	a, b := max(0, now.Sub(s.came)), max(0, now.Round(0).Sub(s.came.Round(0)))
+	return min(a, b), max(a, b)
+}
+
 // bounds are what the server's time is at least and at most.
 func (c *clock) bounds(now time.Time) (least, most uint64) {
 	s := c.last.Load()
-	age := max(0, now.Sub(s.came))
-	least = s.time + uint64((age - age/maxDrift).Microseconds())
-	most = s.time + uint64((age + age/maxDrift + s.wide + time.Microsecond).Microseconds())
+	a, b := s.age(now)
+	least = s.time + uint64((a - a/maxDrift).Microseconds())
+	most = s.time + uint64((b + b/maxDrift + s.wide + time.Microsecond).Microseconds())
 	return least, most
 }
 
-// stamp returns a fence that is not later than the server's time, and above all that this clock gave before, and a time
-// that is not sooner than the server's.
+// stamp returns a fence that is not later than the server's time, and above all that this clock gave before, unless the
+// server's went back, and a time that is not sooner than the server's.
 func (c *clock) stamp(now time.Time) (fence, most uint64) {
 	least, most := c.bounds(now)
 	for {
 		last := c.fence.Load()
 		fence = max(least, last+1)
 		if c.fence.CompareAndSwap(last, fence) {
-			return fence, max(most, fence)
+			return fence, most
 		}
 	}
 }

@@ -1,9 +1,9 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"time"
@@ -19,12 +19,17 @@ const (
 	// a server that refuses it closes the connection.
 	maxShared = 64 << 10
 
-	// flushTimeout bounds a shared pipeline. Callers do not wait for it: each has a context of its own.
+	// flushTimeout bounds a shared pipeline, if the client heeds contexts (ContextTimeoutEnabled). Callers do not wait
+	// for it: each has a context of its own.
 	flushTimeout = 10 * time.Second
+
+	// stuckAfter is after what time a flush is passed by the next: far longer than a round trip, far shorter than a lease.
+	stuckAfter = 500 * time.Millisecond
 )
 
 // A lane carries operations to one node, in one flush at a time. Who comes while none is under way sends alone, in its
-// own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned.
+// own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned. A flush
+// that does not return is left alone after a while, and the next one takes another connection.
 type lane struct {
 	client  redis.UniversalClient
 	cluster bool // the client finds the nodes of names
@@ -33,9 +38,11 @@ type lane struct {
 	flushes *sync.WaitGroup
 	clock   clock // of the server
 
-	mu    sync.Mutex
-	queue []*operation
-	busy  bool // a flush is under way
+	mu     sync.Mutex
+	queue  []*operation
+	flight int         // the number of the flush that is under way; 0: none is
+	flown  int         // how many there were
+	timer  *time.Timer // goes off when the flush has been under way for long
 }
 
 // do runs operations and returns when all of them are finished, or when the context has ended. Those that are not known
@@ -46,11 +53,11 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 		return
 	}
 	l.mu.Lock()
-	if !l.busy && len(ops) <= maxBatch {
-		l.busy = true
+	if l.flight == 0 && len(ops) <= maxBatch {
+		flight := l.begin()
 		l.mu.Unlock()
+		defer l.end(flight) // also when a hook of the client panics
 		l.exec(ctx, ops)
-		l.returned()
 		return
 	}
 	l.queue = append(l.queue, ops...)
@@ -66,42 +73,90 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 	}
 }
 
-// returned ends a flush of a caller; what has queued up meanwhile is sent by a goroutine of its own.
-func (l *lane) returned() {
+// begin begins a flush. The lane is locked.
+func (l *lane) begin() (flight int) {
+	l.flown++
+	l.flight = l.flown
+	if l.timer == nil {
+		l.timer = time.AfterFunc(stuckAfter, l.pass)
+	} else {
+		l.timer.Reset(stuckAfter)
+	}
+	return l.flight
+}
+
+// end ends a flush; what has queued up meanwhile is sent by a goroutine of its own.
+func (l *lane) end(flight int) {
 	l.mu.Lock()
-	l.busy = false
+	defer l.mu.Unlock()
+	if l.over(flight) {
+		l.start()
+	}
+}
+
+// over notes that a flush has returned, and tells whether it was still the lane's. The lane is locked.
+func (l *lane) over(flight int) bool {
+	if l.flight != flight {
+		return false
+	}
+	l.flight = 0
+	l.timer.Stop()
+	return true
+}
+
+// pass lets the queue pass a flush that does not return.
+func (l *lane) pass() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.flight = 0
 	l.start()
-	l.mu.Unlock()
 }
 
 // start starts to flush the queue, if there is something in it and no flush is under way. The lane is locked.
 func (l *lane) start() {
-	if len(l.queue) > 0 && !l.busy {
-		l.busy = true
-		l.flushes.Go(l.flush)
+	if len(l.queue) > 0 && l.flight == 0 {
+		flight := l.begin()
+		l.flushes.Go(func() { l.flush(flight) })
 	}
 }
 
-// flush sends the queue until it is empty.
-func (l *lane) flush() {
+// flush sends the queue until it is empty, or another flush has passed.
+func (l *lane) flush(flight int) {
 	batch := make([]*operation, 0, maxBatch)
 	for {
 		l.mu.Lock()
-		batch = l.take(batch[:0])
-		if len(batch) == 0 {
-			l.busy = false
+		if l.flight != flight {
 			l.mu.Unlock()
 			return
 		}
+		batch = l.take(batch[:0])
+		if len(batch) == 0 {
+			l.over(flight)
+			l.mu.Unlock()
+			return
+		}
+		l.timer.Reset(stuckAfter)
 		l.mu.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
-		l.exec(ctx, batch)
-		cancel()
+		l.execShared(batch)
 		for _, op := range batch {
 			op.finish()
 		}
 		runtime.Gosched() // those who were answered have the next operations
 	}
+}
+
+// execShared is exec for operations of many callers, none of whom could be told of a panic in a hook of the client.
+func (l *lane) execShared(ops []*operation) {
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			for _, op := range ops {
+				op.err = fmt.Errorf("the client panicked: %v", p)
+			}
+		}
+	}()
+	l.exec(ctx, ops)
 }
 
 // take moves operations from the queue to the batch, without those whose callers have gone.
@@ -157,14 +212,10 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 		_ = pipe.Process(ctx, cmds[i]) // only queues
 	}
 	wait := l.barrier.append(ctx, pipe)
-	_, err := pipe.Exec(ctx) // the first error of a command, or what befell all of them
+	_, _ = pipe.Exec(ctx) // each command has its error
 	for i, op := range ops {
 		op.reply, op.err = cmds[i].Result()
-		done := op.err == nil || errors.Is(op.err, redis.Nil)
-		switch {
-		case op.err == nil && op.reply == "": // nothing replies so
-			op.err = cmp.Or(err, errReply)
-		case done && wait != nil:
+		if wait != nil && (op.err == nil || errors.Is(op.err, redis.Nil)) {
 			var refused error
 			if op.replicas, refused = wait.replicas(); refused != nil {
 				op.err = refused

@@ -211,6 +211,76 @@ func TestLane_LargeOperationsHoldUpNobody(t *testing.T) {
 
 }
 
+func TestLane_ConnectionThatHangsIsPassed(t *testing.T) {
+	t.Parallel()
+	s, _, release := underWay(t)
+	a := make(chan dedupstore.Answer, 1)
+	go func() { a <- claim(t, s, request("next"), dedupstore.AcquiredRun) }()
+	select {
+	case <-a: // although the flush before has not returned
+	case <-time.After(10 * stuckAfter):
+		t.Error("a connection that hangs holds up the others")
+	}
+	release()
+}
+
+// A panicking hook panics once it is told to.
+type panicking struct{ on *atomic.Bool }
+
+func (panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (p panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		p.panic()
+		return next(ctx, c)
+	}
+}
+
+func (p panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		p.panic()
+		return next(ctx, cmds)
+	}
+}
+
+func (p panicking) panic() {
+	if p.on.CompareAndSwap(true, false) {
+		panic("hook")
+	}
+}
+
+func TestLane_PanicInAHookIsTheCallersAndStopsNobodyElse(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	claim(t, s, request("first"), dedupstore.AcquiredRun)
+	on := new(atomic.Bool)
+	rdb.AddHook(panicking{on})
+	on.Store(true)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic was swallowed")
+			}
+		}()
+		_, _ = s.Claim(t.Context(), request("panics"))
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := s.Claim(ctx, request("next")); err != nil {
+		t.Errorf("after a panic: %v", err)
+	}
+	l := s.lanes.of(t.Context(), "", true)
+	op, err := s.settleOperation(dedupstore.Claim{
+		Key: key("none"), Owner: "nobody-was-granted", Fence: 1, Lease: time.Hour, Retention: time.Hour,
+	}, succeeded(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	on.Store(true)
+	if l.execShared([]*operation{op}); op.err == nil {
+		t.Error("a panic in a shared pipeline is no error")
+	}
+}
+
 func TestLane_DeadlineIsKeptInTheQueue(t *testing.T) {
 	t.Parallel()
 	s, _, release := underWay(t)

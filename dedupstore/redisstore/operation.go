@@ -96,6 +96,8 @@ func (op *operation) failure() error {
 	switch {
 	case op.err != nil:
 		return fmt.Errorf("redisstore: %s: %w", op.script.name, op.err)
+	case op.reply == "":
+		return fmt.Errorf("redisstore: %s: %w", op.script.name, errReply)
 	case op.reply[0] == replyUnreadable:
 		return &dedupstore.RecordError{Key: op.name, Problem: op.reply[1:]}
 	case op.reply[0] == replyFull:

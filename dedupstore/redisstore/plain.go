@@ -22,12 +22,14 @@ type stamped struct {
 	value []byte // a record without fence and end of lease
 	lease uint64 // µs
 	fence uint64 // when it was written last
+	times int    // how often it was written
 }
 
 // MarshalBinary is called by the client when it writes the command.
 func (s *stamped) MarshalBinary() ([]byte, error) {
 	fence, most := s.clock.stamp(time.Now())
 	s.fence = fence
+	s.times++
 	appendDigits(s.value[:3], fence, fenceSize) // in place
 	return appendDigits(s.value[:len(s.value)-leaseSize], most+s.lease, leaseSize), nil
 }
@@ -49,10 +51,12 @@ func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
 	var refused redis.Error
 	switch {
-	case errors.Is(op.err, redis.Nil):
+	case errors.Is(op.err, redis.Nil) && op.stamped.times == 1:
 		return dedupstore.Answer{
 			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, op.stamped.fence, 1, 0),
 		}, true, nil
+	case errors.Is(op.err, redis.Nil): // written again: which of the stamps is in the record?
+		return dedupstore.Answer{}, false, nil
 	case errors.As(op.err, &refused): // memory is full, or the key is something else: the script says it better
 		return dedupstore.Answer{}, false, nil
 	case op.err != nil:
@@ -66,17 +70,17 @@ func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.A
 	return a, known, nil // the script says what is not known better
 }
 
-// answer is what a record that is done answers.
-func (rec *record) answer(r dedupstore.Request, c *clock) (a dedupstore.Answer, known bool) {
+// answer is what a record that is done answers, if it can be read.
+func (rec *record) answer(r dedupstore.Request, c *clock) (dedupstore.Answer, bool) {
 	now, _ := c.bounds(time.Now())
-	var p parser
-	a = dedupstore.Answer{Found: dedupstore.Finished, Fence: rec.fence, Age: since(rec.first(&p), now), Trace: rec.trace()}
+	a := dedupstore.Answer{Found: dedupstore.Finished, Fence: rec.fence, Age: since(rec.first(), now), Trace: rec.trace()}
 	if rec.otherContent(r) {
 		a.Status = dedupstore.Mismatch
-	} else {
-		a.Status, a.Outcome, a.Fence = dedupstore.Done, rec.outcome(&p, false), rec.decided(&p)
+		return a, true
 	}
-	return a, p.err == nil
+	outcome, err := rec.outcome(false)
+	a.Status, a.Outcome, a.Fence = dedupstore.Done, outcome, rec.decided()
+	return a, err == nil
 }
 
 // otherContent tells whether the record's fingerprint is of the request's scheme, and another.
@@ -90,29 +94,27 @@ func (rec *record) otherContent(r dedupstore.Request) bool {
 	return string(asked[:4]) == f[:4] && string(asked) != f
 }
 
-// claim makes a claim, plain where that can be, by script where it must be.
-func (s *Store) claim(ctx context.Context, r dedupstore.Request, sent time.Time) (dedupstore.Answer, error) {
+// claim makes a claim, plain where that can be, by script where it must be. It returns how many replicas have it as
+// well.
+func (s *Store) claim(ctx context.Context, r dedupstore.Request, sent time.Time) (dedupstore.ClaimResult, int) {
 	op := s.firstOperation(ctx, r, sent)
 	if op.plain {
 		if op = s.run(ctx, op, true); op == nil {
-			return dedupstore.Answer{}, ctx.Err()
+			return dedupstore.ClaimResult{Err: ctx.Err()}, -1
 		}
-		if result, known := s.plainResult(ctx, r, op); known {
-			return result.Answer, result.Err
+		if result, replicas, known := s.plainResult(r, op); known {
+			return result, replicas
 		}
 		op = s.claimOperation(r)
 	}
 	return s.answer(ctx, r, s.run(ctx, op, true), sent)
 }
 
-// plainResult is what a plain claim ended in, if that is known, and frees the operation.
-func (s *Store) plainResult(ctx context.Context, r dedupstore.Request, op *operation) (result dedupstore.ClaimResult, known bool) {
+// plainResult is what a plain claim ended in, if that is known, and how many replicas have it; it frees the operation.
+func (s *Store) plainResult(r dedupstore.Request, op *operation) (result dedupstore.ClaimResult, replicas int, known bool) {
 	defer op.free()
 	result.Answer, known, result.Err = s.plainAnswer(r, op)
-	if known && result.Err == nil {
-		result.Answer, result.Err = s.confirm(ctx, result.Answer, op.replicas)
-	}
-	return result, known
+	return result, op.replicas, known
 }
 
 // firstOperation is what a claim is tried with first.

@@ -44,6 +44,10 @@ var states = map[byte]dedupstore.State{
 	stateDone: dedupstore.Finished, statePublished: dedupstore.Finished,
 }
 
+var kinds = map[byte]dedupstore.Kind{
+	's': dedupstore.Succeeded, 'f': dedupstore.Failed, 'x': dedupstore.Failed, 'u': dedupstore.Unknown,
+}
+
 // kindOf is the third byte of a record with the outcome.
 func kindOf(o dedupstore.Outcome) byte {
 	switch {
@@ -60,6 +64,11 @@ func kindOf(o dedupstore.Outcome) byte {
 // fixedSections are the sections of a size that their letter tells.
 var fixedSections = map[byte]int{
 	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': leaseSize, 'L': leaseSize,
+}
+
+// numbers are the sections of digits, with what they are less than.
+var numbers = map[byte]uint64{
+	'a': math.MaxInt32, 'n': math.MaxInt32, 'b': maxFence + 1, 'e': maxFence + 1, 'd': maxFence + 1, 'l': maxFence + 1, 'L': maxFence + 1,
 }
 
 // anySections are those of any size; lengthSize is the size of the length before them.
@@ -198,8 +207,12 @@ func decodeRecord(s string) (record, error) {
 	if states[rec.state] == "" {
 		return record{}, fmt.Errorf("has state %q", rec.state)
 	}
+	running := strings.IndexByte("RST", rec.state) >= 0
+	if running != (rec.kind == '-') || !running && strings.IndexByte("sfxu", rec.kind) < 0 {
+		return record{}, fmt.Errorf("has kind %q", rec.kind)
+	}
 	var err error
-	if rec.fence, err = strconv.ParseUint(s[3:3+fenceSize], 10, 64); err != nil || rec.fence == 0 {
+	if rec.fence, err = strconv.ParseUint(s[3:3+fenceSize], 10, 64); err != nil || rec.fence == 0 || rec.fence > maxFence {
 		return record{}, fmt.Errorf("has fence %q", s[3:3+fenceSize])
 	}
 	for rest := s[headSize:]; rest != ""; {
@@ -216,8 +229,13 @@ func decodeRecord(s string) (record, error) {
 			}
 			size, rest = int(n), rest[lengthSize:]
 		}
-		if size > len(rest) {
-			return record{}, fmt.Errorf("ends in its section %q", letter)
+		if size > len(rest) || rec.sections.has(letter) {
+			return record{}, fmt.Errorf("has a section %q that cannot be read", letter)
+		}
+		if most, number := numbers[letter]; number {
+			if n, err := strconv.ParseUint(rest[:size], 10, 64); err != nil || n >= most {
+				return record{}, fmt.Errorf("has %q in section %q", rest[:size], letter)
+			}
 		}
 		rec.sections.set(letter, rest[:size])
 		rest = rest[size:]
@@ -225,26 +243,24 @@ func decodeRecord(s string) (record, error) {
 	return rec, nil
 }
 
-// number reads a section of digits.
-func (rec *record) number(p *parser, letter byte, unless uint64) uint64 {
+// number is a section of digits, or what it is without.
+func (rec *record) number(letter byte, without uint64) uint64 {
 	if !rec.sections.has(letter) {
-		return unless
+		return without
 	}
-	s := rec.sections.get(letter)
-	n, err := strconv.ParseUint(s, 10, 64)
-	p.check(err == nil && n <= math.MaxInt64/1000, "has %q in section %q", s, letter)
+	n, _ := strconv.ParseUint(rec.sections.get(letter), 10, 64) // read before
 	return n
 }
 
 // first is when the first claim came; decided is the fence under which the outcome was decided.
-func (rec *record) first(p *parser) uint64   { return rec.number(p, 'b', rec.fence) }
-func (rec *record) decided(p *parser) uint64 { return rec.number(p, 'e', rec.fence) }
+func (rec *record) first() uint64   { return rec.number('b', rec.fence) }
+func (rec *record) decided() uint64 { return rec.number('e', rec.fence) }
 
 // wait is how long the record is busy after now.
-func (rec *record) wait(p *parser, now uint64) time.Duration {
-	until := max(rec.number(p, 'l', 0), rec.number(p, 'd', 0))
+func (rec *record) wait(now uint64) time.Duration {
+	until := max(rec.number('l', 0), rec.number('d', 0))
 	if rec.sections.has('L') {
-		until = max(until, rec.fence+rec.number(p, 'L', 0))
+		until = max(until, rec.fence+rec.number('L', 0))
 	}
 	return since(now, until)
 }
@@ -265,32 +281,16 @@ func (rec *record) trace() string {
 }
 
 // outcome reads the outcome, with headers and payloads of what it produced if they are still to be published.
-func (rec *record) outcome(p *parser, content bool) dedupstore.Outcome {
-	o := dedupstore.Outcome{Reason: rec.sections.get('M'), Truncated: rec.sections.has('X')}
-	switch rec.kind {
-	case 's':
-		o.Kind = dedupstore.Succeeded
-	case 'f', 'x':
-		o.Kind, o.Exhausted = dedupstore.Failed, rec.kind == 'x'
-	case 'u':
-		o.Kind = dedupstore.Unknown
-	default:
-		p.check(false, "has kind %q", rec.kind)
+func (rec *record) outcome(content bool) (dedupstore.Outcome, error) {
+	o := dedupstore.Outcome{
+		Kind: kinds[rec.kind], Exhausted: rec.kind == 'x', Reason: rec.sections.get('M'), Truncated: rec.sections.has('X'),
 	}
 	if result := rec.sections.get('B'); result != "" {
 		o.Result = []byte(result)
 	}
-	produced, err := decodeProduced(rec.sections.get('K'), rec.sections.get('C'), content)
-	p.check(err == nil, "has produced messages that cannot be read: %v", err)
-	o.Produced = produced
-	return o
-}
-
-// A parser keeps the first thing that was wrong.
-type parser struct{ err error }
-
-func (p *parser) check(ok bool, format string, args ...any) {
-	if !ok && p.err == nil {
-		p.err = fmt.Errorf(format, args...)
+	var err error
+	if o.Produced, err = decodeProduced(rec.sections.get('K'), rec.sections.get('C'), content); err != nil {
+		return o, fmt.Errorf("has produced messages that cannot be read: %w", err)
 	}
+	return o, nil
 }

@@ -188,6 +188,50 @@ func TestRecord_WithANumberThatCannotBeReadIsNotTouched(t *testing.T) {
 	}
 }
 
+func TestRecord_ThatIsDamagedGetsNoPlainAnswer(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	finish := succeeded("a result")
+	finish.Outcome.Reason = "why"
+	settle(t, s, claim(t, s, request("k"), dedupstore.AcquiredRun).Claim, finish)
+	name := s.name(key("k"))
+	raw := must(rdb.Get(t.Context(), name).Result())(t)
+	damaged := []string{raw + "M00000003two", raw[:3] + "9999999999999999" + raw[19:], raw + "axxxxxxxxxx", raw + "lxxxxxxxxxxxxxxxx"}
+	for cut := range len(raw) {
+		damaged = append(damaged, raw[:cut])
+	}
+	for _, bad := range damaged {
+		if err := rdb.Set(t.Context(), name, bad, time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.plain.Store(true)
+		plainly(t, s)
+		plain, err1 := s.Claim(t.Context(), request("k"))
+		s.plain.Store(false)
+		script, err2 := s.Claim(t.Context(), request("k"))
+		if plain.Status != script.Status || (err1 == nil) != (err2 == nil) {
+			t.Errorf("%q: plain %s, %v; by script %s, %v", bad, plain.Status, err1, script.Status, err2)
+		}
+	}
+}
+
+func TestRecord_WithAnEndThatCannotBeReadIsNotFinished(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	a := claim(t, s, request("k"), dedupstore.AcquiredRun)
+	if err := rdb.Append(t.Context(), s.name(key("k")), "zz").Err(); err != nil {
+		t.Fatal(err)
+	}
+	before := dump(t, rdb, s.name(key("k")))
+	var unreadable *dedupstore.RecordError
+	if err := s.Settle(t.Context(), a.Claim, succeeded("ok")); !errors.As(err, &unreadable) {
+		t.Errorf("error is %v, want a RecordError", err)
+	}
+	if dump(t, rdb, s.name(key("k"))) != before {
+		t.Error("the record was touched")
+	}
+}
+
 func TestRecord_WithMessagesThatCannotBeReadIsNotTakenOver(t *testing.T) {
 	t.Parallel()
 	s, rdb := onServer(t)

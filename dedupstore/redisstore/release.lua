@@ -1,7 +1,8 @@
 -- release: give the key back after a run that may be tried again.
 --
 -- KEYS[1]  record
--- ARGV     1 fence and tag of the owner, 2 delay ms, 3 retention ms, 4 '1' if the run does not count, 5 reason or ''
+-- ARGV     1 fence and tag of the owner, 2 delay ms, 3 retention ms, 4 '1' if the run does not count, '2' if there was none,
+--            so that its owner may ask again, 5 reason or ''
 -- Replies  1
 --          0: another owner came, or the record is gone or finished
 --          'U' and the problem: the record cannot be read, and was not touched
@@ -12,17 +13,23 @@ local rec, problem = read(redis.pcall('GET', KEYS[1]))
 if problem then
   return problem
 end
-if rec and rec.state == 'T' and settled(rec, string.sub(ARGV[1], 17)) then
+local owner, none = string.sub(ARGV[1], 17), ARGV[4] == '2'
+if rec and rec.state == 'T' and (settled(rec, owner) or none and rec.fence == string.sub(ARGV[1], 1, 16)) then
   return 1
 end
 if not held(rec, ARGV[1]) or not string.find(rec.state, '[RS]') then
   return 0
 end
-if ARGV[4] == '1' then
+if ARGV[4] ~= '0' then
   if rec.attempts < 1 then
     return unreadable('has no attempt to give back')
   end
-  rec.a, rec.n = count(rec.attempts - 1), count(tonumber(rec.n or 0) + 1)
+  rec.a = count(rec.attempts - 1)
+  if none then
+    rec.owner = string.rep('\0', 8)
+  else
+    rec.n = count(tonumber(rec.n or 0) + 1)
+  end
 end
 rec.state, rec.l, rec.L = 'T', nil, nil
 rec.d = digits(now_us() + ARGV[2] * 1000)

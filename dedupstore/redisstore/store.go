@@ -90,7 +90,13 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	if err := s.ready.pass(ctx, s.check); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	return s.claim(ctx, r, sent)
+	result, replicas := s.claim(ctx, r, sent)
+	if result.Err == nil && !s.confirmed(result.Answer, replicas) {
+		results := [1]dedupstore.ClaimResult{result}
+		s.confirm(ctx, results[:], []int{replicas})
+		return results[0].Answer, results[0].Err
+	}
+	return result.Answer, result.Err
 }
 
 // cached answers a claim from the cache, if that knows the answer.
@@ -120,18 +126,19 @@ func flag(set bool) byte {
 	return '0'
 }
 
-// answer reads the reply of a claim that was sent at the time given, and frees the operation.
-func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation, sent time.Time) (dedupstore.Answer, error) {
+// answer reads the reply of a claim by script that was sent at the time given, and frees the operation. It returns how
+// many replicas have the claim as well, -1 if that was not asked.
+func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation, sent time.Time) (dedupstore.ClaimResult, int) {
 	if op == nil {
-		return dedupstore.Answer{}, ctx.Err()
+		return dedupstore.ClaimResult{Err: ctx.Err()}, -1
 	}
 	defer op.free()
 	if err := op.failure(); err != nil {
-		return dedupstore.Answer{}, err
+		return dedupstore.ClaimResult{Err: err}, -1
 	}
 	reply, err := decodeAnswer(op.reply, r)
 	if err != nil {
-		return dedupstore.Answer{}, &dedupstore.RecordError{Key: op.name, Problem: err.Error()}
+		return dedupstore.ClaimResult{Err: &dedupstore.RecordError{Key: op.name, Problem: err.Error()}}, -1
 	}
 	switch reply.answer.Status {
 	case dedupstore.Done:
@@ -139,7 +146,7 @@ func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation,
 	case dedupstore.AcquiredRun:
 		s.cache.forget(r.Key) // a request to run again has found the record gone
 	}
-	return s.confirm(ctx, reply.answer, op.replicas)
+	return dedupstore.ClaimResult{Answer: reply.answer}, op.replicas
 }
 
 // remember puts an outcome that was read into the cache, if the record's fingerprint is known: it has none, or that of
@@ -196,14 +203,7 @@ func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settle
 	case dedupstore.Finish:
 		return s.finishOperation(c, t)
 	case dedupstore.Release:
-		op := newOperation(s.scripts.release, s.config.Prefix, c.Key)
-		op.owner(c)
-		op.number(milliseconds(t.Delay))
-		op.number(milliseconds(c.Retention))
-		op.packed = append(op.packed, flag(t.Uncounted))
-		op.end()
-		op.text(t.Reason)
-		return op.seal(), nil
+		return s.releaseOperation(c, t, flag(t.Uncounted)), nil
 	case dedupstore.Published:
 		produced, err := encodeStubs(t.Produced)
 		if err != nil {
@@ -216,6 +216,18 @@ func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settle
 		return op.seal(), nil
 	}
 	panic("unreachable: validated above")
+}
+
+// releaseOperation makes the operation of a release; what the last argument says stands in release.lua.
+func (s *Store) releaseOperation(c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
+	op := newOperation(s.scripts.release, s.config.Prefix, c.Key)
+	op.owner(c)
+	op.number(milliseconds(t.Delay))
+	op.number(milliseconds(c.Retention))
+	op.packed = append(op.packed, uncounted)
+	op.end()
+	op.text(t.Reason)
+	return op.seal()
 }
 
 func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {

@@ -116,7 +116,7 @@ func (k *kit) lost(err error, what string, args ...any) {
 
 // pass lets d go by on the store's clock, and a little more: some stores count in milliseconds, or know their server's
 // time only that well.
-func (k *kit) pass(d time.Duration) { k.Advance(d + 25*time.Millisecond) }
+func (k *kit) pass(d time.Duration) { k.Advance(d + 100*time.Millisecond) }
 
 // finish stores an outcome that produced nothing, or has published what it did.
 func finish(o dedupstore.Outcome) dedupstore.Finish {
