@@ -30,8 +30,9 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 	}
 	busy, failed := false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
-		wake := g.breaker.recovery() // taken before the store is asked, so that no recovery is missed
-		answer, err = g.breaker.claim(ctx, ask)
+		breaker := g.breakers.of(ctx, call.Key)
+		wake := breaker.recovery() // taken before the store is asked, so that no recovery is missed
+		answer, err = breaker.claim(ctx, call.Key, ask)
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
 			g.count(ctx, call.Key, answer)
@@ -47,8 +48,14 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 		pause := poll
 		if err == nil {
 			err = &BusyError{Wait: answer.Wait, NotDue: answer.Found == dedupstore.Retryable}
-			pause, wake = min(pause, max(answer.Wait, time.Millisecond)), nil
+			wake = nil
+			if answer.Wait > 0 {
+				pause = min(pause, max(answer.Wait, time.Millisecond))
+			}
 		} else {
+			if errors.Is(err, dedupstore.ErrNotDurable) { // replicas are not back in milliseconds
+				pause = maxPoll
+			}
 			pause, err = g.storeError(ctx, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
 				return answer, first, &bypassError{err}

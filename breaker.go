@@ -14,7 +14,8 @@ import (
 )
 
 // When the breaker opens: claims failed one after the other and none was answered in between. Claims that share a
-// connection fail together, so the number alone proves nothing: the failures must also span some time.
+// connection fail together, so the number alone proves nothing: the failures must also span some time. Nor does a key
+// that always fails: they must be of several.
 const (
 	tripFailures = 3
 	tripSpan     = 100 * time.Millisecond
@@ -27,6 +28,41 @@ const (
 	maxOpen = time.Second
 )
 
+// Breakers are a guard's, one for each part of its store that fails by itself (dedupstore.Sharded).
+type breakers struct {
+	sharded dedupstore.Sharded // nil: there is one part
+	policy  StoreDown
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	byShard map[string]*breaker
+}
+
+func newBreakers(store dedupstore.Store, policy StoreDown, log *slog.Logger) *breakers {
+	sharded, _ := store.(dedupstore.Sharded)
+	return &breakers{sharded: sharded, policy: policy, log: log, byShard: map[string]*breaker{}}
+}
+
+// of returns the breaker for a key.
+func (b *breakers) of(ctx context.Context, key dedupstore.Key) *breaker {
+	shard := ""
+	if b.sharded != nil {
+		shard = b.sharded.Shard(ctx, key)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	found := b.byShard[shard]
+	if found == nil {
+		log := b.log
+		if shard != "" {
+			log = log.With("shard", shard)
+		}
+		found = newBreaker(b.policy, log)
+		b.byShard[shard] = found
+	}
+	return found
+}
+
 // A breaker keeps claims from a store that is down. It opens when claims fail in a row, lets one of them through after
 // each pause, and closes when that one is answered. Only claims pass it: extends and settles hold what matters, and are
 // always tried. It is safe for concurrent use, and its clock is that of its callers: no goroutine works for it.
@@ -37,16 +73,19 @@ type breaker struct {
 	log     *slog.Logger
 
 	mu    sync.Mutex
-	cause error         // the last failure that says that the store is down
-	down  bool          // open, or a probe is under way
-	since time.Time     // when it opened
-	pause time.Duration // before the next probe, without jitter
-	next  time.Time     // when the next probe may be sent
-	back  chan struct{} // closed when the store answers again, and replaced then
+	cause error          // the last failure that says that the store is down
+	first dedupstore.Key // of the failures in a row
+	more  bool           // another key is among them
+	notes []func()       // what is to be logged, when no lock is held
+	down  bool           // open, or a probe is under way
+	since time.Time      // when it opened
+	pause time.Duration  // before the next probe, without jitter
+	next  time.Time      // when the next probe may be sent
+	back  chan struct{}  // closed when the store answers again, and replaced then
 }
 
 func newBreaker(policy StoreDown, log *slog.Logger) *breaker {
-	b := &breaker{policy: policy, log: log, back: make(chan struct{})}
+	b := &breaker{policy: policy, log: log, back: make(chan struct{}), cause: errPanicked}
 	b.circuit = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Timeout:       time.Nanosecond, // it is fixed: the pauses, which grow and have jitter, are kept here
 		ReadyToTrip:   b.trips,
@@ -64,18 +103,22 @@ type refusalError struct {
 
 func (e *refusalError) Error() string { return e.cause.Error() }
 
+// errPanicked is the cause if no claim has returned an error.
+var errPanicked = errors.New("the store panicked")
+
 // claim asks the store, or fails at once with a *refusalError while the store is down.
-func (b *breaker) claim(ctx context.Context, ask func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+func (b *breaker) claim(ctx context.Context, key dedupstore.Key, ask func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
 	if err := b.refused(); err != nil {
 		return dedupstore.Answer{}, err
 	}
+	defer b.tell()
 	var answer dedupstore.Answer
 	var err error
 	asked := false
 	_, _ = b.circuit.Execute(func() (struct{}, error) {
 		asked = true
 		answer, err = ask()
-		return struct{}{}, b.verdict(ctx, err)
+		return struct{}{}, b.verdict(ctx, key, err)
 	})
 	if !asked {
 		return dedupstore.Answer{}, b.probing()
@@ -88,18 +131,34 @@ var errNoVerdict = errors.New("no verdict")
 
 // verdict is what a claim says about the store: nil that it is up, errNoVerdict nothing, and any other that it is down.
 // A full store, a record that cannot be read and a claim that is not durable are answers: other keys work.
-func (b *breaker) verdict(ctx context.Context, err error) error {
+func (b *breaker) verdict(ctx context.Context, key dedupstore.Key, err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	switch {
 	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull),
 		errors.Is(err, dedupstore.ErrNotDurable), errors.Is(err, ErrClaimLost):
+		b.first, b.more = dedupstore.Key{}, false
 		return nil
 	case is[*dedupstore.InvalidError](err), ended(ctx):
 		return errNoVerdict
+	case b.first == dedupstore.Key{}:
+		b.first = key
+	case b.first != key:
+		b.more = true
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.cause = err
 	return err
+}
+
+// tell logs what is to be told: whoever takes the lines may use the guard himself.
+func (b *breaker) tell() {
+	b.mu.Lock()
+	notes := b.notes
+	b.notes = nil
+	b.mu.Unlock()
+	for _, note := range notes {
+		note()
+	}
 }
 
 // ended reports whether the context ended, or is just about to: clients make deadlines of connections from a context's
@@ -113,9 +172,13 @@ func ended(ctx context.Context) bool {
 func (b *breaker) refused() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if wait := time.Until(b.next); b.down && wait > 0 {
+	if !b.down {
+		return nil
+	}
+	if wait := time.Until(b.next); wait > 0 {
 		return &refusalError{b.cause, wait}
 	}
+	b.rest() // this one is the probe, whatever becomes of it
 	return nil
 }
 
@@ -144,7 +207,9 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	if counts.ConsecutiveFailures == 1 {
 		b.streak = time.Now()
 	}
-	return counts.ConsecutiveFailures >= tripFailures && time.Since(b.streak) >= tripSpan
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return counts.ConsecutiveFailures >= tripFailures && time.Since(b.streak) >= tripSpan && b.more
 }
 
 // changed follows the circuit, one change at a time.
@@ -156,15 +221,18 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		b.down = false
 		close(b.back)
 		b.back = make(chan struct{})
-		b.log.Warn("oncemill: the store answers again", "down", time.Since(b.since))
+		down := time.Since(b.since)
+		b.notes = append(b.notes, func() { b.log.Warn("oncemill: the store answers again", "down", down) })
 	case to == gobreaker.StateOpen && b.down: // the probe failed
 		b.pause = min(2*b.pause, maxOpen)
 		b.rest()
 	case to == gobreaker.StateOpen:
 		b.down, b.since, b.pause = true, time.Now(), minOpen
 		b.rest()
-		b.log.Warn("oncemill: the store is down; it is asked now and then until it answers",
-			"error", b.cause, "policy", string(b.policy))
+		cause := b.cause
+		b.notes = append(b.notes, func() {
+			b.log.Warn("oncemill: the store is down; it is asked now and then until it answers", "error", cause, "policy", string(b.policy))
+		})
 	}
 }
 

@@ -76,8 +76,8 @@ func opened(t testing.TB, p oncemill.Policy) (*outage, *oncemill.Guard) {
 	store := newOutage(t)
 	store.set(refuses)
 	g := newGuard(t, store, p)
-	for range 20 {
-		g.Run(t.Context(), call("first"), (&counter{}).run)
+	for i := range 20 {
+		g.Run(t.Context(), call(fmt.Sprint("first ", i)), (&counter{}).run)
 		time.Sleep(10 * time.Millisecond)
 	}
 	wantOpen(t, store, g)

@@ -17,11 +17,11 @@ import (
 // A Guard is the implementation of the protocol: claim, run under a heartbeat, settle. Everything that makes handlers
 // safe is a thin layer on it. It is safe for concurrent use and holds nothing that must be closed.
 type Guard struct {
-	store   dedupstore.Store
-	policy  Policy
-	log     *slog.Logger
-	meter   *telemetry.Meter
-	breaker *breaker
+	store    dedupstore.Store
+	policy   Policy
+	log      *slog.Logger
+	meter    *telemetry.Meter
+	breakers *breakers
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
@@ -40,7 +40,7 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	}
 	return &Guard{
 		store: store, policy: policy, log: policy.Logger, meter: meter,
-		breaker: newBreaker(policy.StoreDown, policy.Logger),
+		breakers: newBreakers(store, policy.StoreDown, policy.Logger),
 	}, nil
 }
 

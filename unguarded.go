@@ -64,11 +64,16 @@ func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) 
 	request := g.request(ctx, call)
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
-	quick, cancel := context.WithTimeout(ctx, shadowPatience)
-	answer, err := g.store.Claim(quick, request)
-	cancel()
+	answer, err := g.breakers.of(ctx, key).claim(ctx, key, func() (dedupstore.Answer, error) {
+		quick, cancel := context.WithTimeout(ctx, shadowPatience)
+		defer cancel()
+		answer, err := g.store.Claim(quick, request)
+		if err != nil {
+			g.meter.StoreError(ctx, "claim", "shadow")
+		}
+		return answer, err
+	})
 	if err != nil {
-		g.meter.StoreError(ctx, "claim", "shadow")
 		return func(error) {}
 	}
 	g.meter.Shadow(ctx, call.Key.Group, call.Key.Handler, outcomeOf(answer))

@@ -68,6 +68,12 @@ type Settling struct {
 	Settlement Settlement
 }
 
+// A Sharded store keeps its records on parts that fail separately.
+type Sharded interface {
+	// Shard names the part that has the record of a key now; "" if that is not known. There are few names. It is cheap.
+	Shard(ctx context.Context, key Key) string
+}
+
 // A Checker is a Store that can look at its server before work begins.
 type Checker interface {
 	// Check returns an error that says what to change if the server can drop claims by its settings, and reports what

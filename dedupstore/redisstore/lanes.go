@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // Lanes are the lanes to all nodes: one that is down or slow holds up its own operations only. With a barrier claims
@@ -62,6 +64,18 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	}
 	l.byID[id] = made
 	return made
+}
+
+// Shard implements [dedupstore.Sharded]: it is the address of the node that has the key, on Cluster.
+func (s *Store) Shard(ctx context.Context, key dedupstore.Key) string {
+	if s.lanes.cluster == nil {
+		return ""
+	}
+	node, err := s.lanes.cluster.MasterForKey(ctx, s.name(key))
+	if err != nil {
+		return ""
+	}
+	return node.Options().Addr
 }
 
 // reload makes a cluster client look where the slots are, after an error that may come from a failover: by itself it

@@ -163,7 +163,7 @@ func (c *cutConn) Read(b []byte) (int, error) {
 	if err != nil || n == 0 {
 		return 0, io.EOF
 	}
-	c.Conn.Close()
+	c.Close()
 	return bytes.Index(b[:n], []byte("\r\n")) + 2, nil
 }
 
