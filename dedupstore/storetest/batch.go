@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-var batchCases = slices.Concat(batchClaimCases, batchSettleCases, batchContextCases)
+var batchCases = slices.Concat(batchClaimCases, batchSettleCases, batchKeptCases, batchContextCases)
 
 // batcher is the store's, or ends the case without a failure: many operations in few round trips are an offer.
 func (k *kit) batcher() dedupstore.Batcher {

@@ -48,7 +48,7 @@ var finishCases = []testCase{
 	}},
 	{"finish/repeated-changes-nothing", "late copies of a finish must not make a record stay longer than its window", func(k *kit) {
 		f := finish(succeeded(""))
-		f.Retention = 2 * short
+		f.Retention = twice
 		c := k.run("1")
 		k.settle(c, f)
 		k.pass(short)

@@ -16,6 +16,13 @@ const (
 	short = 60 * time.Millisecond
 )
 
+// margin is how much longer a case waits than it has to: some stores count in milliseconds, or know their server's
+// time only that well.
+const margin = 100 * time.Millisecond
+
+// twice is a window that has not ended after short has passed once, but after it has passed twice.
+const twice = 2*short + margin
+
 // A kit is what a case works with: the store, and helpers that fail the case.
 type kit struct {
 	testing.TB
@@ -114,9 +121,8 @@ func (k *kit) lost(err error, what string, args ...any) {
 	}
 }
 
-// pass lets d go by on the store's clock, and a little more: some stores count in milliseconds, or know their server's
-// time only that well.
-func (k *kit) pass(d time.Duration) { k.Advance(d + 100*time.Millisecond) }
+// pass lets d go by on the store's clock, and the margin.
+func (k *kit) pass(d time.Duration) { k.Advance(d + margin) }
 
 // finish stores an outcome that produced nothing, or has published what it did.
 func finish(o dedupstore.Outcome) dedupstore.Finish {

@@ -59,7 +59,7 @@ var mismatchCases = []testCase{
 	}},
 	{"mismatch/does-not-renew-the-window", "a stream of foreign messages must not keep a record for ever", func(k *kit) {
 		f := finish(succeeded(""))
-		f.Retention = 2 * short
+		f.Retention = twice
 		k.settle(k.claim(k.of("1", one), dedupstore.AcquiredRun).Claim, f)
 		k.pass(short)
 		if k.ask(k.of("1", two)).Status != dedupstore.Mismatch {

@@ -102,7 +102,7 @@ var publishCases = []testCase{
 
 		c = k.run("2")
 		k.settle(c, finishTo(succeeded(""), receipt))
-		p := dedupstore.Published{Retention: 2 * short}
+		p := dedupstore.Published{Retention: twice}
 		k.settle(c, p)
 		k.pass(short)
 		if err := k.Store.Settle(k.Context(), c, p); err != nil {

@@ -35,6 +35,15 @@ var brokenBatches = map[string]string{
 	"batch-repeated-settlings-are-refused":   "batch/repeated-settlings-change-nothing",
 	"batch-of-nothing-has-a-result":          "batch/of-nothing",
 	"batch-of-nothing-has-an-error":          "batch/of-nothing",
+	"batch-drops-traces":                     "batch/claims-are-kept-as-asked",
+	"batch-shortens-retentions":              "batch/claims-are-kept-as-asked",
+	"batch-shortens-leases":                  "batch/claims-are-kept-as-asked",
+	"batch-shortens-windows":                 "batch/settlings-are-kept-as-asked",
+	"batch-shortens-publishing-windows":      "batch/settlings-are-kept-as-asked",
+	"batch-shortens-published-windows":       "batch/settlings-are-kept-as-asked",
+	"batch-publishes-without-a-lease":        "batch/settlings-are-kept-as-asked",
+	"batch-counts-what-is-given-back":        "batch/settlings-are-kept-as-asked",
+	"batch-forgets-what-was-released":        "batch/settlings-are-kept-as-asked",
 	"batch-ended-context-is-no-error":        "batch/ended-context-leaves-no-result-out",
 	"batch-ended-context-leaves-results-out": "batch/ended-context-leaves-no-result-out",
 	"batch-ended-context-loses-claims":       "batch/ended-context-leaves-no-result-out",
@@ -85,8 +94,52 @@ func (s *toy) misread(r dedupstore.Request) dedupstore.Request {
 		r.Fingerprint = dedupstore.Fingerprint{}
 	case "batch-mints-owners":
 		r.Owner = newOwner()
+	case "batch-drops-traces":
+		r.Trace = ""
+	case "batch-shortens-retentions":
+		r.Retention = time.Millisecond
+	case "batch-shortens-leases":
+		r.Lease = time.Millisecond
 	}
 	return r
+}
+
+// missettled changes what is settled.
+func (s *toy) missettled(c dedupstore.Claim, settlement dedupstore.Settlement) (dedupstore.Claim, dedupstore.Settlement) {
+	const moment = 5 * time.Millisecond
+	switch x := settlement.(type) {
+	case dedupstore.Finish:
+		switch s.broken {
+		case "batch-never-publishes":
+			x.Published = true
+		case "batch-shortens-windows":
+			if x.Published {
+				x.Retention = moment
+			}
+		case "batch-shortens-publishing-windows":
+			if !x.Published {
+				x.Retention = moment
+			}
+		case "batch-publishes-without-a-lease":
+			c.Lease = time.Millisecond
+		}
+		return c, x
+	case dedupstore.Published:
+		if s.is("batch-shortens-published-windows") {
+			x.Retention = moment
+		}
+		settlement = x
+	case dedupstore.Release:
+		x.Uncounted = x.Uncounted && !s.is("batch-counts-what-is-given-back")
+		if s.is("batch-forgets-what-was-released") {
+			c.Retention = time.Millisecond
+		}
+		settlement = x
+	}
+	if s.is("batch-finishes-whatever-is-asked") && settlement != nil {
+		settlement = dedupstore.Finish{Outcome: failed(""), Retention: long}
+	}
+	return c, settlement
 }
 
 // spoiled changes what is answered.
@@ -141,15 +194,8 @@ func (s *toy) spoiled(
 func (s *toy) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
 	for _, i := range numbers(len(settlings), s.is("batch-settles-from-the-end")) {
-		c, settlement := settlings[i].Claim, settlings[i].Settlement
-		f, finish := settlement.(dedupstore.Finish)
-		switch {
-		case s.is("batch-finishes-whatever-is-asked") && !finish && settlement != nil:
-			settlement = dedupstore.Finish{Outcome: failed(""), Retention: long}
-		case s.is("batch-never-publishes") && finish:
-			f.Published = true
-			settlement = f
-		case s.is("batch-repeated-settlings-are-refused") && s.hasEnded(c):
+		c, settlement := s.missettled(settlings[i].Claim, settlings[i].Settlement)
+		if s.is("batch-repeated-settlings-are-refused") && s.hasEnded(c) {
 			errs[i] = dedupstore.ErrClaimLost
 			continue
 		}

@@ -28,15 +28,22 @@ func TestMedian_IsTheMiddleOrTheMeanOfTheMiddleTwo(t *testing.T) {
 	}
 }
 
-func TestPercentile_IsAValueThatWasMeasured(t *testing.T) {
+func TestPercentile_IsTheNearestRank(t *testing.T) {
 	t.Parallel()
-	var d []time.Duration
-	for n := range 100 {
-		d = append(d, time.Duration(100-n))
-	}
-	for share, want := range map[float64]time.Duration{0: 1, .5: 51, .99: 100, 1: 100} {
-		if got := Percentile(d, share); got != want {
-			t.Errorf("Percentile(1 to 100, %v) = %v, want %v", share, got, want)
+	for _, tc := range []struct {
+		n     int
+		share float64
+		want  time.Duration
+	}{
+		{100, 0, 1}, {100, .5, 50}, {100, .501, 51}, {100, .55, 55}, {100, .99, 99}, {100, 1, 100},
+		{3, .5, 2}, {3, .99, 3}, {1, .5, 1},
+	} {
+		var d []time.Duration
+		for i := range tc.n {
+			d = append(d, time.Duration(tc.n-i))
+		}
+		if got := Percentile(d, tc.share); got != tc.want {
+			t.Errorf("Percentile(1 to %d, %v) = %v, want %v", tc.n, tc.share, got, tc.want)
 		}
 	}
 	if got := Percentile(nil, .5); got != 0 {
