@@ -53,8 +53,8 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 				pause = min(pause, max(answer.Wait, time.Millisecond))
 			}
 		} else {
-			if errors.Is(err, dedupstore.ErrNotDurable) { // replicas are not back in milliseconds
-				pause = maxPoll
+			if errors.Is(err, dedupstore.ErrNotDurable) { // its owner has settled, and replicas are not back in milliseconds
+				request.Owner, first, pause = newOwner(), time.Time{}, maxPoll
 			}
 			pause, err = g.storeError(ctx, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it

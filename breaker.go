@@ -85,7 +85,7 @@ type breaker struct {
 }
 
 func newBreaker(policy StoreDown, log *slog.Logger) *breaker {
-	b := &breaker{policy: policy, log: log, back: make(chan struct{}), cause: errPanicked}
+	b := &breaker{policy: policy, log: log, back: make(chan struct{})}
 	b.circuit = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Timeout:       time.Nanosecond, // it is fixed: the pauses, which grow and have jitter, are kept here
 		ReadyToTrip:   b.trips,
@@ -102,9 +102,6 @@ type refusalError struct {
 }
 
 func (e *refusalError) Error() string { return e.cause.Error() }
-
-// errPanicked is the cause if no claim has returned an error.
-var errPanicked = errors.New("the store panicked")
 
 // claim asks the store, or fails at once with a *refusalError while the store is down.
 func (b *breaker) claim(ctx context.Context, key dedupstore.Key, ask func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {

@@ -14,7 +14,8 @@ var ErrClaimLost = errors.New("dedupstore: claim lost")
 var ErrFull = errors.New("dedupstore: store is full")
 
 // ErrNotDurable says that a claim was granted, but not made as durable as the store is told to make claims, and was given
-// back: nobody may run on it. It says nothing of other keys.
+// back: nobody may run on it. Its owner counts as one that has settled: ask again as another. It says nothing of other
+// keys.
 var ErrNotDurable = errors.New("dedupstore: claim is not durable")
 
 // InvalidError says which argument is wrong. Nothing was sent to the store; repeating the call is useless.

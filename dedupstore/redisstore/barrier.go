@@ -63,8 +63,9 @@ func (s *Store) confirmed(a dedupstore.Answer, replicas int) bool {
 	return !s.barrier().on() || a.Status != dedupstore.AcquiredRun || replicas >= s.config.Replicas
 }
 
-// confirm sees to it that every run that too few replicas have is given back, all at once, and refused. The owners may ask
-// again: nothing ran. What cannot be given back ends with its lease, and counts as an attempt.
+// confirm sees to it that every run that too few replicas have is given back, all at once, and refused. Their owners have
+// settled then, and are never granted the key again: a copy of the release that comes late must not meet a run of theirs.
+// What cannot be given back ends with its lease, and counts as an attempt.
 func (s *Store) confirm(ctx context.Context, results []dedupstore.ClaimResult, replicas []int) {
 	var back []*operation
 	for i := range results {

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -108,7 +109,16 @@ func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
 				runLane(ctx, l, ops, indices)
 				break
 			}
-			group.Go(func() { runLane(ctx, l, ops, indices) })
+			group.Go(func() {
+				defer func() { // nobody else could tell of a panic in a hook of the client
+					if p := recover(); p != nil {
+						for _, i := range indices {
+							ops[i].err = fmt.Errorf("the client panicked: %v", p)
+						}
+					}
+				}()
+				runLane(ctx, l, ops, indices)
+			})
 		}
 		group.Wait()
 		for _, one := range large {

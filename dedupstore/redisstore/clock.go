@@ -20,7 +20,7 @@ const (
 	// (chrony, maxslewrate); otherwise it is 500 ppm (RFC 5905).
 	maxDrift = 10
 
-	// maxUncertainty is how far apart the bounds of the time are at most, when a command is written for the first time.
+	// maxUncertainty is how far apart the bounds of the time are at most, when a command is written at once.
 	maxUncertainty = maxSampleError + 2*maxSampleAge/maxDrift
 )
 

@@ -43,6 +43,7 @@ type lane struct {
 	flight int         // the number of the flush that is under way; 0: none is
 	flown  int         // how many there were
 	timer  *time.Timer // goes off when the flush has been under way for long
+	began  time.Time
 }
 
 // do runs operations and returns when all of them are finished, or when the context has ended. Those that are not known
@@ -76,7 +77,7 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 // begin begins a flush. The lane is locked.
 func (l *lane) begin() (flight int) {
 	l.flown++
-	l.flight = l.flown
+	l.flight, l.began = l.flown, time.Now()
 	if l.timer == nil {
 		l.timer = time.AfterFunc(stuckAfter, l.pass)
 	} else {
@@ -108,6 +109,9 @@ func (l *lane) over(flight int) bool {
 func (l *lane) pass() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.flight != 0 && time.Since(l.began) < stuckAfter/2 {
+		return // the timer was meant for another
+	}
 	l.flight = 0
 	l.start()
 }
@@ -135,6 +139,7 @@ func (l *lane) flush(flight int) {
 			l.mu.Unlock()
 			return
 		}
+		l.began = time.Now()
 		l.timer.Reset(stuckAfter)
 		l.mu.Unlock()
 		l.execShared(batch)

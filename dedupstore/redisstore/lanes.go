@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -17,6 +18,7 @@ type lanes struct {
 	cluster *redis.ClusterClient // nil: a single server
 	barrier barrier
 	flushes sync.WaitGroup
+	loaded  atomic.Bool // the cluster's layout has been seen: looking at it asks nobody any more
 
 	mu   sync.RWMutex
 	byID map[laneID]*lane
@@ -38,6 +40,7 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	id, client := laneID{claims: claims && l.barrier.on()}, l.client
 	if l.cluster != nil {
 		if node, err := l.cluster.MasterForKey(ctx, name); err == nil { // else the client says what is wrong
+			l.loaded.Store(true)
 			id.addr = node.Options().Addr
 			if id.claims { // WAIT has no key to find the node by; redirects are errors then
 				client = node
@@ -66,9 +69,10 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	return made
 }
 
-// Shard implements [dedupstore.Sharded]: it is the address of the node that has the key, on Cluster.
+// Shard implements [dedupstore.Sharded]: it is the address of the node that has the key, on Cluster,
+// once a claim has seen its layout.
 func (s *Store) Shard(ctx context.Context, key dedupstore.Key) string {
-	if s.lanes.cluster == nil {
+	if !s.lanes.loaded.Load() {
 		return ""
 	}
 	node, err := s.lanes.cluster.MasterForKey(ctx, s.name(key))

@@ -19,8 +19,8 @@ import (
 type rig struct {
 	proxy   *testserver.RedisProxy
 	clients []*redis.Client
-	sent    []*atomic.Int64 // requests that each client has begun to send
-	scripts atomic.Int64    // scripts that the proxy has seen
+	sent    []*sentLog   // what each client has begun to send
+	scripts atomic.Int64 // scripts that the proxy has seen
 }
 
 func newRig(t *testing.T) *rig {
@@ -28,10 +28,10 @@ func newRig(t *testing.T) *rig {
 	server := ownServer(t)
 	r := &rig{proxy: testserver.Proxy(t, server.Addr)}
 	for range linearWorkers {
-		sent := new(atomic.Int64)
+		sent := new(sentLog)
 		o := server.Options()
 		o.Addr = r.proxy.Addr
-		o.ReadTimeout, o.MinRetryBackoff, o.MaxRetryBackoff = 60*time.Millisecond, time.Millisecond, 2*time.Millisecond
+		o.ReadTimeout, o.MinRetryBackoff, o.MaxRetryBackoff = linearTimeout, time.Millisecond, 2*time.Millisecond
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 			return countingConn{conn, sent}, err
@@ -43,18 +43,46 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// linearTimeout is after what time a client sends again.
+const linearTimeout = 60 * time.Millisecond
+
 // faulty is how many exchanges had a fault after which a client sends again.
 func (r *rig) faulty() int64 { return int64(r.proxy.Dropped() + r.proxy.Held()) }
 
-// countingConn counts the scripts that a client sends, repetitions of its own included.
+// A sentLog is what a client has begun to send, repetitions of its own included.
+type sentLog struct {
+	mu     sync.Mutex
+	writes [][]byte
+}
+
+func (l *sentLog) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.writes)
+}
+
+// of is how many commands of an owner were sent after the first so many writes.
+func (l *sentLog) of(owner string, after int) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	mark := tag(owner)
+	for _, b := range l.writes[after:] {
+		n += bytes.Count(b, mark[:])
+	}
+	return n
+}
+
+// A countingConn logs the commands on records.
 type countingConn struct {
 	net.Conn
-	sent *atomic.Int64
+	sent *sentLog
 }
 
 func (c countingConn) Write(b []byte) (int, error) {
 	if bytes.Contains(b, []byte("\r\neval")) || bytes.Contains(b, []byte("\r\nset\r\n")) {
-		c.sent.Add(1)
+		c.sent.mu.Lock()
+		c.sent.writes = append(c.sent.writes, bytes.Clone(b))
+		c.sent.mu.Unlock()
 	}
 	return c.Conn.Write(b)
 }

@@ -19,7 +19,8 @@ import (
 
 const (
 	linearWorkers   = 5
-	linearOps       = 40 // a worker
+	linearOps       = 40 // a worker with a client of its own
+	linearSharedOps = 24 // a worker that shares one: there is more to check
 	linearKeys      = 4
 	linearDropEvery = 14 // one of so many replies is dropped: 7 %
 )
@@ -52,9 +53,9 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 		}
 		rnd := rand.New(rand.NewPCG(seed, uint64(w)+2))
 		group.Go(func() {
-			for range linearOps {
+			for range opsOf(shared) {
 				in := pool.draw(rnd)
-				before, faults := sent.Load(), r.faulty()
+				before, faults := sent.len(), r.faulty()
 				call := time.Since(begin).Nanoseconds()
 				out := perform(t, s, in, &pool)
 				end := time.Since(begin).Nanoseconds()
@@ -63,8 +64,12 @@ func (r *rig) history(t *testing.T, seed uint64, broken scripts, shared, plain b
 				}
 				mu.Lock()
 				history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: out, Return: end})
-				// What was sent before the request that was answered: a client sends again after a fault, and so often.
-				again := min(sent.Load()-before-1, r.faulty()-faults, int64(r.clients[0].Options().MaxRetries))
+				// What was sent for the owner before the request that was answered: after a fault, or when the client
+				// took the machine's slowness for one. It may be another worker's, who uses the same claim.
+				again := int64(sent.of(in.owner, before) - 1)
+				if time.Duration(end-call) < linearTimeout {
+					again = min(again, r.faulty()-faults)
+				}
 				for range again {
 					history = append(history, porcupine.Operation{ClientId: w, Input: in, Call: call, Output: output{unheard: true}, Return: math.MaxInt64})
 				}
@@ -195,6 +200,13 @@ func unheard(t *testing.T, err error) bool {
 	return err != nil
 }
 
+func opsOf(shared bool) int {
+	if shared {
+		return linearSharedOps
+	}
+	return linearOps
+}
+
 // TestLinearizable_WithLostAndDelayedReplies runs 8 histories of each kind, and 200 with ONCEMILL_PROOF=1.
 func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 	t.Run("lone callers", func(t *testing.T) { linearizable(t, false, false) })
@@ -211,30 +223,37 @@ func linearizable(t *testing.T, shared, plain bool) {
 	r := newRig(t)
 	seed := rand.Uint64()
 	classes := map[string]int{}
-	operationsRun, unanswered, illegal := 0, 0, 0
+	operationsRun, unanswered, illegal, undecided := 0, 0, 0, 0
 	for i := range histories {
 		dropped := r.proxy.Dropped()
 		history := r.history(t, seed+uint64(i), allScripts, shared, plain)
 		if r.proxy.Dropped() == dropped {
 			t.Errorf("history %d: no reply was dropped", i)
 		}
-		operationsRun += linearWorkers * linearOps
-		unanswered += len(history) - linearWorkers*linearOps
+		operationsRun += linearWorkers * opsOf(shared)
+		unanswered += len(history) - linearWorkers*opsOf(shared)
 		for _, op := range history {
 			classes[op.Output.(output).class]++
 		}
-		if result := porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute); result != porcupine.Ok {
+		switch result := porcupine.CheckOperationsTimeout(linearModel(), history, time.Minute); result {
+		case porcupine.Unknown: // so much was unheard that all orders cannot be tried
+			undecided++
+			t.Logf("history %d (seed %d) is undecided after a minute", i, seed+uint64(i))
+		case porcupine.Illegal:
 			illegal++
 			t.Errorf("history %d (seed %d) is %s", i, seed+uint64(i), result)
 		}
 	}
+	if undecided > 1+histories/50 {
+		t.Errorf("%d of %d histories are undecided", undecided, histories)
+	}
 	scripts, dropped := int(r.scripts.Load()), r.proxy.Dropped()
-	t.Logf("seed %d: %d histories, %d operations, %d illegal; %d requests, %d replies dropped (%.1f %%), %d delayed, %d requests held, %d executions unheard; answers %v",
-		seed, histories, operationsRun, illegal, scripts, dropped, 100*float64(dropped)/float64(scripts), r.proxy.Delayed(), r.proxy.Held(), unanswered, classes)
+	t.Logf("seed %d: %d histories, %d operations, %d illegal, %d undecided; %d requests, %d replies dropped (%.1f %%), %d delayed, %d requests held, %d executions unheard; answers %v",
+		seed, histories, operationsRun, illegal, undecided, scripts, dropped, 100*float64(dropped)/float64(scripts), r.proxy.Delayed(), r.proxy.Held(), unanswered, classes)
 	if dropped*100 < scripts*5 {
 		t.Errorf("%d of %d replies were dropped, want at least 5 %%", dropped, scripts)
 	}
-	if pipelines := r.sent[0].Load(); shared && int(pipelines)*3 > operationsRun*2 {
+	if pipelines := r.sent[0].len(); shared && int(pipelines)*3 > operationsRun*2 {
 		t.Errorf("%d operations needed %d pipelines: they were hardly shared", operationsRun, pipelines)
 	}
 	for _, class := range []dedupstore.Status{dedupstore.AcquiredRun, dedupstore.AcquiredPublish, dedupstore.Busy, dedupstore.Done, dedupstore.Mismatch} {

@@ -125,7 +125,7 @@ func (op *operation) free() {
 // by the name, which must be a string for that; pointers, which need no memory of their own, will do for other clients.
 func (op *operation) command(ctx context.Context, source, cluster bool) *redis.StringCmd {
 	if op.plain {
-		op.args = [4 + maxArguments]any{"set", &op.name, &op.stamped, "nx", "get", "px", &op.values[0]}
+		op.args = [4 + maxArguments]any{"set", &op.name, &op.stamped, "nx", "get", "px", &op.stamped.keep}
 		return redis.NewStringCmd(ctx, op.args[:7]...)
 	}
 	op.args[0], op.args[1], op.args[2] = "evalsha", op.script.sha, 1

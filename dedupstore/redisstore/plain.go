@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -21,14 +22,27 @@ type stamped struct {
 	clock *clock
 	value []byte // a record without fence and end of lease
 	lease uint64 // µs
+	keep  ttl    // how long the record lives
 	fence uint64 // when it was written last
 	times int    // how often it was written
+}
+
+// A ttl is written after the record, and longer by as much as the lease may be.
+type ttl struct {
+	ms     int64 // of lease and retention
+	unsure uint64
+	space  [20]byte
+}
+
+// MarshalBinary is called by the client when it writes the command.
+func (t *ttl) MarshalBinary() ([]byte, error) {
+	return strconv.AppendInt(t.space[:0], t.ms+int64(t.unsure/1000)+1, 10), nil
 }
 
 // MarshalBinary is called by the client when it writes the command.
 func (s *stamped) MarshalBinary() ([]byte, error) {
 	fence, most := s.clock.stamp(time.Now())
-	s.fence = fence
+	s.fence, s.keep.unsure = fence, most-min(most, fence)
 	s.times++
 	appendDigits(s.value[:3], fence, fenceSize) // in place
 	return appendDigits(s.value[:len(s.value)-leaseSize], most+s.lease, leaseSize), nil
@@ -37,12 +51,14 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 // plainOperation makes the operation of a plain claim.
 func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	op.number(milliseconds(r.Lease) + milliseconds(r.Retention) + maxUncertainty.Milliseconds())
 	b := op.stamped.value[:0]
 	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op.stamped = stamped{clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease))}
+	op.stamped = stamped{
+		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
+		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
+	}
 	op.plain = true
 	return op.seal()
 }

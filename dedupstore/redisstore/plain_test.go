@@ -229,28 +229,28 @@ func TestBatch_LargeSettlesTravelAlone(t *testing.T) {
 	claim(t, s, request("a"), dedupstore.Done)
 }
 
-func TestBarrier_OwnerOfAClaimThatWasRefusedMayAskAgain(t *testing.T) {
+func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing.T) {
 	t.Parallel()
 	master := ownServer(t)
 	s := must(New(master.Client(), Config{Replicas: 1, ReplicaTimeout: 50 * time.Millisecond}))(t)
 	r := request("k")
 	var refused *ReplicationError
 	for range 3 {
-		if _, err := s.Claim(t.Context(), r); !errors.As(err, &refused) || refused.Got != 0 || refused.Want != 1 {
+		if _, err := s.Claim(t.Context(), request("k")); !errors.As(err, &refused) || refused.Got != 0 || refused.Want != 1 {
 			t.Fatalf("without a replica the error is %v", err)
 		}
 	}
-	results := s.ClaimMany(t.Context(), []dedupstore.Request{r, request("other")})
-	for _, result := range results {
-		if !errors.As(result.Err, &refused) {
+	for _, result := range s.ClaimMany(t.Context(), []dedupstore.Request{r, request("other")}) {
+		if !errors.As(result.Err, &refused) || !errors.Is(result.Err, dedupstore.ErrNotDurable) {
 			t.Errorf("without a replica a batch is answered %+v", result)
 		}
 	}
+	claim(t, s, r, dedupstore.Busy) // a late copy of its release could meet its run
 	host, port, _ := net.SplitHostPort(master.Addr)
 	testserver.Redis(t, "--replicaof", host+" "+port)
 	var a dedupstore.Answer
 	eventually(t, func() (err error) {
-		a, err = s.Claim(t.Context(), r)
+		a, err = s.Claim(t.Context(), request("k"))
 		return err
 	})
 	if a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 1 || a.Claim.Returned != 0 {

@@ -91,7 +91,8 @@ local function read(s)
   if not string.find(rec.kind, string.find(rec.state, '[RST]') and '^-$' or '^[sfxu]$') then
     return nil, unreadable('has kind "' .. rec.kind .. '"')
   end
-  if not (string.find(rec.fence, '^' .. string.rep('%d', 16) .. '$') and tonumber(rec.fence) < 9007199254740991) then
+  if not (string.find(rec.fence, '^' .. string.rep('%d', 16) .. '$') and tonumber(rec.fence) > 0
+    and tonumber(rec.fence) < 9007199254740991) then
     return nil, unreadable('has fence "' .. rec.fence .. '"')
   end
   if #rec.owner < 8 then

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  record
 -- ARGV     1 fence and tag of the owner, 2 delay ms, 3 retention ms, 4 '1' if the run does not count, '2' if there was none,
---            so that its owner may ask again, 5 reason or ''
+--            5 reason or ''
 -- Replies  1
 --          0: another owner came, or the record is gone or finished
 --          'U' and the problem: the record cannot be read, and was not touched
@@ -13,8 +13,7 @@ local rec, problem = read(redis.pcall('GET', KEYS[1]))
 if problem then
   return problem
 end
-local owner, none = string.sub(ARGV[1], 17), ARGV[4] == '2'
-if rec and rec.state == 'T' and (settled(rec, owner) or none and rec.fence == string.sub(ARGV[1], 1, 16)) then
+if rec and rec.state == 'T' and settled(rec, string.sub(ARGV[1], 17)) then
   return 1
 end
 if not held(rec, ARGV[1]) or not string.find(rec.state, '[RS]') then
@@ -25,9 +24,7 @@ if ARGV[4] ~= '0' then
     return unreadable('has no attempt to give back')
   end
   rec.a = count(rec.attempts - 1)
-  if none then
-    rec.owner = string.rep('\0', 8)
-  else
+  if ARGV[4] == '1' then
     rec.n = count(tonumber(rec.n or 0) + 1)
   end
 end
