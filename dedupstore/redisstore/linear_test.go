@@ -253,7 +253,7 @@ func linearizable(t *testing.T, shared, plain bool) {
 	if dropped*100 < scripts*5 {
 		t.Errorf("%d of %d replies were dropped, want at least 5 %%", dropped, scripts)
 	}
-	if pipelines := r.sent[0].len(); shared && int(pipelines)*3 > operationsRun*2 {
+	if pipelines := r.sent[0].len(); shared && pipelines*3 > operationsRun*2 {
 		t.Errorf("%d operations needed %d pipelines: they were hardly shared", operationsRun, pipelines)
 	}
 	for _, class := range []dedupstore.Status{dedupstore.AcquiredRun, dedupstore.AcquiredPublish, dedupstore.Busy, dedupstore.Done, dedupstore.Mismatch} {

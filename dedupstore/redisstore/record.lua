@@ -153,13 +153,14 @@ local function held(rec, fenced)
   return rec and rec.fence .. rec.owner == fenced
 end
 
--- settled tells whether the owner has settled a run of the record.
+-- settled tells whether the owner has settled a run of the record, as far as that is remembered.
 local function settled(rec, owner)
-  if rec.owner == owner and string.find(rec.state, '[PDT]') then
-    return true
+  local owners = rec.S or ''
+  if string.find(rec.state, '[PDT]') then
+    owners = string.sub(owners, -8 * (REMEMBERED - 1)) .. rec.owner
   end
-  for at = 1, #(rec.S or ''), 8 do
-    if string.sub(rec.S, at, at + 7) == owner then
+  for at = 1, #owners, 8 do
+    if string.sub(owners, at, at + 7) == owner then
       return true
     end
   end

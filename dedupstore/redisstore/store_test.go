@@ -181,6 +181,22 @@ func TestStore_OwnerOfALostRecordIsRefused(t *testing.T) {
 	settle(t, s, a.Claim, succeeded("ok"))
 }
 
+// As many as Memory and the model remember: histories that differ in this are not linearizable.
+func TestStore_LastFourOwnersThatSettledAreRemembered(t *testing.T) {
+	t.Parallel()
+	s, _ := onServer(t)
+	requests := make([]dedupstore.Request, 5)
+	for i := range requests {
+		requests[i] = request("settled")
+		requests[i].MaxAttempts = 10
+		settle(t, s, claim(t, s, requests[i], dedupstore.AcquiredRun).Claim, dedupstore.Release{})
+	}
+	for _, r := range requests[1:] {
+		claim(t, s, r, dedupstore.Busy)
+	}
+	claim(t, s, requests[0], dedupstore.AcquiredRun)
+}
+
 func TestStore_DurationsAreRoundedUp(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]int64{0: 0, time.Millisecond: 1, time.Millisecond + 1: 2, 1999 * time.Microsecond: 2, time.Second: 1000} {
