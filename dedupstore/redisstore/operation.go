@@ -66,7 +66,6 @@ func (op *operation) number(n int64) {
 	op.end()
 }
 
-// text appends an argument, which must not be much larger than what a caller gave.
 func (op *operation) text(s string) {
 	op.packed = append(op.packed, s...)
 	op.end()

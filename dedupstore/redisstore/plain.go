@@ -77,7 +77,7 @@ func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.A
 		return dedupstore.Answer{}, false, nil
 	case op.err != nil:
 		return dedupstore.Answer{}, true, op.failure()
-	case r.Rerun != 0 || s.cache != nil: // the script tells how long the record lives
+	case s.cache != nil: // the script tells how long the record lives
 		return dedupstore.Answer{}, false, nil
 	}
 	if rec, unreadable := decodeRecord(op.reply); unreadable == nil && (rec.state == stateDone || rec.state == statePublished) {
