@@ -28,7 +28,7 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 		}
 		return g.claim(ctx, request)
 	}
-	busy, failed := false, false
+	busy, failed, holding := false, false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
 		breaker := g.breakers.of(ctx, call.Key)
 		wake := breaker.recovery() // taken before the store is asked, so that no recovery is missed
@@ -68,6 +68,13 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 		left := call.Hold - time.Since(start)
 		if left <= 0 {
 			return answer, first, err
+		}
+		if !holding {
+			if !call.Holds.enter() {
+				return answer, first, err
+			}
+			holding = true
+			defer call.Holds.leave()
 		}
 		if !sleepUntil(ctx, min(left, pause+rand.N(pause/4+1)), wake) {
 			return answer, first, context.Cause(ctx)

@@ -72,6 +72,10 @@ type Call struct {
 	// that it held go on when it answers again. A policy that fails open does not wait for the store.
 	Hold time.Duration
 
+	// Holds bounds how many calls hold at once; one that finds no room returns at once what it would have waited for to
+	// change. Nil: no bound.
+	Holds *Holds
+
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
 	// failure, and must make the same IDs then: derive them from the key and the fence under which the outcome was
 	// decided. Nil: failures produce nothing.

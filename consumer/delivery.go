@@ -27,6 +27,12 @@ type Delivery struct {
 	// producer.ExtractPosition looks at it. May be empty.
 	Position string
 
+	// Count is which delivery of the message this is, as the broker counts, from 1. Zero: the broker does not say.
+	Count int
+
+	// Holds bounds how many deliveries of its source wait in Process at once, see Config.Hold. Nil: no bound.
+	Holds *oncemill.Holds
+
 	// Payload is not changed.
 	Payload []byte
 }
@@ -57,7 +63,13 @@ const (
 // A Decision says what to do with a delivery, and why.
 type Decision struct {
 	Action Action
-	Delay  time.Duration   // for RetryLater: not before
+	Delay  time.Duration // for RetryLater: not before
+
+	// Keep, for RetryLater: the record has nothing to do with it, because the store does not answer or the guard is not
+	// set up right. A transport keeps such a delivery and offers it again itself: giving it back would use up the
+	// deliveries that the broker allows, and bring it back to the same trouble.
+	Keep bool
+
 	Err    error           // why it is not Ack; for Ack, the failure that was stored, if any
 	Result oncemill.Result // for Ack and Reject, if there is an outcome
 }

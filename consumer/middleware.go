@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -37,6 +38,11 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 			Payload: msg.Payload,
 		}
 		var returned []*message.Message // as the handler returned them
+		steering, steered := ctx.Value(steeringKey{}).(Steering)
+		if steered {
+			known := steering.Delivery
+			d.Topic, d.Position, d.Count, d.Holds = cmp.Or(d.Topic, known.Topic), known.Position, known.Count, known.Holds
+		}
 		decision := p.process(ctx, d, msg, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
 			var err error
 			if returned, err = handle(ctx, msg, next); err != nil || !recorded {
@@ -84,6 +90,11 @@ func (p *Processor) answer(msg *message.Message, decision Decision, returned []*
 	case p.policy.Shadow:
 		return returned, decision.Err
 	}
+	p.log.DebugContext(ctx, "oncemill: not acknowledged", "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
+	if steering, steered := ctx.Value(steeringKey{}).(Steering); steered {
+		steering.Decide(decision)
+		return nil, decision.Err
+	}
 	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
 	// a lease or a retry that is not due, its hold spends the delay; else it is spent here.
 	switch decision.Err.(type) { //nolint:errorlint // the guard's own error
@@ -91,7 +102,6 @@ func (p *Processor) answer(msg *message.Message, decision Decision, returned []*
 	default:
 		pause(ctx, p.beforeNack(decision))
 	}
-	p.log.DebugContext(ctx, "oncemill: not acknowledged", "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
 	return nil, decision.Err
 }
 

@@ -93,7 +93,7 @@ func (p *Processor) process(ctx context.Context, d Delivery, message any, do job
 		d.Handler = p.config.Handler
 	}
 	if d.Handler == "" && !p.policy.Shadow {
-		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Err: errNoHandler}
+		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: errNoHandler}
 	}
 	call, err := p.identify(d)
 	if err != nil {
@@ -124,7 +124,7 @@ func (p *Processor) process(ctx context.Context, d Delivery, message any, do job
 
 // identify finds out what the delivery is.
 func (p *Processor) identify(d Delivery) (oncemill.Call, error) {
-	call := oncemill.Call{Hold: p.config.Hold}
+	call := oncemill.Call{Hold: p.config.Hold, Holds: d.Holds}
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
@@ -230,8 +230,9 @@ func (p *Processor) decide(res oncemill.Result, err error) Decision {
 	case *oncemill.UnpublishedError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	}
-	pause := p.policy.Backoff.Min // the store is down, or the consumer is shutting down
-	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: err}
+	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
+	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
+	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: unanswered, Err: err}
 }
 
 // jitter keeps the copies of a message from coming back all at once.

@@ -8,8 +8,9 @@ var house = table{
 	{0, "dedupstore", "the contract for store authors, and the in-memory store", nil},
 	{0, "internal/ids", "derives IDs", uuid},
 	{0, "internal/telemetry", "every span, attribute and metric name, once", otelAPI},
+	{0, "internal/lanes", "work at once, in order where asked", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
-	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, pgx)},
+	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers; the Watermill faces of a publisher", these(watermill, jcs, otelAPI)},

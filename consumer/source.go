@@ -1,0 +1,40 @@
+package consumer
+
+import "context"
+
+// A Source is what a broker delivers, with everything that the broker can do with a delivery. Transports have them:
+// natsjs.NewSource, franz.NewSource.
+type Source interface {
+	// Check looks at a topic and at how it is to be consumed, and returns an error that says what to set if that cannot
+	// work. It changes nothing.
+	Check(ctx context.Context, topic string) error
+
+	// Run hands the deliveries of a topic to handle, as many at once as the source is configured for, and carries each
+	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it, or
+	// leaves it alone. It may be called for several topics at once.
+	//
+	// The end of ctx begins the drain: nothing new is handed over, what handle is at goes on, its decisions reach the
+	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets ends
+	// only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot go on, by
+	// itself, with the same guarantees.
+	Run(ctx context.Context, topic string, handle func(context.Context, Delivery) Decision) error
+}
+
+// A Steering lets Processor.Middleware do more than a Router can, which only acks and nacks. Who delivers messages to a
+// Router puts it into their contexts.
+type Steering struct {
+	// Delivery is what is known about the delivery. Of it, Position, Count and Holds are used, and Topic if the Router
+	// names none: the rest stands in the message.
+	Delivery Delivery
+
+	// Decide is told what to do with the message, before it is nacked. It is not called for a message that is to be
+	// acknowledged. Without it, a Router's nack stands for itself.
+	Decide func(Decision)
+}
+
+type steeringKey struct{}
+
+// WithSteering returns a context for a message that is given to a Router.
+func WithSteering(ctx context.Context, s Steering) context.Context {
+	return context.WithValue(ctx, steeringKey{}, s)
+}

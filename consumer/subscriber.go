@@ -1,0 +1,147 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Subscriber returns a Watermill Subscriber over a source. With Processor.Middleware in the Router, everything that the
+// middleware decides is carried out by the source: delays, rejections, deliveries that are left alone. Without it, or
+// when an outer middleware nacks, a message is delivered again after a delay that grows with its deliveries.
+//
+// It delivers messages as many at once as the source does. A message's UUID is the delivery's, or else its message ID.
+// Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the error and begins
+// again, after pauses of up to 30 s, until it is closed.
+//
+// The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep their
+// contexts, and their acks reach the broker. Close returns after that, and then the channels are closed.
+func Subscriber(source Source) message.Subscriber {
+	return &subscriber{source: source, closing: make(chan struct{})}
+}
+
+type subscriber struct {
+	source  Source
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{}
+	runs    sync.WaitGroup
+}
+
+// errSubscriberClosed refuses what comes after Close.
+var errSubscriberClosed = errors.New("consumer: Subscriber is closed")
+
+func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if err := s.source.Check(ctx, topic); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errSubscriberClosed
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.runs.Go(func() {
+		defer cancel()
+		select {
+		case <-s.closing:
+		case <-ctx.Done():
+		}
+	})
+	out := make(chan *message.Message)
+	s.runs.Go(func() {
+		defer close(out)
+		defer cancel()
+		s.run(ctx, topic, out)
+	})
+	return out, nil
+}
+
+// Close ends all subscriptions and waits for them.
+func (s *subscriber) Close() error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+	}
+	s.mu.Unlock()
+	s.runs.Wait()
+	return nil
+}
+
+// run keeps a subscription going until ctx ends.
+func (s *subscriber) run(ctx context.Context, topic string, out chan<- *message.Message) {
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+		began := time.Now()
+		err := s.source.Run(ctx, topic, func(each context.Context, d Delivery) Decision {
+			return deliver(each, d, out, ctx.Done())
+		})
+		if ctx.Err() != nil {
+			if err != nil {
+				slog.ErrorContext(ctx, "oncemill: subscription did not end well", "topic", topic, "error", err)
+			}
+			return
+		}
+		if time.Since(began) > time.Minute {
+			wait = time.Second
+		}
+		slog.ErrorContext(ctx, "oncemill: subscription cannot go on; it begins again", "topic", topic, "error", err, "after", wait)
+		pause(ctx, wait/2+rand.N(wait/2))
+	}
+}
+
+// deliver hands a message to the Router and waits for what becomes of it.
+func deliver(ctx context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // as Watermill's adapters do it: the context of a message ends with its ack
+	var decided atomic.Pointer[Decision]
+	msg := message.NewMessage(d.UUID, d.Payload)
+	if msg.UUID == "" {
+		msg.UUID = d.Header.Get(producer.HeaderID)
+	}
+	maps.Copy(msg.Metadata, d.Header)
+	msg.SetContext(WithSteering(ctx, Steering{Delivery: d, Decide: func(decision Decision) { decided.Store(&decision) }}))
+	select {
+	case out <- msg:
+	case <-draining:
+		return Decision{Action: RetryLater, Keep: true, Err: errSubscriberClosed}
+	}
+	select {
+	case <-msg.Acked():
+		return Decision{Action: Ack}
+	case <-msg.Nacked():
+	case <-ctx.Done():
+		return Decision{Action: Leave, Err: context.Cause(ctx)}
+	}
+	if decision := decided.Load(); decision != nil {
+		return *decision
+	}
+	return Decision{Action: RetryLater, Delay: nackDelay(d.Count), Err: errNacked}
+}
+
+// errNacked says that nobody but the Router has decided.
+var errNacked = errors.New("consumer: message nacked")
+
+// Delays of messages that are nacked without a decision.
+const (
+	minNackDelay = 50 * time.Millisecond
+	maxNackDelay = 10 * time.Second
+)
+
+// nackDelay is the delay after the nth delivery.
+func nackDelay(n int) time.Duration {
+	d := maxNackDelay
+	if n < 8 {
+		d = min(minNackDelay<<max(n-1, 0), maxNackDelay)
+	}
+	return d + jitter(d)
+}
