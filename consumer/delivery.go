@@ -17,13 +17,16 @@ type Delivery struct {
 	// Topic is where it came from. It stands in dead letters and errors.
 	Topic string
 
+	// Origin is within what Position, and an ID that brings no namespace of its own, are unique: a stream. Empty: Topic.
+	Origin string
+
 	// Header is what travels beside the payload. It is not changed, and must not be while Process runs.
 	Header producer.Header
 
 	// UUID is a Watermill message's UUID; empty elsewhere.
 	UUID string
 
-	// Position is where the broker keeps it within the topic, such as partition and offset. Only
+	// Position is where the broker keeps it within its origin, such as partition and offset. Only
 	// producer.ExtractPosition looks at it. May be empty.
 	Position string
 

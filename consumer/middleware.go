@@ -41,7 +41,8 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		steering, steered := ctx.Value(steeringKey{}).(Steering)
 		if steered {
 			known := steering.Delivery
-			d.Topic, d.Position, d.Count, d.Holds = cmp.Or(d.Topic, known.Topic), known.Position, known.Count, known.Holds
+			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
+			d.Count, d.Holds = known.Count, known.Holds
 		}
 		decision := p.process(ctx, d, msg, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
 			var err error

@@ -55,6 +55,9 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 // Check asks the store to look at its server: see oncemill.Guard.Check.
 func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { return p.guard.Check(ctx) }
 
+// Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
+func (p *Processor) Policy() oncemill.Policy { return p.policy }
+
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
@@ -125,7 +128,7 @@ func (p *Processor) process(ctx context.Context, d Delivery, message any, do job
 // identify finds out what the delivery is.
 func (p *Processor) identify(d Delivery) (oncemill.Call, error) {
 	call := oncemill.Call{Hold: p.config.Hold, Holds: d.Holds}
-	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Position: d.Position, Payload: d.Payload}
+	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {

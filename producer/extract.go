@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,13 +12,16 @@ import (
 type Incoming struct {
 	Header  Header
 	UUID    string // of a Watermill message; empty elsewhere
-	Topic   string // where it came from; it is the namespace of IDs that are unique only there
+	Topic   string // where it came from
+	Origin  string // within what a position, or an ID without a namespace of its own, is unique: a stream. Empty: Topic
 	Payload []byte // for CloudEvents in structured mode
 
-	// Position is where the broker keeps the message within the topic, such as partition and offset, or a stream's
+	// Position is where the broker keeps the message within its origin, such as partition and offset, or a stream's
 	// sequence. Only ExtractPosition looks at it.
 	Position string
 }
+
+func (in Incoming) origin() string { return cmp.Or(in.Origin, in.Topic) }
 
 // Identity is the ID of a message, and where it was found.
 type Identity struct {
@@ -108,26 +112,26 @@ func ExtractWatermillUUID(in Incoming) (Identity, error) {
 	return Identity{in.UUID, SourceWatermillUUID}, checkID("Watermill UUID", in.UUID)
 }
 
-// ExtractNatsMsgID finds the ID by which JetStream deduplicates, header Nats-Msg-Id, unique within a topic.
+// ExtractNatsMsgID finds the ID by which JetStream deduplicates, header Nats-Msg-Id, unique within its origin.
 // Watermill's NATS unmarshallers drop this header.
 func ExtractNatsMsgID(in Incoming) (Identity, error) {
 	return extractForeign(in, "Nats-Msg-Id", "nats", SourceNatsMsgID)
 }
 
 // ExtractHeader returns an extractor for a header of any name, such as webhook-id. What stands there is taken for
-// unique within the topic: two messages with the same value are one message.
+// unique within the origin: two messages with the same value are one message.
 func ExtractHeader(name string) Extractor {
 	return func(in Incoming) (Identity, error) {
 		v, err := in.Header.require(name)
 		if err != nil {
 			return Identity{}, err
 		}
-		id := foreignID("hdr", strings.ToLower(name), in.Topic, v)
-		return Identity{id, SourceHeader}, checkID("Incoming.Topic", id)
+		id := foreignID("hdr", strings.ToLower(name), in.origin(), v)
+		return Identity{id, SourceHeader}, checkID("Incoming.Origin", id)
 	}
 }
 
-// ExtractPosition takes the broker's position of a message for its ID: topic and Incoming.Position. It tells
+// ExtractPosition takes the broker's position of a message for its ID: origin and Incoming.Position. It tells
 // redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no ID.
 func ExtractPosition(in Incoming) (Identity, error) {
 	if in.Position == "" {
@@ -136,18 +140,18 @@ func ExtractPosition(in Incoming) (Identity, error) {
 	if problem := textProblem(in.Position); problem != "" {
 		return Identity{}, &InvalidError{"Incoming.Position", problem}
 	}
-	id := foreignID("pos", in.Topic, in.Position)
-	return Identity{id, SourcePosition}, checkID("Incoming.Topic", id)
+	id := foreignID("pos", in.origin(), in.Position)
+	return Identity{id, SourcePosition}, checkID("Incoming.Origin", id)
 }
 
-// extractForeign finds an ID that is unique within a topic in one header.
+// extractForeign finds an ID that is unique within its origin in one header.
 func extractForeign(in Incoming, header, kind string, s Source) (Identity, error) {
 	v, err := in.Header.require(header)
 	if err != nil {
 		return Identity{}, err
 	}
-	id := foreignID(kind, in.Topic, v)
-	return Identity{id, s}, checkID("Incoming.Topic", id) // the header has been checked
+	id := foreignID(kind, in.origin(), v)
+	return Identity{id, s}, checkID("Incoming.Origin", id) // the header has been checked
 }
 
 // require returns the value of a header, ErrNoID if it is not there, and an *InvalidError if it cannot be part of an ID.

@@ -103,7 +103,7 @@ func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 	if v, err = unquoteKey(v); err != nil {
 		return Identity{}, err
 	}
-	return extractForeign(Incoming{Header: Header{name: v}, Topic: in.Topic}, name, "idem", SourceIdempotencyKey)
+	return extractForeign(Incoming{Header: Header{name: v}, Topic: in.Topic, Origin: in.Origin}, name, "idem", SourceIdempotencyKey)
 }
 
 // unquoteKey returns the text of a structured field's string, or of a bare value.

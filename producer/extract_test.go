@@ -88,7 +88,7 @@ func TestExtract_UnusableIDIsNamedAndNotSkipped(t *testing.T) {
 		{"structured, id null", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s","id":null}`)}, "payload member id"},
 		{"structured, id twice", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s","id":"a","id":"b"}`)}, "payload member id"},
 		{"empty Nats-Msg-Id", producer.Incoming{Header: header{"Nats-Msg-Id": ""}}, "header Nats-Msg-Id"},
-		{"binary topic", producer.Incoming{Header: header{"Nats-Msg-Id": "a"}, Topic: "\xff"}, "Incoming.Topic"},
+		{"binary topic", producer.Incoming{Header: header{"Nats-Msg-Id": "a"}, Topic: "\xff"}, "Incoming.Origin"},
 		{"empty string as key", producer.Incoming{Header: header{"Idempotency-Key": `""`}}, "header Idempotency-Key"},
 		{"key without end", producer.Incoming{Header: header{"Idempotency-Key": `"abc`}}, "header Idempotency-Key"},
 		{"key with bad escape", producer.Incoming{Header: header{"Idempotency-Key": `"a\n"`}}, "header Idempotency-Key"},
@@ -223,4 +223,17 @@ func FuzzExtract(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", got, again, err)
 		}
 	})
+}
+
+// A stream's IDs are unique within the stream, whatever the subject.
+func TestExtract_OriginIsTheNamespace(t *testing.T) {
+	t.Parallel()
+	for _, h := range []header{{"Nats-Msg-Id": "a"}, {"Idempotency-Key": "a"}, {"id": "4f5f8a6e-6a3c-4b5e-9d0e-0f1f2f3f4f5f"}} {
+		one, err1 := producer.Extract(producer.Incoming{Header: h, Topic: "orders.1", Origin: "ORDERS"})
+		two, err2 := producer.Extract(producer.Incoming{Header: h, Topic: "orders.2", Origin: "ORDERS"})
+		other, err3 := producer.Extract(producer.Incoming{Header: h, Topic: "orders.1", Origin: "OTHER"})
+		if err1 != nil || err2 != nil || err3 != nil || one != two || one == other {
+			t.Errorf("%v: %v %v %v, %v %v %v; want the first two equal and the third another", h, one, two, other, err1, err2, err3)
+		}
+	}
 }

@@ -15,11 +15,11 @@ const foreignPrefix = "~"
 // foreignParts is how many parts each kind of foreign ID has. At least two: one alone is the derived form.
 var foreignParts = map[string]int{
 	"ce":   2, // CloudEvents: source, id
-	"nats": 2, // topic, Nats-Msg-Id
-	"idem": 2, // topic, Idempotency-Key
-	"dbz":  2, // topic, Debezium's id
-	"pos":  2, // topic, position
-	"hdr":  3, // header name, topic, value
+	"nats": 2, // origin, Nats-Msg-Id
+	"idem": 2, // origin, Idempotency-Key
+	"dbz":  2, // origin, Debezium's id
+	"pos":  2, // origin, position
+	"hdr":  3, // header name, origin, value
 	"ext":  2, // namespace, id
 }
 
