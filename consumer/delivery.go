@@ -73,6 +73,9 @@ type Decision struct {
 	// deliveries that the broker allows, and bring it back to the same trouble.
 	Keep bool
 
+	// ID is the message ID under which the delivery was guarded. Empty: none was found, or it cannot be used.
+	ID string
+
 	Err    error           // why it is not Ack; for Ack, the failure that was stored, if any
 	Result oncemill.Result // for Ack and Reject, if there is an outcome
 }

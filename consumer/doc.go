@@ -6,6 +6,9 @@
 //	once, err := consumer.New(store, consumer.Config{Group: "billing"})
 //	router.AddMiddleware(once.Middleware)
 //
+// [Subscriber] makes a Watermill Subscriber of a [Source], the deliveries of a broker with everything that the broker can do
+// with one: transport/natsjs and transport/franz have sources.
+//
 // # Guarantees
 //
 //   - A delivery is acknowledged only when this delivery read a final outcome, wrote one, or published what an outcome
@@ -18,8 +21,8 @@
 //
 // # What it does not guarantee
 //
-// Stock adapters may lose the ack after all (shutdown, ack deadline): a redelivery then reads the outcome. A stock
-// adapter cannot delay a single redelivery, so that the delay of a decision is spent by the next delivery's hold. The
-// order of outputs against those of later messages is not kept when a publish fails. A handler that acknowledges its
+// Under Watermill's own adapters the ack may be lost after all (shutdown, ack deadline): a redelivery then reads the
+// outcome. They cannot delay a single redelivery either, so that the delay of a decision is spent by the next delivery's
+// hold; transport/stocknats mends both for NATS, and docs/brokers.md says what holds where. The order of outputs against those of later messages is not kept when a publish fails. A handler that acknowledges its
 // message itself is outside all of this.
 package consumer

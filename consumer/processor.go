@@ -65,7 +65,7 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 		return dedupstore.Outcome{}, handle(ctx)
 	})
 	if publication := decision.Result.Publication; publication != nil {
-		return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+		return Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID, Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
 	}
 	return decision
 }
@@ -91,7 +91,7 @@ var errNoHandler = errors.New("consumer: no handler name: set Config.Handler, or
 
 // process is Process for handlers with outputs. A decision to Ack whose Result has a Publication leaves it to the
 // caller to publish first; no other decision has one.
-func (p *Processor) process(ctx context.Context, d Delivery, message any, do job) Decision {
+func (p *Processor) process(ctx context.Context, d Delivery, message any, do job) (decision Decision) {
 	if p.config.Handler != "" {
 		d.Handler = p.config.Handler
 	}
@@ -102,6 +102,7 @@ func (p *Processor) process(ctx context.Context, d Delivery, message any, do job
 	if err != nil {
 		return p.unidentified(ctx, d, err, do)
 	}
+	defer func() { decision.ID = call.Key.ID }()
 	this := inside{call.Key, message}
 	if ctx.Value(insideKey{}) == this && !p.policy.Shadow {
 		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: oncemill.NoEffect(&NestedError{Handler: d.Handler})}
@@ -112,7 +113,7 @@ func (p *Processor) process(ctx context.Context, d Delivery, message any, do job
 	if p.policy.Shadow {
 		return shadowed(res, err)
 	}
-	decision := p.decide(res, err)
+	decision = p.decide(res, err)
 	switch {
 	case decision.Action == mismatched:
 		return p.undeliverable(ctx, d, call.Key.ID, outcomeMismatch, err)

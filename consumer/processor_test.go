@@ -36,6 +36,9 @@ func TestProcess_DecidesByOutcome(t *testing.T) {
 			if d.Action != action {
 				t.Errorf("%s: %s (%v), want %s", id, d.Action, d.Err, action)
 			}
+			if d.ID != id {
+				t.Errorf("%s: the decision is for %q", id, d.ID)
+			}
 			return d
 		}
 		want("ok", failing(nil), consumer.Ack)
