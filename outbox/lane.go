@@ -12,6 +12,7 @@ type lane struct {
 	suspects    bool
 	limit       int             // rows of a batch
 	wake, woken <-chan struct{} // end a pause; nil: nothing does
+	follows     <-chan struct{} // it does not look at times, but when it receives; nil: it looks at times
 	cleaner     *cleaner        // nil: another lane cleans
 }
 
@@ -24,6 +25,10 @@ const (
 func (r *Relay) healthy() lane {
 	return lane{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
 }
+
+// follower is a second lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
+// the first are awaited.
+func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
 
 // suspects is a lane that nobody wakes: no row is a suspect when it is committed.
 func (r *Relay) suspects() lane {
@@ -40,21 +45,28 @@ const (
 func (r *Relay) work(ctx context.Context, l lane) {
 	idle := pace{shortest: min(shortestPoll, r.cfg.PollInterval), longest: r.cfg.PollInterval}
 	faults := pace{shortest: shortestFault, longest: longestFault}
+	if l.follows != nil {
+		l.pause(ctx, 0)
+	}
+	flowing := false // the broker acknowledged the batch before
 	for ctx.Err() == nil {
-		b, err := r.batch(ctx, l)
+		b, err := r.batch(ctx, l, flowing)
 		if err != nil {
 			r.fault(ctx, "store failed", err)
 			sleep(ctx, jitter(faults.next()))
 			continue
 		}
 		faults.reset()
+		flowing = b.acknowledged > 0
 		if l.cleaner != nil {
 			l.cleaner.clean(ctx)
 		}
 		switch {
 		case b.rows == 0:
 			l.pause(ctx, idle.next())
-		case b.acknowledged == 0: // the broker may be away: wakes must not turn that into a storm
+		case !flowing && l.follows != nil:
+			l.pause(ctx, 0)
+		case !flowing: // the broker may be away: wakes must not turn that into a storm
 			sleep(ctx, jitter(idle.next()))
 		case b.rows < l.limit:
 			idle.reset()
@@ -65,8 +77,15 @@ func (r *Relay) work(ctx context.Context, l lane) {
 	}
 }
 
-// pause waits for d, or until somebody wakes the lane, or until ctx ends.
+// pause waits for d, or until somebody wakes the lane, or until ctx ends. A lane that follows waits for its signal only.
 func (l lane) pause(ctx context.Context, d time.Duration) {
+	if l.follows != nil {
+		select {
+		case <-l.follows:
+		case <-ctx.Done():
+		}
+		return
+	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -87,14 +106,18 @@ func (r *Relay) fault(ctx context.Context, what string, err error) {
 // A batch is what became of one lease.
 type batch struct{ rows, acknowledged int }
 
-// batch leases rows, publishes them and settles. Its error is the store's.
-func (r *Relay) batch(ctx context.Context, from lane) (batch, error) {
+// batch leases rows, publishes them and settles. Its error is the store's. While acknowledgements flow, a full batch calls
+// the follower.
+func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, error) {
 	l, err := r.lease(ctx, from)
 	if err != nil {
 		return batch{}, fmt.Errorf("lease rows: %w", err)
 	}
 	if len(l.rows) == 0 {
 		return batch{}, nil
+	}
+	if len(l.rows) == from.limit && !from.suspects && flowing {
+		signal(r.more)
 	}
 	results := r.publish(ctx, l.rows, from.suspects)
 	if err := r.settle(ctx, l, results); err != nil {

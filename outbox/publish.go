@@ -20,18 +20,58 @@ type answer struct {
 }
 
 // publish publishes a batch and returns what has to be recorded. Rows that it leaves out are to be given back: the
-// relay stopped before it knew about them. Suspects are published apart, side by side, each by a call of its own: one
-// that makes the publisher fail as a whole does not take others along again.
+// relay stopped before it knew about them, or an earlier row of their lane was not acknowledged. Suspects are published
+// apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others along
+// again.
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
 	defer release()
 	var broken []Result
-	rows = slices.DeleteFunc(slices.Clone(rows), func(row Row) bool {
-		if row.Problem != "" {
+	var answers []answer
+	stopped := map[string]bool{} // lanes
+	for first := true; len(rows) > 0 && (first || bounded.Err() == nil); first = false {
+		var wave []Row
+		wave, rows = nextWave(rows, stopped)
+		wave = slices.DeleteFunc(wave, func(row Row) bool {
+			if row.Problem == "" {
+				return false
+			}
 			broken = append(broken, r.unreadable(ctx, row))
+			stopped[row.Lane] = true
+			return true
+		})
+		given := r.calls(bounded, wave, apart)
+		for _, a := range given {
+			if a.err != nil {
+				stopped[a.row.Lane] = true
+			}
 		}
-		return row.Problem != ""
-	})
+		answers = append(answers, given...)
+	}
+	return append(broken, r.results(ctx, answers)...)
+}
+
+// nextWave splits rows into those that can be published now, at most one of each lane, and those that have to wait for
+// them. Rows of lanes that stopped are in neither.
+func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
+	taken := map[string]bool{}
+	for _, row := range rows {
+		switch {
+		case row.Lane == "":
+			wave = append(wave, row)
+		case stopped[row.Lane]:
+		case taken[row.Lane]:
+			later = append(later, row)
+		default:
+			taken[row.Lane] = true
+			wave = append(wave, row)
+		}
+	}
+	return wave, later
+}
+
+// calls publishes rows by one call of the publisher, or each by one of its own.
+func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 	size := max(1, len(rows))
 	if apart {
 		size = 1
@@ -40,10 +80,10 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	answers := make([][]answer, len(calls))
 	var all sync.WaitGroup
 	for i, call := range calls {
-		all.Go(func() { answers[i] = r.call(bounded, call) })
+		all.Go(func() { answers[i] = r.call(ctx, call) })
 	}
 	all.Wait()
-	return append(broken, r.results(ctx, slices.Concat(answers...))...)
+	return slices.Concat(answers...)
 }
 
 // unreadable parks a row that cannot be published.

@@ -17,6 +17,7 @@ type Relay struct {
 	cfg       Config
 	log       *slog.Logger
 	wake      chan struct{}
+	more      chan struct{}   // a full batch was leased: there is probably more
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
 }
@@ -34,7 +35,7 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1)}
+	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), more: make(chan struct{}, 1)}
 	if w, ok := store.(Waker); ok {
 		r.woken = w.Woken()
 	}
@@ -44,9 +45,14 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 // Wake makes the relay look at the store now instead of at the next poll. Call it after a commit. It never blocks;
 // several calls may be one look.
 func (r *Relay) Wake() {
+	signal(r.wake)
+}
+
+// signal leaves a signal, unless one is waiting already: what it causes is still to come.
+func signal(c chan<- struct{}) {
 	select {
-	case r.wake <- struct{}{}:
-	default: // a signal is waiting already, and the look that it causes is still to come
+	case c <- struct{}{}:
+	default:
 	}
 }
 
@@ -62,11 +68,12 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer r.running.Store(false)
 
-	var suspects sync.WaitGroup
+	var lanes sync.WaitGroup
 	for range suspectLanes {
-		suspects.Go(func() { r.work(ctx, r.suspects()) })
+		lanes.Go(func() { r.work(ctx, r.suspects()) })
 	}
+	lanes.Go(func() { r.work(ctx, r.follower()) })
 	r.work(ctx, r.healthy())
-	suspects.Wait()
+	lanes.Wait()
 	return nil
 }

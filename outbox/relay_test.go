@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -301,4 +303,76 @@ func (u unreadable) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.
 		}
 	}
 	return rows, err
+}
+
+// Rows of a lane are sent one after the other, and none after one that was not acknowledged.
+func TestRelay_LanesKeepTheirOrder(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore).write("a1", "a2", "b1", "x1", "a3", "b2", "x2")
+		for _, r := range s.rows {
+			if lane := r.Message.ID[:1]; lane != "x" {
+				r.Lane = lane
+			}
+		}
+		refused := 0
+		b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+			for i, m := range messages {
+				if m.ID == "a2" && refused == 0 {
+					refused++
+					return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: m.ID, Err: errors.New("no")}}}
+				}
+			}
+			return nil
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{RetryMin: time.Hour, RetryMax: time.Hour}))
+		synctest.Wait()
+		stop()
+		var sent [][]string
+		for _, c := range b.calls {
+			sent = append(sent, c.ids)
+		}
+		if diff := cmp.Diff([][]string{{"a1", "b1", "x1", "x2"}, {"a2", "b2"}}, sent[:2]); diff != "" {
+			t.Errorf("the first calls (-want +got):\n%s", diff)
+		}
+		if got := s.row(t, "a2"); got.Failures != 1 {
+			t.Errorf("a2 has %d failures, want 1", got.Failures)
+		}
+	})
+}
+
+// A full batch that flows is overlapped by the next: it is read and sent while the acknowledgements of the first are
+// awaited.
+func TestRelay_ReadsTheNextBatchWhileAcknowledgementsAreAwaited(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := &fakeStore{}
+		for i := range 100 {
+			s.write(fmt.Sprint("order ", i))
+		}
+		var mu sync.Mutex
+		var now, most int
+		b := &broker{answer: func(context.Context, []producer.Message) error {
+			mu.Lock()
+			now++
+			most = max(most, now)
+			mu.Unlock()
+			<-time.After(time.Second)
+			mu.Lock()
+			now--
+			mu.Unlock()
+			return nil
+		}}
+		began := time.Now()
+		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 10}))
+		for s.row(t, "order 99").state != "published" {
+			<-time.After(10 * time.Millisecond)
+		}
+		took := time.Since(began)
+		stop()
+		if most != 2 {
+			t.Errorf("at most %d batches at once, want 2", most)
+		}
+		if took > 7*time.Second {
+			t.Errorf("10 batches of a second took %v", took)
+		}
+	})
 }

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/oncemill/oncemill/producer"
@@ -22,6 +23,10 @@ type Store interface {
 	// kind that was asked for is due.
 	//
 	// The store must not block writers while rows are leased.
+	//
+	// A store may keep the order of rows that have a lane (Row.Lane): then a lane's rows are handed out in that order, those
+	// of one lane to one lease at a time, and none while an earlier one is pending but not due, dead, or a suspect that
+	// was not asked for. The store says what frees a lane from a dead row.
 	Lease(ctx context.Context, r LeaseRequest) ([]Row, error)
 
 	// Settle ends a lease: it records the results, and gives back every other row that the token holds, due at once
@@ -50,6 +55,29 @@ type Inspector interface {
 	// Requeue makes the dead rows with these message IDs pending again, due at once and with nothing counted, and says
 	// how many there were.
 	Requeue(ctx context.Context, ids ...string) (int, error)
+
+	// Discard removes the dead rows with these message IDs for good, and says how many there were. What waited for them
+	// goes on.
+	Discard(ctx context.Context, ids ...string) (int, error)
+}
+
+// A Replayer is a Store whose published rows can be published once more while they are kept: for a broker that lost what
+// it had acknowledged, or a consumer that is new.
+type Replayer interface {
+	// Replay makes published rows pending again, due at once and with nothing counted, those that were published first
+	// first, and says how many there were. Fewer than the limit: there are no more. Copies have the same message ID, the
+	// purpose producer.PurposeReplay and the next generation, so that brokers do not take them for duplicates, and
+	// consumers do.
+	Replay(ctx context.Context, r ReplayRequest) (int, error)
+}
+
+// A ReplayRequest says what to publish once more.
+type ReplayRequest struct {
+	Since  time.Time // published at or after; zero: since the oldest that is kept
+	Before time.Time // published before: the time at which the replay was asked for, so that it ends. Required
+	Topic  string    // only of this topic; empty: of all
+	IDs    []string  // only these message IDs; empty: all
+	Limit  int       // the most rows of this call, at least 1
 }
 
 // A LeaseRequest asks for rows.
@@ -69,6 +97,10 @@ type Row struct {
 
 	// Message is what was written. Its ID is set; its NotBefore is zero, for that time has come.
 	Message producer.Message
+
+	// Lane is what the row's order is kept in, such as a partition key. Within a batch a row is sent only after all
+	// earlier ones of its lane were acknowledged. Empty: it has no order.
+	Lane string
 
 	Failures int // attempts that were refused
 	Unknowns int // attempts without an answer
@@ -112,4 +144,17 @@ type DeadRow struct {
 	Failures  int // attempts that were refused
 	Unknowns  int // attempts without an answer
 	Error     string
+}
+
+// Validate returns an *InvalidError that names the field that is wrong. Stores call it.
+func (r ReplayRequest) Validate() error {
+	switch {
+	case r.Before.IsZero():
+		return &InvalidError{"ReplayRequest.Before", "is zero: name the time at which the replay was asked for"}
+	case r.Since.After(r.Before):
+		return &InvalidError{"ReplayRequest.Since", fmt.Sprintf("is %v, after Before, %v", r.Since, r.Before)}
+	case r.Limit < 1:
+		return &InvalidError{"ReplayRequest.Limit", fmt.Sprintf("is %d, want at least 1", r.Limit)}
+	}
+	return nil
 }

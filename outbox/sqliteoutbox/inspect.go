@@ -63,3 +63,15 @@ func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
 	n, err := result.RowsAffected()
 	return int(n), err
 }
+
+const discardSQL = `DELETE FROM "{table}" WHERE dead_at IS NOT NULL AND id IN (SELECT value FROM json_each(?1))`
+
+// Discard implements [outbox.Inspector].
+func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
+	result, err := o.db.ExecContext(ctx, o.sql.discard, list(ids))
+	if err != nil {
+		return 0, err
+	}
+	n, err := result.RowsAffected()
+	return int(n), err
+}

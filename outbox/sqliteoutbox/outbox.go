@@ -23,6 +23,7 @@ var (
 	_ outbox.Store     = (*Outbox)(nil)
 	_ outbox.Waker     = (*Outbox)(nil)
 	_ outbox.Inspector = (*Outbox)(nil)
+	_ outbox.Replayer  = (*Outbox)(nil)
 )
 
 // New returns an outbox in a database. It does not talk to it: call Migrate once before the first use. The error names
@@ -71,7 +72,7 @@ func micros(d time.Duration) int64 { return d.Microseconds() }
 type statements struct {
 	schema, insert, find                           string
 	lease, published, removed, unsent, back, clean string
-	stats, dead, requeue, revive                   string
+	stats, dead, requeue, revive, discard, replay  string
 }
 
 func statementsFor(table string) statements {
@@ -82,5 +83,6 @@ func statementsFor(table string) statements {
 		lease: in(leaseSQL), published: in(publishedSQL), removed: in(removedSQL), unsent: in(unsentSQL),
 		back: in(backSQL), clean: in(cleanSQL),
 		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), revive: in(reviveSQL),
+		discard: in(discardSQL), replay: in(replaySQL),
 	}
 }

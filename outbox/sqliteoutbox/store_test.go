@@ -1,12 +1,16 @@
 package sqliteoutbox_test
 
 import (
+	"errors"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 func TestLease_KeepsRowsFromOthersUntilItEnds(t *testing.T) {
@@ -217,5 +221,72 @@ func TestRequeue_DeadRowsArePublishedAgain(t *testing.T) {
 	rows := lease(t, box, "again", time.Minute)
 	if len(rows) != 1 || rows[0].Message.ID != "1" || rows[0].Failures != 0 {
 		t.Errorf("due after Requeue: %+v", rows)
+	}
+}
+
+func TestDiscard_RemovesDeadRowsOnly(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"), message("3"))
+	rows := lease(t, box, "t", time.Minute)
+	settle(t, box, "t", outbox.Result{Number: rows[0].Number, State: outbox.Dead, Error: "no"}, outbox.Result{Number: rows[1].Number, State: outbox.Dead, Error: "no"})
+	if n, err := box.Discard(t.Context(), rows[0].Message.ID, rows[2].Message.ID, "unheard of"); err != nil || n != 1 {
+		t.Errorf("Discard = %d, %v, want 1", n, err)
+	}
+	if n := count(t, db, "id IN ('2', '3')"); n != 2 {
+		t.Errorf("%d of the other rows are left, want both", n)
+	}
+}
+
+func TestReplay_PublishedRowsComeAgainAsCopies(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	write(t, box, db, message("1"), message("2"), message("3"))
+	publish := func() (rows []outbox.Row) {
+		t.Helper()
+		rows = lease(t, box, "t", time.Minute)
+		var results []outbox.Result
+		for _, r := range rows {
+			results = append(results, outbox.Result{Number: r.Number, State: outbox.Published})
+		}
+		settle(t, box, "t", results...)
+		return rows
+	}
+	began := time.Now()
+	publish()
+	asked := time.Now()
+	for generation := 1; generation <= 2; generation++ {
+		replay := outbox.ReplayRequest{Since: began.Add(-time.Second), Before: asked, IDs: []string{"1", "2"}, Topic: "orders", Limit: 1}
+		for _, want := range []int{1, 1, 0} {
+			if n, err := box.Replay(t.Context(), replay); err != nil || n != want {
+				t.Fatalf("Replay = %d, %v, want %d", n, err, want)
+			}
+		}
+		again := publish()
+		if got := sorted(map[string]int{again[0].Message.ID: 1, again[1].Message.ID: 1}); len(again) != 2 || !slices.Equal(got, []string{"1", "2"}) {
+			t.Fatalf("%v were published again, want 1 and 2", idsOf(again))
+		}
+		for _, r := range again {
+			h := r.Message.Header
+			if h[producer.HeaderPurpose] != producer.PurposeReplay || h[producer.HeaderGeneration] != strconv.Itoa(generation) || h[producer.HeaderID] != r.Message.ID {
+				t.Errorf("header %v, want the purpose replay, generation %d, and the ID", h, generation)
+			}
+		}
+		asked = time.Now()
+	}
+	write(t, box, db, message("1")) // the same action, repeated: the row is known by its first name
+	if n := count(t, db, "id = '1'"); n != 1 {
+		t.Errorf("%d rows, want 1", n)
+	}
+	if n, err := box.Replay(t.Context(), outbox.ReplayRequest{Before: time.Now(), Topic: "elsewhere", Limit: 10}); err != nil || n != 0 {
+		t.Errorf("Replay of another topic = %d, %v", n, err)
+	}
+	for field, bad := range map[string]outbox.ReplayRequest{
+		"ReplayRequest.Before": {Limit: 1}, "ReplayRequest.Limit": {Before: asked}, "ReplayRequest.Since": {Before: asked, Since: asked.Add(1), Limit: 1},
+	} {
+		var invalid *outbox.InvalidError
+		if _, err := box.Replay(t.Context(), bad); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%v, want an error for %s", err, field)
+		}
 	}
 }
