@@ -1,0 +1,226 @@
+package outboxtest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func newToken() string { return rand.Text() }
+
+var cleanCases = []testCase{
+	{"clean/old-published-rows-only", "rows are deleted that were never published, or that were to be kept", func(k *kit) {
+		k.writeIDs("1", "2", "3", "dead", "pending")
+		l := k.lease()
+		var results []outbox.Result
+		for _, r := range l.rows {
+			switch r.Message.ID {
+			case "dead":
+				results = append(results, outbox.Result{Number: r.Number, State: outbox.Dead})
+			case "pending":
+			default:
+				results = append(results, outbox.Result{Number: r.Number, State: outbox.Published})
+			}
+		}
+		k.settle(l, results...)
+		k.pass()
+		for _, step := range []struct {
+			age         time.Duration
+			limit, want int
+		}{{long, 10, 0}, {0, 2, 2}, {0, 2, 1}, {0, 2, 0}} {
+			if n, err := k.Store.Clean(k.Context(), step.age, step.limit); err != nil || n != step.want {
+				k.Errorf("Clean(%v, %d) = %d, %v, want %d", step.age, step.limit, n, err, step.want)
+			}
+		}
+		k.wants("after cleaning", "pending")
+	}},
+}
+
+var inspectCases = []testCase{
+	{"inspect/counts", "an operator sees an empty outbox while messages wait", func(k *kit) {
+		i := k.inspector()
+		later := message("later")
+		later.NotBefore = time.Now().Add(long)
+		k.write(message("dead"), message("published"), message("pending"), later)
+		l := k.lease()
+		k.settle(l, outbox.Result{Number: l.row(k, "dead").Number, State: outbox.Dead, Error: "no"},
+			outbox.Result{Number: l.row(k, "published").Number, State: outbox.Published})
+		k.pass()
+		s, err := i.Stats(k.Context())
+		if err != nil || s.Pending != 2 || s.Dead != 1 || s.Oldest < short || s.Oldest > long {
+			k.Errorf("stats %+v, %v, want 2 pending, the oldest for at least %v, and 1 dead", s, err, short)
+		}
+	}},
+	{"inspect/dead-rows-tell-why", "an operator cannot see why a message was not published", func(k *kit) {
+		i := k.inspector()
+		k.writeIDs("first", "second")
+		l := k.lease()
+		k.settleOne(l, "first", outbox.Result{State: outbox.Dead, Error: "too large"})
+		k.pass()
+		k.settleOne(k.lease(), "second", outbox.Result{State: outbox.Dead, Error: "no such topic"})
+		dead, err := i.Dead(k.Context(), 10)
+		if err != nil || len(dead) != 2 || dead[0].ID != "first" || dead[0].Error != "too large" || dead[0].Topic != "orders" ||
+			dead[0].Failures != 1 || dead[1].ID != "second" || dead[0].Died.Before(dead[0].Written) || dead[0].Written.IsZero() {
+			k.Errorf("dead rows %+v, %v", dead, err)
+		}
+		if dead, err := i.Dead(k.Context(), 1); err != nil || len(dead) != 1 {
+			k.Errorf("at most one: %+v, %v", dead, err)
+		}
+	}},
+	{"inspect/requeued-is-pending-again", "a message that died in an outage can never be published", func(k *kit) {
+		i := k.inspector()
+		k.writeIDs("1", "2", "pending")
+		l := k.lease()
+		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead}, outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
+		if n, err := i.Requeue(k.Context(), "1", "pending", "unheard of"); err != nil || n != 1 {
+			k.Errorf("Requeue = %d, %v, want 1", n, err)
+		}
+		if n, err := i.Requeue(k.Context()); err != nil || n != 0 {
+			k.Errorf("Requeue of nothing = %d, %v, want 0", n, err)
+		}
+		l = k.lease()
+		k.same("due", l.ids(), []string{"1", "pending"})
+		if r := l.row(k, "1"); r.Failures != 0 || r.Unknowns != 0 {
+			k.Errorf("row %+v, want nothing counted", r)
+		}
+	}},
+	{"inspect/discarded-is-gone", "a poison row can only be removed by hand, or takes others with it", func(k *kit) {
+		i := k.inspector()
+		k.writeIDs("1", "2", "pending")
+		l := k.lease()
+		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead}, outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
+		if n, err := i.Discard(k.Context(), "1", "pending", "unheard of"); err != nil || n != 1 {
+			k.Errorf("Discard = %d, %v, want 1", n, err)
+		}
+		if s, err := i.Stats(k.Context()); err != nil || s.Dead != 1 || s.Pending != 1 {
+			k.Errorf("stats %+v, %v, want the other dead row and the pending one", s, err)
+		}
+	}},
+	{"inspect/written-again-revives", "an action that is repeated to get its message out leaves it dead", func(k *kit) {
+		k.writeIDs("1")
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Dead, Error: "no"})
+		k.writeIDs("1")
+		l := k.lease()
+		if r := l.row(k, "1"); r.Failures != 0 || r.Unknowns != 0 {
+			k.Errorf("row %+v, want nothing counted", r)
+		}
+	}},
+}
+
+var replayCases = []testCase{
+	{"replay/published-comes-again-as-a-copy", "a broker that lost messages takes the replay for duplicates, or consumers take it for new messages", func(k *kit) {
+		r := k.replayer()
+		k.writeIDs("1", "2", "3", "dead", "pending")
+		l := k.lease()
+		var results []outbox.Result
+		for _, row := range l.rows {
+			switch row.Message.ID {
+			case "dead":
+				results = append(results, outbox.Result{Number: row.Number, State: outbox.Dead})
+			case "pending":
+				results = append(results, outbox.Result{Number: row.Number, State: outbox.Failed, Delay: long})
+			default:
+				results = append(results, outbox.Result{Number: row.Number, State: outbox.Published})
+			}
+		}
+		k.settle(l, results...)
+		for generation := 1; generation <= 2; generation++ {
+			k.pass()
+			replayAll(k, r, outbox.ReplayRequest{Before: time.Now(), IDs: []string{"1", "2", "dead", "pending"}, Limit: 1}, 2)
+			l := k.lease()
+			k.same("replayed", l.ids(), []string{"1", "2"})
+			for _, row := range l.rows {
+				h := row.Message.Header
+				if h.Get(producer.HeaderPurpose) != producer.PurposeReplay || h.Get(producer.HeaderGeneration) != strconv.Itoa(generation) || row.Failures+row.Unknowns != 0 {
+					k.Errorf("row %+v, want the purpose %s, generation %d and nothing counted", row, producer.PurposeReplay, generation)
+				}
+			}
+			k.settleAll(l, outbox.Result{State: outbox.Published})
+		}
+		k.writeIDs("1")
+		k.wants("a replayed message that is written again")
+	}},
+	{"replay/only-what-was-asked-for", "a replay of one topic, or of one hour, floods all consumers", func(k *kit) {
+		r := k.replayer()
+		other := message("other topic")
+		other.Topic = "elsewhere"
+		k.write(message("old"))
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Published})
+		k.pass()
+		between := time.Now()
+		k.pass()
+		k.write(message("new"), other)
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Published})
+		k.pass()
+		replayAll(k, r, outbox.ReplayRequest{Since: between, Before: time.Now(), Topic: "orders", Limit: 10}, 1)
+		l := k.lease()
+		k.same("since the time between", l.ids(), []string{"new"})
+		k.settleAll(l, outbox.Result{State: outbox.Published})
+		replayAll(k, r, outbox.ReplayRequest{Before: between, Limit: 10}, 1)
+		k.wants("before the time between", "old")
+	}},
+	{"replay/request-is-checked", "a replay without an end never ends", func(k *kit) {
+		for field, bad := range map[string]outbox.ReplayRequest{
+			"ReplayRequest.Before": {Limit: 1}, "ReplayRequest.Limit": {Before: time.Now()},
+			"ReplayRequest.Since": {Since: time.Now().Add(long), Before: time.Now(), Limit: 1},
+		} {
+			var invalid *outbox.InvalidError
+			if _, err := k.replayer().Replay(k.Context(), bad); !errors.As(err, &invalid) || invalid.Field != field {
+				k.Errorf("error %v, want one for %s", err, field)
+			}
+		}
+	}},
+}
+
+// replayAll calls Replay until it says that there is no more, and wants so many rows in all.
+func replayAll(k *kit, r outbox.Replayer, request outbox.ReplayRequest, want int) {
+	k.Helper()
+	total := 0
+	for range want + 2 {
+		n, err := r.Replay(k.Context(), request)
+		if err != nil || n > request.Limit {
+			k.Fatalf("Replay = %d, %v, want at most %d", n, err, request.Limit)
+		}
+		total += n
+		if n < request.Limit {
+			break
+		}
+	}
+	if total != want {
+		k.Fatalf("%d rows were replayed, want %d", total, want)
+	}
+}
+
+var contextCases = []testCase{
+	{"context/ended-is-an-error", "a relay that stops hangs in its store", func(k *kit) {
+		k.writeIDs("1")
+		l := k.lease()
+		ctx, cancel := context.WithCancel(k.Context())
+		cancel()
+		if _, err := k.Store.Lease(ctx, outbox.LeaseRequest{Token: newToken(), Limit: 1, Lease: long}); err == nil {
+			k.Error("Lease returns no error")
+		}
+		if err := k.Store.Settle(ctx, l.token, nil); err == nil {
+			k.Error("Settle returns no error")
+		}
+		if _, err := k.Store.Clean(ctx, 0, 1); err == nil {
+			k.Error("Clean returns no error")
+		}
+	}},
+}
+
+// lane returns the IDs of a lane's rows, in the order in which they were handed out.
+func (l leased) lane(lane string) (ids []string) {
+	for _, r := range l.rows {
+		if r.Lane == lane {
+			ids = append(ids, r.Message.ID)
+		}
+	}
+	return slices.Clip(ids)
+}

@@ -1,0 +1,77 @@
+package outboxtest
+
+import (
+	"crypto/rand"
+	"slices"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+var leaseCases = []testCase{
+	{"lease/each-row-to-one-at-a-time", "relays publish the same row side by side", func(k *kit) {
+		k.writeIDs("1", "2")
+		k.same("first lease", k.lease().ids(), []string{"1", "2"})
+		k.same("second lease", k.lease().ids(), nil)
+		k.same("suspects meanwhile", k.suspects().ids(), nil)
+	}},
+	{"lease/at-most-the-limit", "a relay gets more into its memory than it asked for", func(k *kit) {
+		k.writeIDs("1", "2", "3")
+		if l := k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 2, Lease: long}); len(l.rows) != 2 {
+			k.Errorf("%d rows, want 2", len(l.rows))
+		}
+		if l := k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 2, Lease: long}); len(l.rows) != 1 {
+			k.Errorf("then %d rows, want 1", len(l.rows))
+		}
+	}},
+	{"lease/longest-due-first", "a steady stream of new rows starves old ones", func(k *kit) {
+		for _, id := range []string{"a", "b", "c"} {
+			k.writeIDs(id)
+			k.pass()
+		}
+		for _, want := range []string{"a", "b", "c"} {
+			l := k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 1, Lease: long})
+			if !slices.Equal(l.ids(), []string{want}) {
+				k.Fatalf("got %q, want %q", l.ids(), want)
+			}
+		}
+	}},
+	{"lease/given-back-is-due-at-once", "rows that a relay gave back at its stop wait for nothing", func(k *kit) {
+		k.writeIDs("1")
+		k.settle(k.lease())
+		l := k.lease()
+		if r := l.row(k, "1"); r.Failures != 0 || r.Unknowns != 0 {
+			k.Errorf("row %+v, want nothing counted", r)
+		}
+	}},
+	{"lease/that-ended-counts-an-unknown", "a row that kills each relay that publishes it holds up all others for ever", func(k *kit) {
+		k.writeIDs("1", "2")
+		k.expired()
+		k.wants("rows without an unknown attempt, after the lease ended")
+		l := k.suspects()
+		k.same("suspects", l.ids(), []string{"1", "2"})
+		for _, r := range l.rows {
+			if r.Unknowns != 1 || r.Failures != 0 {
+				k.Errorf("row %+v, want one unknown attempt", r)
+			}
+		}
+		k.settle(l)
+		k.wantsSuspects("again", "1", "2")
+		if r := k.suspects().row(k, "1"); r.Unknowns != 1 {
+			k.Errorf("%d unknown attempts after a lease that was given back, want 1", r.Unknowns)
+		}
+	}},
+	{"lease/suspects-apart", "a row that hangs holds up rows that never did", func(k *kit) {
+		k.writeIDs("new", "unanswered", "refused")
+		l := k.lease()
+		k.settle(l, outbox.Result{Number: l.row(k, "unanswered").Number, State: outbox.Unknown, Error: "no answer"},
+			outbox.Result{Number: l.row(k, "refused").Number, State: outbox.Failed, Error: "no"})
+		k.wants("no suspects", "new", "refused")
+		k.wantsSuspects("suspects", "unanswered")
+	}},
+	{"lease/writers-are-not-blocked", "a slow broker stops the business", func(k *kit) {
+		k.writeIDs("1")
+		k.lease()
+		k.writeIDs("2")
+		k.wants("written while another row is leased", "2")
+	}},
+}

@@ -1,0 +1,129 @@
+package outboxtest
+
+import (
+	"testing"
+	"testing/synctest"
+)
+
+func TestRun_AcceptsAStoreThatKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	RunVirtual(t, func(*testing.T) Subject { return newToy("").subject() })
+}
+
+// broken are rules, each with the case that is there for it and must notice when a store breaks it.
+var broken = map[string]string{
+	"rollback-commits":             "write/published-if-and-only-if-committed",
+	"visible-before-commit":        "write/late-commit-is-not-skipped",
+	"by-position":                  "write/late-commit-is-not-skipped",
+	"payload-is-text":              "write/comes-back-as-it-was",
+	"header-names-are-folded":      "write/comes-back-as-it-was",
+	"same-message-twice":           "write/same-message-is-one-row",
+	"copies-are-one":               "write/other-topics-and-copies-are-other-rows",
+	"conflict-in-silence":          "write/same-ID-with-other-content-is-a-conflict",
+	"refused-call-writes-a-part":   "write/refused-message-writes-nothing",
+	"delay-ignored":                "write/not-before-its-time",
+	"leases-are-shared":            "lease/each-row-to-one-at-a-time",
+	"limit-ignored":                "lease/at-most-the-limit",
+	"newest-first":                 "lease/longest-due-first",
+	"given-back-counts":            "lease/given-back-is-due-at-once",
+	"given-back-waits":             "lease/given-back-is-due-at-once",
+	"ended-lease-is-not-counted":   "lease/that-ended-counts-an-unknown",
+	"lease-never-ends":             "lease/that-ended-counts-an-unknown",
+	"suspects-among-the-others":    "lease/suspects-apart",
+	"published-comes-again":        "settle/acknowledged-is-not-handed-out-again",
+	"removed-is-remembered":        "settle/acknowledged-is-not-handed-out-again",
+	"delay-of-a-retry-ignored":     "settle/refused-comes-again-after-its-delay",
+	"unknown-is-a-failure":         "settle/unanswered-comes-again-after-its-delay",
+	"dead-rows-come-again":         "settle/dead-is-not-handed-out",
+	"token-ignored":                "settle/stale-token-changes-nothing",
+	"ended-lease-is-lost":          "settle/ended-lease-holds-until-somebody-takes-it",
+	"unknown-state-is-skipped":     "settle/unknown-state-is-an-error-and-changes-nothing",
+	"clean-takes-all":              "clean/old-published-rows-only",
+	"clean-is-unbounded":           "clean/old-published-rows-only",
+	"delayed-rows-are-not-counted": "inspect/counts",
+	"dead-without-a-reason":        "inspect/dead-rows-tell-why",
+	"requeued-keeps-its-count":     "inspect/requeued-is-pending-again",
+	"discards-the-living":          "inspect/discarded-is-gone",
+	"dead-stays-dead":              "inspect/written-again-revives",
+	"replay-is-no-copy":            "replay/published-comes-again-as-a-copy",
+	"replays-the-dead":             "replay/published-comes-again-as-a-copy",
+	"replay-without-end":           "replay/only-what-was-asked-for",
+	"replay-without-beginning":     "replay/only-what-was-asked-for",
+	"replay-of-all-topics":         "replay/only-what-was-asked-for",
+	"replay-is-not-checked":        "replay/request-is-checked",
+	"lanes-shuffled":               "order/rows-of-a-lane-come-in-theirs",
+	"lanes-shared":                 "order/one-lease-a-lane",
+	"refused-rows-are-passed":      "order/nothing-passes-a-refused-row",
+	"suspects-are-passed":          "order/nothing-passes-a-suspect",
+	"dead-rows-block-nobody":       "order/a-dead-row-blocks-its-lane-only",
+	"a-lane-stands-still":          "order/settled-rows-let-the-lane-go-on",
+	"ignores-the-context":          "context/ended-is-an-error",
+}
+
+// Rules whose breach more cases are there for.
+var brokenToo = []struct{ rule, name string }{
+	{"token-ignored", "settle/repeated-changes-nothing"},
+	{"token-ignored", "order/stale-token-changes-nothing"},
+	{"leases-are-shared", "concurrency/each-row-once"},
+	{"given-back-counts", "settle/rest-is-given-back"},
+	{"visible-before-commit", "write/every-order-of-three-transactions"},
+	{"rollback-commits", "write/every-order-of-three-transactions"},
+}
+
+func TestRun_RejectsABrokenStore(t *testing.T) {
+	t.Parallel()
+	for rule, name := range broken {
+		t.Run("broken/"+rule, func(t *testing.T) {
+			t.Parallel()
+			rejects(t, name, rule)
+		})
+	}
+	for _, b := range brokenToo {
+		t.Run("broken/"+b.rule+"/"+b.name, func(t *testing.T) {
+			t.Parallel()
+			rejects(t, b.name, b.rule)
+		})
+	}
+}
+
+// rejects wants the case to reject a store that breaks the rule, and to say why.
+func rejects(t *testing.T, name, rule string) {
+	t.Helper()
+	for _, c := range cases {
+		if c.name != name {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			r := record(t, func(tb testing.TB) { c.check(tb, newToy(rule).subject()) })
+			if !r.failed {
+				t.Fatalf("%s accepts a store that breaks the rule", name)
+			}
+			if last := r.lines[len(r.lines)-1]; last != "why "+name+" matters: "+c.why {
+				t.Errorf("the last line is %q, want why the case exists", last)
+			}
+		})
+		return
+	}
+	t.Fatalf("there is no case %q", name)
+}
+
+// Every case but those named rejects some broken store.
+func TestCases_HaveNamesOfTheirOwnAReasonAndABrokenStore(t *testing.T) {
+	t.Parallel()
+	rejecting := map[string]bool{
+		"lease/writers-are-not-blocked": true, // a toy has no locks to hold
+	}
+	for _, name := range broken {
+		rejecting[name] = true
+	}
+	for _, b := range brokenToo {
+		rejecting[b.name] = true
+	}
+	seen := map[string]bool{}
+	for _, c := range cases {
+		if c.name == "" || c.why == "" || seen[c.name] || !rejecting[c.name] {
+			t.Errorf("case %q: why it exists: %q; seen before: %t; rejects a broken store: %t", c.name, c.why, seen[c.name], rejecting[c.name])
+		}
+		seen[c.name] = true
+	}
+}

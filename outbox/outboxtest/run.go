@@ -1,0 +1,87 @@
+package outboxtest
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A Subject is an empty outbox to test, and how to write to it.
+type Subject struct {
+	// Store is the store. Never nil.
+	Store outbox.Store
+
+	// Begin begins a transaction of a writer. Never nil. It may be called while another transaction is open only if
+	// Concurrent is set.
+	Begin func(ctx context.Context) (Tx, error)
+
+	// Concurrent says that several transactions of writers may be open at once, and that relays work meanwhile.
+	Concurrent bool
+
+	// Ordered says that the store keeps the order of messages with a key: the key is their lane.
+	Ordered bool
+
+	// Advance makes at least d pass on the store's clock, and returns then. Nil: the suite waits for d, which suits real
+	// servers, and stores that are tested by RunVirtual.
+	Advance func(d time.Duration)
+}
+
+// A Tx is a transaction of a writer. After Commit, Rollback does nothing.
+type Tx interface {
+	producer.Publisher
+	Commit(ctx context.Context) error
+	Rollback(ctx context.Context) error
+}
+
+// Run tests a store. It calls open once for each case, in a subtest of its own; the subtests run in parallel, each with an
+// outbox of its own. What open needs closed it closes with t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) Subject) {
+	each(t, func(t *testing.T, c testCase) { c.check(t, open(t)) })
+}
+
+// RunVirtual tests a store whose clock is time.Now of this process: as Run does, but each case, and open with it, runs in a
+// bubble of virtual time (package testing/synctest).
+func RunVirtual(t *testing.T, open func(t *testing.T) Subject) {
+	each(t, func(t *testing.T, c testCase) {
+		synctest.Test(t, func(t *testing.T) { c.check(t, open(t)) })
+	})
+}
+
+func each(t *testing.T, test func(t *testing.T, c testCase)) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, c)
+		})
+	}
+}
+
+// cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
+var cases = slices.Concat(writeCases, leaseCases, settleCases, concurrencyCases, cleanCases, inspectCases, replayCases, orderCases, contextCases)
+
+type testCase struct {
+	name string // area/promise
+	why  string // what goes wrong in a store that fails, as one sentence
+	test func(k *kit)
+}
+
+func (c testCase) check(tb testing.TB, s Subject) {
+	tb.Helper()
+	if s.Store == nil || s.Begin == nil {
+		tb.Fatal("Subject.Store or Subject.Begin is nil")
+	}
+	if s.Advance == nil {
+		s.Advance = func(d time.Duration) { <-time.After(d) }
+	}
+	defer func() {
+		if tb.Failed() {
+			tb.Logf("why %s matters: %s", c.name, c.why)
+		}
+	}()
+	c.test(&kit{TB: tb, Subject: s})
+}

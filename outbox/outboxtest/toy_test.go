@@ -1,0 +1,397 @@
+package outboxtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A toy is an outbox in memory, written for this test from the contract alone, that can break one rule.
+type toy struct {
+	broken string // the rule, or ""
+
+	mu   sync.Mutex
+	rows []*toyRow // in the order of their numbers
+	last int64     // number
+	read int64     // the greatest number that was handed out
+}
+
+type toyRow struct {
+	outbox.Row
+	copy                string
+	written, first, due time.Time
+	published, died     time.Time
+	token               string
+	leaseEnds           time.Time
+	state               outbox.State // "" while pending
+	text                string
+}
+
+func newToy(broken string) *toy { return &toy{broken: broken} }
+
+// is tells whether the toy breaks the rule.
+func (s *toy) is(rule string) bool { return s.broken == rule }
+
+func (s *toy) subject() Subject {
+	return Subject{
+		Store: s, Ordered: true, Concurrent: true,
+		Begin: func(context.Context) (Tx, error) { return &toyTx{toy: s}, nil },
+	}
+}
+
+type toyTx struct {
+	toy  *toy
+	rows []*toyRow
+	done bool
+}
+
+func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) error {
+	s := tx.toy
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var rows []*toyRow
+	for i, m := range messages {
+		if err := producer.Stamp(ctx, &m); err != nil {
+			return err
+		}
+		if m.Topic == "" {
+			if s.is("refused-call-writes-a-part") {
+				tx.rows = append(tx.rows, rows...)
+			}
+			return fmt.Errorf("message %d: %w", i, &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"})
+		}
+		s.last++
+		r := &toyRow{written: time.Now(), first: time.Now()}
+		r.Number, r.Message, r.Lane = s.last, m, m.Key
+		r.Message.Header = maps.Clone(m.Header)
+		r.Message.Payload = bytes.Clone(m.Payload)
+		if s.is("payload-is-text") {
+			r.Message.Payload = bytes.ToValidUTF8(m.Payload, []byte("?"))
+		}
+		if s.is("header-names-are-folded") {
+			delete(r.Message.Header, "A")
+		}
+		if !s.is("copies-are-one") {
+			r.copy = m.Header.Get(producer.HeaderPurpose) + m.Header.Get(producer.HeaderGeneration)
+		}
+		if m.NotBefore.After(r.first) && !s.is("delay-ignored") {
+			r.first = m.NotBefore
+		}
+		r.Message.NotBefore, r.due = time.Time{}, r.first
+		rows = append(rows, r)
+	}
+	for _, r := range rows {
+		known := s.find(r)
+		if i := slices.IndexFunc(tx.rows, r.same); known == nil && i >= 0 {
+			known = tx.rows[i]
+		}
+		switch {
+		case known == nil || s.is("same-message-twice"):
+			tx.rows = append(tx.rows, r)
+		case !bytes.Equal(known.Message.Payload, r.Message.Payload) && !s.is("conflict-in-silence"):
+			return &outbox.ConflictError{ID: r.Message.ID, Topic: r.Message.Topic}
+		case known.state == outbox.Dead && !s.is("dead-stays-dead"):
+			known.state, known.Failures, known.Unknowns, known.due = "", 0, 0, time.Now()
+		}
+	}
+	if s.is("visible-before-commit") {
+		tx.apply()
+	}
+	return nil
+}
+
+func (r *toyRow) same(o *toyRow) bool {
+	return r.Message.ID == o.Message.ID && r.Message.Topic == o.Message.Topic && r.copy == o.copy
+}
+
+func (s *toy) find(r *toyRow) *toyRow {
+	for _, o := range s.rows {
+		if o.same(r) {
+			return o
+		}
+	}
+	return nil
+}
+
+func (tx *toyTx) apply() {
+	s := tx.toy
+	s.rows = append(s.rows, tx.rows...)
+	tx.rows = nil
+	slices.SortFunc(s.rows, func(a, b *toyRow) int { return int(a.Number - b.Number) })
+}
+
+func (tx *toyTx) Commit(context.Context) error {
+	tx.toy.mu.Lock()
+	defer tx.toy.mu.Unlock()
+	tx.apply()
+	return nil
+}
+
+func (tx *toyTx) Rollback(context.Context) error {
+	if tx.toy.is("rollback-commits") {
+		return tx.Commit(context.Background())
+	}
+	return nil
+}
+
+func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, row := range s.rows { // leases that ended
+		if row.token != "" && !now.Before(row.leaseEnds) && !s.is("lease-never-ends") {
+			row.due = row.first
+			if !s.is("ended-lease-is-not-counted") && r.Suspects {
+				row.Unknowns++
+				row.token = ""
+			} else if s.is("ended-lease-is-not-counted") {
+				row.token = ""
+			}
+		}
+	}
+	candidates := slices.Clone(s.rows)
+	if !s.is("newest-first") {
+		slices.SortStableFunc(candidates, func(a, b *toyRow) int { return a.due.Compare(b.due) })
+	} else {
+		slices.Reverse(candidates)
+	}
+	if s.is("lanes-shuffled") {
+		slices.Reverse(candidates)
+	}
+	held := map[string]bool{} // lanes that something stands in the way of, or that another lease has
+	for _, row := range s.rows {
+		if row.token != "" && !s.is("lanes-shared") {
+			held[row.Lane] = true
+		}
+	}
+	var leased []outbox.Row
+	for _, row := range candidates {
+		suspect := row.Unknowns > 0
+		switch {
+		case row.state == outbox.Dead && s.is("dead-rows-come-again"):
+		case row.state != "" && !(row.state == outbox.Published && s.is("published-comes-again")):
+			continue
+		case now.Before(row.due), row.token != "" && !s.is("leases-are-shared"):
+			continue
+		case suspect != r.Suspects && !s.is("suspects-among-the-others"):
+			continue
+		case s.is("by-position") && row.Number < s.read:
+			continue
+		case len(leased) == r.Limit && !s.is("limit-ignored"):
+			continue
+		case row.Lane != "" && (held[row.Lane] || s.blocked(row, r.Suspects, now)):
+			continue
+		}
+		row.token, row.leaseEnds = r.Token, now.Add(r.Lease)
+		s.read = max(s.read, row.Number)
+		leased = append(leased, row.Row)
+	}
+	return leased, nil
+}
+
+// blocked tells whether an earlier row of the lane stands in the way.
+func (s *toy) blocked(row *toyRow, suspects bool, now time.Time) bool {
+	for _, o := range s.rows {
+		if o.Lane != row.Lane || o.Number >= row.Number {
+			continue
+		}
+		switch {
+		case o.state == outbox.Dead && !s.is("dead-rows-block-nobody"):
+			return true
+		case o.state != "":
+		case now.Before(o.due) && !s.is("refused-rows-are-passed"):
+			return true
+		case o.Unknowns > 0 && !suspects && !s.is("suspects-are-passed"):
+			return true
+		}
+	}
+	return s.is("a-lane-stands-still") && slices.ContainsFunc(s.rows, func(o *toyRow) bool {
+		return o.Lane == row.Lane && o.state == outbox.Published
+	})
+}
+
+func (s *toy) Settle(ctx context.Context, token string, results []outbox.Result) error {
+	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := []outbox.State{outbox.Published, outbox.Removed, outbox.Failed, outbox.Unknown, outbox.Dead}
+	for _, r := range results {
+		if !slices.Contains(known, r.State) && !s.is("unknown-state-is-skipped") {
+			return &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
+		}
+	}
+	now := time.Now()
+	for _, row := range slices.Clone(s.rows) {
+		i := slices.IndexFunc(results, func(r outbox.Result) bool { return r.Number == row.Number })
+		stranger := row.token != token || s.is("ended-lease-is-lost") && !now.Before(row.leaseEnds)
+		if stranger && !(s.is("token-ignored") && i >= 0) {
+			continue
+		}
+		row.token = ""
+		if i < 0 {
+			row.due = row.first
+			if s.is("given-back-counts") {
+				row.Unknowns++
+			}
+			if s.is("given-back-waits") {
+				row.due = now.Add(time.Minute)
+			}
+			continue
+		}
+		s.apply(row, results[i], now)
+	}
+	return nil
+}
+
+func (s *toy) apply(row *toyRow, r outbox.Result, now time.Time) {
+	row.due, row.text = now, r.Error
+	if !s.is("delay-of-a-retry-ignored") {
+		row.due = now.Add(r.Delay)
+	}
+	switch r.State {
+	case outbox.Published:
+		row.state, row.published = r.State, now
+	case outbox.Removed:
+		s.rows = slices.DeleteFunc(s.rows, func(o *toyRow) bool { return o == row })
+		if s.is("removed-is-remembered") {
+			row.state = outbox.Published
+			s.rows = append(s.rows, row)
+		}
+	case outbox.Failed:
+		row.Failures++
+	case outbox.Unknown:
+		row.Unknowns++
+		if s.is("unknown-is-a-failure") {
+			row.Unknowns, row.Failures = 0, row.Failures+1
+		}
+	case outbox.Dead:
+		row.Failures++
+		row.state, row.died = r.State, now
+	}
+}
+
+func (s *toy) Clean(ctx context.Context, age time.Duration, limit int) (int, error) {
+	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	s.rows = slices.DeleteFunc(s.rows, func(r *toyRow) bool {
+		old := r.state == outbox.Published && time.Since(r.published) >= age
+		if s.is("clean-takes-all") {
+			old = age == 0
+		}
+		if !old || n == limit && !s.is("clean-is-unbounded") {
+			return false
+		}
+		n++
+		return true
+	})
+	return n, nil
+}
+
+func (s *toy) Stats(context.Context) (outbox.Stats, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var stats outbox.Stats
+	for _, r := range s.rows {
+		switch {
+		case r.state == outbox.Dead:
+			stats.Dead++
+		case r.state == "" && (r.token == "" || !s.is("leased-rows-are-not-counted")):
+			if s.is("delayed-rows-are-not-counted") && time.Now().Before(r.due) {
+				continue
+			}
+			stats.Pending++
+			stats.Oldest = max(stats.Oldest, time.Since(r.first))
+		}
+	}
+	return stats, nil
+}
+
+func (s *toy) Dead(_ context.Context, limit int) ([]outbox.DeadRow, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var dead []outbox.DeadRow
+	for _, r := range s.rows {
+		if r.state == outbox.Dead {
+			row := outbox.DeadRow{ID: r.Message.ID, Topic: r.Message.Topic, Written: r.written, Died: r.died, Failures: r.Failures, Unknowns: r.Unknowns, Error: r.text}
+			if s.is("dead-without-a-reason") {
+				row.Error = ""
+			}
+			dead = append(dead, row)
+		}
+	}
+	slices.SortFunc(dead, func(a, b outbox.DeadRow) int { return a.Died.Compare(b.Died) })
+	return dead[:min(limit, len(dead))], nil
+}
+
+func (s *toy) Requeue(_ context.Context, ids ...string) (n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		if r.state == outbox.Dead && slices.Contains(ids, r.Message.ID) {
+			n++
+			r.state, r.due = "", time.Now()
+			if !s.is("requeued-keeps-its-count") {
+				r.Failures, r.Unknowns = 0, 0
+			}
+		}
+	}
+	return n, nil
+}
+
+func (s *toy) Discard(_ context.Context, ids ...string) (n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rows = slices.DeleteFunc(s.rows, func(r *toyRow) bool {
+		gone := slices.Contains(ids, r.Message.ID) && (r.state == outbox.Dead || s.is("discards-the-living"))
+		if gone {
+			n++
+		}
+		return gone
+	})
+	return n, nil
+}
+
+func (s *toy) Replay(_ context.Context, q outbox.ReplayRequest) (n int, err error) {
+	if err := q.Validate(); err != nil && !s.is("replay-is-not-checked") {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		switch {
+		case n == q.Limit, r.state != outbox.Published && !s.is("replays-the-dead"),
+			!r.published.Before(q.Before) && !s.is("replay-without-end"),
+			r.published.Before(q.Since) && !s.is("replay-without-beginning"),
+			q.Topic != "" && r.Message.Topic != q.Topic && !s.is("replay-of-all-topics"),
+			len(q.IDs) > 0 && !slices.Contains(q.IDs, r.Message.ID):
+			continue
+		}
+		n++
+		r.state, r.due, r.Failures, r.Unknowns = "", time.Now(), 0, 0
+		if s.is("replay-is-no-copy") {
+			continue
+		}
+		h := maps.Clone(r.Message.Header)
+		generation, _ := strconv.Atoi(h.Get(producer.HeaderGeneration))
+		h[producer.HeaderPurpose], h[producer.HeaderGeneration] = producer.PurposeReplay, strconv.Itoa(generation+1)
+		r.Message.Header = h
+	}
+	return n, nil
+}

@@ -1,0 +1,179 @@
+package outboxtest
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+var writeCases = []testCase{
+	{"write/published-if-and-only-if-committed", "a message of a transaction that was rolled back tells others of what never happened", func(k *kit) {
+		tx := k.begin()
+		k.publish(tx, message("rolled back"))
+		k.rollback(tx)
+		k.write(message("committed"))
+		k.wants("after one rollback and one commit", "committed")
+	}},
+	{"write/late-commit-is-not-skipped", "a store that reads by position passes rows that commit late, for ever", func(k *kit) {
+		k.concurrent()
+		early, late := k.begin(), k.begin()
+		k.publish(early, message("first written"))
+		k.publish(late, message("second written"))
+		k.wants("before any commit")
+		k.commit(late)
+		l := k.lease()
+		k.same("after the later commit", l.ids(), []string{"second written"})
+		k.settleAll(l, outbox.Result{State: outbox.Published})
+		k.commit(early)
+		k.wants("after the earlier one", "first written")
+	}},
+	{"write/every-order-of-three-transactions", "a row that some order of begin, insert and commit hides is never published, or published although it was rolled back", func(k *kit) {
+		k.concurrent()
+		everyOrder(k)
+	}},
+	{"write/comes-back-as-it-was", "consumers get other bytes than the producer wrote", func(k *kit) {
+		all := make([]byte, 256)
+		for i := range all {
+			all[i] = byte(i)
+		}
+		for _, m := range []producer.Message{
+			{ID: "bytes", Topic: "orders.created", Key: "customer ä", Header: producer.Header{"a": "ä \"b\" \\ '", "empty": "", "A": "other case"}, Payload: all},
+			{ID: "empty", Topic: "t", Payload: []byte{}},
+			{ID: "nil", Topic: "t"},
+			{ID: "text that looks like JSON", Topic: "t", Payload: []byte(`{"a": 1.0,  "b":2}`)},
+		} {
+			k.write(m)
+			l := k.lease()
+			got := l.row(k, m.ID).Message
+			if got.Topic != m.Topic || got.Key != m.Key || !bytes.Equal(got.Payload, m.Payload) || !got.NotBefore.IsZero() {
+				k.Errorf("got %+v, want %+v", got, m)
+			}
+			header := maps.Clone(got.Header)
+			maps.DeleteFunc(header, func(name, _ string) bool { _, written := m.Header[name]; return !written })
+			if !maps.Equal(header, m.Header) && len(m.Header) > 0 {
+				k.Errorf("header %v, want all of %v", got.Header, m.Header)
+			}
+			if id := got.Header.Get(producer.HeaderID); id != m.ID {
+				k.Errorf("header %s is %q, want %q", producer.HeaderID, id, m.ID)
+			}
+			k.settleAll(l, outbox.Result{State: outbox.Removed})
+		}
+	}},
+	{"write/same-message-is-one-row", "an action that is repeated after a lost reply is published twice", func(k *kit) {
+		k.write(message("1"), message("2"))
+		k.write(message("1"))
+		tx := k.begin()
+		k.publish(tx, message("2"))
+		k.publish(tx, message("2"))
+		k.commit(tx)
+		k.wants("after repeated writes", "1", "2")
+		l := k.lease()
+		k.settleAll(l, outbox.Result{State: outbox.Published})
+		k.write(message("1"))
+		k.wants("a row that is published and kept")
+	}},
+	{"write/other-topics-and-copies-are-other-rows", "a message to a second topic, or a deliberate copy, is swallowed", func(k *kit) {
+		a, b, c := message("1"), message("1"), message("1")
+		b.Topic = "elsewhere"
+		c.Header = producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"}
+		k.write(a, b, c)
+		k.wants("one ID to two topics, and as a copy", "1", "1", "1")
+	}},
+	{"write/same-ID-with-other-content-is-a-conflict", "one of two messages that share an ID by mistake is lost in silence", func(k *kit) {
+		k.write(message("1"))
+		other := message("1")
+		other.Payload = []byte("something else")
+		tx := k.begin()
+		err := tx.Publish(k.Context(), other)
+		var conflict *outbox.ConflictError
+		if !errors.As(err, &conflict) || conflict.ID != "1" {
+			k.Errorf("error %v, want a ConflictError that names the message", err)
+		}
+		k.rollback(tx)
+	}},
+	{"write/refused-message-writes-nothing", "a transaction goes on without one of the messages that it was to publish", func(k *kit) {
+		tx := k.begin()
+		bad := message("bad")
+		bad.Topic = ""
+		err := tx.Publish(k.Context(), message("good"), bad)
+		var invalid *producer.InvalidError
+		if !errors.As(err, &invalid) {
+			k.Errorf("error %v, want an InvalidError", err)
+		}
+		k.publish(tx, message("later"))
+		k.commit(tx)
+		k.wants("after a call that was refused", "later")
+	}},
+	{"write/not-before-its-time", "a delayed message is published early", func(k *kit) {
+		delayed := message("delayed")
+		delayed.NotBefore = time.Now().Add(10 * short)
+		k.write(delayed, message("now"))
+		k.wants("before the time", "now")
+		for range 50 {
+			k.pass()
+			l := k.lease()
+			if len(l.rows) < 2 {
+				k.settle(l)
+				continue
+			}
+			if early := time.Until(delayed.NotBefore); early > 0 {
+				k.Errorf("handed out %v early", early)
+			}
+			return
+		}
+		k.Error("never handed out")
+	}},
+}
+
+// everyOrder walks through orders of the steps of three writers, with a look between all steps.
+func everyOrder(k *kit) {
+	const writers, steps = 3, 2 // write, end
+	var walk func(done [writers]int, order []int)
+	run := 0
+	walk = func(done [writers]int, order []int) {
+		if len(order) == writers*steps {
+			run++
+			if run%9 == 1 { // ten of the ninety orders, with other ends each
+				oneOrder(k, run, order)
+			}
+			return
+		}
+		for w := range writers {
+			if done[w] < steps {
+				next := done
+				next[w]++
+				walk(next, append(order[:len(order):len(order)], w))
+			}
+		}
+	}
+	walk([writers]int{}, nil)
+}
+
+// oneOrder runs one order of steps. Which of the writers roll back follows from the number of the run.
+func oneOrder(k *kit, run int, order []int) {
+	k.Helper()
+	open := map[int]Tx{}
+	for _, w := range order {
+		id := string(rune('a'+run%26)) + string(rune('a'+run/26)) + " by writer " + string(rune('1'+w))
+		tx := open[w]
+		switch {
+		case tx == nil:
+			tx = k.begin()
+			k.publish(tx, message(id))
+			open[w] = tx
+			k.wants("after an insert")
+		case run>>w&1 == 1:
+			k.rollback(tx)
+			k.wants("after a rollback")
+		default:
+			k.commit(tx)
+			l := k.lease()
+			k.same("after a commit", l.ids(), []string{id})
+			k.settleAll(l, outbox.Result{State: outbox.Removed})
+		}
+	}
+}
