@@ -19,30 +19,30 @@ const (
 // acquire claims the key and holds while it is busy or the store does not answer, at most for call.Hold. It returns
 // when the first claim was sent: under the same owner token any copy of any of the claims may be the one that the
 // store applied, so leases are measured from there.
-func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answer, first time.Time, err error) {
+func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answer) (first time.Time, err error) {
 	start := time.Now()
 	request := g.request(ctx, call)
-	ask := func() (dedupstore.Answer, error) {
+	ask := func() error {
 		if first.IsZero() {
 			first = time.Now()
 		}
-		return g.claim(ctx, request)
+		return g.claim(ctx, &request, answer)
 	}
 	busy, failed, holding := false, false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
-		breaker := g.breakers.of(ctx, call.Key)
+		breaker := g.breakers.of(ctx, &call.Key)
 		wake := breaker.recovery() // taken before the store is asked, so that no recovery is missed
-		answer, err = breaker.claim(ctx, call.Key, ask)
+		err = breaker.claim(ctx, &call.Key, ask)
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
-			g.count(ctx, call.Key, answer)
-			return answer, first, nil
+			g.count(ctx, &call.Key, answer)
+			return first, nil
 		case is[*dedupstore.InvalidError](err):
-			return answer, first, err
+			return first, err
 		case ctx.Err() != nil:
-			return answer, first, context.Cause(ctx)
+			return first, context.Cause(ctx)
 		case err == nil && !busy:
-			g.count(ctx, call.Key, answer)
+			g.count(ctx, &call.Key, answer)
 			busy = true
 		}
 		pause := poll
@@ -58,7 +58,7 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 			}
 			pause, err = g.storeError(ctx, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
-				return answer, first, &bypassError{err}
+				return first, &bypassError{err}
 			}
 			if !failed {
 				g.meter.Claim(ctx, call.Key.Group, call.Key.Handler, telemetry.StoreError, 0, 0)
@@ -67,22 +67,22 @@ func (g *Guard) acquire(ctx context.Context, call Call) (answer dedupstore.Answe
 		}
 		left := call.Hold - time.Since(start)
 		if left <= 0 {
-			return answer, first, err
+			return first, err
 		}
 		if !holding {
 			if !call.Holds.enter() {
-				return answer, first, err
+				return first, err
 			}
 			holding = true
 			defer call.Holds.leave()
 		}
 		if !sleepUntil(ctx, min(left, pause+rand.N(pause/4+1)), wake) {
-			return answer, first, context.Cause(ctx)
+			return first, context.Cause(ctx)
 		}
 	}
 }
 
-func (g *Guard) request(ctx context.Context, call Call) dedupstore.Request {
+func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
 	r := dedupstore.Request{
 		Key:         call.Key,
 		Owner:       newOwner(),
@@ -99,10 +99,12 @@ func (g *Guard) request(ctx context.Context, call Call) dedupstore.Request {
 	return r
 }
 
-func (g *Guard) claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) error {
 	ctx, cancel := context.WithTimeout(ctx, g.operationTimeout())
 	defer cancel()
-	return g.store.Claim(ctx, r)
+	got, err := g.store.Claim(ctx, *r)
+	*answer = got
+	return err
 }
 
 // operationTimeout bounds one operation of the store, so that several fit into a lease.
@@ -132,7 +134,7 @@ func (g *Guard) mayBypass(err error) bool {
 }
 
 // count reports how a claim was answered.
-func (g *Guard) count(ctx context.Context, key dedupstore.Key, a dedupstore.Answer) {
+func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {
 	o := outcomeOf(a)
 	g.meter.Claim(ctx, key.Group, key.Handler, o, a.Claim.Attempt, a.Claim.Fence)
 	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch {
@@ -140,7 +142,7 @@ func (g *Guard) count(ctx context.Context, key dedupstore.Key, a dedupstore.Answ
 	}
 }
 
-func outcomeOf(a dedupstore.Answer) telemetry.Outcome {
+func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
 	switch a.Status {
 	case dedupstore.AcquiredRun:
 		if a.Claim.Attempt == 1 && a.Found == dedupstore.Absent {

@@ -44,10 +44,10 @@ func newBreakers(store dedupstore.Store, policy StoreDown, log *slog.Logger) *br
 }
 
 // of returns the breaker for a key.
-func (b *breakers) of(ctx context.Context, key dedupstore.Key) *breaker {
+func (b *breakers) of(ctx context.Context, key *dedupstore.Key) *breaker {
 	shard := ""
 	if b.sharded != nil {
-		shard = b.sharded.Shard(ctx, key)
+		shard = b.sharded.Shard(ctx, *key)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -104,23 +104,22 @@ type refusalError struct {
 func (e *refusalError) Error() string { return e.cause.Error() }
 
 // claim asks the store, or fails at once with a *refusalError while the store is down.
-func (b *breaker) claim(ctx context.Context, key dedupstore.Key, ask func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+func (b *breaker) claim(ctx context.Context, key *dedupstore.Key, ask func() error) error {
 	if err := b.refused(); err != nil {
-		return dedupstore.Answer{}, err
+		return err
 	}
 	defer b.tell()
-	var answer dedupstore.Answer
 	var err error
 	asked := false
 	_, _ = b.circuit.Execute(func() (struct{}, error) {
 		asked = true
-		answer, err = ask()
+		err = ask()
 		return struct{}{}, b.verdict(ctx, key, err)
 	})
 	if !asked {
-		return dedupstore.Answer{}, b.probing()
+		return b.probing()
 	}
-	return answer, err
+	return err
 }
 
 // errNoVerdict is what the circuit gets of a claim that says nothing about the store.
@@ -128,7 +127,7 @@ var errNoVerdict = errors.New("no verdict")
 
 // verdict is what a claim says about the store: nil that it is up, errNoVerdict nothing, and any other that it is down.
 // A full store, a record that cannot be read and a claim that is not durable are answers: other keys work.
-func (b *breaker) verdict(ctx context.Context, key dedupstore.Key, err error) error {
+func (b *breaker) verdict(ctx context.Context, key *dedupstore.Key, err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -139,8 +138,8 @@ func (b *breaker) verdict(ctx context.Context, key dedupstore.Key, err error) er
 	case is[*dedupstore.InvalidError](err), ended(ctx):
 		return errNoVerdict
 	case b.first == dedupstore.Key{}:
-		b.first = key
-	case b.first != key:
+		b.first = *key
+	case b.first != *key:
 		b.more = true
 	}
 	b.cause = err

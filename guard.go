@@ -136,7 +136,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
 //   - the cause of ctx: it ended before the handler ran.
-func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err error) {
 	if g.policy.Shadow {
 		return g.shadow(ctx, call, fn)
 	}
@@ -149,23 +149,38 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) 
 	if call.Hold < 0 {
 		return Result{}, invalid("Call.Hold", fmt.Sprintf("is %v, want at least 0", call.Hold))
 	}
-	answer, first, err := g.acquire(ctx, call)
-	if err != nil {
-		if _, open := err.(*bypassError); open { //nolint:errorlint // never wrapped
-			return g.bypass(ctx, call, fn)
-		}
-		return Result{}, err
+	var answer dedupstore.Answer
+	first, err := g.acquire(ctx, &call, &answer)
+	if err == nil && answer.Status == dedupstore.AcquiredRun {
+		err = g.run(ctx, &call, &answer, first, fn, &res)
+	} else {
+		err = g.otherwise(ctx, &call, &answer, first, err, fn, &res)
 	}
+	return res, err
+}
+
+// otherwise is what to do when no run is granted. It stands alone so that its frame is not on the stack of the others.
+//
+//go:noinline
+func (g *Guard) otherwise(ctx context.Context, call *Call, answer *dedupstore.Answer, first time.Time, err error, fn RunFunc, res *Result) error {
+	if err == nil {
+		*res, err = g.answered(ctx, call, answer, first)
+	} else if _, open := err.(*bypassError); open { //nolint:errorlint // never wrapped
+		*res, err = g.bypass(ctx, *call, fn)
+	}
+	return err
+}
+
+// answered is what to do when the key has another owner or an outcome.
+func (g *Guard) answered(ctx context.Context, call *Call, answer *dedupstore.Answer, first time.Time) (Result, error) {
 	switch answer.Status {
-	case dedupstore.AcquiredRun:
-		return g.run(ctx, call, answer, first, fn)
 	case dedupstore.AcquiredPublish:
 		h := &holding{claim: answer.Claim, deadline: first.Add(answer.Claim.Lease)}
 		if err := g.refresh(ctx, h, first); err != nil {
 			return Result{}, err
 		}
 		res := Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}
-		return g.publish(ctx, call, h, res, answer.Claim.Attempt)
+		return g.publish(ctx, *call, h, res, answer.Claim.Attempt)
 	case dedupstore.Done:
 		return Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}, nil
 	case dedupstore.Mismatch:
@@ -175,23 +190,34 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) 
 }
 
 // run runs the handler under a heartbeat and settles what came of it.
-func (g *Guard) run(ctx context.Context, call Call, a dedupstore.Answer, first time.Time, fn RunFunc) (Result, error) {
+func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first time.Time, fn RunFunc, res *Result) error {
 	h := &holding{claim: a.Claim, deadline: first.Add(a.Claim.Lease)}
 	if err := g.start(ctx, h, first); err != nil {
-		return Result{}, err
+		return err
 	}
-	run := Run{Key: call.Key, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt}
 	outcome, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
-		return protect(withRun(ctx, run), fn)
+		return protect(withRun(ctx, Run{Key: h.claim.Key, Fence: h.claim.Fence, Attempt: h.claim.Attempt}), fn)
 	})
-	res := Result{Fence: run.Fence, Attempt: run.Attempt, err: err}
-	if h.isLost() {
-		return Result{}, g.lost(ctx, h, err)
+	if err == nil && !h.isLost() && len(outcome.Produced) == 0 {
+		return g.succeeded(ctx, h, &outcome, res)
 	}
-	if err != nil {
+	*res, err = g.settled(ctx, *call, h, outcome, err)
+	return err
+}
+
+// settled settles a run that failed, lost its claim or has outputs.
+//
+//go:noinline
+func (g *Guard) settled(ctx context.Context, call Call, h *holding, outcome dedupstore.Outcome, err error) (Result, error) {
+	res := Result{Fence: h.claim.Fence, Attempt: h.claim.Attempt, err: err}
+	switch {
+	case h.isLost():
+		return Result{}, g.lost(ctx, h, err)
+	case err != nil:
 		return g.failed(ctx, call, h, res)
 	}
-	return g.succeeded(ctx, call, h, res, outcome)
+	g.outcome(&outcome, &res)
+	return g.produced(ctx, call, h, res, outcome)
 }
 
 // start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as

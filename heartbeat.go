@@ -53,47 +53,81 @@ func (g *Guard) extend(ctx context.Context, h *holding, lease time.Duration) err
 	return err
 }
 
-// A heartbeat is the loop that extends a lease while somebody works under it. Its goroutine ends in stop, or when the
-// claim is lost.
+// A heartbeat is the loop that extends a lease while somebody works under it. Most work is over before the first beat is
+// due: until then it is a timer. Its goroutine ends in stop, or when the claim is lost.
 type heartbeat struct {
-	cancel context.CancelFunc
-	ended  chan struct{}
+	first *time.Timer // begins the loop
+	loop  sync.WaitGroup
+
+	mu      sync.Mutex
+	cancel  context.CancelFunc // of the loop; nil before it begins
+	stopped bool
 }
 
 // beat starts a heartbeat. It outlives the cancellation of ctx: a handler that finishes during shutdown keeps its
 // lease. lost is called when the claim is lost, which ends the heartbeat, or cannot be proven to hold any more, and says
 // whether to go on trying then.
 func (g *Guard) beat(ctx context.Context, h *holding, lost func() (goOn bool)) *heartbeat {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	hb := &heartbeat{cancel: cancel, ended: make(chan struct{})}
-	go func() {
-		defer close(hb.ended)
-		lease := h.claim.Lease
-		margin := lease / 10 // what remains for a handler to notice that it was cancelled
-		pause := lease / 3
-		for sleep(ctx, pause) {
-			err := g.extendBefore(ctx, h, h.until().Add(-margin))
-			switch {
-			case err == nil:
-				pause = lease / 3
-				continue
-			case ctx.Err() != nil:
-				return
-			case errors.Is(err, dedupstore.ErrClaimLost):
-				lost()
-				return
-			}
-			pause = lease / 12
-			if time.Now().Add(pause + margin).After(h.until()) {
-				g.log.ErrorContext(ctx, "oncemill: lease could not be renewed", "key", h.claim.Key.String(), "error", err)
-				if !lost() {
-					return
-				}
-				pause = lease / 3
-			}
+	hb := &heartbeat{}
+	hb.loop.Add(1)
+	hb.first = time.AfterFunc(h.claim.Lease/3, func() {
+		defer hb.loop.Done()
+		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		if hb.begin(cancel) {
+			g.keep(ctx, h, lost)
 		}
-	}()
+	})
 	return hb
+}
+
+// keep extends the lease, for the first time at once.
+func (g *Guard) keep(ctx context.Context, h *holding, lost func() (goOn bool)) {
+	lease := h.claim.Lease
+	margin := lease / 10 // what remains for a handler to notice that it was cancelled
+	for pause := time.Duration(0); pause == 0 || sleep(ctx, pause); {
+		err := g.extendBefore(ctx, h, h.until().Add(-margin))
+		switch {
+		case err == nil:
+			pause = lease / 3
+			continue
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, dedupstore.ErrClaimLost):
+			lost()
+			return
+		}
+		pause = lease / 12
+		if time.Now().Add(pause + margin).After(h.until()) {
+			g.log.ErrorContext(ctx, "oncemill: lease could not be renewed", "key", h.claim.Key.String(), "error", err)
+			if !lost() {
+				return
+			}
+			pause = lease / 3
+		}
+	}
+}
+
+// begin reports false if the heartbeat was stopped before its loop began.
+func (hb *heartbeat) begin(cancel context.CancelFunc) bool {
+	hb.mu.Lock()
+	defer hb.mu.Unlock()
+	hb.cancel = cancel
+	return !hb.stopped
+}
+
+// stop ends the heartbeat and waits for its end. Nil: there is none.
+func (hb *heartbeat) stop() {
+	if hb == nil || hb.first.Stop() {
+		return
+	}
+	hb.mu.Lock()
+	hb.stopped = true
+	if hb.cancel != nil {
+		hb.cancel()
+	}
+	hb.mu.Unlock()
+	hb.loop.Wait()
 }
 
 // extendBefore renews the lease, and gives up at a time, unless that has passed already.
@@ -104,11 +138,6 @@ func (g *Guard) extendBefore(ctx context.Context, h *holding, limit time.Time) e
 		defer done()
 	}
 	return g.extend(ctx, h, h.claim.Lease)
-}
-
-func (hb *heartbeat) stop() {
-	hb.cancel()
-	<-hb.ended
 }
 
 // sleep waits for d, and reports false if ctx ended before.

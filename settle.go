@@ -11,13 +11,28 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// succeeded stores the outcome of a run that returned no error, and publishes what it produced.
-func (g *Guard) succeeded(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
-	res.Outcome = dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: o.Result, Truncated: o.Truncated, Produced: o.Produced}
-	stored := res.Outcome
-	if limit := g.policy.MaxResultBytes; len(stored.Result) > limit {
-		stored.Result, stored.Truncated = stored.Result[:limit], true
+// outcome makes the outcome of a run that returned no error: as it is to be stored, and as the caller gets it.
+func (g *Guard) outcome(o *dedupstore.Outcome, res *Result) {
+	o.Kind, o.Reason, o.Exhausted = dedupstore.Succeeded, "", false
+	res.Outcome = *o
+	if limit := g.policy.MaxResultBytes; len(o.Result) > limit {
+		o.Result, o.Truncated = o.Result[:limit], true
 	}
+}
+
+// succeeded stores the outcome of a run that returned no error, and produced nothing.
+func (g *Guard) succeeded(ctx context.Context, h *holding, o *dedupstore.Outcome, res *Result) error {
+	g.outcome(o, res)
+	if err := g.settle(ctx, h, dedupstore.Finish{Outcome: *o, Retention: g.policy.Window}); err != nil {
+		*res = Result{}
+		return g.unfinished(ctx, h, nil, err)
+	}
+	res.Fence, res.Attempt = h.claim.Fence, h.claim.Attempt
+	return nil
+}
+
+// produced is succeeded for a run with outputs.
+func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result, stored dedupstore.Outcome) (Result, error) {
 	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: stored, Retention: g.policy.Window}); err != nil {
 		// The effect has happened, and running it again would not make these outputs valid.
 		res.err = Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))
@@ -96,10 +111,8 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 	sent := time.Now()
 	err := g.settle(ctx, h, dedupstore.Finish{Outcome: o, Retention: g.window(o)})
 	switch {
-	case errors.Is(err, dedupstore.ErrClaimLost):
-		return Result{}, g.lost(ctx, h, res.err)
 	case err != nil:
-		return Result{}, &UnrecordedError{Key: call.Key, Handler: res.err, Err: err}
+		return Result{}, g.unfinished(ctx, h, res.err, err)
 	case len(o.Produced) == 0:
 		return res, nil
 	}
@@ -110,6 +123,14 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 		return Result{}, &UnpublishedError{Delay: h.claim.Lease, Err: err}
 	}
 	return g.publish(ctx, call, h, res, h.claim.Attempt)
+}
+
+// unfinished makes the error of a run whose outcome could not be stored.
+func (g *Guard) unfinished(ctx context.Context, h *holding, handler, err error) error {
+	if errors.Is(err, dedupstore.ErrClaimLost) {
+		return g.lost(ctx, h, handler)
+	}
+	return &UnrecordedError{Key: h.claim.Key, Handler: handler, Err: err}
 }
 
 func (g *Guard) window(o dedupstore.Outcome) time.Duration {

@@ -31,11 +31,8 @@ func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, erro
 }
 
 func unrecordedPublication(produced []dedupstore.Produced) *Publication {
-	ended := make(chan struct{})
-	close(ended)
 	return &Publication{
 		produced: produced,
-		hb:       &heartbeat{cancel: func() {}, ended: ended},
 		done:     func() error { return nil },
 		abandon:  func() time.Duration { return 0 },
 	}
@@ -61,22 +58,22 @@ func (g *Guard) shadow(ctx context.Context, call Call, fn RunFunc) (Result, erro
 
 // shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
 func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) func(handler error) {
-	request := g.request(ctx, call)
+	request := g.request(ctx, &call)
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
-	answer, err := g.breakers.of(ctx, key).claim(ctx, key, func() (dedupstore.Answer, error) {
+	var answer dedupstore.Answer
+	err := g.breakers.of(ctx, &key).claim(ctx, &key, func() (err error) {
 		quick, cancel := context.WithTimeout(ctx, shadowPatience)
 		defer cancel()
-		answer, err := g.store.Claim(quick, request)
-		if err != nil {
+		if answer, err = g.store.Claim(quick, request); err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow")
 		}
-		return answer, err
+		return err
 	})
 	if err != nil {
 		return func(error) {}
 	}
-	g.meter.Shadow(ctx, call.Key.Group, call.Key.Handler, outcomeOf(answer))
+	g.meter.Shadow(ctx, call.Key.Group, call.Key.Handler, outcomeOf(&answer))
 	if answer.Status != dedupstore.AcquiredRun {
 		return func(error) {}
 	}

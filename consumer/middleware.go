@@ -38,30 +38,34 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 			Payload: msg.Payload,
 		}
 		var returned []*message.Message // as the handler returned them
-		steering, steered := ctx.Value(steeringKey{}).(Steering)
-		if steered {
-			known := steering.Delivery
+		if steering, steered := ctx.Value(steeringKey{}).(*Steering); steered {
+			known := &steering.Delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
 			d.Count, d.Holds = known.Count, known.Holds
 		}
-		decision := p.process(ctx, d, msg, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
+		var decision Decision
+		p.process(ctx, &d, msg, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
 			var err error
-			if returned, err = handle(ctx, msg, next); err != nil || !recorded {
+			if returned, err = handle(ctx, msg, d.Header, next); err != nil || !recorded || len(returned) == 0 {
 				return dedupstore.Outcome{}, err
 			}
-			produced, err := stamp(ctx, d, returned)
+			produced, err := stamp(ctx, d.Header, returned)
 			return dedupstore.Outcome{Produced: produced}, err
 		})
-		return p.answer(msg, decision, returned)
+		if decision.Action == Ack && decision.Result.Publication == nil && !decision.Result.Bypassed { // nearly always
+			return nil, nil
+		}
+		return p.answer(msg, &decision, returned)
 	}
 }
 
 // handle runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
-// send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason.
-func handle(ctx context.Context, msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
-	uuid, metadata, payload, before := msg.UUID, maps.Clone(msg.Metadata), msg.Payload, msg.Context()
+// send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason. The
+// header is a copy of the message's metadata.
+func handle(ctx context.Context, msg *message.Message, header producer.Header, next message.HandlerFunc) ([]*message.Message, error) {
+	uuid, payload, before := msg.UUID, msg.Payload, msg.Context()
 	defer func() {
-		msg.UUID, msg.Metadata, msg.Payload = uuid, metadata, payload
+		msg.UUID, msg.Metadata, msg.Payload = uuid, message.Metadata(header), payload
 		msg.SetContext(before)
 	}()
 	msg.SetContext(ctx)
@@ -76,7 +80,7 @@ func handle(ctx context.Context, msg *message.Message, next message.HandlerFunc)
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.
-func (p *Processor) answer(msg *message.Message, decision Decision, returned []*message.Message) ([]*message.Message, error) {
+func (p *Processor) answer(msg *message.Message, decision *Decision, returned []*message.Message) ([]*message.Message, error) {
 	ctx := msg.Context()
 	publication := decision.Result.Publication
 	switch {
@@ -92,8 +96,8 @@ func (p *Processor) answer(msg *message.Message, decision Decision, returned []*
 		return returned, decision.Err
 	}
 	p.log.DebugContext(ctx, "oncemill: not acknowledged", "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
-	if steering, steered := ctx.Value(steeringKey{}).(Steering); steered {
-		steering.Decide(decision)
+	if steering, steered := ctx.Value(steeringKey{}).(*Steering); steered && steering.Decide != nil {
+		steering.Decide(*decision)
 		return nil, decision.Err
 	}
 	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
@@ -101,7 +105,7 @@ func (p *Processor) answer(msg *message.Message, decision Decision, returned []*
 	switch decision.Err.(type) { //nolint:errorlint // the guard's own error
 	case *oncemill.RetryError, *oncemill.BusyError:
 	default:
-		pause(ctx, p.beforeNack(decision))
+		pause(ctx, p.beforeNack(*decision))
 	}
 	return nil, decision.Err
 }

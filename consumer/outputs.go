@@ -22,7 +22,7 @@ import (
 // An ID follows from the consumed message's key, the topic, and the output's name (metadata oncemill-name) or else its
 // place among the outputs. An ID that the handler set itself (metadata oncemill-id) is kept, unless it is the consumed
 // message's, or another output's: metadata that was copied along must not make two messages one.
-func stamp(ctx context.Context, d Delivery, returned []*message.Message) ([]dedupstore.Produced, error) {
+func stamp(ctx context.Context, consumed producer.Header, returned []*message.Message) ([]dedupstore.Produced, error) {
 	key := oncemill.FromContext(ctx).Key
 	topic := message.PublishTopicFromCtx(ctx)
 	produced := make([]dedupstore.Produced, len(returned))
@@ -38,7 +38,7 @@ func stamp(ctx context.Context, d Delivery, returned []*message.Message) ([]dedu
 		}
 		name, id := producer.Header(header).Get(producer.HeaderName), producer.Header(header).Get(producer.HeaderID)
 		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) || strings.EqualFold(name, producer.HeaderID) })
-		if id == "" || id == d.Header.Get(producer.HeaderID) {
+		if id == "" || id == consumed.Get(producer.HeaderID) {
 			id = outputID(key, topic, name, i, used)
 		} else if used["id "+id]++; used["id "+id] > 1 {
 			id = outputID(key, topic, id, i, used)

@@ -61,7 +61,8 @@ func (p *Processor) Policy() oncemill.Policy { return p.policy }
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
-	decision := p.process(ctx, d, nil, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
+	var decision Decision
+	p.process(ctx, &d, nil, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, handle(ctx)
 	})
 	if publication := decision.Result.Publication; publication != nil {
@@ -90,76 +91,108 @@ type job func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
 var errNoHandler = errors.New("consumer: no handler name: set Config.Handler, or add the middleware to a Router")
 
 // process is Process for handlers with outputs. A decision to Ack whose Result has a Publication leaves it to the
-// caller to publish first; no other decision has one.
-func (p *Processor) process(ctx context.Context, d Delivery, message any, do job) (decision Decision) {
+// caller to publish first; no other decision has one. It fills in the delivery's Handler.
+func (p *Processor) process(ctx context.Context, d *Delivery, message any, decision *Decision, do job) {
 	if p.config.Handler != "" {
 		d.Handler = p.config.Handler
 	}
 	if d.Handler == "" && !p.policy.Shadow {
-		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: errNoHandler}
+		decision.Action, decision.Delay, decision.Keep, decision.Err = RetryLater, p.policy.Backoff.Max, true, errNoHandler
+		return
 	}
-	call, err := p.identify(d)
-	if err != nil {
-		return p.unidentified(ctx, d, err, do)
+	var call oncemill.Call
+	if err := p.identify(d, &call); err != nil {
+		p.unidentified(ctx, d, err, decision, do)
+		return
 	}
-	defer func() { decision.ID = call.Key.ID }()
 	this := inside{call.Key, message}
 	if ctx.Value(insideKey{}) == this && !p.policy.Shadow {
-		return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: oncemill.NoEffect(&NestedError{Handler: d.Handler})}
+		decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
+		decision.Err = oncemill.NoEffect(&NestedError{Handler: d.Handler})
+		return
 	}
-	res, err := p.guard.Run(context.WithValue(ctx, insideKey{}, this), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+	var err error
+	decision.Result, err = p.guard.Run(context.WithValue(ctx, insideKey{}, this), call, func(ctx context.Context) (dedupstore.Outcome, error) {
 		return do(ctx, !p.policy.Shadow)
 	})
-	if p.policy.Shadow {
-		return shadowed(res, err)
+	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
+		decision.Action = Ack
+	} else {
+		p.otherwise(ctx, d, &call, decision, err)
 	}
-	decision = p.decide(res, err)
+	decision.ID = call.Key.ID
+}
+
+// otherwise is what to do with a delivery that did not simply succeed.
+//
+//go:noinline
+func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.Call, decision *Decision, err error) {
+	res := decision.Result
+	if p.policy.Shadow {
+		*decision = shadowed(res, err)
+		return
+	}
+	*decision = p.decide(res, err)
 	switch {
 	case decision.Action == mismatched:
-		return p.undeliverable(ctx, d, call.Key.ID, outcomeMismatch, err)
+		*decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)
 	case decision.Action == Ack && res.Failure() != nil:
-		return p.buryFailure(ctx, call, decision)
+		*decision = p.buryFailure(ctx, *call, *decision)
 	case decision.Action != Ack && res.Publication != nil:
 		res.Publication.Abandon() // for a process that can publish it
 		decision.Result.Publication = nil
 	}
-	return decision
 }
 
 // identify finds out what the delivery is.
-func (p *Processor) identify(d Delivery) (oncemill.Call, error) {
-	call := oncemill.Call{Hold: p.config.Hold, Holds: d.Holds}
+func (p *Processor) identify(d *Delivery, call *oncemill.Call) error {
+	call.Hold, call.Holds = p.config.Hold, d.Holds
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {
 			err = nil
 		}
-		return call, &MissingIDError{Topic: d.Topic, Err: err}
+		return &MissingIDError{Topic: d.Topic, Err: err}
 	}
 	call.Key = dedupstore.Key{Tenant: p.config.Tenant, Group: p.config.Group, Handler: d.Handler, ID: identity.ID}
-	var unusable *dedupstore.InvalidError
-	if errors.As(call.Key.Validate(), &unusable) && unusable.Field == "Key.ID" { // by an extractor of the user's own
-		return call, &MissingIDError{Topic: d.Topic, Err: unusable}
+	if err := call.Key.Validate(); err != nil {
+		var unusable *dedupstore.InvalidError
+		if errors.As(err, &unusable) && unusable.Field == "Key.ID" { // by an extractor of the user's own
+			return &MissingIDError{Topic: d.Topic, Err: unusable}
+		}
 	}
 	if call.Fingerprint, err = p.config.Fingerprint(d.Payload); err != nil {
-		return call, &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("fingerprint: %w", err)}
+		return &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("fingerprint: %w", err)}
 	}
 	if fence := d.Header.Get(producer.HeaderRerun); fence != "" {
 		if call.Rerun, err = strconv.ParseUint(fence, 10, 64); err != nil {
-			return call, &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("header %s: %w", producer.HeaderRerun, err)}
+			return &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("header %s: %w", producer.HeaderRerun, err)}
 		}
 	}
 	if p.config.DeadLetters != nil {
-		call.DeadLetter = func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
-			return []dedupstore.Produced{p.deadLetter(d, call.Key, o, attempt, fence)}
-		}
+		call.DeadLetter = p.letters(*d, call.Key)
 	}
-	return call, nil
+	return nil
+}
+
+// letters makes the dead letters of a delivery when they are needed.
+//
+//go:noinline
+func (p *Processor) letters(d Delivery, key dedupstore.Key) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
+	return func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
+		return []dedupstore.Produced{p.deadLetter(d, key, o, attempt, fence)}
+	}
 }
 
 // unidentified deals with a delivery that cannot be guarded.
-func (p *Processor) unidentified(ctx context.Context, d Delivery, err error, do job) Decision {
+//
+//go:noinline
+func (p *Processor) unidentified(ctx context.Context, d *Delivery, err error, decision *Decision, do job) {
+	*decision = p.unguarded(ctx, *d, err, do)
+}
+
+func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job) Decision {
 	if p.policy.Shadow {
 		o, err := do(ctx, false)
 		o.Kind = dedupstore.Succeeded

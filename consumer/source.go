@@ -36,5 +36,5 @@ type steeringKey struct{}
 
 // WithSteering returns a context for a message that is given to a Router.
 func WithSteering(ctx context.Context, s Steering) context.Context {
-	return context.WithValue(ctx, steeringKey{}, s)
+	return context.WithValue(ctx, steeringKey{}, &s)
 }

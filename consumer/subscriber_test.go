@@ -364,3 +364,16 @@ func TestProcess_HoldsAreBoundedInNumber(t *testing.T) {
 		}
 	})
 }
+
+// Who only knows more about a delivery leaves the nack to the Router.
+func TestMiddleware_SteeringWithoutDecideIsANack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Extractors: []producer.Extractor{producer.ExtractPosition}})
+		m := message.NewMessage("", nil)
+		m.SetContext(consumer.WithSteering(t.Context(), consumer.Steering{Delivery: consumer.Delivery{Topic: "orders", Position: "7"}}))
+		h := &handler{then: func(*message.Message, int) ([]*message.Message, error) { return nil, errors.New("no") }}
+		_, err := p.Middleware(h.handle)(m)
+		as[*oncemill.RetryError](t, err)
+		h.want(t, 1)
+	})
+}

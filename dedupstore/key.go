@@ -48,12 +48,24 @@ func textProblem(s string, limit int) string {
 		return "is empty"
 	case len(s) > limit:
 		return fmt.Sprintf("is %d bytes long, the limit is %d", len(s), limit)
+	case printable(s):
+		return ""
 	case !utf8.ValidString(s):
 		return "is not valid UTF-8"
 	case strings.ContainsFunc(s, unicode.IsControl):
 		return fmt.Sprintf("contains a control character: %q", s)
 	}
 	return ""
+}
+
+// printable reports whether a text is of printable ASCII, as nearly all are.
+func printable(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
 }
 
 // String encodes the key as tenant:group:handler:ID. The encoding is injective: bytes other than ASCII letters, digits
@@ -93,19 +105,26 @@ func ParseKey(s string) (Key, error) {
 
 const hexDigits = "0123456789ABCDEF"
 
-func isPlain(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~@+=,/", c) >= 0
-}
+// plain tells which bytes stand for themselves.
+var plain = func() (is [256]bool) {
+	for c := range is {
+		c := byte(c)
+		is[c] = 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~@+=,/", c) >= 0
+	}
+	return is
+}()
+
+func isPlain(c byte) bool { return plain[c] }
 
 func escape(b []byte, s string) []byte {
+	from := 0 // what is to be copied as it is
 	for i := range len(s) {
-		if c := s[i]; isPlain(c) {
-			b = append(b, c)
-		} else {
-			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
+		if c := s[i]; !isPlain(c) {
+			b = append(append(b, s[from:i]...), '%', hexDigits[c>>4], hexDigits[c&15])
+			from = i + 1
 		}
 	}
-	return b
+	return append(b, s[from:]...)
 }
 
 func unescape(s string) (string, bool) {

@@ -59,7 +59,7 @@ const releaseTimeout = time.Second
 
 // confirmed tells whether enough replicas have the claim. Only runs need that: what is to be published has been decided
 // already.
-func (s *Store) confirmed(a dedupstore.Answer, replicas int) bool {
+func (s *Store) confirmed(a *dedupstore.Answer, replicas int) bool {
 	return !s.barrier().on() || a.Status != dedupstore.AcquiredRun || replicas >= s.config.Replicas
 }
 
@@ -70,7 +70,7 @@ func (s *Store) confirm(ctx context.Context, results []dedupstore.ClaimResult, r
 	var back []*operation
 	for i := range results {
 		a := results[i].Answer
-		if results[i].Err != nil || s.confirmed(a, replicas[i]) {
+		if results[i].Err != nil || s.confirmed(&a, replicas[i]) {
 			continue
 		}
 		err := &ReplicationError{Got: max(0, replicas[i]), Want: s.config.Replicas}

@@ -31,7 +31,7 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 		} else if times[r.Key] > 1 { // in order, so none of them in a second pipeline
 			ops[i] = s.claimOperation(r)
 		} else {
-			ops[i] = s.firstOperation(ctx, r, sent)
+			ops[i] = s.firstOperation(ctx, &r, sent)
 		}
 	}
 	asked := slices.Clone(ops)
@@ -43,7 +43,7 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 		case ops[i] == nil || !ops[i].plain:
 			results[i], replicas[i] = s.answer(ctx, r, ops[i], sent)
 		default:
-			if results[i], replicas[i], known = s.plainResult(r, ops[i]); !known {
+			if replicas[i], known, results[i].Err = s.plainResult(&r, ops[i], &results[i].Answer); !known {
 				again[i] = s.claimOperation(r)
 			}
 		}

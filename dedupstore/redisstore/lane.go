@@ -211,11 +211,12 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 		return
 	}
 	pipe := l.client.Pipeline()
-	cmds := make([]*redis.StringCmd, len(ops))
+	cmds, queue := make([]*redis.StringCmd, len(ops)), make([]redis.Cmder, len(ops))
 	for i, op := range ops {
 		cmds[i] = op.command(ctx, source, l.cluster)
-		_ = pipe.Process(ctx, cmds[i]) // only queues
+		queue[i] = cmds[i]
 	}
+	_ = pipe.BatchProcess(ctx, queue...) // only queues, all at once: one by one, the queue is copied again and again
 	wait := l.barrier.append(ctx, pipe)
 	_, _ = pipe.Exec(ctx) // each command has its error
 	for i, op := range ops {

@@ -49,11 +49,11 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 }
 
 // plainOperation makes the operation of a plain claim.
-func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
+func (s *Store) plainOperation(r *dedupstore.Request, c *clock) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
 	b := op.stamped.value[:0]
 	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
-	b = appendRequest(b, r)
+	b = appendRequest(b, *r)
 	b[len(b)-leaseSize-1] = 'l'
 	op.stamped = stamped{
 		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
@@ -63,27 +63,42 @@ func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 	return op.seal()
 }
 
-// plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
-func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
+// plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked. Nearly all claims are new:
+// what the others need must not stand here, where it would make the stack of every message grow.
+func (s *Store) plainAnswer(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (known bool, err error) {
+	if op.err != redis.Nil || op.stamped.times != 1 { //nolint:errorlint // the others ask again
+		return s.plainOther(r, op, a)
+	}
+	a.Status, a.Found = dedupstore.AcquiredRun, dedupstore.Absent
+	c := &a.Claim
+	c.Key, c.Owner, c.Fence, c.Attempt, c.Lease, c.Retention = r.Key, r.Owner, op.stamped.fence, 1, r.Lease, r.Retention
+	return true, nil
+}
+
+// plainOther is plainAnswer for all but new records.
+//
+//go:noinline
+func (s *Store) plainOther(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (known bool, err error) {
 	var refused redis.Error
 	switch {
 	case errors.Is(op.err, redis.Nil) && op.stamped.times == 1:
-		return dedupstore.Answer{
-			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, op.stamped.fence, 1, 0),
-		}, true, nil
+		*a = dedupstore.Answer{
+			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(*r, op.stamped.fence, 1, 0),
+		}
+		return true, nil
 	case errors.Is(op.err, redis.Nil): // written again: which of the stamps is in the record?
-		return dedupstore.Answer{}, false, nil
+		return false, nil
 	case errors.As(op.err, &refused): // memory is full, or the key is something else: the script says it better
-		return dedupstore.Answer{}, false, nil
+		return false, nil
 	case op.err != nil:
-		return dedupstore.Answer{}, true, op.failure()
+		return true, op.failure()
 	case s.cache != nil: // the script tells how long the record lives
-		return dedupstore.Answer{}, false, nil
+		return false, nil
 	}
 	if rec, unreadable := decodeRecord(op.reply); unreadable == nil && (rec.state == stateDone || rec.state == statePublished) {
-		a, known = rec.answer(r, op.stamped.clock)
+		*a, known = rec.answer(*r, op.stamped.clock)
 	}
-	return a, known, nil // the script says what is not known better
+	return known, nil // the script says what is not known better
 }
 
 // answer is what a record that is done answers, if it can be read.
@@ -112,33 +127,42 @@ func (rec *record) otherContent(r dedupstore.Request) bool {
 
 // claim makes a claim, plain where that can be, by script where it must be. It returns how many replicas have it as
 // well.
-func (s *Store) claim(ctx context.Context, r dedupstore.Request, sent time.Time) (dedupstore.ClaimResult, int) {
+func (s *Store) claim(ctx context.Context, r *dedupstore.Request, sent time.Time, a *dedupstore.Answer) (replicas int, err error) {
 	op := s.firstOperation(ctx, r, sent)
-	if op.plain {
-		if op = s.run(ctx, op, true); op == nil {
-			return dedupstore.ClaimResult{Err: ctx.Err()}, -1
-		}
-		if result, replicas, known := s.plainResult(r, op); known {
-			return result, replicas
-		}
-		op = s.claimOperation(r)
+	if !op.plain {
+		return s.claimByScript(ctx, r, op, sent, a)
 	}
-	return s.answer(ctx, r, s.run(ctx, op, true), sent)
+	if op = s.run(ctx, op, true); op == nil {
+		return -1, ctx.Err()
+	}
+	replicas, known, err := s.plainResult(r, op, a)
+	if known {
+		return replicas, err
+	}
+	return s.claimByScript(ctx, r, s.claimOperation(*r), sent, a)
+}
+
+//go:noinline
+func (s *Store) claimByScript(ctx context.Context, r *dedupstore.Request, op *operation, sent time.Time, a *dedupstore.Answer) (replicas int, err error) {
+	result, replicas := s.answer(ctx, *r, s.run(ctx, op, true), sent)
+	*a = result.Answer
+	return replicas, result.Err
 }
 
 // plainResult is what a plain claim ended in, if that is known, and how many replicas have it; it frees the operation.
-func (s *Store) plainResult(r dedupstore.Request, op *operation) (result dedupstore.ClaimResult, replicas int, known bool) {
-	defer op.free()
-	result.Answer, known, result.Err = s.plainAnswer(r, op)
-	return result, op.replicas, known
+func (s *Store) plainResult(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (replicas int, known bool, err error) {
+	known, err = s.plainAnswer(r, op, a)
+	replicas = op.replicas
+	op.free()
+	return replicas, known, err
 }
 
 // firstOperation is what a claim is tried with first.
-func (s *Store) firstOperation(ctx context.Context, r dedupstore.Request, now time.Time) *operation {
+func (s *Store) firstOperation(ctx context.Context, r *dedupstore.Request, now time.Time) *operation {
 	if s.plain.Load() && r.Rerun == 0 {
 		if c := &s.lanes.of(ctx, "", true).clock; c.known(now) { // there is one node
 			return s.plainOperation(r, c)
 		}
 	}
-	return s.claimOperation(r)
+	return s.claimOperation(*r)
 }

@@ -79,24 +79,36 @@ func clientProblem(rdb redis.UniversalClient) string {
 // Claim implements [dedupstore.Store]. Before the first claim it calls Check, unless the config says otherwise: while
 // the server is unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few
 // replicas know is not granted: [*ReplicationError].
-func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (answer dedupstore.Answer, err error) {
 	if err := r.Validate(); err != nil {
-		return dedupstore.Answer{}, err
+		return answer, err
 	}
 	sent := time.Now()
-	if a, hit := s.cached(ctx, r, sent); hit {
-		return a, ctx.Err()
+	if s.cache != nil && s.fromCache(ctx, &r, sent, &answer) {
+		return answer, ctx.Err()
 	}
 	if err := s.ready.pass(ctx, s.check); err != nil {
-		return dedupstore.Answer{}, err
+		return answer, err
 	}
-	result, replicas := s.claim(ctx, r, sent)
-	if result.Err == nil && !s.confirmed(result.Answer, replicas) {
-		results := [1]dedupstore.ClaimResult{result}
-		s.confirm(ctx, results[:], []int{replicas})
-		return results[0].Answer, results[0].Err
+	replicas, err := s.claim(ctx, &r, sent, &answer)
+	if err == nil && !s.confirmed(&answer, replicas) {
+		err = s.confirmOne(ctx, &answer, replicas)
 	}
-	return result.Answer, result.Err
+	return answer, err
+}
+
+//go:noinline
+func (s *Store) fromCache(ctx context.Context, r *dedupstore.Request, now time.Time, answer *dedupstore.Answer) (hit bool) {
+	*answer, hit = s.cached(ctx, *r, now)
+	return hit
+}
+
+//go:noinline
+func (s *Store) confirmOne(ctx context.Context, answer *dedupstore.Answer, replicas int) error {
+	results := [1]dedupstore.ClaimResult{{Answer: *answer}}
+	s.confirm(ctx, results[:], []int{replicas})
+	*answer = results[0].Answer
+	return results[0].Err
 }
 
 // cached answers a claim from the cache, if that knows the answer.

@@ -5,6 +5,7 @@ package telemetry
 import (
 	"context"
 	"strings"
+	"sync"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -50,6 +51,8 @@ const (
 // Meter counts what the engine does. Its methods are safe for concurrent use.
 type Meter struct {
 	claims, renewals, storeErrors, oversize, shadowed metric.Int64Counter
+
+	claimed labels
 }
 
 // NewMeter makes the instruments with the global meter provider.
@@ -76,13 +79,51 @@ func NewMeter() (*Meter, error) {
 
 // Claim counts a delivery and says on the current span how it was answered.
 func (m *Meter) Claim(ctx context.Context, group, handler string, o Outcome, attempt int, fence uint64) {
-	m.claims.Add(ctx, 1, metric.WithAttributes(keyOutcome.String(string(o)), keyGroup.String(group), keyHandler.String(handler)))
+	if m.claims.Enabled(ctx) {
+		m.claims.Add(ctx, 1, m.claimed.of(label{o, group, handler})...)
+	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(keyOutcome.String(string(o)))
 		if attempt > 0 {
 			span.SetAttributes(keyAttempt.Int(attempt), keyFence.Int64(int64(fence)))
 		}
 	}
+}
+
+// Labels keeps the attributes of measurements that are made for every message: to make them costs more than the rest of
+// the measurement.
+type labels struct {
+	mu    sync.RWMutex
+	known map[label][]metric.AddOption
+}
+
+type label struct {
+	outcome        Outcome
+	group, handler string
+}
+
+// maxLabels bounds what is kept. Metrics with more would be of no use.
+const maxLabels = 1000
+
+func (l *labels) of(name label) []metric.AddOption {
+	l.mu.RLock()
+	found, ok := l.known[name]
+	l.mu.RUnlock()
+	if ok {
+		return found
+	}
+	made := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
+		keyOutcome.String(string(name.outcome)), keyGroup.String(name.group), keyHandler.String(name.handler)))}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.known == nil {
+		l.known = map[label][]metric.AddOption{}
+	}
+	if len(l.known) < maxLabels {
+		name.group, name.handler = strings.Clone(name.group), strings.Clone(name.handler) // pieces of a message, perhaps
+		l.known[name] = made
+	}
+	return made
 }
 
 // Shadow counts what would have happened to a delivery.
@@ -127,6 +168,9 @@ func (m *CacheMeter) Hit(ctx context.Context) { m.hits.Add(ctx, 1) }
 
 // Traceparent is the W3C traceparent of the current span, or "" without one.
 func Traceparent(ctx context.Context) string {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return ""
+	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier["traceparent"]
