@@ -1,11 +1,62 @@
-// Package natsjs connects Oncemill with NATS JetStream through the client nats.go.
+// Package natsjs connects Oncemill with NATS JetStream through the client nats.go, in both directions.
 //
-// A [Publisher] sends messages to subjects that streams listen on, many at once, and reports on each:
+// A [Worker] guards the messages of a pull consumer to a handler, many at once:
+//
+//	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{})
+//	err = w.Run(ctx)
+//
+// A [Source] does the same for Watermill, as consumer.Subscriber(source) in a Router that has the guard's middleware. A
+// [Publisher] sends messages to subjects that streams listen on, many at once, and reports on each:
 //
 //	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
 //	err = pub.Publish(ctx, messages...)
 //
-// # Guarantees
+// # Guarantees of Worker and Source
+//
+//   - A message is acknowledged only when the guard says so: see package consumer. A handler cannot settle it.
+//   - At most Config.Window messages are in flight: what is asked for, waits for its lane, waits for a retry or is with
+//     the handler. None waits where nobody sees it. As long as the process lives, the server is told in time that each of
+//     them is in progress, so that slow handlers and full lanes cause no redelivery.
+//   - With a Window of 1, or within a lane of Config.Order, messages run one after the other in the order of the consumer,
+//     also when one fails and is tried again: what is behind it waits.
+//   - A message that is to come again comes not before its delay. It waits in the process where a nak would do harm: in
+//     a lane, when the consumer has a MaxDeliver, or when delayed naks take up half of MaxAckPending. So busy keys and
+//     failed attempts never use up a MaxDeliver: only crashes, shutdowns and lost claims do.
+//   - The end of Run's context begins the drain. Nothing new is asked for; handlers go on, with contexts that do not end
+//     before Config.Grace, and their acks reach the server; what is not started is given back when nothing asked for is
+//     outstanding any more, after about a second at most, so that it does not come back to the same process. A message on
+//     its last delivery is run instead. No goroutine is left.
+//   - Run ends with an error that names what is wrong when the consumer is deleted, the connection is closed or a right is
+//     missing. Everything else is logged, once, and tried again: reconnects, a new leader, restarts of the server.
+//   - Check, with which Run begins, refuses a consumer that breaks these guarantees, and says what to set.
+//
+// # What they do not guarantee
+//
+// Order, where there are several at once: two workers, or two subscriptions, of one consumer each keep the order of what
+// they get, and nothing keeps it between them. After a crash, a lost claim or an ended grace the messages that were in
+// flight come again, after AckWait, behind those that were delivered since. A drain gives back the rest of a lane in its
+// order, but not before what another worker has already. A consumer with MaxAckPending 1 has a strict order over all
+// workers, at one message at a time.
+//
+// One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set nobody
+// waits for its receipt. The record of the message then has the outcome, and the handler does not run.
+//
+// An end of the drain: a handler that ignores its context is waited for. A delivery that holds for a busy key is waited
+// for, too, for up to consumer.Config.Hold.
+//
+// # What they need
+//
+// The right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of the stream and consumer, and
+// to subscribe to the connection's inboxes. Where $JS.API.STREAM.INFO, or subscribing to
+// $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a warning. TermWithReason needs nats-server 2.10.4.
+//
+// # What a message is
+//
+// The handler of the record is stream + "/" + consumer unless the processor's config names it, the origin is the stream.
+// Header names keep their case. Several values of one header are joined by ", " in their order (RFC 9110, section 5.3).
+// The header _watermill_message_uuid, of Watermill's own NATS marshaler, becomes the delivery's UUID.
+//
+// # Guarantees of Publisher
 //
 //   - Publish returns nil only when a stream has acknowledged every message. Otherwise a *producer.PublishError says
 //     which messages are not acknowledged, and whether they may be in the stream all the same.
@@ -20,7 +71,7 @@
 //     Copied from a message that came in, Nats-Expected-Stream would block it, and Nats-Rollup would purge the stream.
 //   - A header oncemill-key that differs from the message's Key is refused, not overwritten.
 //
-// # What it does not guarantee
+// # What Publisher does not guarantee
 //
 // Order: a message that is published again can land behind later ones. One copy in the stream: a repeat after the
 // duplicate window (two minutes unless the stream says otherwise) is stored again, with the same oncemill-id.

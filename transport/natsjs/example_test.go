@@ -7,10 +7,14 @@ import (
 	"os"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -44,6 +48,101 @@ func ExampleNewPublisher() {
 		}
 	}
 	// Output: message 1: unknown true: nats: no response from stream
+}
+
+func ExampleNewWorker() {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	js, cons, closeServer, err := exampleConsumer(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer closeServer()
+
+	store, _ := dedupstore.NewMemory(dedupstore.MemoryConfig{}) // redisstore.New, where more than one process works
+	once, err := consumer.New(store, consumer.Config{Group: "billing"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	charge := func(_ context.Context, msg jetstream.Msg) error {
+		fmt.Printf("charged for %s\n", msg.Data())
+		stop() // enough for an example
+		return nil
+	}
+	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{Order: natsjs.ByHeader(producer.HeaderKey)})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(w.Run(ctx))
+	// Output:
+	// charged for order 4711
+	// <nil>
+}
+
+func ExampleNewSource() {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	js, cons, closeServer, err := exampleConsumer(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer closeServer()
+
+	store, _ := dedupstore.NewMemory(dedupstore.MemoryConfig{}) // redisstore.New, where more than one process works
+	once, err := consumer.New(store, consumer.Config{Group: "billing"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	source, err := natsjs.NewSource(js, natsjs.SourceConfig{
+		Consumer: func(context.Context, string) (jetstream.Consumer, error) { return cons, nil }, // one topic only
+		Policy:   once.Policy(),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	router.AddMiddleware(once.Middleware)
+	router.AddConsumerHandler("charge", "orders", consumer.Subscriber(source), func(msg *message.Message) error {
+		fmt.Printf("charged for %s\n", msg.Payload)
+		stop() // enough for an example
+		return nil
+	})
+	fmt.Println(router.Run(ctx))
+	// Output:
+	// charged for order 4711
+	// <nil>
+}
+
+// exampleConsumer runs a server with a stream, a message in it and a consumer.
+func exampleConsumer(ctx context.Context) (jetstream.JetStream, jetstream.Consumer, func(), error) {
+	js, stop, err := exampleServer()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	stream, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}, MaxAge: 24 * time.Hour})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	cons, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	order := producer.Message{ID: producer.DeriveID("orders", "4711"), Topic: "orders.created", Key: "customer 7", Payload: []byte("order 4711")}
+	return js, cons, stop, pub.Publish(ctx, order)
 }
 
 // exampleServer runs a server in this process, so that the example needs nothing else.

@@ -1,0 +1,308 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// A shop is a stream of orders, a consumer of it, and processes that work for the consumer, each with a journal.
+type shop struct {
+	*audit
+	job   job // of each process
+	js    jetstream.JetStream
+	store *redisstore.Store
+	pub   *natsjs.Publisher
+
+	givenUp  atomic.Int64 // messages that had the deliveries that the consumer allows
+	workers  int          // that were started
+	messages atomic.Int64 // that were published, without copies
+}
+
+// newShop makes streams, with a consumer that gives messages up after five deliveries.
+func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j job) *shop {
+	t.Helper()
+	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "everysec")
+	store, err := redisstore.New(client(t, server.Addr), redisstore.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	j.URLs, j.Redis = urls, server.Addr
+	s := &shop{audit: newAudit(t), job: j, js: js, store: store}
+	if s.pub, err = natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: 2 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	s.make(stream, ackWait)
+	s.watch()
+	return s
+}
+
+// make makes the streams and the consumer.
+func (s *shop) make(stream jetstream.StreamConfig, ackWait time.Duration) {
+	s.t.Helper()
+	stream.MaxAge = time.Hour // less than outcomes are remembered
+	letters := stream
+	stream.Name, stream.Subjects = ordersStream, []string{ordersStream}
+	letters.Name, letters.Subjects, letters.Retention = lettersStream, []string{lettersStream}, jetstream.LimitsPolicy
+	for _, config := range []jetstream.StreamConfig{stream, letters} {
+		if _, err := s.js.CreateStream(s.t.Context(), config); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.makeConsumer(stream, ackWait)
+}
+
+func (s *shop) makeConsumer(stream jetstream.StreamConfig, ackWait time.Duration) {
+	s.t.Helper()
+	if _, err := s.js.CreateConsumer(s.t.Context(), ordersStream, jetstream.ConsumerConfig{
+		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: 5, Replicas: stream.Replicas,
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// watch counts the messages that the server gives up.
+func (s *shop) watch() {
+	s.t.Helper()
+	nc := s.js.Conn()
+	subject := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + ordersStream + ".*"
+	_, err := nc.Subscribe(subject, func(*nats.Msg) { s.givenUp.Add(1) })
+	if err = errors.Join(err, nc.Flush()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// publish sends messages until the stream has all of them.
+func (s *shop) publish(ctx context.Context, messages ...producer.Message) {
+	for len(messages) > 0 && ctx.Err() == nil {
+		err := s.pub.Publish(ctx, messages...)
+		var failed *producer.PublishError
+		if !errors.As(err, &failed) {
+			return
+		}
+		var again []producer.Message
+		for _, f := range failed.Failures {
+			again = append(again, messages[f.Index])
+		}
+		messages = again
+		lasts(20 * time.Millisecond)
+	}
+}
+
+// order is the nth message. A copy is another message to the stream, and the same to its consumers.
+func order(n int, asCopy bool) producer.Message {
+	m := producer.Message{ID: orderID(n), Topic: ordersStream, Payload: []byte(orderID(n))}
+	if asCopy {
+		m.Header = producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"}
+	}
+	return m
+}
+
+// offer publishes n messages at a rate. One in ten has a copy beside it, and another one in ten a copy that comes later.
+func (s *shop) offer(ctx context.Context, n, rate int) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for next := 0; next < n && ctx.Err() == nil; <-tick.C {
+		var batch []producer.Message
+		for range min(max(rate/50, 1), n-next) {
+			batch = append(batch, order(next, false))
+			if next%10 == 0 {
+				batch = append(batch, order(next, true))
+			}
+			if late := next - lateCopy; late >= 0 && late%10 == 5 {
+				batch = append(batch, order(late, true))
+			}
+			next++
+		}
+		s.publish(ctx, batch...)
+		s.messages.Store(int64(next))
+	}
+}
+
+// A workerProcess is a process that does the shop's job.
+type workerProcess struct {
+	*testserver.Process
+	dir     string
+	journal string
+}
+
+// start starts a process.
+func (s *shop) start() workerProcess {
+	s.t.Helper()
+	s.workers++
+	dir := filepath.Join(s.dir, fmt.Sprint(s.workers))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		s.t.Fatal(err)
+	}
+	j := s.next()
+	p, err := testserver.StartProgram(dir, executable(s.t), j.arguments(s.t)...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { p.Kill() })
+	return workerProcess{p, dir, j.Journal}
+}
+
+// next is the job with a journal of its own.
+func (s *shop) next() job {
+	j := s.job
+	j.Journal = filepath.Join(s.dir, fmt.Sprintf("%d-%d.journal", s.workers, rand.Uint32()))
+	return j
+}
+
+// terminate ends processes with SIGTERM, and returns how long that took. They must have ended well.
+func (s *shop) terminate(workers ...workerProcess) time.Duration {
+	s.t.Helper()
+	for _, w := range workers {
+		until(s.t, "a worker to begin", func() bool { return w.listens() })
+	}
+	start := time.Now()
+	for _, w := range workers {
+		p, err := os.FindProcess(w.Pid())
+		if err == nil {
+			err = p.Signal(syscall.SIGTERM)
+		}
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	for _, w := range workers {
+		select {
+		case <-w.Ended():
+		case <-time.After(patience):
+			s.t.Fatalf("a worker that got SIGTERM has not ended after %v\n%s", patience, w.output())
+		}
+		if code := w.ExitCode(); code != 0 {
+			s.t.Errorf("a worker that got SIGTERM ended with code %d\n%s", code, w.output())
+		}
+	}
+	return time.Since(start)
+}
+
+// listens is whether the process takes signals, or has ended. It does before it has a journal.
+func (w workerProcess) listens() bool {
+	select {
+	case <-w.Ended():
+		return true
+	default:
+	}
+	_, err := os.Stat(w.journal)
+	return err == nil
+}
+
+// output is the end of what the process wrote.
+func (w workerProcess) output() string {
+	b, err := os.ReadFile(filepath.Join(w.dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[max(0, len(b)-8192):])
+}
+
+// info is what the server says about the consumer.
+func (s *shop) info() (*jetstream.ConsumerInfo, error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Second)
+	defer cancel()
+	cons, err := s.js.Consumer(ctx, ordersStream, consumerName)
+	if err != nil {
+		return nil, err
+	}
+	return cons.CachedInfo(), nil
+}
+
+// drain waits until every message of the stream is acknowledged, and returns how many deliveries that took.
+func (s *shop) drain() int {
+	s.t.Helper()
+	var last *jetstream.ConsumerInfo
+	defer func() {
+		if s.t.Failed() && last != nil {
+			s.t.Logf("consumer: %d pending, %d unacknowledged, %d being redelivered, %d waiting, delivered %+v, floor %+v",
+				last.NumPending, last.NumAckPending, last.NumRedelivered, last.NumWaiting, last.Delivered, last.AckFloor)
+		}
+	}()
+	s.await("the consumer to be drained", func() bool {
+		info, err := s.info()
+		if err != nil {
+			return false
+		}
+		stream, err := s.js.Stream(s.t.Context(), ordersStream)
+		if err != nil {
+			return false
+		}
+		last = info
+		// Nothing pending is also what a server says that has begun to lead and knows nothing yet.
+		return info.NumPending == 0 && info.NumAckPending == 0 && info.AckFloor.Stream >= stream.CachedInfo().State.LastSeq
+	})
+	return int(last.Delivered.Consumer)
+}
+
+// await is until, which fails at once when the server gives a message up.
+func (s *shop) await(what string, met func() bool) {
+	s.t.Helper()
+	until(s.t, what, func() bool {
+		if s.givenUp.Load() > 0 {
+			s.t.Fatalf("the server gave a message up after its last delivery, while waiting for %s", what)
+		}
+		return met()
+	})
+}
+
+// finished is whether the store has an outcome of a message.
+func (s *shop) finished(id string) bool {
+	s.t.Helper()
+	a, err := s.store.Claim(s.t.Context(), dedupstore.Request{
+		Key: orderKey(id), Owner: fmt.Sprintf("auditor-%016x", rand.Uint64()), Lease: time.Second, Retention: time.Minute, MaxAttempts: 10,
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return a.Status == dedupstore.Done
+}
+
+// orderKey is under what the workers keep the record of a message.
+func orderKey(id string) dedupstore.Key {
+	return dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: id}
+}
+
+// letters are how many dead letters there are of each message.
+func (s *shop) letters() map[string]int {
+	s.t.Helper()
+	all := map[string]int{}
+	stream, err := s.js.Stream(s.t.Context(), lettersStream)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
+		msg, err := stream.GetMsg(s.t.Context(), seq)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		all[msg.Header.Get(producer.HeaderOriginalID)]++
+	}
+	return all
+}
+
+// mustHaveGivenUpNothing fails the test if the server has stopped delivering a message.
+func (s *shop) mustHaveGivenUpNothing() {
+	s.t.Helper()
+	if n := s.givenUp.Load(); n > 0 {
+		s.t.Errorf("the server gave %d messages up after their last delivery", n)
+	}
+}

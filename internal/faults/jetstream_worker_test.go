@@ -1,0 +1,222 @@
+package faults_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// Names at the servers of these tests.
+const (
+	ordersStream  = "orders" // and its subject
+	lettersStream = "letters"
+	consumerName  = "billing"
+)
+
+// A job is what a consumer is to do, in this process or in one of its own.
+type job struct {
+	URLs    []string      // of NATS
+	Redis   string        // host:port
+	Journal string        // a file
+	Handler string        // one of handlers
+	Work    time.Duration // how long it takes about
+	Lease   time.Duration
+	Hold    time.Duration
+	Grace   time.Duration
+	Window  int
+	Order   bool // one message after the other, in one lane
+}
+
+// TestJetStream_WorkerProcess is no test, but what other tests run in processes of their own, which get a job as their
+// argument. The process works until SIGTERM, and fails if a goroutine is left in the end: see TestMain.
+func TestJetStream_WorkerProcess(t *testing.T) {
+	text, ok := strings.CutPrefix(flag.Arg(0), "job=")
+	if !ok {
+		t.Skip("other tests run it")
+	}
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
+	defer stop()
+	if err := j.run(ctx, t); err != nil {
+		t.Error(err)
+	}
+}
+
+// arguments are those of a process that does the job.
+func (j job) arguments(t *testing.T) []string {
+	t.Helper()
+	text, err := json.Marshal(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"-test.run=^TestJetStream_WorkerProcess$", "-test.timeout=30m", "job=" + string(text)}
+}
+
+// run works until ctx ends.
+func (j job) run(ctx context.Context, t *testing.T) error {
+	nc, err := nats.Connect(strings.Join(j.URLs, ","), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: j.Redis, ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	store, err := redisstore.New(rdb, redisstore.Config{})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	w, err := j.worker(ctx, nc, newJournal(t, store, j.Journal))
+	if err != nil {
+		return err
+	}
+	err = w.Run(ctx)
+	var cut *natsjs.CutShortError
+	switch {
+	case j.Handler == "endless" && errors.As(err, &cut):
+		err = nil
+	case j.Handler == "endless":
+		err = fmt.Errorf("the worker ended with %v, want a *natsjs.CutShortError", err)
+	}
+	if n := w.MaxDeliveries(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("the worker counts %d messages that the server gave up", n))
+	}
+	return err
+}
+
+func (j job) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*natsjs.Worker, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	once, err := j.processor(js, journal)
+	if err != nil {
+		return nil, err
+	}
+	cons, err := find(ctx, js)
+	if err != nil {
+		return nil, err
+	}
+	config := natsjs.Config{Window: j.Window, Grace: j.Grace}
+	if j.Order {
+		config.Order = natsjs.BySubject
+	}
+	return natsjs.NewWorker(once, js, cons, j.handler(journal), config)
+}
+
+func (j job) processor(js jetstream.JetStream, journal *journal) (*consumer.Processor, error) {
+	letters, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
+	if err != nil {
+		return nil, err
+	}
+	return consumer.New(journal, consumer.Config{
+		Group: "billing", Handler: "charge", Hold: j.Hold, DeadLetters: letters, DeadLetterTopic: lettersStream,
+		Policy: oncemill.Policy{Lease: j.Lease, MaxAttempts: 4, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}},
+	})
+}
+
+// find asks for the consumer until somebody leads it.
+func find(ctx context.Context, js jetstream.JetStream) (jetstream.Consumer, error) {
+	for {
+		try, cancel := context.WithTimeout(ctx, time.Second)
+		cons, err := js.Consumer(try, ordersStream, consumerName)
+		cancel()
+		if err == nil || ctx.Err() != nil || errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return cons, err
+		}
+		lasts(20 * time.Millisecond)
+	}
+}
+
+// handlers are what a job may name. Each notes which delivery it got.
+var handlers = map[string]func(ctx context.Context, r oncemill.Run, j job, journal *journal) error{
+	"unsteady": unsteady,
+	"steady":   steady,
+	"endless":  endless,
+}
+
+func (j job) handler(journal *journal) natsjs.Handler {
+	handle := handlers[j.Handler]
+	return func(ctx context.Context, msg jetstream.Msg) error {
+		r := oncemill.FromContext(ctx)
+		journal.receives(r, msg)
+		return handle(ctx, r, j, journal)
+	}
+}
+
+// unsteady is a handler of which 5 in 100 runs fail and 2 panic, half of them after the effect, and which refuses some
+// messages for good.
+func unsteady(_ context.Context, r oncemill.Run, j job, journal *journal) error {
+	if refuses(r.Key.ID) {
+		return oncemill.Permanent(errors.New("no such customer"))
+	}
+	lasts(rand.N(j.Work))
+	dice := rand.IntN(200)
+	if dice < 7 {
+		return fail(dice < 5)
+	}
+	journal.does(r)
+	lasts(rand.N(j.Work))
+	if dice < 14 {
+		journal.undoes(r)
+		return fail(dice < 12)
+	}
+	return nil
+}
+
+func fail(byError bool) error {
+	if byError {
+		return errors.New("the bank does not answer")
+	}
+	panic("a bug")
+}
+
+// refuses is whether the unsteady handler refuses a message: one in 200.
+func refuses(id string) bool { return strings.HasSuffix(id, "07") && (id[len(id)-3]-'0')%2 == 0 }
+
+// steady is a handler that takes its time, whatever becomes of its context, and has its effect in the end.
+func steady(_ context.Context, r oncemill.Run, j job, journal *journal) error {
+	lasts(j.Work)
+	journal.does(r)
+	return nil
+}
+
+// endless is a handler that, for every other message, goes on until its context ends, and leaves it at that.
+func endless(ctx context.Context, r oncemill.Run, j job, journal *journal) error {
+	if r.Key.ID[len(r.Key.ID)-1]%2 == 0 {
+		return steady(ctx, r, j, journal)
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// executable is this test's program.
+func executable(t *testing.T) string {
+	t.Helper()
+	name, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}

@@ -1,0 +1,90 @@
+package testserver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+func TestNATSCluster_MessagesOutliveTheirLeader(t *testing.T) {
+	t.Parallel()
+	messagesOutliveLeader(t, NATSCluster(t, 3), 1)
+}
+
+// With ONCEMILL_PROOF=1 only: the program is built first.
+func TestNATSCluster_MessagesOutliveAProcessThatLedThem(t *testing.T) {
+	t.Parallel()
+	if os.Getenv("ONCEMILL_PROOF") != "1" {
+		t.Skip("without ONCEMILL_PROOF=1")
+	}
+	program := BuildProgram(t, "github.com/nats-io/nats-server/v2")
+	messagesOutliveLeader(t, NATSClusterOfProcesses(t, 3, program), 3)
+}
+
+func messagesOutliveLeader(t *testing.T, c *NATSNodes, kills int) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	js := c.JetStream()
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}, Replicas: 3}); err != nil {
+		t.Fatal(err)
+	}
+	publish := func(text string) {
+		t.Helper()
+		var last error
+		for ctx.Err() == nil { // there is no leader for a moment
+			try, cancel := context.WithTimeout(ctx, time.Second)
+			_, last = js.Publish(try, "orders", []byte(text), jetstream.WithMsgID(text))
+			cancel()
+			if last == nil {
+				return
+			}
+			pause()
+		}
+		t.Fatal(last)
+	}
+	var want []string
+	for i := range kills {
+		want = append(want, fmt.Sprint("before ", i), fmt.Sprint("after ", i))
+		publish(want[2*i])
+		start := time.Now()
+		node := c.KillLeader("orders")
+		if next := c.StreamLeader("orders"); next == node {
+			t.Errorf("node %d leads although it was killed", node)
+		}
+		publish(want[2*i+1])
+		t.Logf("node %d was killed; published again after %v", node, time.Since(start))
+		c.Restart(node)
+		c.AwaitCurrent("orders")
+	}
+	if got := payloads(t, ctx, js, len(want)); !slices.Equal(got, want) {
+		t.Errorf("the stream holds %q, want %q", got, want)
+	}
+	if len(c.URLs()) != 3 {
+		t.Errorf("URLs are %q", c.URLs())
+	}
+}
+
+// payloads reads the stream from its beginning.
+func payloads(t *testing.T, ctx context.Context, js jetstream.JetStream, n int) (all []string) {
+	t.Helper()
+	s, err := js.Stream(ctx, "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := s.CachedInfo().State.LastSeq; last != uint64(n) {
+		t.Errorf("the stream's last sequence is %d, want %d", last, n)
+	}
+	for seq := range n {
+		msg, err := s.GetMsg(ctx, uint64(seq)+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(msg.Data))
+	}
+	return all
+}

@@ -1,0 +1,102 @@
+package testserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// StreamLeader is the node that leads a stream. It waits until one that runs does.
+func (c *NATSNodes) StreamLeader(stream string) (leader int) {
+	c.t.Helper()
+	c.await("a leader of stream "+stream, func(ctx context.Context) (err error) {
+		leader, err = c.leader(ctx, stream)
+		return err
+	})
+	return leader
+}
+
+func (c *NATSNodes) leader(ctx context.Context, stream string) (int, error) {
+	cluster, err := c.ask(ctx, stream)
+	if err != nil {
+		return 0, err
+	}
+	for i, node := range c.nodes {
+		if cluster.Leader == natsName(i) && node.runs() {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("its leader is %q", cluster.Leader)
+}
+
+// ask is what the cluster says about a stream's replicas.
+func (c *NATSNodes) ask(ctx context.Context, stream string) (*jetstream.ClusterInfo, error) {
+	s, err := c.js.Stream(ctx, stream)
+	if err != nil {
+		return nil, err
+	}
+	if s.CachedInfo().Cluster == nil {
+		return nil, errors.New("the server says nothing about a cluster")
+	}
+	return s.CachedInfo().Cluster, nil
+}
+
+// current succeeds when a stream has a leader, and each other replica what it has.
+func (c *NATSNodes) current(ctx context.Context, stream string) error {
+	if _, err := c.leader(ctx, stream); err != nil {
+		return err
+	}
+	cluster, err := c.ask(ctx, stream)
+	if err != nil {
+		return err
+	}
+	var behind []string
+	for _, r := range cluster.Replicas {
+		if !r.Current || r.Offline {
+			behind = append(behind, r.Name)
+		}
+	}
+	if len(behind) > 0 {
+		return fmt.Errorf("replicas on %s are behind", strings.Join(behind, ", "))
+	}
+	return nil
+}
+
+// AwaitCurrent waits until all replicas of a stream run and have what their leader has, so that any of them may be
+// killed.
+func (c *NATSNodes) AwaitCurrent(stream string) {
+	c.t.Helper()
+	c.await("all replicas of stream "+stream, func(ctx context.Context) error { return c.current(ctx, stream) })
+}
+
+// KillLeader kills the node that leads a stream, and returns it.
+func (c *NATSNodes) KillLeader(stream string) int {
+	c.t.Helper()
+	leader := c.StreamLeader(stream)
+	c.Kill(leader)
+	return leader
+}
+
+// Kill ends a node without letting clients finish, and waits for its end.
+func (c *NATSNodes) Kill(node int) {
+	c.t.Helper()
+	if err := c.nodes[node].kill(); err != nil {
+		c.t.Fatalf("testserver: kill NATS node %d: %v", node, err)
+	}
+}
+
+// Restart starts a node again after Kill, on the same ports and files, and waits until it takes connections.
+func (c *NATSNodes) Restart(node int) {
+	c.t.Helper()
+	var err error
+	for range 5 { // somebody may use a port for a moment
+		if err = c.nodes[node].start(); err == nil {
+			return
+		}
+		pause()
+	}
+	c.t.Fatalf("testserver: restart NATS node %d: %v", node, err)
+}

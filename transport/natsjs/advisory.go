@@ -1,0 +1,46 @@
+package natsjs
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/nats-io/nats.go"
+)
+
+// watchMaxDeliveries logs and counts messages that the server gives up, until the function that it returns is called.
+// They are told to everybody who listens, once.
+func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func()) {
+	if l.maxDeliver == 0 {
+		return func() {}
+	}
+	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
+	ctx = context.WithoutCancel(ctx)
+	nc := e.js.Conn()
+	subject := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + l.stream + "." + l.consumer
+	before := nc.LastError()
+	sub, err := nc.Subscribe(subject, func(msg *nats.Msg) {
+		var advisory struct {
+			Sequence   uint64 `json:"stream_seq"`
+			Deliveries uint64 `json:"deliveries"`
+		}
+		err := json.Unmarshal(msg.Data, &advisory)
+		e.maxDeliveries.Add(1)
+		log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the stream, and nobody gets it",
+			"sequence", advisory.Sequence, "deliveries", advisory.Deliveries, "error", err)
+	})
+	if err == nil {
+		short, cancel := context.WithTimeout(ctx, flushTimeout)
+		defer cancel()
+		if err = nc.FlushWithContext(short); err == nil {
+			err = newRefusal(nc, before)
+		}
+	}
+	if err != nil {
+		log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver deliveries", "subject", subject, "error", err)
+	}
+	return func() {
+		if sub != nil {
+			_ = sub.Unsubscribe() // the connection is closed, or the server refused it
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package natsjs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+)
+
+// limits is what a run has to know of a consumer.
+type limits struct {
+	stream, consumer string
+	handler          string // the name of both
+
+	window        int
+	batch         int           // of one request
+	expires       time.Duration // of one request
+	progress      time.Duration // how often to say that messages are in progress
+	maxDeliver    int           // zero: unlimited
+	maxAckPending int           // zero: unlimited
+	nextSubject   string        // where messages are asked for
+}
+
+const (
+	// minAckWait keeps an in-progress ack that is late by some hundred milliseconds from being too late.
+	minAckWait = 500 * time.Millisecond
+
+	// ticksPerAckWait: the server hears of a message at the latest after two ticks, when half of AckWait is left.
+	ticksPerAckWait = 4
+)
+
+// ConfigError says that a consumer is not set up for the guarantees of a Worker or Source.
+type ConfigError struct {
+	Stream   string
+	Consumer string
+	Field    string // of the consumer's configuration, or Config
+	Problem  string // its value, and what to set
+}
+
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("natsjs: consumer %q of stream %q: %s %s", e.Consumer, e.Stream, e.Field, e.Problem)
+}
+
+// check looks at a consumer and its stream.
+func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy) (limits, error) {
+	info, err := e.info(ctx, cons)
+	if err != nil {
+		return limits{}, err
+	}
+	l, err := e.config.limits(info, policy)
+	if err != nil {
+		return limits{}, err
+	}
+	l.nextSubject = e.api() + "CONSUMER.MSG.NEXT." + l.stream + "." + l.consumer
+	if err := refusal(ctx, e.js.Conn(), l.nextSubject, probeNext); err != nil {
+		return limits{}, l.noRight(l.nextSubject, err)
+	}
+	e.checkStream(ctx, l, policy)
+	return l, nil
+}
+
+// info asks the server for a consumer.
+func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.ConsumerInfo, error) {
+	var l limits
+	if known := cons.CachedInfo(); known != nil {
+		l.stream, l.consumer = known.Stream, known.Name
+		subject := e.api() + "CONSUMER.INFO." + l.stream + "." + l.consumer
+		if err := refusal(ctx, e.js.Conn(), subject, probeInfo); err != nil {
+			return nil, l.noRight(subject, err)
+		}
+	}
+	before := e.js.Conn().LastError()
+	info, err := cons.Info(ctx)
+	if err == nil {
+		return info, nil
+	}
+	if refused := newRefusal(e.js.Conn(), before); refused != nil { // of the answer's subject, for example
+		err = errors.Join(err, refused)
+	}
+	return nil, fmt.Errorf("natsjs: consumer %q of stream %q: cannot be looked at: %w", l.consumer, l.stream, err)
+}
+
+// api is what the subjects of requests to JetStream begin with.
+func (e *engine) api() string {
+	switch o := e.js.Options(); {
+	case o.Domain != "":
+		return "$JS." + o.Domain + ".API."
+	case o.APIPrefix != "":
+		return strings.TrimSuffix(o.APIPrefix, ".") + "."
+	}
+	return jetstream.DefaultAPIPrefix
+}
+
+// limits compares a consumer with a config and a policy.
+func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (limits, error) {
+	consumer := info.Config
+	ackWait := consumer.AckWait
+	if len(consumer.BackOff) > 0 {
+		ackWait = slices.Min(consumer.BackOff)
+	}
+	l := limits{
+		stream: info.Stream, consumer: info.Name, handler: info.Stream + "/" + info.Name,
+		window:        c.Window,
+		batch:         c.Window,
+		expires:       fetchWait,
+		progress:      ackWait / ticksPerAckWait,
+		maxDeliver:    max(consumer.MaxDeliver, 0),
+		maxAckPending: max(consumer.MaxAckPending, 0),
+	}
+	if l.window == 0 {
+		l.window = defaultWindow
+		if l.maxAckPending > 0 {
+			l.window = min(l.window, l.maxAckPending)
+		}
+	}
+	l.batch = l.window
+	if consumer.MaxRequestBatch > 0 {
+		l.batch = min(l.batch, consumer.MaxRequestBatch)
+	}
+	if consumer.MaxRequestExpires > 0 {
+		l.expires = min(l.expires, consumer.MaxRequestExpires)
+	}
+	if field, problem := l.problem(consumer, ackWait, policy); field != "" {
+		return limits{}, &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field, Problem: problem}
+	}
+	return l, nil
+}
+
+// defaultMaxAttempts is that of a zero oncemill.Policy.
+const defaultMaxAttempts = 10
+
+// problem says what has to be set otherwise.
+func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration, policy oncemill.Policy) (field, problem string) {
+	attempts := cmp.Or(policy.MaxAttempts, defaultMaxAttempts)
+	switch {
+	case consumer.DeliverSubject != "":
+		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without DeliverSubject", consumer.DeliverSubject)
+	case consumer.AckPolicy != jetstream.AckExplicitPolicy:
+		return "AckPolicy", fmt.Sprintf("is %v: set it to AckExplicit, so that each message is acknowledged by itself", consumer.AckPolicy)
+	case len(consumer.PriorityGroups) > 0:
+		return "PriorityGroups", fmt.Sprintf("is %q: leave it out, groups are not asked for", consumer.PriorityGroups)
+	case ackWait < minAckWait && len(consumer.BackOff) > 0:
+		return "BackOff", fmt.Sprintf("has %v, which is an AckWait: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
+	case ackWait < minAckWait:
+		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
+	case l.maxDeliver > 0 && l.maxDeliver <= attempts:
+		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)
+	case l.maxAckPending > 0 && l.window > l.maxAckPending:
+		return "MaxAckPending", fmt.Sprintf("is %d although Config.Window is %d: set it to at least %d, or Config.Window to at most %d", l.maxAckPending, l.window, l.window, l.maxAckPending)
+	}
+	return "", ""
+}
+
+// checkStream warns of a stream that keeps messages longer than their outcomes are remembered.
+func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Policy) {
+	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
+	err := refusal(ctx, e.js.Conn(), e.api()+"STREAM.INFO."+l.stream, probeInfo)
+	var stream jetstream.Stream
+	if err == nil {
+		stream, err = e.js.Stream(ctx, l.stream)
+	}
+	if err != nil {
+		log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with Policy.Window", "error", err)
+		return
+	}
+	config := stream.CachedInfo().Config
+	window := cmp.Or(policy.Window, oncemill.LowValue().Window)
+	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > window) {
+		log.WarnContext(ctx, "natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that runs handlers again; set MaxAge to at most the window, or a longer window",
+			"maxAge", config.MaxAge, "window", window)
+	}
+}

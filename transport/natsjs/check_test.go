@@ -1,0 +1,255 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+func TestWorker_CheckNamesWhatToSet(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		consumer jetstream.ConsumerConfig
+		config   natsjs.Config
+		field    string // of the error; "" for none
+		says     []string
+	}{
+		{name: "defaults"},
+		{name: "AckNone", consumer: jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy}, field: "AckPolicy", says: []string{"AckNone", "AckExplicit"}},
+		{name: "AckAll", consumer: jetstream.ConsumerConfig{AckPolicy: jetstream.AckAllPolicy}, field: "AckPolicy", says: []string{"AckAll", "AckExplicit"}},
+		{name: "short AckWait", consumer: jetstream.ConsumerConfig{AckWait: 400 * time.Millisecond}, field: "AckWait", says: []string{"400ms", "500ms"}},
+		{name: "short BackOff", consumer: jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 300 * time.Millisecond}, MaxDeliver: 20}, field: "BackOff", says: []string{"300ms", "500ms"}},
+		{name: "few deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 10}, field: "MaxDeliver", says: []string{"is 10", "-1", "more than 10"}},
+		{name: "enough deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 11}},
+		{name: "wide window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{Window: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
+		{name: "default window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}},
+		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{Window: 10000}},
+		{name: "groups", consumer: jetstream.ConsumerConfig{PriorityPolicy: jetstream.PriorityPolicyOverflow, PriorityGroups: []string{"a"}}, field: "PriorityGroups", says: []string{"a"}},
+		{name: "limits of requests", consumer: jetstream.ConsumerConfig{MaxRequestBatch: 3, MaxRequestExpires: 200 * time.Millisecond}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, c.consumer)
+			r.config = c.config
+			w := r.worker(succeed)
+			err := w.Check(t.Context())
+			if c.field == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.publish(20, oneLane)
+				stop := r.start(w)
+				r.finishes(20)
+				r.stops(stop)
+				r.acked(20)
+				if log := r.log.String(); log != "" {
+					t.Errorf("log:\n%s", log)
+				}
+				return
+			}
+			var wrong *natsjs.ConfigError
+			if !errors.As(err, &wrong) || wrong.Field != c.field || wrong.Stream != "orders" || wrong.Consumer != "billing" {
+				t.Fatalf("Check: %v, want a ConfigError about %s", err, c.field)
+			}
+			for _, says := range c.says {
+				if !strings.Contains(err.Error(), says) {
+					t.Errorf("%q does not say %q", err, says)
+				}
+			}
+			if again := w.Run(t.Context()); again == nil || again.Error() != err.Error() {
+				t.Errorf("Run: %v, want what Check says", again)
+			}
+		})
+	}
+}
+
+func TestWorker_PushConsumerIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	w := r.worker(succeed)
+	if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
+	}
+	js, err := r.js.Conn().JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.AddConsumer("orders", &nats.ConsumerConfig{Durable: "billing", DeliverSubject: "push", AckPolicy: nats.AckExplicitPolicy}); err != nil {
+		t.Fatal(err)
+	}
+	var wrong *natsjs.ConfigError
+	if err := w.Check(t.Context()); !errors.As(err, &wrong) || wrong.Field != "DeliverSubject" {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+func TestWorker_MissingStreamOrConsumerIsNamed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	w := r.worker(succeed)
+	if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Run(t.Context()); !errors.Is(err, jetstream.ErrConsumerNotFound) || !strings.Contains(err.Error(), `consumer "billing" of stream "orders"`) {
+		t.Errorf("Run without a consumer: %v", err)
+	}
+	if err := r.js.DeleteStream(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Run(t.Context()); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("Run without a stream: %v", err)
+	}
+}
+
+func TestWorker_StreamThatOutlivesTheWindowIsAWarning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	if _, err := r.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, MaxAge: 25 * time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.worker(succeed).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if log := r.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "maxAge=25h") || !strings.Contains(log, "window=24h") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+func TestWorker_ConfigsAreRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	once := r.processor()
+	for says, make := range map[string]func() error{
+		"Config.Window is -1": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Window: -1})
+			return err
+		},
+		"Config.Grace is -1s": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Grace: -time.Second})
+			return err
+		},
+		"Processor":                    func() error { _, err := natsjs.NewWorker(nil, r.js, r.cons, succeed, natsjs.Config{}); return err },
+		"JetStream":                    func() error { _, err := natsjs.NewWorker(once, nil, r.cons, succeed, natsjs.Config{}); return err },
+		"needs a consumer":             func() error { _, err := natsjs.NewWorker(once, r.js, nil, succeed, natsjs.Config{}); return err },
+		"handler":                      func() error { _, err := natsjs.NewWorker(once, r.js, r.cons, nil, natsjs.Config{}); return err },
+		"SourceConfig.Consumer is nil": func() error { _, err := natsjs.NewSource(r.js, natsjs.SourceConfig{}); return err },
+		"NewSource needs a JetStream":  func() error { _, err := natsjs.NewSource(nil, natsjs.SourceConfig{}); return err },
+	} {
+		if err := make(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want it to say %q", err, says)
+		}
+	}
+	s, err := natsjs.NewSource(r.js, natsjs.SourceConfig{Consumer: func(context.Context, string) (jetstream.Consumer, error) { return nil, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(t.Context(), "orders.new"); err == nil || !strings.Contains(err.Error(), "orders.new") {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+// limited starts a rig whose worker has a connection of its own, which must not publish to the subject, or subscribe.
+func limited(t *testing.T, c jetstream.ConsumerConfig, publish, subscribe []string) *rig {
+	t.Helper()
+	r := newRig(t, c, func(o *server.Options) {
+		o.Users = []*server.User{
+			{Username: "all", Password: "all"},
+			{Username: "few", Password: "few", Permissions: &server.Permissions{
+				Publish: &server.SubjectPermission{Deny: publish}, Subscribe: &server.SubjectPermission{Deny: subscribe},
+			}},
+		}
+		o.NoAuthUser = "all"
+	})
+	all := r.cons
+	r.js = r.server.JetStream(nats.UserInfo("few", "few"))
+	var err error
+	if r.cons, err = r.js.Consumer(t.Context(), "orders", "billing"); err != nil {
+		r.cons = all
+	}
+	return r
+}
+
+func TestWorker_MissingRightsAreNamed(t *testing.T) {
+	t.Parallel()
+	for name, subject := range map[string]string{
+		"next": "$JS.API.CONSUMER.MSG.NEXT.orders.billing",
+		"ack":  "$JS.ACK.orders.billing.>",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := limited(t, jetstream.ConsumerConfig{}, []string{subject}, nil)
+			r.publish(10, oneLane)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			err := r.worker(succeed).Run(ctx)
+			if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), strings.TrimSuffix(subject, ">")) {
+				t.Errorf("Run: %v, want it to name the right", err)
+			}
+		})
+	}
+}
+
+func TestWorker_RightToLookIsNamed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{}, func(o *server.Options) {
+		o.Users = []*server.User{
+			{Username: "all", Password: "all"},
+			{Username: "few", Password: "few", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"$JS.API.CONSUMER.INFO.orders.billing"}}}},
+		}
+		o.NoAuthUser = "all"
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	js := r.server.JetStream(nats.UserInfo("few", "few"))
+	w, err := natsjs.NewWorker(r.processor(), js, r.cons, succeed, r.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Check(ctx); !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), "CONSUMER.INFO.orders.billing") {
+		t.Errorf("Check: %v", err)
+	}
+}
+
+func TestWorker_OptionalRightsAreWarnings(t *testing.T) {
+	t.Parallel()
+	r := limited(t, jetstream.ConsumerConfig{MaxDeliver: 20}, []string{"$JS.API.STREAM.INFO.orders"}, []string{"$JS.EVENT.>"})
+	r.publish(10, oneLane)
+	stop := r.start(r.worker(succeed))
+	r.finishes(10)
+	r.stops(stop)
+	r.acked(10)
+	log := r.log.String()
+	if n := strings.Count(log, "level=WARN"); n != 2 || !strings.Contains(log, "MaxAge") || !strings.Contains(log, "MAX_DELIVERIES.orders.billing") {
+		t.Errorf("%d warnings:\n%s", n, log)
+	}
+}
+
+func TestWorker_MessagesThatTheServerGivesUpAreReported(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 2, AckWait: time.Second})
+	r.policy.MaxAttempts = 1
+	r.publish(3, oneLane)
+	s := r.source()
+	stop := r.start(deciding{s, func(_ context.Context, d consumer.Delivery) consumer.Decision {
+		if idOf(d) == "o1" {
+			return consumer.Decision{Action: consumer.Leave, Err: errors.New("crashed")}
+		}
+		return consumer.Decision{Action: consumer.Ack}
+	}})
+	until(t, "the advisory", func() bool { return s.MaxDeliveries() == 1 })
+	r.stops(stop)
+	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, fmt.Sprint("sequence=", 2)) {
+		t.Errorf("log:\n%s", log)
+	}
+}

@@ -1,0 +1,72 @@
+package natsjs
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Config configures how a Worker or a Source consumes. The zero value is usable.
+type Config struct {
+	// Window is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or asked for.
+	// 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending. Zero: 256, or the
+	// consumer's MaxAckPending if that is less.
+	Window int
+
+	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer, all
+	// others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See BySubject,
+	// BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
+	Order func(jetstream.Msg) string
+
+	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Zero:
+	// 30 s.
+	Grace time.Duration
+
+	// DoubleAck waits until the server has confirmed each ack, which costs a round trip, and repeats it for up to 10 s.
+	// Without it an ack that gets lost, as while a server restarts, is answered by a redelivery after AckWait, which the
+	// record of the message recognizes.
+	DoubleAck bool
+
+	// Logger gets what operators must know. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+// defaultWindow is the Window of a zero Config.
+const defaultWindow = 256
+
+func (c Config) withDefaults() Config {
+	if c.Grace == 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case c.Window < 0:
+		return fmt.Errorf("natsjs: Config.Window is %d, want at least 1, or zero", c.Window)
+	case c.Grace < 0:
+		return fmt.Errorf("natsjs: Config.Grace is %v, want more than 0, or zero", c.Grace)
+	}
+	return nil
+}
+
+// SourceConfig configures a Source. Consumer is required.
+type SourceConfig struct {
+	Config
+
+	// Consumer returns the consumer whose messages a topic stands for. It is called by each Check and Run. Required.
+	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
+
+	// Policy is what the guard behind the source uses, for Check to compare it with the consumer's settings: see
+	// consumer.Processor.Policy. Zero: oncemill.LowValue.
+	Policy oncemill.Policy
+}

@@ -1,0 +1,45 @@
+package natsjs
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// headerUUID is where Watermill's stock NATS marshaler puts a message's UUID.
+const headerUUID = "_watermill_message_uuid"
+
+// delivery is a message as the guard sees it.
+func (s *session) delivery(msg jetstream.Msg, meta *jetstream.MsgMetadata) consumer.Delivery {
+	header, uuid := headers(msg.Headers())
+	return consumer.Delivery{
+		Handler:  s.limits.handler,
+		Topic:    msg.Subject(),
+		Origin:   s.limits.stream,
+		Header:   header,
+		UUID:     uuid,
+		Position: strconv.FormatUint(meta.Sequence.Stream, 10),
+		Count:    int(min(meta.NumDelivered, 1<<31-1)),
+		Holds:    s.holds,
+		Payload:  msg.Data(),
+	}
+}
+
+// headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.
+func headers(in nats.Header) (out producer.Header, uuid string) {
+	out = make(producer.Header, len(in))
+	for name, values := range in {
+		switch {
+		case name == headerUUID && len(values) > 0:
+			uuid = values[0]
+		case len(values) > 0:
+			out[name] = strings.Join(values, ", ")
+		}
+	}
+	return out, uuid
+}

@@ -1,0 +1,124 @@
+package natsjs_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	long := strings.Repeat("h", 60<<10) // nearly all that a stream takes
+	for _, msg := range []*nats.Msg{
+		{Subject: "orders.plain", Data: []byte("body")},
+		{Subject: "orders.header", Header: nats.Header{
+			"oncemill-id": {"o1"}, "OnceMill-Key": {"k"}, "accept": {"a", "b, c", "d"}, "Empty": {""},
+			"_watermill_message_uuid": {"u1"},
+		}},
+		{Subject: "orders.long", Header: nats.Header{"Long": {long}}},
+	} {
+		if _, err := r.js.PublishMsg(t.Context(), msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(chan consumer.Delivery, 3)
+	r.config.Window = 1
+	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
+		got <- d
+		return consumer.Decision{Action: consumer.Ack}
+	}})
+	for _, want := range []consumer.Delivery{
+		{Topic: "orders.plain", Position: "1", Payload: []byte("body")},
+		{Topic: "orders.header", Position: "2", UUID: "u1", Header: producer.Header{
+			"oncemill-id": "o1", "OnceMill-Key": "k", "accept": "a, b, c, d", "Empty": "",
+		}},
+		{Topic: "orders.long", Position: "3", Header: producer.Header{"Long": long}},
+	} {
+		want.Handler, want.Origin, want.Count = "orders/billing", "orders", 1
+		d := <-got
+		if d.Holds == nil {
+			t.Error("no bound of holds")
+		}
+		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(consumer.Delivery{}, "Holds")); diff != "" {
+			t.Errorf("(-want +got):\n%.2000s", diff)
+		}
+	}
+	r.acked(3)
+	r.stops(stop)
+}
+
+func TestWorker_ForeignMessagesHaveTheirIDs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	for _, h := range []nats.Header{
+		{"Nats-Msg-Id": {"m1"}}, {"_watermill_message_uuid": {"8d3f7bd5-0a43-4e8e-9d4b-5d1a5f0b6a11"}},
+		{"ce-id": {"c1"}, "ce-source": {"/shop"}, "ce-specversion": {"1.0"}, "ce-type": {"order"}},
+	} {
+		for range 2 { // the second one is a duplicate
+			if _, err := r.js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders.new", Header: h, Data: []byte("x")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := r.js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders.new", Data: []byte("no ID")}); err != nil {
+		t.Fatal(err)
+	}
+	runs := make(chan nats.Header, 10)
+	stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error { runs <- msg.Headers(); return nil }))
+	r.acked(6) // the stream itself has dropped the copy of m1; the last one is rejected
+	r.stops(stop)
+	if len(runs) != 3 {
+		t.Errorf("%d runs, want 3", len(runs))
+	}
+}
+
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	msg := fake{subject: "orders.c7.created", header: nats.Header{"oncemill-key": {"k1", "k2"}, "B": nil, "X-Key": {"low"}, "x-key": {"lower"}}}
+	for name, c := range map[string]struct {
+		order func(jetstream.Msg) string
+		want  string
+	}{
+		"subject": {natsjs.BySubject, "orders.c7.created"}, "token": {natsjs.BySubjectToken(1), "c7"}, "no token": {natsjs.BySubjectToken(3), ""},
+		"header": {natsjs.ByHeader("Oncemill-Key"), "k1"}, "no header": {natsjs.ByHeader("A"), ""}, "no value": {natsjs.ByHeader("B"), ""},
+		"spellings": {natsjs.ByHeader("X-KEY"), "low"}, "exact": {natsjs.ByHeader("x-key"), "lower"},
+	} {
+		if got := c.order(msg); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	if got := natsjs.ByHeader("A")(fake{}); got != "" {
+		t.Errorf("without headers: %q", got)
+	}
+}
+
+// fake is a message that has only what an order looks at.
+type fake struct {
+	jetstream.Msg
+	subject string
+	header  nats.Header
+}
+
+func (f fake) Subject() string      { return f.subject }
+func (f fake) Headers() nats.Header { return f.header }
+
+func TestWorker_PanicOfOrderIsALaneOfItsOwn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Order = func(jetstream.Msg) string { panic("no") }
+	r.publish(5, oneLane)
+	stop := r.start(r.worker(succeed))
+	r.finishes(5)
+	r.stops(stop)
+	r.inOrder(5)
+}

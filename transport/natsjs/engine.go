@@ -1,0 +1,28 @@
+package natsjs
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+)
+
+// An engine is what Worker and Source have in common.
+type engine struct {
+	js            jetstream.JetStream
+	config        Config
+	maxDeliveries atomic.Uint64
+}
+
+// process says what to do with a delivery.
+type process func(context.Context, jetstream.Msg, consumer.Delivery) consumer.Decision
+
+// run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains.
+func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p process) error {
+	s := newSession(e, cons, l, p)
+	stopWatching := e.watchMaxDeliveries(ctx, l)
+	defer stopWatching()
+	return s.run(ctx)
+}

@@ -1,0 +1,112 @@
+package natsjs
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+)
+
+// A held is a message that the server has given us and that is not settled.
+type held struct {
+	msg      jetstream.Msg
+	delivery consumer.Delivery
+	lane     string
+	ordered  bool // nothing of its lane may overtake it
+	last     bool // the server would not deliver it again
+	tries    int
+
+	mu      sync.Mutex
+	settled bool
+	touched time.Time // since when the server waits for us
+}
+
+// receive takes a message that a request brought.
+func (s *session) receive(work context.Context, msg jetstream.Msg) {
+	now := time.Now()
+	meta, err := msg.Metadata()
+	if err != nil {
+		s.log.ErrorContext(work, "natsjs: message that is not from JetStream", "subject", msg.Subject(), "error", err)
+		s.mu.Lock()
+		s.credit--
+		s.mu.Unlock()
+		return
+	}
+	f := &held{msg: msg, delivery: s.delivery(msg, meta), lane: s.lane(work, msg), touched: now}
+	f.ordered = f.lane != "" || s.limits.window == 1
+	f.last = s.limits.maxDeliver > 0 && meta.NumDelivered >= uint64(s.limits.maxDeliver)
+	s.mu.Lock()
+	s.credit--
+	s.flights[f] = struct{}{}
+	s.mu.Unlock()
+	if !s.probe.done.Load() && s.probe.busy.CompareAndSwap(false, true) {
+		before := s.nc.LastError()
+		s.background.Go(func() { s.probeAcks(work, f, before) })
+	}
+	s.lanes.Go(f.lane, func() { s.work(work, f) })
+}
+
+func (s *session) release(f *held) {
+	s.mu.Lock()
+	delete(s.flights, f)
+	s.mu.Unlock()
+	s.nudge()
+}
+
+// brokenLane is the lane of messages for which Config.Order panics: one after the other is the safe side.
+const brokenLane = "natsjs: Config.Order panicked"
+
+func (s *session) lane(ctx context.Context, msg jetstream.Msg) (lane string) {
+	if s.config.Order == nil {
+		return ""
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			lane = brokenLane
+			s.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", msg.Subject(), "panic", v)
+		}
+	}()
+	return s.config.Order(msg)
+}
+
+// work has a message processed, as often as it takes here, and settles it.
+func (s *session) work(ctx context.Context, f *held) {
+	defer s.release(f)
+	if s.isDraining() && !f.last { // giving back the last delivery would lose the message
+		s.giveBack(ctx, f)
+		return
+	}
+	for {
+		f.tries++
+		d := s.decide(ctx, f)
+		if d.Action != consumer.RetryLater {
+			s.settle(ctx, f, d)
+			return
+		}
+		if !s.retry(ctx, f, d) {
+			return
+		}
+	}
+}
+
+// decide has a message processed.
+func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
+	s.mu.Lock()
+	s.running++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.running--
+		s.mu.Unlock()
+		if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
+			err := &oncemill.PanicError{Value: v}
+			s.log.ErrorContext(ctx, "natsjs: panic while a message was processed", "sequence", f.delivery.Position, "error", err)
+			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
+		}
+	}()
+	return s.process(ctx, message{f.msg}, f.delivery)
+}

@@ -1,0 +1,186 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	// fetchWait is how long the server keeps a request for messages. The drain waits for it.
+	fetchWait = time.Second
+
+	// maxFetches bounds how many requests are outstanding.
+	maxFetches = 4
+
+	// smallFetches is how often the server is asked for less than half a window: one at a time would cost more than the
+	// messages.
+	smallFetches = 2 * time.Millisecond
+
+	minPause = 50 * time.Millisecond
+	maxPause = 5 * time.Second
+)
+
+// A fetched is how a request for messages ended.
+type fetched struct {
+	asked    int
+	got      int
+	answered bool // the server has ended it, or has sent everything
+	err      error
+}
+
+// pull asks for messages until ctx ends, and then returns nil, or until it cannot go on.
+func (s *session) pull(ctx, work context.Context) error {
+	t := trouble{session: s}
+	pace := time.NewTimer(0)
+	defer pace.Stop()
+	for ctx.Err() == nil {
+		n, wait := s.room(time.Now(), t.until)
+		if n > 0 {
+			s.fetches.Go(func() { s.ended <- s.fetch(work, n) })
+			continue
+		}
+		pace.Reset(wait)
+		select {
+		case <-ctx.Done():
+		case <-pace.C:
+		case <-s.wake:
+		case err := <-s.fatal:
+			return err
+		case f := <-s.ended:
+			s.mu.Lock()
+			s.credit -= f.asked - f.got
+			s.outstanding--
+			s.mu.Unlock()
+			if err := t.note(ctx, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// room reserves credit for a request, as far as the window has room for it: half of it, or whatever there is if nothing
+// is outstanding. Without room it says after which time to look again.
+func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
+	if wait := notBefore.Sub(now); wait > 0 {
+		return 0, wait
+	}
+	if !s.nc.IsConnected() && !s.nc.IsClosed() {
+		return 0, minPause // a request would lie in a buffer, and reach the server when its answers go nowhere
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	free := s.limits.window - len(s.flights) - s.credit
+	// The server takes requests by turns. Only the messages of one request come in their order.
+	full := s.outstanding >= maxFetches || s.config.Order != nil && s.outstanding > 0
+	small := 2*free < s.limits.window
+	switch {
+	case full, free < 1, small && s.outstanding > 0:
+		return 0, fetchWait // somebody wakes us
+	case small && now.Before(s.nextSmall):
+		return 0, s.nextSmall.Sub(now)
+	}
+	n = min(free, s.limits.batch)
+	s.nextSmall = now.Add(smallFetches)
+	s.credit += n
+	s.outstanding++
+	return n, 0
+}
+
+// fetch asks for n messages, and takes them as they come.
+func (s *session) fetch(work context.Context, n int) fetched {
+	f := fetched{asked: n, answered: true}
+	last := time.Now()
+	batch, err := s.cons.Fetch(n, jetstream.FetchMaxWait(s.limits.expires))
+	if err != nil {
+		f.err = err
+		return f
+	}
+	for msg := range batch.Messages() {
+		last = time.Now()
+		s.receive(work, msg)
+		f.got++
+	}
+	// Of itself nats.go ends a request a second after the server should have.
+	f.answered = f.got == n || time.Since(last) < s.limits.expires+time.Second
+	f.err = batch.Error()
+	return f
+}
+
+// trouble is what stands between us and the messages.
+type trouble struct {
+	session *session
+	until   time.Time // no request before
+	pause   time.Duration
+	gone    time.Time // since when the consumer is not there
+}
+
+// errUnanswered is the trouble of requests that the server does not answer.
+var errUnanswered = errors.New("natsjs: the server does not answer")
+
+// goneFor is how long a consumer must be missing to be believed deleted: a server that is starting knows nothing yet.
+const goneFor = 3 * time.Second
+
+// note makes up its mind about a request that has ended. It returns an error if there is no going on.
+func (t *trouble) note(ctx context.Context, f fetched) error {
+	s := t.session
+	if f.err == nil && !f.answered && f.got == 0 {
+		f.err = errUnanswered
+	}
+	if f.err == nil {
+		if t.pause > 0 {
+			s.log.InfoContext(ctx, "natsjs: messages can be fetched again")
+		}
+		t.pause, t.gone = 0, time.Time{}
+		return nil
+	}
+	if s.nc.IsClosed() || errors.Is(f.err, nats.ErrConnectionClosed) || errors.Is(f.err, nats.ErrConnectionDraining) {
+		return fmt.Errorf("natsjs: consumer %q of stream %q: cannot fetch: %w", s.limits.consumer, s.limits.stream, f.err)
+	}
+	if t.pause == 0 {
+		s.log.WarnContext(ctx, "natsjs: messages cannot be fetched; trying again", "error", f.err)
+	}
+	t.pause = min(max(2*t.pause, minPause), maxPause)
+	if s.nc.IsConnected() {
+		if err := t.diagnose(ctx); err != nil {
+			return err
+		}
+	}
+	t.until = time.Now().Add(t.pause)
+	if !t.gone.IsZero() {
+		t.until = time.Now().Add(min(t.pause, goneFor/4))
+	}
+	return nil
+}
+
+// diagnose asks the server whether there is a consumer, and a right to fetch from it.
+func (t *trouble) diagnose(ctx context.Context) error {
+	s := t.session
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if err := refusal(short, s.nc, s.limits.nextSubject, probeNext); err != nil {
+		return s.limits.noRight(s.limits.nextSubject, err)
+	}
+	_, err := s.cons.Info(short)
+	if !missing(err) {
+		t.gone = time.Time{}
+		return nil
+	}
+	if t.gone.IsZero() {
+		t.gone = time.Now()
+	}
+	if time.Since(t.gone) < goneFor {
+		return nil
+	}
+	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", s.limits.consumer, s.limits.stream, err)
+}
+
+// missing reports whether an error says that the consumer or its stream is not there.
+func missing(err error) bool {
+	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) || errors.Is(err, jetstream.ErrStreamNotFound)
+}

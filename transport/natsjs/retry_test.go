@@ -1,0 +1,351 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 5})
+	r.policy.MaxAttempts, r.policy.Lease, r.hold = 4, time.Second, consumer.NoHold
+	r.publish(1, oneLane)
+	polls := &counting{Store: r.store}
+	r.store = polls
+	// Another owner has the key, and keeps it for a while.
+	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "orders/billing", ID: "o0"}
+	other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
+	answer, err := r.store.Claim(t.Context(), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Looks at the key come after what is left of the lease, so that it is kept short, but not so short that it is lost.
+	polls.shortened.Store(true)
+	stop := r.start(r.worker(succeed))
+	until(t, "20 looks at the busy key", func() bool { return polls.claims.Load() > 20 })
+	if info := r.info(); info.Delivered.Consumer != 1 {
+		t.Errorf("%d deliveries after 20 looks, want 1", info.Delivered.Consumer)
+	}
+	if err := r.store.Settle(t.Context(), answer.Claim, dedupstore.Release{}); err != nil {
+		t.Fatal(err)
+	}
+	r.finishes(1)
+	r.stops(stop)
+	r.acked(1)
+	if info := r.info(); info.Delivered.Consumer != 1 {
+		t.Errorf("%d deliveries, want 1", info.Delivered.Consumer)
+	}
+}
+
+// counting counts claims, and may make busy ones wait for a short time only.
+type counting struct {
+	dedupstore.Store
+	claims    atomic.Int32
+	shortened atomic.Bool
+}
+
+func (c *counting) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	c.claims.Add(1)
+	a, err := c.Store.Claim(ctx, r)
+	if c.shortened.Load() && a.Status == dedupstore.Busy {
+		a.Wait = min(a.Wait, 20*time.Millisecond)
+	}
+	return a, err
+}
+
+func TestWorker_FailuresUpToTheOutcomeTakeOneDelivery(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 4})
+	r.policy.MaxAttempts, r.hold = 3, consumer.NoHold
+	r.publish(1, oneLane)
+	w := r.worker(func(context.Context, jetstream.Msg) error { return errors.New("no") })
+	stop := r.start(w)
+	r.acked(1) // terminated
+	r.stops(stop)
+	if _, runs := r.done(); runs != 3 || r.info().Delivered.Consumer != 1 || w.MaxDeliveries() != 0 {
+		t.Errorf("%d runs, %d deliveries, %d given up; want 3 runs of one delivery", runs, r.info().Delivered.Consumer, w.MaxDeliveries())
+	}
+}
+
+func TestWorker_LanesKeepTheirOrderThroughFailures(t *testing.T) {
+	t.Parallel()
+	n := full(400, 120)
+	for name, config := range map[string]natsjs.Config{
+		"by subject": {Order: natsjs.BySubject}, "small window": {Window: 8, Order: natsjs.BySubjectToken(1)}, "window 1": {Window: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.config, r.policy.Backoff.Min = config, 10*time.Millisecond
+			lane := func(i int) string { return fmt.Sprint("lane", i%5) }
+			r.publish(n, lane)
+			stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
+				id := msg.Headers().Get(producer.HeaderID)
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				if strings.HasSuffix(id, "3") && r.started[id] == 1 {
+					return errors.New("the first time")
+				}
+				return nil
+			}))
+			r.finishes(n)
+			r.stops(stop)
+			r.acked(n)
+			last := map[int]int{}
+			for _, id := range r.order {
+				var i int
+				fmt.Sscanf(id, "o%d", &i)
+				if before, ok := last[i%5]; ok && before > i {
+					t.Fatalf("lane %d: o%d after o%d", i%5, i, before)
+				}
+				last[i%5] = i
+			}
+			if deliveries := int(r.info().Delivered.Consumer); deliveries != n {
+				t.Errorf("%d deliveries of %d messages: order cannot have come through naks", deliveries, n)
+			}
+		})
+	}
+}
+
+func TestSource_RetryComesNotBeforeItsDelay(t *testing.T) {
+	t.Parallel()
+	for _, keep := range []bool{false, true} {
+		t.Run(fmt.Sprint("Keep ", keep), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+			r.publish(1, oneLane)
+			const delay = 1500 * time.Millisecond // longer than AckWait
+			var mu sync.Mutex
+			var calls []time.Time
+			stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
+				mu.Lock()
+				defer mu.Unlock()
+				if calls = append(calls, time.Now()); len(calls) == 1 {
+					return consumer.Decision{Action: consumer.RetryLater, Delay: delay, Keep: keep}
+				}
+				return consumer.Decision{Action: consumer.Ack}
+			}})
+			r.acked(1)
+			r.stops(stop)
+			if len(calls) != 2 || calls[1].Sub(calls[0]) < delay-50*time.Millisecond {
+				t.Errorf("calls at %v", calls)
+			}
+			if want := map[bool]uint64{false: 2, true: 1}[keep]; r.info().Delivered.Consumer != want {
+				t.Errorf("%d deliveries, want %d", r.info().Delivered.Consumer, want)
+			}
+		})
+	}
+}
+
+func TestSource_RetriesLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: 20})
+	r.config.Window = 16
+	r.publish(100, oneLane)
+	retried := map[string]bool{}
+	for i := range 12 { // 10 naks, half of MaxAckPending, and two that are kept
+		retried[fmt.Sprintf("o%d", i)] = true
+	}
+	var early atomic.Int32
+	release := make(chan struct{})
+	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
+		if retried[idOf(d)] && d.Count == 1 {
+			select {
+			case <-release:
+			default:
+				early.Add(1)
+				return consumer.Decision{Action: consumer.RetryLater, Delay: 2 * time.Second}
+			}
+		}
+		r.count(r.finished, idOf(d))
+		return consumer.Decision{Action: consumer.Ack}
+	}})
+	r.finishes(88)
+	if early.Load() != 12 {
+		t.Errorf("%d retries before all others were done, want 12", early.Load())
+	}
+	close(release)
+	r.finishes(100)
+	r.stops(stop)
+	r.acked(100)
+	if deliveries := r.info().Delivered.Consumer; deliveries != 110 {
+		t.Errorf("%d deliveries, want 110: 10 naks", deliveries)
+	}
+}
+
+func TestSource_KeepTakesHalfTheWindow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Window = 8
+	r.publish(20, oneLane)
+	var calls atomic.Int32
+	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
+		calls.Add(1)
+		return consumer.Decision{Action: consumer.RetryLater, Delay: time.Hour, Keep: true}
+	}})
+	until(t, "20 calls", func() bool { return calls.Load() == 20 })
+	r.stops(stop)
+}
+
+func TestWorker_WindowIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	for name, config := range map[string]natsjs.Config{
+		"lanes": {Window: 10, Order: natsjs.BySubject}, "none": {Window: 10}, "one": {Window: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.config = config
+			r.config.DoubleAck = true // else the server may take a moment to count an ack
+			r.publish(200, func(i int) string { return fmt.Sprint(i % 3) })
+			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(2 * time.Millisecond); return nil }))
+			most := 0
+			until(t, "all messages", func() bool {
+				most = max(most, r.info().NumAckPending)
+				finished, _ := r.done()
+				return finished == 200
+			})
+			r.stops(stop)
+			if most > config.Window {
+				t.Errorf("%d in flight, the window is %d", most, config.Window)
+			}
+		})
+	}
+}
+
+func TestWorker_StoreThatDoesNotAnswerBurnsNoDelivery(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.hold = consumer.NoHold
+	store := &failing{Store: r.store}
+	store.down.Store(true)
+	r.store = store
+	r.publish(4, oneLane)
+	stop := r.start(r.worker(succeed))
+	until(t, "many claims", func() bool { return store.claims.Load() > 10 })
+	store.down.Store(false)
+	r.finishes(4)
+	r.stops(stop)
+	r.acked(4)
+	if n := r.info().Delivered.Consumer; n != 4 {
+		t.Errorf("%d deliveries of 4 messages", n)
+	}
+}
+
+// failing is a store that may be down.
+type failing struct {
+	dedupstore.Store
+	down   atomic.Bool
+	claims atomic.Int32
+}
+
+func (f *failing) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	f.claims.Add(1)
+	if f.down.Load() {
+		return dedupstore.Answer{}, errors.New("down")
+	}
+	return f.Store.Claim(ctx, r)
+}
+
+func TestWorker_RejectedMessageIsTerminatedWithAReason(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	advisories := make(chan *nats.Msg, 10)
+	sub, err := r.js.Conn().ChanSubscribe("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.orders.billing", advisories)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Unsubscribe()
+	r.publish(1, oneLane)
+	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
+		return oncemill.Permanent(errors.New("no such\r\naccount " + strings.Repeat("ä", 1000)))
+	}))
+	r.acked(1)
+	r.stops(stop)
+	select {
+	case msg := <-advisories:
+		if !strings.Contains(string(msg.Data), "no such  account") || len(msg.Data) > 1000 {
+			t.Errorf("advisory %s", msg.Data)
+		}
+	case <-time.After(patience):
+		t.Error("no advisory")
+	}
+	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "rejected") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+func TestWorker_PanicOfAHandlerIsAFailedAttempt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(5, oneLane)
+	stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
+		id := msg.Headers().Get(producer.HeaderID)
+		r.mu.Lock()
+		first := r.started[id] == 1
+		r.mu.Unlock()
+		if first {
+			panic("of " + id)
+		}
+		return nil
+	}))
+	r.finishes(5)
+	r.stops(stop)
+	r.acked(5)
+}
+
+func TestSource_PanicIsARetry(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	var calls atomic.Int32
+	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
+		if calls.Add(1) == 1 {
+			panic("once")
+		}
+		return consumer.Decision{Action: consumer.Ack}
+	}})
+	r.acked(1)
+	r.stops(stop)
+}
+
+func TestWorker_HandlerCannotSettle(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	stop := r.start(r.worker(func(ctx context.Context, msg jetstream.Msg) error {
+		for name, err := range map[string]error{
+			"Ack": msg.Ack(), "DoubleAck": msg.DoubleAck(ctx), "Nak": msg.Nak(), "NakWithDelay": msg.NakWithDelay(time.Hour),
+			"Term": msg.Term(), "TermWithReason": msg.TermWithReason("no"),
+		} {
+			if !errors.Is(err, natsjs.ErrWorkerSettles) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if err := msg.InProgress(); err != nil {
+			t.Errorf("InProgress: %v", err)
+		}
+		return nil
+	}))
+	r.finishes(1)
+	r.stops(stop)
+	r.acked(1)
+	if n := r.info().Delivered.Consumer; n != 1 {
+		t.Errorf("%d deliveries", n)
+	}
+}

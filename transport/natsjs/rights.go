@@ -1,0 +1,48 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+)
+
+// What is sent to find out whether it may be: it changes nothing.
+const (
+	probeInfo = ""
+	probeNext = "{"    // not a request: the server answers that it is a bad one
+	probeAck  = "+WPI" // in progress
+)
+
+// refusal finds out whether the server lets us publish to a subject. It tells so only by an error of the connection,
+// which comes before the answer to a flush, and which may be somebody else's: only one that comes again counts. It returns
+// nil also if that cannot be found out.
+func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
+	for try := 0; ; try++ {
+		before := nc.LastError()
+		if err := nc.PublishRequest(subject, nc.NewInbox(), []byte(probe)); err != nil {
+			return nil
+		}
+		if err := nc.FlushWithContext(ctx); err != nil {
+			return nil
+		}
+		if err := newRefusal(nc, before); err == nil || try == 1 {
+			return err
+		}
+	}
+}
+
+// noRight is the error of a missing right.
+func (l limits) noRight(subject string, err error) error {
+	return fmt.Errorf("natsjs: consumer %q of stream %q: no right to publish to %q, allow it: %w", l.consumer, l.stream, subject, err)
+}
+
+// newRefusal returns the refusal that has come since an error of the connection, if any.
+func newRefusal(nc *nats.Conn, before error) error {
+	after := nc.LastError()
+	if errors.Is(after, nats.ErrPermissionViolation) && after != before { //nolint:errorlint // is it the same one
+		return after
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/lanes"
+)
+
+// A session is one run of an engine.
+type session struct {
+	nc      *nats.Conn
+	cons    jetstream.Consumer
+	process process
+	config  Config
+	limits  limits
+	log     *slog.Logger
+	holds   *oncemill.Holds
+
+	lanes      lanes.Set
+	fetches    sync.WaitGroup
+	background sync.WaitGroup
+
+	wake     chan struct{} // there may be room for a fetch
+	ended    chan fetched  // as many as there are fetches at once, so that nobody waits for a reader
+	fatal    chan error    // a reason to stop that was found outside of the fetches
+	draining chan struct{} // closed: the drain has begun
+	pulled   chan struct{} // closed: it has, and no fetch is outstanding
+	probe    probe
+
+	mu          sync.Mutex
+	flights     map[*held]struct{}
+	credit      int // what outstanding fetches may still bring
+	outstanding int // fetches
+	nextSmall   time.Time
+	kept        int // flights that wait for their next try
+	running     int // calls of process
+	cut         int // of them, when their contexts were cancelled
+	delayed     delays
+}
+
+func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *session {
+	return &session{
+		nc: e.js.Conn(), cons: cons, process: p, config: e.config, limits: l,
+		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
+		holds:    oncemill.NewHolds(max(1, l.window/2)),
+		wake:     make(chan struct{}, 1),
+		ended:    make(chan fetched, maxFetches),
+		fatal:    make(chan error, 1),
+		draining: make(chan struct{}),
+		pulled:   make(chan struct{}),
+		flights:  map[*held]struct{}{},
+	}
+}
+
+// errGrace is the cause of the contexts of handlers that took longer than the grace.
+var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
+
+// A CutShortError says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and
+// Run has waited for them. A handler that then returned an error did not use up an attempt, and its message was given
+// back.
+type CutShortError struct {
+	Handlers int
+	Grace    time.Duration
+}
+
+func (e *CutShortError) Error() string {
+	return fmt.Sprintf("natsjs: %d handlers took longer than Config.Grace (%v) after the end of Run's context: their contexts were cancelled", e.Handlers, e.Grace)
+}
+
+// flushTimeout bounds the wait for acks to reach the server at the end of a run, and for the confirmation of an ack.
+const flushTimeout = 10 * time.Second
+
+func (s *session) run(ctx context.Context) error {
+	detached := context.WithoutCancel(ctx) // the end of ctx is not that of the handlers
+	work, cancel := context.WithCancelCause(detached)
+	defer cancel(nil)
+	finished := make(chan struct{})
+	s.background.Go(func() { s.keepAlive(finished) })
+
+	err := s.pull(ctx, work)
+	close(s.draining)
+	s.background.Go(func() { s.grace(finished, cancel) })
+	s.fetches.Wait()
+	close(s.pulled)
+	s.lanes.Wait()
+
+	close(finished)
+	s.background.Wait()
+	if s.cut > 0 {
+		err = errors.Join(err, &CutShortError{Handlers: s.cut, Grace: s.config.Grace})
+	}
+	flush, done := context.WithTimeout(detached, flushTimeout)
+	defer done()
+	if ferr := s.nc.FlushWithContext(flush); ferr != nil && err == nil {
+		err = fmt.Errorf("natsjs: stopped, but the last acks may not have reached the server: %w", ferr)
+	}
+	return err
+}
+
+// grace cancels the handlers' contexts when the drain takes too long.
+func (s *session) grace(finished <-chan struct{}, cancel context.CancelCauseFunc) {
+	t := time.NewTimer(s.config.Grace)
+	defer t.Stop()
+	select {
+	case <-finished:
+	case <-t.C:
+		s.mu.Lock()
+		s.cut = s.running
+		s.mu.Unlock()
+		cancel(errGrace)
+	}
+}
+
+func (s *session) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop makes the run end with an error.
+func (s *session) stop(err error) {
+	select {
+	case s.fatal <- err:
+	default:
+	}
+}
+
+func (s *session) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}

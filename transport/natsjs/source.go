@@ -1,0 +1,69 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+)
+
+// A Source is a consumer.Source of JetStream pull consumers: with consumer.Subscriber it is a Watermill Subscriber. It
+// is safe for concurrent use.
+type Source struct {
+	consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
+	policy   oncemill.Policy
+	engine   engine
+}
+
+var _ consumer.Source = (*Source)(nil)
+
+// NewSource returns a Source. The error names the field of the config that is wrong. Nothing is sent to the server.
+func NewSource(js jetstream.JetStream, config SourceConfig) (*Source, error) {
+	config.Config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	switch {
+	case js == nil || js.Conn() == nil:
+		return nil, errors.New("natsjs: NewSource needs a JetStream with a connection")
+	case config.Consumer == nil:
+		return nil, errors.New("natsjs: SourceConfig.Consumer is nil, want what returns the consumer of a topic")
+	}
+	return &Source{consumer: config.Consumer, policy: config.Policy, engine: engine{js: js, config: config.Config}}, nil
+}
+
+// Check is Worker.Check for the consumer of a topic.
+func (s *Source) Check(ctx context.Context, topic string) error {
+	_, _, err := s.open(ctx, topic)
+	return err
+}
+
+func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, limits, error) {
+	cons, err := s.consumer(ctx, topic)
+	if err != nil {
+		return nil, limits{}, fmt.Errorf("natsjs: consumer of topic %q: %w", topic, err)
+	}
+	if cons == nil {
+		return nil, limits{}, fmt.Errorf("natsjs: SourceConfig.Consumer returned none for topic %q", topic)
+	}
+	l, err := s.engine.check(ctx, cons, s.policy)
+	return cons, l, err
+}
+
+// Run is Worker.Run for the consumer of a topic. Several at once may share a consumer, but then no order is kept.
+func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+	cons, limits, err := s.open(ctx, topic)
+	if err != nil {
+		return err
+	}
+	return s.engine.run(ctx, cons, limits, func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {
+		return handle(ctx, d)
+	})
+}
+
+// MaxDeliveries is Worker.MaxDeliveries for all topics.
+func (s *Source) MaxDeliveries() uint64 { return s.engine.maxDeliveries.Load() }

@@ -1,0 +1,77 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+)
+
+// A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
+// settles the message: its acks return ErrSettled, except InProgress, which the worker sends by itself. The message must
+// not be changed.
+type Handler func(ctx context.Context, msg jetstream.Msg) error
+
+// A Worker guards the messages of one pull consumer to a handler.
+type Worker struct {
+	once    *consumer.Processor
+	handle  Handler
+	engine  engine
+	cons    jetstream.Consumer
+	running atomic.Bool
+}
+
+// NewWorker returns a Worker for a pull consumer. The error names the field of the config, or the argument, that is
+// wrong. Nothing is sent to the server.
+func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle Handler, config Config) (*Worker, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	switch {
+	case once == nil:
+		return nil, errors.New("natsjs: NewWorker needs a Processor")
+	case js == nil || js.Conn() == nil:
+		return nil, errors.New("natsjs: NewWorker needs a JetStream with a connection")
+	case cons == nil:
+		return nil, errors.New("natsjs: NewWorker needs a consumer")
+	case handle == nil:
+		return nil, errors.New("natsjs: NewWorker needs a handler")
+	}
+	return &Worker{once: once, handle: handle, cons: cons, engine: engine{js: js, config: config}}, nil
+}
+
+// Check looks at the consumer and its stream, and returns an error that says what to set if the worker's guarantees
+// cannot be kept. It logs a warning for what is unwise. It changes nothing.
+func (w *Worker) Check(ctx context.Context) error {
+	_, err := w.engine.check(ctx, w.cons, w.once.Policy())
+	return err
+}
+
+// ErrRunning is what a second Run of a Worker returns while the first one runs.
+var ErrRunning = errors.New("natsjs: Worker is running")
+
+// Run calls Check and then works until ctx ends, which begins the drain: nothing new is started, handlers go on, acks
+// reach the server, and everything else is given back, once no request for messages is outstanding, which takes up to
+// about a second. It returns nil after a clean drain, a *CutShortError if handlers took longer than Config.Grace, and
+// otherwise an error that says why it cannot go on, after a drain too. It may be called again when it has returned.
+func (w *Worker) Run(ctx context.Context) error {
+	if !w.running.CompareAndSwap(false, true) {
+		return ErrRunning
+	}
+	defer w.running.Store(false)
+	limits, err := w.engine.check(ctx, w.cons, w.once.Policy())
+	if err != nil {
+		return err
+	}
+	return w.engine.run(ctx, w.cons, limits, func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery) consumer.Decision {
+		return w.once.Process(ctx, d, func(ctx context.Context) error { return w.handle(ctx, msg) })
+	})
+}
+
+// MaxDeliveries is how many messages the server has given up, while the worker ran, because they had the consumer's
+// MaxDeliver deliveries. They are in the stream, and nobody gets them.
+func (w *Worker) MaxDeliveries() uint64 { return w.engine.maxDeliveries.Load() }

@@ -1,0 +1,79 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+func succeed(context.Context, jetstream.Msg) error { return nil }
+
+func TestWorker_EachMessageRunsOnceAndIsAcked(t *testing.T) {
+	t.Parallel()
+	for _, window := range []int{0, 1, 7} {
+		t.Run(fmt.Sprint("window ", window), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.config.Window = window
+			r.publish(300, oneLane)
+			stop := r.start(r.worker(succeed))
+			r.finishes(300)
+			r.stops(stop)
+			r.acked(300)
+			if _, runs := r.done(); runs != 300 {
+				t.Errorf("%d runs", runs)
+			}
+		})
+	}
+}
+
+func TestWorker_SlowHandlersAreNotOvertakenByAckWait(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		window int
+		order  func(jetstream.Msg) string
+	}{{1, nil}, {20, nil}, {20, natsjs.BySubject}} {
+		t.Run(fmt.Sprintf("window %d, lanes %v", c.window, c.order != nil), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+			r.config.Window, r.config.Order = c.window, c.order
+			r.publish(20, oneLane)
+			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(200 * time.Millisecond); return nil }))
+			r.finishes(20)
+			r.stops(stop)
+			r.acked(20)
+			if info := r.info(); info.Delivered.Consumer != 20 {
+				t.Errorf("%d deliveries of 20 messages", info.Delivered.Consumer)
+			}
+			if _, runs := r.done(); runs != 20 {
+				t.Errorf("%d runs", runs)
+			}
+		})
+	}
+}
+
+func TestWorker_SecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	w := r.worker(succeed)
+	r.publish(1, oneLane)
+	stop := r.start(w)
+	r.finishes(1)
+	if err := w.Run(t.Context()); !errors.Is(err, natsjs.ErrRunning) {
+		t.Errorf("second Run: %v", err)
+	}
+	r.stops(stop)
+	stop = r.start(w)
+	r.publish(1, oneLane) // a duplicate
+	until(t, "the duplicate's ack", func() bool { return r.info().AckFloor.Stream == 2 })
+	r.stops(stop)
+	if _, runs := r.done(); runs != 1 {
+		t.Errorf("%d runs", runs)
+	}
+}
