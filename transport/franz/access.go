@@ -1,0 +1,72 @@
+package franz
+
+import (
+	"context"
+	"errors"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// fetchFailed deals with an error that came instead of records. Those that pass by themselves are kgo's business.
+func (s *session) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
+	var loss *kgo.ErrDataLoss
+	var membership *kgo.ErrGroupSession
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, kgo.ErrClientClosed):
+		s.fail(kgo.ErrClientClosed)
+	case errors.As(err, &loss):
+		s.log.ErrorContext(ctx, "franz: the broker has lost records", "partition", placeName(loss.Topic, loss.Partition), "error", err)
+	case s.refused(topic, err) != nil:
+		s.fail(s.refused(topic, err))
+	case errors.As(err, &membership):
+		s.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again", "group", s.group, "error", err)
+	default:
+		s.log.ErrorContext(ctx, "franz: partition cannot be fetched for now", "partition", placeName(topic, partition), "error", err)
+	}
+}
+
+// What a broker refuses until somebody changes something.
+var (
+	topicRefusals = []struct {
+		err  error
+		need string
+	}{
+		{kerr.TopicAuthorizationFailed, "allow its user to Read and Describe the topic"},
+		{kerr.UnknownTopicOrPartition, "create the topic, or have it created with kgo.AllowAutoTopicCreation"},
+		{kerr.UnknownTopicID, "the topic was deleted: create it, and start again"},
+		{kerr.InvalidTopicException, "name a topic that Kafka allows"},
+	}
+	groupRefusals = []struct {
+		err  error
+		need string
+	}{
+		{kerr.GroupAuthorizationFailed, "allow its user to Read the group"},
+		{kerr.TopicAuthorizationFailed, "allow its user to Read and Describe the topics"},
+		{kerr.ClusterAuthorizationFailed, "allow its user to use the cluster"},
+		{kerr.SaslAuthenticationFailed, "give the client valid credentials"},
+		{kerr.InvalidGroupID, "name a group that Kafka allows"},
+		{kerr.InconsistentGroupProtocol, "the group's other members use other balancers or another protocol: move them first (kgo.Balancers with both, one after the other)"},
+		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"},
+		{kerr.FencedInstanceID, "another member uses the same instance ID: give each its own"},
+		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size, or run fewer members"},
+	}
+)
+
+// refused returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
+// about the group.
+func (s *session) refused(topic string, err error) error { return refusal(s.group, topic, err) }
+
+func refusal(group, topic string, err error) error {
+	refusals := topicRefusals
+	if topic == "" {
+		refusals = groupRefusals
+	}
+	for _, r := range refusals {
+		if errors.Is(err, r.err) {
+			return &AccessError{Topic: topic, Group: group, Need: r.need, Err: err}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to set
+// if the worker cannot keep its promises with them: a *SetupError, or an *AccessError. It changes nothing. What may be
+// meant so, it logs as a warning: a topic that keeps records for longer than the policy's Window, so that records run
+// again when offsets are set back that far.
+func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
+	if cl == nil {
+		return &SetupError{Problem: "the client is nil"}
+	}
+	if err := w.checkClient(cl); err != nil {
+		return err
+	}
+	var topics []string
+	if !option[bool](cl, kgo.ConsumeRegex) {
+		topics = cl.GetConsumeTopics()
+		if len(topics) == 0 {
+			return &SetupError{Problem: "the client consumes no topics: set kgo.ConsumeTopics"}
+		}
+		if err := w.checkRetry(topics); err != nil {
+			return err
+		}
+	}
+	return w.checkBroker(ctx, cl, topics)
+}
+
+// checkClient looks at the options that a client was made with.
+func (w *Worker) checkClient(cl *kgo.Client) error {
+	w.mu.Lock()
+	made, intact := w.made, w.intact
+	w.mu.Unlock()
+	grace, rebalance := w.config.Grace, option[time.Duration](cl, kgo.RebalanceTimeout)
+	switch {
+	case option[string](cl, kgo.ConsumerGroup) == "":
+		return &SetupError{Problem: "the client has no group: set kgo.ConsumerGroup"}
+	case made != cl:
+		return &SetupError{Problem: "the client was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that was made last"}
+	case !intact:
+		return &SetupError{Problem: "the client has other callbacks for revoked or lost partitions than the worker's: leave kgo.OnPartitionsRevoked and kgo.OnPartitionsLost to its Opts"}
+	case !option[bool](cl, kgo.DisableAutoCommit):
+		return &SetupError{Problem: "the client commits by itself: leave auto-commit to the worker's Opts"}
+	case !option[bool](cl, kgo.BlockRebalanceOnPoll):
+		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
+	case rebalance < 2*grace:
+		return &SetupError{Problem: fmt.Sprintf("kgo.RebalanceTimeout is %v, but half of it has to be enough for Config.Grace (%v): set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)}
+	}
+	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
+		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records that were being handled hold up their partitions until their leases end",
+			"lease", w.policy.Lease, "session_timeout", session)
+	}
+	return nil
+}
+
+// sameFunc compares the code of two functions.
+func sameFunc(a, b any) bool {
+	x, y := reflect.ValueOf(a), reflect.ValueOf(b)
+	return x.Kind() == reflect.Func && y.Kind() == reflect.Func && x.Pointer() == y.Pointer()
+}
+
+// checkRetry makes sure that what goes to retry topics comes back.
+func (w *Worker) checkRetry(consumed []string) error {
+	missing := map[string]bool{}
+	for _, r := range w.config.Retry {
+		missing[r.Topic] = true
+	}
+	others := 0
+	for _, topic := range consumed {
+		if !missing[topic] {
+			others++
+		}
+		delete(missing, topic)
+	}
+	for _, r := range w.config.Retry {
+		if missing[r.Topic] {
+			return &SetupError{Problem: fmt.Sprintf("the client does not consume retry topic %q: add it to kgo.ConsumeTopics", r.Topic)}
+		}
+	}
+	if others == 0 {
+		return &SetupError{Problem: "the client consumes nothing but retry topics: add the source topics to kgo.ConsumeTopics"}
+	}
+	return nil
+}
+
+// checkBroker looks at topics and group.
+func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
+	group := option[string](cl, kgo.ConsumerGroup)
+	admin := kadm.NewClient(cl)
+	for _, topic := range topics { // one by one: kadm does not say which it may not look up
+		found, err := admin.ListTopicsWithInternal(ctx, topic)
+		if err == nil {
+			err = found[topic].Err
+		}
+		if err == nil || comesLater(cl, err) {
+			continue
+		}
+		if refused := refusal(group, topic, err); refused != nil {
+			return refused
+		}
+		return &SetupError{Problem: fmt.Sprintf("topic %q cannot be looked up", topic), Err: err}
+	}
+	if err := checkGroup(ctx, admin, group); err != nil {
+		return err
+	}
+	w.checkRetention(ctx, admin, topics)
+	return nil
+}
+
+// comesLater reports whether a topic is missing that the client has created when it looks for it.
+func comesLater(cl *kgo.Client, err error) bool {
+	return errors.Is(err, kerr.UnknownTopicOrPartition) && option[bool](cl, kgo.AllowAutoTopicCreation)
+}
+
+// checkGroup makes sure that the group is one of consumers.
+func checkGroup(ctx context.Context, admin *kadm.Client, group string) error {
+	described, err := admin.DescribeGroups(ctx, group)
+	if err == nil {
+		err = described[group].Err
+	}
+	if refused := refusal(group, "", err); refused != nil {
+		return refused
+	}
+	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
+		return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: err}
+	}
+	if kind := described[group].ProtocolType; kind != "" && kind != "consumer" {
+		return &SetupError{Problem: fmt.Sprintf("group %q is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", group, kind)}
+	}
+	return nil
+}
+
+// checkRetention warns of topics whose records can come back when their outcomes are forgotten. Not everybody may read
+// a topic's configuration, and nothing else hangs on it.
+func (w *Worker) checkRetention(ctx context.Context, admin *kadm.Client, topics []string) {
+	if len(topics) == 0 {
+		return
+	}
+	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
+	if err != nil {
+		return
+	}
+	for _, c := range configs {
+		if kept, known := retention(c); c.Err == nil && known && kept > w.policy.Window {
+			w.config.Logger.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are set back by more than that, records run again",
+				"topic", c.Name, "retention", kept, "window", w.policy.Window)
+		}
+	}
+}
+
+const forever time.Duration = 1<<63 - 1
+
+// retention returns for how long a topic keeps records.
+func retention(c kadm.ResourceConfig) (kept time.Duration, known bool) {
+	for _, entry := range c.Configs {
+		if entry.Key != "retention.ms" || entry.Value == nil {
+			continue
+		}
+		ms, err := strconv.ParseInt(*entry.Value, 10, 64)
+		switch {
+		case err != nil:
+			return 0, false
+		case ms < 0, ms > int64(forever/time.Millisecond):
+			return forever, true
+		}
+		return time.Duration(ms) * time.Millisecond, true
+	}
+	return 0, false
+}

@@ -1,0 +1,122 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// errGeneration keeps a commit from being sent by another membership than the one that its offsets belong to.
+var errGeneration = errors.New("franz: the group was rebalanced while the commit was being prepared")
+
+// commitRegularly commits what is settled, until ctx ends. A commit that fails is made up for by the next.
+func (s *session) commitRegularly(ctx context.Context) {
+	tick := time.NewTicker(s.config.CommitEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := s.commit(ctx); err != nil && ctx.Err() == nil {
+			if refused := s.refused("", err); refused != nil {
+				s.fail(refused)
+				return
+			}
+			s.log.WarnContext(ctx, "franz: commit failed, the next one makes up for it", "group", s.group, "error", err)
+		}
+	}
+}
+
+func (s *session) commit(ctx context.Context) error {
+	s.committing.Lock()
+	defer s.committing.Unlock()
+	// Cancelled, a commit could overtake the next one on the way to the broker.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.rebalance)
+	defer cancel()
+	return s.commitLocked(ctx, s.all())
+}
+
+// commitFinally commits everything that is settled, and tries again until it is confirmed or ctx ends.
+func (s *session) commitFinally(ctx context.Context) error {
+	s.committing.Lock()
+	defer s.committing.Unlock()
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := s.commitLocked(ctx, s.all()) // without those that a rebalance has taken meanwhile
+		if err == nil {
+			return nil
+		}
+		s.committing.Unlock() // for a revocation
+		pause(ctx, wait)
+		s.committing.Lock()
+		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil {
+			return &CommitError{Group: s.group, Err: err}
+		}
+	}
+}
+
+// commitLocked commits what is settled in partitions, and notes what the broker confirms.
+func (s *session) commitLocked(ctx context.Context, partitions []*partition) error {
+	member, generation := s.cl.GroupMetadata()
+	owners := map[place]*partition{}
+	offsets := map[string]map[int32]kgo.EpochOffset{}
+	for _, p := range partitions {
+		o, due := p.due()
+		if !due {
+			continue
+		}
+		if offsets[p.topic] == nil {
+			offsets[p.topic] = map[int32]kgo.EpochOffset{}
+		}
+		offsets[p.topic][p.number] = o
+		owners[place{p.topic, p.number}] = p
+	}
+	if len(offsets) == 0 {
+		return nil
+	}
+	ctx = kgo.PreCommitFnContext(ctx, func(req *kmsg.OffsetCommitRequest) error {
+		if req.MemberID != member || req.Generation != generation {
+			return errGeneration // these partitions may have been lost and found
+		}
+		return nil
+	})
+	var failed error
+	s.cl.CommitOffsetsSync(ctx, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+		if err != nil {
+			failed = err
+			return
+		}
+		failed = eachConfirmed(req, resp, func(at place) { owners[at].confirm(offsets[at.topic][at.partition]) })
+	})
+	return failed
+}
+
+// eachConfirmed calls confirmed for every partition that the response says is committed, and returns the errors of the
+// others. From version 10 on, responses name topics by ID.
+func eachConfirmed(req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, confirmed func(place)) error {
+	names := map[[16]byte]string{}
+	for _, t := range req.Topics {
+		names[t.TopicID] = t.Topic
+	}
+	var failed []error
+	for _, t := range resp.Topics {
+		topic := t.Topic
+		if topic == "" {
+			topic = names[t.TopicID]
+		}
+		for _, p := range t.Partitions {
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", placeName(topic, p.Partition), err))
+				continue
+			}
+			confirmed(place{topic, p.Partition})
+		}
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,77 @@
+package franz
+
+import (
+	"context"
+	"maps"
+	"strconv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// conclude carries a decision out. It reports whether the record is settled, and else after which delay it is to be
+// offered again.
+func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision, tries int) (settled bool, delay time.Duration) {
+	s := p.s
+	switch decision.Action {
+	case consumer.Ack:
+		return true, 0
+	case consumer.Reject:
+		s.log.ErrorContext(ctx, "franz: record rejected: it is passed over, and nobody has it as a dead letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+			"id", decision.ID, "error", decision.Err)
+		return true, 0
+	case consumer.Leave:
+		return false, max(s.policy.Lease/3, minDelay) // its owner may die, and then the record has to be here
+	}
+	if retry, ok := decision.Err.(*oncemill.RetryError); ok && !retry.Uncounted { //nolint:errorlint // the guard's own error
+		sent, err := s.postpone(ctx, d, rec, decision)
+		if sent {
+			return true, 0
+		}
+		if err != nil {
+			s.log.WarnContext(ctx, "franz: record cannot be published to its retry topic, and waits in its place", "partition", p.name(), "offset", rec.Offset, "error", err)
+		}
+	}
+	if decision.Delay <= 0 {
+		return false, min(minDelay<<min(tries-1, 8), maxDelay)
+	}
+	return false, decision.Delay
+}
+
+// Delays of records that are to be offered again, when the decision names none.
+const (
+	minDelay = 50 * time.Millisecond
+	maxDelay = 10 * time.Second
+)
+
+// postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the copy is
+// confirmed.
+func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision) (bool, error) {
+	if len(s.config.Retry) == 0 {
+		return false, nil
+	}
+	id := d.Header.Get(producer.HeaderID)
+	if id == "" {
+		id = decision.ID // found elsewhere: the copy has it as its own
+	}
+	if id == "" {
+		return false, nil
+	}
+	next := s.config.Retry[min(s.config.retryIndex(rec.Topic)+1, len(s.config.Retry)-1)]
+	header := maps.Clone(d.Header)
+	header[producer.HeaderPurpose] = producer.PurposeRetry
+	header[producer.HeaderTopic] = d.Topic
+	header[headerNotBefore] = strconv.FormatInt(time.Now().Add(max(next.Delay, decision.Delay)).UnixMilli(), 10)
+	if d.Position != "" {
+		header[headerPosition] = d.Position
+	}
+	if d.UUID != "" {
+		header[headerUUID] = d.UUID
+	}
+	err := s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key), Header: header, Payload: rec.Value})
+	return err == nil, err
+}

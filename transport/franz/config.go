@@ -1,0 +1,135 @@
+package franz
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Order says which records are handled one after the other.
+type Order string
+
+// Orders.
+const (
+	PerPartition Order = "partition" // one record of a partition at a time, in the order of offsets
+	PerKey       Order = "key"       // records of a partition with equal keys in the order of offsets, everything else at once; a record without a key has no order
+)
+
+// Config configures a Worker. The zero value is usable.
+type Config struct {
+	// Order says which records are handled one after the other. Partitions are always independent of each other. Zero:
+	// PerPartition.
+	Order Order
+
+	// Window is how many records are handled at once, over all partitions. Under PerKey it is also how far a partition may
+	// be ahead of its oldest record that is not settled. Of each partition, about as many more are fetched ahead, or what
+	// one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
+	Window int
+
+	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled. At
+	// most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Zero: 30 s.
+	Grace time.Duration
+
+	// CommitEvery is how often offsets are committed. They are also committed when partitions are revoked and at the end of
+	// Run. At least 10 ms. Zero: 1 s.
+	CommitEvery time.Duration
+
+	// InstanceID makes the worker a static member of its group (KIP-345): it does not leave the group when its client is
+	// closed, and gets its partitions back if it returns within the session timeout. No two members may share one. Empty:
+	// a dynamic member.
+	InstanceID string
+
+	// Retry lists retry topics, ordered by Delay. A record whose handler failed is published to the first, from there to the
+	// second, and so on, and from the last to itself, instead of holding up what comes behind it: so a failed record
+	// loses its place in the order. The worker's client must consume these topics too. Nil: a failed record waits in its
+	// place.
+	Retry []RetryTopic
+
+	// RetryPublisher publishes to the retry topics. Set together with Retry. It must be synchronous, as Publisher is.
+	RetryPublisher producer.Publisher
+
+	// Logger gets what operators must know. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+// A RetryTopic is where failed records wait. All its records should belong to one group: another group would handle them
+// too.
+type RetryTopic struct {
+	// Topic is its name. Required.
+	Topic string
+
+	// Delay is how long a record waits there at least. A policy's backoff or oncemill.RetryAfter can ask for more. Records
+	// wait behind each other, so that one with a longer delay holds up others of its partition. At least zero.
+	Delay time.Duration
+}
+
+const minCommitEvery = 10 * time.Millisecond
+
+func (c Config) withDefaults() Config {
+	if c.Order == "" {
+		c.Order = PerPartition
+	}
+	if c.Window == 0 {
+		c.Window = 256
+	}
+	if c.Grace == 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.CommitEvery == 0 {
+		c.CommitEvery = time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+// validate checks a config after its defaults were filled in.
+func (c Config) validate() error {
+	switch {
+	case c.Order != PerPartition && c.Order != PerKey:
+		return fmt.Errorf("franz: Config.Order is %q, want %q or %q", c.Order, PerPartition, PerKey)
+	case c.Window < 1:
+		return fmt.Errorf("franz: Config.Window is %d, want at least 1, or zero", c.Window)
+	case c.Grace < 0:
+		return fmt.Errorf("franz: Config.Grace is %v, want at least 0", c.Grace)
+	case c.CommitEvery < minCommitEvery:
+		return fmt.Errorf("franz: Config.CommitEvery is %v, want at least %v, or zero", c.CommitEvery, minCommitEvery)
+	case len(c.Retry) > 0 && c.RetryPublisher == nil:
+		return fmt.Errorf("franz: Config.RetryPublisher is nil although Config.Retry has %d topics", len(c.Retry))
+	case len(c.Retry) == 0 && c.RetryPublisher != nil:
+		return fmt.Errorf("franz: Config.Retry is empty although Config.RetryPublisher is set")
+	}
+	return c.validateRetry()
+}
+
+func (c Config) validateRetry() error {
+	seen := map[string]bool{}
+	for i, r := range c.Retry {
+		if problem := topicProblem(r.Topic); problem != "" {
+			return fmt.Errorf("franz: Config.Retry[%d].Topic %s", i, problem)
+		}
+		switch {
+		case seen[r.Topic]:
+			return fmt.Errorf("franz: Config.Retry[%d].Topic is %q, as an earlier one", i, r.Topic)
+		case r.Delay < 0:
+			return fmt.Errorf("franz: Config.Retry[%d].Delay is %v, want at least 0", i, r.Delay)
+		case i > 0 && r.Delay < c.Retry[i-1].Delay:
+			return fmt.Errorf("franz: Config.Retry[%d].Delay is %v, want at least %v, that of the topic before it", i, r.Delay, c.Retry[i-1].Delay)
+		}
+		seen[r.Topic] = true
+	}
+	return nil
+}
+
+// retryIndex returns which retry topic a topic is, or -1.
+func (c Config) retryIndex(topic string) int {
+	for i, r := range c.Retry {
+		if r.Topic == topic {
+			return i
+		}
+	}
+	return -1
+}

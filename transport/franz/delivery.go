@@ -1,0 +1,75 @@
+package franz
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Header names beside those of package producer.
+const (
+	headerUUID      = "_watermill_message_uuid" // where watermill-kafka keeps a message's UUID
+	headerNotBefore = "oncemill-not-before"     // retry topics: Unix time in milliseconds
+	headerPosition  = "oncemill-position"       // retry topics: partition and offset in the source topic
+)
+
+// delivery turns a record into a delivery, and says when it is due.
+func (s *session) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
+	d = consumer.Delivery{
+		Topic:    rec.Topic,
+		Position: strconv.FormatInt(int64(rec.Partition), 10) + "-" + strconv.FormatInt(rec.Offset, 10),
+		Header:   header(rec.Headers),
+		Holds:    s.holds,
+		Payload:  rec.Value,
+	}
+	if s.config.retryIndex(rec.Topic) >= 0 {
+		if due, err = s.restore(&d); err != nil {
+			return d, due, err
+		}
+	}
+	d.UUID = d.Header[headerUUID]
+	delete(d.Header, headerUUID)
+	if len(rec.Key) > 0 {
+		d.Header[producer.HeaderKey] = string(rec.Key) // for dead letters, and for handlers in a Router
+	}
+	d.Handler, d.Origin = d.Topic, d.Topic
+	return d, due, nil
+}
+
+// restore makes a record of a retry topic the delivery that it is a copy of.
+func (s *session) restore(d *consumer.Delivery) (due time.Time, err error) {
+	topic, copied := d.Header[producer.HeaderTopic]
+	if !copied {
+		return due, nil // somebody else has put it there
+	}
+	if s.consumed != nil && (!s.consumed[topic] || s.config.retryIndex(topic) >= 0) {
+		return due, &SetupError{Problem: fmt.Sprintf(
+			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics retry topics of its own", d.Topic, topic)}
+	}
+	if ms, err := strconv.ParseInt(d.Header[headerNotBefore], 10, 64); err == nil {
+		due = time.UnixMilli(ms)
+	}
+	d.Topic, d.Position = topic, d.Header[headerPosition]
+	for _, name := range [...]string{producer.HeaderTopic, producer.HeaderPurpose, headerNotBefore, headerPosition} {
+		delete(d.Header, name)
+	}
+	return due, nil
+}
+
+// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110.
+func header(headers []kgo.RecordHeader) producer.Header {
+	joined := make(producer.Header, len(headers))
+	for _, h := range headers {
+		value := string(h.Value)
+		if before, twice := joined[h.Key]; twice && before != value {
+			value = before + ", " + value
+		}
+		joined[h.Key] = value
+	}
+	return joined
+}

@@ -1,0 +1,71 @@
+// Package franz connects Oncemill with Kafka through the client franz-go.
+//
+// A [Worker] consumes as a member of a group, and runs a handler for each record under a Processor. The client is made
+// with the worker's options, because rebalance callbacks can be given only then:
+//
+//	w, err := franz.NewWorker(once, charge, franz.Config{}) // charge is func(ctx, *kgo.Record) error
+//	cl, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(…), kgo.ConsumerGroup("billing"), kgo.ConsumeTopics("orders"))...)
+//	err = w.Run(ctx, cl)
+//
+// A [Source] does the same for Watermill: consumer.Subscriber(source) is a Subscriber, and Processor.Middleware in the
+// Router steers it. A [Publisher] sends messages, many at once, and reports on each.
+//
+// # Guarantees of Worker and Source
+//
+//   - An offset is committed only when every record before it in its partition is settled: its outcome is stored and what
+//     it produced is published, or a copy in a retry topic is confirmed, or it was rejected. A rejected record is
+//     logged as an error with topic, partition, offset and reason, because Kafka cannot end a record, and it stays in
+//     the topic; set consumer.Config.DeadLetters to have it somewhere.
+//   - Under PerPartition, a partition's records are handled one at a time, in the order of offsets, through failures and
+//     retries. Under PerKey that holds for records of a partition with equal keys. Partitions never wait for each other,
+//     except for room in Config.Window.
+//   - A record that has to wait, for a retry, a busy key or a store that is down, waits here, and what has to come after
+//     it waits behind it. Waiting takes no room in the window, asks nobody, and does not endanger membership: fetching
+//     is paused when enough lies ready, heartbeats go on.
+//   - When a partition is revoked, what waits is dropped at once, running handlers have half the rebalance timeout until
+//     their contexts are cancelled, and what is settled is committed before the partition goes. Partitions that stay
+//     keep running. When partitions are lost, their handlers are cancelled and nothing is committed.
+//   - A commit that fails, or is reported failed, is made up for by the next. Within an assignment, offsets never go
+//     backwards; if the broker lost the end of a log and uses offsets again, they do, and it is logged as an error.
+//   - When Run's context ends, running handlers may finish within Config.Grace, and the last commit is confirmed before
+//     Run returns nil. Run leaves no goroutine behind. Closing the client, which leaves the group, is up to the caller.
+//   - What cannot work is refused by Check with an error that says what to set: a client without the worker's options, a
+//     missing topic or right, a rebalance timeout that is too short.
+//
+// Offsets that are set back deliver records again; within the policy's Window their outcomes are still known, and nothing
+// runs twice. Check warns of topics that keep records for longer.
+//
+// # What they do not guarantee
+//
+// Order when a record goes to a retry topic: what follows it goes on. Order across a handler that ignores the end of its
+// context: its partition may have another owner by then, whom the record's claim keeps from running it, but not the next.
+// Equal keys in different partitions. Records of a transaction that was aborted are not handled at all.
+//
+// # What a record is
+//
+// Handler, topic and origin of a delivery are the source topic, its position is partition and offset ("3-1042"). Headers
+// are passed as they are, binary values too; several different values of one name are joined with ", ". The header
+// _watermill_message_uuid is the UUID. The record's key stands in the header oncemill-key, so that dead letters keep it.
+// Tombstones are records like any other.
+//
+// # Retry topics
+//
+// With Config.Retry, a record whose handler failed is published to a retry topic, and its offset is settled when that is
+// confirmed. The copy has the same message ID, so that attempts add up, and the dead letter comes after
+// Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three headers bring the copy
+// back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
+// milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also does so
+// when it waits for something else than its own next attempt: a busy key, a store that is down.
+//
+// # Guarantees of Publisher
+//
+//   - Publish returns nil only when all replicas in sync have every message. Otherwise a *producer.PublishError says
+//     which messages are not acknowledged, and whether they may be in the topic all the same.
+//   - Repetitions by the client itself make no copies and keep the order of a partition (idempotent producer). A message
+//     that is published again by the caller is another record with the same oncemill-id.
+//   - A message that is too large, or not what its topic takes, does not take others along: those that Kafka refused
+//     together with it are sent again.
+//   - Payload, key and headers arrive as they were given. What Kafka cannot carry is refused with an error that names the
+//     field. Headers of this project and trace context are added, and oncemill-name is left out, as producer.Outgoing
+//     does; oncemill-key becomes the record's key, and is refused if it differs from Message.Key.
+package franz

@@ -1,0 +1,90 @@
+package franz
+
+import (
+	"context"
+	"time"
+)
+
+// Of the rebalance timeout, a revocation gives handlers a half to finish, then a tenth to see that their contexts have
+// ended, and the commit a quarter. Whoever takes longer is put out of the group by the coordinator.
+const (
+	finishShare = 2
+	cancelShare = 10
+	commitShare = 4
+)
+
+// revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled is
+// committed.
+func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
+	partitions := s.owned(revoked)
+	if len(partitions) == 0 {
+		return
+	}
+	for _, p := range partitions {
+		p.halt()
+	}
+	if late := ended(partitions, s.rebalance/finishShare); len(late) > 0 {
+		for _, p := range late {
+			s.log.WarnContext(ctx, "franz: handlers take too long for a rebalance and are cancelled", "partition", p.name(), "after", s.rebalance/finishShare)
+			p.cancel(errRevoked)
+		}
+		ended(late, s.rebalance/cancelShare)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.rebalance/commitShare)
+	defer cancel()
+	s.committing.Lock() // no commit of these partitions may follow
+	defer s.committing.Unlock()
+	if err := s.commitLocked(ctx, partitions); err != nil {
+		s.log.WarnContext(ctx, "franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are settled", "group", s.group, "error", err)
+	}
+	s.forget(partitions)
+}
+
+// lose drops partitions that another member may have already.
+func (s *session) lose(lost map[string][]int32) {
+	partitions := s.owned(lost)
+	for _, p := range partitions {
+		s.log.Warn("franz: partition was lost", "partition", p.name(), "group", s.group)
+		p.halt()
+		p.cancel(errLost)
+	}
+	s.forget(partitions)
+}
+
+// drain waits for what runs and commits what is settled. It returns a *CommitError if that is not confirmed.
+func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) error {
+	partitions := s.all()
+	if late := ended(partitions, s.config.Grace); len(late) > 0 {
+		for _, p := range late {
+			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled", "partition", p.name(), "after", s.config.Grace)
+		}
+		cancel(errGrace)
+		ended(late, s.rebalance/cancelShare)
+	}
+	ctx, stop := context.WithTimeout(ctx, s.rebalance)
+	defer stop()
+	return s.commitFinally(ctx)
+}
+
+// ended waits for partitions to end, and returns those that have not in time.
+func ended(partitions []*partition, patience time.Duration) (late []*partition) {
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
+	expired := false
+	for _, p := range partitions {
+		if !expired {
+			select {
+			case <-p.done:
+				continue
+			case <-timeout.C:
+				expired = true
+			}
+		}
+		select {
+		case <-p.done:
+		default:
+			late = append(late, p)
+		}
+	}
+	return late
+}

@@ -1,0 +1,283 @@
+package franz
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/lanes"
+)
+
+// A partition is one assignment of a partition to this worker, from its first record until it is given up. A partition
+// that comes back is another one.
+type partition struct {
+	s      *session
+	topic  string
+	number int32
+
+	before <-chan struct{} // closed when an earlier assignment has ended; nil: there was none
+	more   chan struct{}   // holds a token when the queue may have become longer
+	halted chan struct{}   // closed when nothing more is to be started
+	done   chan struct{}   // closed when nothing runs any more
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex
+	queue   []*kgo.Record        // fetched, not taken
+	paused  bool                 // for fetching, because the queue is long
+	tracker tracker              // of what was taken
+	idle    map[*flight]struct{} // offered to the guard, which has not started the handler yet
+}
+
+// A flight is one offer of a record to the guard.
+type flight struct{ cancel context.CancelCauseFunc }
+
+func (p *partition) name() string { return placeName(p.topic, p.number) }
+
+func (p *partition) isHalted() bool {
+	select {
+	case <-p.halted:
+		return true
+	default:
+		return false
+	}
+}
+
+// add queues records that were fetched. A long queue pauses fetching.
+func (p *partition) add(records []*kgo.Record) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isHalted() {
+		return
+	}
+	p.queue = append(p.queue, records...)
+	if !p.paused && len(p.queue) > p.s.config.Window {
+		p.paused = true
+		p.s.cl.PauseFetchPartitions(p.only())
+	}
+	select {
+	case p.more <- struct{}{}:
+	default:
+	}
+}
+
+func (p *partition) only() map[string][]int32 { return map[string][]int32{p.topic: {p.number}} }
+
+// next takes the next record. It waits for one, and returns nil when the partition is halted.
+func (p *partition) next(ctx context.Context) (*kgo.Record, *entry) {
+	for {
+		if rec, e := p.pop(ctx); rec != nil {
+			return rec, e
+		}
+		select {
+		case <-p.more:
+		case <-p.halted:
+			return nil, nil
+		}
+	}
+}
+
+func (p *partition) pop(ctx context.Context) (*kgo.Record, *entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.queue) == 0 || p.isHalted() {
+		return nil, nil
+	}
+	rec := p.queue[0]
+	p.queue[0] = nil
+	p.queue = p.queue[1:]
+	if p.paused && len(p.queue) <= p.s.config.Window/2 {
+		p.paused = false
+		p.s.cl.ResumeFetchPartitions(p.only())
+	}
+	e, back := p.tracker.take(rec)
+	if back {
+		p.s.log.ErrorContext(ctx, "franz: partition went back to an earlier offset: its log has lost records, and offsets are used again", "partition", p.name(), "offset", rec.Offset)
+	}
+	return rec, e
+}
+
+// run handles the records of the partition until it is halted. The context is that of its handlers.
+func (p *partition) run(ctx context.Context) {
+	defer close(p.done)
+	if p.before != nil {
+		select {
+		case <-p.before: // else one record could be handled twice at once, and out of order
+		case <-p.halted:
+			<-p.before
+			return
+		}
+	}
+	if p.s.config.Order == PerKey {
+		p.runLanes(ctx)
+		return
+	}
+	for {
+		rec, e := p.next(ctx)
+		if rec == nil {
+			return
+		}
+		p.handle(ctx, rec, e)
+	}
+}
+
+// runLanes handles records with different keys at once.
+func (p *partition) runLanes(ctx context.Context) {
+	var set lanes.Set
+	defer set.Wait()
+	room := make(chan struct{}, p.s.config.Window)
+	for {
+		select {
+		case room <- struct{}{}:
+		case <-p.halted:
+			return
+		}
+		rec, e := p.next(ctx)
+		if rec == nil {
+			return
+		}
+		set.Go(lane(rec), func() {
+			defer func() { <-room }()
+			p.handle(ctx, rec, e)
+		})
+	}
+}
+
+// lane is what records have in common that are handled in order. An empty key is a key.
+func lane(rec *kgo.Record) string {
+	if rec.Key == nil {
+		return ""
+	}
+	return "k" + string(rec.Key)
+}
+
+// handle offers a record until it is settled or the partition is halted.
+func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
+	d, due, err := p.s.delivery(rec)
+	if err != nil {
+		p.s.fail(err)
+		return
+	}
+	if !p.wait(time.Until(due)) {
+		return
+	}
+	for tries := 1; ; tries++ {
+		decision, offered := p.offer(ctx, d, rec)
+		if !offered {
+			return
+		}
+		settled, delay := p.conclude(ctx, d, rec, decision, tries)
+		if settled {
+			p.settle(e)
+			return
+		}
+		if !p.wait(delay) {
+			return
+		}
+	}
+}
+
+// offer has a record decided. It reports false if the partition was halted before.
+func (p *partition) offer(ctx context.Context, d consumer.Delivery, rec *kgo.Record) (consumer.Decision, bool) {
+	select {
+	case p.s.slots <- struct{}{}:
+		defer func() { <-p.s.slots }()
+	case <-p.halted:
+		return consumer.Decision{}, false
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	f := &flight{cancel}
+	if !p.enter(f) {
+		return consumer.Decision{}, false
+	}
+	defer p.leave(f)
+	return p.s.process(ctx, d, rec, func() error { return p.start(f) }), true
+}
+
+func (p *partition) enter(f *flight) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isHalted() {
+		return false
+	}
+	p.idle[f] = struct{}{}
+	return true
+}
+
+func (p *partition) leave(f *flight) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.idle, f)
+}
+
+// start lets a handler run, unless the partition is halted.
+func (p *partition) start(f *flight) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isHalted() {
+		return oncemill.NoEffect(stoppingError{})
+	}
+	delete(p.idle, f)
+	return nil
+}
+
+// halt starts nothing more, and drops what waits. Handlers that run go on.
+func (p *partition) halt() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isHalted() {
+		return
+	}
+	close(p.halted)
+	p.queue = nil
+	for f := range p.idle {
+		f.cancel(stoppingError{})
+	}
+}
+
+// resume makes kgo fetch the partition again should it come back. It is called when the partition is not fetched any more.
+func (p *partition) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paused {
+		p.paused = false
+		p.s.cl.ResumeFetchPartitions(p.only())
+	}
+}
+
+// wait reports false if the partition is halted before the time is over.
+func (p *partition) wait(d time.Duration) bool {
+	if d <= 0 {
+		return !p.isHalted()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-p.halted:
+		return false
+	}
+}
+
+func (p *partition) settle(e *entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tracker.settle(e)
+}
+
+func (p *partition) due() (kgo.EpochOffset, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.tracker.due()
+}
+
+func (p *partition) confirm(o kgo.EpochOffset) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tracker.confirm(o)
+}

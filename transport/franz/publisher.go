@@ -1,0 +1,224 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// PublisherConfig configures a Publisher. The zero value is usable.
+type PublisherConfig struct {
+	// AckTimeout is how long to wait for a message's acknowledgement, and for room in the client's buffer before that
+	// (kgo.MaxBufferedRecords). A message whose acknowledgement does not come in time is reported as unknown. Zero: 30 s.
+	AckTimeout time.Duration
+}
+
+const defaultAckTimeout = 30 * time.Second
+
+func (c PublisherConfig) withDefaults() PublisherConfig {
+	if c.AckTimeout == 0 {
+		c.AckTimeout = defaultAckTimeout
+	}
+	return c
+}
+
+func (c PublisherConfig) validate() error {
+	if c.AckTimeout < time.Millisecond {
+		return fmt.Errorf("franz: PublisherConfig.AckTimeout is %v, want at least 1ms, or zero", c.AckTimeout)
+	}
+	return nil
+}
+
+// PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all replicas
+// in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s.
+func PublisherOpts() []kgo.Opt {
+	return []kgo.Opt{
+		kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.RecordDeliveryTimeout(defaultAckTimeout),
+	}
+}
+
+// A Publisher is a producer.Publisher for Kafka. It is safe for concurrent use. It has nothing to close: what it uses
+// ends with its client.
+type Publisher struct {
+	cl     *kgo.Client
+	config PublisherConfig
+	alone  sync.RWMutex // held for writing by a message that must be in a batch of its own
+}
+
+// NewPublisher returns a Publisher on a client, which may consume too. One a client is enough. It returns a *SetupError
+// if the client was made with options that weaken what Publish promises: other acknowledgements than of all replicas in
+// sync, without idempotence or with cancellation of records in flight, transactions, manual flushing, or one topic for
+// everything.
+func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	if cl == nil {
+		return nil, &SetupError{Problem: "the publisher's client is nil"}
+	}
+	var problem string
+	switch {
+	case cl.OptValue(kgo.RequiredAcks) != any(kgo.AllISRAcks()):
+		problem = "kgo.RequiredAcks must be kgo.AllISRAcks: else a broker that fails takes acknowledged messages with it"
+	case option[bool](cl, kgo.DisableIdempotentWrite):
+		problem = "kgo.DisableIdempotentWrite must not be set: the client's own retries would make copies and change the order"
+	case option[bool](cl, kgo.AllowIdempotentProduceCancellation):
+		problem = "kgo.AllowIdempotentProduceCancellation must not be set: the client's own retries would make copies"
+	case option[string](cl, kgo.TransactionalID) != "":
+		problem = "kgo.TransactionalID must not be set: messages would be acknowledged before their transaction ends"
+	case option[bool](cl, kgo.ManualFlushing):
+		problem = "kgo.ManualFlushing must not be set: nothing would be sent"
+	case option[bool](cl, kgo.DefaultProduceTopicAlways):
+		problem = "kgo.DefaultProduceTopicAlways must not be set: messages name their topics"
+	default:
+		return &Publisher{cl: cl, config: config}, nil
+	}
+	return nil, &SetupError{Problem: "publisher's client: " + problem}
+}
+
+// Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
+// ends, or ctx does. Messages must be stamped, or at least have an ID. A message's Key is the record's key; without one, its
+// header oncemill-key is. A nil Payload is a tombstone, an empty one is not.
+//
+// The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or by
+// the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
+// keys). Everything else is unknown, also when a topic does not exist or may not be written to: that can be mended, and
+// an outbox must not give rows up for it. A message that is unknown because ctx or its timeout ended may be sent until
+// the client's kgo.RecordDeliveryTimeout ends.
+func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
+	flights := p.sendAll(ctx, messages)
+	var failures []producer.Failure
+	for i, f := range flights {
+		if f.err != nil && f.record != nil && refusesBatch(f.err) {
+			f.unknown, f.err = p.sendAlone(ctx, f.record)
+		}
+		if f.err != nil {
+			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: f.err, Unknown: f.unknown})
+		}
+	}
+	if failures != nil {
+		return &producer.PublishError{Failures: failures}
+	}
+	return nil
+}
+
+// A produced is a message on its way, and then what became of it.
+type produced struct {
+	record  *kgo.Record // nil: not sent
+	answer  chan error
+	err     error
+	unknown bool
+}
+
+var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout")
+
+// sendAll sends messages and waits for their acknowledgements.
+func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []produced {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
+	defer cancel()
+	p.alone.RLock()
+	defer p.alone.RUnlock()
+	flights := make([]produced, len(messages))
+	for i, m := range messages {
+		flights[i] = p.send(ctx, m)
+	}
+	for i := range flights {
+		if flights[i].answer != nil {
+			flights[i].await(ctx)
+		}
+	}
+	return flights
+}
+
+// stall is how long to wait for room in the client's buffer before it is asked again.
+const stall = 5 * time.Millisecond
+
+func (p *Publisher) send(ctx context.Context, m producer.Message) produced {
+	m, err := producer.Outgoing(ctx, m)
+	if err != nil {
+		return produced{err: err}
+	}
+	record, err := encode(m)
+	if err != nil {
+		return produced{err: err}
+	}
+	return p.produce(ctx, record)
+}
+
+// produce hands a record to the client. The client gets a context that does not end: a record that is cancelled there takes
+// all that are buffered for its partition along, those of other calls too.
+func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
+	for {
+		if ctx.Err() != nil {
+			return produced{err: context.Cause(ctx), unknown: true}
+		}
+		answer := make(chan error, 1)
+		p.cl.TryProduce(context.WithoutCancel(ctx), record, func(_ *kgo.Record, err error) { answer <- err })
+		select {
+		case err := <-answer:
+			if errors.Is(err, kgo.ErrMaxBuffered) {
+				pause(ctx, stall)
+				continue
+			}
+			answer <- err
+		default:
+		}
+		return produced{record: record, answer: answer}
+	}
+}
+
+// await waits for an acknowledgement. What is there already counts even if ctx has ended.
+func (f *produced) await(ctx context.Context) {
+	select {
+	case f.err = <-f.answer:
+	default:
+		select {
+		case f.err = <-f.answer:
+		case <-ctx.Done():
+			f.err, f.unknown = context.Cause(ctx), true
+			return
+		}
+	}
+	f.unknown = f.err != nil && !refusesMessage(f.err)
+}
+
+// sendAlone sends a record whose batch was refused once more, in a batch of its own, which shows whether it is to blame.
+func (p *Publisher) sendAlone(ctx context.Context, record *kgo.Record) (unknown bool, err error) {
+	p.alone.Lock()
+	defer p.alone.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
+	defer cancel()
+	company := p.cl.BufferedProduceRecords() > 0 // of earlier calls that have given up waiting
+	again := &kgo.Record{Topic: record.Topic, Key: record.Key, Value: record.Value, Headers: record.Headers}
+	f := p.produce(ctx, again)
+	if f.answer != nil {
+		f.await(ctx)
+	}
+	return f.err != nil && (f.unknown || company), f.err
+}
+
+// refusesBatch reports whether an error is about a whole batch, because of one record in it.
+func refusesBatch(err error) bool {
+	for _, e := range [...]error{
+		kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.UnsupportedForMessageFormat,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// refusesMessage reports whether an error says that the message itself was refused, so that it would be refused again.
+func refusesMessage(err error) bool {
+	return refusesBatch(err) || errors.Is(err, kerr.InvalidTopicException)
+}

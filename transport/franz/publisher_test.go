@@ -1,0 +1,204 @@
+package franz_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
+)
+
+func messages(n int) []producer.Message {
+	list := make([]producer.Message, n)
+	for i := range list {
+		list[i] = producer.Message{ID: orderID(i), Topic: "orders", Payload: []byte(orderID(i))}
+	}
+	return list
+}
+
+func failuresOf(t testing.TB, err error) []producer.Failure {
+	t.Helper()
+	return as[*producer.PublishError](t, err).Failures
+}
+
+func TestPublisher_StoresEachMessageAsItIs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	m := producer.Message{ID: "o1", Topic: "orders", Key: "ada", Payload: []byte("x"), Header: producer.Header{"binary": "\x00\xff", "plain": "text", "oncemill-name": "receipt"}}
+	if err := b.publisher().Publish(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	rec := b.only("orders")
+	got := map[string]string{}
+	for _, h := range rec.Headers {
+		got[h.Key] = string(h.Value)
+	}
+	if diff := cmp.Diff(map[string]string{"oncemill-id": "o1", "binary": "\x00\xff", "plain": "text"}, got); diff != "" {
+		t.Errorf("headers (-want +got):\n%s", diff)
+	}
+	if string(rec.Key) != "ada" || string(rec.Value) != "x" {
+		t.Errorf("stored %q: %q", rec.Key, rec.Value)
+	}
+}
+
+func TestPublisher_KeepsTombstonesAndEmptyPayloadsApart(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	err := b.publisher().Publish(t.Context(),
+		producer.Message{ID: "a", Topic: "orders", Header: producer.Header{producer.HeaderKey: "k"}}, producer.Message{ID: "b", Topic: "orders", Payload: []byte{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := b.records("orders")
+	if found[0].Value != nil || found[1].Value == nil {
+		t.Errorf("stored %v and %v, want nil and empty", found[0].Value, found[1].Value)
+	}
+	if string(found[0].Key) != "k" || found[1].Key != nil {
+		t.Errorf("stored keys %q and %q, want k, from the header, and none", found[0].Key, found[1].Key)
+	}
+}
+
+func TestPublisher_RefusesWhatKafkaCannotCarryAndPublishesTheRest(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	bad := []producer.Message{
+		{ID: "1", Topic: "a b"},
+		{ID: "2", Topic: ".."},
+		{ID: "3", Topic: strings.Repeat("x", 250)},
+		{ID: "4"},
+		{Topic: "orders"},
+		{ID: "6", Topic: "orders", NotBefore: time.Now().Add(time.Hour)},
+		{ID: "7", Topic: "orders", Header: producer.Header{"": "x"}},
+		{ID: "8", Topic: "orders", Header: producer.Header{"\xff": "x"}},
+		{ID: "9", Topic: "orders", Key: "a", Header: producer.Header{producer.HeaderKey: "b"}},
+		{ID: "10", Topic: "orders", Payload: make([]byte, 2<<20)},
+	}
+	failures := failuresOf(t, b.publisher().Publish(t.Context(), append(bad, messages(1)...)...))
+	if len(failures) != len(bad) {
+		t.Fatalf("%d failures, want %d: %v", len(failures), len(bad), failures)
+	}
+	for i, f := range failures {
+		if f.Index != i || f.ID != bad[i].ID || f.Unknown {
+			t.Errorf("failure %d is %+v", i, f)
+		}
+		if i < 9 {
+			as[*producer.InvalidError](t, f.Err)
+		}
+	}
+	if rec := b.only("orders"); string(rec.Value) != orderID(0) {
+		t.Errorf("stored %q", rec.Value)
+	}
+}
+
+func TestPublisher_OneTooLargeMessageDoesNotTakeOthersOfItsBatchAlong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	if err := b.cluster.CreateTopic("small", 1, map[string]string{"max.message.bytes": "2000"}); err != nil {
+		t.Fatal(err)
+	}
+	list := messages(5)
+	for i := range list {
+		list[i].Topic = "small"
+	}
+	list[2].Payload = bytes.Repeat([]byte("xyz123"), 1000)
+	failures := failuresOf(t, b.publisher(kgo.ProducerLinger(20*time.Millisecond), kgo.ProducerBatchCompression(kgo.NoCompression())).Publish(t.Context(), list...))
+	if len(failures) != 1 || failures[0].Index != 2 || failures[0].Unknown || !errors.Is(failures[0].Err, kerr.MessageTooLarge) {
+		t.Errorf("failures %+v, want the third alone, refused", failures)
+	}
+	if stored := len(b.records("small")); stored != 4 {
+		t.Errorf("%d stored, want 4", stored)
+	}
+}
+
+func TestPublisher_SaysWhatIsUnknown(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name    string
+		topic   string
+		err     *kerr.Error
+		unknown bool
+	}{
+		{"topic that does not exist", "refunds", nil, true},
+		{"topic that may not be written", "orders", kerr.TopicAuthorizationFailed, true},
+		{"record that its topic does not take", "orders", kerr.InvalidRecord, false},
+		{"topic whose name is refused", "orders", kerr.InvalidTopicException, false},
+		{"policy", "orders", kerr.PolicyViolation, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 1)
+			if tc.err != nil {
+				b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: tc.err, Count: -1})
+			}
+			failures := failuresOf(t, b.publisher().Publish(t.Context(), producer.Message{ID: "a", Topic: tc.topic}))
+			if len(failures) != 1 || failures[0].Unknown != tc.unknown {
+				t.Errorf("failures %+v, want unknown %v", failures, tc.unknown)
+			}
+		})
+	}
+}
+
+func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	release := make(chan struct{})
+	b.cluster.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.SleepControl(func() { <-release })
+		return nil, nil, false
+	})
+	pub, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{AckTimeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failures := failuresOf(t, pub.Publish(t.Context(), messages(2)...))
+	if len(failures) != 2 || !failures[0].Unknown || !failures[1].Unknown {
+		t.Errorf("failures %+v, want both unknown", failures)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("enough"))
+	failures = failuresOf(t, pub.Publish(ctx, messages(1)...))
+	if len(failures) != 1 || !failures[0].Unknown || failures[0].Err.Error() != "enough" {
+		t.Errorf("failures %+v, want one, unknown, with the context's cause", failures)
+	}
+	close(release)
+	until(t, "the messages that were unknown", func() bool { return b.cluster.PartitionInfo("orders", 0).HighWatermark == 2 })
+}
+
+func TestPublisher_LostAnswersMakeNoCopies(t *testing.T) {
+	t.Parallel()
+	const callers, each = 4, 50
+	b := newBench(t, 1)
+	b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.RequestTimedOut, Count: 5}) // applied all the same
+	pub := b.publisher()
+	var wait sync.WaitGroup
+	var failed atomic.Int32
+	for c := range callers {
+		wait.Go(func() {
+			for _, m := range messages(each) {
+				m.ID += strings.Repeat("x", c+1)
+				if pub.Publish(t.Context(), m) != nil {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d calls failed", n)
+	}
+	if stored := len(b.records("orders")); stored != callers*each {
+		t.Errorf("%d stored, want %d", stored, callers*each)
+	}
+}

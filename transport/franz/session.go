@@ -1,0 +1,233 @@
+package franz
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+)
+
+// A session is one Run: what a worker has while it is a member of a group.
+type session struct {
+	config  Config
+	policy  oncemill.Policy
+	process process
+	log     *slog.Logger
+
+	cl        *kgo.Client
+	group     string
+	consumed  map[string]bool // topics; nil: not known by name
+	rebalance time.Duration   // the rebalance timeout
+	slots     chan struct{}   // holds a token for each record that is being handled
+	holds     *oncemill.Holds
+	failed    chan error // holds the first error that the worker cannot go on after
+
+	committing sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
+	running    sync.WaitGroup
+
+	mu         sync.Mutex
+	draining   bool
+	partitions map[place]*partition
+	ending     map[place]<-chan struct{} // assignments that were given up while something ran: closed when that has ended
+}
+
+// A place is a partition's name.
+type place struct {
+	topic     string
+	partition int32
+}
+
+func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client) *session {
+	s := &session{
+		config: config, policy: policy, process: process, log: config.Logger,
+		cl:         cl,
+		group:      option[string](cl, kgo.ConsumerGroup),
+		rebalance:  option[time.Duration](cl, kgo.RebalanceTimeout),
+		slots:      make(chan struct{}, config.Window),
+		holds:      oncemill.NewHolds(max(1, config.Window/2)), // others need the room
+		failed:     make(chan error, 1),
+		partitions: map[place]*partition{},
+		ending:     map[place]<-chan struct{}{},
+	}
+	if !option[bool](cl, kgo.ConsumeRegex) {
+		s.consumed = map[string]bool{}
+		for _, topic := range cl.GetConsumeTopics() {
+			s.consumed[topic] = true
+		}
+	}
+	return s
+}
+
+// option returns the value of a client's option.
+func option[T any](cl *kgo.Client, opt any) T {
+	value, _ := cl.OptValue(opt).(T)
+	return value
+}
+
+// fail ends the run with an error.
+func (s *session) fail(err error) {
+	select {
+	case s.failed <- err:
+	default: // there is one
+	}
+}
+
+// run consumes until ctx ends or the worker cannot go on.
+func (s *session) run(ctx context.Context) error {
+	detached := context.WithoutCancel(ctx)
+	handlers, cancel := context.WithCancelCause(detached)
+	defer cancel(nil)
+	polling, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+
+	var helpers sync.WaitGroup
+	helpers.Go(func() { s.commitRegularly(polling) })
+	helpers.Go(func() {
+		select {
+		case err := <-s.failed:
+			stop(err)
+		case <-polling.Done():
+		}
+	})
+	s.poll(polling, handlers)
+	err := context.Cause(polling)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	s.halt()
+	if confirmed := s.drain(detached, cancel); err == nil {
+		err = confirmed
+	}
+	helpers.Wait()
+	s.running.Wait()
+	return err
+}
+
+// poll hands records to their partitions until ctx ends, which it does when the worker fails.
+func (s *session) poll(ctx, handlers context.Context) {
+	for ctx.Err() == nil {
+		fetches := s.cl.PollFetches(ctx)
+		failed := 0
+		if ctx.Err() == nil {
+			failed = s.take(handlers, fetches)
+		}
+		s.cl.AllowRebalance()
+		if failed > 0 && fetches.NumRecords() == 0 {
+			pause(ctx, pauseAfterErrors) // one that stays would be polled without end
+		}
+	}
+}
+
+const pauseAfterErrors = 100 * time.Millisecond
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// take deals with what was fetched, and returns how many partitions failed.
+func (s *session) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
+	fetches.EachPartition(func(f kgo.FetchTopicPartition) {
+		if f.Err != nil {
+			failed++
+			s.fetchFailed(ctx, f.Topic, f.Partition, f.Err)
+		}
+		if len(f.Records) > 0 {
+			if p := s.assigned(ctx, place{f.Topic, f.Partition}); p != nil {
+				p.add(f.Records)
+			}
+		}
+	})
+	return failed
+}
+
+// assigned returns a partition that records were fetched of, and starts it if these are its first.
+func (s *session) assigned(ctx context.Context, at place) *partition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return nil
+	}
+	if p := s.partitions[at]; p != nil {
+		return p
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	p := &partition{
+		s: s, topic: at.topic, number: at.partition,
+		before: s.ending[at],
+		more:   make(chan struct{}, 1),
+		halted: make(chan struct{}),
+		done:   make(chan struct{}),
+		cancel: cancel,
+		idle:   map[*flight]struct{}{},
+	}
+	s.partitions[at] = p
+	s.running.Go(func() {
+		defer cancel(nil)
+		p.run(ctx)
+	})
+	return p
+}
+
+// owned returns the partitions of an assignment that records were fetched of.
+func (s *session) owned(assignment map[string][]int32) []*partition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found []*partition
+	for topic, numbers := range assignment {
+		for _, n := range numbers {
+			if p := s.partitions[place{topic, n}]; p != nil {
+				found = append(found, p)
+			}
+		}
+	}
+	return found
+}
+
+// all returns all partitions.
+func (s *session) all() []*partition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := make([]*partition, 0, len(s.partitions))
+	for _, p := range s.partitions {
+		found = append(found, p)
+	}
+	return found
+}
+
+// forget gives partitions up.
+func (s *session) forget(partitions []*partition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range partitions {
+		at := place{p.topic, p.number}
+		delete(s.partitions, at)
+		s.ending[at] = p.done
+		p.resume()
+	}
+	for at, done := range s.ending { // those that have ended need not be waited for
+		select {
+		case <-done:
+			delete(s.ending, at)
+		default:
+		}
+	}
+}
+
+// halt starts nothing more.
+func (s *session) halt() {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	for _, p := range s.all() {
+		p.halt()
+	}
+}

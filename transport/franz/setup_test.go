@@ -1,0 +1,232 @@
+package franz_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
+)
+
+func nothing(context.Context, *kgo.Record) error { return nil }
+
+func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	once := b.processor(consumer.Config{})
+	pub, err := franz.NewPublisher(b.client, franz.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, c := range map[string]franz.Config{
+		"Config.Order":          {Order: "random"},
+		"Config.Window":         {Window: -1},
+		"Config.Grace":          {Grace: -1},
+		"Config.CommitEvery":    {CommitEvery: time.Microsecond},
+		"Config.RetryPublisher": {Retry: []franz.RetryTopic{{Topic: "later"}}},
+		"Config.Retry is empty": {RetryPublisher: pub},
+		"Config.Retry[0].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a b"}}},
+		"Config.Retry[0].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: -1}}},
+		"Config.Retry[1].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: 2}, {Topic: "b", Delay: 1}}},
+		"Config.Retry[1].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a"}, {Topic: "a"}}},
+	} {
+		if _, err := franz.NewWorker(once, nothing, c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
+		}
+	}
+	if _, err := franz.NewWorker(nil, nothing, franz.Config{}); err == nil {
+		t.Error("no error without a Processor")
+	}
+	if _, err := franz.NewWorker(once, nil, franz.Config{}); err == nil {
+		t.Error("no error without a Handler")
+	}
+}
+
+func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	once := b.processor(consumer.Config{})
+	pub, err := franz.NewPublisher(b.client, franz.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	retry := franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: pub}
+	theGroup, topics := kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders")
+	hook := func(context.Context, *kgo.Client, map[string][]int32) {}
+	for _, tc := range []struct {
+		name, want string
+		config     franz.Config
+		opts       func(w *franz.Worker) []kgo.Opt
+	}{
+		{"without Opts", "worker's Opts", franz.Config{}, func(*franz.Worker) []kgo.Opt { return []kgo.Opt{theGroup, topics} }},
+		{"without a group", "kgo.ConsumerGroup", franz.Config{}, func(*franz.Worker) []kgo.Opt { return []kgo.Opt{topics} }},
+		{"of another worker", "worker's Opts", franz.Config{}, func(*franz.Worker) []kgo.Opt {
+			other, err := franz.NewWorker(once, nothing, franz.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return append(other.Opts(), theGroup, topics)
+		}},
+		{"with other callbacks", "OnPartitionsRevoked", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.OnPartitionsRevoked(hook))
+		}},
+		{"with another callback for lost partitions", "OnPartitionsLost", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.OnPartitionsLost(hook))
+		}},
+		{"without topics", "kgo.ConsumeTopics", franz.Config{}, func(w *franz.Worker) []kgo.Opt { return append(w.Opts(), theGroup) }},
+		{"with too short a rebalance timeout", "kgo.RebalanceTimeout", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.RebalanceTimeout(10*time.Second))
+		}},
+		{"without the retry topic", `"later"`, retry, func(w *franz.Worker) []kgo.Opt { return append(w.Opts(), theGroup, topics) }},
+		{"with retry topics only", "source topics", retry, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, kgo.ConsumeTopics("later"))
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			w, err := franz.NewWorker(once, nothing, tc.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cl := b.newClient(tc.opts(w)...)
+			as[*franz.SetupError](t, w.Run(t.Context(), cl))
+			if err := w.Check(t.Context(), cl); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want one that says %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWorker_RunsOnce(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 1, 1, 0)
+	w, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{Logger: b.logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := b.newClient(append(w.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"))...)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.Run(ctx, cl); err != nil {
+		t.Errorf("Run with a context that has ended: %v, want nil", err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx, cl) }()
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	as[*franz.SetupError](t, w.Run(t.Context(), cl))
+}
+
+func TestWorker_NamesWhatTheBrokerRefuses(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name  string
+		topic string
+		fault kfake.Fault
+		want  []string
+	}{
+		{"topic that is missing", "refunds", kfake.Fault{Observe: true}, []string{`"refunds"`, "create the topic"}},
+		{"topic that may not be described", "orders", kfake.Fault{Keys: []kmsg.Key{kmsg.Metadata}, Topic: "orders", Err: kerr.TopicAuthorizationFailed, Count: -1}, []string{`"orders"`, "Read and Describe"}},
+		{"topic that may not be read", "orders", kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Err: kerr.TopicAuthorizationFailed, Count: -1}, []string{`"orders"`, "Read and Describe"}},
+		{"group that may not be read", "orders", kfake.Fault{Keys: []kmsg.Key{kmsg.DescribeGroups}, Group: group, Err: kerr.GroupAuthorizationFailed, Count: -1}, []string{group, "Read the group"}},
+		{"group that may not be joined", "orders", kfake.Fault{Keys: []kmsg.Key{kmsg.JoinGroup}, Group: group, Err: kerr.GroupAuthorizationFailed, Count: -1}, []string{group, "Read the group"}},
+		{"balancer that does not fit", "orders", kfake.Fault{Keys: []kmsg.Key{kmsg.JoinGroup}, Group: group, Err: kerr.InconsistentGroupProtocol, Count: -1}, []string{group, "balancers"}},
+		{"group that may not be committed", "orders", kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Group: group, Err: kerr.GroupAuthorizationFailed, Count: -1}, []string{group, "Read the group"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 1)
+			b.produce(0, 3, 1, 0)
+			fault := b.cluster.Fault(tc.fault)
+			m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{}, kgo.ConsumeTopics(tc.topic))
+			err := m.wait()
+			as[*franz.AccessError](t, err)
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %s", err, want)
+				}
+			}
+			fault.Remove()
+			if offset := b.committed("orders")[0]; offset > 0 {
+				t.Errorf("committed %d", offset)
+			}
+		})
+	}
+}
+
+func TestWorker_RefusesAGroupOfAnotherKind(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	cl := b.newClient()
+	join := kmsg.NewPtrJoinGroupRequest()
+	join.Group, join.ProtocolType, join.SessionTimeoutMillis, join.RebalanceTimeoutMillis = group, "connect", 30_000, 30_000
+	protocol := kmsg.NewJoinGroupRequestProtocol()
+	protocol.Name = "compatible"
+	join.Protocols = append(join.Protocols, protocol)
+	for {
+		resp, err := join.RequestWith(t.Context(), cl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.ErrorCode == 0 {
+			break
+		}
+		join.MemberID = resp.MemberID
+	}
+	m := b.start(b.processor(consumer.Config{}), nothing, franz.Config{})
+	if err := as[*franz.SetupError](t, m.wait()); !strings.Contains(err.Error(), "connect") {
+		t.Errorf("error %q does not name the other type", err)
+	}
+}
+
+func TestWorker_WarnsOfTopicsThatOutliveTheWindow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 1, 1, 0)
+	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{})
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	m.leave()
+	wantLog(t, b, "level=WARN", "topic=orders", "retention=168h", "window=24h")
+}
+
+func TestNewPublisher_RefusesClientsThatWeakenIt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	for want, opts := range map[string][]kgo.Opt{
+		"RequiredAcks":              {kgo.RequiredAcks(kgo.LeaderAck()), kgo.DisableIdempotentWrite()},
+		"DisableIdempotentWrite":    {kgo.DisableIdempotentWrite()},
+		"AllowIdempotentProduce":    {kgo.AllowIdempotentProduceCancellation()},
+		"TransactionalID":           {kgo.TransactionalID("t")},
+		"ManualFlushing":            {kgo.ManualFlushing()},
+		"DefaultProduceTopicAlways": {kgo.DefaultProduceTopic("orders"), kgo.DefaultProduceTopicAlways()},
+	} {
+		_, err := franz.NewPublisher(b.newClient(opts...), franz.PublisherConfig{})
+		if as[*franz.SetupError](t, err); !strings.Contains(err.Error(), want) {
+			t.Errorf("error %q does not name %s", err, want)
+		}
+	}
+	if _, err := franz.NewPublisher(nil, franz.PublisherConfig{}); err == nil {
+		t.Error("no error without a client")
+	}
+	if _, err := franz.NewPublisher(b.client, franz.PublisherConfig{AckTimeout: -1}); err == nil {
+		t.Error("no error for a negative AckTimeout")
+	}
+	if _, err := franz.NewPublisher(b.newClient(franz.PublisherOpts()...), franz.PublisherConfig{}); err != nil {
+		t.Errorf("with PublisherOpts: %v", err)
+	}
+}
+
+var _ producer.Publisher = (*franz.Publisher)(nil)

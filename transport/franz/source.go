@@ -1,0 +1,129 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// SourceConfig configures a Source. Opts is required.
+type SourceConfig struct {
+	Config
+
+	// Opts are the options of the clients: seed brokers, kgo.ConsumerGroup, TLS. Topics are not among them: Run names its
+	// topic. Members of one group should all consume the same topic: give each topic a group of its own.
+	Opts []kgo.Opt
+
+	// Policy is the one of the Processor that guards what the source delivers (Processor.Policy). Check compares it with
+	// the settings of client and broker. Zero: as for a Processor.
+	Policy oncemill.Policy
+}
+
+// A Source is a consumer.Source for Kafka. Each Run has a client of its own. It is safe for concurrent use.
+//
+// The source cannot see when a handler in a Router starts: what it has handed over counts as running, so that a drain or a
+// revocation waits for deliveries that the guard holds too.
+type Source struct {
+	config SourceConfig
+	policy oncemill.Policy
+}
+
+var _ consumer.Source = (*Source)(nil)
+
+// NewSource returns a source. The error names the field of the config that is wrong, or what kgo does not like about the
+// options. It does not talk to a broker.
+func NewSource(config SourceConfig) (*Source, error) {
+	policy, err := completed(config.Policy)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{config, policy}
+	w, cl, err := s.open(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Close()
+	if len(cl.GetConsumeTopics()) > 0 || option[bool](cl, kgo.ConsumeRegex) {
+		return nil, errors.New("franz: SourceConfig.Opts has kgo.ConsumeTopics or kgo.ConsumeRegex, but the topic is Run's to name")
+	}
+	if err := w.checkClient(cl); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// completed fills in a policy's defaults.
+func completed(policy oncemill.Policy) (oncemill.Policy, error) {
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		return policy, err
+	}
+	guard, err := oncemill.NewGuard(store, policy)
+	if err != nil {
+		return policy, fmt.Errorf("franz: SourceConfig.Policy: %w", err)
+	}
+	return guard.Policy(), nil
+}
+
+// open returns a worker and its client. Without a handle they are to look only.
+func (s *Source) open(handle func(context.Context, consumer.Delivery) consumer.Decision, topics ...string) (*Worker, *kgo.Client, error) {
+	w, err := newWorker(s.policy, s.config.Config, func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
+		if err := start(); err != nil {
+			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
+		}
+		return handle(ctx, d)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	opts := append(w.Opts(), s.config.Opts...)
+	if len(topics) > 0 {
+		opts = append(opts, kgo.ConsumeTopics(topics...))
+	}
+	cl, err := kgo.NewClient(opts...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("franz: SourceConfig.Opts: %w", err)
+	}
+	return w, cl, nil
+}
+
+// topics returns what a client consumes for a topic.
+func (s *Source) topics(topic string) []string {
+	topics := []string{topic}
+	for _, r := range s.config.Retry {
+		topics = append(topics, r.Topic)
+	}
+	return topics
+}
+
+// Check makes a client that does not join the group, and looks at topic and group: see Worker.Check.
+func (s *Source) Check(ctx context.Context, topic string) error {
+	if problem := topicProblem(topic); problem != "" {
+		return &SetupError{Problem: "topic " + problem}
+	}
+	w, cl, err := s.open(nil)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	if err := w.checkClient(cl); err != nil {
+		return err
+	}
+	return w.checkBroker(ctx, cl, s.topics(topic))
+}
+
+// Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group.
+func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+	w, cl, err := s.open(handle, s.topics(topic)...)
+	if err != nil {
+		return err
+	}
+	defer cl.CloseAllowingRebalance()
+	return w.Run(ctx, cl)
+}

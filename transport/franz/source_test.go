@@ -1,0 +1,302 @@
+package franz_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
+)
+
+func (b *bench) source(c franz.SourceConfig, opts ...kgo.Opt) *franz.Source {
+	b.t.Helper()
+	if c.CommitEvery == 0 {
+		c.CommitEvery = 20 * time.Millisecond
+	}
+	c.Logger = b.logger
+	c.Opts = append([]kgo.Opt{
+		kgo.SeedBrokers(b.cluster.ListenAddrs()...), kgo.ConsumerGroup(group), kgo.MetadataMinAge(50 * time.Millisecond),
+		kgo.HeartbeatInterval(50 * time.Millisecond), kgo.FetchMaxWait(100 * time.Millisecond),
+	}, opts...)
+	s, err := franz.NewSource(c)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return s
+}
+
+func TestNewSource_RefusesOptionsThatDoNotFit(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]franz.SourceConfig{
+		"group was not specified": {},
+		"kgo.ConsumeTopics":       {Opts: []kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders")}},
+		"kgo.RebalanceTimeout":    {Opts: []kgo.Opt{kgo.ConsumerGroup(group), kgo.RebalanceTimeout(time.Second)}},
+		"Config.Window":           {Config: franz.Config{Window: -1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
+		"Policy.Lease":            {Policy: oncemill.Policy{Lease: 1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
+	} {
+		if _, err := franz.NewSource(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one that names %s", err, want)
+		}
+	}
+}
+
+func TestSource_ChecksItsTopicWithoutJoiningTheGroup(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	s := b.source(franz.SourceConfig{})
+	if err := s.Check(t.Context(), "orders"); err != nil {
+		t.Error(err)
+	}
+	if err := as[*franz.AccessError](t, s.Check(t.Context(), "refunds")); err.Topic != "refunds" {
+		t.Errorf("the error names %q", err.Topic)
+	}
+	as[*franz.SetupError](t, s.Check(t.Context(), "a b"))
+	if g := b.cluster.GroupInfo(group); g != nil && len(g.Members) > 0 {
+		t.Errorf("the group has members: %+v", g.Members)
+	}
+}
+
+func TestSource_CarriesDecisionsOut(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 4, 1, 0)
+	s := b.source(franz.SourceConfig{Policy: oncemill.Policy{Lease: 300 * time.Millisecond}})
+	var mu sync.Mutex
+	var seen []string
+	last := time.Now()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	tries := map[string]int{}
+	go func() {
+		ended <- s.Run(ctx, "orders", func(_ context.Context, d consumer.Delivery) consumer.Decision {
+			mu.Lock()
+			defer mu.Unlock()
+			id := d.Header.Get(producer.HeaderID)
+			tries[id]++
+			seen = append(seen, fmt.Sprintf("%s at %s in %s for %s", id, d.Position, d.Topic, d.Handler))
+			since := time.Since(last)
+			last = time.Now()
+			first := tries[id] == 1
+			switch {
+			case id == orderID(1) && first:
+				return consumer.Decision{Action: consumer.RetryLater, Delay: 200 * time.Millisecond, Err: errors.New("later")}
+			case id == orderID(1) && since < 200*time.Millisecond:
+				t.Errorf("%s came again after %v", id, since)
+			case id == orderID(2) && first:
+				return consumer.Decision{Action: consumer.Leave, Err: errors.New("another has it")}
+			case id == orderID(2) && since < 100*time.Millisecond:
+				t.Errorf("%s, which was left, came again after %v", id, since)
+			case id == orderID(3):
+				return consumer.Decision{Action: consumer.Reject, Err: errors.New("no")}
+			}
+			return consumer.Decision{Action: consumer.Ack}
+		})
+	}()
+	until(t, "the commit", func() bool { return b.committed("orders")[0] == 4 })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	want := "o0 at 0-0 in orders for orders; o1 at 0-1 in orders for orders; o1 at 0-1 in orders for orders; o2 at 0-2 in orders for orders; o2 at 0-2 in orders for orders; o3 at 0-3 in orders for orders"
+	if got := strings.Join(seen, "; "); got != want {
+		t.Errorf("delivered %s\nwant %s", got, want)
+	}
+	wantLog(t, b, "level=ERROR", "rejected", "offset=3")
+}
+
+func TestSource_DeliversHeadersAsTheyAre(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, kfake.SeedTopics(1, "dead"))
+	long := strings.Repeat("x", 1<<20)
+	records := []*kgo.Record{
+		{Topic: "orders", Value: []byte("o0"), Headers: []kgo.RecordHeader{
+			{Key: "oncemill-id", Value: []byte("o0")}, {Key: "oncemill-id", Value: []byte("o0")},
+			{Key: "a", Value: []byte("1")}, {Key: "a", Value: []byte("2")}, {Key: "nil"}, {Key: "binary", Value: []byte{0xff, 0}},
+			{Key: "_watermill_message_uuid", Value: []byte("u")},
+		}},
+		{Topic: "orders", Key: []byte("gone"), Headers: []kgo.RecordHeader{{Key: "oncemill-id", Value: []byte("tombstone")}}},
+		{Topic: "orders", Headers: []kgo.RecordHeader{{Key: "oncemill-id", Value: []byte("long")}, {Key: "long", Value: []byte(long)}}},
+	}
+	if err := b.newClient(kgo.ProducerBatchMaxBytes(2<<20)).ProduceSync(t.Context(), records...).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	// The guard fails the records for good, so that they become dead letters.
+	once := b.processor(consumer.Config{DeadLetters: b.publisher(kgo.ProducerBatchMaxBytes(4 << 20)), DeadLetterTopic: "dead", Policy: oncemill.Policy{Logger: b.logger}})
+	var mu sync.Mutex
+	got := map[string]consumer.Delivery{}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	s := b.source(franz.SourceConfig{Policy: once.Policy()})
+	go func() {
+		ended <- s.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+			mu.Lock()
+			got[d.Header.Get(producer.HeaderID)] = d
+			mu.Unlock()
+			return once.Process(ctx, d, func(context.Context) error { return oncemill.Permanent(errors.New("no")) })
+		})
+	}()
+	until(t, "the commit", func() bool { return b.committed("orders")[0] == 3 })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	first, tombstone := got["o0"], got["tombstone"]
+	if h := first.Header; h["a"] != "1, 2" || h["binary"] != "\xff\x00" || first.UUID != "u" || h["_watermill_message_uuid"] != "" {
+		t.Errorf("delivered %q, UUID %q", h, first.UUID)
+	}
+	if tombstone.Payload != nil || tombstone.Header["oncemill-key"] != "gone" {
+		t.Errorf("delivered a tombstone as %q, %q", tombstone.Payload, tombstone.Header)
+	}
+	if h := got["long"].Header; len(h["long"]) != len(long) {
+		t.Errorf("delivered a header of %d bytes as %d", len(long), len(h["long"]))
+	}
+	letters := map[string]*kgo.Record{}
+	for _, rec := range b.records("dead") {
+		letters[headerOf(rec, producer.HeaderOriginalID)] = rec
+	}
+	if got := headerOf(letters["o0"], "oncemill-escaped-binary"); got != "%FF%00" {
+		t.Errorf("the dead letter's binary header is %q", got)
+	}
+	if got := headerOf(letters["long"], "long"); len(got) != len(long) {
+		t.Errorf("the dead letter's long header has %d bytes", len(got))
+	}
+}
+
+func TestSource_UnderARouter(t *testing.T) {
+	t.Parallel()
+	const n = 100
+	b := newBench(t, 2, kfake.SeedTopics(1, "receipts"))
+	b.produce(0, n, 2, 0)
+	once := b.processor(consumer.Config{})
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	router.AddMiddleware(once.Middleware)
+	var mu sync.Mutex
+	runs := map[string]int{}
+	source := consumer.Subscriber(b.source(franz.SourceConfig{Config: franz.Config{Order: franz.PerKey}, Policy: once.Policy()}))
+	router.AddHandler("charge", "orders", source, "receipts", producer.ToWatermill(b.publisher()), func(msg *message.Message) ([]*message.Message, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		id := string(msg.Payload)
+		if runs[id]++; runs[id] == 1 && strings.HasSuffix(id, "3") {
+			return nil, errors.New("the bank is closed")
+		}
+		return []*message.Message{message.NewMessage("", msg.Payload)}, nil
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.Background()) }()
+	until(t, "the commits", func() bool { got := b.committed("orders"); return got[0] == n/2 && got[1] == n/2 })
+	if err := router.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if err := once.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	receipts := map[string]int{}
+	for _, rec := range b.records("receipts") {
+		receipts[string(rec.Value)]++
+	}
+	for i := range n {
+		want := 1
+		if i%10 == 3 {
+			want = 2
+		}
+		if id := orderID(i); runs[id] != want || receipts[id] != 1 {
+			t.Errorf("%s: %d runs and %d receipts, want %d and one", id, runs[id], receipts[id], want)
+		}
+	}
+}
+
+// creating creates topics of one partition when they are first used, as a broker may be configured to do.
+type creating struct {
+	message.Publisher
+	cluster *kfake.Cluster
+}
+
+func (c creating) create(topic string) error {
+	if err := c.cluster.CreateTopic(topic, 1, nil); err != nil && c.cluster.TopicInfo(topic) == nil {
+		return err
+	}
+	return nil
+}
+
+func (c creating) Publish(topic string, messages ...*message.Message) error {
+	if err := c.create(topic); err != nil {
+		return err
+	}
+	return c.Publisher.Publish(topic, messages...)
+}
+
+// subscribing creates topics before it subscribes to them.
+type subscribing struct {
+	message.Subscriber
+	creating
+}
+
+func (s subscribing) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if err := s.create(topic); err != nil {
+		return nil, err
+	}
+	return s.Subscriber.Subscribe(ctx, topic)
+}
+
+func (s subscribing) Close() error { return s.Subscriber.Close() }
+
+// pubSubs returns the constructor of what Watermill's suite tests.
+func pubSubs(b *bench) tests.ConsumerGroupPubSubConstructor {
+	return func(t *testing.T, name string) (message.Publisher, message.Subscriber) {
+		t.Helper()
+		source := b.source(franz.SourceConfig{Config: franz.Config{Grace: time.Second}}, kgo.ConsumerGroup(name)) // the suite leaves messages without an answer
+		c := creating{producer.ToWatermill(b.publisher()), b.cluster}
+		sub := subscribing{consumer.Subscriber(source), c}
+		t.Cleanup(func() { _ = sub.Close() }) // the suite forgets some
+		return c, sub
+	}
+}
+
+func TestSource_PassesWatermillsSuite(t *testing.T) {
+	t.Parallel()
+	if !proof {
+		t.Skip("set ONCEMILL_PROOF=1: it takes 40 s")
+	}
+	open := pubSubs(newBench(t, 1))
+	one := func(t *testing.T) (message.Publisher, message.Subscriber) { return open(t, "test") }
+	tests.TestPubSub(t, tests.Features{ConsumerGroups: true, Persistent: true, GuaranteedOrder: true}, one, open)
+}
+
+func TestSource_PassesWatermillsTestsOfResendsAndOldMessages(t *testing.T) {
+	t.Parallel()
+	open := pubSubs(newBench(t, 1))
+	each := func(t *testing.T) (message.Publisher, message.Subscriber) { return open(t, watermill.NewShortUUID()) }
+	for name, test := range map[string]func(*testing.T, tests.TestContext, tests.PubSubConstructor){
+		"resends":      tests.TestResendOnError,
+		"no ack":       tests.TestNoAck,
+		"old messages": tests.TestNewSubscriberReceivesOldMessages,
+		"context":      tests.TestMessageCtx,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tests.TestContext{TestID: tests.NewTestID(), Features: tests.Features{
+				Persistent: true, GuaranteedOrder: true, NewSubscriberReceivesOldMessages: true, ForceShort: true,
+			}}, each)
+		})
+	}
+}

@@ -1,0 +1,56 @@
+package franz
+
+import "github.com/twmb/franz-go/pkg/kgo"
+
+// A tracker knows up to where the records of a partition are settled. The zero value is a partition of which nothing was
+// taken. It is not safe for concurrent use.
+type tracker struct {
+	open []*entry // taken and not settled, or behind one that is not, by offset
+	last *entry   // the newest that was taken
+
+	settled   kgo.EpochOffset // up to where everything is settled; meaningless while zero
+	committed int64           // the offset that the broker confirmed; 0: none
+}
+
+// An entry is a record that was taken.
+type entry struct {
+	offset  int64
+	epoch   int32
+	settled bool
+}
+
+// take adds the next record. It reports whether the partition went back: the broker has lost the end of its log, and what
+// comes now are other records under offsets that were used before. Then settling starts anew from here.
+func (t *tracker) take(rec *kgo.Record) (e *entry, back bool) {
+	e = &entry{offset: rec.Offset, epoch: rec.LeaderEpoch}
+	if back = t.last != nil && e.offset <= t.last.offset; back {
+		*t = tracker{}
+	}
+	t.last = e
+	t.open = append(t.open, e)
+	return e, back
+}
+
+// settle marks a record as settled.
+func (t *tracker) settle(e *entry) {
+	e.settled = true
+	done := 0
+	for done < len(t.open) && t.open[done].settled {
+		t.settled = kgo.EpochOffset{Epoch: t.open[done].epoch, Offset: t.open[done].offset + 1}
+		t.open[done] = nil
+		done++
+	}
+	t.open = t.open[done:]
+}
+
+// due returns what is to be committed, if there is anything.
+func (t *tracker) due() (kgo.EpochOffset, bool) {
+	return t.settled, t.settled.Offset > t.committed
+}
+
+// confirm remembers what the broker confirmed.
+func (t *tracker) confirm(o kgo.EpochOffset) {
+	if o.Offset <= t.settled.Offset { // else the partition went back meanwhile
+		t.committed = max(t.committed, o.Offset)
+	}
+}

@@ -1,0 +1,83 @@
+package franz
+
+import (
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"pgregory.net/rapid"
+)
+
+func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var tr tracker
+		var taken []*entry // since the partition last went back
+		offset, highest := int64(0), int64(0)
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			switch rapid.SampledFrom([]string{"take", "take", "settle", "settle", "confirm", "back"}).Draw(t, "step") {
+			case "take":
+				offset += rapid.Int64Range(1, 3).Draw(t, "gap") // compaction leaves gaps
+				e, back := tr.take(&kgo.Record{Offset: offset, LeaderEpoch: 7})
+				if back {
+					t.Fatalf("offset %d is taken for a step back", offset)
+				}
+				taken = append(taken, e)
+			case "settle":
+				if len(taken) > 0 {
+					if e := rapid.SampledFrom(taken).Draw(t, "entry"); !e.settled {
+						tr.settle(e)
+					}
+				}
+			case "confirm":
+				if o, due := tr.due(); due {
+					tr.confirm(o)
+				}
+			case "back":
+				if len(taken) > 0 {
+					offset = rapid.Int64Range(0, offset).Draw(t, "to")
+					late := taken
+					e, back := tr.take(&kgo.Record{Offset: offset, LeaderEpoch: 7})
+					if !back {
+						t.Fatalf("offset %d is not taken for a step back", offset)
+					}
+					for _, old := range late {
+						if !old.settled {
+							tr.settle(old) // a handler that was still running
+						}
+					}
+					taken, highest = []*entry{e}, 0
+				}
+			}
+			o, due := tr.due()
+			if !due {
+				continue
+			}
+			if o.Offset < highest {
+				t.Fatalf("offset %d is due after %d", o.Offset, highest)
+			}
+			highest = o.Offset
+			if o.Epoch != 7 {
+				t.Fatalf("offset %d is due with epoch %d", o.Offset, o.Epoch)
+			}
+			for _, e := range taken {
+				if e.offset < o.Offset && !e.settled {
+					t.Fatalf("offset %d is due, although %d is not settled", o.Offset, e.offset)
+				}
+			}
+		}
+	})
+}
+
+func TestTracker_IgnoresConfirmationsFromBeforeAStepBack(t *testing.T) {
+	t.Parallel()
+	var tr tracker
+	e, _ := tr.take(&kgo.Record{Offset: 99})
+	tr.settle(e)
+	before, _ := tr.due()
+	e, _ = tr.take(&kgo.Record{Offset: 50})
+	tr.settle(e)
+	tr.confirm(before)
+	if o, due := tr.due(); !due || o.Offset != 51 {
+		t.Errorf("due is %v, %v, want 51: a restart at %d would pass over what comes now", o, due, before.Offset)
+	}
+}

@@ -1,0 +1,167 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+)
+
+// A Handler does the work for one record. It steers by the error that it returns: see oncemill.RunFunc. A record that
+// comes from a retry topic has that topic, partition and offset. The record is not changed, and must not be.
+type Handler func(ctx context.Context, rec *kgo.Record) error
+
+// A Worker consumes topics as a member of a group, and handles each record under a Processor. It is made first, then the
+// client with the worker's Opts, then it runs, once.
+type Worker struct {
+	config  Config
+	policy  oncemill.Policy
+	process process
+
+	mu      sync.Mutex
+	made    *kgo.Client // the last client that was made with Opts
+	intact  bool        // its callbacks are those of Opts
+	used    bool
+	session *session
+}
+
+// A process makes one decision about one record. It calls start when it is about to run the handler, and does not run it
+// if start returns an error, which it hands to the guard.
+type process func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision
+
+// NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
+// config that is wrong.
+func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker, error) {
+	switch {
+	case once == nil:
+		return nil, errors.New("franz: NewWorker needs a Processor")
+	case handle == nil:
+		return nil, errors.New("franz: NewWorker needs a Handler")
+	}
+	return newWorker(once.Policy(), config, func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
+		return once.Process(ctx, d, func(ctx context.Context) error {
+			if err := start(); err != nil {
+				return err
+			}
+			return handle(ctx, rec)
+		})
+	})
+}
+
+func newWorker(policy oncemill.Policy, config Config, process process) (*Worker, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	return &Worker{config: config, policy: policy, process: process}, nil
+}
+
+const defaultRebalanceTimeout = time.Minute // kgo's
+
+// Opts returns the options that a worker's client must be made with, beside those of its own: seed brokers,
+// kgo.ConsumerGroup, kgo.ConsumeTopics, TLS. They are for one client at a time.
+//
+// They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer, the rebalance timeout
+// (see Config.Grace), the instance ID, and that only committed records of transactions are read. Options behind them win;
+// Check refuses what would break a guarantee.
+func (w *Worker) Opts() []kgo.Opt {
+	opts := []kgo.Opt{
+		kgo.WithHooks(birth{w}),
+		kgo.DisableAutoCommit(),
+		kgo.BlockRebalanceOnPoll(), // for the time it takes to hand records to their partitions, no longer
+		kgo.OnPartitionsRevoked(w.onRevoked),
+		kgo.OnPartitionsLost(w.onLost),
+		kgo.Balancers(kgo.CooperativeStickyBalancer()),
+		kgo.RebalanceTimeout(max(defaultRebalanceTimeout, 2*w.config.Grace)),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+	}
+	if w.config.InstanceID != "" {
+		opts = append(opts, kgo.InstanceID(w.config.InstanceID))
+	}
+	return opts
+}
+
+// birth tells a worker which client was made with its options.
+type birth struct{ w *Worker }
+
+// OnNewClient comes before kgo wraps the callbacks, which then cannot be told apart.
+func (b birth) OnNewClient(cl *kgo.Client) {
+	b.w.mu.Lock()
+	defer b.w.mu.Unlock()
+	b.w.made = cl
+	b.w.intact = sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) && sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost)
+}
+
+var _ kgo.HookNewClient = birth{}
+
+// Run consumes until ctx ends, and then drains: no record is started any more, those that wait are dropped, running
+// handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns nil
+// when the broker has confirmed that, and a *CommitError if it has not within the rebalance timeout. It waits for every
+// handler, also for one that ignores its context.
+//
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, or kgo.ErrClientClosed.
+//
+// The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns: it is still a
+// member of its group, and its partitions rest until it leaves. A client and a worker are for one Run.
+func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
+	if err := w.Check(ctx, cl); err != nil {
+		if ctx.Err() != nil {
+			return nil // nothing was begun
+		}
+		return err
+	}
+	s, err := w.begin(cl)
+	if err != nil {
+		return err
+	}
+	defer w.end()
+	return s.run(ctx)
+}
+
+func (w *Worker) begin(cl *kgo.Client) (*session, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.used {
+		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its Opts, because records that were fetched and not handled would be passed over"}
+	}
+	w.used = true
+	w.session = newSession(w.config, w.policy, w.process, cl)
+	return w.session, nil
+}
+
+func (w *Worker) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.session = nil
+}
+
+// current returns the session that runs on a client, or nil.
+func (w *Worker) current(cl *kgo.Client) *session {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.session == nil || w.session.cl != cl {
+		return nil
+	}
+	return w.session
+}
+
+func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {
+	if s := w.current(cl); s != nil {
+		s.revoke(ctx, revoked)
+	}
+}
+
+func (w *Worker) onLost(_ context.Context, cl *kgo.Client, lost map[string][]int32) {
+	if s := w.current(cl); s != nil {
+		s.lose(lost)
+	}
+}
+
+// placeName is how a partition is called in logs and errors.
+func placeName(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
