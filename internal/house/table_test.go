@@ -37,6 +37,7 @@ var house = table{
 	{5, "examples/...", "programs to learn from", everything},
 	{5, "internal/faults", "promises under faults of real servers", everything},
 	{5, "internal/house", "these tests", nil},
+	{5, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
 // What a row can allow: import paths, where "x/..." is x and all below it.

@@ -1,0 +1,132 @@
+package stocknats_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill"
+)
+
+// These tests show what the adapters do by themselves. Where one fails with a new version of them, docs/brokers.md has a
+// line too many.
+
+// dies is set in a process that a test expects to die.
+const dies = "STOCKNATS_TEST_DIES"
+
+func TestBareJetStream_HeaderWithSeveralValuesEndsTheProcess(t *testing.T) {
+	if os.Getenv(dies) != "" {
+		r := newRig(t, setup{adapter: "jetstream", bare: true})
+		r.receive("x", nats.Header{"color": {"red", "blue"}})
+		return
+	}
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), dies+"=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "nil pointer dereference") {
+		t.Errorf("error %v, want a nil pointer dereference:\n%.600s", err, out)
+	}
+}
+
+func TestBareNATS_UndecodableMessageIsAcked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "nats", bare: true})
+	s := r.serve()
+	r.send("x", nats.Header{"color": {"red", "blue"}})
+	r.settled()
+	s.Close()
+	if r.deliveries() != 0 || r.info().AckFloor.Stream != 1 {
+		t.Errorf("%d deliveries, ack floor %d; the message should be lost", r.deliveries(), r.info().AckFloor.Stream)
+	}
+}
+
+func TestBareNATS_MessageOfASlowHandlerIsAckedBeforeItsHandlerFails(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "nats", bare: true, patience: 100 * time.Millisecond, handle: func(msg *message.Message, _ int) error {
+		<-msg.Context().Done()
+		return errDeclined
+	}})
+	r.serve()
+	r.publish("o1")
+	until(t, "the run", func() bool { return r.ran("o1") == 1 })
+	r.settled()
+	if n := r.ran("o1"); n != 1 {
+		t.Errorf("ran %d times; the message should be lost after the first", n)
+	}
+}
+
+func TestBare_NackComesBackAtOnce(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, adapter string) {
+		r := newRig(t, setup{adapter: adapter, bare: true, handle: func(_ *message.Message, n int) error {
+			if n == 1 {
+				return oncemill.RetryAfter(400*time.Millisecond, errDeclined)
+			}
+			return nil
+		}})
+		r.serve()
+		r.publish("o1")
+		r.settled()
+		if n := len(r.times("o1")); n < 3 { // its record makes it wait, and each nack uses up a delivery
+			t.Errorf("delivered %d times", n)
+		}
+	})
+}
+
+func TestBareJetStream_FinishedHandlersAreNotAckedOnShutdown(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "jetstream", bare: true})
+	sub := r.subscriber()
+	defer sub.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	messages, err := sub.Subscribe(ctx, "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.publish("o1")
+	msg := <-messages
+	cancel()
+	for range messages { // ends with the subscription
+	}
+	within(t, "the message's context", msg.Context().Done()) // so the handler is cancelled, too
+	msg.Ack()
+	if info := r.info(); info.NumAckPending != 1 {
+		t.Errorf("%d acks pending, want that of the handler that has finished", info.NumAckPending)
+	}
+}
+
+func TestBareNATS_DurableConsumerIsDeletedByItsSubscriber(t *testing.T) {
+	t.Parallel()
+	server, js := newStream(t)
+	sub, err := wmnats.NewSubscriberWithNatsConn(server.Connect(), wmnats.SubscriberSubscriptionConfig{
+		QueueGroupPrefix: "billing", JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sub.Subscribe(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	consumers := func() int {
+		s, err := js.Stream(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Consumers
+	}
+	if n := consumers(); n != 1 {
+		t.Fatalf("%d consumers", n)
+	}
+	sub.Close()
+	if n := consumers(); n != 0 {
+		t.Errorf("%d consumers, want none: the acks are forgotten", n)
+	}
+}

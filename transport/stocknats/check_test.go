@@ -1,0 +1,174 @@
+package stocknats_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/transport/stocknats"
+)
+
+// newStream returns a server with the stream "orders".
+func newStream(t *testing.T) (*testserver.NATSServer, jetstream.JetStream) {
+	t.Helper()
+	server := testserver.NATS(t)
+	js := server.JetStream()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
+		t.Fatal(err)
+	}
+	return server, js
+}
+
+func TestJetStream_ConsumersThatLoseAreRefusedWithWhatToSet(t *testing.T) {
+	t.Parallel()
+	server, _ := newStream(t)
+	for want, config := range map[string]jetstream.ConsumerConfig{
+		"Durable":    {Name: "forgets", AckPolicy: jetstream.AckExplicitPolicy},
+		"AckPolicy":  {Durable: "acks-none", AckPolicy: jetstream.AckNonePolicy},
+		"MaxDeliver": {Durable: "ends", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5},
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			sub, err := stocknats.JetStream(server.Connect(), wmjetstream.SubscriberConfig{
+				ResourceInitializer: func(ctx context.Context, js jetstream.JetStream, _ string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
+					c, err := js.CreateConsumer(ctx, "orders", config)
+					return c, nil, err
+				},
+			}, stocknats.Config{Logger: quiet})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sub.Close()
+			if _, err := sub.Subscribe(t.Context(), "orders"); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one that names %s", err, want)
+			}
+		})
+	}
+}
+
+func TestNATS_ConsumersThatLoseAreRefusedWithWhatToSet(t *testing.T) {
+	t.Parallel()
+	server, js := newStream(t)
+	for want, config := range map[string]jetstream.ConsumerConfig{
+		"AckPolicy":  {Durable: "acks-none", AckPolicy: jetstream.AckNonePolicy, DeliverSubject: "a"},
+		"MaxDeliver": {Durable: "ends", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5, DeliverSubject: "b"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			if _, err := js.CreatePushConsumer(t.Context(), "orders", config); err != nil {
+				t.Fatal(err)
+			}
+			sub, err := stocknats.NATS(server.Connect(), wmnats.SubscriberSubscriptionConfig{
+				JetStream: wmnats.JetStreamConfig{DurablePrefix: config.Durable},
+			}, stocknats.Config{Logger: quiet})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sub.Close()
+			if _, err := sub.Subscribe(t.Context(), "orders"); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one that names %s", err, want)
+			}
+		})
+	}
+}
+
+func TestStock_ConfigErrorsNameTheField(t *testing.T) {
+	t.Parallel()
+	nc, other := testserver.NATS(t).Connect(), testserver.NATS(t).Connect()
+	durable := wmnats.JetStreamConfig{DurablePrefix: "billing"}
+	plan := stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) { return "orders", jetstream.ConsumerConfig{} })
+	second := func(_ any, err error) error { return err }
+	for want, err := range map[string]error{
+		"nc is nil":     second(stocknats.NATS(nil, wmnats.SubscriberSubscriptionConfig{JetStream: durable}, stocknats.Config{})),
+		"Config.Grace":  second(stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{JetStream: durable}, stocknats.Config{Grace: -1})),
+		"Config.Lease":  second(stocknats.JetStream(nc, wmjetstream.SubscriberConfig{ResourceInitializer: plan}, stocknats.Config{Lease: -time.Second})),
+		"MaxAckPending": second(stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{JetStream: durable}, stocknats.Config{MaxAckPending: -1})),
+		"Disabled":      second(stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{JetStream: wmnats.JetStreamConfig{Disabled: true}}, stocknats.Config{})),
+		"DurablePrefix": second(stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{}, stocknats.Config{})),
+		"Initializer":   second(stocknats.JetStream(nc, wmjetstream.SubscriberConfig{}, stocknats.Config{})),
+		"Conn":          second(stocknats.JetStream(nc, wmjetstream.SubscriberConfig{Conn: other, ResourceInitializer: plan}, stocknats.Config{})),
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one that names %s", err, want)
+		}
+	}
+}
+
+func TestNATS_DurableConsumerOutlivesTheSubscriberThatMadeIt(t *testing.T) {
+	t.Parallel()
+	server, js := newStream(t)
+	newSubscriber := func() func() {
+		sub, err := stocknats.NATS(server.Connect(), wmnats.SubscriberSubscriptionConfig{
+			QueueGroupPrefix: "billing", JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"},
+		}, stocknats.Config{AckWait: 7 * time.Second, MaxAckPending: 3, Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages, err := sub.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			for msg := range messages {
+				msg.Ack()
+			}
+		}()
+		return func() { sub.Close() }
+	}
+	stop := newSubscriber()
+	if _, err := js.Publish(t.Context(), "orders", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	var info *jetstream.ConsumerInfo
+	acked := func() bool {
+		c, err := js.PushConsumer(t.Context(), "orders", "billing")
+		if err != nil {
+			t.Fatal(err)
+		}
+		info = c.CachedInfo()
+		return info.AckFloor.Stream == 1
+	}
+	until(t, "the ack", acked)
+	stop()
+	if !acked() {
+		t.Error("the ack is forgotten")
+	}
+	if c := info.Config; c.AckWait != 7*time.Second || c.MaxAckPending != 3 || c.MaxDeliver != -1 {
+		t.Errorf("AckWait %v, MaxAckPending %d, MaxDeliver %d", c.AckWait, c.MaxAckPending, c.MaxDeliver)
+	}
+	newSubscriber()() // and it is found again
+}
+
+func TestDurable_MakesAMissingConsumerAndTakesAnExistingOneAsItIs(t *testing.T) {
+	t.Parallel()
+	_, js := newStream(t)
+	initialize := func(config jetstream.ConsumerConfig) *jetstream.ConsumerInfo {
+		t.Helper()
+		c, _, err := stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) { return "orders", config })(t.Context(), js, "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.CachedInfo()
+	}
+	made := initialize(jetstream.ConsumerConfig{Durable: "billing", AckWait: 7 * time.Second}).Config
+	if made.AckWait != 7*time.Second || made.FilterSubject != "orders" || made.AckPolicy != jetstream.AckExplicitPolicy || made.MaxDeliver != -1 {
+		t.Errorf("made %+v", made)
+	}
+	if found := initialize(jetstream.ConsumerConfig{Durable: "billing", AckWait: time.Minute}).Config; found.AckWait != 7*time.Second {
+		t.Errorf("AckWait was changed to %v", found.AckWait)
+	}
+	_, _, err := stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) {
+		return "missing", jetstream.ConsumerConfig{Durable: "billing"}
+	})(t.Context(), js, "orders")
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("error %v, want ErrStreamNotFound", err)
+	}
+}

@@ -1,0 +1,277 @@
+package stocknats_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/transport/stocknats"
+)
+
+// ends are the ways in which a service is stopped.
+var ends = map[string]func(*service){
+	"Close":   func(s *service) { s.Close() },
+	"context": func(s *service) { s.cancel() },
+}
+
+// eachEnd runs a test with both adapters and both ways to stop.
+func eachEnd(t *testing.T, test func(t *testing.T, adapter string, stop func(*service))) {
+	each(t, func(t *testing.T, adapter string) {
+		for name, stop := range ends {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				test(t, adapter, stop)
+			})
+		}
+	})
+}
+
+func TestStock_FinishedHandlersAreAckedOnShutdown(t *testing.T) {
+	t.Parallel()
+	eachEnd(t, func(t *testing.T, adapter string, stop func(*service)) {
+		started, stopping := make(chan struct{}), make(chan struct{})
+		var cancelled error
+		r := newRig(t, setup{adapter: adapter, handle: func(msg *message.Message, _ int) error {
+			close(started)
+			<-stopping
+			select { // longer than the shutdown needs to reach everybody
+			case <-time.After(500 * time.Millisecond):
+			case <-msg.Context().Done():
+			}
+			cancelled = msg.Context().Err()
+			return nil
+		}})
+		s := r.serve()
+		r.publish("o1")
+		within(t, "the handler", started)
+		close(stopping)
+		stop(s)
+		within(t, "the Router", s.ended)
+		if cancelled != nil {
+			t.Errorf("the handler's context ended: %v", cancelled)
+		}
+		if info := r.info(); info.AckFloor.Stream != 1 || info.NumAckPending != 0 {
+			t.Errorf("ack floor %d, %d acks pending; want 1 and 0", info.AckFloor.Stream, info.NumAckPending)
+		}
+		r.wantRunsOnce([]string{"o1"})
+	})
+}
+
+func TestStock_ShutdownWithABacklogNeitherPanicsNorLosesNorRepeats(t *testing.T) {
+	t.Parallel()
+	eachEnd(t, func(t *testing.T, adapter string, stop func(*service)) {
+		var running sync.WaitGroup
+		r := newRig(t, setup{adapter: adapter, ackWait: time.Second, maxPending: 8, handle: func(msg *message.Message, _ int) error {
+			running.Add(1)
+			defer running.Done()
+			<-time.After(3 * time.Millisecond)
+			return msg.Context().Err()
+		}})
+		names := numbered(full(600, 120))
+		r.publish(names...)
+		for range full(10, 3) {
+			s, before := r.serve(), r.deliveries()
+			until(t, "some messages", func() bool { return r.deliveries() >= before+20 })
+			stop(s)
+			within(t, "the Router", s.ended)
+			running.Wait()
+		}
+		r.serve()
+		r.settled()
+		r.wantRunsOnce(names)
+	})
+}
+
+func TestStock_WhatWasTakenIsGivenBackOnShutdown(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, adapter string) {
+		r := newRig(t, setup{adapter: adapter, maxPending: 1}) // 30 s of ack wait
+		r.publish("o1")
+		first := r.subscriber()
+		if _, err := first.Subscribe(t.Context(), "orders"); err != nil { // nobody receives
+			t.Fatal(err)
+		}
+		until(t, "the message to be taken", func() bool { return r.info().NumAckPending == 1 })
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		closed := time.Now()
+		r.serve()
+		r.settled()
+		if d := r.times("o1")[0].Sub(closed); d > 10*time.Second {
+			t.Errorf("delivered %v after the shutdown of who had it", d)
+		}
+	})
+}
+
+func TestStock_WhatComesDuringADrainIsGivenBackAtItsEnd(t *testing.T) {
+	t.Parallel()
+	started, release := make(chan struct{}), make(chan struct{})
+	r := newRig(t, setup{adapter: "nats", subscribers: 2, handle: func(msg *message.Message, _ int) error {
+		if string(msg.Payload) == "o1" {
+			close(started)
+			<-release
+		}
+		return nil
+	}})
+	s := r.serve()
+	r.publish("o1")
+	within(t, "the handler", started)
+	s.cancel()
+	until(t, "the drain", func() bool {
+		r.publish("o2") // until one comes too late
+		return r.info().NumAckPending == 2
+	})
+	close(release)
+	within(t, "the Router", s.ended)
+	ended := time.Now()
+	r.serve()
+	r.settled()
+	if d := time.Since(ended); d > 10*time.Second { // the ack wait is 30 s
+		t.Errorf("all settled %v after the drain", d)
+	}
+	r.wantRunsOnce([]string{"o1", "o2"})
+}
+
+func TestStock_MessagesOnTheirWayAtTheEndNeitherPanicNorAreLost(t *testing.T) {
+	t.Parallel()
+	for i := range 6 { // the adapter by itself panics every other time
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			decoding := make(chan struct{}, 10)
+			r := newRig(t, setup{adapter: "jetstream", decode: func([]byte) error {
+				decoding <- struct{}{}
+				<-time.After(150 * time.Millisecond)
+				return nil
+			}})
+			r.publish("o1", "o2")
+			sub := r.subscriber()
+			ctx, cancel := context.WithCancel(t.Context())
+			messages, err := sub.Subscribe(ctx, "orders")
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-decoding
+			cancel()
+			for range messages {
+				t.Error("handed over after the end")
+			}
+			ended := time.Now()
+			<-time.After(400 * time.Millisecond) // the adapter's closed flag would hide the danger
+			if err := sub.Close(); err != nil {
+				t.Error(err)
+			}
+			r.serve()
+			r.settled()
+			if d := time.Since(ended); d > 10*time.Second { // the ack wait is 30 s
+				t.Errorf("all settled %v after the end", d)
+			}
+			r.wantRunsOnce([]string{"o1", "o2"})
+		})
+	}
+}
+
+func TestStock_GraceBoundsTheDrain(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, adapter string) {
+		r := newRig(t, setup{adapter: adapter, config: stocknats.Config{Grace: 200 * time.Millisecond}})
+		sub := r.subscriber()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		messages, err := sub.Subscribe(ctx, "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.publish("o1")
+		msg := <-messages
+		began := time.Now()
+		cancel()
+		if _, open := <-messages; open {
+			t.Error("handed over after the end")
+		}
+		if d := time.Since(began); d < 200*time.Millisecond || d > 10*time.Second {
+			t.Errorf("the drain took %v, want the grace", d)
+		}
+		within(t, "the message's context", msg.Context().Done())
+		msg.Ack() // nobody listens any more
+		if info := r.info(); info.NumAckPending != 1 {
+			t.Errorf("%d acks pending, want the message left alone", info.NumAckPending)
+		}
+		sub.Close()
+	})
+}
+
+func TestStock_OneSubscriptionEndsWithoutTheOthers(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, adapter string) {
+		r := newRig(t, setup{adapter: adapter})
+		sub := r.subscriber()
+		ctx, cancel := context.WithCancel(t.Context())
+		first, err := sub.Subscribe(ctx, "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := sub.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		for range first {
+			t.Error("handed over after the end")
+		}
+		r.publish("o1")
+		(<-second).Ack()
+		r.settled()
+		if err := sub.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := sub.Subscribe(t.Context(), "orders"); err == nil {
+			t.Error("Subscribe after Close succeeded")
+		}
+	})
+}
+
+func TestStock_SubscriptionThatCanGetNothingEnds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "jetstream"})
+	for name, end := range map[string]func(nc *nats.Conn){
+		"connection closed": func(nc *nats.Conn) { nc.Close() },
+		"consumer deleted": func(*nats.Conn) {
+			if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		nc := r.server.Connect()
+		sub, err := stocknats.JetStream(nc, wmjetstream.SubscriberConfig{ResourceInitializer: stocknats.Durable(
+			func(string) (string, jetstream.ConsumerConfig) {
+				return "orders", jetstream.ConsumerConfig{Durable: "billing"}
+			},
+		)}, stocknats.Config{Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages, err := sub.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the consumer to be asked", func() bool { return r.info().NumWaiting > 0 })
+		end(nc)
+		select {
+		case _, open := <-messages:
+			if open {
+				t.Errorf("%s: a message came", name)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s: the subscription goes on", name)
+		}
+		sub.Close()
+	}
+}

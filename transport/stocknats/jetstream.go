@@ -1,0 +1,147 @@
+package stocknats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// JetStream returns a subscriber of the adapter's package jetstream, made safe.
+//
+// The adapter's ResourceInitializer is required, and must lead to a durable consumer with explicit acks and without a
+// MaxDeliver, which Subscribe checks: see Durable. A NakDelay stands for nacks without a decision; without one their
+// delay grows with the deliveries, from 50 ms to 10 s. The Unmarshaler may be one of the user's own. An AckWaitTimeout
+// of zero is 24 h here: after it the adapter takes the next message while the handler goes on.
+//
+// The connection belongs to the subscriber: its Close drains it, as the adapter's does.
+func JetStream(nc *nats.Conn, adapter wmjetstream.SubscriberConfig, config Config) (message.Subscriber, error) {
+	s, err := newSubscriber(nc, config, adapter.NakDelay)
+	switch {
+	case err != nil:
+		return nil, err
+	case adapter.Conn != nil && adapter.Conn != nc:
+		return nil, errors.New("stocknats: SubscriberConfig.Conn is another connection than nc: leave it nil")
+	case adapter.ResourceInitializer == nil:
+		return nil, errors.New("stocknats: SubscriberConfig.ResourceInitializer is nil, which stands for a consumer that is deleted with the subscription and forgets its acks: set it, such as with stocknats.Durable")
+	}
+	if _, stock := adapter.Unmarshaler.(wmjetstream.DefaultUnmarshaler); stock { // ours decodes more
+		adapter.Unmarshaler = nil
+	}
+	if adapter.Logger == nil {
+		adapter.Logger = watermill.NewSlogLogger(s.config.Logger)
+	}
+	if adapter.AckWaitTimeout == 0 {
+		adapter.AckWaitTimeout = longestWork
+	}
+	adapter.Conn = nc
+	adapter.NakDelay = s.steering
+	adapter.Unmarshaler = pullUnmarshaler{adapter.Unmarshaler}
+	adapter.ResourceInitializer = gated(adapter.ResourceInitializer)
+	s.inner, err = wmjetstream.NewSubscriber(adapter)
+	if err != nil {
+		return nil, fmt.Errorf("stocknats: %w", err)
+	}
+	return s, nil
+}
+
+// Durable returns a ResourceInitializer that consumes from the consumer that plan names for a topic, by stream and
+// jetstream.ConsumerConfig.Durable, and makes it if it is missing. What the config leaves at zero is as the server's
+// default, except for FilterSubject, which is the topic, and AckPolicy, which is explicit. An existing consumer is taken
+// as it is: its settings belong to whoever deployed it.
+func Durable(plan func(topic string) (stream string, consumer jetstream.ConsumerConfig)) wmjetstream.ResourceInitializer {
+	return func(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
+		stream, config := plan(topic)
+		if config.Durable == "" {
+			return nil, nil, fmt.Errorf("stocknats: topic %q: ConsumerConfig.Durable is empty", topic)
+		}
+		found, err := js.Consumer(ctx, stream, config.Durable)
+		if !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return found, nil, err
+		}
+		if config.FilterSubject == "" && len(config.FilterSubjects) == 0 {
+			config.FilterSubject = topic
+		}
+		config.AckPolicy = jetstream.AckExplicitPolicy
+		made, err := js.CreateOrUpdateConsumer(ctx, stream, config) // another process may have made the same
+		return made, nil, err
+	}
+}
+
+// gated puts the gate of a subscription before the consumer, and checks the consumer's settings.
+func gated(inner wmjetstream.ResourceInitializer) wmjetstream.ResourceInitializer {
+	return func(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
+		consumer, closer, err := inner(ctx, js, topic)
+		if err != nil {
+			return nil, nil, err
+		}
+		config := consumer.CachedInfo().Config
+		err = checkConsumer(consumerSettings{
+			durable: config.Durable, explicit: config.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: config.MaxDeliver,
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("topic %q: %w", topic, err)
+		}
+		g := gateOf(ctx)
+		g.setAckWait(shortestDeadline(config.AckWait, config.BackOff))
+		return gatedConsumer{consumer, g}, closer, nil
+	}
+}
+
+// consumerSettings are what the two client packages call differently.
+type consumerSettings struct {
+	durable    string
+	explicit   bool
+	maxDeliver int
+}
+
+func checkConsumer(c consumerSettings) error {
+	switch {
+	case c.durable == "":
+		return errors.New("stocknats: the consumer is not durable, and forgets its acks when nobody is subscribed: give it a Durable name")
+	case !c.explicit:
+		return fmt.Errorf("stocknats: consumer %q does not have explicit acks: set AckPolicy to explicit", c.durable)
+	case c.maxDeliver > 0:
+		return fmt.Errorf("stocknats: consumer %q has MaxDeliver %d: set it to -1; busy keys and outages of the store use up deliveries, and the guard's MaxAttempts ends what fails", c.durable, c.maxDeliver)
+	}
+	return nil
+}
+
+// shortestDeadline is the shortest time after which the server delivers an unacknowledged message again: a BackOff
+// stands for AckWait.
+func shortestDeadline(ackWait time.Duration, backOff []time.Duration) time.Duration {
+	for i, d := range backOff {
+		if i == 0 || d < ackWait {
+			ackWait = d
+		}
+	}
+	return ackWait
+}
+
+// A gatedConsumer hands messages to the adapter through a gate.
+type gatedConsumer struct {
+	jetstream.Consumer
+	gate *gate
+}
+
+// Consume takes one message at a time from the server: those that wait in the process come nearer to their ack deadline.
+func (c gatedConsumer) Consume(handle jetstream.MessageHandler, options ...jetstream.PullConsumeOpt) (jetstream.ConsumeContext, error) {
+	consuming, err := c.Consumer.Consume(func(msg jetstream.Msg) {
+		if c.gate.pass() {
+			handle(msg)
+			return
+		}
+		_ = msg.NakWithDelay(giveBackDelay) // lost, it comes back at its ack deadline
+	}, append(options, jetstream.PullMaxMessages(1))...)
+	if err != nil {
+		return nil, err
+	}
+	c.gate.setEnded(consuming.Closed())
+	return consuming, nil
+}

@@ -1,0 +1,101 @@
+package stocknats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+)
+
+// NATS returns a subscriber of the adapter's package nats, made safe. It works with JetStream, not without.
+//
+// A durable name (JetStream.DurablePrefix or DurableCalculator) is required. Subscribe makes its consumer if it is
+// missing, with the settings of Config and the deliver subject "_oncemill.deliver." + stream + "." + durable: the adapter
+// would delete at its end what it has made. An existing one must have
+// explicit acks and no MaxDeliver. Acks are manual, whatever JetStream.SubscribeOptions say: by default the client
+// acknowledges each message that the adapter is done with in any way. A NakDelay stands for nacks without a decision;
+// without one their delay grows with the deliveries, from 50 ms to 10 s. The Unmarshaler may be one of the user's own. An
+// AckWaitTimeout of zero is 24 h here: after it the adapter takes the next message while the handler goes on.
+//
+// The connection belongs to the subscriber: its Close drains it, as the adapter's does.
+func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Config) (message.Subscriber, error) {
+	s, err := newSubscriber(nc, config, adapter.NakDelay)
+	switch {
+	case err != nil:
+		return nil, err
+	case adapter.JetStream.Disabled:
+		return nil, errors.New("stocknats: JetStream.Disabled is true: without JetStream there are no acks")
+	case adapter.JetStream.DurablePrefix == "" && adapter.JetStream.DurableCalculator == nil:
+		return nil, errors.New("stocknats: JetStream.DurablePrefix is empty, which stands for a consumer that forgets its acks: set it, or JetStream.DurableCalculator")
+	}
+	if _, stock := adapter.Unmarshaler.(*wmnats.NATSMarshaler); stock { // ours decodes more
+		adapter.Unmarshaler = nil
+	}
+	if adapter.SubjectCalculator == nil {
+		adapter.SubjectCalculator = wmnats.DefaultSubjectCalculator
+	}
+	if adapter.AckWaitTimeout == 0 {
+		adapter.AckWaitTimeout = longestWork
+	}
+	adapter.NakDelay = s.steering
+	adapter.Unmarshaler = pushUnmarshaler{adapter.Unmarshaler}
+	adapter.JetStream.SubscribeOptions = append(slices.Clone(adapter.JetStream.SubscribeOptions), nats.ManualAck())
+	inner, err := wmnats.NewSubscriberWithNatsConn(nc, adapter, watermill.NewSlogLogger(s.config.Logger))
+	if err != nil {
+		return nil, fmt.Errorf("stocknats: %w", err)
+	}
+	js, err := nc.JetStream(adapter.JetStream.ConnectOptions...)
+	if err != nil {
+		return nil, fmt.Errorf("stocknats: %w", err)
+	}
+	s.inner = inner
+	s.prepare = func(ctx context.Context, topic string) error {
+		ctx, cancel := context.WithTimeout(ctx, setupTimeout)
+		defer cancel()
+		if adapter.JetStream.ShouldAutoProvision() {
+			if err := inner.SubscribeInitialize(topic); err != nil {
+				return err
+			}
+		}
+		subject := adapter.SubjectCalculator(adapter.QueueGroupPrefix, topic)
+		return ensure(ctx, js, subject, adapter.JetStream.CalculateDurableName(subject.Primary), s.config)
+	}
+	return s, nil
+}
+
+// setupTimeout bounds how long Subscribe looks for a consumer.
+const setupTimeout = 10 * time.Second
+
+// ensure sees to it that there is a durable consumer that the adapter finds, and checks its settings.
+func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.SubjectDetail, durable string, config Config) error {
+	stream, err := js.StreamNameBySubject(subject.Primary, nats.Context(ctx))
+	if err != nil {
+		return fmt.Errorf("stocknats: find the stream of subject %q: %w", subject.Primary, err)
+	}
+	info, err := js.ConsumerInfo(stream, durable, nats.Context(ctx))
+	if errors.Is(err, nats.ErrConsumerNotFound) {
+		info, err = js.AddConsumer(stream, &nats.ConsumerConfig{
+			Durable: durable, FilterSubject: subject.Primary,
+			// From the names, so that processes that start at once make the same consumer.
+			DeliverSubject: "_oncemill.deliver." + stream + "." + durable, DeliverGroup: subject.QueueGroup,
+			AckPolicy: nats.AckExplicitPolicy, AckWait: config.AckWait, MaxDeliver: -1, MaxAckPending: config.MaxAckPending,
+		}, nats.Context(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("stocknats: consumer %q of stream %q: %w", durable, stream, err)
+	}
+	err = checkConsumer(consumerSettings{
+		durable: info.Config.Durable, explicit: info.Config.AckPolicy == nats.AckExplicitPolicy, maxDeliver: info.Config.MaxDeliver,
+	})
+	if err != nil {
+		return err
+	}
+	gateOf(ctx).setAckWait(shortestDeadline(info.Config.AckWait, info.Config.BackOff))
+	return nil
+}
