@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// names are what a run calls its things.
+type names struct{ run string }
+
+func (n names) orders() string { return "shop." + n.run + ".orders" }
+func (n names) dead() string   { return "shop." + n.run + ".dead" }
+func (n names) group() string  { return "shop." + n.run + ".billing" }
+
+// partitions is how many a topic has.
+const partitions = 4
+
+// A broker is a connection to Kafka, and its stand-in if that is in this process.
+type broker struct {
+	names
+	options  shop.Options
+	embedded *kfake.Cluster
+	brokers  []string
+	client   *kgo.Client
+	admin    *kadm.Client
+	pub      producer.Publisher
+	got      deliveries
+}
+
+func open(ctx context.Context, o shop.Options, _ string) (shop.Broker, error) {
+	b := &broker{names: names{o.Run}, options: o, brokers: strings.Split(o.Address, ",")}
+	if err := b.open(ctx); err != nil {
+		b.disconnect()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *broker) open(ctx context.Context) error {
+	var err error
+	if b.options.Embedded {
+		if b.embedded, err = kfake.NewCluster(kfake.NumBrokers(1)); err != nil {
+			return fmt.Errorf("embedded Kafka: %w", err)
+		}
+		b.brokers = b.embedded.ListenAddrs()
+	}
+	if b.client, b.pub, err = newPublisher(b.brokers...); err != nil {
+		return err
+	}
+	b.admin = kadm.NewClient(b.client)
+	if err := b.makeTopics(ctx); err != nil {
+		return shop.NoServer("brokers", b.options.Address, err)
+	}
+	return nil
+}
+
+func (b *broker) makeTopics(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, shop.AnswerTime)
+	defer cancel()
+	// Records are not kept longer than outcomes are remembered: when offsets are set back, older ones would run again.
+	day := strconv.FormatInt((24 * time.Hour).Milliseconds(), 10)
+	return errors.Join(
+		b.makeTopic(ctx, b.orders(), map[string]*string{"retention.ms": &day}),
+		b.makeTopic(ctx, b.dead(), nil), // until somebody has looked at them, or what the broker's default is
+	)
+}
+
+func (b *broker) makeTopic(ctx context.Context, name string, config map[string]*string) error {
+	if _, err := b.admin.CreateTopic(ctx, partitions, 1, config, name); !errors.Is(err, kerr.TopicAlreadyExists) {
+		return err
+	}
+	return nil
+}
+
+// Place implements shop.Broker.
+func (b *broker) Place(ctx context.Context, o shop.Order) error {
+	return place(ctx, b.pub, b.orders(), o)
+}
+
+// Repeat implements shop.Broker: the copy lands wherever the relay likes.
+func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
+	id := producer.DeriveID("shop/orders", o.ID, "placed")
+	return b.client.ProduceSync(ctx, &kgo.Record{
+		Topic: b.orders(), Value: o.JSON(),
+		Headers: []kgo.RecordHeader{{Key: producer.HeaderID, Value: []byte(id)}},
+	}).FirstErr()
+}
+
+// Consume implements shop.Broker.
+func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
+	return consume(ctx, b.names, store, b.pub, bank, kgo.SeedBrokers(b.brokers...), kgo.WithHooks(&b.got))
+}
+
+// AtRest implements shop.Broker.
+func (b *broker) AtRest(ctx context.Context) (bool, error) {
+	ends, err := b.admin.ListEndOffsets(ctx, b.orders())
+	if err != nil {
+		return false, err
+	}
+	committed, err := b.admin.FetchOffsets(ctx, b.group())
+	if err != nil {
+		return false, err
+	}
+	rest := ends.Error() == nil
+	ends.Each(func(end kadm.ListedOffset) {
+		at, ok := committed.Lookup(end.Topic, end.Partition)
+		rest = rest && (end.Offset == 0 || ok && at.At == end.Offset)
+	})
+	return rest, nil
+}
+
+// deliveries counts the records that consumers have got.
+type deliveries struct{ n atomic.Int64 }
+
+// OnFetchRecordUnbuffered implements kgo.HookFetchRecordUnbuffered.
+func (d *deliveries) OnFetchRecordUnbuffered(_ *kgo.Record, polled bool) {
+	if polled {
+		d.n.Add(1)
+	}
+}
+
+// Deliveries implements shop.Broker.
+func (b *broker) Deliveries(context.Context) (int, error) { return int(b.got.n.Load()), nil }
+
+// DeadLetters implements shop.Broker.
+func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
+	ends, err := b.admin.ListEndOffsets(ctx, b.dead())
+	if err = errors.Join(err, ends.Error()); err != nil {
+		return nil, err
+	}
+	var letters int64
+	ends.Each(func(end kadm.ListedOffset) { letters += end.Offset })
+	cl, err := kgo.NewClient(kgo.SeedBrokers(b.brokers...), kgo.ConsumeTopics(b.dead()), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Close()
+	var orders []shop.Order
+	for int64(len(orders)) < letters {
+		fetched := cl.PollFetches(ctx)
+		if err := fetched.Err(); err != nil {
+			return nil, err
+		}
+		for _, record := range fetched.Records() {
+			o, err := shop.ParseOrder(record.Value)
+			if err != nil {
+				return nil, err
+			}
+			orders = append(orders, o)
+		}
+	}
+	return orders, nil
+}
+
+// Close implements shop.Broker.
+func (b *broker) Close(ctx context.Context) error {
+	defer b.disconnect()
+	if b.options.Embedded || !b.options.Temporary() {
+		return nil
+	}
+	topics, err := b.admin.DeleteTopics(ctx, b.orders(), b.dead())
+	group, err2 := b.admin.DeleteGroup(ctx, b.group())
+	return errors.Join(err, topics.Error(), err2, group.Err)
+}
+
+func (b *broker) disconnect() {
+	if b.client != nil {
+		b.client.Close()
+	}
+	if b.embedded != nil {
+		b.embedded.Close()
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/franz"
+)
+
+// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and committed. The options
+// say how to reach Kafka, such as kgo.SeedBrokers.
+func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank, reach ...kgo.Opt) error {
+	once, err := consumer.New(store, consumer.Config{
+		Group:           "billing",
+		DeadLetters:     pub,
+		DeadLetterTopic: n.dead(),
+		Policy:          oncemill.Policy{Backoff: oncemill.Backoff{Min: 50 * time.Millisecond}}, // the default is 1 s
+	})
+	if err != nil {
+		return err
+	}
+	worker, err := franz.NewWorker(once, charge(bank), franz.Config{})
+	if err != nil {
+		return err
+	}
+	options := append(worker.Opts(), kgo.ConsumerGroup(n.group()), kgo.ConsumeTopics(n.orders()))
+	cl, err := kgo.NewClient(append(options, reach...)...)
+	if err != nil {
+		return err
+	}
+	defer cl.CloseAllowingRebalance()
+	return worker.Run(ctx, cl)
+}
+
+// charge is the handler. It may get a record again, but not after its outcome is stored, and never two copies at once.
+func charge(bank *shop.Bank) franz.Handler {
+	return func(ctx context.Context, record *kgo.Record) error {
+		order, err := shop.ParseOrder(record.Value)
+		if err != nil {
+			return oncemill.Permanent(err) // no attempt can help: a dead letter
+		}
+		// The charge has one ID in all attempts: a bank that knows it closes the gap between effect and outcome.
+		err = bank.Charge(ctx, oncemill.FromContext(ctx).ID("charge"), order)
+		if errors.Is(err, shop.ErrDeclined) {
+			return oncemill.Permanent(err)
+		}
+		return err // anything else is tried again, ten times unless the policy says otherwise
+	}
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged.
+func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank) error {
+	once, err := consumer.New(store, consumer.Config{
+		Group:           "billing",
+		DeadLetters:     pub,
+		DeadLetterTopic: n.dead(),
+		Policy:          oncemill.Policy{Backoff: oncemill.Backoff{Min: 50 * time.Millisecond}}, // the default is 1 s
+	})
+	if err != nil {
+		return err
+	}
+	cons, err := js.CreateOrUpdateConsumer(ctx, n.stream(), jetstream.ConsumerConfig{
+		Durable:       "billing",
+		FilterSubject: n.orders(),
+		AckPolicy:     jetstream.AckExplicitPolicy,
+		AckWait:       30 * time.Second,
+		MaxDeliver:    -1, // Oncemill counts attempts, and gives up with a dead letter
+	})
+	if err != nil {
+		return err
+	}
+	worker, err := natsjs.NewWorker(once, js, cons, charge(bank), natsjs.Config{})
+	if err != nil {
+		return err
+	}
+	return worker.Run(ctx)
+}
+
+// charge is the handler. It may get a message again, but not after its outcome is stored, and never two copies at once.
+func charge(bank *shop.Bank) natsjs.Handler {
+	return func(ctx context.Context, msg jetstream.Msg) error {
+		order, err := shop.ParseOrder(msg.Data())
+		if err != nil {
+			return oncemill.Permanent(err) // no attempt can help: a dead letter
+		}
+		// The charge has one ID in all attempts: a bank that knows it closes the gap between effect and outcome.
+		err = bank.Charge(ctx, oncemill.FromContext(ctx).ID("charge"), order)
+		if errors.Is(err, shop.ErrDeclined) {
+			return oncemill.Permanent(err)
+		}
+		return err // anything else is tried again, ten times unless the policy says otherwise
+	}
+}

@@ -1,0 +1,34 @@
+// The NATS example is two services on one JetStream stream: a producer that places orders and a consumer that charges
+// for them. The producer publishes some orders again, a relay repeats others, the bank times out and declines, the
+// consumer restarts half way. At the end it closes the books.
+//
+//	go run ./examples/nats -embedded
+//
+// needs nothing but Go. Without -embedded it uses the servers of compose.yaml, and the services may run in processes of
+// their own:
+//
+//	docker compose up -d --wait
+//	go run ./examples/nats -role consumer
+//	go run ./examples/nats -role producer
+//
+// What you would write yourself stands in producer.go and consumer.go. Exit status: 0 if the books balance, 1 if they do
+// not or something broke, 2 for wrong flags.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
+)
+
+func main() { os.Exit(example.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
+
+var example = shop.Example{
+	Name:         "nats",
+	AddressFlag:  "nats",
+	Address:      "nats://127.0.0.1:4222",
+	AddressUsage: "use the NATS JetStream server at this `URL`",
+	CheckAddress: func(url string) error { return shop.CheckURL("nats", url, "nats", "tls") },
+	Open:         open,
+}
