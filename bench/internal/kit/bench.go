@@ -15,6 +15,8 @@ type Bench struct {
 
 	tables, progress io.Writer
 	results          []string
+	aims             aims
+	some             bool // only variants that Options.Only chooses are measured
 }
 
 // A Variant is one of several ways to do the same thing.
@@ -24,9 +26,19 @@ type Variant struct {
 }
 
 // Compare measures all variants in so many rounds and prints the table. Neighbours stay neighbours in every order, so
-// variants that are divided by each other should stand side by side.
+// variants that are divided by each other should stand side by side. If only some are chosen, the table has no others:
+// see Table.Has.
 func (b *Bench) Compare(ctx context.Context, title string, rounds int, variants ...Variant) (*Table, error) {
 	table := &Table{}
+	if b.some {
+		variants = slices.DeleteFunc(slices.Clone(variants), func(v Variant) bool { return !strings.Contains(v.Name, b.Only) })
+	}
+	switch {
+	case len(variants) == 0:
+		return table, nil
+	case len(variants) > 1 && (b.CPUProfile != "" || b.MemProfile != ""):
+		return nil, fmt.Errorf("a profile is of one variant, and %s has %d: choose with -only", title, len(variants))
+	}
 	for _, v := range variants {
 		table.rows = append(table.rows, v.Name)
 	}

@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 func TestMedian_IsTheMiddleOrTheMeanOfTheMiddleTwo(t *testing.T) {
@@ -96,13 +99,13 @@ func TestCompare_MeasuresEveryVariantInEachRoundInAnOrderThatChanges(t *testing.
 
 func TestRun_ResultsComeLast(t *testing.T) {
 	t.Parallel()
-	work := Experiment{"work", func(ctx context.Context, b *Bench) error {
+	work := Experiment{Name: "work", Run: func(ctx context.Context, b *Bench) error {
 		b.Ratio("first", 1.5)
 		b.Value("second", 2)
 		_, err := b.Compare(ctx, "Title", 1, Variant{"a", func(context.Context) ([]Figure, error) { return []Figure{{"x", 1}}, nil }})
 		return err
 	}}
-	idle := Experiment{"idle", func(context.Context, *Bench) error { return errors.New("runs although it was not asked for") }}
+	idle := Experiment{Name: "idle", Run: func(context.Context, *Bench) error { return errors.New("runs although it was not asked for") }}
 	var stdout bytes.Buffer
 	if err := Run(t.Context(), []string{"-only", "wor"}, &stdout, io.Discard, idle, work); err != nil {
 		t.Fatal(err)
@@ -114,11 +117,12 @@ func TestRun_ResultsComeLast(t *testing.T) {
 
 func TestRun_RefusesWhatItCannotDo(t *testing.T) {
 	t.Parallel()
-	e := Experiment{"clients", func(context.Context, *Bench) error { return errors.New("began") }}
+	e := Experiment{Name: "clients", Run: func(context.Context, *Bench) error { return errors.New("began") }}
 	for _, tc := range []struct{ args, want string }{
 		{"-rounds 0", "-rounds is 0"},
 		{"-cell 0s", "-cell is 0s"},
 		{"-records 10", "-records is 10"},
+		{"-n 0", "-n is 0"},
 		{"-only nobody", "there are clients"},
 		{"quick", `"quick"`},
 	} {
@@ -126,5 +130,74 @@ func TestRun_RefusesWhatItCannotDo(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want one with %q", tc.args, err, tc.want)
 		}
+	}
+}
+
+func TestMain(m *testing.M) {
+	ServeIfAsked()
+	os.Exit(m.Run())
+}
+
+func TestRun_OnlyChoosesVariantsToo(t *testing.T) {
+	t.Parallel()
+	var measured []string
+	variant := func(name string) Variant {
+		return Variant{Name: name, Measure: func(context.Context) ([]Figure, error) {
+			measured = append(measured, name)
+			return []Figure{{"x", 1}}, nil
+		}}
+	}
+	work := Experiment{Name: "work", Variants: []string{"ours", "theirs"}, Run: func(ctx context.Context, b *Bench) error {
+		table, err := b.Compare(ctx, "Title", 1, variant("ours"), variant("theirs"))
+		if table.Has("ours", "theirs") {
+			b.Aim("ours_vs_theirs", table.Ratio("ours", "theirs", "x"), .5, 1)
+		}
+		return err
+	}}
+	for _, tc := range []struct {
+		args string
+		want []string
+		aim  string
+	}{
+		{"-only their", []string{"theirs"}, "\n\n"},
+		{"-only work", []string{"ours", "theirs"}, "| ours_vs_theirs | 1.00 | 0.50 | 1.00 | goal reached |\n\nratio ours_vs_theirs 1.000\n"},
+	} {
+		var stdout bytes.Buffer
+		measured = nil
+		if err := Run(t.Context(), strings.Fields(tc.args), &stdout, io.Discard, work); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(measured, tc.want) || !strings.HasSuffix("\n"+stdout.String(), tc.aim) {
+			t.Errorf("%s: measured %v, want %v; standard output is %q, want it to end with %q", tc.args, measured, tc.want, stdout.String(), tc.aim)
+		}
+	}
+}
+
+func TestRun_AProfileIsOfOneVariant(t *testing.T) {
+	t.Parallel()
+	work := Experiment{Name: "work", Run: func(ctx context.Context, b *Bench) error {
+		_, err := b.Compare(ctx, "Title", 1, Variant{Name: "a"}, Variant{Name: "b"})
+		return err
+	}}
+	err := Run(t.Context(), []string{"-cpuprofile", "x"}, io.Discard, io.Discard, work)
+	if err == nil || !strings.Contains(err.Error(), "has 2") {
+		t.Errorf("error %v, want one that says how many there are", err)
+	}
+}
+
+func TestNATS_TellsItsCPUAndEnds(t *testing.T) {
+	t.Parallel()
+	s, err := StartNATS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used, err := s.CPU(); err != nil || used <= 0 {
+		t.Errorf("CPU %v, %v, want more than nothing", used, err)
+	}
+	if err := s.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := nats.Connect(s.URL); err == nil {
+		t.Error("the server still takes connections")
 	}
 }

@@ -39,6 +39,11 @@ func (t *Table) Add(row string, figures ...Figure) {
 	}
 }
 
+// Has tells whether all these rows were measured.
+func (t *Table) Has(rows ...string) bool {
+	return !slices.ContainsFunc(rows, func(row string) bool { return !slices.Contains(t.rows, row) })
+}
+
 // Median is the median of a figure over the rounds. It panics if there is no such figure.
 func (t *Table) Median(row, column string) float64 { return Median(t.must(row, column)) }
 

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
+)
+
+// Figures.
+const (
+	rate   = "msgs/s"
+	allCPU = "all µs/msg"
+)
+
+// A rig is the servers, and how a variant is measured on them.
+type rig struct {
+	bench *kit.Bench
+	redis *kit.Redis
+	nats  *kit.NATS
+}
+
+func startRig(b *kit.Bench) (*rig, error) {
+	r := &rig{bench: b}
+	var err error
+	if r.redis, err = kit.StartRedis(); err != nil {
+		return nil, err
+	}
+	if r.nats, err = kit.StartNATS(); err != nil {
+		return nil, errors.Join(err, r.redis.Stop())
+	}
+	return r, nil
+}
+
+func (r *rig) stop() error { return errors.Join(r.nats.Stop(), r.redis.Stop()) }
+
+// A job is one measurement of one variant: a filled stream, and clients of its own.
+type job struct {
+	*meter
+	conn     *nats.Conn
+	js       jetstream.JetStream
+	consumer jetstream.Consumer
+	rdb      *redis.Client
+}
+
+// A way begins to consume, and returns what ends it. Whatever it takes before the consumption belongs into it, too: that is
+// little, for so many messages.
+type way struct {
+	run   func(context.Context, *job) (stop func() error, err error)
+	dedup bool // leaves a record for each message
+}
+
+// patience is how long a measurement may take.
+const patience = 2 * time.Minute
+
+// variant measures a way with so many messages, times the scale.
+func (r *rig) variant(name string, messages int, w way) kit.Variant {
+	messages = max(int(float64(messages)*r.bench.Scale), 100)
+	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		defer cancel()
+		return r.measure(ctx, messages, w)
+	}}
+}
+
+func (r *rig) measure(ctx context.Context, messages int, w way) (figures []kit.Figure, err error) {
+	if err := r.redis.Flush(ctx); err != nil {
+		return nil, err
+	}
+	j, err := r.prepare(ctx, messages)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		j.conn.Close()
+		err = errors.Join(err, j.rdb.Close())
+	}()
+	var stop func() error
+	err = r.bench.Profiled(func() (err error) {
+		figures, err = r.cost(ctx, messages, func() error {
+			if stop, err = w.run(ctx, j); err != nil {
+				return err
+			}
+			return j.wait(ctx)
+		})
+		return err
+	})
+	if err == nil {
+		err = j.acknowledged(ctx)
+	}
+	if stop != nil {
+		err = errors.Join(err, stop())
+	}
+	if err == nil {
+		err = errors.Join(j.exact(), r.records(ctx, messages, w.dedup))
+	}
+	return figures, err
+}
+
+// records counts what deduplication has left in Redis.
+func (r *rig) records(ctx context.Context, messages int, dedup bool) error {
+	if !dedup {
+		messages = 0
+	}
+	n, err := r.redis.Admin.DBSize(ctx).Result()
+	if err == nil && n != int64(messages) {
+		return fmt.Errorf("there are %d records, want %d", n, messages)
+	}
+	return err
+}
+
+// cost measures what each message costs everybody.
+func (r *rig) cost(ctx context.Context, messages int, work func() error) ([]kit.Figure, error) {
+	before, err := r.used(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	if err := work(); err != nil {
+		return nil, err
+	}
+	elapsed := time.Since(begun)
+	after, err := r.used(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := float64(messages)
+	micros := func(a, b time.Duration) float64 { return float64(b-a) / float64(time.Microsecond) / n }
+	client, redis, nats := micros(before.own.CPU, after.own.CPU), micros(before.redis, after.redis), micros(before.nats, after.nats)
+	return []kit.Figure{
+		{Name: rate, Value: n / elapsed.Seconds()},
+		{Name: "client µs/msg", Value: client},
+		{Name: "redis µs/msg", Value: redis},
+		{Name: "nats µs/msg", Value: nats},
+		{Name: allCPU, Value: client + redis + nats},
+		{Name: "allocs/msg", Value: float64(after.own.Mallocs-before.own.Mallocs) / n},
+	}, nil
+}
+
+type usage struct {
+	own         kit.Usage
+	redis, nats time.Duration
+}
+
+func (r *rig) used(ctx context.Context) (u usage, err error) {
+	if u.redis, err = r.redis.CPU(ctx); err != nil {
+		return u, err
+	}
+	if u.nats, err = r.nats.CPU(); err != nil {
+		return u, err
+	}
+	u.own, err = kit.Used()
+	return u, err
+}

@@ -1,0 +1,158 @@
+package kit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// A NATS is a server of this program's own, with JetStream in files of its own. It is a process beside this one, so that
+// what it uses is not counted here.
+type NATS struct {
+	URL   string
+	Admin *nats.Conn // a connection beside those that are measured
+
+	process *testserver.Process
+	dir     string
+}
+
+const (
+	natsRole   = "serve-nats"          // the argument by which a program becomes a server
+	cpuSubject = "_oncemill.bench.cpu" // answers with nanoseconds
+	natsStart  = 10 * time.Second      // how long a start may take
+)
+
+// StartNATS runs this program once more, as a NATS server on a free loopback port: its main function, or that of its
+// tests, must begin with ServeIfAsked. The caller stops it.
+func StartNATS() (*NATS, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	for range 5 { // somebody may take the port
+		var s *NATS
+		if s, err = startNATS(program); err == nil {
+			return s, nil
+		}
+	}
+	return nil, fmt.Errorf("kit: nats-server: %w", err)
+}
+
+func startNATS(program string) (*NATS, error) {
+	port, err := testserver.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "oncemill-bench-")
+	if err != nil {
+		return nil, err
+	}
+	p, err := testserver.StartProgram(dir, program, natsRole, strconv.Itoa(port), dir)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	s := &NATS{URL: "nats://127.0.0.1:" + strconv.Itoa(port), process: p, dir: dir}
+	if s.Admin, err = s.connect(); err != nil {
+		return nil, errors.Join(err, p.Kill(), os.RemoveAll(dir))
+	}
+	return s, nil
+}
+
+// connect waits until the server answers.
+func (s *NATS) connect() (*nats.Conn, error) {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for begun := time.Now(); ; {
+		nc, err := nats.Connect(s.URL)
+		if err == nil {
+			if _, err = cpuOf(nc); err == nil {
+				return nc, nil
+			}
+			nc.Close()
+		}
+		if time.Since(begun) > natsStart {
+			return nil, err
+		}
+		select {
+		case <-again.C:
+		case <-s.process.Ended():
+			return nil, errors.New("the process has ended")
+		}
+	}
+}
+
+// Stop ends the server and waits for its end.
+func (s *NATS) Stop() error {
+	s.Admin.Close()
+	return errors.Join(s.process.Kill(), os.RemoveAll(s.dir))
+}
+
+// CPU is the time that the server has used, user and system.
+func (s *NATS) CPU() (time.Duration, error) { return cpuOf(s.Admin) }
+
+func cpuOf(nc *nats.Conn) (time.Duration, error) {
+	m, err := nc.Request(cpuSubject, nil, time.Second)
+	if err != nil {
+		return 0, err
+	}
+	ns, err := strconv.ParseInt(string(m.Data), 10, 64)
+	return time.Duration(ns), err
+}
+
+// ServeIfAsked makes this process the server that StartNATS has started it to be, and never returns then.
+func ServeIfAsked() {
+	if len(os.Args) != 4 || os.Args[1] != natsRole {
+		return
+	}
+	if err := serveNATS(os.Args[2], os.Args[3]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func serveNATS(port, dir string) error {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, os.Interrupt, syscall.SIGTERM)
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		return err
+	}
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: number, JetStream: true, StoreDir: dir, NoLog: true, NoSigs: true,
+	})
+	if err != nil {
+		return err
+	}
+	s.Start()
+	defer s.WaitForShutdown()
+	defer s.Shutdown()
+	if !s.ReadyForConnections(natsStart) {
+		return errors.New("the server is not ready")
+	}
+	nc, err := nats.Connect("", nats.InProcessServer(s))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	if _, err := nc.Subscribe(cpuSubject, answerCPU); err != nil {
+		return err
+	}
+	<-ended
+	return nil
+}
+
+func answerCPU(m *nats.Msg) {
+	if used, err := Used(); err == nil { // who asked gets no answer otherwise, and says so
+		_ = m.Respond(strconv.AppendInt(nil, int64(used.CPU), 10))
+	}
+}
