@@ -81,6 +81,26 @@ need_race() {
 	fi
 }
 
+# need_postgres: initdb is in a folder of its own on Debian, out of PATH.
+need_postgres() {
+	local follows="tests against a real PostgreSQL were skipped; ONCEMILL_TEST_POSTGRES=postgres://... names one to use"
+	if [ -n "${ONCEMILL_TEST_POSTGRES:-}" ]; then
+		follows="only tests that can use the server of ONCEMILL_TEST_POSTGRES ran; those that start and kill their own were skipped"
+	fi
+	compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && return
+	need_program initdb postgresql "$follows" && return
+	compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && unset 'missing[-1]'
+}
+
+# need_kafka: Java for the broker, and Maven, which fetches its jars: here, where one sees that and no test's time runs out.
+# After need_race: with its flag everything is compiled once.
+need_kafka() {
+	local follows="tests against a real Kafka were skipped"
+	need_program java default-jre-headless "$follows" && need_program mvn maven "$follows" || return
+	say "Kafka's jars: about 50 MB, once"
+	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestKafka_JarsAreFetchedOnce$' ./internal/testserver
+}
+
 # need_compiler WHAT_FOLLOWS: a C compiler with the headers of the C library.
 need_compiler() {
 	links_c && return
