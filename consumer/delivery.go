@@ -30,7 +30,8 @@ type Delivery struct {
 	// producer.ExtractPosition looks at it. May be empty.
 	Position string
 
-	// Count is which delivery of the message this is, as the broker counts, from 1. Zero: the broker does not say.
+	// Count is which delivery of the message this is, from 1: as the broker counts, and its source, when that offers one
+	// again by itself. Zero: nobody counts.
 	Count int
 
 	// Holds bounds how many deliveries of its source wait in Process at once, see Config.Hold. Nil: no bound.

@@ -114,6 +114,8 @@ func deliver(ctx context.Context, d Delivery, out chan<- *message.Message, drain
 	case out <- msg:
 	case <-draining:
 		return Decision{Action: RetryLater, Keep: true, Err: errSubscriberClosed}
+	case <-ctx.Done():
+		return Decision{Action: RetryLater, Keep: true, Err: context.Cause(ctx)}
 	}
 	select {
 	case <-msg.Acked():

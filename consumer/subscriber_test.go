@@ -377,3 +377,30 @@ func TestMiddleware_SteeringWithoutDecideIsANack(t *testing.T) {
 		h.want(t, 1)
 	})
 }
+
+// revoking is a source whose delivery is taken away before anybody takes it.
+type revoking struct{ decided chan consumer.Decision }
+
+func (revoking) Check(context.Context, string) error { return nil }
+
+func (r revoking) Run(ctx context.Context, _ string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+	each, revoke := context.WithCancel(context.WithoutCancel(ctx))
+	time.AfterFunc(time.Second, revoke)
+	r.decided <- handle(each, delivery("a"))
+	<-ctx.Done()
+	return nil
+}
+
+func TestSubscriber_DeliveryThatIsTakenAwayBeforeItIsHandedOverDoesNotWaitForAReader(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := revoking{make(chan consumer.Decision, 1)}
+		sub := consumer.Subscriber(s)
+		if _, err := sub.Subscribe(t.Context(), "orders"); err != nil {
+			t.Fatal(err)
+		}
+		if d := <-s.decided; d.Action != consumer.RetryLater || !d.Keep {
+			t.Errorf("decision %+v, want to keep it", d)
+		}
+		sub.Close()
+	})
+}

@@ -2,7 +2,6 @@ package testserver
 
 import (
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -57,15 +56,7 @@ func (s *NATSServer) URL() string { return s.server.ClientURL() }
 // without pauses that a test would notice.
 func (s *NATSServer) Connect(options ...nats.Option) *nats.Conn {
 	s.t.Helper()
-	nc, err := nats.Connect(s.URL(), append([]nats.Option{
-		nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(patience),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default writes to stderr
-	}, options...)...)
-	if err != nil {
-		s.t.Fatalf("testserver: connect to nats-server: %v", err)
-	}
-	s.t.Cleanup(nc.Close)
-	return nc
+	return connectNATS(s.t, []string{s.URL()}, options...)
 }
 
 // JetStream returns JetStream on a new connection.

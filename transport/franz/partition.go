@@ -165,6 +165,7 @@ func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
 		return
 	}
 	for tries := 1; ; tries++ {
+		d.Count = tries
 		decision, offered := p.offer(ctx, d, rec)
 		if !offered {
 			return

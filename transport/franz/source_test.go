@@ -90,6 +90,9 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 			since := time.Since(last)
 			last = time.Now()
 			first := tries[id] == 1
+			if d.Count != tries[id] {
+				t.Errorf("%s is delivery %d, want %d", id, d.Count, tries[id])
+			}
 			switch {
 			case id == orderID(1) && first:
 				return consumer.Decision{Action: consumer.RetryLater, Delay: 200 * time.Millisecond, Err: errors.New("later")}

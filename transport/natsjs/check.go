@@ -24,6 +24,7 @@ type limits struct {
 	expires       time.Duration // of one request
 	progress      time.Duration // how often to say that messages are in progress
 	maxDeliver    int           // zero: unlimited
+	reserve       int           // of them, for crashes and shutdowns
 	maxAckPending int           // zero: unlimited
 	nextSubject   string        // where messages are asked for
 }
@@ -112,6 +113,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 		expires:       fetchWait,
 		progress:      ackWait / ticksPerAckWait,
 		maxDeliver:    max(consumer.MaxDeliver, 0),
+		reserve:       cmp.Or(policy.MaxAttempts, defaultMaxAttempts),
 		maxAckPending: max(consumer.MaxAckPending, 0),
 	}
 	if l.window == 0 {
@@ -138,7 +140,7 @@ const defaultMaxAttempts = 10
 
 // problem says what has to be set otherwise.
 func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration, policy oncemill.Policy) (field, problem string) {
-	attempts := cmp.Or(policy.MaxAttempts, defaultMaxAttempts)
+	attempts := l.reserve
 	switch {
 	case consumer.DeliverSubject != "":
 		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without DeliverSubject", consumer.DeliverSubject)

@@ -20,8 +20,9 @@
 //   - With a Window of 1, or within a lane of Config.Order, messages run one after the other in the order of the consumer,
 //     also when one fails and is tried again: what is behind it waits.
 //   - A message that is to come again comes not before its delay. It waits in the process where a nak would do harm: in
-//     a lane, when the consumer has a MaxDeliver, or when delayed naks take up half of MaxAckPending. So busy keys and
-//     failed attempts never use up a MaxDeliver: only crashes, shutdowns and lost claims do.
+//     a lane, when delayed naks take up half of MaxAckPending, or when the consumer has a MaxDeliver, of which the last
+//     Policy.MaxAttempts deliveries are for crashes, shutdowns and lost claims alone. So busy keys and failed attempts
+//     never use up a MaxDeliver.
 //   - The end of Run's context begins the drain. Nothing new is asked for; handlers go on, with contexts that do not end
 //     before Config.Grace, and their acks reach the server; what is not started is given back when nothing asked for is
 //     outstanding any more, after about a second at most, so that it does not come back to the same process. A message on
@@ -40,6 +41,9 @@
 //
 // One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set nobody
 // waits for its receipt. The record of the message then has the outcome, and the handler does not run.
+//
+// Room for others, where messages have to wait here: as many as Window, in lanes or with a MaxDeliver that is nearly used up,
+// stop the worker until the first of them is due. A MaxDeliver of -1, which is JetStream's default, avoids the latter.
 //
 // An end of the drain: a handler that ignores its context is waited for. A delivery that holds for a busy key is waited
 // for, too, for up to consumer.Config.Hold.

@@ -18,6 +18,7 @@ type held struct {
 	lane     string
 	ordered  bool // nothing of its lane may overtake it
 	last     bool // the server would not deliver it again
+	scarce   bool // it has no more deliveries than crashes may need
 	tries    int
 
 	mu      sync.Mutex
@@ -38,7 +39,10 @@ func (s *session) receive(work context.Context, msg jetstream.Msg) {
 	}
 	f := &held{msg: msg, delivery: s.delivery(msg, meta), lane: s.lane(work, msg), touched: now}
 	f.ordered = f.lane != "" || s.limits.window == 1
-	f.last = s.limits.maxDeliver > 0 && meta.NumDelivered >= uint64(s.limits.maxDeliver)
+	if limit := uint64(s.limits.maxDeliver); limit > 0 {
+		f.last = meta.NumDelivered >= limit
+		f.scarce = meta.NumDelivered+uint64(s.limits.reserve) >= limit
+	}
 	s.mu.Lock()
 	s.credit--
 	s.flights[f] = struct{}{}
@@ -90,6 +94,7 @@ func (s *session) work(ctx context.Context, f *held) {
 		if !s.retry(ctx, f, d) {
 			return
 		}
+		f.delivery.Count++
 	}
 }
 

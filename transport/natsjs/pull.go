@@ -132,6 +132,9 @@ func (t *trouble) note(ctx context.Context, f fetched) error {
 	if f.err == nil && !f.answered && f.got == 0 {
 		f.err = errUnanswered
 	}
+	if f.err == nil && f.got == 0 && t.pause > 0 && time.Now().Before(t.until) {
+		return nil // it was asked for before the trouble, and says nothing about its end
+	}
 	if f.err == nil {
 		if t.pause > 0 {
 			s.log.InfoContext(ctx, "natsjs: messages can be fetched again")

@@ -52,6 +52,28 @@ func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	}
 }
 
+func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
+	t.Parallel()
+	const busy, orders, window = 8, 24, 8
+	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 6})
+	r.policy.MaxAttempts, r.hold, r.config.Window = 4, consumer.NoHold, window
+	for i := range busy {
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "orders/billing", ID: fmt.Sprint("o", i)}
+		other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
+		if _, err := r.store.Claim(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.publish(orders, oneLane)
+	w := r.worker(succeed)
+	stop := r.start(w)
+	r.finishes(orders - busy)
+	r.stops(stop)
+	if w.MaxDeliveries() != 0 {
+		t.Errorf("%d messages were given up", w.MaxDeliveries())
+	}
+}
+
 // counting counts claims, and may make busy ones wait for a short time only.
 type counting struct {
 	dedupstore.Store

@@ -136,11 +136,11 @@ func (s *session) keep(f *held, d consumer.Decision, due time.Time) bool {
 	defer s.mu.Unlock()
 	keep := false
 	switch {
-	case f.ordered, s.limits.maxDeliver > 0: // others would overtake it; it would use up deliveries
+	case f.ordered, f.scarce: // others would overtake it; it would use up deliveries
 		keep = true
 	case s.limits.maxAckPending > 0 && s.delayed.outstanding(time.Now()) >= s.limits.maxAckPending/2:
 		keep = true // the server would deliver nothing else
-	case d.Keep:
+	case d.Keep, s.limits.maxDeliver > 0:
 		keep = s.kept < s.limits.window/2
 	}
 	if keep {

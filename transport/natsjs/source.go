@@ -51,6 +51,10 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 		return nil, limits{}, fmt.Errorf("natsjs: SourceConfig.Consumer returned none for topic %q", topic)
 	}
 	l, err := s.engine.check(ctx, cons, s.policy)
+	if err == nil && l.maxDeliver > 0 {
+		s.engine.config.Logger.WarnContext(ctx, "natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a delivery; set it to -1",
+			"stream", l.stream, "consumer", l.consumer, "maxDeliver", l.maxDeliver)
+	}
 	return cons, l, err
 }
 
