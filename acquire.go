@@ -30,6 +30,9 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 	}
 	busy, failed, holding := false, false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
+		if ctx.Err() != nil {
+			return first, context.Cause(ctx)
+		}
 		breaker := g.breakers.of(ctx, &call.Key)
 		wake := breaker.recovery() // taken before the store is asked, so that no recovery is missed
 		err = breaker.claim(ctx, &call.Key, ask)
@@ -99,8 +102,10 @@ func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
 	return r
 }
 
+// claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all the
+// same, and nobody would give it back, so that the message had to wait for the end of its lease.
 func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) error {
-	ctx, cancel := context.WithTimeout(ctx, g.operationTimeout())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.operationTimeout())
 	defer cancel()
 	got, err := g.store.Claim(ctx, *r)
 	*answer = got

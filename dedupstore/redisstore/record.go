@@ -2,6 +2,8 @@ package redisstore
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
+	bits "encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math"
@@ -77,12 +79,17 @@ const (
 	lengthSize  = 8
 )
 
-// tag is what a record keeps of an owner's token: 64 bits of its SHA-256.
+// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random, so that two are as
+// unlikely to have one tag as with any other hash; this one needs no stack, of which each message would have to grow its
+// own.
 func tag(owner string) [tagSize]byte {
-	var sum [sha256.Size]byte
-	var space [64]byte // the longest token
-	sum = sha256.Sum256(append(space[:0], owner...))
-	return [tagSize]byte(sum[:tagSize])
+	sum := uint64(14695981039346656037)
+	for i := range len(owner) {
+		sum = (sum ^ uint64(owner[i])) * 1099511628211
+	}
+	var t [tagSize]byte
+	bits.BigEndian.PutUint64(t[:], sum)
+	return t
 }
 
 // appendOwner appends the fence and the tag of a claim.
@@ -103,15 +110,37 @@ func appendRequest(b []byte, r dedupstore.Request) []byte {
 	return appendDigits(append(b, 'L'), 1000*uint64(milliseconds(r.Lease)), leaseSize)
 }
 
-// appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 of the scheme with the sum. Two contents with
-// the same 128 bits are not to be found by chance; who can choose both contents and the ID needs about 2^64 tries, and
-// gains that his own second message is taken for a copy of his first.
+// appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 bits of the sum: of the scheme "sha256" its
+// first ones, of any other the first of the SHA-256 of scheme and sum. Two contents with the same 128 bits are not to be
+// found by chance; who can choose both contents and the ID needs about 2^64 tries, and gains that his own second message
+// is taken for a copy of his first.
 func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
-	var space [256]byte
-	text := append(space[:0], f.Scheme...)
-	scheme := sha256.Sum256(text)
-	sum := sha256.Sum256(append(append(text, ':'), f.Sum...))
-	return append(append(b, scheme[:4]...), sum[:16]...)
+	if f.Scheme == plainScheme && len(f.Sum) == base64.RawURLEncoding.EncodedLen(sha256.Size) {
+		start := len(b)
+		b = append(b, plainSchemeTag[:]...)
+		decoded, err := base64.RawURLEncoding.AppendDecode(b, []byte(f.Sum))
+		if err == nil {
+			return decoded[:len(b)+16]
+		}
+		b = b[:start]
+	}
+	return appendHashedFingerprint(b, f)
+}
+
+const plainScheme = "sha256"
+
+var plainSchemeTag = schemeTag(plainScheme)
+
+func schemeTag(scheme string) [4]byte {
+	sum := sha256.Sum256([]byte(scheme))
+	return [4]byte(sum[:4])
+}
+
+//go:noinline
+func appendHashedFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
+	scheme := schemeTag(f.Scheme)
+	sum := sha256.Sum256([]byte(f.Scheme + ":" + f.Sum))
+	return append(append(b, scheme[:]...), sum[:16]...)
 }
 
 // appendTrace appends a traceparent (W3C Trace Context, section 3.2), in 25 bytes if it is of version 00.

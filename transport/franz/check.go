@@ -125,20 +125,34 @@ func comesLater(cl *kgo.Client, err error) bool {
 
 // checkGroup makes sure that the group is one of consumers.
 func checkGroup(ctx context.Context, admin *kadm.Client, group string) error {
-	described, err := admin.DescribeGroups(ctx, group)
-	if err == nil {
-		err = described[group].Err
-	}
+	described, err := describeGroup(ctx, admin, group)
 	if refused := refusal(group, "", err); refused != nil {
 		return refused
 	}
 	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
 		return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: err}
 	}
-	if kind := described[group].ProtocolType; kind != "" && kind != "consumer" {
+	if kind := described.ProtocolType; kind != "" && kind != "consumer" {
 		return &SetupError{Problem: fmt.Sprintf("group %q is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", group, kind)}
 	}
 	return nil
+}
+
+// groupPatience is how long to ask for a group whose coordinator is not there yet: the first group of a new cluster has to
+// wait until the topic of the offsets is made.
+const groupPatience = 30 * time.Second
+
+func describeGroup(ctx context.Context, admin *kadm.Client, group string) (kadm.DescribedGroup, error) {
+	for end := time.Now().Add(groupPatience); ; {
+		described, err := admin.DescribeGroups(ctx, group)
+		if err == nil {
+			err = described[group].Err
+		}
+		if !kerr.IsRetriable(err) || time.Now().After(end) || ctx.Err() != nil {
+			return described[group], err
+		}
+		pause(ctx, pauseAfterErrors)
+	}
 }
 
 // checkRetention warns of topics whose records can come back when their outcomes are forgotten. Not everybody may read
