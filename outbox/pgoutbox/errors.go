@@ -1,0 +1,61 @@
+package pgoutbox
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ErrNoTx says that Publish was called with a context that carries no transaction: use WithTx or WithSQLTx.
+var ErrNoTx = errors.New("pgoutbox: the context carries no transaction")
+
+// A SchemaError says that the tables are missing, older than this package, or made for another config. Repeating the call
+// is useless until somebody acts as it says.
+type SchemaError struct {
+	Table   string
+	Problem string // such as "is missing: call Migrate"
+	Err     error  // what PostgreSQL said; nil if it had no part in it
+}
+
+func (e *SchemaError) Error() string {
+	s := fmt.Sprintf("pgoutbox: outbox table %q %s", e.Table, e.Problem)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what PostgreSQL said.
+func (e *SchemaError) Unwrap() error { return e.Err }
+
+// Codes of PostgreSQL, Appendix A of its manual.
+const (
+	codeUndefinedTable   = "42P01"
+	codeUndefinedColumn  = "42703"
+	codeUndefinedSchema  = "3F000"
+	codeNoPrivilege      = "42501"
+	codeLimitExceeded    = "54000"
+	codeLockNotAvailable = "55P03"
+)
+
+// explain names the cause of an error that PostgreSQL knows only by its own words.
+func (o *Outbox) explain(err error) error {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return err
+	}
+	switch e.Code {
+	case codeUndefinedTable, codeUndefinedSchema:
+		return &SchemaError{Table: o.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate", Err: err}
+	case codeUndefinedColumn:
+		return &SchemaError{Table: o.cfg.Table, Problem: "lacks a column: call Migrate", Err: err}
+	case codeNoPrivilege:
+		return fmt.Errorf("pgoutbox: the database user lacks a privilege on outbox table %q, see Migrate: %w", o.cfg.Table, err)
+	case codeLimitExceeded:
+		return fmt.Errorf("pgoutbox: a value is larger than PostgreSQL can keep: %w", err)
+	case codeLockNotAvailable:
+		return fmt.Errorf("pgoutbox: somebody else holds a lock on outbox table %q for too long: %w", o.cfg.Table, err)
+	}
+	return err
+}

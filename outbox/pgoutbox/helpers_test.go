@@ -1,0 +1,263 @@
+package pgoutbox_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var schemas atomic.Int64
+
+// newPool returns a pool of connections to a new schema, with a table of orders: a database for each test takes longer.
+func newPool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	schema := fmt.Sprintf("test_%d_%d", os.Getpid(), schemas.Add(1))
+	pool := poolIn(t, schema, configure...)
+	mustExec(t, pool, `CREATE SCHEMA `+schema)
+	t.Cleanup(func() { mustExec(t, pool, `DROP SCHEMA `+schema+` CASCADE`) })
+	mustExec(t, pool, `CREATE TABLE orders (id text PRIMARY KEY)`)
+	return pool
+}
+
+// poolIn returns a pool of connections to a schema.
+func poolIn(t testing.TB, schema string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	return testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+		c.MaxConns = 16
+		c.ConnConfig.RuntimeParams["search_path"] = schema
+		for _, f := range configure {
+			f(c)
+		}
+	})
+}
+
+// newBox returns an outbox in a new database.
+func newBox(t testing.TB) (*pgoutbox.Outbox, *pgxpool.Pool) {
+	t.Helper()
+	pool := newPool(t)
+	return boxIn(t, pool, pgoutbox.Config{}), pool
+}
+
+func boxIn(t testing.TB, pool *pgxpool.Pool, cfg pgoutbox.Config) *pgoutbox.Outbox {
+	t.Helper()
+	box := unmigrated(t, pool, cfg)
+	if err := box.Migrate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return box
+}
+
+func unmigrated(t testing.TB, pool *pgxpool.Pool, cfg pgoutbox.Config) *pgoutbox.Outbox {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	box, err := pgoutbox.New(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return box
+}
+
+func mustExec(t testing.TB, pool *pgxpool.Pool, query string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), query, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func begin(t testing.TB, pool *pgxpool.Pool) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tx.Rollback(context.Background()) })
+	return tx
+}
+
+func commit(t testing.TB, tx pgx.Tx) {
+	t.Helper()
+	if err := tx.Commit(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rollback(t testing.TB, tx pgx.Tx) {
+	t.Helper()
+	if err := tx.Rollback(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// write commits messages in a transaction of their own.
+func write(t testing.TB, box *pgoutbox.Outbox, pool *pgxpool.Pool, messages ...producer.Message) {
+	t.Helper()
+	tx := begin(t, pool)
+	if err := box.In(tx).Publish(context.Background(), messages...); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, tx)
+}
+
+func message(id string) producer.Message {
+	return producer.Message{ID: id, Topic: "orders", Payload: []byte("payload of " + id)}
+}
+
+// lease leases rows without an unknown attempt.
+func lease(t testing.TB, box *pgoutbox.Outbox, token string, d time.Duration) []outbox.Row {
+	t.Helper()
+	return leaseKind(t, box, token, d, false)
+}
+
+func leaseKind(t testing.TB, box *pgoutbox.Outbox, token string, d time.Duration, suspects bool) []outbox.Row {
+	t.Helper()
+	rows, err := box.Lease(context.Background(), outbox.LeaseRequest{Token: token, Limit: 100, Lease: d, Suspects: suspects})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+func settle(t testing.TB, box *pgoutbox.Outbox, token string, results ...outbox.Result) {
+	t.Helper()
+	if err := box.Settle(context.Background(), token, results); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func idsOf(rows []outbox.Row) (ids []string) {
+	for _, r := range rows {
+		ids = append(ids, r.Message.ID)
+	}
+	return ids
+}
+
+func count(t testing.TB, db *pgxpool.Pool, where string) (n int) {
+	t.Helper()
+	if err := db.QueryRow(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE `+where).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func stats(t testing.TB, box *pgoutbox.Outbox) outbox.Stats {
+	t.Helper()
+	s, err := box.Stats(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// broker remembers what was published. answer decides; nil acknowledges everything.
+type broker struct {
+	answer func(ctx context.Context, messages []producer.Message) error
+	mu     sync.Mutex
+	got    []producer.Message
+}
+
+func (b *broker) Publish(ctx context.Context, messages ...producer.Message) error {
+	b.mu.Lock()
+	b.got = append(b.got, messages...)
+	b.mu.Unlock()
+	if b.answer == nil {
+		return nil
+	}
+	return b.answer(ctx, messages)
+}
+
+func (b *broker) copies() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := map[string]int{}
+	for _, m := range b.got {
+		n[m.ID]++
+	}
+	return n
+}
+
+// quick is a config for tests in real time.
+func quick() outbox.Config {
+	return outbox.Config{
+		PollInterval: 5 * time.Millisecond, RetryMin: 2 * time.Millisecond, RetryMax: 20 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+}
+
+// start runs a relay and returns what stops it and waits for its end.
+func start(t testing.TB, s outbox.Store, p producer.Publisher, c outbox.Config) (stop func()) {
+	t.Helper()
+	r, err := outbox.NewRelay(s, p, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run returned %v, want nil", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// eventually waits until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func numbered(n int) (ids []string) {
+	for i := range n {
+		ids = append(ids, fmt.Sprintf("order-%03d", i))
+	}
+	return ids
+}
+
+func sorted(m map[string]int) (ids []string) {
+	for id := range m {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// leased is how many rows are leased.
+func leased(t testing.TB, pool *pgxpool.Pool) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), `SELECT coalesce(sum(cardinality(numbers)), 0) FROM oncemill_outbox_lease`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

@@ -1,0 +1,168 @@
+package pgoutbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// version is the schema's that this package needs.
+const version = 1
+
+const (
+	settingsSQL = `SELECT version, ordered, partitions, debezium FROM {settings}`
+	presentSQL  = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL`
+
+	keepSQL = `
+INSERT INTO {settings} (version, ordered, partitions, debezium) VALUES ($1, $2, $3, $4)
+ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
+)
+
+// Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
+// be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives up
+// on any other lock after a few seconds, with an error, after which it can be repeated. An outbox that is complete is
+// only looked at. A newer version than this package's is welcome, as versions only add.
+//
+// It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs that
+// use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings, and, if it
+// is ordered, USAGE on the sequence Table_places.
+//
+// Errors: a *SchemaError if the tables that are there do not fit the config.
+func (o *Outbox) Migrate(ctx context.Context) error {
+	err := pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		return o.migrate(ctx, tx)
+	})
+	if err != nil {
+		return fmt.Errorf("migrate outbox: %w", o.explain(err))
+	}
+	return nil
+}
+
+// SQL returns the statements by which Migrate makes the tables, for those who migrate with a tool of their own. They may be
+// repeated. The schema must be there.
+func (o *Outbox) SQL() string {
+	s := o.sql.schema
+	if o.cfg.Ordered {
+		s += "\n" + o.sql.ordered
+	}
+	return s + fmt.Sprintf("\nINSERT INTO %s (version, ordered, partitions, debezium) VALUES (%d, %v, %d, %v) ON CONFLICT DO NOTHING;\n",
+		namesOf(o.cfg).Replace("{settings}"), version, o.cfg.Ordered, o.cfg.Partitions, o.cfg.Debezium)
+}
+
+// lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
+const lockTimeout = "3s"
+
+func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(o.cfg.hash())); err != nil {
+		return err
+	}
+	var settings, table bool
+	if err := tx.QueryRow(ctx, o.sql.present).Scan(&settings, &table); err != nil {
+		return err
+	}
+	if settings {
+		found, err := o.readSettings(ctx, pgxSession{tx})
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		if err == nil {
+			if problem := found.problem(o.cfg); problem != "" {
+				return &SchemaError{Table: o.cfg.Table, Problem: problem}
+			}
+			if found.version >= version {
+				return nil
+			}
+		}
+	} else if table {
+		return &SchemaError{Table: o.cfg.Table, Problem: "is there, and is no outbox: name another one by Config.Table"}
+	}
+	return o.create(ctx, tx)
+}
+
+func (o *Outbox) create(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+lockTimeout+`'`); err != nil {
+		return err
+	}
+	if err := o.createSchema(ctx, tx); err != nil {
+		return err
+	}
+	ddl := []string{o.sql.schema}
+	if o.cfg.Ordered {
+		ddl = append(ddl, o.sql.ordered)
+	}
+	for _, statements := range ddl {
+		if _, err := tx.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol); err != nil { // several in one
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, o.sql.keep, version, o.cfg.Ordered, o.cfg.Partitions, o.cfg.Debezium)
+	return err
+}
+
+// createSchema looks first: IF NOT EXISTS asks for a privilege even where the schema is there.
+func (o *Outbox) createSchema(ctx context.Context, tx pgx.Tx) error {
+	if o.cfg.Schema == "" {
+		return nil
+	}
+	var there bool
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, o.cfg.Schema).Scan(&there); err != nil || there {
+		return err
+	}
+	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+o.cfg.Schema+`"`)
+	return err
+}
+
+// settings are what all programs that share an outbox agree about.
+type settings struct {
+	version, partitions int
+	ordered, debezium   bool
+}
+
+// problem says what of the tables does not fit the config, or "".
+func (s settings) problem(cfg Config) string {
+	const other = "; all programs must say the same, and for another setting there must be another table"
+	switch {
+	case s.ordered != cfg.Ordered:
+		return fmt.Sprintf("was made with Ordered %v, but Config.Ordered is %v", s.ordered, cfg.Ordered) + other
+	case s.ordered && s.partitions != cfg.Partitions:
+		return fmt.Sprintf("was made with %d partitions, but Config.Partitions is %d", s.partitions, cfg.Partitions) + other
+	case s.debezium != cfg.Debezium:
+		return fmt.Sprintf("was made with Debezium %v, but Config.Debezium is %v", s.debezium, cfg.Debezium) + other
+	}
+	return ""
+}
+
+func (o *Outbox) readSettings(ctx context.Context, s session) (found settings, err error) {
+	rows := 0
+	err = s.each(ctx, statement{query: o.sql.settings}, func(scan func(...any) error) error {
+		rows++
+		return scan(&found.version, &found.ordered, &found.partitions, &found.debezium)
+	})
+	if err == nil && rows == 0 {
+		err = pgx.ErrNoRows
+	}
+	return found, err
+}
+
+// check makes sure, once for each Outbox, that the tables are there, new enough, and as the config says.
+func (o *Outbox) check(ctx context.Context, s session) error {
+	if o.checked.Load() {
+		return nil
+	}
+	found, err := o.readSettings(ctx, s)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return &SchemaError{Table: o.cfg.Table, Problem: "is incomplete: call Migrate"}
+	case err != nil:
+		return o.explain(err)
+	case found.version < version:
+		return &SchemaError{Table: o.cfg.Table, Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found.version, version)}
+	}
+	if problem := found.problem(o.cfg); problem != "" {
+		return &SchemaError{Table: o.cfg.Table, Problem: problem}
+	}
+	o.checked.Store(true)
+	return nil
+}

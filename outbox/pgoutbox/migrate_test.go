@@ -1,0 +1,208 @@
+package pgoutbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+)
+
+func TestNew_ErrorNamesTheField(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	long := strings.Repeat("x", 41)
+	for _, tc := range []struct {
+		field string
+		cfg   pgoutbox.Config
+	}{
+		{"Config.Table", pgoutbox.Config{Table: `x"y`}},
+		{"Config.Table", pgoutbox.Config{Table: "1st"}},
+		{"Config.Table", pgoutbox.Config{Table: "public.x"}},
+		{"Config.Table", pgoutbox.Config{Table: "é"}},
+		{"Config.Table", pgoutbox.Config{Table: long}},
+		{"Config.Schema", pgoutbox.Config{Schema: "a b"}},
+		{"Config.Schema", pgoutbox.Config{Schema: long}},
+		{"Config.Partitions", pgoutbox.Config{Partitions: -1}},
+		{"Config.Partitions", pgoutbox.Config{Partitions: 4097}},
+		{"Config.SkipDead", pgoutbox.Config{SkipDead: true}},
+	} {
+		_, err := pgoutbox.New(pool, tc.cfg)
+		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != tc.field {
+			t.Errorf("%+v: error %v", tc.cfg, err)
+		}
+	}
+	if _, err := pgoutbox.New(nil, pgoutbox.Config{}); err == nil {
+		t.Error("nil pool: no error")
+	}
+}
+
+func TestNew_TwoTablesAreTwoOutboxes(t *testing.T) {
+	t.Parallel()
+	first, pool := newBox(t)
+	second := boxIn(t, pool, pgoutbox.Config{Schema: "Other_" + schemaOf(t, pool), Table: "Other_1"})
+	t.Cleanup(func() { mustExec(t, pool, `DROP SCHEMA "Other_`+schemaOf(t, pool)+`" CASCADE`) })
+	write(t, second, pool, message("1"))
+	if a, b := stats(t, first).Pending, stats(t, second).Pending; a != 0 || b != 1 {
+		t.Errorf("%d and %d pending rows, want 0 and 1", a, b)
+	}
+	if rows := lease(t, second, "t", time.Minute); len(rows) != 1 {
+		t.Errorf("%d rows", len(rows))
+	}
+}
+
+func schemaOf(t *testing.T, pool *pgxpool.Pool) (name string) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), `SELECT current_schema`).Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestMigrate_SeveralAtOnceAndAgain(t *testing.T) {
+	t.Parallel()
+	for _, ordered := range []bool{false, true} {
+		pool := newPool(t)
+		box := unmigrated(t, pool, pgoutbox.Config{Ordered: ordered})
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for range 3 {
+					if err := box.Migrate(context.Background()); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		write(t, box, pool, message("1"))
+		mustExec(t, pool, box.SQL(), pgx.QueryExecModeSimpleProtocol) // what a tool would run may be repeated too
+	}
+}
+
+func TestMigrate_UnderLoadDoesNotDisturb(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	b := &broker{}
+	stop := start(t, box, b, quick())
+	open := begin(t, pool) // a business transaction that stays open, with a row and its locks
+	publish(t, box, open, message("open"))
+	ended := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-ended:
+				return
+			default:
+				write(t, box, pool, message(fmt.Sprint(i)))
+			}
+		}
+	})
+	for range 20 {
+		began := time.Now()
+		if err := box.Migrate(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("a migration of what is there took %v", d)
+		}
+	}
+	close(ended)
+	all.Wait()
+	commit(t, open)
+	eventually(t, "the outbox is empty", func() bool { return stats(t, box).Pending == 0 })
+	stop()
+	for id, n := range b.copies() {
+		if n != 1 {
+			t.Errorf("%s was published %d times", id, n)
+		}
+	}
+}
+
+func TestCheck_WrongTablesAreNamed(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, spoil, want string
+		cfg               pgoutbox.Config
+		migrate           bool // Migrate says so too
+	}{
+		{name: "missing", spoil: `DROP TABLE oncemill_outbox, oncemill_outbox_lease, oncemill_outbox_settings`, want: "call Migrate"},
+		{name: "older", spoil: `UPDATE oncemill_outbox_settings SET version = 0`, want: "has schema version 0, want at least 1: call Migrate"},
+		{name: "incomplete", spoil: `DELETE FROM oncemill_outbox_settings`, want: "call Migrate"},
+		{name: "ordered", cfg: pgoutbox.Config{Ordered: true}, want: "Config.Ordered is true", migrate: true},
+		{name: "other partitions", spoil: `UPDATE oncemill_outbox_settings SET ordered = true, partitions = 7`, cfg: pgoutbox.Config{Ordered: true}, want: "7 partitions, but Config.Partitions is 64", migrate: true},
+		{name: "Debezium", cfg: pgoutbox.Config{Debezium: true}, want: "Config.Debezium is true", migrate: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			_, pool := newBox(t)
+			if tc.spoil != "" {
+				mustExec(t, pool, tc.spoil)
+			}
+			box := unmigrated(t, pool, tc.cfg)
+			_, leaseErr := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 1, Lease: time.Minute})
+			tx := begin(t, pool)
+			errs := map[string]error{"Lease": leaseErr, "Publish": box.In(tx).Publish(t.Context(), message("1"))}
+			rollback(t, tx)
+			migrateErr := box.Migrate(t.Context())
+			if tc.migrate {
+				errs["Migrate"] = migrateErr
+			} else if migrateErr != nil {
+				t.Errorf("Migrate: %v", migrateErr)
+			}
+			for what, err := range errs {
+				if e, ok := errors.AsType[*pgoutbox.SchemaError](err); !ok || !strings.Contains(err.Error(), tc.want) || e.Table != "oncemill_outbox" {
+					t.Errorf("%s: error %v, want one that says %q", what, err, tc.want)
+				}
+			}
+			if !tc.migrate {
+				write(t, box, pool, message("2"))
+			}
+		})
+	}
+}
+
+func TestMigrate_TableOfSomebodyElseIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	err := unmigrated(t, pool, pgoutbox.Config{Table: "orders"}).Migrate(t.Context())
+	if _, ok := errors.AsType[*pgoutbox.SchemaError](err); !ok {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestCheck_MissingPrivilegeIsNamed(t *testing.T) {
+	t.Parallel()
+	_, pool := newBox(t)
+	schema := schemaOf(t, pool)
+	user := schema + "_user"
+	mustExec(t, pool, `CREATE ROLE `+user+` LOGIN`)
+	t.Cleanup(func() { mustExec(t, pool, `DROP OWNED BY `+user); mustExec(t, pool, `DROP ROLE `+user) })
+	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
+	poor := poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user })
+	box := unmigrated(t, poor, pgoutbox.Config{})
+	check := func(want bool) {
+		t.Helper()
+		_, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 1, Lease: time.Minute})
+		tx := begin(t, poor)
+		defer tx.Rollback(context.Background())
+		for _, err := range []error{err, box.In(tx).Publish(t.Context(), message("1"))} {
+			if denied := err != nil && strings.Contains(err.Error(), `lacks a privilege on outbox table "oncemill_outbox"`); denied != want {
+				t.Errorf("error %v, want a missing privilege: %v", err, want)
+			}
+		}
+	}
+	check(true)
+	mustExec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON oncemill_outbox, oncemill_outbox_lease TO `+user)
+	mustExec(t, pool, `GRANT SELECT ON oncemill_outbox_settings TO `+user)
+	check(false)
+}

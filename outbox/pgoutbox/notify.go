@@ -1,0 +1,94 @@
+package pgoutbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	shortestRetry = 100 * time.Millisecond
+	longestRetry  = 10 * time.Second
+	lookAlive     = 30 * time.Second // how often a silent connection is tried
+	endTimeout    = time.Second
+)
+
+// channel is where processes tell each other of commits. Two long names would be more than PostgreSQL takes.
+func (o *Outbox) channel() string { return fmt.Sprintf("oncemill_outbox_%016x", o.cfg.hash()) }
+
+// Notify makes the relays of all processes that Listen look at the outbox now. Call it after the commit: within the inserting
+// transaction NOTIFY makes all commits of the database wait for each other. It is a statement of its own, on a connection
+// of the pool, and its loss costs time, no more.
+func (o *Outbox) Notify(ctx context.Context) error {
+	_, err := o.pool.Exec(ctx, `SELECT pg_notify($1, '')`, o.channel())
+	return err
+}
+
+// Listen turns the notifications of other processes into Woken, until ctx ends; then it returns nil. It takes a
+// connection out of the pool for itself, and another one when that fails, for as long as it runs: errors are logged.
+// LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work.
+func (o *Outbox) Listen(ctx context.Context) error {
+	retry := shortestRetry
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := o.listen(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if time.Since(began) > longestRetry {
+			retry = shortestRetry
+		}
+		o.log.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in", retry, "error", err)
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return nil
+		}
+		retry = min(2*retry, longestRetry)
+	}
+	return nil
+}
+
+// listen listens on one connection until that fails.
+func (o *Outbox) listen(ctx context.Context) error {
+	pooled, err := o.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	conn := pooled.Hijack() // the pool forgets it
+	defer closeConn(ctx, conn)
+	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{o.channel()}.Sanitize()); err != nil {
+		return err
+	}
+	o.Wake() // what was told before is lost
+	for {
+		if err := o.await(ctx, conn); err != nil {
+			return err
+		}
+	}
+}
+
+// await wakes a relay at the next notification, or makes sure that the connection lives.
+func (o *Outbox) await(ctx context.Context, conn *pgx.Conn) error {
+	bounded, cancel := context.WithTimeout(ctx, lookAlive)
+	defer cancel()
+	_, err := conn.WaitForNotification(bounded)
+	switch {
+	case err == nil:
+		o.Wake()
+		return nil
+	case ctx.Err() != nil || bounded.Err() == nil || conn.IsClosed():
+		return err
+	}
+	alive, cancel := context.WithTimeout(ctx, lookAlive)
+	defer cancel()
+	return conn.Ping(alive)
+}
+
+func closeConn(ctx context.Context, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_ = conn.Close(ctx) // it is not needed any more
+}

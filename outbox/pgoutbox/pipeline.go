@@ -1,0 +1,39 @@
+package pgoutbox
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The isolation that the database has by default may be another one.
+var (
+	begin  = statement{query: "BEGIN ISOLATION LEVEL READ COMMITTED"}
+	commit = statement{query: "COMMIT"}
+)
+
+// pipeline sends statements together, waits once, and calls fn for each row of the one with the index. The server goes on
+// without the client: what the statements lock they do not keep while a client is slow. After an error inside of a
+// transaction the pool closes the connection, which rolls back.
+func (o *Outbox) pipeline(ctx context.Context, index int, fn func(scan func(...any) error) error, statements ...statement) error {
+	conn, err := o.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	if !o.checked.Load() {
+		if err := o.checkOn(ctx, conn.Conn()); err != nil {
+			return err
+		}
+	}
+	var batch pgx.Batch
+	for _, s := range statements {
+		batch.Queue(s.query, s.args...)
+	}
+	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fn))
+}
+
+// checkOn checks the schema in a transaction of its own.
+func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) })
+}

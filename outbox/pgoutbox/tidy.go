@@ -1,0 +1,69 @@
+package pgoutbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// What works on published rows takes turns, so that each call finds as many rows as there are.
+const (
+	tidyLockSQL = `
+SELECT set_config('lock_timeout', $1::text, true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+	pg_advisory_xact_lock('{lease}'::regclass::oid::integer, -2)`
+
+	cleanSQL = `
+WITH gone AS (
+	DELETE FROM {table} WHERE number = ANY(ARRAY(
+		SELECT number FROM {table}
+		WHERE published_at IS NOT NULL AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
+		ORDER BY published_at LIMIT $2::bigint))
+	RETURNING true)
+SELECT count(*) FROM gone`
+
+	// The column copy stays: it is what names the row for whoever repeats the action that wrote it.
+	replaySQL = `
+WITH again AS (
+	UPDATE {table} SET published_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL,
+		replays = coalesce(replays, 0) + 1
+	WHERE number = ANY(ARRAY(
+		SELECT number FROM {table}
+		WHERE published_at IS NOT NULL AND published_at >= coalesce($1::timestamptz, '-infinity') AND published_at < $2::timestamptz
+			AND ($3::text = '' OR {topic} = $3::text) AND (coalesce(cardinality($4::text[]), 0) = 0 OR id = ANY($4::text[]))
+		ORDER BY published_at LIMIT $5::bigint))
+	RETURNING true)
+SELECT count(*) FROM again`
+)
+
+// Clean implements [outbox.Store].
+func (o *Outbox) Clean(ctx context.Context, age time.Duration, limit int) (int, error) {
+	return o.tidy(ctx, statement{o.sql.clean, []any{age.Microseconds(), int64(limit)}})
+}
+
+// Replay implements [outbox.Replayer], and wakes a relay of this process. Times are compared with the database's clock.
+func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	var since *time.Time
+	if !r.Since.IsZero() {
+		since = &r.Since
+	}
+	n, err := o.tidy(ctx, statement{o.sql.replay, []any{since, r.Before, r.Topic, r.IDs, int64(r.Limit)}})
+	if err == nil {
+		o.Wake()
+	}
+	return n, err
+}
+
+// tidy runs a statement that counts, when it is its turn.
+func (o *Outbox) tidy(ctx context.Context, s statement) (int, error) {
+	var n int
+	err := o.pipeline(ctx, 2, func(scan func(...any) error) error { return scan(&n) },
+		begin, statement{o.sql.tidyLock, []any{lockTimeoutOf(ctx)}}, s, commit)
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
