@@ -105,16 +105,9 @@ func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
 // claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all the
 // same, and nobody would give it back, so that the message had to wait for the end of its lease.
 func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.operationTimeout())
-	defer cancel()
-	got, err := g.store.Claim(ctx, *r)
+	got, err := g.store.Claim(g.patience.of(ctx), *r)
 	*answer = got
 	return err
-}
-
-// operationTimeout bounds one operation of the store, so that several fit into a lease.
-func (g *Guard) operationTimeout() time.Duration {
-	return min(max(g.policy.Lease/6, minLease), 5*time.Second)
 }
 
 // storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to

@@ -22,6 +22,7 @@ type Guard struct {
 	log      *slog.Logger
 	meter    *telemetry.Meter
 	breakers *breakers
+	patience patience
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
@@ -41,7 +42,13 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	return &Guard{
 		store: store, policy: policy, log: policy.Logger, meter: meter,
 		breakers: newBreakers(store, policy.StoreDown, policy.Logger),
+		patience: patience{timeout: operationTimeout(policy.Lease)},
 	}, nil
+}
+
+// operationTimeout bounds one operation of the store, so that several fit into a lease.
+func operationTimeout(lease time.Duration) time.Duration {
+	return min(max(lease/6, minLease), 5*time.Second)
 }
 
 // Policy returns the guard's policy with its defaults filled in.
@@ -263,9 +270,7 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 
 // giveBack releases a claim whose handler did not start, if that works at once; else its lease ends by itself.
 func (g *Guard) giveBack(ctx context.Context, h *holding) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.operationTimeout())
-	defer cancel()
-	err := g.store.Settle(ctx, h.claim, dedupstore.Release{Uncounted: true, Reason: "not started"})
+	err := g.store.Settle(g.patience.of(ctx), h.claim, dedupstore.Release{Uncounted: true, Reason: "not started"})
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "key", h.claim.Key.String(), "error", err)
 	}

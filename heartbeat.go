@@ -34,7 +34,7 @@ func (h *holding) isLost() bool {
 
 // extend renews the lease once. It returns dedupstore.ErrClaimLost if the claim is certainly lost.
 func (g *Guard) extend(ctx context.Context, h *holding, lease time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, g.operationTimeout())
+	ctx, cancel := context.WithTimeout(ctx, g.patience.timeout)
 	defer cancel()
 	sent := time.Now()
 	err := g.store.Extend(ctx, h.claim, lease)

@@ -156,9 +156,7 @@ func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement)
 // retry repeats an operation of the store until it works, is refused, or the lease ends.
 func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Context) error) error {
 	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
-		attempt, cancel := context.WithTimeout(ctx, g.operationTimeout())
-		err := operation(attempt)
-		cancel()
+		err := g.attempt(ctx, operation)
 		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) {
 			return err
 		}
@@ -166,6 +164,16 @@ func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Co
 			return err
 		}
 	}
+}
+
+// attempt bounds one operation of the store. A context that does not end otherwise has a cheap bound.
+func (g *Guard) attempt(ctx context.Context, operation func(context.Context) error) error {
+	if ctx.Done() == nil {
+		return operation(g.patience.of(ctx))
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.patience.timeout)
+	defer cancel()
+	return operation(ctx)
 }
 
 // reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length.
