@@ -40,9 +40,29 @@ func Guarded(p *Processor) Step {
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
 // unknown outcomes, mismatches and messages without an ID. Errors that a redelivery mends pass it by. It belongs
 // outside the guard. Config.DeadLetters is the stronger way: a PoisonQueue may publish several copies.
+//
+// Over Subscriber use this one, not Watermill's own: when that cannot publish, the message is gone, because the source has
+// been told to end it.
 func PoisonQueue(pub message.Publisher, topic string) Step {
 	mw, err := middleware.PoisonQueueWithFilter(pub, topic, final)
-	return Step{kind: poisonStep, name: "PoisonQueue", middleware: mw, err: err}
+	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
+}
+
+// unlessPoisoned takes back the guard's decision to end a message that could not be published as poison.
+func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware {
+	return func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			var cause error
+			outputs, err := poison(func(msg *message.Message) (outputs []*message.Message, err error) {
+				outputs, cause = next(msg)
+				return outputs, cause
+			})(msg)
+			if s := steeringOf(msg.Context()); err != nil && final(cause) && s != nil && s.Decide != nil {
+				s.Decide(Decision{Action: RetryLater, Delay: nackDelay(s.Delivery.Count), Err: err})
+			}
+			return outputs, err
+		}
+	}
 }
 
 // final reports whether no redelivery can mend an error of the guard: the outermost one, since a handler's error may hold

@@ -30,7 +30,8 @@ type Config struct {
 	Hold time.Duration
 
 	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic. It must be
-	// synchronous. Nil: they are rejected, which in a Watermill Router means: delivered again until somebody acts.
+	// synchronous. Nil: they are rejected, which under Watermill's own adapters means delivered again until somebody acts,
+	// and in a worker or over Subscriber: ended, with an error in the log, and nobody has them.
 	DeadLetters producer.Publisher
 
 	// DeadLetterTopic is where dead letters go. Set together with DeadLetters.

@@ -38,7 +38,7 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 			Payload: msg.Payload,
 		}
 		var returned []*message.Message // as the handler returned them
-		if steering, steered := ctx.Value(steeringKey{}).(*Steering); steered {
+		if steering := steeringOf(ctx); steering != nil {
 			known := &steering.Delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
 			d.Count, d.Holds = known.Count, known.Holds
@@ -96,7 +96,7 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 		return returned, decision.Err
 	}
 	p.log.DebugContext(ctx, "oncemill: not acknowledged", "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
-	if steering, steered := ctx.Value(steeringKey{}).(*Steering); steered && steering.Decide != nil {
+	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
 		steering.Decide(*decision)
 		return nil, decision.Err
 	}

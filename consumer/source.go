@@ -38,3 +38,13 @@ type steeringKey struct{}
 func WithSteering(ctx context.Context, s Steering) context.Context {
 	return context.WithValue(ctx, steeringKey{}, &s)
 }
+
+// steeringOf returns the steering of a message, or nil. A context that has passed a guard carries that of another message,
+// whose handler has produced this one: some brokers keep contexts.
+func steeringOf(ctx context.Context) *Steering {
+	if ctx.Value(insideKey{}) != nil {
+		return nil
+	}
+	s, _ := ctx.Value(steeringKey{}).(*Steering)
+	return s
+}

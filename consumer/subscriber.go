@@ -24,7 +24,8 @@ import (
 // again, after pauses of up to 30 s, until it is closed.
 //
 // The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep their
-// contexts, and their acks reach the broker. Close returns after that, and then the channels are closed.
+// contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A handler that is
+// still running when the source's grace is over has its context cancelled and is not waited for: that is the Router's part.
 func Subscriber(source Source) message.Subscriber {
 	return &subscriber{source: source, closing: make(chan struct{})}
 }

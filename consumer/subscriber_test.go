@@ -404,3 +404,72 @@ func TestSubscriber_DeliveryThatIsTakenAwayBeforeItIsHandedOverDoesNotWaitForARe
 		sub.Close()
 	})
 }
+
+// brokenOnce is a publisher that fails the first time.
+type brokenOnce struct{ calls int }
+
+func (b *brokenOnce) Publish(string, ...*message.Message) error {
+	if b.calls++; b.calls == 1 {
+		return errors.New("broker is away")
+	}
+	return nil
+}
+
+func (*brokenOnce) Close() error { return nil }
+
+// The middleware has told the source to end the message, but what should have taken it did not.
+func TestPoisonQueue_ThatCannotPublishDoesNotLoseTheMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, poison := newSource(delivery("a")), &brokenOnce{}
+		mws, err := consumer.Chain(consumer.PoisonQueue(poison, "poison"), consumer.Guarded(newProcessor(t, newStore(t), consumer.Config{})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.AddMiddleware(mws...)
+		r.AddConsumerHandler("charge", "orders", consumer.Subscriber(s), func(*message.Message) error {
+			return oncemill.Permanent(errors.New("never"))
+		})
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(context.Background()) }()
+		<-r.Running()
+		<-time.After(time.Minute)
+		s.want(t, consumer.RetryLater, consumer.Ack)
+		if poison.calls != 2 {
+			t.Errorf("%d calls of the poison queue's publisher, want 2", poison.calls)
+		}
+		if err := errors.Join(r.Close(), <-ended); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Some brokers keep the context of a produced message, and with it what steers the message that it was produced for.
+func TestMiddleware_SteeringOfAnotherMessageIsNotUsed(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Extractors: []producer.Extractor{producer.ExtractMessageID, producer.ExtractPosition}})
+		decided := 0
+		a := order("a")
+		a.SetContext(consumer.WithSteering(t.Context(), consumer.Steering{
+			Delivery: consumer.Delivery{Topic: "orders", Position: "7"}, Decide: func(consumer.Decision) { decided++ },
+		}))
+		var kept context.Context
+		if _, err := p.Middleware(func(m *message.Message) ([]*message.Message, error) {
+			kept = m.Context()
+			return nil, nil
+		})(a); err != nil {
+			t.Fatal(err)
+		}
+		b := message.NewMessage("", nil) // no ID but, perhaps, the position of the other one
+		b.SetContext(context.WithoutCancel(kept))
+		began := time.Now()
+		_, err := p.Middleware((&handler{}).handle)(b)
+		as[*consumer.MissingIDError](t, err)
+		if decided > 0 || time.Since(began) < time.Second {
+			t.Errorf("the other message's source was told %d times; nacked after %v, want a pause", decided, time.Since(began))
+		}
+	})
+}

@@ -32,11 +32,20 @@ func (s *Set) Go(lane string, work func()) {
 	}
 	s.waiting[lane] = nil
 	s.mu.Unlock()
-	s.start(func() {
-		for next := work; next != nil; next = s.next(lane) {
-			next()
+	s.start(func() { s.run(lane, work) })
+}
+
+// run works a lane off, beginning with work. If that ends its goroutine (runtime.Goexit), another one goes on.
+func (s *Set) run(lane string, work func()) {
+	defer func() {
+		if work != nil {
+			s.start(func() { s.run(lane, s.next(lane)) })
 		}
-	})
+	}()
+	for work != nil {
+		work()
+		work = s.next(lane)
+	}
 }
 
 // start gives work to a goroutine that has none, or to a new one.

@@ -2,6 +2,7 @@ package lanes_test
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,4 +54,31 @@ func TestSet_LanesDoNotWaitForEachOther(t *testing.T) {
 	set.Go("", func() { <-release })
 	set.Go("", func() { close(release) })
 	set.Wait()
+}
+
+func TestSet_LaneGoesOnWhenWorkEndsItsGoroutine(t *testing.T) {
+	var set lanes.Set
+	ran := false
+	begin := make(chan struct{})
+	set.Go("a", func() { <-begin; runtime.Goexit() })
+	set.Go("a", func() { ran = true })
+	close(begin)
+	set.Wait()
+	if !ran {
+		t.Error("what waited in the lane did not run")
+	}
+}
+
+func TestSet_CanBeUsedAgainAfterWait(t *testing.T) {
+	var set lanes.Set
+	var ran atomic.Int32
+	for range 3 {
+		for range 50 {
+			set.Go("", func() { ran.Add(1) })
+		}
+		set.Wait()
+	}
+	if ran.Load() != 150 {
+		t.Errorf("%d ran, want 150", ran.Load())
+	}
 }

@@ -26,7 +26,11 @@ type limits struct {
 	maxDeliver    int           // zero: unlimited
 	reserve       int           // of them, for crashes and shutdowns
 	maxAckPending int           // zero: unlimited
-	nextSubject   string        // where messages are asked for
+	delayed       int           // how many delayed naks may be outstanding before messages are kept
+	backsOff      bool          // the server may deliver later than a nak's delay says
+	fetches       int           // how many requests may be outstanding
+	config        jetstream.ConsumerConfig
+	nextSubject   string // where messages are asked for
 }
 
 const (
@@ -122,6 +126,15 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 			l.window = min(l.window, l.maxAckPending)
 		}
 	}
+	l.config, l.backsOff = consumer, len(consumer.BackOff) > 0
+	l.delayed = maxDelayed
+	if l.maxAckPending > 0 {
+		l.delayed = l.maxAckPending / 2
+	}
+	l.fetches = maxFetches
+	if consumer.MaxWaiting > 0 {
+		l.fetches = min(l.fetches, consumer.MaxWaiting)
+	}
 	l.batch = l.window
 	if consumer.MaxRequestBatch > 0 {
 		l.batch = min(l.batch, consumer.MaxRequestBatch)
@@ -137,6 +150,9 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 
 // defaultMaxAttempts is that of a zero oncemill.Policy.
 const defaultMaxAttempts = 10
+
+// maxDelayed bounds delayed naks where the consumer does not: each is a delivery more for the server to remember.
+const maxDelayed = 1000
 
 // problem says what has to be set otherwise.
 func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration, policy oncemill.Policy) (field, problem string) {

@@ -27,8 +27,8 @@
 //     before Config.Grace, and their acks reach the server; what is not started is given back when nothing asked for is
 //     outstanding any more, after about a second at most, so that it does not come back to the same process. A message on
 //     its last delivery is run instead. No goroutine is left.
-//   - Run ends with an error that names what is wrong when the consumer is deleted, the connection is closed or a right is
-//     missing. Everything else is logged, once, and tried again: reconnects, a new leader, restarts of the server.
+//   - Run ends with an error that names what is wrong when the consumer is deleted or changed, the connection is closed or a
+//     right is missing. Everything else is logged, once, and tried again: reconnects, a new leader, restarts of the server.
 //   - Check, with which Run begins, refuses a consumer that breaks these guarantees, and says what to set.
 //
 // # What they do not guarantee
@@ -45,7 +45,12 @@
 // Room for others, where messages have to wait here: as many as Window, in lanes or with a MaxDeliver that is nearly used up,
 // stop the worker until the first of them is due. A MaxDeliver of -1, which is JetStream's default, avoids the latter.
 //
-// An end of the drain: a handler that ignores its context is waited for. A delivery that holds for a busy key is waited
+// The share of MaxAckPending is that of each worker: several together can have all of it waiting for retries. Without a
+// limit of the consumer a worker has about 1,000 waiting at the server. A consumer with BackOff gets no naks: the server
+// would deliver later than their delay says.
+//
+// An end of the drain: a handler that ignores its context is waited for (not in a Router, which does that by itself). While
+// the server is away, acks are tried for 10 s more, with Config.DoubleAck 20 s. A delivery that holds for a busy key is waited
 // for, too, for up to consumer.Config.Hold.
 //
 // # What they need

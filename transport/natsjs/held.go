@@ -18,7 +18,7 @@ type held struct {
 	lane     string
 	ordered  bool // nothing of its lane may overtake it
 	last     bool // the server would not deliver it again
-	scarce   bool // it has no more deliveries than crashes may need
+	scarce   bool // it has no more deliveries than crashes may need, or a nak's delay would not be kept
 	tries    int
 
 	mu      sync.Mutex
@@ -39,9 +39,10 @@ func (s *session) receive(work context.Context, msg jetstream.Msg) {
 	}
 	f := &held{msg: msg, delivery: s.delivery(msg, meta), lane: s.lane(work, msg), touched: now}
 	f.ordered = f.lane != "" || s.limits.window == 1
+	f.scarce = s.limits.backsOff
 	if limit := uint64(s.limits.maxDeliver); limit > 0 {
 		f.last = meta.NumDelivered >= limit
-		f.scarce = meta.NumDelivered+uint64(s.limits.reserve) >= limit
+		f.scarce = f.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
 	}
 	s.mu.Lock()
 	s.credit--

@@ -77,7 +77,7 @@ func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	defer s.mu.Unlock()
 	free := s.limits.window - len(s.flights) - s.credit
 	// The server takes requests by turns. Only the messages of one request come in their order.
-	full := s.outstanding >= maxFetches || s.config.Order != nil && s.outstanding > 0
+	full := s.outstanding >= s.limits.fetches || s.config.Order != nil && s.outstanding > 0
 	small := 2*free < s.limits.window
 	switch {
 	case full, free < 1, small && s.outstanding > 0:
@@ -169,9 +169,12 @@ func (t *trouble) diagnose(ctx context.Context) error {
 	if err := refusal(short, s.nc, s.limits.nextSubject, probeNext); err != nil {
 		return s.limits.noRight(s.limits.nextSubject, err)
 	}
-	_, err := s.cons.Info(short)
+	info, err := s.cons.Info(short)
 	if !missing(err) {
 		t.gone = time.Time{}
+		if err == nil {
+			return s.limits.changed(info)
+		}
 		return nil
 	}
 	if t.gone.IsZero() {
@@ -181,6 +184,57 @@ func (t *trouble) diagnose(ctx context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", s.limits.consumer, s.limits.stream, err)
+}
+
+// lookEvery is how often the consumer is looked at while nothing is wrong.
+const lookEvery = 30 * time.Second
+
+// watch ends the run when the consumer is changed under it: what the run has learnt of it is not true any more.
+func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-finished:
+			return
+		case <-ticker.C:
+		}
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		info, err := s.cons.Info(short)
+		cancel()
+		if err == nil {
+			err = s.limits.changed(info)
+		} else {
+			err = nil // fetches tell
+		}
+		if err != nil {
+			s.stop(err)
+			return
+		}
+	}
+}
+
+// changed returns an error if a consumer is not what the run has seen.
+func (l limits) changed(info *jetstream.ConsumerInfo) error {
+	is, was := info.Config, l.config
+	for _, c := range [...]struct {
+		field   string
+		is, was any
+	}{
+		{"AckWait", is.AckWait, was.AckWait},
+		{"BackOff", fmt.Sprint(is.BackOff), fmt.Sprint(was.BackOff)},
+		{"MaxDeliver", is.MaxDeliver, was.MaxDeliver},
+		{"MaxAckPending", is.MaxAckPending, was.MaxAckPending},
+		{"MaxWaiting", is.MaxWaiting, was.MaxWaiting},
+		{"MaxRequestBatch", is.MaxRequestBatch, was.MaxRequestBatch},
+		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
+	} {
+		if c.is != c.was {
+			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: c.field,
+				Problem: fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is)}
+		}
+	}
+	return nil
 }
 
 // missing reports whether an error says that the consumer or its stream is not there.

@@ -85,6 +85,7 @@ func (s *session) run(ctx context.Context) error {
 	defer cancel(nil)
 	finished := make(chan struct{})
 	s.background.Go(func() { s.keepAlive(finished) })
+	s.background.Go(func() { s.watch(work, finished) })
 
 	err := s.pull(ctx, work)
 	close(s.draining)

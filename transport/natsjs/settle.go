@@ -134,18 +134,20 @@ func (s *session) keep(f *held, d consumer.Decision, due time.Time) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	tooMany := s.delayed.outstanding(time.Now()) >= s.limits.delayed
+	roomy := s.kept < s.limits.window/2
 	keep := false
 	switch {
 	case f.ordered, f.scarce: // others would overtake it; it would use up deliveries
 		keep = true
-	case s.limits.maxAckPending > 0 && s.delayed.outstanding(time.Now()) >= s.limits.maxAckPending/2:
-		keep = true // the server would deliver nothing else
-	case d.Keep, s.limits.maxDeliver > 0:
-		keep = s.kept < s.limits.window/2
+	case d.Keep:
+		keep = roomy || tooMany // others would fare no better
+	case tooMany, s.limits.maxDeliver > 0:
+		keep = roomy
 	}
 	if keep {
 		s.kept++
-	} else if s.limits.maxAckPending > 0 {
+	} else {
 		s.delayed.add(due)
 	}
 	return keep

@@ -11,7 +11,7 @@ import (
 )
 
 // A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
-// settles the message: its acks return ErrSettled, except InProgress, which the worker sends by itself. The message must
+// settles the message: its acks return ErrWorkerSettles, except InProgress, which the worker sends by itself. The message must
 // not be changed.
 type Handler func(ctx context.Context, msg jetstream.Msg) error
 

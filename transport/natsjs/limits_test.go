@@ -1,0 +1,121 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// bad puts messages off for an hour, all but those of the lane "good".
+func bad(good *atomic.Int32) func(context.Context, consumer.Delivery) consumer.Decision {
+	return func(_ context.Context, d consumer.Delivery) consumer.Decision {
+		if strings.HasSuffix(d.Topic, "good") {
+			good.Add(1)
+			return consumer.Decision{Action: consumer.Ack}
+		}
+		return consumer.Decision{Action: consumer.RetryLater, Delay: time.Hour, Err: errors.New("not now")}
+	}
+}
+
+// However many messages wait for their retry, as long as MaxAckPending has room others come through.
+func TestSource_WaitingMessagesDoNotTakeTheWholeWindow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: 100})
+	r.config.Window = 10
+	r.publish(70, func(int) string { return "bad" })
+	var good atomic.Int32
+	stop := r.start(deciding{r.source(), bad(&good)})
+	until(t, "all that are bad to be put off", func() bool { return r.info().NumAckPending == 70 })
+	r.publish(1, func(int) string { return "good" })
+	until(t, "the good one", func() bool { return good.Load() == 1 })
+	r.stops(stop)
+}
+
+// While the store is down a worker does not go through the whole backlog of a consumer without limits.
+func TestSource_OutageOfTheStoreDoesNotTurnTheBacklogOver(t *testing.T) {
+	t.Parallel()
+	const backlog = 12_000
+	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: -1})
+	for range backlog {
+		if _, err := r.js.PublishAsync("orders.a", []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-r.js.PublishAsyncComplete()
+	var calls atomic.Int64
+	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
+		calls.Add(1)
+		return consumer.Decision{Action: consumer.RetryLater, Delay: 500 * time.Millisecond, Keep: true, Err: errors.New("store is down")}
+	}})
+	began := time.Now()
+	until(t, "some rounds", func() bool { return time.Since(began) > 1500*time.Millisecond })
+	if rounds := 1 + int(time.Since(began)/(500*time.Millisecond)); r.info().NumAckPending > rounds*(1000+256) {
+		t.Errorf("%d of %d messages were delivered in %d rounds, want about 1,000 and a window in each", r.info().NumAckPending, backlog, rounds)
+	}
+	_ = stop()
+}
+
+// The server counts the delay of a nak from AckWait, and not from BackOff: a short one would come late.
+func TestSource_DelaysAreKeptDespiteABackOff(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 8 * time.Second}, MaxDeliver: -1})
+	r.publish(1, oneLane)
+	var calls atomic.Int32
+	began := time.Now()
+	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
+		if calls.Add(1) == 3 {
+			return consumer.Decision{Action: consumer.Ack}
+		}
+		return consumer.Decision{Action: consumer.RetryLater, Delay: 100 * time.Millisecond, Err: errors.New("not now")}
+	}})
+	until(t, "the third try", func() bool { return calls.Load() == 3 })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("two delays of 100ms took %v", took)
+	}
+	r.stops(stop)
+}
+
+// What a run has learnt of its consumer must stay true.
+func TestWorker_ChangedConsumerEndsTheRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	w, ended := r.worker(succeed), make(chan error, 1)
+	go func() { ended <- w.Run(t.Context()) }()
+	r.finishes(1)
+	changed := r.info().Config
+	changed.MaxRequestBatch = 10
+	if _, err := r.js.UpdateConsumer(t.Context(), "orders", changed); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		var wrong *natsjs.ConfigError
+		if !errors.As(err, &wrong) || wrong.Field != "MaxRequestBatch" {
+			t.Errorf("the run ended with %v, want a ConfigError for MaxRequestBatch", err)
+		}
+	case <-time.After(patience):
+		t.Errorf("the run goes on; log:\n%s", r.log.String())
+	}
+}
+
+func TestWorker_AsksForNoMoreAtATimeThanTheConsumerAllows(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{MaxWaiting: 1})
+	r.config.Window = 16
+	r.publish(500, func(int) string { return "a" })
+	stop := r.start(r.worker(succeed))
+	r.finishes(500)
+	r.stops(stop)
+	if strings.Contains(r.log.String(), "cannot be fetched") {
+		t.Errorf("the log complains:\n%s", r.log.String())
+	}
+}
