@@ -25,7 +25,11 @@ func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 		return err
 	}
 	var topics []string
-	if !option[bool](cl, kgo.ConsumeRegex) {
+	if option[bool](cl, kgo.ConsumeRegex) {
+		if len(w.config.Retry) > 0 {
+			return &SetupError{Problem: "kgo.ConsumeRegex cannot be used with Config.Retry: name all topics with kgo.ConsumeTopics"}
+		}
+	} else {
 		topics = cl.GetConsumeTopics()
 		if len(topics) == 0 {
 			return &SetupError{Problem: "the client consumes no topics: set kgo.ConsumeTopics"}
@@ -36,6 +40,9 @@ func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 	}
 	return w.checkBroker(ctx, cl, topics)
 }
+
+// readCommitted is kgo.ReadCommitted as a client tells it.
+const readCommitted int8 = 1
 
 // checkClient looks at the options that a client was made with.
 func (w *Worker) checkClient(cl *kgo.Client) error {
@@ -54,6 +61,8 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 		return &SetupError{Problem: "the client commits by itself: leave auto-commit to the worker's Opts"}
 	case !option[bool](cl, kgo.BlockRebalanceOnPoll):
 		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
+	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
+		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
 	case rebalance < 2*grace:
 		return &SetupError{Problem: fmt.Sprintf("kgo.RebalanceTimeout is %v, but half of it has to be enough for Config.Grace (%v): set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)}
 	}
@@ -125,34 +134,32 @@ func comesLater(cl *kgo.Client, err error) bool {
 
 // checkGroup makes sure that the group is one of consumers.
 func checkGroup(ctx context.Context, admin *kadm.Client, group string) error {
-	described, err := describeGroup(ctx, admin, group)
+	described, err := admin.DescribeGroups(ctx, group)
+	if err == nil {
+		err = described[group].Err
+	}
 	if refused := refusal(group, "", err); refused != nil {
 		return refused
+	}
+	if unsettled(err) {
+		return nil // a broker that has just started: the client joins when the coordinator is there
 	}
 	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
 		return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: err}
 	}
-	if kind := described.ProtocolType; kind != "" && kind != "consumer" {
+	if kind := described[group].ProtocolType; kind != "" && kind != "consumer" {
 		return &SetupError{Problem: fmt.Sprintf("group %q is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", group, kind)}
 	}
 	return nil
 }
 
-// groupPatience is how long to ask for a group whose coordinator is not there yet: the first group of a new cluster has to
-// wait until the topic of the offsets is made.
-const groupPatience = 30 * time.Second
-
-func describeGroup(ctx context.Context, admin *kadm.Client, group string) (kadm.DescribedGroup, error) {
-	for end := time.Now().Add(groupPatience); ; {
-		described, err := admin.DescribeGroups(ctx, group)
-		if err == nil {
-			err = described[group].Err
+func unsettled(err error) bool {
+	for _, e := range [...]error{kerr.CoordinatorNotAvailable, kerr.CoordinatorLoadInProgress, kerr.NotCoordinator} {
+		if errors.Is(err, e) {
+			return true
 		}
-		if !kerr.IsRetriable(err) || time.Now().After(end) || ctx.Err() != nil {
-			return described[group], err
-		}
-		pause(ctx, pauseAfterErrors)
 	}
+	return false
 }
 
 // checkRetention warns of topics whose records can come back when their outcomes are forgotten. Not everybody may read

@@ -40,7 +40,7 @@ func (s *session) commit(ctx context.Context) error {
 	// Cancelled, a commit could overtake the next one on the way to the broker.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.rebalance)
 	defer cancel()
-	return s.commitLocked(ctx, s.all())
+	return s.commitLocked(ctx, s.all)
 }
 
 // commitFinally commits everything that is settled, and tries again until it is confirmed or ctx ends.
@@ -48,7 +48,7 @@ func (s *session) commitFinally(ctx context.Context) error {
 	s.committing.Lock()
 	defer s.committing.Unlock()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := s.commitLocked(ctx, s.all()) // without those that a rebalance has taken meanwhile
+		err := s.commitLocked(ctx, s.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
 			return nil
 		}
@@ -62,11 +62,11 @@ func (s *session) commitFinally(ctx context.Context) error {
 }
 
 // commitLocked commits what is settled in partitions, and notes what the broker confirms.
-func (s *session) commitLocked(ctx context.Context, partitions []*partition) error {
-	member, generation := s.cl.GroupMetadata()
+func (s *session) commitLocked(ctx context.Context, partitions func() []*partition) error {
+	member, generation := s.cl.GroupMetadata() // before the partitions: theirs, or an older one, which is refused
 	owners := map[place]*partition{}
 	offsets := map[string]map[int32]kgo.EpochOffset{}
-	for _, p := range partitions {
+	for _, p := range partitions() {
 		o, due := p.due()
 		if !due {
 			continue

@@ -24,7 +24,7 @@
 //     is paused when enough lies ready, heartbeats go on.
 //   - When a partition is revoked, what waits is dropped at once, running handlers have half the rebalance timeout until
 //     their contexts are cancelled, and what is settled is committed before the partition goes. Partitions that stay
-//     keep running. When partitions are lost, their handlers are cancelled and nothing is committed.
+//     work off what was fetched; nothing new is fetched until the revocation ends. When partitions are lost, their handlers are cancelled and nothing is committed.
 //   - A commit that fails, or is reported failed, is made up for by the next. Within an assignment, offsets never go
 //     backwards; if the broker lost the end of a log and uses offsets again, they do, and it is logged as an error.
 //   - When Run's context ends, running handlers may finish within Config.Grace, and the last commit is confirmed before

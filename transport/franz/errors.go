@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// SetupError says that a client, or what it finds at the broker, is not as a worker needs it, and what to set. Nothing
-// was consumed.
+// SetupError says that a client, or what it finds at the broker, is not as a worker needs it, and what to set. From
+// Check, nothing was consumed.
 type SetupError struct {
 	Problem string
 	Err     error // what the broker said; may be nil
@@ -23,7 +23,8 @@ func (e *SetupError) Error() string {
 func (e *SetupError) Unwrap() error { return e.Err }
 
 // AccessError says that a broker refuses what the worker cannot go on without: a right is missing, a topic is gone, the
-// group does not take the member. What was settled before is committed as far as the broker lets it.
+// group does not take the member. A topic that is deleted while it is consumed is noticed only when the broker says so,
+// at the latest when it is made again. What was settled before is committed as far as the broker lets it.
 type AccessError struct {
 	Topic string // empty if it is about the group
 	Group string

@@ -34,7 +34,7 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	defer cancel()
 	s.committing.Lock() // no commit of these partitions may follow
 	defer s.committing.Unlock()
-	if err := s.commitLocked(ctx, partitions); err != nil {
+	if err := s.commitLocked(ctx, func() []*partition { return partitions }); err != nil {
 		s.log.WarnContext(ctx, "franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are settled", "group", s.group, "error", err)
 	}
 	s.forget(partitions)

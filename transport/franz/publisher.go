@@ -85,7 +85,8 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	return nil, &SetupError{Problem: "publisher's client: " + problem}
 }
 
-// Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
+// Publish sends all messages, in order (but for those that are sent again because a message beside them was refused), and
+// then waits for all acknowledgements, until they are there, their timeout
 // ends, or ctx does. Messages must be stamped, or at least have an ID. A message's Key is the record's key; without one, its
 // header oncemill-key is. A nil Payload is a tombstone, an empty one is not.
 //
@@ -125,9 +126,16 @@ var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.A
 func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []produced {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
-	p.alone.RLock()
-	defer p.alone.RUnlock()
 	flights := make([]produced, len(messages))
+	for !p.alone.TryRLock() { // its holder waits for acknowledgements, for as long as its own timeout
+		if pause(ctx, stall); ctx.Err() != nil {
+			for i := range flights {
+				flights[i] = produced{err: context.Cause(ctx), unknown: true}
+			}
+			return flights
+		}
+	}
+	defer p.alone.RUnlock()
 	for i, m := range messages {
 		flights[i] = p.send(ctx, m)
 	}
@@ -157,23 +165,14 @@ func (p *Publisher) send(ctx context.Context, m producer.Message) produced {
 // produce hands a record to the client. The client gets a context that does not end: a record that is cancelled there takes
 // all that are buffered for its partition along, those of other calls too.
 func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
-	for {
-		if ctx.Err() != nil {
-			return produced{err: context.Cause(ctx), unknown: true}
-		}
-		answer := make(chan error, 1)
-		p.cl.TryProduce(context.WithoutCancel(ctx), record, func(_ *kgo.Record, err error) { answer <- err })
-		select {
-		case err := <-answer:
-			if errors.Is(err, kgo.ErrMaxBuffered) {
-				pause(ctx, stall)
-				continue
-			}
-			answer <- err
-		default:
-		}
-		return produced{record: record, answer: answer}
+	if ctx.Err() != nil {
+		return produced{err: context.Cause(ctx), unknown: true}
 	}
+	buffering, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	answer := make(chan error, 1)
+	p.cl.Produce(buffering, record, func(_ *kgo.Record, err error) { answer <- err })
+	return produced{record: record, answer: answer}
 }
 
 // await waits for an acknowledgement. What is there already counts even if ctx has ended.
@@ -193,10 +192,14 @@ func (f *produced) await(ctx context.Context) {
 
 // sendAlone sends a record whose batch was refused once more, in a batch of its own, which shows whether it is to blame.
 func (p *Publisher) sendAlone(ctx context.Context, record *kgo.Record) (unknown bool, err error) {
-	p.alone.Lock()
-	defer p.alone.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
+	for !p.alone.TryLock() {
+		if pause(ctx, stall); ctx.Err() != nil {
+			return true, context.Cause(ctx)
+		}
+	}
+	defer p.alone.Unlock()
 	company := p.cl.BufferedProduceRecords() > 0 // of earlier calls that have given up waiting
 	again := &kgo.Record{Topic: record.Topic, Key: record.Key, Value: record.Value, Headers: record.Headers}
 	f := p.produce(ctx, again)

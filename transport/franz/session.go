@@ -93,7 +93,8 @@ func (s *session) run(ctx context.Context) error {
 		case <-polling.Done():
 		}
 	})
-	s.poll(polling, handlers)
+	helpers.Go(func() { s.poll(polling, handlers) })
+	<-polling.Done()
 	err := context.Cause(polling)
 	if ctx.Err() != nil {
 		err = nil

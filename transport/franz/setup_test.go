@@ -85,6 +85,12 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"with too short a rebalance timeout", "kgo.RebalanceTimeout", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.RebalanceTimeout(10*time.Second))
 		}},
+		{"of uncommitted records", "kgo.FetchIsolationLevel", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.FetchIsolationLevel(kgo.ReadUncommitted()))
+		}},
+		{"of retry topics by pattern", "kgo.ConsumeRegex", retry, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, kgo.ConsumeRegex(), kgo.ConsumeTopics("^ord"))
+		}},
 		{"without the retry topic", `"later"`, retry, func(w *franz.Worker) []kgo.Opt { return append(w.Opts(), theGroup, topics) }},
 		{"with retry topics only", "source topics", retry, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeTopics("later"))

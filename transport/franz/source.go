@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -32,6 +34,9 @@ type SourceConfig struct {
 type Source struct {
 	config SourceConfig
 	policy oncemill.Policy
+
+	mu      sync.Mutex
+	running map[string]int // calls of Run by topic
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -43,7 +48,7 @@ func NewSource(config SourceConfig) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{config, policy}
+	s := &Source{config: config, policy: policy, running: map[string]int{}}
 	w, cl, err := s.open(nil)
 	if err != nil {
 		return nil, err
@@ -73,7 +78,11 @@ func completed(policy oncemill.Policy) (oncemill.Policy, error) {
 
 // open returns a worker and its client. Without a handle they are to look only.
 func (s *Source) open(handle func(context.Context, consumer.Delivery) consumer.Decision, topics ...string) (*Worker, *kgo.Client, error) {
-	w, err := newWorker(s.policy, s.config.Config, func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
+	config := s.config.Config
+	if config.InstanceID != "" && len(topics) > 0 {
+		config.InstanceID += "-" + topics[0] // each client is a member of its own
+	}
+	w, err := newWorker(s.policy, config, func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
 		if err := start(); err != nil {
 			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
 		}
@@ -118,12 +127,49 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 	return w.checkBroker(ctx, cl, s.topics(topic))
 }
 
-// Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group.
+// Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group. With
+// Config.InstanceID the member is called InstanceID-topic. A source with Config.Retry is for one topic at a time: it
+// returns a *SetupError for a second one.
 func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+	if err := s.begin(topic); err != nil {
+		return err
+	}
+	defer s.end(topic)
 	w, cl, err := s.open(handle, s.topics(topic)...)
 	if err != nil {
 		return err
 	}
-	defer cl.CloseAllowingRebalance()
+	defer leave(ctx, cl)
 	return w.Run(ctx, cl)
+}
+
+func (s *Source) begin(topic string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other := range s.running {
+		if other != topic && len(s.config.Retry) > 0 {
+			return &SetupError{Problem: fmt.Sprintf("the source consumes topic %q already, and its retry topics hold records of that: make another source, with retry topics of its own, for topic %q", other, topic)}
+		}
+	}
+	s.running[topic]++
+	return nil
+}
+
+func (s *Source) end(topic string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running[topic]--; s.running[topic] == 0 {
+		delete(s.running, topic)
+	}
+}
+
+// leavePatience bounds how long a client waits for the coordinator of its group when it leaves.
+const leavePatience = 5 * time.Second
+
+func leave(ctx context.Context, cl *kgo.Client) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+	defer cancel()
+	cl.AllowRebalance()
+	_ = cl.LeaveGroupContext(ctx) // else it is a member until the session timeout
+	cl.CloseAllowingRebalance()
 }

@@ -45,7 +45,8 @@
 // the subscription, one that Config.Hold of the Processor holds does: consumer.NoHold avoids that. A message whose claim
 // was lost cannot be left alone: it comes back after Config.Lease. Handlers that outlast Grace are cancelled, and their
 // messages left to the ack deadline. In package nats, messages that the client has received and not handed to the adapter
-// wait for their ack deadline after a shutdown; package jetstream fetches one at a time.
+// wait for their ack deadline after a shutdown; package jetstream fetches one at a time. Messages that are put off when a
+// shutdown begins are not kept alive any more: with an AckWait below Grace they may be delivered elsewhere meanwhile.
 //
 // transport/natsjs has none of these limits, and runs many handlers at once.
 package stocknats
