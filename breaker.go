@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -72,6 +73,10 @@ type breaker struct {
 	policy  StoreDown
 	log     *slog.Logger
 
+	// healthy says that the last claim was answered. Then a further answer changes nothing, and the circuit need not be
+	// told: it counts failures in a row only.
+	healthy atomic.Bool
+
 	mu    sync.Mutex
 	cause error          // the last failure that says that the store is down
 	first dedupstore.Key // of the failures in a row
@@ -105,6 +110,28 @@ func (e *refusalError) Error() string { return e.cause.Error() }
 
 // claim asks the store, or fails at once with a *refusalError while the store is down.
 func (b *breaker) claim(ctx context.Context, key *dedupstore.Key, ask func() error) error {
+	if !b.healthy.Load() {
+		return b.guarded(ctx, key, ask)
+	}
+	err := ask()
+	if err != nil {
+		b.report(ctx, key, err)
+	}
+	return err
+}
+
+// report tells the circuit of a claim that failed while everything was well.
+//
+//go:noinline
+func (b *breaker) report(ctx context.Context, key *dedupstore.Key, err error) {
+	defer b.tell()
+	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(ctx, key, err) })
+}
+
+// guarded is claim while failures count.
+//
+//go:noinline
+func (b *breaker) guarded(ctx context.Context, key *dedupstore.Key, ask func() error) error {
 	if err := b.refused(); err != nil {
 		return err
 	}
@@ -134,6 +161,7 @@ func (b *breaker) verdict(ctx context.Context, key *dedupstore.Key, err error) e
 	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull),
 		errors.Is(err, dedupstore.ErrNotDurable), errors.Is(err, ErrClaimLost):
 		b.first, b.more = dedupstore.Key{}, false
+		b.healthy.Store(true)
 		return nil
 	case is[*dedupstore.InvalidError](err), ended(ctx):
 		return errNoVerdict
@@ -143,6 +171,7 @@ func (b *breaker) verdict(ctx context.Context, key *dedupstore.Key, err error) e
 		b.more = true
 	}
 	b.cause = err
+	b.healthy.Store(false)
 	return err
 }
 

@@ -11,7 +11,8 @@ type Source interface {
 
 	// Run hands the deliveries of a topic to handle, as many at once as the source is configured for, and carries each
 	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it, or
-	// leaves it alone. It may be called for several topics at once.
+	// leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which may change
+	// it: what is handed over again gets a new one.
 	//
 	// The end of ctx begins the drain: nothing new is handed over, what handle is at goes on, its decisions reach the
 	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets ends

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -101,29 +100,31 @@ func (s *subscriber) run(ctx context.Context, topic string, out chan<- *message.
 }
 
 // deliver hands a message to the Router and waits for what becomes of it.
-func deliver(ctx context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
-	ctx, cancel := context.WithCancel(ctx)
+func deliver(each context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
+	ctx, cancel := context.WithCancel(each)
 	defer cancel() // as Watermill's adapters do it: the context of a message ends with its ack
 	var decided atomic.Pointer[Decision]
 	msg := message.NewMessage(d.UUID, d.Payload)
 	if msg.UUID == "" {
 		msg.UUID = d.Header.Get(producer.HeaderID)
 	}
-	maps.Copy(msg.Metadata, d.Header)
+	if d.Header != nil { // it is ours
+		msg.Metadata = message.Metadata(d.Header)
+	}
 	msg.SetContext(WithSteering(ctx, Steering{Delivery: d, Decide: func(decision Decision) { decided.Store(&decision) }}))
 	select {
 	case out <- msg:
 	case <-draining:
 		return Decision{Action: RetryLater, Keep: true, Err: errSubscriberClosed}
-	case <-ctx.Done():
-		return Decision{Action: RetryLater, Keep: true, Err: context.Cause(ctx)}
+	case <-each.Done():
+		return Decision{Action: RetryLater, Keep: true, Err: context.Cause(each)}
 	}
 	select {
 	case <-msg.Acked():
 		return Decision{Action: Ack}
 	case <-msg.Nacked():
-	case <-ctx.Done():
-		return Decision{Action: Leave, Err: context.Cause(ctx)}
+	case <-each.Done():
+		return Decision{Action: Leave, Err: context.Cause(each)}
 	}
 	if decision := decided.Load(); decision != nil {
 		return *decision

@@ -2,6 +2,7 @@ package franz
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -196,6 +197,7 @@ func (p *partition) offer(ctx context.Context, d consumer.Delivery, rec *kgo.Rec
 		return consumer.Decision{}, false
 	}
 	defer p.leave(f)
+	d.Header = maps.Clone(d.Header) // which the handler may change
 	return p.s.process(ctx, d, rec, func() error { return p.start(f) }), true
 }
 

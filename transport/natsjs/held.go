@@ -96,6 +96,7 @@ func (s *session) work(ctx context.Context, f *held) {
 			return
 		}
 		f.delivery.Count++
+		f.delivery.Header, _ = headers(f.msg.Headers()) // the one before was the handler's to change
 	}
 }
 
