@@ -34,9 +34,9 @@ func (p *patience) of(ctx context.Context) context.Context {
 
 // A bounded context has the values of another one, and nothing else of it.
 type bounded struct {
-	context.Context
-	end  time.Time
-	done <-chan struct{}
+	context.Context //nolint:containedctx // this is a context
+	end             time.Time
+	done            <-chan struct{}
 }
 
 // Deadline returns when the operation is given up.

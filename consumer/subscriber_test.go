@@ -458,7 +458,7 @@ func TestMiddleware_SteeringOfAnotherMessageIsNotUsed(t *testing.T) {
 		}))
 		var kept context.Context
 		if _, err := p.Middleware(func(m *message.Message) ([]*message.Message, error) {
-			kept = m.Context()
+			kept = m.Context() //nolint:fatcontext // as such brokers do
 			return nil, nil
 		})(a); err != nil {
 			t.Fatal(err)

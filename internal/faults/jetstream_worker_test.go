@@ -97,7 +97,7 @@ func (j job) run(ctx context.Context, t *testing.T) error {
 	case j.Handler == "endless" && errors.As(err, &cut):
 		err = nil
 	case j.Handler == "endless":
-		err = fmt.Errorf("the worker ended with %v, want a *natsjs.CutShortError", err)
+		err = fmt.Errorf("the worker ended with %w, want a *natsjs.CutShortError", err)
 	}
 	if n := w.MaxDeliveries(); n > 0 {
 		err = errors.Join(err, fmt.Errorf("the worker counts %d messages that the server gave up", n))

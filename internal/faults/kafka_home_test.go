@@ -62,17 +62,17 @@ func (h *KafkaHome) Claim(q dedupstore.Request, a *dedupstore.Answer) (err error
 
 // Extend is Store.Extend.
 func (h *KafkaHome) Extend(q KafkaSettle, lost *KafkaLost) error {
-	return lost.take(h.r.ledger.Extend(context.Background(), q.Claim, q.Lease))
+	return lost.take(h.r.Extend(context.Background(), q.Claim, q.Lease))
 }
 
 // Settle is Store.Settle.
 func (h *KafkaHome) Settle(q KafkaSettle, lost *KafkaLost) error {
-	return lost.take(h.r.ledger.Settle(context.Background(), q.Claim, q.Settlement))
+	return lost.take(h.r.Settle(context.Background(), q.Claim, q.Settlement))
 }
 
 // Publish takes dead letters.
 func (h *KafkaHome) Publish(q []producer.Message, _ *KafkaLost) error {
-	return h.r.ledger.Publish(context.Background(), q...)
+	return h.r.Publish(context.Background(), q...)
 }
 
 // Does notes an effect.

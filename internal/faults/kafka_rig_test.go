@@ -327,8 +327,8 @@ func (r *kafkaRig) handle(ctx context.Context, _ *kgo.Record) error {
 		}
 	}
 	r.does(run)
-	if r.kafkaSetup.work != nil {
-		r.kafkaSetup.work(ctx, run)
+	if r.work != nil {
+		r.work(ctx, run)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func messagesOutliveLeader(t *testing.T, c *NATSNodes, kills int) {
 		c.Restart(node)
 		c.AwaitCurrent("orders")
 	}
-	if got := payloads(t, ctx, js, len(want)); !slices.Equal(got, want) {
+	if got := payloads(ctx, t, js, len(want)); !slices.Equal(got, want) {
 		t.Errorf("the stream holds %q, want %q", got, want)
 	}
 	if len(c.URLs()) != 3 {
@@ -70,7 +70,7 @@ func messagesOutliveLeader(t *testing.T, c *NATSNodes, kills int) {
 }
 
 // payloads reads the stream from its beginning.
-func payloads(t *testing.T, ctx context.Context, js jetstream.JetStream, n int) (all []string) {
+func payloads(ctx context.Context, t *testing.T, js jetstream.JetStream, n int) (all []string) {
 	t.Helper()
 	s, err := js.Stream(ctx, "orders")
 	if err != nil {

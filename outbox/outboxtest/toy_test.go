@@ -50,7 +50,6 @@ func (s *toy) subject() Subject {
 type toyTx struct {
 	toy  *toy
 	rows []*toyRow
-	done bool
 }
 
 func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) error {
@@ -180,7 +179,7 @@ func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, e
 		suspect := row.Unknowns > 0
 		switch {
 		case row.state == outbox.Dead && s.is("dead-rows-come-again"):
-		case row.state != "" && !(row.state == outbox.Published && s.is("published-comes-again")):
+		case row.state != "" && (row.state != outbox.Published || !s.is("published-comes-again")):
 			continue
 		case now.Before(row.due), row.token != "" && !s.is("leases-are-shared"):
 			continue
@@ -237,7 +236,7 @@ func (s *toy) Settle(ctx context.Context, token string, results []outbox.Result)
 	for _, row := range slices.Clone(s.rows) {
 		i := slices.IndexFunc(results, func(r outbox.Result) bool { return r.Number == row.Number })
 		stranger := row.token != token || s.is("ended-lease-is-lost") && !now.Before(row.leaseEnds)
-		if stranger && !(s.is("token-ignored") && i >= 0) {
+		if stranger && (!s.is("token-ignored") || i < 0) {
 			continue
 		}
 		row.token = ""

@@ -44,7 +44,7 @@ func (o *Outbox) Listen(ctx context.Context) error {
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
-			return nil
+			return nil //nolint:nilerr // it was logged
 		}
 		retry = min(2*retry, longestRetry)
 	}

@@ -108,7 +108,7 @@ var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 func (sqlSession) texts(v []string) any {
 	return array(len(v), func(b *strings.Builder, i int) {
 		b.WriteByte('"')
-		escapes.WriteString(b, v[i])
+		b.WriteString(escapes.Replace(v[i]))
 		b.WriteByte('"')
 	})
 }

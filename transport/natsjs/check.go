@@ -142,7 +142,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	if consumer.MaxRequestExpires > 0 {
 		l.expires = min(l.expires, consumer.MaxRequestExpires)
 	}
-	if field, problem := l.problem(consumer, ackWait, policy); field != "" {
+	if field, problem := l.problem(consumer, ackWait); field != "" {
 		return limits{}, &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field, Problem: problem}
 	}
 	return l, nil
@@ -155,7 +155,7 @@ const defaultMaxAttempts = 10
 const maxDelayed = 1000
 
 // problem says what has to be set otherwise.
-func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration, policy oncemill.Policy) (field, problem string) {
+func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration) (field, problem string) {
 	attempts := l.reserve
 	switch {
 	case consumer.DeliverSubject != "":

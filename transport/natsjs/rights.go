@@ -22,10 +22,10 @@ func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 	for try := 0; ; try++ {
 		before := nc.LastError()
 		if err := nc.PublishRequest(subject, nc.NewInbox(), []byte(probe)); err != nil {
-			return nil
+			return nil //nolint:nilerr // not to be found out
 		}
 		if err := nc.FlushWithContext(ctx); err != nil {
-			return nil
+			return nil //nolint:nilerr // not to be found out
 		}
 		if err := newRefusal(nc, before); err == nil || try == 1 {
 			return err

@@ -150,7 +150,7 @@ func TestNATS_DurableConsumerOutlivesTheSubscriberThatMadeIt(t *testing.T) {
 func TestDurable_MakesAMissingConsumerAndTakesAnExistingOneAsItIs(t *testing.T) {
 	t.Parallel()
 	_, js := newStream(t)
-	initialize := func(config jetstream.ConsumerConfig) *jetstream.ConsumerInfo {
+	initialise := func(config jetstream.ConsumerConfig) *jetstream.ConsumerInfo {
 		t.Helper()
 		c, _, err := stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) { return "orders", config })(t.Context(), js, "orders")
 		if err != nil {
@@ -158,11 +158,11 @@ func TestDurable_MakesAMissingConsumerAndTakesAnExistingOneAsItIs(t *testing.T) 
 		}
 		return c.CachedInfo()
 	}
-	made := initialize(jetstream.ConsumerConfig{Durable: "billing", AckWait: 7 * time.Second}).Config
+	made := initialise(jetstream.ConsumerConfig{Durable: "billing", AckWait: 7 * time.Second}).Config
 	if made.AckWait != 7*time.Second || made.FilterSubject != "orders" || made.AckPolicy != jetstream.AckExplicitPolicy || made.MaxDeliver != -1 {
 		t.Errorf("made %+v", made)
 	}
-	if found := initialize(jetstream.ConsumerConfig{Durable: "billing", AckWait: time.Minute}).Config; found.AckWait != 7*time.Second {
+	if found := initialise(jetstream.ConsumerConfig{Durable: "billing", AckWait: time.Minute}).Config; found.AckWait != 7*time.Second {
 		t.Errorf("AckWait was changed to %v", found.AckWait)
 	}
 	_, _, err := stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) {

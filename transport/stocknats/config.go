@@ -23,7 +23,7 @@ type Config struct {
 
 	// MaxAckPending is how many messages a consumer that NATS makes has under way, over all processes. A message that waits
 	// its turn in a process is not extended: with MaxAckPending / processes × the time of a handler above AckWait, messages
-	// are delivered twice, which the guard recognizes. Zero: 32. JetStream does not look at it.
+	// are delivered twice, which the guard recognises. Zero: 32. JetStream does not look at it.
 	MaxAckPending int
 
 	// Logger gets what operators must know. Nil: slog.Default().

@@ -62,8 +62,8 @@ func TestSteering_AnotherDeliveryCountIsAnotherMessage(t *testing.T) {
 func TestGrowing_DoublesUpToItsMaximum(t *testing.T) {
 	t.Parallel()
 	g := growing{time.Second, 5 * time.Second}
-	for i, want := range []time.Duration{1, 1, 2, 4, 5, 5} { // from the delivery 0, which no server sends
-		if got := g.WaitTime(uint64(i)); got != want*time.Second {
+	for i, want := range []int{1, 1, 2, 4, 5, 5} { // from the delivery 0, which no server sends
+		if got := g.WaitTime(uint64(i)); got != time.Duration(want)*time.Second {
 			t.Errorf("after delivery %d: %v, want %d s", i, got, want)
 		}
 	}

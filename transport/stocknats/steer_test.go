@@ -99,8 +99,8 @@ func TestStock_NackWithoutADecisionIsDelayedAndItsDelayGrows(t *testing.T) {
 		}
 		(<-messages).Ack()
 		r.settled()
-		for i, want := range []time.Duration{50, 100, 200} {
-			wantDelay(t, times[i:], want*time.Millisecond)
+		for i, want := range []int{50, 100, 200} {
+			wantDelay(t, times[i:], time.Duration(want)*time.Millisecond)
 		}
 		sub.Close()
 	})

@@ -1,0 +1,97 @@
+package faults_test
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// A relayJob is what a relay in a process of its own is to do.
+type relayJob struct {
+	Relay      int      // its number, which no other process has
+	DSN        string   // of the database
+	URLs       []string // of NATS
+	Log        string   // a file: see relayLog
+	Ordered    bool
+	Config     outbox.Config
+	AckTimeout time.Duration
+	Linger     time.Duration // at random up to this long the relay does not hear an answer that came, so that faults meet it there
+}
+
+// TestOutbox_RelayProcess is no test, but what other tests run in processes of their own, which get a job as their
+// argument. The process works until SIGTERM, and fails if a goroutine is left in the end: see TestMain.
+func TestOutbox_RelayProcess(t *testing.T) {
+	text, ok := strings.CutPrefix(flag.Arg(0), "relay=")
+	if !ok {
+		t.Skip("other tests run it")
+	}
+	var j relayJob
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
+	defer stop()
+	if err := j.run(ctx, t); err != nil {
+		t.Error(err)
+	}
+}
+
+// arguments are those of a process that does the job.
+func (j relayJob) arguments(t *testing.T) []string {
+	t.Helper()
+	text, err := json.Marshal(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"-test.run=^TestOutbox_RelayProcess$", "-test.timeout=30m", "relay=" + string(text)}
+}
+
+// run relays until ctx ends. Servers may be away, also in the beginning.
+func (j relayJob) run(ctx context.Context, t *testing.T) error {
+	cfg, err := pgxpool.ParseConfig(j.DSN)
+	if err != nil {
+		return err
+	}
+	cfg.MaxConns = 4 // of many relays
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	box, err := pgoutbox.New(pool, pgoutbox.Config{Ordered: j.Ordered})
+	if err != nil {
+		return err
+	}
+	nc, err := nats.Connect(strings.Join(j.URLs, ","), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	publisher, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: j.AckTimeout})
+	if err != nil {
+		return err
+	}
+	log := newRelayLog(t, j)
+	relay, err := outbox.NewRelay(log.store(box), log.publisher(publisher), j.Config)
+	if err != nil {
+		return err
+	}
+	return relay.Run(ctx)
+}

@@ -1,0 +1,55 @@
+package pgoutbox_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/outbox/outboxtest"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestOutbox_Conforms(t *testing.T) {
+	t.Parallel()
+	conforms(t, pgoutbox.Config{})
+}
+
+func TestOutbox_ConformsWhenItKeepsOrder(t *testing.T) {
+	t.Parallel()
+	conforms(t, pgoutbox.Config{Ordered: true})
+}
+
+func TestOutbox_ConformsWithTheColumnsOfDebezium(t *testing.T) {
+	t.Parallel()
+	conforms(t, pgoutbox.Config{Ordered: true, Debezium: true})
+}
+
+// conforms gives each case tables of its own, in one schema.
+func conforms(t *testing.T, cfg pgoutbox.Config) {
+	t.Helper()
+	pool := newPool(t)
+	var tables atomic.Int64
+	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the pool is closed
+		outboxtest.Run(t, func(t *testing.T) outboxtest.Subject {
+			own := cfg
+			own.Table = fmt.Sprintf("outbox_%d", tables.Add(1))
+			box := boxIn(t, pool, own)
+			return outboxtest.Subject{Store: box, Concurrent: true, Ordered: cfg.Ordered, Begin: func(ctx context.Context) (outboxtest.Tx, error) {
+				tx, err := pool.Begin(ctx)
+				return writerTx{box.In(tx), tx}, err
+			}}
+		})
+	})
+}
+
+type writerTx struct {
+	producer.Publisher
+	tx pgx.Tx
+}
+
+func (w writerTx) Commit(ctx context.Context) error   { return w.tx.Commit(ctx) }
+func (w writerTx) Rollback(ctx context.Context) error { return w.tx.Rollback(ctx) }
