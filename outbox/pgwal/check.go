@@ -1,0 +1,152 @@
+package pgwal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
+)
+
+// facts are what the server says about itself and what the relay needs there.
+type facts struct {
+	version       int
+	walLevel      string
+	senderTimeout time.Duration // zero: none
+	keepWAL       int64         // max_slot_wal_keep_size in MB; -1: no limit
+	database      string
+
+	table    uint32 // OID; 0: missing
+	settings bool   // the table is an outbox
+	debezium bool
+
+	publication, publishes, covers bool // it is there, has inserts, has the table
+
+	slot, active, ours bool // it is there, in use, of this database
+	plugin, status     string
+	confirmed          pglogrepl.LSN
+	retained           int64 // bytes of log
+	end                pglogrepl.LSN
+}
+
+const (
+	serverSQL = `
+SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
+	(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'),
+	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+	current_database(), coalesce(to_regclass($1)::oid, 0), to_regclass($2) IS NOT NULL,
+	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END`
+
+	publicationSQL = `
+SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2)
+FROM pg_publication p WHERE p.pubname = $1`
+
+	slotSQL = `
+SELECT s.active, coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''), coalesce(s.wal_status, ''),
+	coalesce(s.confirmed_flush_lsn, '0/0'),
+	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END
+FROM pg_replication_slots s WHERE s.slot_name = $1`
+)
+
+// look asks the server. Nothing is judged.
+func (r *Relay) look(ctx context.Context) (f facts, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	err = r.cfg.Pool.AcquireFunc(ctx, func(c conn) (err error) {
+		f, err = r.lookOn(ctx, c)
+		return err
+	})
+	if err != nil {
+		return facts{}, r.explain("look at the server", err)
+	}
+	return f, nil
+}
+
+func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
+	var timeout int64
+	if err := c.QueryRow(ctx, serverSQL, r.cfg.located(""), r.cfg.located("_settings")).Scan(
+		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end); err != nil {
+		return f, err
+	}
+	f.senderTimeout = time.Duration(timeout) * time.Millisecond
+	if f.settings {
+		query := `SELECT debezium FROM ` + r.cfg.located("_settings")
+		if err := optional(c.QueryRow(ctx, query).Scan(&f.debezium)); err != nil {
+			return f, err
+		}
+	}
+	err = c.QueryRow(ctx, publicationSQL, r.cfg.Publication, f.table).Scan(&f.publishes, &f.covers)
+	if f.publication = err == nil; optional(err) != nil {
+		return f, err
+	}
+	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&f.active, &f.ours, &f.plugin, &f.status, &f.confirmed, &f.retained)
+	f.slot = err == nil
+	return f, optional(err)
+}
+
+func optional(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	return err
+}
+
+const plugin = "pgoutput"
+
+// serverProblem is what Setup cannot mend.
+func (r *Relay) serverProblem(f facts) error {
+	const oldest = 140000
+	name := fmt.Sprintf("outbox table %q", r.cfg.Table)
+	switch {
+	case f.version < oldest:
+		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version), nil}
+	case f.walLevel != "logical":
+		return &SetupError{"the server", fmt.Sprintf("has wal_level %s: set wal_level = logical and restart it", f.walLevel), nil}
+	case f.table == 0 || !f.settings:
+		return &SetupError{name, "is missing where the connection looks for it: call pgoutbox's Migrate, or set Config.Schema", nil}
+	case f.slot && !f.ours:
+		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("is not one of database %q, and names are shared by all: set Config.Slot", f.database), nil}
+	case f.slot && f.plugin != plugin:
+		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin), nil}
+	}
+	return nil
+}
+
+// check says what does not fit, so that reading the log would be useless.
+func (r *Relay) check(ctx context.Context) (facts, error) {
+	f, err := r.look(ctx)
+	if err != nil {
+		return facts{}, err
+	}
+	if err := r.serverProblem(f); err != nil {
+		return facts{}, err
+	}
+	slot, publication := fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("publication %q", r.cfg.Publication)
+	switch {
+	case !f.publication:
+		return facts{}, &SetupError{publication, "is missing: call Setup", nil}
+	case !f.publishes:
+		return facts{}, &SetupError{publication, "does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
+	case !r.cfg.messages() && !f.covers:
+		return facts{}, &SetupError{publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table), nil}
+	case !f.slot:
+		return facts{}, &SetupError{slot, "is missing: call Setup", nil}
+	case f.status == lost:
+		return facts{}, r.lostError()
+	}
+	return f, nil
+}
+
+// lost is the wal_status of a slot that the server invalidated, because it retained more than max_slot_wal_keep_size.
+const lost = "lost"
+
+func (r *Relay) lostError() error {
+	what := "Setup makes it again, and rows that are pending are found in the table"
+	if r.cfg.messages() {
+		what = "call Drop and Setup to go on without them"
+	}
+	problem := "is lost: it retained more log than max_slot_wal_keep_size allows, and what was not published by then is gone from the log; "
+	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), problem + what, nil}
+}

@@ -1,0 +1,216 @@
+package pgwal
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pglogrepl"
+
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// An event is what the log shows, in its order.
+type event struct {
+	kind eventKind
+	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown
+	row  *row          // written
+	ping bool          // alive: the server wants an answer
+}
+
+type eventKind int
+
+const (
+	began eventKind = iota + 1
+	written
+	committed
+	alive
+)
+
+// A decoder turns the protocol of pgoutput, version 1 with binary values, into events.
+type decoder struct {
+	prefix  string  // of an Emitter; empty: rows of the table
+	table   uint32  // OID
+	columns columns // of the table, once it was described
+	told    bool    // it was
+	xid     uint32  // of the transaction that is being shown
+}
+
+var errShort = errors.New("pgwal: a message of the server is cut short")
+
+func (d *decoder) decode(data []byte) (event, error) {
+	if len(data) == 0 {
+		return event{}, errShort
+	}
+	switch data[0] {
+	case pglogrepl.PrimaryKeepaliveMessageByteID:
+		m, err := pglogrepl.ParsePrimaryKeepaliveMessage(data[1:])
+		return event{kind: alive, lsn: m.ServerWALEnd, ping: m.ReplyRequested}, err
+	case pglogrepl.XLogDataByteID:
+		x, err := pglogrepl.ParseXLogData(data[1:])
+		if err != nil || len(x.WALData) == 0 {
+			return event{}, err
+		}
+		return d.change(x)
+	}
+	return event{}, nil
+}
+
+func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
+	switch pglogrepl.MessageType(x.WALData[0]) {
+	case pglogrepl.MessageTypeInsert: // most messages: what pglogrepl makes of them is slow
+		return d.insert(x.WALData[1:])
+	case pglogrepl.MessageTypeBegin, pglogrepl.MessageTypeCommit, pglogrepl.MessageTypeRelation, pglogrepl.MessageTypeMessage:
+	default:
+		return event{}, nil
+	}
+	m, err := pglogrepl.Parse(x.WALData)
+	if err != nil {
+		return event{}, fmt.Errorf("pgwal: read the log at %s: %w", x.WALStart, err)
+	}
+	switch m := m.(type) {
+	case *pglogrepl.BeginMessage:
+		d.xid = m.Xid
+		return event{kind: began}, nil
+	case *pglogrepl.CommitMessage:
+		return event{kind: committed, lsn: m.TransactionEndLSN}, nil
+	case *pglogrepl.RelationMessage:
+		return event{}, d.relation(m)
+	case *pglogrepl.LogicalDecodingMessage:
+		if d.prefix != "" && m.Prefix == d.prefix && m.Transactional {
+			return event{kind: written, row: d.emitted(m)}, nil
+		}
+	}
+	return event{}, nil
+}
+
+// columns are the indexes of the table's columns.
+type columns struct{ number, written, due, published, dead, id, topic, key, header, replays, payload int }
+
+func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
+	if d.prefix != "" || m.RelationID != d.table {
+		return nil
+	}
+	names := make([]string, len(m.Columns))
+	for i, c := range m.Columns {
+		names[i] = c.Name
+	}
+	at := func(choices ...string) int {
+		return slices.IndexFunc(names, func(name string) bool { return slices.Contains(choices, name) })
+	}
+	c := columns{
+		number: at("number"), written: at("written_at"), due: at("due_at"), published: at("published_at"), dead: at("dead_at"),
+		id: at("id"), topic: at("topic", "aggregatetype"), key: at("key", "aggregateid"), header: at("header"),
+		replays: at("replays"), payload: at("payload"),
+	}
+	for _, i := range [...]int{c.number, c.written, c.due, c.published, c.dead, c.id, c.topic, c.key, c.header, c.payload} {
+		if i < 0 {
+			return &SetupError{fmt.Sprintf("outbox table %q", m.RelationName), "lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil}
+		}
+	}
+	d.columns, d.told = c, true
+	return nil
+}
+
+// insert reads a row that is new and due: the others are found in the table when they are due.
+func (d *decoder) insert(b []byte) (event, error) {
+	if len(b) < 7 {
+		return event{}, errShort
+	}
+	if !d.told || binary.BigEndian.Uint32(b) != d.table {
+		return event{}, nil
+	}
+	c := d.columns
+	values, err := tuple(b[5:])
+	if err != nil {
+		return event{}, err
+	}
+	get := func(i int) []byte {
+		if i < 0 || i >= len(values) {
+			return nil
+		}
+		return values[i]
+	}
+	if get(c.due) != nil || get(c.published) != nil || get(c.dead) != nil {
+		return event{}, nil
+	}
+	if len(get(c.number)) != 8 || len(get(c.written)) != 8 {
+		return event{}, &SetupError{"the outbox table", "has columns of other types than this package knows", nil}
+	}
+	r := &row{xid: d.xid, number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
+	r.message = producer.Message{ID: string(get(c.id)), Topic: string(get(c.topic)), Key: string(get(c.key)), Payload: slices.Clone(get(c.payload))}
+	r.readHeader(get(c.header), 0)
+	return event{kind: written, row: r}, nil
+}
+
+// tuple returns the values of a row, which are part of b; nil: NULL.
+func tuple(b []byte) ([][]byte, error) {
+	if len(b) < 2 {
+		return nil, errShort
+	}
+	values := make([][]byte, binary.BigEndian.Uint16(b))
+	b = b[2:]
+	for i := range values {
+		if len(b) < 1 {
+			return nil, errShort
+		}
+		kind := b[0]
+		b = b[1:]
+		if kind != pglogrepl.TupleDataTypeBinary && kind != pglogrepl.TupleDataTypeText {
+			continue
+		}
+		if len(b) < 4 || uint64(len(b)-4) < uint64(binary.BigEndian.Uint32(b)) {
+			return nil, errShort
+		}
+		n := 4 + int(binary.BigEndian.Uint32(b))
+		values[i], b = b[4:n:n], b[n:]
+	}
+	return values, nil
+}
+
+// readHeader reads a header that somebody else may have written: one that cannot be read makes the row dead.
+func (r *row) readHeader(header []byte, replays int) {
+	m := &r.message
+	if len(header) > 0 {
+		if err := json.Unmarshal(header, &m.Header); err != nil {
+			r.problem = "header cannot be read: " + err.Error()
+			return
+		}
+	}
+	if m.Header == nil {
+		m.Header = producer.Header{}
+	}
+	setHeader(m.Header, producer.HeaderID, m.ID)
+	if replays > 0 { // a copy that brokers must not take for a duplicate
+		generation, _ := strconv.Atoi(m.Header.Get(producer.HeaderGeneration)) // 0: a first publication
+		setHeader(m.Header, producer.HeaderPurpose, producer.PurposeReplay)
+		setHeader(m.Header, producer.HeaderGeneration, strconv.Itoa(generation+replays))
+	}
+}
+
+// setHeader replaces a header, in any spelling.
+func setHeader(h producer.Header, name, value string) {
+	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
+	h[name] = value
+}
+
+// emitted reads what an Emitter wrote. What another one wrote with the same prefix becomes dead, under an ID made of its
+// place in the log.
+func (d *decoder) emitted(m *pglogrepl.LogicalDecodingMessage) *row {
+	r := &row{at: int64(m.LSN)}
+	message, err := unpack(m.Content)
+	if err != nil {
+		id := ids.Derive("oncemill/pgwal", d.prefix, m.LSN.String())
+		r.message = producer.Message{ID: id, Topic: d.prefix, Payload: slices.Clone(m.Content)}
+		r.problem = err.Error()
+		return r
+	}
+	r.message = message
+	return r
+}

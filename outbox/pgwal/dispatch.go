@@ -1,0 +1,111 @@
+package pgwal
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// maxApart is how many suspects are published side by side.
+const maxApart = 32
+
+// dispatch publishes what is offered: fresh messages together, whatever there is and without waiting for more; suspects,
+// which may have made the publisher fail or hang, each by a call of its own.
+func (s *session) dispatch(working context.Context, now time.Time) {
+	for s.calls < s.r.cfg.MaxInFlight && len(s.queue.fresh) > 0 && !now.Before(s.freshAt) {
+		s.calls++
+		s.call(working, take(&s.queue.fresh, min(len(s.queue.fresh), s.r.cfg.BatchSize)), false)
+	}
+	for s.apart < maxApart && len(s.queue.suspects) > 0 {
+		s.apart++
+		s.call(working, take(&s.queue.suspects, 1), true)
+	}
+}
+
+// call publishes rows by one call of the publisher, beside the loop.
+func (s *session) call(working context.Context, rows []*row, apart bool) {
+	s.start(func() func() {
+		answers := s.r.publish(working, rows)
+		return func() {
+			if apart {
+				s.apart--
+			} else {
+				s.calls--
+			}
+			s.answered(working, answers, apart)
+		}
+	})
+}
+
+// answered does what follows from a call.
+func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
+	acked := 0
+	var first error
+	for _, a := range answers {
+		if a.err == nil {
+			acked++
+			s.queue.release(a.row)
+			s.acknowledge(a.row)
+			continue
+		}
+		if first == nil {
+			first = a.err
+		}
+		s.refused(ctx, a)
+	}
+	switch {
+	case acked > 0 && apart:
+		s.queue.wakeSuspects()
+	case acked > 0:
+		s.away.reset()
+		s.freshAt = time.Time{}
+	case !apart && len(answers) > 0: // the broker may be away
+		s.freshAt = time.Now().Add(jitter(s.away.next()))
+	}
+	if first != nil && ctx.Err() == nil {
+		s.r.log.WarnContext(ctx, "pgwal: messages were not acknowledged",
+			"messages", len(answers)-acked, "of", len(answers), "error", first)
+	}
+}
+
+// acknowledge settles a message that the broker has.
+func (s *session) acknowledge(r *row) {
+	s.bytes -= r.size
+	r.size, r.message.Payload, r.message.Header = 0, nil, nil
+	if r.txn != nil && s.r.cfg.messages() {
+		r.txn.acked = append(r.txn.acked, r.origin())
+	}
+	state := outbox.Published
+	if s.r.cfg.Retention == outbox.DeleteAtOnce {
+		state = outbox.Removed
+	}
+	s.judge(verdict{row: r, state: state})
+}
+
+// refused lets a message wait, or die.
+func (s *session) refused(ctx context.Context, a answer) {
+	r := a.row
+	switch {
+	case a.unknown:
+		r.unknowns++
+	case r.failures+1 >= s.r.cfg.MaxAttempts:
+		r.failures++
+		s.r.log.ErrorContext(ctx, "pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
+			"failures", r.failures, "unknowns", r.unknowns, "error", a.err)
+		s.queue.release(r)
+		s.judge(verdict{row: r, state: outbox.Dead, reason: reason(a.err)})
+		return
+	default:
+		r.failures++
+		s.judge(verdict{row: r, state: outbox.Failed, reason: reason(a.err)})
+	}
+	s.queue.later(r, time.Now().Add(jitter(backoff(s.r.cfg.RetryMin, s.r.cfg.RetryMax, r.failures+r.unknowns))))
+}
+
+// die settles a message that cannot be published at all.
+func (s *session) die(r *row, problem string) {
+	s.r.log.Error("pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic, "error", problem)
+	r.failures++
+	s.judge(verdict{row: r, state: outbox.Dead, reason: problem})
+}

@@ -1,0 +1,61 @@
+// Package pgwal is a relay that reads PostgreSQL's log instead of polling a table: what is committed is published at once,
+// in the order of commits. It needs PostgreSQL 14 or newer with wal_level = logical, and a user with REPLICATION.
+//
+//	relay, err := pgwal.New(pgwal.Config{Pool: pool}, publisher) // publishes the rows of pgoutbox's table
+//	err = relay.Setup(ctx)                                       // once: makes a publication and a replication slot
+//	err = relay.Run(ctx)                                         // instead of an outbox.Relay
+//
+// With [Config.Prefix] it publishes what an [Emitter] wrote, which is in the log and in no table.
+//
+// # Guarantees
+//
+//   - At least once: what a transaction wrote is published if and only if it committed, until the publisher acknowledges it
+//     or has refused it [Config.MaxAttempts] times. Then it is dead: its row says why, and an Emitter's message becomes a
+//     dead row of [Config.Dead].
+//   - The server is told that it may forget a part of the log only when everything in it is acknowledged and, for rows,
+//     recorded in the table; or dead. While there is nothing to publish, the log is confirmed as it grows, so that an idle
+//     outbox retains none.
+//   - Order: messages with the same key are published in the order of their commits, each after the one before it was
+//     acknowledged or is dead. A message that is refused holds up its own key only. With MaxInFlight 1, all messages that
+//     need no second attempt are published in the order of commits. Rows that were delayed, requeued or replayed have the
+//     place at which they become due again.
+//   - No copy without a cause. Causes are a relay that dies, a connection of a relay that ends while another relay takes
+//     over, an acknowledgement that never comes, a result that cannot be recorded, and for an Emitter a server that forgets
+//     a confirmation in a crash. A relay that reads the log again asks the table what is settled already, and one that
+//     lives on knows what was acknowledged. Rows are kept from being published twice by one rule: a row without a due time
+//     is the log's, any other the table's.
+//   - Any number of relays may run with one slot. One works, and another takes over within about a second of the end of its
+//     connection. One that hangs as a whole is given up by the server after wal_sender_timeout (60 s by default).
+//   - A publisher that fails, hangs or panics delays what it was given together once, at most for [Config.PublishTimeout].
+//     Then each of these messages is published by a call of its own, ever more slowly, up to 32 of them side by side. One
+//     without an answer never dies. The server gets its answers meanwhile.
+//   - Memory is bounded: reading stops at [Config.MaxPending] messages, also in the middle of a transaction.
+//   - A clean stop leaves nothing that is published again.
+//
+// # What the log does not show
+//
+// The relay that has the slot looks at the table every [Config.PollInterval], too: for rows that are due at last, that were
+// requeued or replayed, and, in every tenth look, for rows that are older than the slot or that a lost slot did not show. It
+// also removes rows whose retention is over. So run no outbox.Relay on the same table: it would publish what the log shows
+// once more. To go from one to the other, stop all relays of the one kind first; nothing is lost in between.
+//
+// Dead messages of an Emitter are different: nobody reads the table of Config.Dead. Run an outbox.Relay on it, or a second
+// relay of this package, to publish what was requeued there.
+//
+// # What it does not guarantee
+//
+// Exactly one copy: consumers have to deduplicate. Order between different keys, and across a takeover for second copies.
+// That the messages of a key wait for a dead one: they go on, also where pgoutbox's Config has no SkipDead.
+//
+// That a refused message delays nothing but its key: until it is dead, the slot retains the log since its transaction, and
+// the messages behind it in its key count for MaxPending. If they reach it, everything waits.
+//
+// That the server's disk suffices. A slot retains log while no relay runs, while the broker is away, and for ever if
+// nobody calls [Relay.Drop] for a slot that is not needed any more. The relay warns above [Config.WarnWAL]. The server's
+// setting max_slot_wal_keep_size limits it, and takes the slot away: Run then returns a [SetupError]. Rows are still in their
+// table, so Setup makes the slot again and they are published. An Emitter's messages are lost then. They are lost, too,
+// where a standby takes over that does not have the slot: PostgreSQL 17 can copy slots to standbys. Where that cannot be
+// borne, use the table.
+//
+// With synchronous replication, messages may be published before the standby has their transaction.
+package pgwal

@@ -1,0 +1,78 @@
+package pgwal
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ErrNoTx says that Publish was called with a context that carries no transaction: use WithTx or WithSQLTx.
+var ErrNoTx = errors.New("pgwal: the context carries no transaction")
+
+// A SetupError says what of the server, the slot, the publication or the table does not fit. Run and Setup return it:
+// repeating the call is useless until somebody acts as it says.
+type SetupError struct {
+	What    string // such as `replication slot "oncemill_outbox"`
+	Problem string // what is wrong, and what to do
+	Err     error  // what PostgreSQL said; nil if it had no part in it
+}
+
+func (e *SetupError) Error() string {
+	s := "pgwal: " + e.What + " " + e.Problem
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what PostgreSQL said.
+func (e *SetupError) Unwrap() error { return e.Err }
+
+// Codes of PostgreSQL, Appendix A of its manual.
+const (
+	codeNoPrivilege        = "42501"
+	codeUndefinedTable     = "42P01"
+	codeUndefinedColumn    = "42703"
+	codeUndefinedObject    = "42704"
+	codeDuplicateObject    = "42710"
+	codeNotInPrerequisites = "55000"
+	codeInUse              = "55006"
+	codeTooManySlots       = "53400"
+	codeTooManyConnections = "53300"
+)
+
+func hasCode(err error, code string) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && e.Code == code
+}
+
+func isSetup(err error) bool {
+	_, ok := errors.AsType[*SetupError](err)
+	return ok
+}
+
+// explain names the cause of an error that PostgreSQL knows only by its own words.
+func (r *Relay) explain(doing string, err error) error {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return fmt.Errorf("pgwal: %s: %w", doing, err)
+	}
+	user := "the user"
+	if p := r.cfg.Pool; p != nil {
+		user = fmt.Sprintf("user %q", p.Config().ConnConfig.User)
+	}
+	switch e.Code {
+	case codeNoPrivilege:
+		return &SetupError{user, "lacks a right for this: reading the log needs ALTER ROLE … REPLICATION, Setup needs CREATE on the database and the table's ownership too (" + doing + ")", err}
+	case codeUndefinedTable, codeUndefinedColumn:
+		return &SetupError{fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing, or older than this package: call pgoutbox's Migrate", err}
+	case codeUndefinedObject:
+		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Publication), "was missing while something was written that the slot has still to read: call Drop and Setup; rows of the table are published all the same, messages of an Emitter since then are lost", err}
+	case codeTooManySlots:
+		return &SetupError{"the server", "has no replication slot left: raise max_replication_slots, or drop slots that nobody uses", err}
+	case codeTooManyConnections:
+		return fmt.Errorf("pgwal: %s: no connection left, see max_connections and max_wal_senders: %w", doing, err)
+	}
+	return fmt.Errorf("pgwal: %s: %w", doing, err)
+}

@@ -1,0 +1,84 @@
+package pgwal_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/pgwal"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestRelay_IdleOutboxRetainsNoLog(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRig(t, configure)
+		g.start()
+		until(t, "a holder", func() bool { return g.holder() != 0 })
+		before := g.slot("restart_lsn")
+		for range 3 {
+			g.exec(`INSERT INTO orders SELECT gen_random_uuid()::text FROM generate_series(1, 100)`)
+			g.awaitConfirmed()
+		}
+		g.exec(`CHECKPOINT`) // writes what the server needs to begin later
+		g.exec(`INSERT INTO orders VALUES ('last')`)
+		g.awaitConfirmed()
+		until(t, "restart_lsn to follow", func() bool { return g.slot("restart_lsn") != before })
+	})
+}
+
+func TestRelay_AnswersTheServerWhileThePublisherHangs(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		const timeout = 400 * time.Millisecond
+		g := newRig(t, configure, func(c *pgwal.Config) {
+			config := c.Pool.Config()
+			config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "400"
+			c.Pool = testserver.SharedPostgres(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
+			c.BatchSize, c.MaxPending, c.MaxInFlight = 10, 10, 1
+		})
+		hang := make(chan struct{})
+		g.broker.set(func(ctx context.Context, _ []producer.Message) error {
+			select {
+			case <-hang:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		g.start()
+		n := 1500 // more than fits on the way: the server has to wait, too
+		messages := numbered(n)
+		for i := range messages {
+			messages[i].Payload = make([]byte, 4<<10)
+		}
+		g.write(messages...)
+		until(t, "a call", func() bool { return g.broker.attempts("order-00000") == 1 })
+		holder := g.holder()
+		lasts(4 * timeout)
+		if now := g.holder(); now != holder || holder == 0 {
+			t.Errorf("the backend was %d and is %d: the server gave the relay up", holder, now)
+		}
+		close(hang)
+		until(t, "all", func() bool { return len(g.broker.got()) == n })
+	})
+}
+
+func TestRelay_WarnsOfRetainedLog(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.WarnWAL = 1 })
+	g.write(message("first"))
+	g.start()
+	until(t, "the warnings", func() bool {
+		log := g.log.String()
+		return strings.Contains(log, "max_slot_wal_keep_size is unlimited") && strings.Contains(log, "keep much log")
+	})
+	g.awaitConfirmed()
+	if n := strings.Count(g.log.String(), "keep much log"); n != 1 {
+		t.Errorf("%d warnings at once", n)
+	}
+}

@@ -1,0 +1,163 @@
+package pgwal
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+)
+
+// looks are what is looked at from time to time, one job at a time.
+type looks struct {
+	at      time.Time // of the next look
+	busy    bool
+	sweepAt time.Time
+	cleanAt time.Time
+	walAt   time.Time
+	unseen  unseen
+}
+
+const (
+	restSize   = 1000
+	sweepSize  = 5000
+	sweepEvery = 10 // looks
+	cleanSize  = 1000
+	cleanEvery = time.Minute
+	walEvery   = 10 * time.Second
+	restful    = 20 // a look takes at most one part in so many of the time
+)
+
+// A sight is what a look found.
+type sight struct {
+	rows    []*row
+	full    bool // there is probably more
+	unseen  unseen
+	swept   bool // unseen is new
+	cleaned bool // as far as is due now
+	faults  []error
+
+	confirmed pglogrepl.LSN // as the server knows it
+}
+
+// look starts a look if it is time for one.
+func (s *session) look(working context.Context, now time.Time) {
+	l := &s.looks
+	if l.busy || now.Before(l.at) {
+		return
+	}
+	l.busy = true
+	wal := !now.Before(l.walAt)
+	if wal {
+		l.walAt = now.Add(walEvery)
+	}
+	ask := request{confirmed: s.r.cfg.messages()}
+	if !s.r.cfg.messages() {
+		ask = s.ask(now)
+	}
+	s.start(func() func() {
+		began := time.Now()
+		found := s.r.see(working, ask)
+		cost := time.Since(began)
+		if wal {
+			s.r.watch(working)
+		}
+		return func() { s.seen(working, found, cost) }
+	})
+}
+
+// A request says what to look at.
+type request struct {
+	exclude []int64 // rows that are in memory
+	limit   int     // of rows that are due; zero: none
+	unseen  unseen  // to be made due; empty: none
+	sweep   bool
+	clean   bool
+
+	confirmed bool // what the server knows
+}
+
+func (s *session) ask(now time.Time) request {
+	l := &s.looks
+	q := request{limit: min(restSize, s.room()), exclude: []int64{}, clean: !now.Before(l.cleanAt)}
+	if q.limit > 0 {
+		for number, rest := range s.numbers {
+			if rest {
+				q.exclude = append(q.exclude, number)
+			}
+		}
+	}
+	switch {
+	case l.unseen.after != 0 && s.progress.confirmed() >= l.unseen.after:
+		q.unseen, l.unseen = l.unseen, unseen{}
+	case l.unseen.after == 0 && !now.Before(l.sweepAt):
+		q.sweep = true
+	}
+	return q
+}
+
+// see does what is asked.
+func (r *Relay) see(ctx context.Context, q request) (found sight) {
+	fault := func(err error) bool {
+		if err != nil {
+			found.faults = append(found.faults, err)
+		}
+		return err != nil
+	}
+	if len(q.unseen.numbers) > 0 {
+		n, err := r.mark(ctx, q.unseen)
+		if !fault(err) && n > 0 {
+			r.log.InfoContext(ctx, "pgwal: found rows in the table that the log does not show", "rows", n)
+			found.full = true
+		}
+	}
+	var err error
+	if q.confirmed {
+		found.confirmed, err = r.confirmed(ctx)
+		fault(err)
+	}
+	if q.limit > 0 {
+		if found.rows, err = r.rest(ctx, q.exclude, q.limit); !fault(err) && len(found.rows) == q.limit {
+			found.full = true
+		}
+	}
+	if q.sweep {
+		found.unseen, err = r.unseen(ctx, sweepSize)
+		found.swept = !fault(err)
+	}
+	if q.clean {
+		n, err := r.clean(ctx, cleanSize)
+		found.cleaned = fault(err) || n < cleanSize
+	}
+	return found
+}
+
+// seen takes in what a look found.
+func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
+	l, now := &s.looks, time.Now()
+	l.busy = false
+	s.kept(found.confirmed)
+	for _, r := range found.rows {
+		if _, there := s.numbers[r.number]; !there {
+			s.admit(r, false)
+		}
+	}
+	for _, err := range found.faults {
+		if ctx.Err() == nil {
+			s.r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again", "error", s.r.explain("look at the table", err))
+		}
+	}
+	if found.cleaned {
+		l.cleanAt = now.Add(jitter(cleanEvery))
+	}
+	if found.swept {
+		l.unseen, l.sweepAt = found.unseen, now.Add(sweepEvery*s.r.cfg.PollInterval)
+		if len(found.unseen.numbers) >= sweepSize {
+			l.sweepAt = now
+		}
+	}
+	pause := max(s.r.cfg.PollInterval, restful*cost)
+	if found.full && s.room() > 0 {
+		pause = min(cost, s.r.cfg.PollInterval)
+	}
+	l.at = now.Add(pause)
+}

@@ -1,0 +1,78 @@
+package pgwal
+
+import (
+	"container/list"
+
+	"github.com/jackc/pglogrepl"
+)
+
+// A txn is a transaction of the log with messages that are not all settled.
+type txn struct {
+	before    pglogrepl.LSN // up to where everything was shown when it began
+	end       pglogrepl.LSN // zero: its end was not shown yet
+	unsettled int
+	place     *list.Element
+	acked     []origin // of an Emitter: nobody else keeps what was acknowledged
+}
+
+// progress knows what can be confirmed: everything before the first transaction that is not settled.
+type progress struct {
+	open  list.List // of *txn, in the order of commits
+	now   *txn      // the one that is being shown
+	shown pglogrepl.LSN
+}
+
+func (p *progress) begin() {
+	p.now = &txn{before: p.shown}
+	p.now.place = p.open.PushBack(p.now)
+}
+
+// add counts a message of the transaction that is being shown.
+func (p *progress) add() *txn {
+	if p.now == nil {
+		p.begin() // never: messages are shown between begin and commit
+	}
+	p.now.unsettled++
+	return p.now
+}
+
+// commit ends the transaction that is being shown, and returns it if it is settled.
+func (p *progress) commit(end pglogrepl.LSN) *txn {
+	t := p.now
+	p.now = nil
+	p.reached(end)
+	if t == nil {
+		return nil
+	}
+	t.end = end
+	return p.settled(t)
+}
+
+// reached notes that everything before lsn was shown. In the middle of a transaction that says nothing.
+func (p *progress) reached(lsn pglogrepl.LSN) {
+	if p.now == nil {
+		p.shown = max(p.shown, lsn)
+	}
+}
+
+// done counts a settled message, and returns its transaction if that is settled now.
+func (p *progress) done(t *txn) *txn {
+	t.unsettled--
+	return p.settled(t)
+}
+
+func (p *progress) settled(t *txn) *txn {
+	if t.end == 0 || t.unsettled > 0 {
+		return nil
+	}
+	p.open.Remove(t.place)
+	return t
+}
+
+// confirmed is up to where everything is settled.
+func (p *progress) confirmed() pglogrepl.LSN {
+	if first := p.open.Front(); first != nil {
+		return first.Value.(*txn).before
+	}
+	return p.shown
+}

@@ -1,0 +1,266 @@
+package pgwal_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgwal"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestRelay_PublishesDelayedRowsWhenTheyAreDue(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.start()
+	g.write(message("first")) // what comes before the relay has caught up is looked up in the table
+	g.awaitConfirmed()
+	late := message("late")
+	late.NotBefore = time.Now().Add(300 * time.Millisecond)
+	g.write(late, message("now"))
+	until(t, "both", func() bool { return len(g.broker.got()) == 3 })
+	if time.Now().Before(late.NotBefore) {
+		t.Error("published too early")
+	}
+	until(t, "the records", func() bool {
+		return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NULL`) == 0
+	})
+	if got := g.broker.got(); !slices.Equal(got, []string{"first", "now", "late"}) {
+		t.Errorf("published %q", got)
+	}
+}
+
+func TestRelay_PublishesReplayedRows(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.start()
+	g.write(message("order"))
+	g.awaitConfirmed()
+	n, err := g.box.Replay(t.Context(), outbox.ReplayRequest{Before: time.Now().Add(time.Minute), Limit: 10})
+	if n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	until(t, "the replay", func() bool { return len(g.broker.got()) == 2 })
+}
+
+func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.Retention = outbox.DeleteAtOnce })
+	r := g.relay()
+	if err := r.Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old := numbered(full(3000, 50_000))
+	for part := range slices.Chunk(old, 1000) {
+		g.write(part...)
+	}
+	open := g.begin(message("open"))
+	var setup sync.WaitGroup
+	setup.Go(func() {
+		if err := r.Setup(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	lasts(100 * time.Millisecond)
+	g.commit(open) // making the slot waits for it
+	setup.Wait()
+	g.write(message("new"))
+	g.start()
+	until(t, "all", func() bool { return len(g.broker.got()) >= len(old)+2 })
+	until(t, "the records", func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox`) == 0 })
+	if got := g.broker.got(); len(got) != len(old)+2 || len(g.broker.copies()) != len(got) {
+		t.Errorf("published %d, %d of them different, want %d", len(got), len(g.broker.copies()), len(old)+2)
+	}
+}
+
+func TestRelay_LogAndTableNeverPublishTheSameRow(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce })
+	g.start()
+	n := full(500, 10_000)
+	for i, m := range numbered(n) {
+		if i%5 == 0 {
+			m.NotBefore = time.Now().Add(time.Duration(i%7) * time.Millisecond)
+		}
+		g.write(m)
+	}
+	until(t, "all", func() bool { return len(g.broker.copies()) == n })
+	until(t, "the records", func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox`) == 0 })
+	g.awaitConfirmed()
+	if extra := len(g.broker.got()) - n; extra != 0 {
+		t.Errorf("%d copies without a cause", extra)
+	}
+}
+
+func TestRelay_TableLeavesToTheLogWhatItHasStillToShow(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) {
+		c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce
+		c.BatchSize, c.MaxPending, c.MaxInFlight = 100, 100, 1
+	})
+	g.broker.set(func(context.Context, []producer.Message) error {
+		<-time.After(time.Millisecond)
+		return nil
+	})
+	g.start()
+	n := full(6000, 100_000)
+	g.write(numbered(n)...) // most of it is not read yet while the first of it is published
+	until(t, "all", func() bool { return len(g.broker.copies()) == n })
+	g.awaitConfirmed()
+	if extra := len(g.broker.got()) - n; extra != 0 {
+		t.Errorf("%d copies without a cause", extra)
+	}
+}
+
+func TestRelay_SameMessageAgainAfterItsRowIsGone(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.Retention = outbox.DeleteAtOnce })
+	g.broker.set(func(_ context.Context, messages []producer.Message) error {
+		for i, m := range messages {
+			if m.ID == "blocker" { // with it nothing is confirmed
+				return &producer.PublishError{Failures: []producer.Failure{{Index: i, Err: errors.New("no answer"), Unknown: true}}}
+			}
+		}
+		return nil
+	})
+	gone := func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE id = 'order'`) == 0 }
+	stop := g.start()
+	g.write(message("blocker"))
+	g.write(message("order"))
+	until(t, "the order to be deleted", gone)
+	stop()
+	g.write(message("order"))
+	g.start() // is shown both, and one row is there
+	until(t, "the order to be deleted again", gone)
+	g.broker.set(nil)
+	g.awaitConfirmed()
+	if got := g.broker.copies(); got["order"] != 2 || got["blocker"] != 1 {
+		t.Errorf("published %v, want the order once for each time it was written", got)
+	}
+}
+
+func TestRelay_UnreadableRowIsParked(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.start()
+	g.exec(`INSERT INTO oncemill_outbox (number, id, topic, payload, header) VALUES (1, 'bad', 'orders', '', '[1]')`)
+	g.write(message("good"))
+	g.awaitConfirmed()
+	dead, err := g.box.Dead(t.Context(), 10)
+	if err != nil || len(dead) != 1 || dead[0].ID != "bad" {
+		t.Errorf("dead: %+v, %v", dead, err)
+	}
+	if got := g.broker.got(); !slices.Equal(got, []string{"good"}) {
+		t.Errorf("published %q", got)
+	}
+}
+
+func TestRelay_ForeignMessageWithThePrefixIsParked(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.Prefix = c.Slot })
+	g.start()
+	g.exec(`SELECT pg_logical_emit_message(true, $1, 'something else')`, g.config.Prefix)
+	g.exec(`SELECT pg_logical_emit_message(true, 'another prefix', 'something else')`)
+	g.write(message("good"))
+	g.awaitConfirmed()
+	dead, err := g.box.Dead(t.Context(), 10)
+	if err != nil || len(dead) != 1 || dead[0].Topic != g.config.Prefix {
+		t.Errorf("dead: %+v, %v", dead, err)
+	}
+	if got := g.broker.got(); !slices.Equal(got, []string{"good"}) {
+		t.Errorf("published %q", got)
+	}
+}
+
+func TestRelay_DeadMessageWhoseIDIsTakenIsKeptBesideIt(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.Prefix, c.MaxAttempts = c.Slot, 1 })
+	g.broker.set(refuse("order"))
+	other := message("order")
+	other.Payload = []byte("other")
+	tx := g.begin()
+	if err := g.box.In(tx).Publish(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	g.commit(tx)
+	g.start()
+	g.write(message("order"))
+	g.awaitConfirmed()
+	dead, err := g.box.Dead(t.Context(), 10)
+	if err != nil || len(dead) != 1 || dead[0].ID == "order" {
+		t.Errorf("dead: %+v, %v", dead, err)
+	}
+	if s, err := g.box.Stats(t.Context()); err != nil || s.Pending != 1 {
+		t.Errorf("the other message: %+v, %v", s, err)
+	}
+}
+
+func TestEmitter_RefusesWhatItCannotWrite(t *testing.T) {
+	t.Parallel()
+	e, err := pgwal.NewEmitter("orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Publish(t.Context(), message("order")); !errors.Is(err, pgwal.ErrNoTx) {
+		t.Errorf("without a transaction: %v", err)
+	}
+	if err := e.In(nil).Publish(t.Context(), message("order")); err == nil {
+		t.Error("a nil transaction is accepted")
+	}
+	if _, err := pgwal.NewEmitter("a b"); err == nil {
+		t.Error("a bad prefix is accepted")
+	}
+	g := newRig(t)
+	tx := g.begin()
+	for _, m := range []producer.Message{
+		{ID: "x"}, {ID: "x", Topic: "t", NotBefore: time.Now()}, {ID: "x", Topic: "t\x00"}, {ID: "x", Topic: "t", Header: producer.Header{"h": "\xff"}},
+	} {
+		_, invalid := errors.AsType[*producer.InvalidError](e.In(tx).Publish(t.Context(), message("good"), m))
+		if !invalid {
+			t.Errorf("%+v is accepted", m)
+		}
+	}
+	if err := e.Publish(pgwal.WithTx(t.Context(), tx), message("good")); err != nil {
+		t.Errorf("the transaction cannot go on: %v", err)
+	}
+}
+
+func TestEmitter_WritesThroughDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.Prefix = c.Slot })
+	g.start()
+	db := openSQL(t, g)
+	e, err := pgwal.NewEmitter(g.config.Prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, commit := range []bool{true, false} {
+		tx, err := db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := "rolled back"
+		if commit {
+			id = "committed"
+		}
+		if err := e.Publish(pgwal.WithSQLTx(t.Context(), tx), message(id), message(id+" too")); err != nil {
+			t.Fatal(err)
+		}
+		if commit {
+			err = tx.Commit()
+		} else {
+			err = tx.Rollback()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.awaitConfirmed()
+	if got := g.broker.got(); !slices.Equal(got, []string{"committed", "committed too"}) {
+		t.Errorf("published %q", got)
+	}
+}

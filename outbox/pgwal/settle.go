@@ -1,0 +1,216 @@
+package pgwal
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// A verdict is what became of a message, to be recorded.
+type verdict struct {
+	row    *row
+	state  outbox.State // Published, Removed, Dead, or Failed, which is not the last word
+	reason string       // Failed, Dead: why
+
+	failures, unknowns int // of the row, which may have changed when this is recorded
+}
+
+func (v verdict) acked() bool { return v.state == outbox.Published || v.state == outbox.Removed }
+
+const (
+	settleEvery = 50 * time.Millisecond // many rows in one transaction of the database, however slowly they come
+	settleSize  = 500
+	settleMost  = 2000
+)
+
+// judge takes a verdict. What needs no record is settled at once.
+func (s *session) judge(v verdict) {
+	if s.r.cfg.messages() && v.state != outbox.Dead {
+		if v.acked() {
+			s.settled(v)
+		}
+		return
+	}
+	v.failures, v.unknowns = v.row.failures, v.row.unknowns
+	if len(s.verdicts) == 0 {
+		s.settleAt = time.Now().Add(settleEvery)
+	}
+	s.verdicts = append(s.verdicts, v)
+}
+
+// settled forgets a message: its record is safe, or it needs none.
+func (s *session) settled(v verdict) {
+	r := v.row
+	if v.state == outbox.Failed {
+		return
+	}
+	s.bytes -= r.size
+	r.size = 0
+	s.unsettled--
+	if r.number != 0 {
+		delete(s.numbers, r.number)
+	}
+	if r.txn != nil {
+		s.settledTxn(s.progress.done(r.txn))
+	}
+}
+
+// settle records verdicts beside the loop, one job at a time.
+func (s *session) settle(working context.Context, now time.Time) {
+	full := len(s.verdicts) >= settleSize && !s.held
+	if s.settling || len(s.verdicts) == 0 || !full && now.Before(s.settleAt) {
+		return
+	}
+	n := min(len(s.verdicts), settleMost)
+	batch := s.verdicts[:n:n]
+	s.verdicts = s.verdicts[n:]
+	s.settling, s.held, s.settleAt = true, false, now
+	s.start(func() func() {
+		unseen, err := s.r.recordUntilDone(working, batch)
+		return func() {
+			s.settling = false
+			if err != nil {
+				s.verdicts = append(batch, s.verdicts...)
+				return
+			}
+			s.recorded(batch, unseen)
+		}
+	})
+}
+
+// recorded settles what was recorded, and keeps what could not be yet because nobody sees the rows.
+func (s *session) recorded(batch []verdict, unseen map[*row]bool) {
+	var again []verdict
+	for _, v := range batch {
+		switch {
+		case !unseen[v.row]:
+			s.settled(v)
+		case v.state != outbox.Failed:
+			again = append(again, v)
+		}
+	}
+	if len(again) > 0 {
+		s.held, s.settleAt = true, time.Now().Add(settleEvery)
+		s.verdicts = append(s.verdicts, again...)
+	}
+}
+
+// settleLast records what is left when the session ends, if that can be done at once.
+func (s *session) settleLast(ctx context.Context) {
+	if len(s.verdicts) == 0 {
+		return
+	}
+	batch := s.verdicts
+	unseen, err := s.r.record(context.WithoutCancel(ctx), batch)
+	if err != nil {
+		s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", len(batch), "error", err)
+		return
+	}
+	s.verdicts = nil
+	s.recorded(batch, unseen)
+}
+
+// recordUntilDone records verdicts, and tries again until ctx ends.
+func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
+	faults := pace{shortest: shortestFault, longest: longestFault}
+	for {
+		unseen, err = r.record(ctx, batch)
+		if err == nil {
+			return unseen, nil
+		}
+		r.log.WarnContext(ctx, "pgwal: results could not be recorded yet", "messages", len(batch), "error", err)
+		if !sleep(ctx, jitter(faults.next())) {
+			return nil, err
+		}
+	}
+}
+
+// record records verdicts, and returns the rows that nobody sees yet, which are to be recorded later.
+func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	if r.cfg.messages() {
+		return nil, r.park(ctx, batch)
+	}
+	w := sortVerdicts(batch)
+	var text string
+	var done []int64
+	err = r.cfg.Pool.QueryRow(ctx, r.sql.settle, w.removed, w.published, w.unsent, w.dead, w.failures, w.unknowns, w.reasons).Scan(&text, &done)
+	if err != nil {
+		return nil, r.explain("record results", err)
+	}
+	seen, err := parseSnapshot(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, number := range done {
+		delete(w.rows, number)
+	}
+	for _, missed := range w.rows {
+		if !seen.sees(missed.xid) {
+			if unseen == nil {
+				unseen = map[*row]bool{}
+			}
+			unseen[missed] = true
+		}
+	}
+	return unseen, nil
+}
+
+// Rows that are not pending any more stay as they are. An unknown attempt is recorded only with the last word: an outage
+// writes nothing.
+const settleSQL = `
+WITH removed AS (
+	DELETE FROM {table} WHERE number = ANY($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+	RETURNING number),
+published AS (
+	UPDATE {table} SET published_at = clock_timestamp()
+	WHERE number = ANY($2::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+	RETURNING number),
+unsent AS (
+	UPDATE {table} o SET dead_at = CASE WHEN r.dead THEN clock_timestamp() END, failures = nullif(r.failures, 0),
+		unknowns = CASE WHEN r.dead THEN nullif(r.unknowns, 0) ELSE o.unknowns END, last_error = r.reason
+	FROM unnest($3::bigint[], $4::boolean[], $5::integer[], $6::integer[], $7::text[]) AS r (number, dead, failures, unknowns, reason)
+	WHERE o.number = r.number AND o.published_at IS NULL AND o.dead_at IS NULL
+	RETURNING o.number)
+SELECT pg_current_snapshot()::text,
+	ARRAY(SELECT number FROM removed UNION ALL SELECT number FROM published UNION ALL SELECT number FROM unsent)`
+
+// sorted are verdicts as the statement takes them.
+type sorted struct {
+	rows                       map[int64]*row
+	removed, published, unsent []int64
+	dead                       []bool
+	failures, unknowns         []int32
+	reasons                    []string
+}
+
+// sortVerdicts takes the last verdict of each row: the statement must not change a row twice.
+func sortVerdicts(batch []verdict) (w sorted) {
+	last := make(map[int64]int, len(batch))
+	w.rows = make(map[int64]*row, len(batch))
+	for i, v := range batch {
+		last[v.row.number] = i
+	}
+	for i, v := range batch {
+		number := v.row.number
+		if last[number] == i {
+			w.rows[number] = v.row
+		}
+		switch {
+		case last[number] != i:
+		case v.state == outbox.Removed:
+			w.removed = append(w.removed, number)
+		case v.state == outbox.Published:
+			w.published = append(w.published, number)
+		default:
+			w.unsent = append(w.unsent, number)
+			w.dead = append(w.dead, v.state == outbox.Dead)
+			w.failures = append(w.failures, int32(v.failures))
+			w.unknowns = append(w.unknowns, int32(v.unknowns))
+			w.reasons = append(w.reasons, v.reason)
+		}
+	}
+	return w
+}

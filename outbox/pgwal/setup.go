@@ -1,0 +1,129 @@
+package pgwal
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+type conn = *pgxpool.Conn
+
+// Setup makes the publication and the replication slot where they are missing. It may be repeated, and may be called by
+// several processes at once. pgoutbox's tables must be there; with Prefix it makes them by Config.Dead. From then on the
+// server retains log until a relay has read it: do not call it long before the first Run.
+//
+// A slot that was lost is made again for a table, whose pending rows are published all the same. For messages of an
+// Emitter it is an error, for they are lost.
+//
+// It needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions that
+// are writing when it makes the slot, as long as ctx allows.
+//
+// Errors: a *SetupError says what to do.
+func (r *Relay) Setup(ctx context.Context) error {
+	if r.cfg.messages() {
+		if err := r.cfg.Dead.Migrate(ctx); err != nil {
+			return fmt.Errorf("pgwal: set up dead messages: %w", err)
+		}
+	}
+	return r.alone(ctx, func(c conn) error {
+		f, err := r.lookOn(ctx, c)
+		if err != nil {
+			return r.explain("look at the server", err)
+		}
+		if err := r.serverProblem(f); err != nil {
+			return err
+		}
+		if err := r.setupPublication(ctx, c, f); err != nil {
+			return err
+		}
+		return r.setupSlot(ctx, c, f)
+	})
+}
+
+// alone runs fn while no other Setup or Drop runs. The lock ends with the connection, whatever happens.
+func (r *Relay) alone(ctx context.Context, fn func(conn) error) error {
+	c, err := r.cfg.Pool.Acquire(ctx)
+	if err != nil {
+		return r.explain("connect", err)
+	}
+	defer c.Release()
+	h := fnv.New64a()
+	h.Write([]byte("oncemill/pgwal " + r.cfg.Slot))
+	if _, err := c.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(h.Sum64())); err != nil {
+		return r.explain("wait for others", err)
+	}
+	defer func() {
+		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.StoreTimeout)
+		defer cancel()
+		if _, err := c.Exec(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())); err != nil {
+			c.Conn().Close(detached)
+		}
+	}()
+	return fn(c)
+}
+
+func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+func (r *Relay) setupPublication(ctx context.Context, c conn, f facts) error {
+	name, table := quoted(r.cfg.Publication), r.cfg.located("")
+	var statement string
+	switch {
+	case !f.publication && r.cfg.messages():
+		statement = `CREATE PUBLICATION ` + name + ` WITH (publish = 'insert')`
+	case !f.publication:
+		statement = `CREATE PUBLICATION ` + name + ` FOR TABLE ` + table + ` WITH (publish = 'insert')`
+	case !f.publishes:
+		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Publication), "does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
+	case !f.covers && !r.cfg.messages():
+		statement = `ALTER PUBLICATION ` + name + ` ADD TABLE ` + table
+	default:
+		return nil
+	}
+	if _, err := c.Exec(ctx, statement); err != nil && !hasCode(err, codeDuplicateObject) {
+		return r.explain("make the publication", err)
+	}
+	return nil
+}
+
+func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
+	if f.slot && f.status == lost {
+		if r.cfg.messages() {
+			return r.lostError()
+		}
+		if _, err := c.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, r.cfg.Slot); err != nil {
+			return r.explain("drop the lost slot", err)
+		}
+		r.log.WarnContext(ctx, "pgwal: the replication slot was lost and is made again", "slot", r.cfg.Slot)
+		f.slot = false
+	}
+	if f.slot {
+		return nil
+	}
+	_, err := c.Exec(ctx, `SELECT pg_create_logical_replication_slot($1, $2)`, r.cfg.Slot, plugin)
+	if err != nil && !hasCode(err, codeDuplicateObject) {
+		return r.explain("make the replication slot", err)
+	}
+	return nil
+}
+
+// Drop removes the slot and the publication, if they are there, so that the server retains no log for them any more.
+// Messages of an Emitter that are not published by then never will be; rows stay in their table, for another relay. Stop
+// the relays before: a slot in use is an error.
+func (r *Relay) Drop(ctx context.Context) error {
+	return r.alone(ctx, func(c conn) error {
+		_, err := c.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, r.cfg.Slot)
+		if hasCode(err, codeInUse) {
+			return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), "is in use: stop the relays first", err}
+		}
+		if err != nil {
+			return r.explain("drop the replication slot", err)
+		}
+		if _, err := c.Exec(ctx, `DROP PUBLICATION IF EXISTS `+quoted(r.cfg.Publication)); err != nil {
+			return r.explain("drop the publication", err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,257 @@
+package pgwal_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/outbox/pgwal"
+)
+
+// wantSetupError checks that an error says what is wrong.
+func wantSetupError(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if _, ok := errors.AsType[*pgwal.SetupError](err); !ok {
+		t.Errorf("%v, want a SetupError", err)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+}
+
+// run runs a relay that should end by itself.
+func (g *rig) run(configure ...func(*pgwal.Config)) error {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
+	defer cancel()
+	err := g.relay(configure...).Run(ctx)
+	if ctx.Err() != nil {
+		g.t.Error("the relay did not end by itself")
+	}
+	return err
+}
+
+func TestSetup_MayBeRepeatedAndRunBySeveral(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRig(t, configure)
+		if err := g.relay().Drop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() {
+				if err := g.relay().Setup(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if n := value[int](g, `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1`, g.config.Slot); n != 1 {
+			t.Errorf("%d slots", n)
+		}
+		for range 2 {
+			if err := g.relay().Drop(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := value[int](g, `SELECT count(*) FROM pg_publication WHERE pubname = $1`, g.config.Slot); n != 0 {
+			t.Error("the publication is still there")
+		}
+	})
+}
+
+func TestDrop_RefusesASlotInUse(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.start()
+	until(t, "a holder", func() bool { return g.holder() != 0 })
+	wantSetupError(t, g.relay().Drop(t.Context()), g.config.Slot, "stop the relays")
+}
+
+func TestRun_NamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	other := newRig(t)
+	for _, tc := range []struct {
+		name      string
+		configure func(*pgwal.Config)
+		want      []string
+	}{
+		{"slot", func(c *pgwal.Config) { c.Publication, c.Slot = c.Slot, "nowhere" }, []string{`slot "nowhere"`, "call Setup"}},
+		{"publication", func(c *pgwal.Config) { c.Publication = "nowhere" }, []string{`publication "nowhere"`, "call Setup"}},
+		{"table", func(c *pgwal.Config) { c.Table = "nowhere" }, []string{`table "nowhere"`, "Migrate"}},
+		{"table of the publication", func(c *pgwal.Config) { c.Publication = other.config.Slot }, []string{other.config.Slot, "does not have"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) { wantSetupError(t, g.run(tc.configure), tc.want...) })
+	}
+	g.exec(`ALTER PUBLICATION ` + g.config.Slot + ` SET (publish = 'update')`)
+	wantSetupError(t, g.run(), "does not publish inserts", "ALTER PUBLICATION")
+	wantSetupError(t, g.relay().Setup(t.Context()), "does not publish inserts")
+}
+
+func TestRun_NamesASlotOfAnotherKind(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	name := g.config.Slot + "_physical"
+	g.exec(`SELECT pg_create_physical_replication_slot($1)`, name)
+	t.Cleanup(func() { g.exec(`SELECT pg_drop_replication_slot($1)`, name) })
+	configure := func(c *pgwal.Config) { c.Publication, c.Slot = c.Slot, name }
+	wantSetupError(t, g.run(configure), name, "set Config.Slot")
+	wantSetupError(t, g.relay(configure).Setup(t.Context()), name, "set Config.Slot")
+}
+
+func TestRun_NamesAMissingRight(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	user := g.config.Slot + "_user"
+	schema := g.config.Slot
+	g.exec(`CREATE ROLE ` + user + ` LOGIN`)
+	g.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + user)
+	g.exec(`GRANT ALL ON ALL TABLES IN SCHEMA ` + schema + ` TO ` + user)
+	t.Cleanup(func() { g.exec(`DROP OWNED BY ` + user); g.exec(`DROP ROLE ` + user) })
+	pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.User = user
+		c.ConnConfig.RuntimeParams["search_path"] = schema
+	})
+	as := func(c *pgwal.Config) { c.Pool = pool }
+	wantSetupError(t, g.run(as), user, "REPLICATION")
+	if err := g.relay().Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantSetupError(t, g.relay(as).Setup(t.Context()), user, "Setup needs CREATE")
+}
+
+func TestSetup_NamesAWrongWALLevel(t *testing.T) {
+	t.Parallel()
+	s := testserver.Postgres(t, "wal_level=replica")
+	pool := s.Pool(t)
+	box, err := pgoutbox.New(pool, pgoutbox.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := pgwal.New(pgwal.Config{Pool: pool, Logger: slog.New(slog.DiscardHandler)}, newBroker())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSetupError(t, r.Setup(t.Context()), "wal_level", "set wal_level = logical")
+	wantSetupError(t, r.Run(t.Context()), "wal_level", "set wal_level = logical")
+}
+
+func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
+	t.Parallel()
+	s := testserver.Postgres(t, "max_slot_wal_keep_size=1", "max_wal_size=32", "min_wal_size=32", "wal_keep_size=0")
+	table := newRigOn(t, s)
+	messages := newRigOn(t, s, func(c *pgwal.Config) { c.Prefix = c.Slot })
+	table.write(numbered(10)...)
+	messages.write(numbered(10)...)
+	until(t, "the loss", func() bool {
+		table.exec(`SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 8)`)
+		table.exec(`SELECT pg_switch_wal()`)
+		table.exec(`CHECKPOINT`)
+		return table.slot("wal_status") == "lost" && messages.slot("wal_status") == "lost"
+	})
+
+	wantSetupError(t, table.run(), "is lost", "max_slot_wal_keep_size", "Setup makes it again")
+	if err := table.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	table.start()
+	until(t, "the rows", func() bool { return len(table.broker.got()) == 10 })
+
+	wantSetupError(t, messages.run(), "is lost", "Drop and Setup")
+	wantSetupError(t, messages.relay().Setup(t.Context()), "is lost", "Drop and Setup")
+}
+
+// With a standby that never answers, the log shows commits that nobody sees.
+func TestRelay_WaitsForRowsThatNobodySeesYet(t *testing.T) {
+	t.Parallel()
+	s := testserver.Postgres(t, "synchronous_standby_names=nobody", "synchronous_commit=local")
+	for _, retention := range []time.Duration{time.Hour, outbox.DeleteAtOnce} {
+		g := newRigOn(t, s, func(c *pgwal.Config) { c.Retention = retention })
+		stop := g.start()
+		tx := g.begin(message("order"))
+		if _, err := tx.Exec(t.Context(), `SET LOCAL synchronous_commit = on`); err != nil {
+			t.Fatal(err)
+		}
+		pid := tx.Conn().PgConn().PID()
+		t.Cleanup(func() { g.exec(`SELECT pg_cancel_backend($1)`, pid) }) // where the test failed before
+		var committed sync.WaitGroup
+		committed.Go(func() { tx.Commit(context.Background()) })
+		until(t, "the publication", func() bool { return len(g.broker.got()) == 1 })
+		lasts(300 * time.Millisecond) // the relay tries to record it
+		stop()
+		stop = g.start() // another look at what the log shows: it is not settled because it is not there
+		g.write(message("later"))
+		until(t, "a later one", func() bool { return slices.Contains(g.broker.got(), "later") })
+		lasts(100 * time.Millisecond)
+		before := g.broker.attempts("order")
+		g.exec(`SELECT pg_cancel_backend($1)`, pid) // the commit goes on without the standby
+		committed.Wait()
+		until(t, "the records", func() bool {
+			return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NULL`) == 0
+		})
+		g.awaitConfirmed()
+		if after := g.broker.attempts("order"); after != before || before > 2 {
+			t.Errorf("published %d times, then %d: more than once for each relay", before, after)
+		}
+		stop()
+	}
+}
+
+func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	for field, change := range map[string]func(*pgwal.Config){
+		"Config.Pool":            func(c *pgwal.Config) { c.Pool = nil },
+		"Config.Prefix":          func(c *pgwal.Config) { c.Prefix = "a b" },
+		"Config.Dead":            func(c *pgwal.Config) { c.Prefix = "a" },
+		"Config.Schema":          func(c *pgwal.Config) { c.Schema = `"` },
+		"Config.Table":           func(c *pgwal.Config) { c.Table = "1" },
+		"Config.Slot":            func(c *pgwal.Config) { c.Slot = "A" },
+		"Config.Publication":     func(c *pgwal.Config) { c.Publication = "a-b" },
+		"Config.BatchSize":       func(c *pgwal.Config) { c.BatchSize = -1 },
+		"Config.MaxInFlight":     func(c *pgwal.Config) { c.MaxInFlight = 65 },
+		"Config.MaxPending":      func(c *pgwal.Config) { c.MaxPending = 1 },
+		"Config.MaxPendingBytes": func(c *pgwal.Config) { c.MaxPendingBytes = -1 },
+		"Config.PollInterval":    func(c *pgwal.Config) { c.PollInterval = 1 },
+		"Config.PublishTimeout":  func(c *pgwal.Config) { c.PublishTimeout = -1 },
+		"Config.StoreTimeout":    func(c *pgwal.Config) { c.StoreTimeout = -1 },
+		"Config.StopTimeout":     func(c *pgwal.Config) { c.StopTimeout = -1 },
+		"Config.MaxAttempts":     func(c *pgwal.Config) { c.MaxAttempts = -1 },
+		"Config.RetryMin":        func(c *pgwal.Config) { c.RetryMin = 1 },
+		"Config.RetryMax":        func(c *pgwal.Config) { c.RetryMin, c.RetryMax = time.Minute, time.Second },
+		"Config.Retention":       func(c *pgwal.Config) { c.Retention = -2 },
+		"Config.WarnWAL":         func(c *pgwal.Config) { c.WarnWAL = -1 },
+	} {
+		config := g.config
+		change(&config)
+		_, err := pgwal.New(config, g.broker)
+		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	if _, err := pgwal.New(g.config, nil); err == nil {
+		t.Error("no publisher is accepted")
+	}
+	if _, err := pgwal.New(pgwal.Config{Pool: g.pool, Schema: "Sales", Prefix: "a:b", Dead: g.box}, g.broker); err != nil {
+		t.Error(fmt.Errorf("the defaults: %w", err))
+	}
+}

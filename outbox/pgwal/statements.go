@@ -1,0 +1,30 @@
+package pgwal
+
+import "strings"
+
+// statements are the SQL of one relay.
+type statements struct {
+	known, rest, unseen, mark string
+	settle, clean, parked     string
+}
+
+func statementsFor(cfg Config, debezium bool) statements {
+	topic, key := "topic", "key"
+	if debezium {
+		topic, key = "aggregatetype", "aggregateid"
+	}
+	in := strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease"), "{topic}", topic, "{key}", key).Replace
+	return statements{
+		known: in(knownSQL), rest: in(restSQL), unseen: in(unseenSQL), mark: in(markSQL),
+		settle: in(settleSQL), clean: in(cleanSQL), parked: in(parkedSQL),
+	}
+}
+
+// located is the quoted name of one of pgoutbox's tables. It needs no escaping: see Config.validate.
+func (c Config) located(ending string) string {
+	quoted := `"` + c.Table + ending + `"`
+	if c.Schema == "" {
+		return quoted
+	}
+	return `"` + c.Schema + `".` + quoted
+}

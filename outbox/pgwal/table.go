@@ -1,0 +1,236 @@
+package pgwal
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	knownSQL = `
+SELECT pg_current_snapshot()::text, coalesce(array_agg(number), '{}'), coalesce(array_agg(written_at), '{}'),
+	coalesce(array_agg(coalesce(failures, 0)), '{}')
+FROM {table} WHERE number = ANY($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND due_at IS NULL`
+
+	// Each part has an index that holds pending rows only.
+	restSQL = `
+WITH held AS MATERIALIZED (SELECT unnest(numbers) AS number FROM {lease} WHERE ends_at > clock_timestamp()),
+due AS MATERIALIZED (
+	(SELECT number FROM {table}
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL
+		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp()) AND due_at IS NOT NULL
+		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
+	ORDER BY coalesce(due_at, written_at) LIMIT $2::bigint)
+	UNION ALL
+	(SELECT number FROM {table}
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL
+		AND due_at IS NOT NULL AND due_at <= (SELECT clock_timestamp())
+		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
+	ORDER BY place LIMIT $2::bigint)
+	UNION ALL
+	(SELECT number FROM {table}
+	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL
+		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp()) AND due_at IS NOT NULL
+		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
+	ORDER BY coalesce(due_at, written_at) LIMIT $2::bigint))
+SELECT o.number, o.written_at, o.id, o.{topic}, coalesce(o.{key}, ''), coalesce(o.header::text, ''), o.payload,
+	coalesce(o.failures, 0), coalesce(o.unknowns, 0), coalesce(o.replays, 0)
+FROM {table} o JOIN due USING (number) ORDER BY o.place, o.due_at, o.written_at LIMIT $2::bigint`
+
+	unseenSQL = `
+(SELECT number, written_at FROM {table}
+WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL AND due_at IS NULL
+ORDER BY coalesce(due_at, written_at) LIMIT $1::bigint)
+UNION ALL
+(SELECT number, written_at FROM {table}
+WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL AND due_at IS NULL
+ORDER BY place LIMIT $1::bigint)
+UNION ALL
+(SELECT number, written_at FROM {table}
+WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL AND due_at IS NULL
+ORDER BY coalesce(due_at, written_at) LIMIT $1::bigint)`
+
+	markSQL = `
+UPDATE {table} o SET due_at = o.written_at
+FROM unnest($1::bigint[], $2::timestamptz[]) AS r (number, written_at)
+WHERE o.number = r.number AND o.written_at = r.written_at
+	AND o.published_at IS NULL AND o.dead_at IS NULL AND o.due_at IS NULL`
+
+	cleanSQL = `
+DELETE FROM {table} WHERE number = ANY(ARRAY(
+	SELECT number FROM {table}
+	WHERE published_at IS NOT NULL AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
+	ORDER BY published_at LIMIT $2::bigint))`
+
+	// The plan must not depend on what the server knows about the table, which may be nothing.
+	planSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+)
+
+// lookUp takes the rows out of a burst that the table says are settled, or in other hands, and gives the others their
+// failures.
+func (r *Relay) lookUp(ctx context.Context, burst []event) error {
+	var numbers []int64
+	for _, e := range burst {
+		if e.row != nil {
+			numbers = append(numbers, e.row.number)
+		}
+	}
+	if len(numbers) == 0 {
+		return nil
+	}
+	type fact struct {
+		at       int64
+		failures int
+	}
+	found := map[int64]fact{}
+	var seen snapshot
+	err := r.query(ctx, func(rows pgx.Rows) error {
+		var text string
+		var numbers []int64
+		var written []time.Time
+		var failures []int32
+		err := rows.Scan(&text, &numbers, &written, &failures)
+		if err != nil {
+			return err
+		}
+		for i, number := range numbers {
+			found[number] = fact{micros(written[i]), int(failures[i])}
+		}
+		seen, err = parseSnapshot(text)
+		return err
+	}, r.sql.known, numbers)
+	if err != nil {
+		return r.explain("look rows up", err)
+	}
+	for i, e := range burst {
+		if e.row == nil || !seen.sees(e.row.xid) {
+			continue
+		}
+		f, pending := found[e.row.number]
+		if !pending || f.at != e.row.at { // then the number is another one's now
+			burst[i].row = nil
+			continue
+		}
+		e.row.failures = f.failures
+	}
+	return nil
+}
+
+// query runs a statement with a plan that uses indexes, and calls fn for each row.
+func (r *Relay) query(ctx context.Context, fn func(pgx.Rows) error, query string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	return pgx.BeginTxFunc(ctx, r.cfg.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, planSQL); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := fn(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// micros is a time as the log shows it.
+func micros(t time.Time) int64 { return t.Sub(epoch).Microseconds() }
+
+// rest returns rows that are due and that the log does not show as such.
+func (r *Relay) rest(ctx context.Context, exclude []int64, limit int) (found []*row, err error) {
+	err = r.query(ctx, func(rows pgx.Rows) error {
+		o := &row{}
+		m := &o.message
+		var written time.Time
+		var header string
+		var replays int
+		err := rows.Scan(&o.number, &written, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns, &replays)
+		if err != nil {
+			return err
+		}
+		o.at = micros(written)
+		o.readHeader([]byte(header), replays)
+		found = append(found, o)
+		return nil
+	}, r.sql.rest, exclude, int64(limit))
+	return found, err
+}
+
+// An unseen is rows that are new, and a place in the log after their commits. Once everything before that place is settled,
+// those that are pending still were never shown: they were there before the slot.
+type unseen struct {
+	numbers []int64
+	written []time.Time
+	after   pglogrepl.LSN // zero: nobody looked
+}
+
+func (r *Relay) unseen(ctx context.Context, limit int) (u unseen, err error) {
+	err = r.query(ctx, func(rows pgx.Rows) error {
+		var number int64
+		var written time.Time
+		err := rows.Scan(&number, &written)
+		u.numbers, u.written = append(u.numbers, number), append(u.written, written)
+		return err
+	}, r.sql.unseen, int64(limit))
+	if err != nil || len(u.numbers) == 0 {
+		return unseen{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	if err := r.cfg.Pool.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()`).Scan(&u.after); err != nil {
+		return unseen{}, err
+	}
+	u.after = pageStart(u.after)
+	return u, nil
+}
+
+// pageStart takes back a place behind the header of an empty page: on an idle server the log is shown up to the page only.
+// At the begin of a file, where the header is longer, the next change of the database helps.
+func pageStart(lsn pglogrepl.LSN) pglogrepl.LSN {
+	const page, header = 8192, 24
+	if lsn%page == header {
+		return lsn - header
+	}
+	return lsn
+}
+
+// mark makes rows due that the log never showed, and says how many there were.
+func (r *Relay) mark(ctx context.Context, u unseen) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	tag, err := r.cfg.Pool.Exec(ctx, r.sql.mark, u.numbers, u.written)
+	return int(tag.RowsAffected()), err
+}
+
+// clean removes published rows whose retention is over, and says how many there were.
+func (r *Relay) clean(ctx context.Context, limit int) (int, error) {
+	age := max(0, r.cfg.Retention) // DeleteAtOnce: rows that were kept under another config go too
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	var n int64
+	err := pgx.BeginFunc(ctx, r.cfg.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, planSQL); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, r.sql.clean, age.Microseconds(), int64(limit))
+		n = tag.RowsAffected()
+		return err
+	})
+	return int(min(n, math.MaxInt32)), err
+}
+
+// confirmed is up to where the server will show nothing again.
+func (r *Relay) confirmed(ctx context.Context) (lsn pglogrepl.LSN, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	err = r.cfg.Pool.QueryRow(ctx, `SELECT coalesce(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot).Scan(&lsn)
+	return lsn, err
+}
