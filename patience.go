@@ -29,15 +29,20 @@ func (p *patience) of(ctx context.Context) context.Context {
 		time.AfterFunc(p.timeout+slice, func() { close(done) })
 		p.end, p.done, p.renew = now.Add(p.timeout+slice), done, now.Add(slice)
 	}
-	return &bounded{ctx, p.end, p.done}
+	return &bounded{ctx.Value, p.end, p.done}
 }
 
 // A bounded context has the values of another one, and nothing else of it.
 type bounded struct {
-	context.Context //nolint:containedctx // this is a context
-	end             time.Time
-	done            <-chan struct{}
+	values func(key any) any
+	end    time.Time
+	done   <-chan struct{}
 }
+
+var _ context.Context = (*bounded)(nil)
+
+// Value returns a value of the other context.
+func (b *bounded) Value(key any) any { return b.values(key) }
 
 // Deadline returns when the operation is given up.
 func (b *bounded) Deadline() (time.Time, bool) { return b.end, true }
