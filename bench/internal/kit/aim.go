@@ -5,18 +5,25 @@ import (
 	"strings"
 )
 
-// Aims are ratios that have to reach something.
+// Aims are results that have to reach something.
 type aims []aim
 
 type aim struct {
 	name              string
 	x, required, goal float64
+	most              bool // required is the most that it may be
 }
 
 // Aim notes a ratio, as Ratio does, with the least that it has to be, and what is aimed for. Zero: nothing.
 func (b *Bench) Aim(name string, x, required, goal float64) {
 	b.Ratio(name, x)
-	b.aims = append(b.aims, aim{name, x, required, goal})
+	b.aims = append(b.aims, aim{name: name, x: x, required: required, goal: goal})
+}
+
+// Limit notes a value, as Value does, with the most that it may be.
+func (b *Bench) Limit(name string, x, most float64) {
+	b.Value(name, x)
+	b.aims = append(b.aims, aim{name: name, x: x, required: most, most: true})
 }
 
 func (list aims) markdown() string {
@@ -24,11 +31,18 @@ func (list aims) markdown() string {
 		return ""
 	}
 	var b strings.Builder
-	b.WriteString("\n### Ratios\n\n| | measured | required | goal | |\n| --- | ---: | ---: | ---: | --- |\n")
+	b.WriteString("\n### Results\n\n| | measured | required | goal | |\n| --- | ---: | ---: | ---: | --- |\n")
 	for _, a := range list {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", a.name, number(a.x), optional(a.required), optional(a.goal), a.verdict())
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", a.name, number(a.x), a.demand(), optional(a.goal), a.verdict())
 	}
 	return b.String()
+}
+
+func (a aim) demand() string {
+	if a.most {
+		return "at most " + number(a.required)
+	}
+	return optional(a.required)
 }
 
 func optional(v float64) string {
@@ -40,7 +54,7 @@ func optional(v float64) string {
 
 func (a aim) verdict() string {
 	switch {
-	case a.x < a.required:
+	case a.most && a.x > a.required, !a.most && a.x < a.required:
 		return "MISSED"
 	case a.goal > 0 && a.x >= a.goal:
 		return "goal reached"

@@ -12,7 +12,7 @@ type service struct{ name, text string }
 
 var (
 	serviceName = regexp.MustCompile(`(?m)^  ([a-z]+):\n`)
-	exactTag    = regexp.MustCompile(`(?m)^    image: [a-z/]+:\d+\.\d+\.\d+(-alpine)?$`)
+	exactTag    = regexp.MustCompile(`(?m)^    image: (postgres:\d+\.\d+|[a-z/]+:\d+\.\d+\.\d+)(-alpine)?$`) // PostgreSQL's versions have two parts
 	portLine    = regexp.MustCompile(`(?m)^      - "(\S+):(\d+):\d+"$`)
 )
 
@@ -68,12 +68,12 @@ func TestCompose_ServicesArePinnedCheckedAndLocal(t *testing.T) {
 		ports[s.name] = portLine.FindStringSubmatch(s.text)[2]
 	}
 	// The defaults of the examples' flags.
-	for name, port := range map[string]string{"redis": "6379", "nats": "4222", "kafka": "9092"} {
+	for name, port := range map[string]string{"redis": "6379", "nats": "4222", "postgres": "5432", "kafka": "9092"} {
 		if ports[name] != port {
 			t.Errorf("%s is published at %q, want %s", name, ports[name], port)
 		}
 	}
-	for _, want := range []string{`"noeviction"`, `"--appendonly", "yes"`, `"-js"`, "KAFKA_PROCESS_ROLES"} {
+	for _, want := range []string{`"noeviction"`, `"--appendonly", "yes"`, `"-js"`, `"wal_level=logical"`, "KAFKA_PROCESS_ROLES"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("compose.yaml lacks %s", want)
 		}
@@ -89,6 +89,7 @@ func TestCompose_EachProblemIsFound(t *testing.T) {
 	for broken, what := range map[string][2]string{
 		"no exact version": {"nats:2.12.8-alpine", "nats:2.12-alpine"},
 		"no exact":         {"nats:2.12.8-alpine", "nats"},
+		"exact version":    {"nats:2.12.8-alpine", "postgres:17-alpine"},
 		"no health check":  {"healthcheck", "health"},
 		"one port":         {"ports:", "expose:"},
 		"on 0.0.0.0":       {"127.0.0.1", "0.0.0.0"},
