@@ -16,11 +16,12 @@ type lease struct {
 
 func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
 	l := lease{token: ids.Token(), until: time.Now().Add(r.cfg.Lease)}
-	bounded, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
-	defer cancel()
+	// A stop does not cut this short: what a server still commits for a caller that is gone would stay leased.
+	bounded, release := outlive(ctx, r.cfg.StoreTimeout, giveBackTimeout)
+	defer release()
 	var err error
 	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease, Suspects: from.suspects})
-	if err != nil {
+	if err != nil || ctx.Err() != nil && len(l.rows) > 0 {
 		r.giveBack(ctx, l.token)
 		return lease{}, err
 	}

@@ -41,5 +41,5 @@ func openStore(ctx context.Context, o Options) (dedupstore.Store, func() error, 
 
 // NoServer says that the server at the address in a flag cannot be used.
 func NoServer(flagName, address string, err error) error {
-	return fmt.Errorf("the server at -%s %s cannot be used: %w\n(`docker compose --profile kafka up -d --wait` starts Redis, NATS and Kafka; -embedded needs none)", flagName, address, err)
+	return fmt.Errorf("the server at -%s %s cannot be used: %w\n(`docker compose --profile kafka up -d --wait` starts Redis, NATS, PostgreSQL and Kafka; -embedded needs none)", flagName, address, err)
 }

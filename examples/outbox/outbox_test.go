@@ -1,0 +1,285 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"go.uber.org/goleak"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// run runs the example, and returns its books, its exit status and what it says to people.
+func run(t *testing.T, p program, args ...string) (b Books, status int, says string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	status = p.main(t.Context(), append(args, "-out", "json"), &stdout, &stderr)
+	if err := json.Unmarshal(stdout.Bytes(), &b); err != nil {
+		t.Fatalf("stdout is not one JSON object: %v\n%s%s", err, &stdout, &stderr)
+	}
+	return b, status, stderr.String()
+}
+
+// full is a count in a normal run, or in a proof.
+func full(normal, proof int) string {
+	if os.Getenv("ONCEMILL_PROOF") == "1" {
+		return strconv.Itoa(proof)
+	}
+	return strconv.Itoa(normal)
+}
+
+// checkAllHappened checks books of a run in which nothing was broken.
+func checkAllHappened(t *testing.T, b Books, status int, says string) {
+	t.Helper()
+	if status != 0 || !b.Balance() {
+		t.Errorf("status %d, %+v; want 0 and balanced books\n%s", status, b, says)
+	}
+	if b.Repeated == 0 || b.RolledBack == 0 || b.Refused == 0 || b.Copies == 0 || b.Waited == 0 || b.Events == 0 {
+		t.Errorf("%+v; want everything to have happened", b)
+	}
+	if !strings.Contains(says, "the next relay starts") {
+		t.Errorf("nothing is said about the second relay:\n%s", says)
+	}
+}
+
+func TestOutbox_BooksBalance(t *testing.T) {
+	t.Parallel()
+	for _, broker := range []string{"nats", "kafka"} {
+		for seed := range 3 {
+			t.Run(fmt.Sprint(broker, " seed ", seed), func(t *testing.T) {
+				start := time.Now()
+				b, status, says := run(t, program{}, "-embedded", "-broker", broker, "-orders", full(60, 2000), "-seed", fmt.Sprint(seed))
+				checkAllHappened(t, b, status, says)
+				if took := time.Since(start); took > 30*time.Second {
+					t.Errorf("took %v, want at most 30 s", took)
+				}
+				if !strings.Contains(says, "SQLITE INSTEAD OF POSTGRESQL") {
+					t.Errorf("it is not said that SQLite is used:\n%s", says)
+				}
+			})
+		}
+	}
+}
+
+func TestOutbox_BooksBalanceOnPostgresAndNATSAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	db, servers := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
+	b, status, says := run(t, program{}, "-postgres", db.DSN(), "-nats", servers.URL(), "-orders", full(100, 2000))
+	checkAllHappened(t, b, status, says)
+	if strings.Contains(says, "SQLITE") || !strings.Contains(says, "PostgreSQL") {
+		t.Errorf("it is not said that PostgreSQL is used:\n%s", says)
+	}
+	for name := range servers.JetStream().StreamNames(t.Context()).Name() {
+		t.Errorf("stream %s is left", name)
+	}
+	checkNoSchema(t, db)
+}
+
+func TestOutbox_BooksBalanceOnPostgresAndKafkaAndNothingIsLeft(t *testing.T) {
+	if os.Getenv("ONCEMILL_PROOF") != "1" {
+		t.Skip("kfake plays Kafka in the other tests; ONCEMILL_PROOF=1 starts a real one")
+	}
+	t.Parallel()
+	db, server := testserver.SharedPostgres(t).NewDatabase(t), testserver.SharedKafka(t)
+	b, status, says := run(t, program{}, "-postgres", db.DSN(), "-broker", "kafka", "-brokers", server.Addr, "-orders", "500")
+	checkAllHappened(t, b, status, says)
+	topics, err := kadm.NewClient(server.Client()).ListTopics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, topic := range topics.Names() {
+		if strings.HasPrefix(topic, "shop.") {
+			t.Errorf("topic %s is left", topic)
+		}
+	}
+	checkNoSchema(t, db)
+}
+
+func checkNoSchema(t *testing.T, db *testserver.PostgresDatabase) {
+	t.Helper()
+	var schemas int
+	if err := db.Pool(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'oncemill%'`).Scan(&schemas); err != nil || schemas != 0 {
+		t.Errorf("%d schemas are left, %v", schemas, err)
+	}
+}
+
+func TestOutbox_BrokenVariantsShowInTheBooks(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		tamper func(*rig)
+		shows  func(Books) bool
+	}{
+		"events published before the commit": {publishFirst, func(b Books) bool { return b.Phantoms > 0 }},
+		"acknowledged but not sent":          {sendNotAll, func(b Books) bool { return b.Lost > 0 }},
+		"events with another content":        {changeContent, func(b Books) bool { return b.Wrong > 0 }},
+		"answers before the commit":          {confirmAll, func(b Books) bool { return b.Broken > 0 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, status, says := run(t, program{tamper: tc.tamper}, "-embedded", "-orders", "24")
+			if status != 1 || b.Balance() || !tc.shows(b) {
+				t.Errorf("status %d, %+v; want 1 and books that show it\n%s", status, b, says)
+			}
+		})
+	}
+}
+
+// publishFirst is what the outbox is there to replace: a broker and a database are written one after the other.
+func publishFirst(r *rig) {
+	place := r.place
+	r.place = func(ctx context.Context, o shop.Order) (bool, error) {
+		if err := r.broker.publisher().Publish(ctx, event(topicOf(r), o)); err != nil {
+			return false, err
+		}
+		return place(ctx, o)
+	}
+}
+
+func topicOf(r *rig) string { return r.database.(*sqlite).topic }
+
+// confirmAll tells clients that all is well before it is.
+func confirmAll(r *rig) {
+	place := r.place
+	r.place = func(ctx context.Context, o shop.Order) (bool, error) {
+		_, err := place(ctx, o)
+		return err == nil, nil
+	}
+}
+
+// publishing is a function that publishes.
+type publishing func(ctx context.Context, messages ...producer.Message) error
+
+func (p publishing) Publish(ctx context.Context, messages ...producer.Message) error {
+	return p(ctx, messages...)
+}
+
+func sendNotAll(r *rig) {
+	pub := r.publisher
+	r.publisher = publishing(func(ctx context.Context, messages ...producer.Message) error {
+		return pub.Publish(ctx, messages[1:]...)
+	})
+}
+
+func changeContent(r *rig) {
+	pub := r.publisher
+	r.publisher = publishing(func(ctx context.Context, messages ...producer.Message) error {
+		changed := append([]producer.Message(nil), messages...)
+		for i, m := range changed {
+			o, err := shop.ParseOrder(m.Payload)
+			if err != nil {
+				return err
+			}
+			o.Cents++
+			changed[i].Payload = o.JSON()
+		}
+		return pub.Publish(ctx, changed...)
+	})
+}
+
+func TestOutbox_InterruptedRunStopsAndSaysSo(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	p := program{tamper: func(r *rig) {
+		place := r.place
+		r.place = func(ctx context.Context, o shop.Order) (bool, error) {
+			if strings.HasSuffix(o.ID, "30") {
+				cancel()
+			}
+			return place(ctx, o)
+		}
+	}}
+	var stdout, stderr bytes.Buffer
+	status := p.main(ctx, []string{"-embedded"}, &stdout, &stderr)
+	if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "stopped after ") {
+		t.Errorf("status %d\n%s%s", status, &stdout, &stderr)
+	}
+}
+
+func TestOutbox_MistakesAreNamed(t *testing.T) {
+	t.Parallel()
+	for says, args := range map[string][]string{
+		"-orders is 0":                 {"-orders", "0"},
+		"-orders is 1000000":           {"-orders", "1000000"},
+		"-out is \"xml\"":              {"-out", "xml"},
+		"-broker is \"rabbit\"":        {"-broker", "rabbit"},
+		"-postgres is \"localhost":     {"-postgres", "localhost:5432"},
+		"-postgres is \"mysql://u:xxx": {"-postgres", "mysql://u:secret@h"},
+		"-postgres is not a URL":       {"-postgres", "postgres://:secret@%zz"},
+		"-postgres has a password":     {"-postgres", "postgres://h/shop?password=secret"},
+		"-nats is \"http://":           {"-nats", "http://127.0.0.1:4222"},
+		"-brokers has \"localhost\"":   {"-broker", "kafka", "-brokers", "127.0.0.1:9092,localhost"},
+		"-listen has \"8080\"":         {"-listen", "8080"},
+		"-postgres has no use with":    {"-postgres", "postgres://h/shop", "-embedded"},
+		"-nats has no use with -em":    {"-nats", "nats://h:4222", "-embedded"},
+		"-brokers has no use with -em": {"-broker", "kafka", "-brokers", "h:9092", "-embedded"},
+		"-nats has no use with -brok":  {"-broker", "kafka", "-nats", "nats://h:4222"},
+		"-brokers has no use with -br": {"-brokers", "h:9092"},
+		"-orders has no use with -lis": {"-orders", "20", "-listen", "127.0.0.1:0"},
+		"unexpected argument":          {"everything"},
+		"invalid value \"abc\"":        {"-seed", "abc"},
+		"flag provided but not ":       {"-fast"},
+	} {
+		var stdout, stderr bytes.Buffer
+		status := program{}.main(t.Context(), args, &stdout, &stderr)
+		if status != 2 || !strings.Contains(stderr.String(), says) || strings.Contains(stderr.String(), "secret") || stdout.Len() > 0 {
+			t.Errorf("%v: status %d, %q; want 2, and it to say %q", args, status, &stderr, says)
+		}
+	}
+}
+
+func TestOutbox_UnreachableServersAreNamed(t *testing.T) {
+	t.Parallel()
+	db := testserver.SharedPostgres(t).NewDatabase(t)
+	for _, tc := range []struct{ says, postgres, brokerFlag, broker string }{
+		{"-postgres postgres://ann:xxxxx@127.0.0.1:1/shop", "postgres://ann:secret@127.0.0.1:1/shop", "", ""},
+		{"-nats nats://ann:xxxxx@127.0.0.1:1", db.DSN(), "-nats", "nats://ann:secret@127.0.0.1:1"},
+		{"-brokers 127.0.0.1:1", db.DSN(), "-brokers", "127.0.0.1:1"},
+	} {
+		start := time.Now()
+		args := []string{"-postgres", tc.postgres}
+		if tc.brokerFlag != "" {
+			args = append(args, tc.brokerFlag, tc.broker)
+		}
+		if tc.brokerFlag == "-brokers" {
+			args = append(args, "-broker", "kafka")
+		}
+		var stdout, stderr bytes.Buffer
+		status := program{}.main(t.Context(), args, &stdout, &stderr)
+		says := "the server at " + tc.says + " cannot be used"
+		if status != 1 || !strings.Contains(stderr.String(), says) || !strings.Contains(stderr.String(), "docker compose") || strings.Contains(stderr.String(), "secret") {
+			t.Errorf("status %d, %q; want 1, and it to say %q", status, &stderr, says)
+		}
+		if took := time.Since(start); took > 4*shop.AnswerTime {
+			t.Errorf("%s: took %v", tc.says, took)
+		}
+	}
+	checkNoSchema(t, db)
+}
+
+func TestPlan_SeedDrawsTheSameOrders(t *testing.T) {
+	t.Parallel()
+	first, again, other := plan(options{orders: 50, seed: 1}), plan(options{orders: 50, seed: 1}), plan(options{orders: 50, seed: 2})
+	same := true
+	for i := range first {
+		if first[i] != again[i] {
+			t.Errorf("order %d is %+v, and then %+v", i, first[i], again[i])
+		}
+		same = same && first[i].Cents == other[i].Cents
+	}
+	if same {
+		t.Error("two seeds draw the same amounts")
+	}
+}

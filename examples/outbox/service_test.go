@@ -1,0 +1,320 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// onDatabases runs a test on SQLite and on PostgreSQL.
+func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) database)) {
+	closing := func(t *testing.T, db database, err error) database {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := db.close(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
+		return db
+	}
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		test(t, func(reserve reserving) database {
+			db, err := openSQLite(t.Context(), t.TempDir(), "orders", reserve)
+			return closing(t, db, err)
+		})
+	})
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+		test(t, func(reserve reserving) database {
+			db, err := openPostgres(t.Context(), options{run: "test", postgres: dsn}, "orders", reserve)
+			return closing(t, db, err)
+		})
+	})
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if !await(ctx, met) {
+		t.Fatalf("waited too long for %s", what)
+	}
+}
+
+func pending(t *testing.T, db database) int {
+	t.Helper()
+	stats, err := db.outbox().Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stats.Pending
+}
+
+func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testing.T) {
+	t.Parallel()
+	onDatabases(t, func(t *testing.T, open func(reserving) database) {
+		w := newWarehouse([]planned{{Order: shop.Order{ID: "gone"}, luck: soldOut}, {Order: shop.Order{ID: "late"}, luck: busy}})
+		db := open(w.reserve)
+		h := handler(db.place)
+		for i, step := range []struct {
+			method, body    string
+			status, pending int
+		}{
+			{"POST", `{"id":"a","cents":100}`, http.StatusCreated, 1},
+			{"POST", `{"id":"a","cents":100}`, http.StatusOK, 1},
+			{"POST", `{"id":"a","cents":101}`, http.StatusConflict, 1},
+			{"POST", `{"id":"gone","cents":100}`, http.StatusUnprocessableEntity, 1},
+			{"POST", `{"id":"late","cents":100}`, http.StatusServiceUnavailable, 1},
+			{"POST", `{"id":"late","cents":100}`, http.StatusCreated, 2},
+			{"POST", `{"id":"","cents":100}`, http.StatusBadRequest, 2},
+			{"POST", `{"id":"a b","cents":100}`, http.StatusBadRequest, 2},
+			{"POST", `{"id":"b","cents":0}`, http.StatusBadRequest, 2},
+			{"POST", `{`, http.StatusBadRequest, 2},
+			{"POST", `{"id":"` + strings.Repeat("x", maxBody) + `"}`, http.StatusBadRequest, 2},
+			{"GET", ``, http.StatusMethodNotAllowed, 2},
+		} {
+			answer := httptest.NewRecorder()
+			h.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), step.method, "/orders", strings.NewReader(step.body)))
+			if n := pending(t, db); answer.Code != step.status || n != step.pending {
+				t.Errorf("step %d: status %d, %d events; want %d, %d\n%s", i, answer.Code, n, step.status, step.pending, answer.Body)
+			}
+		}
+		if orders, err := db.orders(t.Context()); err != nil || len(orders) != 2 || orders["late"].Cents != 100 {
+			t.Errorf("orders %v, %v", orders, err)
+		}
+	})
+}
+
+// A held publisher keeps its first call until it is released. It is for one relay.
+type held struct {
+	began, release chan struct{}
+	once           sync.Once
+}
+
+func newHeld() *held { return &held{began: make(chan struct{}), release: make(chan struct{})} }
+
+func (h *held) Publish(context.Context, ...producer.Message) error {
+	h.once.Do(func() {
+		close(h.began)
+		<-h.release
+	})
+	return nil
+}
+
+// A service under test is one that can be told to stop.
+type running struct {
+	*load
+	address string
+	stop    func()
+	ended   chan error
+	begun   atomic.Int64 // requests
+}
+
+func startService(t *testing.T, db database, pub producer.Publisher) *running {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	s := &running{address: l.Addr().String(), stop: stop, ended: make(chan error, 1)}
+	s.load = newLoad("http://"+s.address+"/orders", nil, nil, io.Discard)
+	t.Cleanup(s.client.CloseIdleConnections)
+	inner := handler(db.place)
+	counting := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.begun.Add(1)
+		inner.ServeHTTP(w, r)
+	})
+	go func() { s.ended <- serve(ctx, l, counting, relay(db.outbox(), pub)) }()
+	return s
+}
+
+// send posts a body that need not be complete, and tells the status.
+func (s *running) send(t *testing.T, body io.Reader) <-chan int {
+	t.Helper()
+	status := make(chan int, 1)
+	before := s.begun.Load()
+	go func() {
+		defer close(status)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url, body)
+		if err != nil {
+			return
+		}
+		response, err := s.client.Do(r)
+		if err != nil {
+			return
+		}
+		response.Body.Close()
+		status <- response.StatusCode
+	}()
+	until(t, "the request to begin", func() bool { return s.begun.Load() > before })
+	return status
+}
+
+func TestServe_ShutdownFinishesRequestsWhileTheRelayWorksOn(t *testing.T) {
+	t.Parallel()
+	onDatabases(t, func(t *testing.T, open func(reserving) database) {
+		db := open(newWarehouse(nil).reserve)
+		var published atomic.Int64
+		s := startService(t, db, publishing(func(_ context.Context, messages ...producer.Message) error {
+			published.Add(int64(len(messages)))
+			return nil
+		}))
+		body1, rest1 := io.Pipe()
+		body2, rest2 := io.Pipe()
+		first, second := s.send(t, body1), s.send(t, body2)
+		s.stop()
+		until(t, "the server to refuse connections", func() bool { return refuses(t.Context(), s.address) })
+
+		io.WriteString(rest1, `{"id":"first","cents":1}`)
+		rest1.Close()
+		if status := <-first; status != http.StatusCreated {
+			t.Errorf("the request that had begun got %d", status)
+		}
+		until(t, "the relay to publish while the server drains", func() bool { return published.Load() == 1 })
+		io.WriteString(rest2, `{"id":"second","cents":2}`)
+		rest2.Close()
+		if status := <-second; status != http.StatusCreated {
+			t.Errorf("the request that had begun got %d", status)
+		}
+		if err := <-s.ended; err != nil {
+			t.Error(err)
+		}
+		if n := int(published.Load()) + pending(t, db); n != 2 {
+			t.Errorf("%d events are published or pending, want 2", n)
+		}
+	})
+}
+
+func TestServe_ShutdownWaitsForTheRelaysBatch(t *testing.T) {
+	t.Parallel()
+	onDatabases(t, func(t *testing.T, open func(reserving) database) {
+		db, pub := open(newWarehouse(nil).reserve), newHeld()
+		s := startService(t, db, pub)
+		if status, err := s.post(t.Context(), shop.Order{ID: "first", Cents: 1}); err != nil || status != http.StatusCreated {
+			t.Fatal(status, err)
+		}
+		<-pub.began
+		s.stop()
+		until(t, "the server to refuse connections", func() bool { return refuses(t.Context(), s.address) })
+		moment := time.NewTimer(100 * time.Millisecond)
+		defer moment.Stop()
+		select {
+		case err := <-s.ended:
+			t.Fatalf("serve did not wait for the relay: %v", err)
+		case <-moment.C:
+		}
+		close(pub.release)
+		if err := <-s.ended; err != nil {
+			t.Error(err)
+		}
+		if n := pending(t, db); n != 0 {
+			t.Errorf("%d events are pending: the batch was not settled", n)
+		}
+	})
+}
+
+func refuses(ctx context.Context, address string) bool {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err != nil
+}
+
+func TestServe_BrokenRelayEndsTheService(t *testing.T) {
+	t.Parallel()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("broken")
+	if err := serve(t.Context(), l, http.NotFoundHandler(), func(context.Context) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// addressSaid finds where a program listens in what it says.
+var addressSaid = regexp.MustCompile(`http://[^ /]+/orders`)
+
+// whileListening runs the example with -listen, calls do with its URL, and interrupts it.
+func whileListening(t *testing.T, do func(*load), args ...string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	read, write := io.Pipe()
+	ended := make(chan int, 1)
+	go func() {
+		defer write.Close()
+		ended <- program{}.main(ctx, append(args, "-listen", "127.0.0.1:0"), io.Discard, write)
+	}()
+	var said bytes.Buffer
+	buffer := make([]byte, 1024)
+	for !addressSaid.Match(said.Bytes()) {
+		n, err := read.Read(buffer)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, &said)
+		}
+		said.Write(buffer[:n])
+	}
+	load := newLoad(addressSaid.FindString(said.String()), nil, nil, io.Discard)
+	defer load.client.CloseIdleConnections()
+	do(load)
+	stop()
+	rest, err := io.ReadAll(read)
+	if status := <-ended; err != nil || status != 0 || !strings.Contains(string(rest), "drained") {
+		t.Errorf("status %d, %v\n%s%s", status, err, &said, rest)
+	}
+}
+
+// posts posts an order, whose answers must have these statuses.
+func posts(t *testing.T, statuses ...int) func(*load) {
+	return func(l *load) {
+		for _, want := range statuses {
+			if status, err := l.post(t.Context(), shop.Order{ID: "4711", Cents: 1200}); err != nil || status != want {
+				t.Errorf("status %d, %v; want %d", status, err, want)
+			}
+		}
+	}
+}
+
+func TestOutbox_ListensUntilInterrupted(t *testing.T) {
+	t.Parallel()
+	whileListening(t, posts(t, http.StatusCreated, http.StatusOK), "-embedded")
+}
+
+func TestOutbox_ListensAgainOnTheSameServers(t *testing.T) {
+	t.Parallel()
+	db, servers := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
+	args := []string{"-postgres", db.DSN(), "-nats", servers.URL()}
+	js := servers.JetStream()
+	whileListening(t, posts(t, http.StatusCreated), args...)
+	whileListening(t, func(l *load) {
+		posts(t, http.StatusOK)(l)
+		until(t, "one event, by whichever of the two relays", func() bool {
+			stream, err := js.Stream(t.Context(), "OUTBOX-demo")
+			return err == nil && stream.CachedInfo().State.Msgs == 1
+		})
+	}, args...)
+}
