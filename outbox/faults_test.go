@@ -177,3 +177,43 @@ func TestRelay_StopWithABrokenStoreIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// slowLease is a store that commits a lease some time after it was asked for one, whatever becomes of the caller.
+type slowLease struct {
+	*fakeStore
+	asked chan struct{}
+}
+
+func (s slowLease) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	if r.Suspects {
+		return s.fakeStore.Lease(ctx, r)
+	}
+	select {
+	case s.asked <- struct{}{}:
+	default:
+	}
+	committed := make(chan []outbox.Row, 1)
+	time.AfterFunc(100*time.Millisecond, func() {
+		rows, _ := s.fakeStore.Lease(context.WithoutCancel(ctx), r)
+		committed <- rows
+	})
+	select {
+	case rows := <-committed:
+		return rows, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func TestRelay_StopLeavesNoLeaseThatIsUnderWay(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := slowLease{new(fakeStore).write("1"), make(chan struct{}, 1)}
+		stop := start(t, newRelay(t, s, &broker{}, outbox.Config{}))
+		<-s.asked
+		stop()
+		<-time.After(time.Second)
+		if row := s.row(t, "1"); row.token != "" {
+			t.Error("the row is leased after the stop")
+		}
+	})
+}
