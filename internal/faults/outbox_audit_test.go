@@ -47,19 +47,23 @@ type relayAudit struct {
 	crashes []outage          // of the database, which may forget a lease: from its kill until it was noticed
 }
 
-// explain says why a message was sent again, after an attempt before; "" if nothing explains it.
+// explain says why a message was sent again, after an attempt before; "" if nothing explains it. Unless the database forgot
+// the lease of the attempt before, or its answer was not good, that lease must have ended, or the other one.
 func (a relayAudit) explain(before, again attempt) string {
 	switch {
 	case before.answer != "":
 		return before.answer
-	case !before.settled.IsZero() && before.settled.Sub(before.leased) > a.lease:
-		return a.late(before.relay, before.leased, before.settled)
-	case again.sent.Sub(again.leased) > a.lease:
-		return a.late(again.relay, again.leased, again.sent)
-	case before.settled.IsZero() && a.killed[before.relay].After(before.sent):
-		return relayKilled
 	case a.crashed(before, again):
 		return leaseCrashed
+	case again.sent.Sub(again.leased) > a.lease:
+		return a.late(again.relay, again.leased, again.sent)
+	case !before.settled.IsZero() && before.settled.Sub(before.leased) > a.lease:
+		return a.late(before.relay, before.leased, before.settled)
+	case before.settled.IsZero() && again.sent.Sub(before.leased) > a.lease:
+		if at := a.killed[before.relay]; at.After(before.sent) && at.Before(again.sent) {
+			return relayKilled
+		}
+		return a.late(before.relay, before.leased, again.sent)
 	}
 	return ""
 }
