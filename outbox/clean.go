@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	cleanBatch = 1000
+	cleanBatch = 1000 // at least; with large batches as many as two of them, so that no more is published than cleaned
 	cleanEvery = time.Minute
 )
 
@@ -35,11 +35,12 @@ func (c *cleaner) clean(ctx context.Context) {
 	c.next = time.Now().Add(jitter(c.every))
 	bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
 	defer cancel()
-	removed, err := c.relay.store.Clean(bounded, c.age, cleanBatch)
+	limit := max(cleanBatch, 2*c.relay.cfg.BatchSize)
+	removed, err := c.relay.store.Clean(bounded, c.age, limit)
 	switch {
 	case err != nil:
 		c.relay.fault(ctx, "cleaning failed", err)
-	case removed == cleanBatch:
+	case removed == limit:
 		c.next = time.Now() // there is probably more
 	}
 }

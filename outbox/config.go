@@ -8,8 +8,8 @@ import (
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
-	// BatchSize is the most rows that are leased and published together; all of them are in memory then, and up to 32
-	// that got no answer before. Zero: 100.
+	// BatchSize is the most rows that are leased and published together. Up to two such batches are in memory, and up to 32
+	// rows that got no answer before. Zero: 100.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due

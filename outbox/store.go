@@ -76,7 +76,7 @@ type ReplayRequest struct {
 	Since  time.Time // published at or after; zero: since the oldest that is kept
 	Before time.Time // published before: the time at which the replay was asked for, so that it ends. Required
 	Topic  string    // only of this topic; empty: of all
-	IDs    []string  // only these message IDs; empty: all
+	IDs    []string  // only these message IDs; nil: all. An empty list is refused: a computed one may be so by mistake
 	Limit  int       // the most rows of this call, at least 1
 }
 
@@ -153,6 +153,8 @@ func (r ReplayRequest) Validate() error {
 		return &InvalidError{"ReplayRequest.Before", "is zero: name the time at which the replay was asked for"}
 	case r.Since.After(r.Before):
 		return &InvalidError{"ReplayRequest.Since", fmt.Sprintf("is %v, after Before, %v", r.Since, r.Before)}
+	case r.IDs != nil && len(r.IDs) == 0:
+		return &InvalidError{"ReplayRequest.IDs", "is empty: leave it nil to replay all"}
 	case r.Limit < 1:
 		return &InvalidError{"ReplayRequest.Limit", fmt.Sprintf("is %d, want at least 1", r.Limit)}
 	}

@@ -168,6 +168,7 @@ var replayCases = []testCase{
 	{"replay/request-is-checked", "a replay without an end never ends", func(k *kit) {
 		for field, bad := range map[string]outbox.ReplayRequest{
 			"ReplayRequest.Before": {Limit: 1}, "ReplayRequest.Limit": {Before: time.Now()},
+			"ReplayRequest.IDs":   {Before: time.Now(), Limit: 1, IDs: []string{}},
 			"ReplayRequest.Since": {Since: time.Now().Add(long), Before: time.Now(), Limit: 1},
 		} {
 			var invalid *outbox.InvalidError

@@ -19,6 +19,7 @@ WITH gone AS (
 		SELECT number FROM {table}
 		WHERE published_at IS NOT NULL AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
 		ORDER BY published_at LIMIT $2::bigint))
+		AND published_at IS NOT NULL -- it may have become pending while its lock was waited for
 	RETURNING true)
 SELECT count(*) FROM gone`
 
@@ -32,6 +33,7 @@ WITH again AS (
 		WHERE published_at IS NOT NULL AND published_at >= coalesce($1::timestamptz, '-infinity') AND published_at < $2::timestamptz
 			AND ($3::text = '' OR {topic} = $3::text) AND (coalesce(cardinality($4::text[]), 0) = 0 OR id = ANY($4::text[]))
 		ORDER BY published_at LIMIT $5::bigint))
+		AND published_at IS NOT NULL
 	RETURNING true)
 SELECT count(*) FROM again`
 )
