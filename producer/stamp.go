@@ -62,7 +62,7 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 	if err := Stamp(ctx, &m); err != nil {
 		return m, err
 	}
-	m.Header = m.Header.without(HeaderName)
+	maps.DeleteFunc(m.Header, func(k, _ string) bool { return strings.EqualFold(k, HeaderName) }) // Stamp made it a copy
 	return m, nil
 }
 

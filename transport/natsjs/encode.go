@@ -21,6 +21,11 @@ func encode(m producer.Message) (*nats.Msg, error) {
 		return nil, invalid("Message.Topic", problem)
 	}
 	header := make(nats.Header, len(m.Header)+2)
+	values := make([]string, 0, len(m.Header)+2) // one piece of memory for all lists of one value
+	set := func(name, value string) {
+		values = append(values, value)
+		header[name] = values[len(values)-1 : len(values) : len(values)]
+	}
 	for name, value := range m.Header {
 		if strings.EqualFold(name, producer.HeaderReason) {
 			value = strings.TrimSpace(strings.Map(printable, value)) // for people: it must not keep a dead letter from leaving
@@ -28,7 +33,7 @@ func encode(m producer.Message) (*nats.Msg, error) {
 		if problem := headerProblem(name, value); problem != "" {
 			return nil, invalid(fmt.Sprintf("header %.80q", name), problem)
 		}
-		header[name] = []string{value}
+		set(name, value)
 	}
 	if m.Key != "" {
 		for name, value := range m.Header {
@@ -39,26 +44,27 @@ func encode(m producer.Message) (*nats.Msg, error) {
 		if problem := headerProblem(producer.HeaderKey, m.Key); problem != "" {
 			return nil, invalid("Message.Key", problem)
 		}
-		header[producer.HeaderKey] = []string{m.Key}
+		set(producer.HeaderKey, m.Key)
 	}
 	if g := m.Header.Get(producer.HeaderGeneration); g != "" {
 		if _, err := strconv.ParseUint(g, 10, 64); err != nil {
 			return nil, invalid("header "+producer.HeaderGeneration, fmt.Sprintf("is %.80q, want a number", g))
 		}
 	}
-	header[jetstream.MsgIDHeader] = []string{msgID(m)}
+	set(jetstream.MsgIDHeader, msgID(m))
 	return &nats.Msg{Subject: m.Topic, Header: header, Data: m.Payload}, nil
 }
 
 // msgID is the ID by which a stream deduplicates. It is not the message ID alone: a dead letter, a retry or a replay
 // of a message is another thing to store, on the same stream perhaps.
 func msgID(m producer.Message) string {
-	h := sha256.New()
+	named := make([]byte, 0, 256) // of most messages: not on the heap
 	for _, part := range [...]string{m.ID, m.Topic, m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration)} {
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
-		h.Write([]byte(part))
+		named = binary.BigEndian.AppendUint64(named, uint64(len(part)))
+		named = append(named, part...)
 	}
-	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
+	sum := sha256.Sum256(named)
+	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
 // subjectProblem says why a subject cannot be published to, or "".

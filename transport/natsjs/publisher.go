@@ -120,6 +120,8 @@ type flight struct {
 // stall is how long nats.go may block for room below MaxPending before ctx is looked at again.
 const stall = 20 * time.Millisecond
 
+var stalling = jetstream.WithStallWait(stall)
+
 func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
 	m, err := producer.Outgoing(ctx, m)
 	if err != nil {
@@ -136,7 +138,7 @@ func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
 		if p.js.Conn().IsClosed() {
 			return flight{err: nats.ErrConnectionClosed, unknown: true}
 		}
-		future, err := p.js.PublishMsgAsync(msg, jetstream.WithStallWait(stall))
+		future, err := p.js.PublishMsgAsync(msg, stalling)
 		if errors.Is(err, jetstream.ErrTooManyStalledMsgs) && time.Now().Before(deadline) {
 			continue
 		}

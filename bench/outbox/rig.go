@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
+)
+
+// Figures.
+const (
+	rate   = "msgs/s"
+	allCPU = "all µs/msg"
+)
+
+// A rig is the servers, and how a variant is measured on them.
+type rig struct {
+	bench    *kit.Bench
+	postgres *kit.Postgres
+	nats     *kit.NATS
+	pool     *pgxpool.Pool
+}
+
+// connections are enough for whoever writes and whoever relays.
+const connections = 48
+
+func startRig(ctx context.Context, b *kit.Bench) (*rig, error) {
+	r := &rig{bench: b}
+	var err error
+	if r.postgres, err = kit.StartPostgres(); err != nil {
+		return nil, err
+	}
+	if r.pool, err = r.postgres.Pool(ctx, connections); err == nil {
+		r.nats, err = kit.StartNATS()
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	return r, nil
+}
+
+func (r *rig) stop() error {
+	if r.pool != nil {
+		r.pool.Close()
+	}
+	var err error
+	if r.nats != nil {
+		err = r.nats.Stop()
+	}
+	return errors.Join(err, r.postgres.Stop())
+}
+
+// patience is how long a measurement may take.
+const patience = 3 * time.Minute
+
+// variant is a measurement that has to end.
+func variant(name string, measure func(ctx context.Context) ([]kit.Figure, error)) kit.Variant {
+	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		defer cancel()
+		return measure(ctx)
+	}}
+}
+
+// scaled is a number of messages times the scale.
+func (r *rig) scaled(messages int) int { return max(int(float64(messages)*r.bench.Scale), 100) }
+
+// cost measures what each message costs everybody.
+func (r *rig) cost(ctx context.Context, messages int, work func() error) ([]kit.Figure, error) {
+	before, err := r.used(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	if err := work(); err != nil {
+		return nil, err
+	}
+	elapsed := time.Since(begun)
+	after, err := r.used(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := float64(messages)
+	micros := func(a, b time.Duration) float64 { return float64(b-a) / float64(time.Microsecond) / n }
+	client, postgres, nats := micros(before.own.CPU, after.own.CPU), micros(before.postgres, after.postgres), micros(before.nats, after.nats)
+	return []kit.Figure{
+		{Name: rate, Value: n / elapsed.Seconds()},
+		{Name: "client µs/msg", Value: client},
+		{Name: "postgres µs/msg", Value: postgres},
+		{Name: "nats µs/msg", Value: nats},
+		{Name: allCPU, Value: client + postgres + nats},
+		{Name: "allocs/msg", Value: float64(after.own.Mallocs-before.own.Mallocs) / n},
+	}, nil
+}
+
+type usage struct {
+	own            kit.Usage
+	postgres, nats time.Duration
+}
+
+func (r *rig) used(ctx context.Context) (u usage, err error) {
+	if err := ctx.Err(); err != nil {
+		return u, err
+	}
+	if u.postgres, err = r.postgres.CPU(); err != nil {
+		return u, err
+	}
+	if u.nats, err = r.nats.CPU(); err != nil {
+		return u, err
+	}
+	u.own, err = kit.Used()
+	return u, err
+}
