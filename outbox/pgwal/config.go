@@ -71,7 +71,8 @@ type Config struct {
 	// StoreTimeout is how long one statement may take. Zero: 10 s.
 	StoreTimeout time.Duration
 
-	// StopTimeout is how long Run, once its context ended, waits for what is being published. Zero: 10 s.
+	// StopTimeout is how long Run, once its context ended, waits for what is being published. Recording the results may
+	// take StoreTimeout more. Zero: 10 s.
 	StopTimeout time.Duration
 
 	// MaxAttempts is how often a message may be refused before it is dead. Attempts without an answer do not count.

@@ -145,7 +145,7 @@ func (d *decoder) insert(b []byte) (event, error) {
 	}
 	r := &row{xid: d.xid, number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
 	r.message = producer.Message{ID: string(get(c.id)), Topic: string(get(c.topic)), Key: string(get(c.key)), Payload: slices.Clone(get(c.payload))}
-	r.readHeader(get(c.header), 0)
+	r.readHeader(get(c.header))
 	return event{kind: written, row: r}, nil
 }
 
@@ -175,7 +175,7 @@ func tuple(b []byte) ([][]byte, error) {
 }
 
 // readHeader reads a header that somebody else may have written: one that cannot be read makes the row dead.
-func (r *row) readHeader(header []byte, replays int) {
+func (r *row) readHeader(header []byte) {
 	m := &r.message
 	if len(header) > 0 {
 		if err := json.Unmarshal(header, &m.Header); err != nil {
@@ -187,10 +187,10 @@ func (r *row) readHeader(header []byte, replays int) {
 		m.Header = producer.Header{}
 	}
 	setHeader(m.Header, producer.HeaderID, m.ID)
-	if replays > 0 { // a copy that brokers must not take for a duplicate
+	if r.replays > 0 { // a copy that brokers must not take for a duplicate
 		generation, _ := strconv.Atoi(m.Header.Get(producer.HeaderGeneration)) // 0: a first publication
 		setHeader(m.Header, producer.HeaderPurpose, producer.PurposeReplay)
-		setHeader(m.Header, producer.HeaderGeneration, strconv.Itoa(generation+replays))
+		setHeader(m.Header, producer.HeaderGeneration, strconv.Itoa(generation+r.replays))
 	}
 }
 

@@ -54,6 +54,9 @@ func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
 		}
 		s.refused(ctx, a)
 	}
+	if acked > 0 {
+		s.acks++
+	}
 	switch {
 	case acked > 0 && apart:
 		s.queue.wakeSuspects()
@@ -89,6 +92,7 @@ func (s *session) refused(ctx context.Context, a answer) {
 	switch {
 	case a.unknown:
 		r.unknowns++
+		s.adopt(a)
 	case r.failures+1 >= s.r.cfg.MaxAttempts:
 		r.failures++
 		s.r.log.ErrorContext(ctx, "pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
@@ -101,6 +105,25 @@ func (s *session) refused(ctx context.Context, a answer) {
 		s.judge(verdict{row: r, state: outbox.Failed, reason: reason(a.err)})
 	}
 	s.queue.later(r, time.Now().Add(jitter(backoff(s.r.cfg.RetryMin, s.r.cfg.RetryMax, r.failures+r.unknowns))))
+}
+
+// adoptAfter is how many attempts without an answer a row may have before it becomes the table's.
+const adoptAfter = 5
+
+// adopt makes a row the table's that gets no answer while the broker acknowledges others: it must not hold up the log for
+// ever. It goes on waiting here. A row with a key stays the log's: after a restart, later ones of its key, which the log
+// shows, would overtake it.
+func (s *session) adopt(a answer) {
+	r := a.row
+	if r.txn == nil || r.adopted || s.r.cfg.messages() || r.message.Key != "" {
+		return
+	}
+	before := r.acks
+	r.acks = s.acks
+	if r.unknowns >= adoptAfter && s.acks > before {
+		r.adopted = true
+		s.judge(verdict{row: r, state: outbox.Unknown, reason: reason(a.err)})
+	}
 }
 
 // die settles a message that cannot be published at all.

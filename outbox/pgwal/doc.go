@@ -18,26 +18,35 @@
 //   - Order: messages with the same key are published in the order of their commits, each after the one before it was
 //     acknowledged or is dead. A message that is refused holds up its own key only. With MaxInFlight 1, all messages that
 //     need no second attempt are published in the order of commits. Rows that were delayed, requeued or replayed have the
-//     place at which they become due again.
+//     place at which they become due again. Rows that are older than the slot are the exception: they may be published
+//     after later rows of their key, which the log shows.
 //   - No copy without a cause. Causes are a relay that dies, a connection of a relay that ends while another relay takes
-//     over, an acknowledgement that never comes, a result that cannot be recorded, and for an Emitter a server that forgets
-//     a confirmation in a crash. A relay that reads the log again asks the table what is settled already, and one that
-//     lives on knows what was acknowledged. Rows are kept from being published twice by one rule: a row without a due time
-//     is the log's, any other the table's.
+//     over, an acknowledgement that never comes, and a result that cannot be recorded. For an Emitter there are more: a
+//     server that forgets a confirmation in a crash; a relay that stops, however cleanly, while an earlier message waits
+//     for its next attempt, for its key, or for the broker; and a connection that ends while more than 100,000 messages
+//     are acknowledged but not confirmed. A relay that reads the log again asks the table what is settled already, and one
+//     that lives on knows what was acknowledged. Rows are kept from being published twice by one rule: a row without a due
+//     time is the log's, any other the table's.
 //   - Any number of relays may run with one slot. One works, and another takes over within about a second of the end of its
 //     connection. One that hangs as a whole is given up by the server after wal_sender_timeout (60 s by default).
 //   - A publisher that fails, hangs or panics delays what it was given together once, at most for [Config.PublishTimeout].
 //     Then each of these messages is published by a call of its own, ever more slowly, up to 32 of them side by side. One
 //     without an answer never dies. The server gets its answers meanwhile.
-//   - Memory is bounded: reading stops at [Config.MaxPending] messages, also in the middle of a transaction.
-//   - A clean stop leaves nothing that is published again.
+//   - Memory is bounded for rows: reading stops at [Config.MaxPending] messages, also in the middle of a transaction. For an
+//     Emitter, what is acknowledged and not confirmed is remembered without its payload: about 80 bytes for each message
+//     of a transaction that is not settled as a whole, which nothing bounds, and as much for those of up to 100,000
+//     settled transactions behind such a one.
+//   - A clean stop leaves no row that is published again. With an Emitter that is so only if nothing waits for its next
+//     attempt: the log is confirmed up to the transaction of the first message that is neither acknowledged nor dead, and
+//     everything acknowledged behind it is published again by the next relay.
 //
 // # What the log does not show
 //
 // The relay that has the slot looks at the table every [Config.PollInterval], too: for rows that are due at last, that were
 // requeued or replayed, and, in every tenth look, for rows that are older than the slot or that a lost slot did not show. It
 // also removes rows whose retention is over. So run no outbox.Relay on the same table: it would publish what the log shows
-// once more. To go from one to the other, stop all relays of the one kind first; nothing is lost in between.
+// once more. To go from one to the other, stop all relays of the one kind first; nothing is lost in between. To keep the
+// order of keys as well, call Setup first, let the old relay publish what was written before that, then switch.
 //
 // Dead messages of an Emitter are different: nobody reads the table of Config.Dead. Run an outbox.Relay on it, or a second
 // relay of this package, to publish what was requeued there.
@@ -49,6 +58,12 @@
 //
 // That a refused message delays nothing but its key: until it is dead, the slot retains the log since its transaction, and
 // the messages behind it in its key count for MaxPending. If they reach it, everything waits.
+//
+// That a message without an answer holds up nothing but its key: the slot retains the log since its transaction. Rows that
+// are older than the slot wait, too, until the log is settled up to where they were first seen. A row without a key holds
+// both up only until it got no answer five times and the broker acknowledged something else between the last two: then it
+// is given a due time, and so is the table's. A row with a key holds them up until it is acknowledged or dead, and so does
+// an Emitter's message.
 //
 // That the server's disk suffices. A slot retains log while no relay runs, while the broker is away, and for ever if
 // nobody calls [Relay.Drop] for a slot that is not needed any more. The relay warns above [Config.WarnWAL]. The server's

@@ -125,8 +125,8 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		found.swept = !fault(err)
 	}
 	if q.clean {
-		n, err := r.clean(ctx, cleanSize)
-		found.cleaned = fault(err) || n < cleanSize
+		done, err := r.clean(ctx, cleanSize)
+		found.cleaned = fault(err) || done
 	}
 	return found
 }

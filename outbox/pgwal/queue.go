@@ -19,6 +19,11 @@ type row struct {
 	failures, unknowns int       // attempts that were refused, and those without an answer
 	due                time.Time // while it waits
 	size               int       // of the payload
+
+	replays int  // in the table: a result says nothing about a later copy
+	parked  bool // it is a dead row of Config.Dead
+	acks    int  // of the session, at the last attempt without an answer
+	adopted bool // it is recorded, or about to be, as the table's: the log need not show it again
 }
 
 // An origin names what the log shows, so that it is known when it is shown again. A place in the log alone is not enough:

@@ -43,7 +43,7 @@ const (
 )
 
 // Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published, records
-// and confirms what was acknowledged, and returns nil. A publisher that does not obey its context makes it wait longer.
+// and confirms what was acknowledged, which takes at most StoreTimeout, and returns nil. A publisher that does not obey its context makes it wait longer.
 //
 // It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and tried
 // for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table that is

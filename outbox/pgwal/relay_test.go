@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -118,41 +119,73 @@ func TestRelay_MessagesOfAKeyWaitForTheEarlierOnes(t *testing.T) {
 	})
 }
 
+// Not parallel: the heap is that of all tests.
 func TestRelay_LargeTransactionNeedsBoundedMemory(t *testing.T) {
-	t.Parallel()
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		n := full(5000, 100_000)
-		g := newRig(t, configure, func(c *pgwal.Config) { c.BatchSize, c.MaxPending, c.MaxInFlight = 100, 200, 1 })
-		hang, open := make(chan struct{}), false
-		g.broker.set(func(ctx context.Context, _ []producer.Message) error {
-			select {
-			case <-hang:
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
+	for name, configure := range map[string]func(*pgwal.Config){
+		"table": func(*pgwal.Config) {}, "messages": func(c *pgwal.Config) { c.Prefix = c.Slot },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const size, most = 10 << 10, 20 << 20 // without a bound it would be twice as much
+			n := full(4000, 20_000)
+			g := newRig(t, configure, func(c *pgwal.Config) {
+				c.BatchSize, c.MaxPending, c.MaxInFlight, c.MaxPendingBytes = 100, 200, 1, 1<<30
+			})
+			hang, open := make(chan struct{}), false
+			g.broker.set(func(ctx context.Context, _ []producer.Message) error {
+				select {
+				case <-hang:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+			messages, payload := numbered(n), make([]byte, size)
+			for i := range messages {
+				messages[i].Payload = payload
+			}
+			tx := g.begin()
+			for part := range slices.Chunk(messages, 100) {
+				g.add(tx, part...)
+			}
+			g.commit(tx)
+			before := heap()
+			stop := g.start()
+			defer func() {
+				if !open {
+					close(hang)
+				}
+				stop()
+			}()
+			until(t, "the first call", func() bool { return g.broker.attempts("order-00000") == 1 })
+			var peak int64
+			for range 20 {
+				lasts(50 * time.Millisecond)
+				peak = max(peak, heap()-before)
+			}
+			t.Logf("%d KiB more for %d KiB", peak>>10, n*size>>10)
+			if peak > most {
+				t.Errorf("a transaction of %d KiB needs %d KiB of memory, want at most %d KiB", n*size>>10, peak>>10, most>>10)
+			}
+			if got := len(g.broker.got()); got != 0 {
+				t.Errorf("%d acknowledged", got)
+			}
+			open = true
+			close(hang)
+			until(t, "all", func() bool { return len(g.broker.got()) == n })
+			g.awaitConfirmed()
+			if !slices.IsSorted(g.broker.got()) {
+				t.Error("one call at a time does not keep the order")
 			}
 		})
-		stop := g.start()
-		defer func() {
-			if !open {
-				close(hang)
-			}
-			stop()
-		}()
-		g.write(numbered(n)...)
-		until(t, "the first call", func() bool { return g.broker.attempts("order-00000") == 1 })
-		lasts(100 * time.Millisecond)
-		if got := len(g.broker.got()); got != 0 {
-			t.Errorf("%d acknowledged", got)
-		}
-		open = true
-		close(hang)
-		until(t, "all", func() bool { return len(g.broker.got()) == n })
-		g.awaitConfirmed()
-		if !slices.IsSorted(g.broker.got()) {
-			t.Error("one call at a time does not keep the order")
-		}
-	})
+	}
+}
+
+// heap is how many bytes are in use.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 func TestRelay_RecordsWhatIsPublished(t *testing.T) {

@@ -3,6 +3,7 @@ package pgwal_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -77,6 +78,106 @@ func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
 	}
 }
 
+func TestRelay_RowWithoutAnAnswerDoesNotHoldUpTheLogForEver(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	if err := g.relay().Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.write(message("old"))
+	if err := g.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.broker.set(func(_ context.Context, messages []producer.Message) error {
+		if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "hangs" }) {
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	g.write(message("hangs"))
+	stop := g.start()
+	until(t, "attempts", func() bool { return g.broker.attempts("hangs") > 8 })
+	adopted := func() bool {
+		return value[bool](g, `SELECT due_at IS NOT NULL AND unknowns >= 5 FROM oncemill_outbox WHERE id = 'hangs'`)
+	}
+	if adopted() {
+		t.Error("an outage writes into the table")
+	}
+	for i := 0; !adopted(); i++ { // the broker answers for others
+		if i == 500 {
+			t.Fatal("the row is still the log's")
+		}
+		g.write(message(fmt.Sprintf("new %d", i)))
+		lasts(20 * time.Millisecond)
+	}
+	until(t, "the older row", func() bool { return g.broker.copies()["old"] == 1 })
+	g.awaitConfirmed()
+	stop()
+	g.start()
+	lasts(100 * time.Millisecond)
+	g.broker.set(nil)
+	until(t, "the records", func() bool {
+		return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NULL`) == 0
+	})
+	for id, n := range g.broker.copies() {
+		if n != 1 {
+			t.Errorf("%s published %d times", id, n)
+		}
+	}
+}
+
+func TestRelay_KeyOfARowWithoutAnAnswerWaitsThroughARestart(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.broker.set(func(_ context.Context, messages []producer.Message) error {
+		if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "first" }) {
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	stop := g.start()
+	g.write(keyed("first", "k"), keyed("second", "k"))
+	for i := 0; g.broker.attempts("first") < 12; i++ {
+		g.write(message(fmt.Sprintf("other %d", i)))
+		lasts(10 * time.Millisecond)
+	}
+	stop()
+	g.start()
+	n := g.broker.attempts("first")
+	until(t, "another attempt", func() bool { return g.broker.attempts("first") > n })
+	g.broker.set(nil)
+	g.awaitConfirmed()
+	got := g.broker.got()
+	if first, second := slices.Index(got, "first"), slices.Index(got, "second"); first < 0 || second < first {
+		t.Errorf("published %q, want the first before the second", got)
+	}
+}
+
+func TestRelay_ResultOfACopySaysNothingAboutALaterOne(t *testing.T) {
+	t.Parallel()
+	for _, retention := range []time.Duration{time.Hour, outbox.DeleteAtOnce} {
+		g := newRig(t, func(c *pgwal.Config) { c.Retention = retention })
+		hang := make(chan struct{})
+		g.broker.set(func(ctx context.Context, _ []producer.Message) error {
+			select {
+			case <-hang:
+			case <-ctx.Done():
+			}
+			return nil
+		})
+		g.start()
+		g.write(message("order"))
+		until(t, "an attempt", func() bool { return g.broker.attempts("order") == 1 })
+		// As if its result had been recorded, without an answer to the relay, and the row been replayed since.
+		g.exec(`UPDATE oncemill_outbox SET due_at = clock_timestamp(), replays = 1`)
+		close(hang)
+		until(t, "the replay", func() bool { return g.broker.copies()["order"] == 2 })
+		until(t, "its record", func() bool {
+			return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NULL`) == 0
+		})
+	}
+}
+
 func TestRelay_LogAndTableNeverPublishTheSameRow(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *pgwal.Config) { c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce })
@@ -129,7 +230,7 @@ func TestRelay_SameMessageAgainAfterItsRowIsGone(t *testing.T) {
 	})
 	gone := func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE id = 'order'`) == 0 }
 	stop := g.start()
-	g.write(message("blocker"))
+	g.write(keyed("blocker", "k"))
 	g.write(message("order"))
 	until(t, "the order to be deleted", gone)
 	stop()

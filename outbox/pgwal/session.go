@@ -38,6 +38,7 @@ type session struct {
 
 	freshAt time.Time // no fresh messages are published before
 	away    pace
+	acks    int // calls that acknowledged something
 
 	verdicts []verdict
 	settling bool
@@ -94,6 +95,7 @@ func (s *session) run(ctx context.Context) error {
 	stopReading()
 	s.finishJobs(stopWorking)
 	s.settleLast(ctx)
+	s.finishJobs(stopWorking)
 	s.stream.leave(s.progress.confirmed())
 	feeders.Wait()
 	s.remember()
@@ -338,10 +340,13 @@ func (s *session) confirm(now time.Time) error {
 	return s.stream.confirm(s.sent)
 }
 
-// finishJobs waits for what runs beside the loop, and for what follows from it.
+// finishJobs waits for what runs beside the loop, and for what follows from it. The server gets its answers meanwhile.
 func (s *session) finishJobs(stopWorking func()) {
 	grace := time.NewTimer(s.r.cfg.StopTimeout)
 	defer grace.Stop()
+	beat := time.NewTicker(confirmEvery)
+	defer beat.Stop()
+	alive := true
 	for s.jobs > 0 {
 		select {
 		case act := <-s.done:
@@ -349,6 +354,10 @@ func (s *session) finishJobs(stopWorking func()) {
 			act()
 		case <-grace.C:
 			stopWorking()
+		case now := <-beat.C:
+			if alive && (!now.Before(s.beatAt) || s.progress.confirmed() > s.sent) {
+				alive = s.confirm(now) == nil // what follows says so, too
+			}
 		}
 	}
 }

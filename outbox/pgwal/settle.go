@@ -10,10 +10,11 @@ import (
 // A verdict is what became of a message, to be recorded.
 type verdict struct {
 	row    *row
-	state  outbox.State // Published, Removed, Dead, or Failed, which is not the last word
-	reason string       // Failed, Dead: why
+	state  outbox.State // Published, Removed, Dead, or Failed and Unknown, which are not the last word
+	reason string       // Failed, Unknown, Dead: why
 
-	failures, unknowns int // of the row, which may have changed when this is recorded
+	failures, unknowns int  // of the row, which may have changed when this is recorded
+	adopted            bool // so, too
 }
 
 func (v verdict) acked() bool { return v.state == outbox.Published || v.state == outbox.Removed }
@@ -32,7 +33,7 @@ func (s *session) judge(v verdict) {
 		}
 		return
 	}
-	v.failures, v.unknowns = v.row.failures, v.row.unknowns
+	v.failures, v.unknowns, v.adopted = v.row.failures, v.row.unknowns, v.row.adopted
 	if len(s.verdicts) == 0 {
 		s.settleAt = time.Now().Add(settleEvery)
 	}
@@ -42,7 +43,14 @@ func (s *session) judge(v verdict) {
 // settled forgets a message: its record is safe, or it needs none.
 func (s *session) settled(v verdict) {
 	r := v.row
-	if v.state == outbox.Failed {
+	switch v.state {
+	case outbox.Failed:
+		return
+	case outbox.Unknown:
+		s.leaveLog(r)
+		if _, there := s.numbers[r.number]; there {
+			s.numbers[r.number] = true
+		}
 		return
 	}
 	s.bytes -= r.size
@@ -51,8 +59,14 @@ func (s *session) settled(v verdict) {
 	if r.number != 0 {
 		delete(s.numbers, r.number)
 	}
+	s.leaveLog(r)
+}
+
+// leaveLog settles a message in the log: it need not be shown again.
+func (s *session) leaveLog(r *row) {
 	if r.txn != nil {
 		s.settledTxn(s.progress.done(r.txn))
+		r.txn = nil
 	}
 }
 
@@ -71,7 +85,7 @@ func (s *session) settle(working context.Context, now time.Time) {
 		return func() {
 			s.settling = false
 			if err != nil {
-				s.verdicts = append(batch, s.verdicts...)
+				s.verdicts = append(s.unparked(batch), s.verdicts...)
 				return
 			}
 			s.recorded(batch, unseen)
@@ -86,6 +100,8 @@ func (s *session) recorded(batch []verdict, unseen map[*row]bool) {
 		switch {
 		case !unseen[v.row]:
 			s.settled(v)
+		case v.state == outbox.Unknown:
+			v.row.adopted = false // until the next attempt
 		case v.state != outbox.Failed:
 			again = append(again, v)
 		}
@@ -96,19 +112,38 @@ func (s *session) recorded(batch []verdict, unseen map[*row]bool) {
 	}
 }
 
-// settleLast records what is left when the session ends, if that can be done at once.
+// unparked settles the messages of a batch that are dead rows already, and returns the others.
+func (s *session) unparked(batch []verdict) (rest []verdict) {
+	for _, v := range batch {
+		if v.row.parked {
+			s.settled(v)
+		} else {
+			rest = append(rest, v)
+		}
+	}
+	return rest
+}
+
+// settleLast records what is left when the session ends, if that can be done within StoreTimeout.
 func (s *session) settleLast(ctx context.Context) {
 	if len(s.verdicts) == 0 {
 		return
 	}
 	batch := s.verdicts
-	unseen, err := s.r.record(context.WithoutCancel(ctx), batch)
-	if err != nil {
-		s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", len(batch), "error", err)
-		return
-	}
-	s.verdicts = nil
-	s.recorded(batch, unseen)
+	s.start(func() func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.r.cfg.StoreTimeout)
+		defer cancel()
+		unseen, err := s.r.record(last, batch)
+		return func() {
+			if err == nil {
+				s.verdicts = nil
+				s.recorded(batch, unseen)
+				return
+			}
+			s.verdicts = s.unparked(batch)
+			s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", len(s.verdicts), "error", err)
+		}
+	})
 }
 
 // recordUntilDone records verdicts, and tries again until ctx ends.
@@ -128,15 +163,16 @@ func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen ma
 
 // record records verdicts, and returns the rows that nobody sees yet, which are to be recorded later.
 func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
-	defer cancel()
 	if r.cfg.messages() {
 		return nil, r.park(ctx, batch)
 	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
 	w := sortVerdicts(batch)
 	var text string
 	var done []int64
-	err = r.cfg.Pool.QueryRow(ctx, r.sql.settle, w.removed, w.published, w.unsent, w.dead, w.failures, w.unknowns, w.reasons).Scan(&text, &done)
+	err = r.cfg.Pool.QueryRow(ctx, r.sql.settle, w.removed, w.published, w.unsent, w.dead, w.adopted, w.failures, w.unknowns, w.reasons,
+		w.copies, w.replays).Scan(&text, &done)
 	if err != nil {
 		return nil, r.explain("record results", err)
 	}
@@ -158,21 +194,26 @@ func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bo
 	return unseen, nil
 }
 
-// Rows that are not pending any more stay as they are. An unknown attempt is recorded only with the last word: an outage
-// writes nothing.
+// Rows that are not pending any more, or were replayed meanwhile, stay as they are. Unknown attempts are recorded only with
+// the last word, or when the row becomes the table's by a due time: an outage writes nothing.
 const settleSQL = `
 WITH removed AS (
 	DELETE FROM {table} WHERE number = ANY($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+		AND coalesce(replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], number)], 0)
 	RETURNING number),
 published AS (
 	UPDATE {table} SET published_at = clock_timestamp()
 	WHERE number = ANY($2::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+		AND coalesce(replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], number)], 0)
 	RETURNING number),
 unsent AS (
 	UPDATE {table} o SET dead_at = CASE WHEN r.dead THEN clock_timestamp() END, failures = nullif(r.failures, 0),
-		unknowns = CASE WHEN r.dead THEN nullif(r.unknowns, 0) ELSE o.unknowns END, last_error = r.reason
-	FROM unnest($3::bigint[], $4::boolean[], $5::integer[], $6::integer[], $7::text[]) AS r (number, dead, failures, unknowns, reason)
+		unknowns = CASE WHEN r.dead OR r.adopted THEN nullif(r.unknowns, 0) ELSE o.unknowns END, last_error = r.reason,
+		due_at = CASE WHEN r.adopted THEN coalesce(o.due_at, o.written_at) ELSE o.due_at END
+	FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::integer[], $7::integer[], $8::text[])
+		AS r (number, dead, adopted, failures, unknowns, reason)
 	WHERE o.number = r.number AND o.published_at IS NULL AND o.dead_at IS NULL
+		AND coalesce(o.replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], o.number)], 0)
 	RETURNING o.number)
 SELECT pg_current_snapshot()::text,
 	ARRAY(SELECT number FROM removed UNION ALL SELECT number FROM published UNION ALL SELECT number FROM unsent)`
@@ -181,9 +222,11 @@ SELECT pg_current_snapshot()::text,
 type sorted struct {
 	rows                       map[int64]*row
 	removed, published, unsent []int64
-	dead                       []bool
+	dead, adopted              []bool
 	failures, unknowns         []int32
 	reasons                    []string
+	copies                     []int64 // rows that were replayed
+	replays                    []int32 // how often
 }
 
 // sortVerdicts takes the last verdict of each row: the statement must not change a row twice.
@@ -197,6 +240,9 @@ func sortVerdicts(batch []verdict) (w sorted) {
 		number := v.row.number
 		if last[number] == i {
 			w.rows[number] = v.row
+			if v.row.replays > 0 {
+				w.copies, w.replays = append(w.copies, number), append(w.replays, int32(v.row.replays))
+			}
 		}
 		switch {
 		case last[number] != i:
@@ -207,6 +253,7 @@ func sortVerdicts(batch []verdict) (w sorted) {
 		default:
 			w.unsent = append(w.unsent, number)
 			w.dead = append(w.dead, v.state == outbox.Dead)
+			w.adopted = append(w.adopted, v.adopted)
 			w.failures = append(w.failures, int32(v.failures))
 			w.unknowns = append(w.unknowns, int32(v.unknowns))
 			w.reasons = append(w.reasons, v.reason)

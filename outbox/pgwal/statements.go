@@ -5,7 +5,8 @@ import "strings"
 // statements are the SQL of one relay.
 type statements struct {
 	known, rest, unseen, mark string
-	settle, clean, parked     string
+	settle, parked            string
+	tidyLock, clean           string
 }
 
 func statementsFor(cfg Config, debezium bool) statements {
@@ -16,7 +17,8 @@ func statementsFor(cfg Config, debezium bool) statements {
 	in := strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease"), "{topic}", topic, "{key}", key).Replace
 	return statements{
 		known: in(knownSQL), rest: in(restSQL), unseen: in(unseenSQL), mark: in(markSQL),
-		settle: in(settleSQL), clean: in(cleanSQL), parked: in(parkedSQL),
+		settle: in(settleSQL), parked: in(parkedSQL),
+		tidyLock: in(tidyLockSQL), clean: in(cleanSQL),
 	}
 }
 

@@ -2,7 +2,6 @@ package pgwal
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -63,7 +62,12 @@ WHERE o.number = r.number AND o.written_at = r.written_at
 DELETE FROM {table} WHERE number = ANY(ARRAY(
 	SELECT number FROM {table}
 	WHERE published_at IS NOT NULL AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
-	ORDER BY published_at LIMIT $2::bigint))`
+	ORDER BY published_at LIMIT $2::bigint))
+	AND published_at IS NOT NULL -- it may have become pending while its lock was waited for
+`
+
+	// pgoutbox's lock for what works on published rows. Nothing waits for it here: looks are for rows that are due, too.
+	tidyLockSQL = `SELECT pg_try_advisory_xact_lock('{lease}'::regclass::oid::integer, -2)`
 
 	// The plan must not depend on what the server knows about the table, which may be nothing.
 	planSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
@@ -151,13 +155,12 @@ func (r *Relay) rest(ctx context.Context, exclude []int64, limit int) (found []*
 		m := &o.message
 		var written time.Time
 		var header string
-		var replays int
-		err := rows.Scan(&o.number, &written, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns, &replays)
+		err := rows.Scan(&o.number, &written, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns, &o.replays)
 		if err != nil {
 			return err
 		}
 		o.at = micros(written)
-		o.readHeader([]byte(header), replays)
+		o.readHeader([]byte(header))
 		found = append(found, o)
 		return nil
 	}, r.sql.rest, exclude, int64(limit))
@@ -210,21 +213,24 @@ func (r *Relay) mark(ctx context.Context, u unseen) (int, error) {
 	return int(tag.RowsAffected()), err
 }
 
-// clean removes published rows whose retention is over, and says how many there were.
-func (r *Relay) clean(ctx context.Context, limit int) (int, error) {
+// clean removes published rows whose retention is over. It reports false if there may be more: it is to be called again.
+func (r *Relay) clean(ctx context.Context, limit int) (done bool, err error) {
 	age := max(0, r.cfg.Retention) // DeleteAtOnce: rows that were kept under another config go too
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
-	var n int64
-	err := pgx.BeginFunc(ctx, r.cfg.Pool, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, r.cfg.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, planSQL); err != nil {
 			return err
 		}
+		var locked bool
+		if err := tx.QueryRow(ctx, r.sql.tidyLock).Scan(&locked); err != nil || !locked {
+			return err
+		}
 		tag, err := tx.Exec(ctx, r.sql.clean, age.Microseconds(), int64(limit))
-		n = tag.RowsAffected()
+		done = tag.RowsAffected() < int64(limit)
 		return err
 	})
-	return int(min(n, math.MaxInt32)), err
+	return done, err
 }
 
 // confirmed is up to where the server will show nothing again.

@@ -1,0 +1,70 @@
+package pgwal_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/pgwal"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Of rows nothing is published again; of an Emitter's messages what is behind one that waits may be, and nothing is lost.
+func TestRelay_CleanStopBehindARefusedMessage(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		n := full(1000, 10_000)
+		g := newRig(t, configure, func(c *pgwal.Config) {
+			c.RetryMin, c.RetryMax, c.BatchSize, c.MaxPending = time.Hour, time.Hour, 100, 200
+		})
+		g.broker.set(refuse("bad"))
+		g.write(message("bad"))
+		stop := g.start()
+		for part := range slices.Chunk(numbered(n), 200) {
+			g.write(part...)
+		}
+		until(t, "the others", func() bool { return len(g.broker.got()) == n })
+		stop()
+		g.broker.set(nil)
+		g.start()
+		g.awaitConfirmed()
+		copies := g.broker.copies()
+		if len(copies) != n+1 {
+			t.Errorf("published %d of %d", len(copies), n+1)
+		}
+		again := len(g.broker.got()) - len(copies)
+		t.Logf("%d of %d published again", again, n)
+		if g.config.Prefix == "" && again != 0 {
+			t.Errorf("%d rows published again after a clean stop", again)
+		}
+	})
+}
+
+func TestRelay_AnswersTheServerWhileItStops(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) {
+		config := c.Pool.Config()
+		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "1s"
+		c.Pool = testserver.SharedPostgres(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
+		c.Prefix = c.Slot
+	})
+	g.broker.set(func(context.Context, []producer.Message) error {
+		lasts(3 * time.Second)
+		return nil
+	})
+	stop := g.start()
+	g.write(message("order"))
+	until(t, "an attempt", func() bool { return g.broker.attempts("order") == 1 })
+	stop()
+	g.broker.set(nil)
+	g.start()
+	g.write(message("later"))
+	until(t, "a later one", func() bool { return g.broker.copies()["later"] == 1 })
+	if n := g.broker.copies()["order"]; n != 1 {
+		t.Errorf("published %d times: the acknowledgement was lost in a clean stop", n)
+	}
+}
