@@ -3,6 +3,8 @@ package outbox
 import (
 	"context"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 const (
@@ -32,7 +34,7 @@ func (c *cleaner) clean(ctx context.Context) {
 	if time.Now().Before(c.next) || ctx.Err() != nil {
 		return
 	}
-	c.next = time.Now().Add(jitter(c.every))
+	c.next = time.Now().Add(pace.Jitter(c.every))
 	bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
 	defer cancel()
 	limit := max(cleanBatch, 2*c.relay.cfg.BatchSize)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A lane is one loop of a relay: it leases rows of one kind, publishes them and settles, a batch after the other. Rows
@@ -43,8 +45,8 @@ const (
 
 // work works off one lane until ctx ends.
 func (r *Relay) work(ctx context.Context, l lane) {
-	idle := pace{shortest: min(shortestPoll, r.cfg.PollInterval), longest: r.cfg.PollInterval}
-	faults := pace{shortest: shortestFault, longest: longestFault}
+	idle := pace.Pace{Shortest: min(shortestPoll, r.cfg.PollInterval), Longest: r.cfg.PollInterval}
+	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	if l.follows != nil {
 		l.pause(ctx, 0)
 	}
@@ -53,26 +55,26 @@ func (r *Relay) work(ctx context.Context, l lane) {
 		b, err := r.batch(ctx, l, flowing)
 		if err != nil {
 			r.fault(ctx, "store failed", err)
-			sleep(ctx, jitter(faults.next()))
+			pace.Sleep(ctx, pace.Jitter(faults.Next()))
 			continue
 		}
-		faults.reset()
+		faults.Reset()
 		flowing = b.acknowledged > 0
 		if l.cleaner != nil {
 			l.cleaner.clean(ctx)
 		}
 		switch {
 		case b.rows == 0:
-			l.pause(ctx, idle.next())
+			l.pause(ctx, idle.Next())
 		case !flowing && l.follows != nil:
 			l.pause(ctx, 0)
 		case !flowing: // the broker may be away: wakes must not turn that into a storm
-			sleep(ctx, jitter(idle.next()))
+			pace.Sleep(ctx, pace.Jitter(idle.Next()))
 		case b.rows < l.limit:
-			idle.reset()
-			l.pause(ctx, idle.next())
+			idle.Reset()
+			l.pause(ctx, idle.Next())
 		default: // there is probably more
-			idle.reset()
+			idle.Reset()
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A lease is a batch of rows that other relays do not touch.
@@ -47,14 +48,14 @@ func (r *Relay) settle(ctx context.Context, l lease, results []Result) error {
 	limit := max(time.Until(l.until), r.cfg.StoreTimeout)
 	detached, release := outlive(ctx, limit, r.cfg.StoreTimeout)
 	defer release()
-	faults := pace{shortest: shortestFault, longest: longestFault}
+	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for {
 		err := r.settleOnce(detached, l.token, results)
 		if err == nil {
 			return nil
 		}
 		r.log.WarnContext(ctx, "outbox: results could not be recorded yet", "rows", len(l.rows), "error", err)
-		if !sleep(detached, jitter(faults.next())) {
+		if !pace.Sleep(detached, pace.Jitter(faults.Next())) {
 			return err
 		}
 	}

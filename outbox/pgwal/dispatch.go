@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/errtext"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -61,10 +63,10 @@ func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
 	case acked > 0 && apart:
 		s.queue.wakeSuspects()
 	case acked > 0:
-		s.away.reset()
+		s.away.Reset()
 		s.freshAt = time.Time{}
 	case !apart && len(answers) > 0: // the broker may be away
-		s.freshAt = time.Now().Add(jitter(s.away.next()))
+		s.freshAt = time.Now().Add(pace.Jitter(s.away.Next()))
 	}
 	if first != nil && ctx.Err() == nil {
 		s.r.log.WarnContext(ctx, "pgwal: messages were not acknowledged",
@@ -98,13 +100,13 @@ func (s *session) refused(ctx context.Context, a answer) {
 		s.r.log.ErrorContext(ctx, "pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
 			"failures", r.failures, "unknowns", r.unknowns, "error", a.err)
 		s.queue.release(r)
-		s.judge(verdict{row: r, state: outbox.Dead, reason: reason(a.err)})
+		s.judge(verdict{row: r, state: outbox.Dead, reason: errtext.Of(a.err)})
 		return
 	default:
 		r.failures++
-		s.judge(verdict{row: r, state: outbox.Failed, reason: reason(a.err)})
+		s.judge(verdict{row: r, state: outbox.Failed, reason: errtext.Of(a.err)})
 	}
-	s.queue.later(r, time.Now().Add(jitter(backoff(s.r.cfg.RetryMin, s.r.cfg.RetryMax, r.failures+r.unknowns))))
+	s.queue.later(r, time.Now().Add(pace.Jitter(pace.Backoff(s.r.cfg.RetryMin, s.r.cfg.RetryMax, r.failures+r.unknowns))))
 }
 
 // adoptAfter is how many attempts without an answer a row may have before it becomes the table's.
@@ -122,7 +124,7 @@ func (s *session) adopt(a answer) {
 	r.acks = s.acks
 	if r.unknowns >= adoptAfter && s.acks > before {
 		r.adopted = true
-		s.judge(verdict{row: r, state: outbox.Unknown, reason: reason(a.err)})
+		s.judge(verdict{row: r, state: outbox.Unknown, reason: errtext.Of(a.err)})
 	}
 }
 

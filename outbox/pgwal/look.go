@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pglogrepl"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // looks are what is looked at from time to time, one job at a time.
@@ -147,7 +149,7 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 		}
 	}
 	if found.cleaned {
-		l.cleanAt = now.Add(jitter(cleanEvery))
+		l.cleanAt = now.Add(pace.Jitter(cleanEvery))
 	}
 	if found.swept {
 		l.unseen, l.sweepAt = found.unseen, now.Add(sweepEvery*s.r.cfg.PollInterval)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -55,7 +56,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer r.running.Store(false)
 
-	faults := pace{shortest: shortestFault, longest: longestFault}
+	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	known := newMemory()
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -64,18 +65,18 @@ func (r *Relay) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
-			faults.reset()
-			sleep(ctx, jitter(turnEvery))
+			faults.Reset()
+			pace.Sleep(ctx, pace.Jitter(turnEvery))
 		case isSetup(err):
 			r.log.ErrorContext(ctx, "pgwal: relay ends", "slot", r.cfg.Slot, "error", err)
 			return err
 		default:
 			if time.Since(began) > longestFault {
-				faults.reset()
+				faults.Reset()
 			}
-			pause := jitter(faults.next())
+			pause := pace.Jitter(faults.Next())
 			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again", "slot", r.cfg.Slot, "in", pause, "error", err)
-			sleep(ctx, pause)
+			pace.Sleep(ctx, pause)
 		}
 	}
 	return nil

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A session is the work of one connection. One goroutine, the loop, owns all of it; jobs beside it publish, record and
@@ -37,7 +39,7 @@ type session struct {
 	apart int // with one suspect each
 
 	freshAt time.Time // no fresh messages are published before
-	away    pace
+	away    pace.Pace
 	acks    int // calls that acknowledged something
 
 	verdicts []verdict
@@ -56,7 +58,7 @@ func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
 	s := &session{
 		r: r, stream: stream, facts: f, known: known,
 		drained: make(chan struct{}, 1), numbers: map[int64]bool{}, done: make(chan func()),
-		away: pace{shortest: shortestAway, longest: longestAway},
+		away: pace.Pace{Shortest: shortestAway, Longest: longestAway},
 		sent: f.confirmed, beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(walEvery)},
 	}
 	s.progress.shown = f.confirmed

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -148,14 +149,14 @@ func (s *session) settleLast(ctx context.Context) {
 
 // recordUntilDone records verdicts, and tries again until ctx ends.
 func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
-	faults := pace{shortest: shortestFault, longest: longestFault}
+	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for {
 		unseen, err = r.record(ctx, batch)
 		if err == nil {
 			return unseen, nil
 		}
 		r.log.WarnContext(ctx, "pgwal: results could not be recorded yet", "messages", len(batch), "error", err)
-		if !sleep(ctx, jitter(faults.next())) {
+		if !pace.Sleep(ctx, pace.Jitter(faults.Next())) {
 			return nil, err
 		}
 	}

@@ -1,0 +1,46 @@
+// Package pace has the pauses of loops that try again.
+package pace
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// A Pace is a pause that doubles each time it is taken, from Shortest up to Longest. It is for one goroutine.
+type Pace struct {
+	Shortest, Longest time.Duration
+	taken             int
+}
+
+// Next returns the pause to take now.
+func (p *Pace) Next() time.Duration {
+	p.taken++
+	return Backoff(p.Shortest, p.Longest, p.taken)
+}
+
+// Reset begins again with the shortest.
+func (p *Pace) Reset() { p.taken = 0 }
+
+// Backoff is the n-th pause, counted from 1.
+func Backoff(shortest, longest time.Duration, n int) time.Duration {
+	if shift := n - 1; shift < 32 && shortest<<shift > 0 {
+		return min(longest, shortest<<shift)
+	}
+	return longest
+}
+
+// Jitter shortens a pause at random by up to a fifth.
+func Jitter(d time.Duration) time.Duration { return d - rand.N(d/5+1) }
+
+// Sleep waits for d, and reports false if ctx ended before.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
