@@ -44,9 +44,12 @@ func TestSource_OutageOfTheStoreDoesNotTurnTheBacklogOver(t *testing.T) {
 	t.Parallel()
 	const backlog = 12_000
 	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: -1})
-	for range backlog {
+	for i := range backlog {
 		if _, err := r.js.PublishAsync("orders.a", []byte("x")); err != nil {
 			t.Fatal(err)
+		}
+		if i%500 == 499 { // more at once may stall
+			<-r.js.PublishAsyncComplete()
 		}
 	}
 	<-r.js.PublishAsyncComplete()
