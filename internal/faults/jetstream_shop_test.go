@@ -62,7 +62,7 @@ func (s *shop) make(stream jetstream.StreamConfig, ackWait time.Duration) {
 	stream.Name, stream.Subjects = ordersStream, []string{ordersStream}
 	letters.Name, letters.Subjects, letters.Retention = lettersStream, []string{lettersStream}, jetstream.LimitsPolicy
 	for _, config := range []jetstream.StreamConfig{stream, letters} {
-		if _, err := s.js.CreateStream(s.t.Context(), config); err != nil {
+		if _, err := createStream(s.t, s.js, config); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -304,5 +304,17 @@ func (s *shop) mustHaveGivenUpNothing() {
 	s.t.Helper()
 	if n := s.givenUp.Load(); n > 0 {
 		s.t.Errorf("the server gave %d messages up after their last delivery", n)
+	}
+}
+
+// createStream makes a stream. A cluster that has just begun may take a moment until all its nodes can be placed on.
+func createStream(t *testing.T, js jetstream.JetStream, config jetstream.StreamConfig) (stream jetstream.Stream, err error) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(30 * time.Second); ; <-tick.C {
+		if stream, err = js.CreateOrUpdateStream(t.Context(), config); err == nil || time.Now().After(end) {
+			return stream, err
+		}
 	}
 }

@@ -68,7 +68,7 @@ func newMint(t *testing.T, dsn string, urls []string, js jetstream.JetStream, st
 	m.exec(`CREATE TABLE counters (key text PRIMARY KEY, n bigint NOT NULL)`)
 	m.exec(`CREATE TABLE orders (id text PRIMARY KEY, key text NOT NULL, n bigint NOT NULL)`)
 	stream.Name, stream.Subjects, stream.Duplicates = ordersStream, []string{ordersStream}, 100*time.Millisecond
-	if _, err := js.CreateStream(t.Context(), stream); err != nil {
+	if _, err := createStream(t, js, stream); err != nil {
 		t.Fatal(err)
 	}
 	return m
