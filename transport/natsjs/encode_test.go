@@ -79,8 +79,23 @@ func TestClassify_OnlyProofIsDefinite(t *testing.T) {
 			t.Errorf("refused(%v) is %v", err, !want)
 		}
 	}
-	if !unsendable(fmt.Errorf("x: %w", nats.ErrMaxPayload)) || unsendable(errors.New("write: broken pipe")) || unsendable(nats.ErrConnectionClosed) {
-		t.Error("unsendable is wrong")
+	for _, c := range []struct {
+		size  int
+		limit int64
+		err   error
+		want  bool
+	}{
+		{2000, 1000, fmt.Errorf("x: %w", nats.ErrMaxPayload), true},
+		{2000, 0, nats.ErrMaxPayload, false}, // the client does not know its server yet
+		{500, 1000, nats.ErrMaxPayload, false},
+		{500, 1000, nats.ErrHeadersNotSupported, false},
+		{500, 1000, nats.ErrBadSubject, true},
+		{500, 1000, errors.New("write: broken pipe"), false},
+		{500, 1000, nats.ErrConnectionClosed, false},
+	} {
+		if got := unsendable(c.size, c.limit, c.err); got != c.want {
+			t.Errorf("unsendable(%d, %d, %v) is %v", c.size, c.limit, c.err, got)
+		}
 	}
 }
 

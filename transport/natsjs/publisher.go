@@ -142,7 +142,7 @@ func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
 		if errors.Is(err, jetstream.ErrTooManyStalledMsgs) && time.Now().Before(deadline) {
 			continue
 		}
-		return flight{future: future, msg: msg, err: err, unknown: err != nil && !unsendable(err)}
+		return flight{future: future, msg: msg, err: err, unknown: err != nil && !unsendable(msg.Size(), p.js.Conn().MaxPayload(), err)}
 	}
 }
 
@@ -185,14 +185,14 @@ func outcome(ctx context.Context, f jetstream.PubAckFuture) (*jetstream.PubAck, 
 	}
 }
 
-// unsendable reports whether an error of sending says that this message cannot be sent.
-func unsendable(err error) bool {
-	for _, e := range [...]error{nats.ErrMaxPayload, nats.ErrBadSubject, nats.ErrBadHeaderMsg, nats.ErrHeadersNotSupported} {
-		if errors.Is(err, e) {
-			return true
-		}
+// unsendable reports whether an error of sending says that this message cannot be sent. A client that is reconnecting may
+// not know its server yet, and says then that it takes no headers (nats.ErrHeadersNotSupported) and no payload: that
+// proves nothing.
+func unsendable(size int, limit int64, err error) bool {
+	if errors.Is(err, nats.ErrMaxPayload) {
+		return limit > 0 && int64(size) > limit
 	}
-	return false
+	return errors.Is(err, nats.ErrBadSubject) || errors.Is(err, nats.ErrBadHeaderMsg)
 }
 
 // refused reports whether an error instead of an acknowledgement says that a stream refused the message itself, so that
