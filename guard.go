@@ -18,6 +18,7 @@ import (
 // safe is a thin layer on it. It is safe for concurrent use and holds nothing that must be closed.
 type Guard struct {
 	store    dedupstore.Store
+	inbox    dedupstore.Transactor // the store, if it is one
 	policy   Policy
 	log      *slog.Logger
 	meter    *telemetry.Meter
@@ -39,8 +40,12 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("oncemill: make instruments: %w", err)
 	}
+	inbox, _ := store.(dedupstore.Transactor)
+	if err := policy.fits(inbox); err != nil {
+		return nil, err
+	}
 	return &Guard{
-		store: store, policy: policy, log: policy.Logger, meter: meter,
+		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter,
 		breakers: newBreakers(store, policy.StoreDown, policy.Logger),
 		patience: patience{timeout: operationTimeout(policy.Lease)},
 	}, nil
@@ -118,7 +123,9 @@ func (r Result) Failure() error {
 }
 
 // A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
-// claim is lost. Of the outcome that it returns, Result and Produced count; what Kind it is follows from the error:
+// claim is lost. Over an inbox (dedupstore.Transactor) it also carries the transaction, and the work is done again, in a
+// new one, when the database refuses it because of others. Of the outcome that it returns, Result counts, and, with a nil
+// error, Produced; what Kind it is follows from the error:
 //
 //   - nil: succeeded.
 //   - Permanent: failed; all duplicates get it.
@@ -203,8 +210,11 @@ func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first
 	if err := g.start(ctx, h, first); err != nil {
 		return err
 	}
+	if g.inbox != nil {
+		return g.runInTx(ctx, call, h, fn, res)
+	}
 	outcome, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
-		return protect(withRun(ctx, Run{Key: h.claim.Key, Fence: h.claim.Fence, Attempt: h.claim.Attempt}), fn)
+		return protect(withClaim(ctx, &h.claim), fn)
 	})
 	if err == nil && !h.isLost() && len(outcome.Produced) == 0 {
 		return g.succeeded(ctx, h, &outcome, res)
@@ -222,7 +232,7 @@ func (g *Guard) settled(ctx context.Context, call Call, h *holding, outcome dedu
 	case h.isLost():
 		return Result{}, g.lost(ctx, h, err)
 	case err != nil:
-		return g.failed(ctx, call, h, res)
+		return g.failed(ctx, call, h, res, outcome.Result)
 	}
 	g.outcome(&outcome, &res)
 	return g.produced(ctx, call, h, res, outcome)

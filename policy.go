@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // A Policy says how long outcomes are remembered and what happens when things go wrong. The zero value is LowValue.
@@ -48,7 +50,7 @@ type Policy struct {
 
 	// MaxProducedBytes bounds the produced messages that are kept in the record, payloads and headers together. Larger
 	// ones are published while the run still holds its claim, so that a crash in between runs the handler again. They
-	// are never cut. Zero: 1 MiB.
+	// are never cut. An inbox keeps outputs of any size: they must not be published before the commit. Zero: 1 MiB.
 	MaxProducedBytes int
 
 	// Shadow runs every message unguarded and only counts what a guard would have done, under names of its own:
@@ -174,6 +176,19 @@ func (p Policy) validate() error {
 		return invalid("Policy.MaxResultBytes", fmt.Sprintf("is %d, want at least 1", p.MaxResultBytes))
 	case p.MaxProducedBytes < 1:
 		return invalid("Policy.MaxProducedBytes", fmt.Sprintf("is %d, want at least 1", p.MaxProducedBytes))
+	}
+	return nil
+}
+
+// fits checks a policy against the store that it is for. A handler that expects a transaction cannot run without one.
+func (p Policy) fits(inbox dedupstore.Transactor) error {
+	switch {
+	case inbox == nil:
+		return nil
+	case p.StoreDown == FailOpen:
+		return invalid("Policy.StoreDown", `is "open", which contradicts an inbox: without its database there is no transaction for the handler`)
+	case p.Shadow:
+		return invalid("Policy.Shadow", "is set, which contradicts an inbox: without a claim there is no transaction for the handler; count with the store's leased form")
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/txctx"
 )
 
 // Run is what a handler may know about the run it is in.
@@ -26,18 +27,18 @@ func (r Run) ID(name string) string {
 	return ids.Derive("oncemill/run", r.Key.Tenant, r.Key.Group, r.Key.Handler, r.Key.ID, name)
 }
 
-type runKey struct{}
-
 // FromContext returns the run that the handler is in. It panics outside a run, since an ID made from nothing would be
 // the same for every message.
 func FromContext(ctx context.Context) Run {
-	run, ok := ctx.Value(runKey{}).(Run)
+	claim, ok := txctx.From[*dedupstore.Claim](ctx)
 	if !ok {
 		panic("oncemill: FromContext outside a guarded run: pass the context that the handler got")
 	}
-	return run
+	return Run{Key: claim.Key, Fence: claim.Fence, Attempt: claim.Attempt}
 }
 
-func withRun(ctx context.Context, run Run) context.Context {
-	return context.WithValue(ctx, runKey{}, run)
+// withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the handler.
+// The claim of an unguarded run has a key only.
+func withClaim(ctx context.Context, claim *dedupstore.Claim) context.Context {
+	return txctx.With(ctx, claim)
 }

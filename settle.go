@@ -15,6 +15,11 @@ import (
 func (g *Guard) outcome(o *dedupstore.Outcome, res *Result) {
 	o.Kind, o.Reason, o.Exhausted = dedupstore.Succeeded, "", false
 	res.Outcome = *o
+	g.truncate(o)
+}
+
+// truncate cuts a result that is too long to be stored.
+func (g *Guard) truncate(o *dedupstore.Outcome) {
 	if limit := g.policy.MaxResultBytes; len(o.Result) > limit {
 		o.Result, o.Truncated = o.Result[:limit], true
 	}
@@ -36,7 +41,7 @@ func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result,
 	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: stored, Retention: g.policy.Window}); err != nil {
 		// The effect has happened, and running it again would not make these outputs valid.
 		res.err = Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))
-		return g.failed(ctx, call, h, res)
+		return g.failed(ctx, call, h, res, stored.Result)
 	}
 	if size(stored.Produced) > g.policy.MaxProducedBytes {
 		return g.publishFirst(ctx, call, h, res, stored)
@@ -44,8 +49,8 @@ func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result,
 	return g.finish(ctx, call, h, res, stored)
 }
 
-// failed stores or releases a run that returned an error.
-func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (Result, error) {
+// failed stores or releases a run that returned an error, and perhaps a result beside it.
+func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, result []byte) (Result, error) {
 	err := res.err
 	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
 	// ever.
@@ -55,7 +60,7 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (
 	_, proof := mark[*NoEffectError](err)
 	parks := g.policy.ExpiredLease == Park && !proof
 	last := h.claim.Attempt >= g.policy.MaxAttempts
-	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err)}
+	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err), Result: result}
 	switch {
 	case permanent:
 	case parks:
@@ -67,6 +72,7 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result) (
 	}
 	o.Produced = g.deadLetter(ctx, call, o, h.claim.Attempt, h.claim.Fence)
 	res.Outcome = o
+	g.truncate(&o)
 	if size(o.Produced) > g.policy.MaxProducedBytes {
 		return g.publishFirst(ctx, call, h, res, o)
 	}
@@ -110,10 +116,15 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
 	sent := time.Now()
 	err := g.settle(ctx, h, dedupstore.Finish{Outcome: o, Retention: g.window(o)})
-	switch {
-	case err != nil:
+	if err != nil {
 		return Result{}, g.unfinished(ctx, h, res.err, err)
-	case len(o.Produced) == 0:
+	}
+	return g.publishStored(ctx, call, h, res, sent)
+}
+
+// publishStored publishes what an outcome holds that was sent to the store at a time.
+func (g *Guard) publishStored(ctx context.Context, call Call, h *holding, res Result, sent time.Time) (Result, error) {
+	if len(res.Outcome.Produced) == 0 {
 		return res, nil
 	}
 	h.deadline = sent.Add(h.claim.Lease) // the publish step has a lease of its own

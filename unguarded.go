@@ -12,7 +12,7 @@ import (
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
 func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	g.meter.Claim(ctx, call.Key.Group, call.Key.Handler, telemetry.Bypassed, 0, 0)
-	o, err := protect(withRun(ctx, Run{Key: call.Key}), fn)
+	o, err := protect(withClaim(ctx, &dedupstore.Claim{Key: call.Key}), fn)
 	if err != nil {
 		return Result{}, &RetryError{Delay: g.policy.Backoff.delay(1), Err: err}
 	}
@@ -51,7 +51,7 @@ func (g *Guard) shadow(ctx context.Context, call Call, fn RunFunc) (Result, erro
 	ran := errors.New("the handler did not return")
 	defer func() { settle(ran) }()
 	var o dedupstore.Outcome
-	o, ran = fn(withRun(ctx, Run{Key: call.Key}))
+	o, ran = fn(withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
 	o.Kind = dedupstore.Succeeded
 	return Result{Outcome: o, Bypassed: true}, ran
 }

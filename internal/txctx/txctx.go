@@ -1,16 +1,17 @@
-// Package txctx carries a database transaction in a context, so that what is called with the context joins it.
+// Package txctx carries a database transaction in a context, so that what is called with the context joins it, and the claim
+// of the run, so that it can be settled there.
 package txctx
 
 import "context"
 
 type key[T any] struct{}
 
-// With returns a context that carries a transaction. Each type of transaction has a place of its own.
+// With returns a context that carries a transaction, or a claim. Each type has a place of its own.
 func With[T any](ctx context.Context, tx T) context.Context {
 	return context.WithValue(ctx, key[T]{}, tx)
 }
 
-// From returns the transaction of a type that the context carries.
+// From returns what the context carries of a type.
 func From[T any](ctx context.Context) (tx T, found bool) {
 	tx, found = ctx.Value(key[T]{}).(T)
 	return tx, found

@@ -61,7 +61,8 @@ func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) err
 		cancel(errGrace)
 		ended(late, s.rebalance/cancelShare)
 	}
-	ctx, stop := context.WithTimeout(ctx, s.rebalance)
+	// The client holds commits back while it joins, and a dead member can hold a join for the whole rebalance timeout.
+	ctx, stop := context.WithTimeout(ctx, 2*s.rebalance)
 	defer stop()
 	return s.commitFinally(ctx)
 }

@@ -1,0 +1,51 @@
+package dedupstore
+
+import "context"
+
+// A Transactor is a Store whose records lie in the database that the effects are written to: an inbox. A store that has
+// one hands it out on request, so that nobody gets transactions by accident.
+type Transactor interface {
+	Store
+
+	// InTx runs work in a transaction, settles the claim in it as work says, comparing owner and fence, and commits: the
+	// effects and the outcome happen together, or not at all. The context that work gets carries the transaction. The
+	// claim itself was made outside, by a statement of its own, so that others find the key busy without waiting.
+	//
+	// Nil: it is committed, or had been before, if this owner's Finish is in the record already. Any other error but
+	// *UndecidedError says that nothing is, and that the record is as it was:
+	//   - what the last call of work returned, itself and not wrapped;
+	//   - ErrClaimLost, as of Settle;
+	//   - *ConflictError, if the database refused the transaction again and again because of others;
+	//   - or why it could not begin, settle or commit.
+	//
+	// Work is called again, in a new transaction, when the database refuses one because of others (serialization
+	// failure, deadlock). It is never called, or finds its transaction rolled back, when ctx has ended; the settlement
+	// and the commit are not interrupted by that. When the answer to a commit is lost, the record is read until it tells,
+	// at most for the claim's lease.
+	InTx(ctx context.Context, c Claim, work func(ctx context.Context) (Settlement, error)) error
+}
+
+// UndecidedError says that a transaction may or may not have committed: the answer was lost, and the record could not be
+// read. Nobody may fail or release the key on the strength of it. The next claim finds what is true.
+type UndecidedError struct{ Err error }
+
+func (e *UndecidedError) Error() string {
+	return "dedupstore: not known whether the transaction has committed: " + e.Err.Error()
+}
+
+// Unwrap returns why.
+func (e *UndecidedError) Unwrap() error { return e.Err }
+
+// ConflictError says that the database refused a transaction, several times, because of what others did at the same time.
+// It is no failure of the work: the attempt does not count.
+type ConflictError struct{ Err error }
+
+func (e *ConflictError) Error() string {
+	return "dedupstore: the transaction was refused again and again because of others: " + e.Err.Error()
+}
+
+// Unwrap returns what the database said last.
+func (e *ConflictError) Unwrap() error { return e.Err }
+
+// Uncounted says that the run was interrupted rather than failed.
+func (e *ConflictError) Uncounted() bool { return true }

@@ -1,0 +1,98 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// runInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed together. A
+// failure is recorded afterwards, when the effects are rolled back.
+func (g *Guard) runInTx(ctx context.Context, call *Call, h *holding, fn RunFunc, res *Result) error {
+	w := &transacted{guard: g, h: h, fn: fn}
+	_, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
+		return dedupstore.Outcome{}, g.inbox.InTx(ctx, h.claim, w.work)
+	})
+	if err == nil {
+		w.res.Fence, w.res.Attempt = h.claim.Fence, h.claim.Attempt
+		*res, err = g.publishStored(ctx, *call, h, w.res, w.sent)
+		return err
+	}
+	*res, err = g.uncommitted(ctx, *call, h, w, err)
+	return err
+}
+
+// uncommitted deals with a transaction that was rolled back, or may have been.
+//
+//go:noinline
+func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *transacted, err error) (Result, error) {
+	res := Result{Fence: h.claim.Fence, Attempt: h.claim.Attempt, err: err}
+	failure, handlers := err.(*workError) //nolint:errorlint // InTx returns it as it is
+	undecided, unknown := errors.AsType[*dedupstore.UndecidedError](err)
+	switch {
+	case handlers && !h.isLost():
+		res.err = failure.err
+		return g.failed(ctx, call, h, res, w.result)
+	case handlers:
+		return Result{}, g.lost(ctx, h, failure.err)
+	case unknown:
+		g.meter.StoreError(ctx, "settle", string(g.policy.StoreDown))
+		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery finds out",
+			"key", h.claim.Key.String(), "fence", h.claim.Fence, "error", err)
+		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
+	case h.isLost() || errors.Is(err, dedupstore.ErrClaimLost):
+		return Result{}, g.lost(ctx, h, nil)
+	case w.calls > 0: // it could not be settled or committed
+		return g.failed(ctx, call, h, res, nil)
+	}
+	g.giveBack(ctx, h)
+	if ctx.Err() != nil {
+		return Result{}, context.Cause(ctx)
+	}
+	g.meter.StoreError(ctx, "begin", string(g.policy.StoreDown))
+	return Result{}, &StoreError{Op: "begin", Err: err}
+}
+
+// transacted is a handler's run in a transaction, which may have to be repeated.
+type transacted struct {
+	guard  *Guard
+	h      *holding
+	fn     RunFunc
+	calls  int
+	res    Result
+	result []byte    // beside an error
+	sent   time.Time // not after the settlement was
+}
+
+// workError tells a handler's error from those of the database.
+type workError struct{ err error }
+
+func (e *workError) Error() string { return e.err.Error() }
+
+// Unwrap lets a store see by the database's error in it that the transaction is to be repeated.
+func (e *workError) Unwrap() error { return e.err }
+
+// work is what InTx runs.
+func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
+	g := w.guard
+	w.calls++
+	w.res, w.result = Result{}, nil
+	outcome, err := protect(withClaim(ctx, &w.h.claim), w.fn)
+	if err != nil {
+		w.result = outcome.Result
+		return nil, &workError{err}
+	}
+	if w.h.isLost() {
+		return nil, ErrClaimLost
+	}
+	g.outcome(&outcome, &w.res)
+	finish := dedupstore.Finish{Outcome: outcome, Retention: g.policy.Window}
+	if err := dedupstore.ValidateSettlement(finish); err != nil {
+		return nil, &workError{Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))}
+	}
+	w.sent = time.Now()
+	return finish, nil
+}
