@@ -3,14 +3,17 @@
 GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 .DEFAULT_GOAL := help
-.PHONY: help test fuzz proof bench lint
+.PHONY: help test e2e fuzz proof bench lint
 
 help: ## list the goals
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@scripts/proof -list
 
 test: ## everything that must hold before a change is kept; as root on Debian it installs what it lacks
 	@scripts/test
+
+e2e: ## dashboards, alerts, traces and compose.yaml; with JAEGER=path-to-a-jaeger-v2 through a real one, too
+	ONCEMILL_TEST_JAEGER=$(abspath $(JAEGER)) go -C e2e test -count=1 -v -timeout 10m ./...
 
 fuzz: ## every fuzz target for 30 seconds
 	@scripts/fuzz 30s

@@ -64,7 +64,7 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 				return first, &bypassError{err}
 			}
 			if !failed {
-				g.meter.Claim(ctx, call.Key.Group, call.Key.Handler, telemetry.StoreError, 0, 0)
+				g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.StoreError})
 				failed = true
 			}
 		}
@@ -105,8 +105,26 @@ func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
 // claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all the
 // same, and nobody would give it back, so that the message had to wait for the end of its lease.
 func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) error {
+	if g.meter.Times(ctx) {
+		return g.timed(ctx, r, answer)
+	}
 	got, err := g.store.Claim(g.patience.of(ctx), *r)
 	*answer = got
+	return err
+}
+
+// timed is claim for those who want to know how long it takes.
+//
+//go:noinline
+func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) (err error) {
+	sent := time.Now()
+	*answer, err = g.store.Claim(g.patience.of(ctx), *r)
+	took := time.Since(sent)
+	if err != nil {
+		g.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), took)
+	} else {
+		g.meter.ClaimTook(ctx, outcomeOf(answer), "", took)
+	}
 	return err
 }
 
@@ -116,7 +134,7 @@ func (g *Guard) storeError(ctx context.Context, poll time.Duration, err error) (
 	if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
 		return refusal.wait, &StoreError{Op: "claim", Err: refusal.cause}
 	}
-	g.meter.StoreError(ctx, "claim", string(g.policy.StoreDown))
+	g.storeFailed(ctx, "claim", err)
 	return poll, &StoreError{Op: "claim", Err: err}
 }
 
@@ -134,16 +152,34 @@ func (g *Guard) mayBypass(err error) bool {
 // count reports how a claim was answered.
 func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {
 	o := outcomeOf(a)
-	g.meter.Claim(ctx, key.Group, key.Handler, o, a.Claim.Attempt, a.Claim.Fence)
-	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch {
+	g.tally(ctx, key, &telemetry.Answer{
+		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a),
+	})
+	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy { // see otherwise
 		telemetry.LinkOriginal(ctx, a.Trace)
 	}
+}
+
+func (g *Guard) tally(ctx context.Context, key *dedupstore.Key, a *telemetry.Answer) {
+	g.meter.Claim(ctx, key.Group, key.Handler, key.ID, a)
+}
+
+// tookOver reports whether a claim found the expired lease of a run: it runs instead, or ended it. A first run that was
+// found is the claimer's own, whose answer was lost.
+func tookOver(a *dedupstore.Answer) bool {
+	switch a.Status {
+	case dedupstore.AcquiredRun:
+		return a.Found == dedupstore.Running && a.Claim.Attempt > 1
+	case dedupstore.AcquiredPublish:
+		return a.Found == dedupstore.Running
+	}
+	return false
 }
 
 func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
 	switch a.Status {
 	case dedupstore.AcquiredRun:
-		if a.Claim.Attempt == 1 && a.Found == dedupstore.Absent {
+		if a.Claim.Attempt == 1 && (a.Found == dedupstore.Absent || a.Found == dedupstore.Running) { // by itself: its answer was lost
 			return telemetry.Claimed
 		}
 		return telemetry.Reclaimed

@@ -8,7 +8,16 @@ import (
 )
 
 // Do runs fn once for a key and gives its result to every later call within the dedup window: for jobs, requests and
-// tool calls that have no message broker. The result travels as JSON.
+// tool calls that have no message broker. The result travels as JSON; Partial is one for work that may end half done.
+//
+// The key's ID names the action, not the attempt: producer.DeriveID for one that has an identity of its own,
+// producer.CallID for a tool call of a model. In fn, FromContext(ctx).ID(name) is the idempotency key for calls to others:
+// the same in each run of the key, so that a run that died after its effect is no second effect for those who honour it.
+//
+// The guard's policy is the class of the action, so there is one guard for each: LowValue where a repetition is a nuisance,
+// HighValue where it costs money, Irreversible where nobody could take it back. What has the same effect however often it
+// is done needs none of this: reads, writes that set a value, calls that carry a key which the other side honours for as
+// long as anybody may repeat them. A guard would only add an answer that grows old, and a BusyError.
 //
 // A failure that is stored is a *FailedError for the first caller and every later one. A key that has another owner is
 // a *BusyError with the time that remains, after Call.Hold. A success whose result cannot be given to a later caller is
@@ -26,7 +35,7 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 		value = v
 		data, err := json.Marshal(v)
 		if err != nil { // the work is done: later callers get to know that, if not the result
-			g.log.ErrorContext(ctx, "oncemill: result cannot be stored for duplicates", "key", call.Key.String(), "error", err)
+			g.log.ErrorContext(ctx, "oncemill: result cannot be stored for duplicates", "id", call.Key.ID, "key", call.Key.String(), "error", err)
 			return dedupstore.Outcome{Truncated: true}, nil
 		}
 		return dedupstore.Outcome{Result: data}, nil

@@ -36,7 +36,7 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	if err := policy.validate(); err != nil {
 		return nil, err
 	}
-	meter, err := telemetry.NewMeter()
+	meter, err := telemetry.NewMeter(telemetry.Providers(policy.Telemetry), store)
 	if err != nil {
 		return nil, fmt.Errorf("oncemill: make instruments: %w", err)
 	}
@@ -180,6 +180,8 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err
 func (g *Guard) otherwise(ctx context.Context, call *Call, answer *dedupstore.Answer, first time.Time, err error, fn RunFunc, res *Result) error {
 	if err == nil {
 		*res, err = g.answered(ctx, call, answer, first)
+	} else if _, busy := err.(*BusyError); busy { //nolint:errorlint // never wrapped
+		telemetry.LinkOriginal(ctx, answer.Trace)
 	} else if _, open := err.(*bypassError); open { //nolint:errorlint // never wrapped
 		*res, err = g.bypass(ctx, *call, fn)
 	}
@@ -275,7 +277,7 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
-	g.meter.StoreError(ctx, "extend", string(g.policy.StoreDown))
+	g.storeFailed(ctx, "extend", err)
 	return &StoreError{Op: "extend", Err: err}
 }
 
@@ -283,7 +285,7 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 func (g *Guard) giveBack(ctx context.Context, h *holding) {
 	err := g.store.Settle(g.patience.of(ctx), h.claim, dedupstore.Release{Uncounted: true, Reason: "not started"})
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
-		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "key", h.claim.Key.String(), "error", err)
+		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 	}
 }
 
@@ -308,8 +310,9 @@ func protect(ctx context.Context, fn RunFunc) (o dedupstore.Outcome, err error) 
 
 // lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.
 func (g *Guard) lost(ctx context.Context, h *holding, handler error) error {
+	g.meter.Loss(ctx, h.claim.Key.Group, h.claim.Key.Handler)
 	g.log.WarnContext(ctx, "oncemill: claim lost; the outcome of this run, if any, was refused",
-		"key", h.claim.Key.String(), "fence", h.claim.Fence, "error", handler)
+		"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "error", handler)
 	if handler == ErrClaimLost { //nolint:errorlint // the cause of its own context, and no more
 		handler = nil
 	}

@@ -39,9 +39,9 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 	case handlers:
 		return Result{}, g.lost(ctx, h, failure.err)
 	case unknown:
-		g.meter.StoreError(ctx, "settle", string(g.policy.StoreDown))
+		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery finds out",
-			"key", h.claim.Key.String(), "fence", h.claim.Fence, "error", err)
+			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "error", err)
 		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
 	case h.isLost() || errors.Is(err, dedupstore.ErrClaimLost):
 		return Result{}, g.lost(ctx, h, nil)
@@ -52,7 +52,7 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 	if ctx.Err() != nil {
 		return Result{}, context.Cause(ctx)
 	}
-	g.meter.StoreError(ctx, "begin", string(g.policy.StoreDown))
+	g.storeFailed(ctx, "begin", err)
 	return Result{}, &StoreError{Op: "begin", Err: err}
 }
 
@@ -64,6 +64,7 @@ type transacted struct {
 	calls  int
 	res    Result
 	result []byte    // beside an error
+	proof  bool      // the last call had no effect at all
 	sent   time.Time // not after the settlement was
 }
 
@@ -75,14 +76,21 @@ func (e *workError) Error() string { return e.err.Error() }
 // Unwrap lets a store see by the database's error in it that the transaction is to be repeated.
 func (e *workError) Unwrap() error { return e.err }
 
+// errNotRepeated ends a run that must not happen twice: its effects outside of the database are not rolled back.
+var errNotRepeated = errors.New("the database refused the transaction because of others, and at most once the handler must not run again")
+
 // work is what InTx runs.
 func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	g := w.guard
+	if w.calls > 0 && g.policy.ExpiredLease == Park && !w.proof {
+		return nil, &workError{errNotRepeated}
+	}
 	w.calls++
-	w.res, w.result = Result{}, nil
+	w.res, w.result, w.proof = Result{}, nil, false
 	outcome, err := protect(withClaim(ctx, &w.h.claim), w.fn)
 	if err != nil {
 		w.result = outcome.Result
+		_, w.proof = mark[*NoEffectError](err)
 		return nil, &workError{err}
 	}
 	if w.h.isLost() {
@@ -96,3 +104,6 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	w.sent = time.Now()
 	return finish, nil
 }
+
+// Transacts reports whether runs are in transactions: whether the guard's store is an inbox.
+func (g *Guard) Transacts() bool { return g.inbox != nil }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // A Policy says how long outcomes are remembered and what happens when things go wrong. The zero value is LowValue.
@@ -57,8 +58,12 @@ type Policy struct {
 	// nothing is suppressed, derived, delayed, cancelled or dead-lettered.
 	Shadow bool
 
-	// Logger gets what operators must know. Nil: slog.Default().
+	// Logger gets what operators must know: one line for each event that somebody must act on, with the message's ID, and
+	// with the trace of the context as trace_id and span_id; never payloads. Nil: slog.Default().
 	Logger *slog.Logger
+
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
+	Telemetry Telemetry
 }
 
 // Backoff is an exponential delay with jitter: Min after the first attempt, doubled after each further one up to Max,
@@ -130,6 +135,7 @@ func (p Policy) withDefaults() Policy {
 	if p.Logger == nil {
 		p.Logger = slog.Default()
 	}
+	p.Logger = telemetry.Logger(p.Logger)
 	return p
 }
 

@@ -24,7 +24,7 @@ func (g *Guard) publish(ctx context.Context, call Call, h *holding, res Result, 
 func (g *Guard) publishFirst(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
 	g.meter.Oversize(ctx, call.Key.Group, call.Key.Handler)
 	g.log.WarnContext(ctx, "oncemill: produced messages are too large to be stored; a crash before they are published runs the handler again",
-		"key", call.Key.String(), "bytes", size(o.Produced), "limit", g.policy.MaxProducedBytes)
+		"id", call.Key.ID, "key", call.Key.String(), "bytes", size(o.Produced), "limit", g.policy.MaxProducedBytes)
 	o.Produced = dedupstore.Stubs(o.Produced)
 	return g.publishThen(ctx, call, h, res, dedupstore.Finish{Outcome: o, Retention: g.window(o), Published: true})
 }
@@ -70,7 +70,7 @@ func (g *Guard) postpone(ctx context.Context, h *holding) time.Duration {
 	delay := min(max(g.policy.Backoff.delay(1), time.Millisecond), h.claim.Lease)
 	ctx = context.WithoutCancel(ctx)
 	if err := g.extend(ctx, h, delay); err != nil {
-		g.log.WarnContext(ctx, "oncemill: publish step not given back, its lease must end", "key", h.claim.Key.String(), "error", err)
+		g.log.WarnContext(ctx, "oncemill: publish step not given back, its lease must end", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 		return h.claim.Lease
 	}
 	return delay

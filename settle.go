@@ -87,7 +87,7 @@ func (g *Guard) deadLetter(ctx context.Context, call Call, o dedupstore.Outcome,
 	}
 	o.Produced = call.DeadLetter(o, attempt, fence)
 	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(o)}); err != nil {
-		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out", "key", call.Key.String(), "error", err)
+		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out", "id", call.Key.ID, "key", call.Key.String(), "error", err)
 		return nil
 	}
 	return o.Produced
@@ -157,9 +157,9 @@ func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement)
 	ctx = context.WithoutCancel(ctx)
 	err := g.retry(ctx, h, func(ctx context.Context) error { return g.store.Settle(ctx, h.claim, s) })
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
-		g.meter.StoreError(ctx, "settle", string(g.policy.StoreDown))
+		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may run the handler again",
-			"key", h.claim.Key.String(), "fence", h.claim.Fence, "settlement", fmt.Sprintf("%T", s), "error", err)
+			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "settlement", fmt.Sprintf("%T", s), "error", err)
 	}
 	return err
 }

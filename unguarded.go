@@ -11,7 +11,7 @@ import (
 
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
 func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, error) {
-	g.meter.Claim(ctx, call.Key.Group, call.Key.Handler, telemetry.Bypassed, 0, 0)
+	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
 	o, err := protect(withClaim(ctx, &dedupstore.Claim{Key: call.Key}), fn)
 	if err != nil {
 		return Result{}, &RetryError{Delay: g.policy.Backoff.delay(1), Err: err}
@@ -66,7 +66,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) 
 		quick, cancel := context.WithTimeout(ctx, shadowPatience)
 		defer cancel()
 		if answer, err = g.store.Claim(quick, request); err != nil {
-			g.meter.StoreError(ctx, "claim", "shadow")
+			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
 		}
 		return err
 	})
@@ -88,7 +88,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) 
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
 		if err := g.store.Settle(ctx, answer.Claim, s); err != nil {
-			g.meter.StoreError(ctx, "settle", "shadow")
+			g.meter.StoreError(ctx, "settle", "shadow", storeFailure(err))
 		}
 	}
 }

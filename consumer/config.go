@@ -40,6 +40,14 @@ type Config struct {
 	// Extractors find the message ID, in this order. Nil: producer.DefaultExtractors().
 	Extractors []producer.Extractor
 
+	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does, for deliveries that do not
+	// say it themselves (Delivery.System): those of Watermill's own adapters. Empty: "unknown".
+	System string
+
+	// Trace says how the span of a delivery belongs to the trace of its message. Zero: TraceParent, which shows a message as
+	// one trace; TraceLink suits those who read long streams or batches. Where traces go is in Policy.Telemetry.
+	Trace TraceMode
+
 	// Fingerprint identifies the content, so that a reused ID is noticed. Nil: the SHA-256 of the payload.
 	Fingerprint producer.Fingerprinter
 }
@@ -56,6 +64,9 @@ func (c Config) withDefaults() Config {
 		c.Hold = 10 * time.Second
 	case NoHold:
 		c.Hold = 0
+	}
+	if c.Trace == "" {
+		c.Trace = TraceParent
 	}
 	if c.Extractors == nil {
 		c.Extractors = producer.DefaultExtractors()
@@ -76,6 +87,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("consumer: Config: %w", err)
 	}
 	switch {
+	case c.Trace != TraceParent && c.Trace != TraceLink:
+		return invalid("Config.Trace", fmt.Sprintf("is %q, want %q or %q", c.Trace, TraceParent, TraceLink))
 	case c.Hold < 0:
 		return invalid("Config.Hold", fmt.Sprintf("is %v, want at least 0, or NoHold", c.Hold))
 	case c.DeadLetters != nil && c.DeadLetterTopic == "":

@@ -62,7 +62,7 @@ func (p *Processor) letter(d Delivery, id, original, outcome, reason string) ded
 func copyHeader(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
-	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration:
+	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration, producer.HeaderResend:
 		return true
 	}
 	return strings.HasPrefix(name, "nats-")
@@ -96,7 +96,7 @@ func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decisio
 		pause := p.policy.Backoff.Min
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "topic", p.config.DeadLetterTopic, "error", decision.Err)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", p.config.DeadLetterTopic, "error", decision.Err)
 	return decision
 }
 
@@ -124,7 +124,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 		pause := p.policy.Backoff.Min
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "topic", p.config.DeadLetterTopic, "error", cause)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "error", cause)
 	return Decision{Action: Ack, Err: cause}
 }
 

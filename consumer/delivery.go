@@ -20,6 +20,10 @@ type Delivery struct {
 	// Origin is within what Position, and an ID that brings no namespace of its own, are unique: a stream. Empty: Topic.
 	Origin string
 
+	// System names the messaging system in telemetry, such as "nats" or "kafka" (OpenTelemetry's messaging.system). Empty:
+	// what Config.System says.
+	System string
+
 	// Header is what travels beside the payload. It is not changed, and must not be while Process runs.
 	Header producer.Header
 

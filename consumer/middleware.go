@@ -41,7 +41,7 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		if steering := steeringOf(ctx); steering != nil {
 			known := &steering.Delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
-			d.Count, d.Holds = known.Count, known.Holds
+			d.Count, d.Holds, d.System = known.Count, known.Holds, known.System
 		}
 		var decision Decision
 		p.process(ctx, &d, msg, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
@@ -95,7 +95,7 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	case p.policy.Shadow:
 		return returned, decision.Err
 	}
-	p.log.DebugContext(ctx, "oncemill: not acknowledged", "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
+	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
 	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
 		steering.Decide(*decision)
 		return nil, decision.Err
@@ -164,7 +164,7 @@ func (p *Processor) watch(ctx context.Context, msg *message.Message, publication
 		case <-msg.Nacked():
 		case <-p.closed:
 		case <-limit.C:
-			p.log.ErrorContext(ctx, "oncemill: message neither acked nor nacked, its outputs are given up to a redelivery", "after", longestPublish)
+			p.log.ErrorContext(ctx, "oncemill: message neither acked nor nacked, its outputs are given up to a redelivery", "uuid", msg.UUID, "after", longestPublish)
 		}
 		publication.Abandon()
 	}()

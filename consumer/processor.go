@@ -23,7 +23,8 @@ type Processor struct {
 	config Config
 	policy oncemill.Policy
 	log    *slog.Logger
-	meter  *telemetry.Meter
+
+	telemetry *telemetry.Consumer
 
 	mu       sync.Mutex
 	closing  bool
@@ -42,13 +43,13 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	if err != nil {
 		return nil, err
 	}
-	meter, err := telemetry.NewMeter()
+	observer, err := telemetry.NewConsumer(telemetry.Providers(config.Policy.Telemetry))
 	if err != nil {
 		return nil, fmt.Errorf("consumer: make instruments: %w", err)
 	}
 	policy := guard.Policy()
 	return &Processor{
-		guard: guard, config: config, policy: policy, log: policy.Logger, meter: meter, closed: make(chan struct{}),
+		guard: guard, config: config, policy: policy, log: policy.Logger, telemetry: observer, closed: make(chan struct{}),
 	}, nil
 }
 
@@ -100,9 +101,27 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 		decision.Action, decision.Delay, decision.Keep, decision.Err = RetryLater, p.policy.Backoff.Max, true, errNoHandler
 		return
 	}
-	var call oncemill.Call
-	if err := p.identify(d, &call); err != nil {
-		p.unidentified(ctx, d, err, decision, do)
+	var this identified
+	this.err = p.identify(d, &this)
+	if p.telemetry.On(ctx) {
+		p.observed(ctx, d, &this, message, decision, do)
+		return
+	}
+	p.guarded(p.telemetry.Propagate(ctx, d.Header), d, &this, message, decision, do)
+}
+
+// An identified is what was found out about a delivery.
+type identified struct {
+	call   oncemill.Call
+	source producer.Source // of its ID
+	err    error           // why it cannot be guarded
+}
+
+// guarded guards a delivery.
+func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, message any, decision *Decision, do job) {
+	call := &found.call
+	if found.err != nil {
+		p.unidentified(ctx, d, found.err, decision, do)
 		return
 	}
 	this := inside{call.Key, message}
@@ -112,13 +131,13 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 		return
 	}
 	var err error
-	decision.Result, err = p.guard.Run(context.WithValue(ctx, insideKey{}, this), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+	decision.Result, err = p.guard.Run(context.WithValue(ctx, insideKey{}, this), *call, func(ctx context.Context) (dedupstore.Outcome, error) {
 		return do(ctx, !p.policy.Shadow)
 	})
 	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
 		decision.Action = Ack
 	} else {
-		p.otherwise(ctx, d, &call, decision, err)
+		p.otherwise(ctx, d, call, decision, err)
 	}
 	decision.ID = call.Key.ID
 }
@@ -145,7 +164,8 @@ func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.C
 }
 
 // identify finds out what the delivery is.
-func (p *Processor) identify(d *Delivery, call *oncemill.Call) error {
+func (p *Processor) identify(d *Delivery, found *identified) error {
+	call := &found.call
 	call.Hold, call.Holds = p.config.Hold, d.Holds
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
@@ -155,6 +175,7 @@ func (p *Processor) identify(d *Delivery, call *oncemill.Call) error {
 		}
 		return &MissingIDError{Topic: d.Topic, Err: err}
 	}
+	found.source = identity.Source
 	call.Key = dedupstore.Key{Tenant: p.config.Tenant, Group: p.config.Group, Handler: d.Handler, ID: identity.ID}
 	if err := call.Key.Validate(); err != nil {
 		var unusable *dedupstore.InvalidError
@@ -198,10 +219,9 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 		o.Kind = dedupstore.Succeeded
 		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
 	}
-	var missing *MissingIDError
 	var content *ContentError
 	switch {
-	case errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass:
+	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
 	case errors.As(err, &content):
 		return p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
@@ -209,9 +229,14 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 	return p.undeliverable(ctx, d, "", outcomeRejected, err)
 }
 
+// bypasses reports whether the policy lets the handler run for a delivery that has no ID.
+func (p *Processor) bypasses(err error) bool {
+	var missing *MissingIDError
+	return errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass
+}
+
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
 func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
-	p.meter.Claim(ctx, p.config.Group, d.Handler, telemetry.Bypassed, 0, 0)
 	o, err := protect(ctx, do)
 	var permanent *oncemill.PermanentError
 	var after *oncemill.RetryAfterError

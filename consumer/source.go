@@ -24,7 +24,7 @@ type Source interface {
 // A Steering lets Processor.Middleware do more than a Router can, which only acks and nacks. Who delivers messages to a
 // Router puts it into their contexts.
 type Steering struct {
-	// Delivery is what is known about the delivery. Of it, Origin, Position, Count and Holds are used, and Topic if the Router
+	// Delivery is what is known about the delivery. Of it, Origin, System, Position, Count and Holds are used, and Topic if the Router
 	// names none: the rest stands in the message.
 	Delivery Delivery
 

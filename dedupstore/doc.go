@@ -18,6 +18,11 @@
 //   - An expired lease never erases fence, attempts or fingerprint: the lease is a field, the record outlives it.
 //   - The store's clock decides about leases; clocks of different clients are never compared.
 //
+// # Transactions
+//
+// A [Transactor] keeps its records in the database that the effects are written to, and commits both together: an inbox.
+// [Front] puts a cheap store before one, which refuses duplicates but grants nothing.
+//
 // # What it does not guarantee
 //
 // A store that loses records (failover, eviction, a lost disk) lets a message run again. A lease can end under a live

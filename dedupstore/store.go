@@ -187,6 +187,9 @@ type Claim struct {
 	Returned  int           // how many runs of the key gave their attempt back (Release.Uncounted)
 	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins
 	Retention time.Duration // as requested
+
+	// Front is what a [FrontStore] knows of the claim in its cheap store. Others leave it as it is.
+	Front FrontClaim
 }
 
 // A Settlement ends a step: [Finish], [Release] or [Published].

@@ -11,6 +11,10 @@ type Transactor interface {
 	// effects and the outcome happen together, or not at all. The context that work gets carries the transaction. The
 	// claim itself was made outside, by a statement of its own, so that others find the key busy without waiting.
 	//
+	// The settlement has to be a Finish: effects that are committed without an outcome would be made again by the next run.
+	// Any other, or one that ValidateSettlement refuses, rolls back and is an *InvalidError. Failures are settled by Settle,
+	// when their effects are rolled back. A panic of work rolls back and goes on.
+	//
 	// Nil: it is committed, or had been before, if this owner's Finish is in the record already. Any other error but
 	// *UndecidedError says that nothing is, and that the record is as it was:
 	//   - what the last call of work returned, itself and not wrapped;

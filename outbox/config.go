@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
@@ -48,6 +51,12 @@ type Config struct {
 	// Zero: 24 h. DeleteAtOnce: not at all.
 	Retention time.Duration
 
+	// Name names the outbox in metrics. Empty: the store's table, if it says so (Named), or else "outbox".
+	Name string
+
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
+	Telemetry oncemill.Telemetry
+
 	// Logger gets what operators must know: IDs, topics and errors, never keys, headers or payloads. Nil:
 	// slog.Default().
 	Logger *slog.Logger
@@ -70,6 +79,7 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = telemetry.Logger(c.Logger)
 	return c
 }
 

@@ -121,6 +121,7 @@ func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, erro
 	if len(l.rows) == from.limit && !from.suspects && flowing {
 		signal(r.more)
 	}
+	r.telemetry.Leased(ctx, len(l.rows))
 	results := r.publish(ctx, l.rows, from.suspects)
 	if err := r.settle(ctx, l, results); err != nil {
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)

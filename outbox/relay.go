@@ -3,10 +3,12 @@ package outbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -16,6 +18,7 @@ type Relay struct {
 	publisher producer.Publisher
 	cfg       Config
 	log       *slog.Logger
+	telemetry *telemetry.Relay
 	wake      chan struct{}
 	more      chan struct{}   // a full batch was leased: there is probably more
 	woken     <-chan struct{} // the store's own signal; nil if it has none
@@ -35,7 +38,11 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), more: make(chan struct{}, 1)}
+	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), name(store, cfg), SystemOf(publisher))
+	if err != nil {
+		return nil, fmt.Errorf("outbox: make instruments: %w", err)
+	}
+	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, telemetry: observer, wake: make(chan struct{}, 1), more: make(chan struct{}, 1)}
 	if w, ok := store.(Waker); ok {
 		r.woken = w.Woken()
 	}
@@ -60,14 +67,19 @@ func signal(c chan<- struct{}) {
 // marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its context makes
 // it wait longer.
 //
-// Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only error that it
-// returns is for a relay that is running already.
+// Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only errors that
+// it returns are for a relay that is running already, and of a meter provider that does not take its gauges.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("outbox: relay is running already")
 	}
 	defer r.running.Store(false)
 
+	stop, err := r.watch()
+	if err != nil {
+		return fmt.Errorf("outbox: watch the rows: %w", err)
+	}
+	defer stop()
 	var lanes sync.WaitGroup
 	for range suspectLanes {
 		lanes.Go(func() { r.work(ctx, r.suspects()) })

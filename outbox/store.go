@@ -44,6 +44,12 @@ type Waker interface {
 	Woken() <-chan struct{}
 }
 
+// A Named store has a name for metrics.
+type Named interface {
+	// Name returns the same name always; that of its table.
+	Name() string
+}
+
 // An Inspector is a Store that answers operators.
 type Inspector interface {
 	// Stats counts. Its cost may grow with the number of pending rows.
@@ -104,6 +110,10 @@ type Row struct {
 
 	Failures int // attempts that were refused
 	Unknowns int // attempts without an answer
+
+	// Age is how long ago the row was written, or due for the first time if that was later, by the store's clock. Zero: not
+	// known. It is for metrics only.
+	Age time.Duration
 
 	// Problem says why the row cannot be read, and so not be published: it becomes dead. Empty: it can.
 	Problem string

@@ -58,6 +58,7 @@ const (
 	HeaderName       = "oncemill-name"        // the name of an output among its handler's outputs; not sent
 	HeaderPurpose    = "oncemill-purpose"     // why this copy exists, when it is not the first publication
 	HeaderGeneration = "oncemill-generation"  // which deliberate replay this is, a number
+	HeaderResend     = "oncemill-resend"      // a relay sends the message again: how many attempts before got no answer
 	HeaderOriginalID = "oncemill-original-id" // dead letters: the ID of the message, while HeaderID is the dead letter's own
 	HeaderTopic      = "oncemill-topic"       // dead letters: the topic that the message came from
 	HeaderHandler    = "oncemill-handler"     // dead letters: tenant, group and handler that gave up

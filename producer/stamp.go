@@ -7,12 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // Stamp makes a message ready for its first attempt to be published. A message without an ID takes the one in its
 // header oncemill-id, or else a new one; the header is set; the trace context of ctx is written beside it with
-// OpenTelemetry's global propagator, unless the header has one. Stamping again changes nothing.
+// OpenTelemetry's global propagator, or that of WithPropagator, unless the header has one. Stamping again changes nothing.
 //
 // It returns an *InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header disagree, or if
 // a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) has several
@@ -47,6 +49,12 @@ func Stamp(ctx context.Context, m *Message) error {
 	return nil
 }
 
+// WithPropagator returns a context in which Stamp, and all that uses it, writes trace context with p instead of
+// OpenTelemetry's global propagator. A handler's context has that of its Processor already.
+func WithPropagator(ctx context.Context, p propagation.TextMapPropagator) context.Context {
+	return telemetry.WithPropagator(ctx, p)
+}
+
 // Outgoing is what a publisher that sends at once does to each message first: it returns a stamped copy as it goes on
 // the wire, without the header oncemill-name. It returns an *InvalidError for an empty topic, for a missing ID (minted
 // here, it would be another one at the next attempt) and for a NotBefore that lies ahead.
@@ -64,6 +72,13 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 	}
 	maps.DeleteFunc(m.Header, func(k, _ string) bool { return strings.EqualFold(k, HeaderName) }) // Stamp made it a copy
 	return m, nil
+}
+
+// With returns a copy that has this value for a name, in this spelling only.
+func (h Header) With(name, value string) Header {
+	h = h.without(name)
+	h[name] = value
+	return h
 }
 
 // without returns a copy that lacks a header, in any case.

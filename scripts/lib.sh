@@ -101,6 +101,30 @@ need_kafka() {
 	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestKafka_JarsAreFetchedOnce$' ./internal/testserver
 }
 
+# need_prometheus: Debian's package for a server, which it starts at once and at every boot: not here.
+need_prometheus() {
+	local follows="dashboards, rules and alerts were not tried on a real Prometheus"
+	if ! command -v prometheus >/dev/null && can_install; then
+		without_services apt_install prometheus
+		command -v systemctl >/dev/null && systemctl disable --now prometheus >/dev/null 2>&1
+	fi
+	need_program prometheus prometheus "$follows" && need_program promtool prometheus "$follows"
+}
+
+# without_services COMMAND...: no package that the command installs may start a service.
+without_services() {
+	local policy=/usr/sbin/policy-rc.d status
+	if [ -e $policy ]; then # the machine has a policy of its own
+		"$@"
+		return
+	fi
+	printf '#!/bin/sh\nexit 101\n' >$policy && chmod 755 $policy
+	"$@"
+	status=$?
+	rm -f $policy
+	return $status
+}
+
 # need_compiler WHAT_FOLLOWS: a C compiler with the headers of the C library.
 need_compiler() {
 	links_c && return

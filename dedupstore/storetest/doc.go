@@ -11,6 +11,8 @@
 // every store by the same operations. A store that is a [dedupstore.Batcher] is tested as one, too; for others those
 // cases, batch/…, are skipped and say so.
 //
+// A [dedupstore.Transactor] is tested by [RunInbox] besides. [MemoryInbox] is one for tests of what is built on it.
+//
 // # Guarantees
 //
 //   - Cases use keys of their own, random ones, so that they may share a server with others, also with each other.

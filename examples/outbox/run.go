@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/examples/internal/observe"
 )
 
 // closeTime is how long the end may take.
@@ -22,6 +24,11 @@ func (p program) run(ctx context.Context, o options, stdout, out io.Writer) (bal
 		return false, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	stop, err := observe.Global(ctx, "outbox")
+	if err != nil {
+		return false, err
+	}
+	defer stop(ctx)
 	var orders []planned
 	if o.listen == "" {
 		orders = plan(o)

@@ -8,13 +8,12 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/examples/internal/observe"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -25,10 +24,13 @@ type demo struct {
 	orders    []plannedOrder
 	shop      *shop
 	broker    *broker
-	redis     *redis.Client // nil: the store is in memory
+	store     keptStore
 	publisher producer.Publisher
 	stacks    []*stack
 	metrics   *metric.ManualReader
+
+	telemetry     oncemill.Telemetry
+	stopTelemetry func(context.Context)
 }
 
 func open(ctx context.Context, o options) (*demo, error) {
@@ -42,9 +44,11 @@ func open(ctx context.Context, o options) (*demo, error) {
 func (d *demo) open(ctx context.Context) error {
 	// What the guard counts, as a program's metrics would show it.
 	d.metrics = metric.NewManualReader()
-	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(d.metrics)))
-
-	var err error
+	telemetry, stop, err := observe.Start(ctx, "quickstart", d.metrics)
+	if err != nil {
+		return err
+	}
+	d.telemetry, d.stopTelemetry = telemetry, stop
 	if d.shop, err = openShop(ctx, d.options.dir); err != nil {
 		return err
 	}
@@ -52,12 +56,12 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	if d.publisher, err = natsjs.NewPublisher(d.broker.js, natsjs.PublisherConfig{
-		Logger: slog.New(slog.DiscardHandler), // repeats are what this demo is made of
+		Logger:    slog.New(slog.DiscardHandler), // repeats are what this demo is made of
+		Telemetry: telemetry,
 	}); err != nil {
 		return err
 	}
-	store, err := d.openStore(ctx)
-	if err != nil {
+	if d.store, err = openStore(ctx, d.options); err != nil {
 		return err
 	}
 	d.orders = plan(d.shop.names.run, d.options)
@@ -66,10 +70,10 @@ func (d *demo) open(ctx context.Context) error {
 		fates[o.ID] = o.fault
 	}
 	for _, name := range stackNames {
-		s := &stack{name: name, names: d.shop.names, shop: d.shop, fates: fates}
+		s := &stack{name: name, names: d.shop.names, shop: d.shop, fates: fates, telemetry: telemetry}
 		var own dedupstore.Store
 		if name == guarded {
-			s.death = newMortality(store, d.shop)
+			s.death = newMortality(d.store.Store, d.shop)
 			own = s.death
 		}
 		d.stacks = append(d.stacks, s)
@@ -80,32 +84,12 @@ func (d *demo) open(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) openStore(ctx context.Context) (dedupstore.Store, error) {
-	if d.options.redisURL == "" {
-		return dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	}
-	opts, err := redis.ParseURL(d.options.redisURL)
-	if err != nil {
-		return nil, fmt.Errorf("-redis: %w", err)
-	}
-	opts.ContextTimeoutEnabled = true // contexts interrupt waits for the network too
-	d.redis = redis.NewClient(opts)
-	store, err := redisstore.New(d.redis, redisstore.Config{})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := store.Check(ctx); err != nil {
-		return nil, fmt.Errorf("check Redis: %w", err)
-	}
-	return store, nil
-}
-
 // play places the orders, waits until everything has come to rest, and closes the books.
 func (d *demo) play(ctx context.Context, progress io.Writer) (map[string]books, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	relays := make(chan error, 1)
-	go func() { relays <- runRelays(ctx, d.shop, d.publisher, d.stacks[0].fates) }()
+	go func() { relays <- runRelays(ctx, d.shop, d.publisher, d.stacks[0].fates, d.telemetry) }()
 
 	p := newProgress(ctx, progress, d)
 	l := &load{shop: d.shop, broker: d.broker, orders: d.orders}
@@ -206,14 +190,17 @@ func (d *demo) close() error {
 	if d.broker != nil && d.options.temporary {
 		err = errors.Join(err, d.broker.remove(ctx))
 	}
-	if d.redis != nil {
-		err = errors.Join(err, d.redis.Close())
+	if d.store.close != nil {
+		err = errors.Join(err, d.store.close())
 	}
 	if d.broker != nil {
 		d.broker.close()
 	}
 	if d.shop != nil {
 		err = errors.Join(err, d.shop.db.Close())
+	}
+	if d.stopTelemetry != nil {
+		d.stopTelemetry(ctx)
 	}
 	return err
 }

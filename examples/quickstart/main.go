@@ -4,8 +4,7 @@
 //
 //	go run ./examples/quickstart
 //
-// It needs nothing but Go: NATS JetStream is embedded, the outbox and the ledger are in SQLite, the dedup store is in
-// memory. Exit status: 0 if oncemill's ledger balances, 1 if it does not or something broke, 2 for wrong flags.
+// It needs nothing but Go: NATS JetStream is embedded; the outbox, the ledger and the dedup store are SQLite files. Exit status: 0 if oncemill's ledger balances, 1 if it does not or something broke, 2 for wrong flags.
 package main
 
 import (
@@ -21,7 +20,15 @@ import (
 	"time"
 )
 
+// Where dedup records are kept.
+const (
+	inMemory = "memory"
+	inSQLite = "sqlite"
+	inRedis  = "redis"
+)
+
 type options struct {
+	store       string // memory, sqlite or redis
 	redisURL    string
 	natsURL     string
 	orders      int
@@ -37,7 +44,8 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	var crash string
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.StringVar(&o.redisURL, "redis", "", "keep dedup records in the Redis at this `URL`, such as redis://127.0.0.1:6379/0 (default: in memory)")
+	flags.StringVar(&o.store, "store", "", "keep dedup records in memory, which forgets them when the process ends, or in an sqlite file (default: sqlite)")
+	flags.StringVar(&o.redisURL, "redis", "", "keep dedup records in the Redis at this `URL`, such as redis://127.0.0.1:6379/0, and not in -store")
 	flags.StringVar(&o.natsURL, "nats", "", "use the NATS JetStream server at this `URL`, such as nats://127.0.0.1:4222 (default: embedded)")
 	flags.IntVar(&o.orders, "orders", 300, "how many orders to place, 10 to 100000")
 	flags.Uint64Var(&o.seed, "seed", 1, "draws amounts and faults")
@@ -49,6 +57,10 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	}
 	o.crashEffect = crash == "effect"
 	switch {
+	case o.store != "" && o.redisURL != "":
+		return o, fmt.Errorf("-store is %q although -redis is given: want one of them", o.store)
+	case o.store != "" && o.store != inMemory && o.store != inSQLite:
+		return o, fmt.Errorf("-store is %q, want memory or sqlite", o.store)
 	case flags.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case o.orders < 10 || o.orders > 100_000:
@@ -62,6 +74,12 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 		if err := checkURL(name, schemes[0], schemes[1:]); err != nil {
 			return o, err
 		}
+	}
+	switch {
+	case o.redisURL != "":
+		o.store = inRedis
+	case o.store == "":
+		o.store = inSQLite
 	}
 	return o, nil
 }
@@ -127,7 +145,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) (balanced boo
 	if o.out == "json" {
 		err = printJSON(stdout, all)
 	} else {
-		_, err = fmt.Fprintf(stdout, "%s\n%d orders, seed %d, %.1f s\n", table(all), o.orders, o.seed, time.Since(start).Seconds())
+		_, err = fmt.Fprintf(stdout, "%s\n%d orders, seed %d, dedup records in %s, %.1f s\n", table(all), o.orders, o.seed, o.store, time.Since(start).Seconds())
 	}
 	return all[guarded].balance(), err
 }

@@ -3,14 +3,17 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 // play runs the quickstart as its flags say, and returns its books.
@@ -36,14 +39,16 @@ func play(t *testing.T, args ...string) (map[string]books, bool) {
 }
 
 func TestQuickstart_ShowsTheDifference(t *testing.T) {
-	orders := "60"
+	orders, seeds := "40", 1
 	if os.Getenv("ONCEMILL_PROOF") != "" {
-		orders = "300"
+		orders, seeds = "300", 3
 	}
-	for seed := range 3 {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+	for seed := range 2 * seeds {
+		store := []string{inSQLite, inMemory}[seed%2]
+		t.Run(fmt.Sprintf("seed %d in %s", seed, store), func(t *testing.T) {
+			t.Parallel()
 			start := time.Now()
-			all, balanced := play(t, "-orders", orders, "-seed", fmt.Sprint(seed))
+			all, balanced := play(t, "-orders", orders, "-seed", fmt.Sprint(seed), "-store", store)
 			if took := time.Since(start); took > time.Minute {
 				t.Errorf("took %v, want at most 60 s", took)
 			}
@@ -70,6 +75,7 @@ func TestQuickstart_ShowsTheDifference(t *testing.T) {
 }
 
 func TestQuickstart_CrashBetweenEffectAndOutcomeIsTheLimitAndExplained(t *testing.T) {
+	t.Parallel()
 	all, balanced := play(t, "-orders", "40", "-crash", "effect")
 	g := all[guarded]
 	if balanced || g.DoubleCharges == 0 || g.DoubleCharges != g.ExplainedCharges || g.LostOrders != 0 {
@@ -80,9 +86,36 @@ func TestQuickstart_CrashBetweenEffectAndOutcomeIsTheLimitAndExplained(t *testin
 	}
 }
 
+// TestQuickstart_RestartForgetsInMemoryAndNotInSQLite restarts the quickstart on its files when all is done, and lets its
+// producers send their copies once more, as they may when their confirmations were lost.
+func TestQuickstart_RestartForgetsInMemoryAndNotInSQLite(t *testing.T) {
+	for store, remembers := range map[string]bool{inMemory: false, inSQLite: true} {
+		t.Run(store, func(t *testing.T) {
+			t.Parallel()
+			args := []string{"-orders", "10", "-store", store, "-dir", t.TempDir()}
+			if _, balanced := play(t, args...); !balanced {
+				t.Fatal("the ledger does not balance before the restart")
+			}
+			db, err := sqliteoutbox.Open(t.Context(), filepath.Join(args[len(args)-1], "shop.db"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = db.ExecContext(t.Context(), `DELETE FROM injected WHERE stack = 'producer'`)
+			if err := errors.Join(err, db.Close()); err != nil {
+				t.Fatal(err)
+			}
+			all, balanced := play(t, args...)
+			if g := all[guarded]; balanced != remembers || (g.DoubleCharges == 0) != remembers || g.LostOrders != 0 {
+				t.Errorf("after a restart: %+v, want double charges: %v", g, !remembers)
+			}
+		})
+	}
+}
+
 func TestQuickstart_OnRedis(t *testing.T) {
+	t.Parallel()
 	server := testserver.Redis(t)
-	all, balanced := play(t, "-orders", "40", "-redis", redisURL(server))
+	all, balanced := play(t, "-orders", "20", "-redis", redisURL(server))
 	if !balanced {
 		t.Errorf("%+v", all[guarded])
 	}
@@ -104,6 +137,8 @@ func TestFlags_MistakesAreNamed(t *testing.T) {
 		"-crash is \"all\"":      {"-crash", "all"},
 		"-redis is \"localhost":  {"-redis", "localhost:6379"},
 		"-redis is not a URL":    {"-redis", "redis://%zz"},
+		"-store is \"disk\"":     {"-store", "disk"},
+		"want one of them":       {"-store", "sqlite", "-redis", "redis://127.0.0.1:6379"},
 		"-nats is \"http://":     {"-nats", "http://127.0.0.1:4222"},
 		"unexpected argument":    {"everything"},
 		"invalid value \"abc\"":  {"-seed", "abc"},

@@ -8,18 +8,19 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // runRelays runs two relays on the shop's outbox until ctx ends. A relay that dies is replaced.
-func runRelays(ctx context.Context, s *shop, publisher producer.Publisher, fates map[string]fault) error {
+func runRelays(ctx context.Context, s *shop, publisher producer.Publisher, fates map[string]fault, telemetry oncemill.Telemetry) error {
 	var all sync.WaitGroup
 	errs := make([]error, 2)
 	for i := range errs {
 		all.Go(func() {
 			for ctx.Err() == nil && errs[i] == nil {
-				errs[i] = runRelay(ctx, s, publisher, fates)
+				errs[i] = runRelay(ctx, s, publisher, fates, telemetry)
 			}
 		})
 	}
@@ -28,14 +29,14 @@ func runRelays(ctx context.Context, s *shop, publisher producer.Publisher, fates
 }
 
 // runRelay runs one relay until it dies or ctx ends.
-func runRelay(ctx context.Context, s *shop, publisher producer.Publisher, fates map[string]fault) error {
+func runRelay(ctx context.Context, s *shop, publisher producer.Publisher, fates map[string]fault, telemetry oncemill.Telemetry) error {
 	ctx, die := context.WithCancel(ctx)
 	defer die()
 	store := &mortalOutbox{Store: s.box, shop: s, fates: fates, orders: map[int64]string{}, die: die}
 	relay, err := outbox.NewRelay(store, publisher, outbox.Config{
 		BatchSize: 20, PublishTimeout: time.Second, StoreTimeout: time.Second, Lease: 3 * time.Second,
 		RetryMin: 50 * time.Millisecond, RetryMax: time.Second,
-		Logger: slog.New(slog.DiscardHandler),
+		Logger: slog.New(slog.DiscardHandler), Telemetry: telemetry,
 	})
 	if err != nil {
 		return fmt.Errorf("relay: %w", err)

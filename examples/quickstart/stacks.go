@@ -38,14 +38,15 @@ const workers = 4
 
 // A stack is one way to consume the shop's orders, with its own ledger.
 type stack struct {
-	name   string
-	names  names
-	shop   *shop
-	fates  map[string]fault
-	death  *mortality // of the guarded stack
-	router *message.Router
-	once   *consumer.Processor // of the guarded stack
-	ended  chan error
+	name      string
+	names     names
+	shop      *shop
+	fates     map[string]fault
+	death     *mortality // of the guarded stack
+	telemetry oncemill.Telemetry
+	router    *message.Router
+	once      *consumer.Processor // of the guarded stack
+	ended     chan error
 }
 
 // guard is the part that a program of yours would have.
@@ -54,9 +55,10 @@ func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (mes
 		Group:   "billing",
 		Handler: "charge", // several subscriptions share one handler here
 		Policy: oncemill.Policy{
-			Lease:   lease,
-			Backoff: oncemill.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond},
-			Logger:  slog.New(slog.DiscardHandler),
+			Lease:     lease,
+			Backoff:   oncemill.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond},
+			Logger:    slog.New(slog.DiscardHandler),
+			Telemetry: s.telemetry,
 		},
 		Hold:            3 * lease / 2,
 		DeadLetters:     publisher,

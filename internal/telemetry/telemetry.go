@@ -1,206 +1,206 @@
 // Package telemetry holds every name of a span, attribute and metric that Oncemill emits, each once, and the few calls
-// that emit them. It uses the OpenTelemetry API only: without an SDK everything here does nothing.
+// that emit them. It uses the OpenTelemetry API only: without an SDK everything here does nothing, and costs next to
+// nothing.
 package telemetry
 
 import (
 	"context"
-	"strings"
-	"sync"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"weak"
 
-	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Scope is the instrumentation scope of all telemetry.
-const Scope = "github.com/oncemill/oncemill"
-
-// Attribute keys.
-const (
-	keyOutcome   = attribute.Key("oncemill.outcome")
-	keyAttempt   = attribute.Key("oncemill.attempt")
-	keyFence     = attribute.Key("oncemill.fence")
-	keyResult    = attribute.Key("oncemill.result")
-	keyOperation = attribute.Key("oncemill.store.operation")
-	keyPolicy    = attribute.Key("oncemill.store.policy")
-	keyLinkType  = attribute.Key("oncemill.link.type")
-	keyGroup     = attribute.Key("messaging.consumer.group.name")
-	keyHandler   = attribute.Key("oncemill.handler")
-)
-
-// Outcome says how a delivery was answered. The set is closed.
-type Outcome string
-
-// The outcomes of deliveries.
-const (
-	Claimed             Outcome = "claimed"               // the first run
-	Reclaimed           Outcome = "reclaimed"             // a later run: an attempt failed, or a lease expired
-	PublishOnly         Outcome = "publish_only"          // the outcome was known, its messages had to be published
-	DuplicateCompleted  Outcome = "duplicate_completed"   // a success was replayed
-	DuplicateFailed     Outcome = "duplicate_failed"      // a failure was replayed
-	DuplicateUnknown    Outcome = "duplicate_unknown"     // a parked outcome was replayed
-	DuplicateInProgress Outcome = "duplicate_in_progress" // another owner is at it
-	NotDue              Outcome = "not_due"               // a retry that came too early
-	FingerprintMismatch Outcome = "fingerprint_mismatch"  // same ID, other content
-	StoreError          Outcome = "store_error"           // the store did not answer, and the handler did not run
-	Bypassed            Outcome = "bypassed"              // the handler ran unguarded, as the policy says
+// Buckets of durations, in seconds.
+var (
+	claimBuckets   = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
+	messageBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // as the conventions advise
+	delayBuckets   = []float64{.01, .1, 1, 5, 15, 60, 300, 900, 3600, 14400, 43200, 86400, 259200, 604800}
+	batchBuckets   = []float64{1, 5, 10, 25, 50, 100, 250, 500, 1000}
 )
 
 // Meter counts what the engine does. Its methods are safe for concurrent use.
 type Meter struct {
-	claims, renewals, storeErrors, oversize, shadowed metric.Int64Counter
+	claims, renewals, takeovers, losses, storeErrors, oversize, shadowed metric.Int64Counter
 
-	claimed labels
+	claimTime, runTime, delay metric.Float64Histogram
+
+	store      string
+	sources    sources
+	renewed    table[string, *labels]
+	failed     table[storeFailure, *labels]
+	claimTimes [outcomes]atomic.Pointer[labels]
+	claimFails table[string, *labels]
 }
 
-// NewMeter makes the instruments with the global meter provider.
-func NewMeter() (*Meter, error) {
-	m := otel.Meter(Scope)
-	var meter Meter
-	for _, c := range [...]struct {
-		counter           *metric.Int64Counter
-		name, unit, about string
-	}{
-		{&meter.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy or not due, too."},
-		{&meter.renewals, "oncemill.lease.renewals", "{renewal}", "Heartbeats by result."},
-		{&meter.storeErrors, "oncemill.store.errors", "{error}", "Operations of the store that failed."},
-		{&meter.oversize, "oncemill.outputs.oversize", "{run}", "Runs whose produced messages were too large to be stored."},
-		{&meter.shadowed, "oncemill.shadow.claims", "{claim}", "Deliveries in shadow mode by how they would have been answered."},
-	} {
-		var err error
-		if *c.counter, err = m.Int64Counter(c.name, metric.WithUnit(c.unit), metric.WithDescription(c.about)); err != nil {
-			return nil, err
-		}
+// NewMeter makes the instruments. The store is what claims are asked of, or nil.
+func NewMeter(p Providers, store any) (*Meter, error) {
+	m := &Meter{store: storeName(store)}
+	set := maker{meter: p.meter()}
+	set.counter(&m.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy or not due, too.")
+	set.counter(&m.renewals, "oncemill.lease.renewals", "{renewal}", "Heartbeats by result.")
+	set.counter(&m.takeovers, "oncemill.lease.takeovers", "{takeover}", "Claims of a run whose lease had expired: its holder died, or was too slow.")
+	set.counter(&m.losses, "oncemill.lease.losses", "{loss}", "Runs that lost their claim to another owner.")
+	set.counter(&m.storeErrors, "oncemill.store.errors", "{error}", "Operations of the store that failed.")
+	set.counter(&m.oversize, "oncemill.outputs.oversize", "{run}", "Runs whose produced messages were too large to be stored.")
+	set.counter(&m.shadowed, "oncemill.shadow.claims", "{claim}", "Deliveries in shadow mode by how they would have been answered.")
+	set.histogram(&m.claimTime, "oncemill.claim.duration", "s", "How long the store took to answer a claim.", claimBuckets)
+	set.histogram(&m.runTime, "messaging.process.duration", "s", "How long a handler took, once for each run.", messageBuckets)
+	set.histogram(&m.delay, "oncemill.duplicate.delay", "s", "Time from the first claim of a message to a duplicate: how long the window has to be.", delayBuckets)
+	return m, set.err
+}
+
+// watchHandlers shows how many handlers are at work whenever metrics are collected, for as long as somebody has the meter:
+// a counter would be told of each handler twice.
+func (m *Meter) watchHandlers(from metric.Meter) error {
+	active, err := from.Int64ObservableUpDownCounter("oncemill.handler.active", metric.WithUnit("{message}"),
+		metric.WithDescription("Handlers at work."))
+	if err != nil {
+		return err
 	}
-	return &meter, nil
+	there := weak.Make(m)
+	registration, err := from.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		if m := there.Value(); m != nil {
+			m.sources.each(func(s *source) { o.ObserveInt64(active, s.active.Load(), s.observed...) })
+		}
+		return nil
+	}, active)
+	if err == nil {
+		runtime.AddCleanup(m, func(r metric.Registration) { _ = r.Unregister() }, registration)
+	}
+	return err
 }
 
-// Claim counts a delivery and says on the current span how it was answered.
-func (m *Meter) Claim(ctx context.Context, group, handler string, o Outcome, attempt int, fence uint64) {
+// A maker makes instruments until one fails.
+type maker struct {
+	meter metric.Meter
+	err   error
+}
+
+func (m *maker) counter(c *metric.Int64Counter, name, unit, about string) {
+	if m.err == nil {
+		*c, m.err = m.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(about))
+	}
+}
+
+func (m *maker) histogram(h *metric.Float64Histogram, name, unit, about string, buckets []float64) {
+	if m.err == nil {
+		*h, m.err = m.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(about),
+			metric.WithExplicitBucketBoundaries(buckets...))
+	}
+}
+
+// An Answer is how a delivery was answered.
+type Answer struct {
+	Outcome Outcome
+	Bypass  Detail // of bypassed deliveries: why
+	Attempt int    // the run that was granted; 0: none
+	Fence   uint64
+	Age     time.Duration // of duplicates: since the first claim
+	Taken   bool          // the run takes an expired lease over
+}
+
+// Claim counts a delivery and says on its span how it was answered: on that of the delivery, or else on the current one.
+func (m *Meter) Claim(ctx context.Context, group, handler, id string, a *Answer) {
+	span := trace.SpanFromContext(ctx)
+	recording := span.IsRecording()
+	if !recording && !m.claims.Enabled(ctx) {
+		return
+	}
+	d, mine := deliveryOf(ctx, group, handler, id)
+	detail := a.Bypass
+	if mine && a.Outcome.duplicate() {
+		detail = d.cause
+	} else if a.Outcome.duplicate() {
+		detail = UnknownCause
+	}
 	if m.claims.Enabled(ctx) {
-		m.claims.Add(ctx, 1, m.claimed.of(label{o, group, handler})...)
-	}
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(keyOutcome.String(string(o)))
-		if attempt > 0 {
-			span.SetAttributes(keyAttempt.Int(attempt), keyFence.Int64(int64(fence)))
+		source := m.sourceOf(d, mine, group, handler)
+		labels := source.claim(a.Outcome, detail)
+		m.claims.Add(ctx, 1, labels.add...)
+		if a.Outcome.duplicate() {
+			m.delay.Record(ctx, a.Age.Seconds(), labels.record...)
+		}
+		if a.Taken {
+			m.takeovers.Add(ctx, 1, source.plain.add...)
 		}
 	}
-}
-
-// Labels keeps the attributes of measurements that are made for every message: to make them costs more than the rest of
-// the measurement.
-type labels struct {
-	mu    sync.RWMutex
-	known map[label][]metric.AddOption
-}
-
-type label struct {
-	outcome        Outcome
-	group, handler string
-}
-
-// maxLabels bounds what is kept. Metrics with more would be of no use.
-const maxLabels = 1000
-
-func (l *labels) of(name label) []metric.AddOption {
-	l.mu.RLock()
-	found, ok := l.known[name]
-	l.mu.RUnlock()
-	if ok {
-		return found
+	if recording && (mine || d == nil) { // else it is the span of the delivery whose handler asks for something else
+		describe(span, a, detail)
 	}
-	made := []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
-		keyOutcome.String(string(name.outcome)), keyGroup.String(name.group), keyHandler.String(name.handler)))}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.known == nil {
-		l.known = map[label][]metric.AddOption{}
-	}
-	if len(l.known) < maxLabels {
-		name.group, name.handler = strings.Clone(name.group), strings.Clone(name.handler) // pieces of a message, perhaps
-		l.known[name] = made
-	}
-	return made
 }
+
+func describe(span trace.Span, a *Answer, detail Detail) {
+	span.SetAttributes(keyOutcome.String(a.Outcome.String()))
+	switch {
+	case a.Outcome == Bypassed && detail != NoDetail:
+		span.SetAttributes(keyBypass.String(detail.String()))
+	case a.Outcome.duplicate():
+		span.SetAttributes(keyAge.Float64(a.Age.Seconds()), keyCause.String(detail.String()))
+	}
+	if a.Attempt > 0 {
+		span.SetAttributes(keyAttempt.Int(a.Attempt), keyFence.Int64(int64(a.Fence)))
+	}
+}
+
+// sourceOf returns the source of a delivery, or that of a guard that is used without one.
+func (m *Meter) sourceOf(d *delivery, mine bool, group, handler string) *source {
+	if mine {
+		return d.source
+	}
+	return m.sources.source(scope{group: group, handler: handler})
+}
+
+// Times reports whether claims are to be timed.
+func (m *Meter) Times(ctx context.Context) bool { return m.claimTime.Enabled(ctx) }
+
+// ClaimTook records how long the store took to answer a claim, or to fail.
+func (m *Meter) ClaimTook(ctx context.Context, o Outcome, failure string, d time.Duration) {
+	if failure != "" {
+		m.claimTime.Record(ctx, d.Seconds(), m.claimFails.of(failure, same, other, m.newClaimFail).record...)
+		return
+	}
+	labels := cached(&m.claimTimes[o], func() *labels {
+		return newLabels(keyOutcome.String(o.String()), keyStore.String(m.store))
+	})
+	m.claimTime.Record(ctx, d.Seconds(), labels.record...)
+}
+
+func (m *Meter) newClaimFail(failure string) *labels {
+	return newLabels(keyOutcome.String(StoreError.String()), keyStore.String(m.store), keyErrorType.String(failure))
+}
+
+func same(s string) string { return s } // a constant
 
 // Shadow counts what would have happened to a delivery.
 func (m *Meter) Shadow(ctx context.Context, group, handler string, o Outcome) {
-	m.shadowed.Add(ctx, 1, metric.WithAttributes(keyOutcome.String(string(o)), keyGroup.String(group), keyHandler.String(handler)))
+	if m.shadowed.Enabled(ctx) {
+		m.shadowed.Add(ctx, 1, m.sources.source(scope{group: group, handler: handler}).shadow(o).add...)
+	}
 }
-
-// Results of a heartbeat.
-const (
-	RenewalOK    = "ok"
-	RenewalLost  = "lost"
-	RenewalError = "error"
-)
 
 // Renewal counts a heartbeat.
 func (m *Meter) Renewal(ctx context.Context, result string) {
-	m.renewals.Add(ctx, 1, metric.WithAttributes(keyResult.String(result)))
+	if m.renewals.Enabled(ctx) {
+		m.renewals.Add(ctx, 1, m.renewed.of(result, same, other, newRenewal).add...)
+	}
 }
 
-// StoreError counts a failed operation of the store.
-func (m *Meter) StoreError(ctx context.Context, operation, policy string) {
-	m.storeErrors.Add(ctx, 1, metric.WithAttributes(keyOperation.String(operation), keyPolicy.String(policy)))
+func newRenewal(result string) *labels { return newLabels(keyResult.String(result)) }
+
+// Loss counts a run that lost its claim.
+func (m *Meter) Loss(ctx context.Context, group, handler string) {
+	if m.losses.Enabled(ctx) {
+		m.losses.Add(ctx, 1, m.sources.source(scope{group: group, handler: handler}).named.add...)
+	}
 }
 
 // Oversize counts a run whose produced messages were too large to be stored.
 func (m *Meter) Oversize(ctx context.Context, group, handler string) {
-	m.oversize.Add(ctx, 1, metric.WithAttributes(keyGroup.String(group), keyHandler.String(handler)))
-}
-
-// A CacheMeter counts what a store's local cache does. Its methods are safe for concurrent use.
-type CacheMeter struct{ hits metric.Int64Counter }
-
-// NewCacheMeter makes the instrument with the global meter provider.
-func NewCacheMeter() (*CacheMeter, error) {
-	hits, err := otel.Meter(Scope).Int64Counter("oncemill.cache.hits", metric.WithUnit("{claim}"),
-		metric.WithDescription("Claims that were answered by a local cache of finished outcomes."))
-	return &CacheMeter{hits}, err
-}
-
-// Hit counts a claim that the cache has answered.
-func (m *CacheMeter) Hit(ctx context.Context) { m.hits.Add(ctx, 1) }
-
-// Traceparent is the W3C traceparent of the current span, or "" without one.
-func Traceparent(ctx context.Context) string {
-	if !trace.SpanContextFromContext(ctx).IsValid() {
-		return ""
-	}
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, carrier)
-	return carrier["traceparent"]
-}
-
-// Inject writes the trace context of ctx into a message's header with the global propagator, unless the header has
-// some already, in any case: who stamped first is the message's origin. Baggage alone is no trace context.
-func Inject(ctx context.Context, header map[string]string) {
-	propagator := otel.GetTextMapPropagator()
-	for _, field := range propagator.Fields() {
-		for name := range header {
-			if strings.EqualFold(name, field) && !strings.EqualFold(name, "baggage") {
-				return
-			}
-		}
-	}
-	propagator.Inject(ctx, propagation.MapCarrier(header))
-}
-
-// LinkOriginal links the current span to the run that did the work, by the traceparent that the record keeps.
-func LinkOriginal(ctx context.Context, traceparent string) {
-	if traceparent == "" {
-		return
-	}
-	span := trace.SpanFromContext(ctx)
-	if !span.IsRecording() {
-		return
-	}
-	origin := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
-	if sc := trace.SpanContextFromContext(origin); sc.IsValid() {
-		span.AddLink(trace.Link{SpanContext: sc, Attributes: []attribute.KeyValue{keyLinkType.String("original_attempt")}})
+	if m.oversize.Enabled(ctx) {
+		m.oversize.Add(ctx, 1, m.sources.source(scope{group: group, handler: handler}).named.add...)
 	}
 }

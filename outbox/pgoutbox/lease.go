@@ -56,7 +56,8 @@ FROM batch HAVING count(*) > 0`
 
 	readSQL = `
 SELECT o.number, o.id, o.{topic}, coalesce(o.{key}, ''), coalesce(o.header::text, ''), o.payload,
-	coalesce(o.failures, 0), coalesce(o.unknowns, 0), coalesce(o.replays, 0)
+	coalesce(o.failures, 0), coalesce(o.unknowns, 0), coalesce(o.replays, 0),
+	extract(epoch FROM clock_timestamp() - coalesce(o.not_before, o.written_at))::float8
 FROM {lease} l CROSS JOIN LATERAL unnest(l.numbers) WITH ORDINALITY AS held (number, n)
 	JOIN {table} o ON o.number = held.number
 WHERE l.token = $1::text ORDER BY held.n`
@@ -101,10 +102,12 @@ func (o *Outbox) scanRow(scan func(...any) error) (outbox.Row, error) {
 	var row outbox.Row
 	var header string
 	var replays int
+	var age float64
 	m := &row.Message
-	if err := scan(&row.Number, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &row.Failures, &row.Unknowns, &replays); err != nil {
+	if err := scan(&row.Number, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &row.Failures, &row.Unknowns, &replays, &age); err != nil {
 		return outbox.Row{}, err
 	}
+	row.Age = max(0, time.Duration(age*float64(time.Second)))
 	if o.cfg.Ordered {
 		row.Lane = m.Key
 	}

@@ -25,6 +25,7 @@ var (
 	_ outbox.Waker     = (*Outbox)(nil)
 	_ outbox.Inspector = (*Outbox)(nil)
 	_ outbox.Replayer  = (*Outbox)(nil)
+	_ outbox.Named     = (*Outbox)(nil)
 )
 
 // New returns an outbox in a database. It does not talk to it: call Migrate once before the first use. The error names
@@ -39,6 +40,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Outbox, error) {
 	}
 	return &Outbox{pool: pool, cfg: cfg, sql: statementsFor(cfg), woken: make(chan struct{}, 1), log: cfg.Logger}, nil
 }
+
+// Name implements [outbox.Named].
+func (o *Outbox) Name() string { return o.cfg.Table }
 
 // Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
 // never blocks; several calls may be one look. Notify does the same for other processes.

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -30,7 +31,10 @@ type record struct {
 }
 
 func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, error) {
-	if err := producer.Stamp(ctx, &m); err != nil {
+	ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
+	err := producer.Stamp(ctx, &m)
+	created(m.ID)
+	if err != nil {
 		return record{}, err
 	}
 	if err := o.validate(m); err != nil {

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -92,6 +94,9 @@ type Config struct {
 	// WarnWAL is how many bytes of log the slot may retain before the relay warns. Zero: 1 GiB.
 	WarnWAL int64
 
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
+	Telemetry oncemill.Telemetry
+
 	// Logger gets what operators must know: IDs, topics and errors, never keys, headers or payloads. Nil:
 	// slog.Default().
 	Logger *slog.Logger
@@ -126,6 +131,7 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = telemetry.Logger(c.Logger)
 	return c
 }
 

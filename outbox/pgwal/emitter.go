@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/internal/txctx"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -87,7 +88,9 @@ func (e emission) Publish(ctx context.Context, messages ...producer.Message) err
 	}
 	packed := make([][]byte, len(messages))
 	for i, m := range messages {
+		ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
 		err := producer.Stamp(ctx, &m)
+		created(m.ID)
 		if err == nil {
 			err = writable(m)
 		}

@@ -22,10 +22,12 @@ func (r *Relay) publish(ctx context.Context, rows []*row) []answer {
 	messages := make([]producer.Message, len(rows))
 	given := make([]answer, len(rows))
 	for i, row := range rows {
-		messages[i] = row.message
+		messages[i] = outgoing(row)
 		given[i].row = row
 	}
-	err := r.protected(ctx, messages)
+	within, batch := r.begin(ctx, rows, messages)
+	defer end(within, batch, given)
+	err := r.protected(within, messages)
 	if err == nil {
 		return given
 	}

@@ -3,11 +3,13 @@ package pgwal
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -19,6 +21,7 @@ type Relay struct {
 	publisher producer.Publisher
 	sql       statements
 	log       *slog.Logger
+	telemetry *telemetry.Relay
 	running   atomic.Bool
 	wal       walWatch
 }
@@ -34,7 +37,11 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger}, nil
+	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), cfg.name(), outbox.SystemOf(publisher))
+	if err != nil {
+		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
+	}
+	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer}, nil
 }
 
 const (
@@ -56,6 +63,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer r.running.Store(false)
 
+	stop, err := r.gauges()
+	if err != nil {
+		return fmt.Errorf("pgwal: watch the rows: %w", err)
+	}
+	defer stop()
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	known := newMemory()
 	for ctx.Err() == nil {

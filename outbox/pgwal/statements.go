@@ -6,7 +6,7 @@ import "strings"
 type statements struct {
 	known, rest, unseen, mark string
 	settle, parked            string
-	tidyLock, clean           string
+	tidyLock, clean, stats    string
 }
 
 func statementsFor(cfg Config, debezium bool) statements {
@@ -18,7 +18,7 @@ func statementsFor(cfg Config, debezium bool) statements {
 	return statements{
 		known: in(knownSQL), rest: in(restSQL), unseen: in(unseenSQL), mark: in(markSQL),
 		settle: in(settleSQL), parked: in(parkedSQL),
-		tidyLock: in(tidyLockSQL), clean: in(cleanSQL),
+		tidyLock: in(tidyLockSQL), clean: in(cleanSQL), stats: in(statsSQL),
 	}
 }
 

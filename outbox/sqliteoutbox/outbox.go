@@ -15,6 +15,7 @@ import (
 // closed; the database belongs to the caller.
 type Outbox struct {
 	db    *sql.DB
+	table string
 	sql   statements
 	woken chan struct{}
 }
@@ -24,6 +25,7 @@ var (
 	_ outbox.Waker     = (*Outbox)(nil)
 	_ outbox.Inspector = (*Outbox)(nil)
 	_ outbox.Replayer  = (*Outbox)(nil)
+	_ outbox.Named     = (*Outbox)(nil)
 )
 
 // New returns an outbox in a database. It does not talk to it: call Migrate once before the first use. The error names
@@ -36,11 +38,14 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, sql: statementsFor(cfg.Table), woken: make(chan struct{}, 1)}, nil
+	return &Outbox{db: db, table: cfg.Table, sql: statementsFor(cfg.Table), woken: make(chan struct{}, 1)}, nil
 }
 
 //go:embed schema.sql
 var schema string
+
+// Name implements [outbox.Named].
+func (o *Outbox) Name() string { return o.table }
 
 // Migrate makes the table and its indexes where they are missing. It only adds, may be repeated, and may be called by
 // several processes at once, while others use the outbox.

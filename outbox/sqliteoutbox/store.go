@@ -67,6 +67,7 @@ func readable(leased []leasedRow) []outbox.Row {
 	rows := make([]outbox.Row, len(leased))
 	for i, l := range leased {
 		rows[i] = l.Row
+		rows[i].Age = max(0, time.Since(time.UnixMicro(l.notBefore)))
 		if err := json.Unmarshal(l.header, &rows[i].Message.Header); err != nil {
 			rows[i].Problem = "header cannot be read: " + err.Error()
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -109,7 +110,10 @@ type record struct {
 }
 
 func newRecord(ctx context.Context, m producer.Message) (record, error) {
-	if err := producer.Stamp(ctx, &m); err != nil {
+	ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
+	err := producer.Stamp(ctx, &m)
+	created(m.ID)
+	if err != nil {
 		return record{}, err
 	}
 	if err := validate(m); err != nil {

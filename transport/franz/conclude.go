@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -21,7 +22,7 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 	case consumer.Ack:
 		return true, 0
 	case consumer.Reject:
-		s.log.ErrorContext(ctx, "franz: record rejected: it is passed over, and nobody has it as a dead letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+		s.log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: record rejected: it is passed over, and nobody has it as a dead letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 			"id", decision.ID, "error", decision.Err)
 		return true, 0
 	case consumer.Leave:
@@ -33,7 +34,7 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 			return true, 0
 		}
 		if err != nil {
-			s.log.WarnContext(ctx, "franz: record cannot be published to its retry topic, and waits in its place", "partition", p.name(), "offset", rec.Offset, "error", err)
+			s.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record cannot be published to its retry topic, and waits in its place", "id", decision.ID, "partition", p.name(), "offset", rec.Offset, "error", err)
 		}
 	}
 	if decision.Delay <= 0 {
@@ -63,6 +64,7 @@ func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Re
 	}
 	next := s.config.Retry[min(s.config.retryIndex(rec.Topic)+1, len(s.config.Retry)-1)]
 	header := maps.Clone(d.Header)
+	delete(header, producer.HeaderResend) // it is said of the copy that is given up here
 	header[producer.HeaderPurpose] = producer.PurposeRetry
 	header[producer.HeaderTopic] = d.Topic
 	header[headerNotBefore] = strconv.FormatInt(time.Now().Add(max(next.Delay, decision.Delay)).UnixMilli(), 10)

@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -22,6 +23,7 @@ const (
 func (s *session) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
 	d = consumer.Delivery{
 		Topic:    rec.Topic,
+		System:   telemetry.SystemKafka,
 		Position: strconv.FormatInt(int64(rec.Partition), 10) + "-" + strconv.FormatInt(rec.Offset, 10),
 		Header:   header(rec.Headers),
 		Holds:    s.holds,

@@ -10,6 +10,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -18,6 +20,10 @@ type PublisherConfig struct {
 	// AckTimeout is how long to wait for a message's acknowledgement, and for room in the client's buffer before that
 	// (kgo.MaxBufferedRecords). A message whose acknowledgement does not come in time is reported as unknown. Zero: 30 s.
 	AckTimeout time.Duration
+
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
+	// outbox's relay are in the relay's.
+	Telemetry oncemill.Telemetry
 }
 
 const defaultAckTimeout = 30 * time.Second
@@ -50,6 +56,7 @@ func PublisherOpts() []kgo.Opt {
 type Publisher struct {
 	cl     *kgo.Client
 	config PublisherConfig
+	sender *telemetry.Sender
 	alone  sync.RWMutex // held for writing by a message that must be in a batch of its own
 }
 
@@ -80,10 +87,17 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	case option[bool](cl, kgo.DefaultProduceTopicAlways):
 		problem = "kgo.DefaultProduceTopicAlways must not be set: messages name their topics"
 	default:
-		return &Publisher{cl: cl, config: config}, nil
+		sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemKafka)
+		if err != nil {
+			return nil, fmt.Errorf("franz: make instruments: %w", err)
+		}
+		return &Publisher{cl: cl, config: config, sender: sender}, nil
 	}
 	return nil, &SetupError{Problem: "publisher's client: " + problem}
 }
+
+// MessagingSystem names Kafka in telemetry.
+func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 
 // Publish sends all messages, in order (but for those that are sent again because a message beside them was refused), and
 // then waits for all acknowledgements, until they are there, their timeout
@@ -102,6 +116,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 		if f.err != nil && f.record != nil && refusesBatch(f.err) {
 			f.unknown, f.err = p.sendAlone(ctx, f.record)
 		}
+		f.sending.End(ctx, f.err, f.unknown)
 		if f.err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: f.err, Unknown: f.unknown})
 		}
@@ -118,6 +133,7 @@ type produced struct {
 	answer  chan error
 	err     error
 	unknown bool
+	sending *telemetry.Sending
 }
 
 var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout")
@@ -151,15 +167,18 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 const stall = 5 * time.Millisecond
 
 func (p *Publisher) send(ctx context.Context, m producer.Message) produced {
-	m, err := producer.Outgoing(ctx, m)
+	within, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
+	m, err := producer.Outgoing(within, m)
 	if err != nil {
-		return produced{err: err}
+		return produced{err: err, sending: sending}
 	}
 	record, err := encode(m)
 	if err != nil {
-		return produced{err: err}
+		return produced{err: err, sending: sending}
 	}
-	return p.produce(ctx, record)
+	f := p.produce(ctx, record)
+	f.sending = sending
+	return f
 }
 
 // produce hands a record to the client. The client gets a context that does not end: a record that is cancelled there takes

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // Config configures how a Worker or a Source consumes. The zero value is usable.
@@ -46,6 +47,7 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = telemetry.Logger(c.Logger)
 	return c
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -21,6 +22,7 @@ func (s *session) delivery(msg jetstream.Msg, meta *jetstream.MsgMetadata) consu
 		Handler:  s.limits.handler,
 		Topic:    msg.Subject(),
 		Origin:   s.limits.stream,
+		System:   telemetry.SystemNATS,
 		Header:   header,
 		UUID:     uuid,
 		Position: strconv.FormatUint(meta.Sequence.Stream, 10),
@@ -28,6 +30,12 @@ func (s *session) delivery(msg jetstream.Msg, meta *jetstream.MsgMetadata) consu
 		Holds:    s.holds,
 		Payload:  msg.Data(),
 	}
+}
+
+// flat is headers without the UUID.
+func flat(in nats.Header) producer.Header {
+	out, _ := headers(in)
+	return out
 }
 
 // headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.

@@ -44,7 +44,7 @@ func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
 		}},
 		{Topic: "orders.long", Position: "3", Header: producer.Header{"Long": long}},
 	} {
-		want.Handler, want.Origin, want.Count = "orders/billing", "orders", 1
+		want.Handler, want.Origin, want.System, want.Count = "orders/billing", "orders", "nats", 1
 		d := <-got
 		if d.Holds == nil {
 			t.Error("no bound of holds")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A held is a message that the server has given us and that is not settled.
@@ -111,7 +112,7 @@ func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
 		s.mu.Unlock()
 		if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
 			err := &oncemill.PanicError{Value: v}
-			s.log.ErrorContext(ctx, "natsjs: panic while a message was processed", "sequence", f.delivery.Position, "error", err)
+			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.delivery.Position, "error", err)
 			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
 		}
 	}()

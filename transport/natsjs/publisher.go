@@ -11,6 +11,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -26,6 +28,10 @@ type PublisherConfig struct {
 	// Logger gets a warning for each message that a stream took for a duplicate although it was not sent before. Nil:
 	// slog.Default().
 	Logger *slog.Logger
+
+	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
+	// outbox's relay are in the relay's.
+	Telemetry oncemill.Telemetry
 }
 
 func (c PublisherConfig) withDefaults() PublisherConfig {
@@ -38,6 +44,7 @@ func (c PublisherConfig) withDefaults() PublisherConfig {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = telemetry.Logger(c.Logger)
 	return c
 }
 
@@ -58,6 +65,7 @@ type Publisher struct {
 	config     PublisherConfig
 	unanswered memory
 	duplicates atomic.Uint64
+	telemetry  *telemetry.Sender
 }
 
 // NewPublisher returns a Publisher on the connection of js. Of js it takes nothing else: its acknowledgement timeout and
@@ -76,8 +84,15 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 	if err != nil {
 		return nil, fmt.Errorf("natsjs: %w", err)
 	}
-	return &Publisher{js: own, config: config}, nil
+	sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemNATS)
+	if err != nil {
+		return nil, fmt.Errorf("natsjs: make instruments: %w", err)
+	}
+	return &Publisher{js: own, config: config, telemetry: sender}, nil
 }
+
+// MessagingSystem names JetStream in telemetry.
+func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
 // Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
 // after a lost acknowledgement. Another process may have sent them before it died. If not, two messages have one ID,
@@ -99,7 +114,9 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	}
 	var failures []producer.Failure
 	for i, f := range flights {
-		if unknown, err := p.await(ctx, f); err != nil {
+		unknown, err := p.await(ctx, f)
+		f.sending.End(ctx, err, unknown)
+		if err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
 		}
 	}
@@ -115,6 +132,7 @@ type flight struct {
 	msg     *nats.Msg
 	err     error
 	unknown bool
+	sending *telemetry.Sending
 }
 
 // stall is how long nats.go may block for room below MaxPending before ctx is looked at again.
@@ -123,7 +141,15 @@ const stall = 20 * time.Millisecond
 var stalling = jetstream.WithStallWait(stall)
 
 func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
-	m, err := producer.Outgoing(ctx, m)
+	within, sending := p.telemetry.Begin(ctx, m.Topic, m.ID, m.Header)
+	f := p.launch(ctx, within, m)
+	f.sending = sending
+	return f
+}
+
+// launch sends a message that is stamped within a context of its own.
+func (p *Publisher) launch(ctx, within context.Context, m producer.Message) flight {
+	m, err := producer.Outgoing(within, m)
 	if err != nil {
 		return flight{err: err}
 	}
@@ -153,10 +179,13 @@ func (p *Publisher) await(ctx context.Context, f flight) (unknown bool, err erro
 	}
 	id := f.msg.Header.Get(jetstream.MsgIDHeader)
 	ack, err := outcome(ctx, f.future)
+	if err == nil && ack.Duplicate {
+		p.telemetry.Duplicate(ctx, f.sending, f.msg.Subject, f.msg.Header.Get(producer.HeaderID), !p.unanswered.has(id))
+	}
 	switch {
 	case err == nil && ack.Duplicate && !p.unanswered.has(id):
 		p.duplicates.Add(1)
-		p.config.Logger.WarnContext(ctx, "natsjs: a stream dropped a message as a duplicate; unless another process sent it before, two messages have one ID",
+		p.config.Logger.WarnContext(telemetry.Located(ctx, flat(f.msg.Header)), "natsjs: a stream dropped a message as a duplicate; unless another process sent it before, two messages have one ID",
 			"stream", ack.Stream, "sequence", ack.Sequence, "subject", f.msg.Subject, "id", f.msg.Header.Get(producer.HeaderID))
 	case err != nil && !refused(err):
 		p.unanswered.add(id)

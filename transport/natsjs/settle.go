@@ -7,7 +7,14 @@ import (
 	"unicode"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
 )
+
+// traced returns a context for log lines about a message.
+func (f *held) traced(ctx context.Context) context.Context {
+	return telemetry.Located(ctx, f.delivery.Header)
+}
 
 // minDelay is the shortest delay of a message that is to come again.
 const minDelay = 10 * time.Millisecond
@@ -27,12 +34,12 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 	case consumer.Ack:
 		s.ack(ctx, f)
 	case consumer.Reject:
-		s.log.ErrorContext(ctx, "natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
-			"sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", d.Err)
+		s.log.ErrorContext(f.traced(ctx), "natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
+			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", d.Err)
 		s.send(ctx, f, "term", func() error { return f.msg.TermWithReason(reason(d.Err)) })
 	default:
-		s.log.WarnContext(ctx, "natsjs: message left to be delivered again after AckWait",
-			"sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
+		s.log.WarnContext(f.traced(ctx), "natsjs: message left to be delivered again after AckWait",
+			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
 		s.warnOfLoss(ctx, f, d)
 		f.end()
 	}
@@ -41,8 +48,8 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 // warnOfLoss is loud about a message without an outcome that the server will not deliver again.
 func (s *session) warnOfLoss(ctx context.Context, f *held, d consumer.Decision) {
 	if f.last {
-		s.log.ErrorContext(ctx, "natsjs: message has no outcome after its last delivery: the server keeps it, and gives it to nobody; set MaxDeliver to -1",
-			"sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
+		s.log.ErrorContext(f.traced(ctx), "natsjs: message has no outcome after its last delivery: the server keeps it, and gives it to nobody; set MaxDeliver to -1",
+			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
 	}
 }
 
@@ -92,8 +99,8 @@ func (s *session) send(ctx context.Context, f *held, what string, settle func() 
 
 // unsent reports that the server was not told. It will deliver again, and the record knows what has been done.
 func (s *session) unsent(ctx context.Context, f *held, what string, err error) {
-	s.log.WarnContext(ctx, "natsjs: message could not be settled; the server will deliver it again",
-		"settle", what, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", err)
+	s.log.WarnContext(f.traced(ctx), "natsjs: message could not be settled; the server will deliver it again",
+		"id", f.delivery.Header.Get(producer.HeaderID), "settle", what, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", err)
 }
 
 // end stops the in-progress acks of a message.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // Config configures a subscriber. The zero value is usable.
@@ -45,6 +47,7 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	c.Logger = telemetry.Logger(c.Logger)
 	return c
 }
 

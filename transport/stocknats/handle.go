@@ -1,6 +1,7 @@
 package stocknats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -24,11 +26,21 @@ const (
 	withheld  consumer.Action = "withheld"  // it was not handed over: it is given back at the end of the drain
 )
 
+// traced returns a context for log lines about a message.
+func traced(msg *message.Message) context.Context {
+	return telemetry.Located(context.WithoutCancel(msg.Context()), msg.Metadata)
+}
+
+// messageID is the ID of a message for log lines.
+func messageID(msg *message.Message) string {
+	return cmp.Or(producer.Header(msg.Metadata).Get(producer.HeaderID), msg.UUID)
+}
+
 // handle sees a message of the adapter through. The server is told that it is being worked on until it is settled.
 func (s *subscription) handle(work context.Context, msg *message.Message) {
 	from, metadata, ok := unmark(msg)
 	if !ok {
-		s.config.Logger.Error("oncemill: message put off", "topic", s.topic, "error", errUnmarked)
+		s.config.Logger.ErrorContext(traced(msg), "oncemill: message put off", "uuid", msg.UUID, "topic", s.topic, "error", errUnmarked)
 		s.steering.nack(msg, 0, undecodable.max)
 		return
 	}
@@ -71,7 +83,7 @@ func (s *subscription) offer(work context.Context, msg *message.Message, metadat
 	}
 	offered.SetContext(consumer.WithSteering(ctx, consumer.Steering{
 		Delivery: consumer.Delivery{
-			Topic: s.topic, Origin: from.Stream, Position: strconv.FormatUint(from.Sequence, 10), Count: int(from.Count),
+			Topic: s.topic, Origin: from.Stream, System: telemetry.SystemNATS, Position: strconv.FormatUint(from.Sequence, 10), Count: int(from.Count),
 			Header: producer.Header(metadata), UUID: msg.UUID, Payload: msg.Payload,
 		},
 		Decide: func(decision consumer.Decision) { decided.Store(&decision) },
@@ -107,15 +119,15 @@ func (s *subscription) settle(msg *message.Message, from origin, decision consum
 		s.ack(msg, from)
 		return
 	case decision.Action == abandoned:
-		s.config.Logger.Error("oncemill: handler did not end in time, its message is left to the ack deadline", "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence)
+		s.config.Logger.ErrorContext(traced(msg), "oncemill: handler did not end in time, its message is left to the ack deadline", "id", messageID(msg), "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence)
 		return
 	case decision.Action == consumer.Leave:
 		wait = s.config.Lease
 	case decision.Action == consumer.Reject:
 		wait = terminate
-		s.config.Logger.Error("oncemill: message terminated without a dead letter", "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence, "error", decision.Err)
+		s.config.Logger.ErrorContext(traced(msg), "oncemill: message terminated without a dead letter", "id", messageID(msg), "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence, "error", decision.Err)
 	case from.Problem != "":
-		s.config.Logger.Error("oncemill: message put off", "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence, "error", decision.Err)
+		s.config.Logger.ErrorContext(traced(msg), "oncemill: message put off", "id", messageID(msg), "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence, "error", decision.Err)
 	}
 	if !s.steering.nack(msg, from.Count, wait) {
 		s.tell(from, nakBody(wait))
@@ -129,7 +141,7 @@ func (s *subscription) ack(msg *message.Message, from origin) {
 	select {
 	case <-msg.Context().Done(): // it has given the message up, but the work is done
 		if _, err := s.nc.Request(from.Reply, []byte(ackBody), flushTimeout); err != nil {
-			s.config.Logger.Warn("oncemill: ack not confirmed", "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence, "error", err)
+			s.config.Logger.WarnContext(traced(msg), "oncemill: ack not confirmed", "id", messageID(msg), "topic", s.topic, "stream", from.Stream, "sequence", from.Sequence, "error", err)
 		}
 		return
 	default:

@@ -24,7 +24,11 @@ type run struct {
 }
 
 func (e Example) open(ctx context.Context, o Options, dir string, out io.Writer) (*run, error) {
-	r := &run{options: o, out: &shared{w: out}, metrics: newMetrics(), closeStore: func() error { return nil }}
+	r := &run{options: o, out: &shared{w: out}, closeStore: func() error { return nil }}
+	var err error
+	if r.metrics, err = newMetrics(ctx, e.Name); err != nil {
+		return nil, err
+	}
 	if err := r.open(ctx, e, dir); err != nil {
 		return nil, errors.Join(err, r.close(ctx))
 	}
@@ -61,6 +65,7 @@ func (r *run) close(ctx context.Context) error {
 	if r.ledger != nil {
 		err = errors.Join(err, r.ledger.file.Close())
 	}
+	r.metrics.stop(ctx)
 	return err
 }
 

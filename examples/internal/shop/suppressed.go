@@ -4,18 +4,22 @@ import (
 	"context"
 	"strings"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/oncemill/oncemill/examples/internal/observe"
 )
 
 // metrics reads what Oncemill counts, as a dashboard would.
-type metrics struct{ reader *metric.ManualReader }
+type metrics struct {
+	reader *metric.ManualReader
+	stop   func(context.Context)
+}
 
-func newMetrics() metrics {
+func newMetrics(ctx context.Context, name string) (metrics, error) {
 	reader := metric.NewManualReader()
-	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
-	return metrics{reader}
+	stop, err := observe.Global(ctx, name, reader)
+	return metrics{reader, stop}, err
 }
 
 // suppressed is how many deliveries were answered with a stored outcome, in this process.

@@ -1,0 +1,85 @@
+// Program inbox measures what it costs that a message has its effect once. The effect is one row in PostgreSQL. Oncemill's
+// inbox commits it together with the outcome; a hand-written inbox, INSERT … ON CONFLICT DO NOTHING in the handler's
+// transaction, is what that is compared with. Beside them: leased claims in Redis and in PostgreSQL, and the inbox behind a
+// front in Redis; and what all of them take to refuse a duplicate. Every variant has to write exactly one row a message.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
+)
+
+// Names of variants.
+const (
+	byHand   = "hand-written inbox"
+	inbox    = "tier 2, pgstore inbox"
+	fronted  = "tier 2, Front of redisstore and pgstore inbox"
+	leasedPG = "tier 1, pgstore"
+	leasedRe = "tier 1, redisstore"
+)
+
+var variants = []string{byHand, inbox, fronted, leasedPG, leasedRe}
+
+var experiments = []kit.Experiment{
+	{Name: "fresh at 16", Variants: variants, Run: withRig(fresh(16, "tier2_vs_handwritten", .65, .85))},
+	{Name: "fresh at 1", Variants: variants, Run: withRig(fresh(1, "tier2_vs_handwritten_1", 0, 0))},
+	{Name: "duplicates at 16", Variants: variants, Run: withRig(duplicates)},
+}
+
+func main() { kit.Main(experiments...) }
+
+// withRig gives an experiment servers of its own.
+func withRig(run func(context.Context, *kit.Bench, *rig) error) func(context.Context, *kit.Bench) error {
+	return func(ctx context.Context, b *kit.Bench) (err error) {
+		r, err := startRig(b)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, r.stop()) }()
+		return run(ctx, b, r)
+	}
+}
+
+// measured are all variants, each in the way that a function says.
+func measured(as func(name string, open opening) kit.Variant) []kit.Variant {
+	return []kit.Variant{
+		as(byHand, openByHand),
+		as(inbox, openInbox),
+		as(fronted, openFront),
+		as(leasedPG, openLeasedPostgres),
+		as(leasedRe, openLeasedRedis),
+	}
+}
+
+// fresh measures messages that nobody has seen.
+func fresh(workers int, result string, required, goal float64) func(context.Context, *kit.Bench, *rig) error {
+	return func(ctx context.Context, b *kit.Bench, r *rig) error {
+		t, err := b.Compare(ctx, fmt.Sprintf("Fresh messages, %d at once", workers), b.Rounds,
+			measured(func(name string, open opening) kit.Variant { return r.fresh(name, workers, open) })...)
+		if err != nil {
+			return err
+		}
+		if t.Has(inbox, byHand) {
+			b.Aim(result, t.Ratio(inbox, byHand, rate), required, goal)
+		}
+		return nil
+	}
+}
+
+// duplicates measures messages that all have their effect already.
+func duplicates(ctx context.Context, b *kit.Bench, r *rig) error {
+	t, err := b.Compare(ctx, "Duplicates, 16 at once", b.Rounds, measured(r.duplicates)...)
+	if err != nil {
+		return err
+	}
+	if t.Has(inbox, byHand) {
+		b.Ratio("duplicates_tier2_vs_handwritten", t.Ratio(inbox, byHand, rate))
+	}
+	if t.Has(fronted, inbox) {
+		b.Ratio("duplicates_front_vs_tier2", t.Ratio(fronted, inbox, rate))
+	}
+	return nil
+}

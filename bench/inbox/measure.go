@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
+)
+
+const (
+	patience = 3 * time.Minute // how long a measurement may take
+	warming  = 200             // how many messages make connections and prepare statements, times Options.Scale
+	cells    = 2               // of Options.Cell
+	known    = 5_000           // how many messages the duplicates are of
+)
+
+// variant is a measurement that has to end.
+func variant(name string, measure func(ctx context.Context) ([]kit.Figure, error)) kit.Variant {
+	return kit.Variant{Name: name, Measure: func(ctx context.Context) ([]kit.Figure, error) {
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v", patience))
+		defer cancel()
+		return measure(ctx)
+	}}
+}
+
+// fresh measures how messages get their effect.
+func (r *rig) fresh(name string, workers int, open opening) kit.Variant {
+	return variant(name, func(ctx context.Context) (figures []kit.Figure, err error) {
+		warmUp := max(int(warming*r.bench.Scale), 32)
+		err = r.with(ctx, open, func(pool *pgxpool.Pool, s system) error {
+			if _, err := (load{workers: workers, messages: warmUp}).run(ctx, s); err != nil {
+				return err
+			}
+			l := load{workers: workers, first: warmUp, messages: endless, duration: cells * r.bench.Cell}
+			y, cost, err := r.run(ctx, l, s)
+			if err != nil {
+				return err
+			}
+			figures = cost
+			return mustBe(ctx, pool, warmUp+len(y.took))
+		})
+		return figures, err
+	})
+}
+
+// duplicates measures how messages that have their effect are refused.
+func (r *rig) duplicates(name string, open opening) kit.Variant {
+	return variant(name, func(ctx context.Context) (figures []kit.Figure, err error) {
+		messages := max(int(known*r.bench.Scale), 100)
+		err = r.with(ctx, open, func(pool *pgxpool.Pool, s system) error {
+			if _, err := (load{workers: 16, messages: messages}).run(ctx, s); err != nil {
+				return err
+			}
+			l := load{workers: 16, messages: endless, repeats: messages, duration: cells * r.bench.Cell}
+			if _, figures, err = r.run(ctx, l, s); err != nil {
+				return err
+			}
+			return mustBe(ctx, pool, messages)
+		})
+		return figures, err
+	})
+}
+
+// run runs a load that is measured.
+func (r *rig) run(ctx context.Context, l load, s system) (y yield, figures []kit.Figure, err error) {
+	if err := r.postgres.Settle(ctx); err != nil {
+		return y, nil, err
+	}
+	runtime.GC() // what the preparation has left
+	err = r.bench.Profiled(func() error {
+		before, err := r.used(ctx)
+		if err != nil {
+			return err
+		}
+		if y, err = l.run(ctx, s); err != nil {
+			return err
+		}
+		after, err := r.used(ctx)
+		figures = y.figures(before, after)
+		return err
+	})
+	return y, figures, err
+}

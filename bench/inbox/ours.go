@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A guarded handler is one behind a Processor, with everything as it is by default.
+type guarded struct {
+	once  *consumer.Processor
+	write func(ctx context.Context, id string) error
+	end   func()
+}
+
+func newGuarded(store dedupstore.Store, write func(ctx context.Context, id string) error, end func()) (system, error) {
+	once, err := consumer.New(store, consumer.Config{Group: "bench", Handler: "effect"})
+	return guarded{once, write, end}, err
+}
+
+func (g guarded) handle(ctx context.Context, id string, payload []byte) error {
+	d := consumer.Delivery{Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload}
+	decision := g.once.Process(ctx, d, func(ctx context.Context) error { return g.write(ctx, id) })
+	if decision.Action != consumer.Ack || decision.Err != nil {
+		return fmt.Errorf("message %s: %s, %w", id, decision.Action, decision.Err)
+	}
+	return nil
+}
+
+func (g guarded) close() { g.end() }
+
+func nothing() {}
+
+// inTransaction is the handler of an inbox.
+func inTransaction(ctx context.Context, id string) error { return effect(ctx, pgstore.Tx(ctx), id) }
+
+// byItself is the handler of a leased store.
+func byItself(s servers) func(context.Context, string) error {
+	return func(ctx context.Context, id string) error { return effect(ctx, s.pool, id) }
+}
+
+func openPostgres(ctx context.Context, s servers) (*pgstore.Store, error) {
+	store, err := pgstore.New(s.pool, pgstore.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return store, store.Migrate(ctx)
+}
+
+func openInbox(ctx context.Context, s servers) (system, error) {
+	store, err := openPostgres(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return newGuarded(store.Inbox(), inTransaction, nothing)
+}
+
+func openLeasedPostgres(ctx context.Context, s servers) (system, error) {
+	store, err := openPostgres(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return newGuarded(store, byItself(s), nothing)
+}
+
+func openLeasedRedis(_ context.Context, s servers) (system, error) {
+	store, err := redisstore.New(s.redis, redisstore.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return newGuarded(store, byItself(s), store.Close)
+}
+
+func openFront(ctx context.Context, s servers) (system, error) {
+	cheap, err := redisstore.New(s.redis, redisstore.Config{})
+	if err != nil {
+		return nil, err
+	}
+	store, err := openPostgres(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return newGuarded(dedupstore.Front(cheap, store.Inbox()), inTransaction, cheap.Close)
+}

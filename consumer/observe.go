@@ -1,0 +1,176 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// TraceMode says how the span of a delivery belongs to the trace of its message.
+type TraceMode string
+
+// How the span of a delivery belongs to the trace of its message. Either way it has a link to where the message was made,
+// and a span that the context has already, as of a tracing middleware outside, is its parent.
+const (
+	TraceParent TraceMode = "parent" // it is part of the message's trace
+	TraceLink   TraceMode = "link"   // it begins a trace of its own
+)
+
+// observed is guarded for those who want to know about it.
+//
+//go:noinline
+func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified, message any, decision *Decision, do job) {
+	ctx, processing := p.telemetry.Begin(ctx, &telemetry.Incoming{
+		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
+		Topic: d.Topic, Origin: d.Origin, ID: this.call.Key.ID, KeySource: string(this.source), Header: d.Header,
+		Cause: p.causeOf(d), Link: p.config.Trace == TraceLink,
+	})
+	ended := false
+	defer func() {
+		if !ended { // it panics, in shadow mode
+			processing.End("", telemetry.FailedPanic, nil)
+		}
+	}()
+	if outcome := p.withoutClaim(this.err); outcome != nil {
+		processing.Count(ctx, outcome)
+	}
+	p.guarded(ctx, d, this, message, decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
+		return timed(ctx, processing, do, recorded)
+	})
+	ended = true
+	failure, err := failureOf(decision)
+	processing.End(string(decision.Action), failure, err)
+}
+
+// withoutClaim says how a delivery counts of which the guard does not hear; nil: it does.
+func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
+	switch {
+	case unidentified == nil || p.policy.Shadow:
+		return nil
+	case p.bypasses(unidentified):
+		return &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.MissingID}
+	}
+	return &telemetry.Answer{Outcome: telemetry.Rejected}
+}
+
+// timed measures a handler.
+func timed(ctx context.Context, processing *telemetry.Processing, do job, recorded bool) (o dedupstore.Outcome, err error) {
+	began := processing.Run()
+	failure := telemetry.FailedPanic
+	defer func() { processing.Ran(ctx, began, failure) }()
+	o, err = do(ctx, recorded)
+	failure = handlerFailure(err)
+	return o, err
+}
+
+func (p *Processor) system(d *Delivery) string {
+	return cmp.Or(d.System, p.config.System, telemetry.SystemUnknown)
+}
+
+// causeOf says why a delivery is a duplicate, if it is one, as far as that can be told.
+func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
+	switch {
+	case d.Count > 1:
+		return telemetry.BrokerRedelivery
+	case d.Header.Get(producer.HeaderRerun) != "" || d.Header.Get(producer.HeaderPurpose) == producer.PurposeReplay:
+		return telemetry.Operator
+	case d.Header.Get(producer.HeaderResend) != "":
+		return telemetry.RelayResend
+	case d.Count == 1 && p.system(d) != telemetry.SystemKafka: // which does not count
+		return telemetry.ProducerRetry
+	}
+	return telemetry.UnknownCause
+}
+
+// failureOf says what of a decision is an error. Duplicates are none, of failures too, nor are deliveries that came too
+// early, or that a shutdown interrupted.
+func failureOf(decision *Decision) (telemetry.Failure, error) {
+	err := decision.Err
+	switch e := err.(type) { //nolint:errorlint // the guard's own error
+	case nil, *oncemill.BusyError:
+		return telemetry.NoFailure, nil
+	case *oncemill.FailedError:
+		if e.Duplicate {
+			return telemetry.NoFailure, nil
+		}
+		return handlerFailure(e.Err), err
+	case *oncemill.RetryError:
+		if e.Uncounted {
+			return telemetry.NoFailure, nil
+		}
+		return handlerFailure(e.Err), err
+	case *oncemill.ClaimLostError:
+		return telemetry.FailedClaimLost, err
+	case *oncemill.MismatchError:
+		return telemetry.FailedMismatch, err
+	case *oncemill.StoreError:
+		return telemetry.FailedStore, err
+	case *oncemill.UnrecordedError:
+		return telemetry.FailedUnrecorded, err
+	case *oncemill.UnpublishedError:
+		return telemetry.FailedUnpublished, err
+	case *MissingIDError, *ContentError:
+		return telemetry.FailedRejected, err
+	}
+	if decision.Action == RetryLater && errors.Is(err, context.Canceled) {
+		return telemetry.NoFailure, nil
+	}
+	return handlerFailure(err), err
+}
+
+// handlerFailure says of which kind a handler's error is. It looks through wrapped errors from the outside, as the guard
+// does, but not into those of other guards.
+func handlerFailure(err error) telemetry.Failure {
+	if err == nil {
+		return telemetry.NoFailure
+	}
+	if found := marked(err); found != telemetry.NoFailure {
+		return found
+	}
+	switch {
+	case errors.Is(err, oncemill.ErrClaimLost):
+		return telemetry.FailedClaimLost
+	case errors.Is(err, context.DeadlineExceeded):
+		return telemetry.FailedTimeout
+	case errors.Is(err, context.Canceled):
+		return telemetry.FailedCanceled
+	}
+	return telemetry.FailedOther
+}
+
+func marked(err error) telemetry.Failure {
+	for err != nil {
+		switch err.(type) { //nolint:errorlint // this is the search
+		case *oncemill.PermanentError:
+			return telemetry.FailedPermanently
+		case *oncemill.RetryAfterError:
+			return telemetry.FailedRetryAfter
+		case *oncemill.NoEffectError:
+			return telemetry.FailedNoEffect
+		case *oncemill.PanicError:
+			return telemetry.FailedPanic
+		case *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError, *oncemill.MismatchError, *oncemill.StoreError,
+			*oncemill.UnrecordedError, *oncemill.UnpublishedError, *oncemill.ResultError, *oncemill.ClaimLostError, *NestedError:
+			return telemetry.FailedNested
+		}
+		switch e := err.(type) { //nolint:errorlint // so is this
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			for _, wrapped := range e.Unwrap() {
+				if found := marked(wrapped); found != telemetry.NoFailure {
+					return found
+				}
+			}
+			return telemetry.NoFailure
+		default:
+			return telemetry.NoFailure
+		}
+	}
+	return telemetry.NoFailure
+}

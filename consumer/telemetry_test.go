@@ -1,0 +1,201 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// traced returns a config whose spans are recorded.
+func traced() (consumer.Config, *tracetest.SpanRecorder, trace.Tracer) {
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	c := consumer.Config{Handler: "charge", System: "rabbitmq", Hold: consumer.NoHold}
+	c.Policy.Telemetry = oncemill.Telemetry{TracerProvider: provider, Propagator: propagation.TraceContext{}}
+	return c, spans, provider.Tracer("outside")
+}
+
+func attributesOf(s sdktrace.ReadOnlySpan) map[string]string {
+	found := map[string]string{}
+	for _, a := range s.Attributes() {
+		found[string(a.Key)] = a.Value.Emit()
+	}
+	return found
+}
+
+const messageTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+// A Router's message is one trace, whether or not a tracing middleware stands outside.
+func TestMiddleware_SpanBelongsToTheMessagesTrace(t *testing.T) {
+	t.Parallel()
+	for name, outside := range map[string]bool{"alone": false, "within a tracing middleware": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, spans, tracer := traced()
+			msg := order("o1")
+			msg.Metadata.Set("traceparent", "00-"+messageTrace+"-00f067aa0ba902b7-01")
+			msg.Metadata.Set("correlation_id", "c1")
+			msg.SetContext(t.Context())
+			if outside {
+				ctx, _ := tracer.Start(t.Context(), "middleware")
+				msg.SetContext(ctx)
+			}
+			var within trace.SpanContext
+			handle := newProcessor(t, newStore(t), c).Middleware(func(m *message.Message) ([]*message.Message, error) {
+				within = trace.SpanContextFromContext(m.Context())
+				return []*message.Message{message.NewMessage("", []byte("out"))}, nil
+			})
+			out, err := handle(msg)
+			if err != nil || len(out) != 1 {
+				t.Fatal(out, err)
+			}
+			msg.Nack()
+			span := spans.Ended()[0]
+			if !within.Equal(span.SpanContext()) {
+				t.Error("the handler does not work within the process span")
+			}
+			if got := out[0].Metadata.Get("traceparent"); !strings.Contains(got, span.SpanContext().SpanID().String()) {
+				t.Errorf("the output was made by %q, want the process span", got)
+			}
+			if inTrace := within.TraceID().String() == messageTrace; inTrace == outside {
+				t.Errorf("part of the message's trace: %t", inTrace)
+			}
+			if len(span.Links()) != 1 || span.Links()[0].SpanContext.TraceID().String() != messageTrace {
+				t.Errorf("links %v, want one to where the message was made", span.Links())
+			}
+			got := attributesOf(span)
+			for key, want := range map[string]string{
+				"messaging.system": "rabbitmq", "messaging.message.id": "o1", "messaging.message.conversation_id": "c1",
+				"messaging.consumer.group.name": "billing", "oncemill.handler": "charge", "oncemill.key.source": "message_id",
+				"oncemill.outcome": "claimed", "oncemill.action": "ack", "oncemill.attempt": "1",
+			} {
+				if got[key] != want {
+					t.Errorf("%s is %q, want %q", key, got[key], want)
+				}
+			}
+		})
+	}
+}
+
+// What is not an error does not look like one.
+func TestProcess_SpansShowOnlyErrorsAsErrors(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	c, spans, _ := traced()
+	c.Policy.Backoff.Min = time.Hour
+	p := newProcessor(t, newStore(t), c)
+	last := func() sdktrace.ReadOnlySpan { all := spans.Ended(); return all[len(all)-1] }
+	process := func(id, content string, handle consumer.Handler) sdktrace.ReadOnlySpan {
+		d := delivery(id)
+		d.Payload = []byte(content)
+		if id == "" {
+			d.Header = producer.Header{}
+		}
+		p.Process(t.Context(), d, handle)
+		return last()
+	}
+	nothing := func(context.Context) error { return nil }
+	for _, step := range []struct {
+		name, id, content string
+		handle            consumer.Handler
+		outcome, failure  string
+	}{
+		{"a run", "ok", "x", nothing, "claimed", ""},
+		{"a duplicate", "ok", "x", nothing, "duplicate_completed", ""},
+		{"other content", "ok", "y", nothing, "fingerprint_mismatch", "mismatch"},
+		{"a failure for good", "bad", "x", func(context.Context) error { return oncemill.Permanent(boom) }, "claimed", "permanent"},
+		{"its duplicate", "bad", "x", nothing, "duplicate_failed", ""},
+		{"a failure", "again", "x", func(context.Context) error { return boom }, "claimed", "_OTHER"},
+		{"too early", "again", "x", nothing, "not_due", ""},
+		{"a panic", "panics", "x", func(context.Context) error { panic(boom) }, "claimed", "panic"},
+		{"no ID", "", "x", nothing, "", "rejected"},
+	} {
+		span := process(step.id, step.content, step.handle)
+		got := attributesOf(span)
+		if step.outcome != "" && got["oncemill.outcome"] != step.outcome {
+			t.Errorf("%s: outcome %q, want %q", step.name, got["oncemill.outcome"], step.outcome)
+		}
+		if got["error.type"] != step.failure || (span.Status().Code == codes.Error) != (step.failure != "") {
+			t.Errorf("%s: error.type %q, status %v; want %q", step.name, got["error.type"], span.Status(), step.failure)
+		}
+	}
+	busy := make(chan sdktrace.ReadOnlySpan, 1)
+	run := process("busy", "x", func(context.Context) error {
+		busy <- process("busy", "x", nothing)
+		return nil
+	})
+	if copied := <-busy; attributesOf(copied)["oncemill.outcome"] != "duplicate_in_progress" || copied.Status().Code != codes.Unset ||
+		len(copied.Links()) != 1 || copied.Links()[0].SpanContext.SpanID() != run.SpanContext().SpanID() {
+		t.Errorf("a copy of a running message: %v, %v, links %v; want one to the run", attributesOf(copied), copied.Status(), copied.Links())
+	}
+	for _, span := range spans.Ended()[1:3] {
+		if attributesOf(span)["oncemill.outcome"] == "duplicate_completed" && len(span.Links()) != 1 {
+			t.Errorf("a duplicate has links %v", span.Links())
+		}
+	}
+}
+
+func TestProcess_DuplicatesSayWhatMadeThem(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		cause  string
+		count  int
+		system string
+		header producer.Header
+	}{
+		{"broker_redelivery", 2, "nats", nil},
+		{"broker_redelivery", 2, "kafka", nil},
+		{"producer_retry", 1, "nats", nil},
+		{"unknown", 1, "kafka", nil}, // which counts only what its own source offers again
+		{"unknown", 0, "", nil},
+		{"relay_resend", 1, "nats", producer.Header{producer.HeaderResend: "1"}},
+		{"relay_resend", 1, "kafka", producer.Header{producer.HeaderResend: "1"}},
+		{"operator", 1, "nats", producer.Header{producer.HeaderPurpose: producer.PurposeReplay}},
+		{"operator", 1, "nats", producer.Header{producer.HeaderRerun: "7"}},
+		{"broker_redelivery", 2, "nats", producer.Header{producer.HeaderResend: "1"}},
+	} {
+		c, spans, _ := traced()
+		p := newProcessor(t, newStore(t), c)
+		for range 2 {
+			d := delivery("o1")
+			for name, value := range tc.header {
+				d.Header[name] = value
+			}
+			d.Count, d.System = tc.count, tc.system
+			p.Process(t.Context(), d, func(context.Context) error { return nil })
+		}
+		if got := attributesOf(spans.Ended()[1])["oncemill.duplicate.cause"]; got != tc.cause {
+			t.Errorf("%+v: cause %q", tc, got)
+		}
+	}
+}
+
+// The record keeps the trace of the run, not that of what delivered the message.
+func TestProcess_TheRecordKeepsTheRunsSpan(t *testing.T) {
+	t.Parallel()
+	c, spans, _ := traced()
+	store := newStore(t)
+	p := newProcessor(t, store, c)
+	p.Process(t.Context(), delivery("o1"), func(context.Context) error { return nil })
+	a, err := store.Claim(t.Context(), dedupstore.Request{
+		Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"},
+		Owner: "somebody-else-0001", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
+	})
+	if want := spans.Ended()[0].SpanContext().SpanID().String(); err != nil || !strings.Contains(a.Trace, want) {
+		t.Errorf("the record keeps %q (%v), want span %s", a.Trace, err, want)
+	}
+}

@@ -1,0 +1,161 @@
+package dedupstore
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Front puts a cheap store before an inbox: what the cheap one knows to be done or in progress is refused without a
+// statement in the inbox's database, which is the truth for all the rest. It is NewFront with the defaults, and panics if
+// a store is nil.
+func Front(cheap Store, inbox Transactor) *FrontStore {
+	f, err := NewFront(cheap, inbox, FrontConfig{})
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
+
+// FrontConfig configures a [FrontStore]. The zero value is ready to use.
+type FrontConfig struct {
+	// Patience bounds how long an operation of the cheap store is waited for. Zero: 50 ms.
+	Patience time.Duration
+
+	// Logger is told when the cheap store begins to fail, and when it answers again. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+func (c FrontConfig) withDefaults() FrontConfig {
+	if c.Patience == 0 {
+		c.Patience = 50 * time.Millisecond
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c FrontConfig) validate() error {
+	if c.Patience < time.Millisecond {
+		return &InvalidError{"FrontConfig.Patience", fmt.Sprintf("is %v, want at least 1ms", c.Patience)}
+	}
+	return nil
+}
+
+// A FrontStore is an inbox behind a cheap store, such as PostgreSQL behind Redis.
+//
+// Of the cheap store two answers are believed: that a lease is live or a retry not due, and that a run has succeeded,
+// which it is told only after the commit. Everything else is asked of the inbox, whose answer counts. So a cheap store
+// that is down, slow, empty or restored from old data costs statements, and perhaps a lease's wait, but neither an effect
+// nor a message. It keeps results and the IDs of outputs, no payloads; attempts are counted, reruns answered, runs
+// parked and failures kept by the inbox alone.
+//
+// The other way round it does not hold: when the database of the inbox has lost commits, as by a restore or a failover
+// without synchronous replication, the cheap store knows of effects that are gone. Empty it then. To forget a key, delete
+// it in both.
+//
+// A Busy of the cheap store names the cheap store's fence. It is safe for concurrent use and holds nothing that must be
+// closed.
+type FrontStore struct {
+	cheap  Store
+	inbox  Transactor
+	config FrontConfig
+	gates  sync.Map // of *frontGate, by the cheap store's shards
+
+	refused, passed, failed, skipped atomic.Uint64
+}
+
+var (
+	_ Transactor = (*FrontStore)(nil)
+	_ Sharded    = (*FrontStore)(nil)
+	_ Checker    = (*FrontStore)(nil)
+)
+
+// FrontClaim is what a FrontStore needs to know to settle a claim in its cheap store, too. Zero: there is none.
+type FrontClaim struct {
+	Fence  uint64 // of the claim in the cheap store
+	Scheme string // of the fingerprint that it was made with
+}
+
+// NewFront returns an inbox behind a cheap store. The error names what is wrong. The stores must not be used by others for
+// the same keys, but the cheap one may hold what a guard with it alone has left: its successes are believed.
+func NewFront(cheap Store, inbox Transactor, c FrontConfig) (*FrontStore, error) {
+	switch {
+	case cheap == nil:
+		return nil, &InvalidError{"cheap", "is nil"}
+	case inbox == nil:
+		return nil, &InvalidError{"inbox", "is nil"}
+	}
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	return &FrontStore{cheap: cheap, inbox: inbox, config: c}, nil
+}
+
+// FrontStats count since the store was made.
+type FrontStats struct {
+	Refused uint64 // claims that the cheap store answered
+	Passed  uint64 // claims that the inbox answered
+	Failed  uint64 // operations of the cheap store that failed or were too slow
+	Skipped uint64 // operations that were not sent to it because it fails
+}
+
+// Stats says how much the cheap store saves.
+func (f *FrontStore) Stats() FrontStats {
+	return FrontStats{Refused: f.refused.Load(), Passed: f.passed.Load(), Failed: f.failed.Load(), Skipped: f.skipped.Load()}
+}
+
+// Extend implements [Store]. The cheap store's lease is extended meanwhile, as far as that works.
+func (f *FrontStore) Extend(ctx context.Context, c Claim, lease time.Duration) error {
+	if c.Front.Fence == 0 || ctx.Err() != nil || c.Validate() != nil || validDuration("lease", lease) != nil {
+		return f.inbox.Extend(ctx, c, lease)
+	}
+	var beside sync.WaitGroup
+	beside.Go(func() { _ = f.extendCheap(ctx, c, lease) })
+	err := f.inbox.Extend(ctx, c, lease)
+	beside.Wait()
+	f.giveUp(ctx, c, err)
+	return err
+}
+
+// Shard implements [Sharded] by what the inbox says: the cheap store's failures fail nothing.
+func (f *FrontStore) Shard(ctx context.Context, key Key) string { return shardOf(ctx, f.inbox, key) }
+
+func shardOf(ctx context.Context, s Store, key Key) string {
+	if s, ok := s.(Sharded); ok {
+		return s.Shard(ctx, key)
+	}
+	return ""
+}
+
+// Check implements [Checker]. What is wrong with the cheap store is a warning: claims go to the inbox alone then.
+func (f *FrontStore) Check(ctx context.Context) (Report, error) {
+	report, err := checkOf(ctx, f.inbox)
+	if err != nil {
+		return Report{}, err
+	}
+	cheap, err := checkOf(ctx, f.cheap)
+	if err != nil {
+		report.Warnings = append(report.Warnings, "The cheap store is not usable: "+err.Error())
+	}
+	for _, w := range cheap.Warnings {
+		report.Warnings = append(report.Warnings, "Of the cheap store: "+w)
+	}
+	if cheap.Store != "" {
+		report.Store += " behind " + cheap.Store
+		report.Version += ", " + cheap.Version
+	}
+	return report, nil
+}
+
+func checkOf(ctx context.Context, s Store) (Report, error) {
+	if c, ok := s.(Checker); ok {
+		return c.Check(ctx)
+	}
+	return Report{}, nil
+}

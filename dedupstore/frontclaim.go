@@ -1,0 +1,94 @@
+package dedupstore
+
+import (
+	"context"
+	"time"
+)
+
+// unlimited is how many attempts the cheap store is told that a key may have: it must not end a run.
+const unlimited = 1 << 30
+
+// Claim implements [Store]. The cheap store may refuse; nobody but the inbox grants.
+func (f *FrontStore) Claim(ctx context.Context, r Request) (Answer, error) {
+	if err := r.Validate(); err != nil {
+		return Answer{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return Answer{}, err
+	}
+	cheap, held := f.ask(ctx, &r)
+	if believable(&cheap, &r) {
+		f.refused.Add(1)
+		return cheap, nil
+	}
+	f.passed.Add(1)
+	answer, err := f.inbox.Claim(ctx, r)
+	if held {
+		f.compare(ctx, &r, &cheap, &answer, err)
+	}
+	return answer, err
+}
+
+// ask claims in the cheap store, and says whether that was granted. No answer is the zero Answer. A rerun is for the
+// inbox: the cheap store knows of no failures.
+func (f *FrontStore) ask(ctx context.Context, r *Request) (answer Answer, held bool) {
+	if r.Rerun != 0 {
+		return Answer{}, false
+	}
+	q := *r
+	q.MaxAttempts, q.ParkExpired = unlimited, false
+	err := f.do(ctx, &r.Key, func(ctx context.Context) (err error) {
+		answer, err = f.cheap.Claim(ctx, q)
+		return err
+	})
+	if err != nil {
+		return Answer{}, false
+	}
+	return answer, answer.Status == AcquiredRun || answer.Status == AcquiredPublish
+}
+
+// believable reports whether a cheap answer counts, and completes it by its note.
+func believable(a *Answer, r *Request) bool {
+	switch a.Status {
+	case Busy: // with nothing to wait for it was let go, or it is a late copy, of which the inbox may know more
+		return a.Wait > letGoLease
+	case Done:
+		return a.Outcome.Kind == Succeeded && readNote(a, r)
+	}
+	return false
+}
+
+// compare brings the cheap claim, which was granted, in line with the inbox's answer.
+func (f *FrontStore) compare(ctx context.Context, r *Request, cheap, answer *Answer, err error) {
+	front := FrontClaim{Fence: cheap.Claim.Fence, Scheme: r.Fingerprint.Scheme}
+	runs := cheap.Status == AcquiredRun // else it knows a success, which is to be published
+	succeeded := err == nil && answer.Outcome.Kind == Succeeded
+	// The window is counted from the end of the run, which was not before the first claim: so it is not exceeded.
+	left := r.Retention - answer.Age
+	switch {
+	case err == nil && answer.Status == AcquiredRun && runs:
+		answer.Claim.Front = front
+	case succeeded && answer.Status == AcquiredPublish:
+		answer.Claim.Front = front
+		if runs {
+			_ = f.tell(ctx, cheap.Claim, answer.Outcome, noteOf(r, cheap, answer), r.Retention, false)
+		}
+	case succeeded && answer.Status == Done && left >= time.Millisecond:
+		f.learn(ctx, runs, cheap.Claim, answer.Outcome, noteOf(r, cheap, answer), left)
+	default:
+		f.letGo(ctx, cheap.Claim)
+	}
+}
+
+// learn tells the cheap store of a success that others have finished.
+func (f *FrontStore) learn(ctx context.Context, runs bool, c Claim, o Outcome, n note, retention time.Duration) {
+	var err error
+	if runs {
+		err = f.tell(ctx, c, o, n, retention, true)
+	} else {
+		err = f.settleCheap(ctx, c, Published{Retention: retention})
+	}
+	if err != nil {
+		f.letGo(ctx, c)
+	}
+}

@@ -1,0 +1,114 @@
+package dedupstore
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// How long a cheap store that fails is left alone: twice as long after each further failure. A few may be a pause of the
+// server or a broken connection; each run that is not settled there keeps its duplicates waiting for a lease.
+const (
+	maxFrontFailures = 3
+	minFrontPause    = 100 * time.Millisecond
+	maxFrontPause    = time.Second
+)
+
+// errFrontShut says that an operation was not sent.
+var errFrontShut = errors.New("dedupstore: the cheap store fails, and is left alone for a moment")
+
+// A frontGate keeps claims from waiting one after the other for a cheap store, or a shard of it, that fails.
+type frontGate struct {
+	mu       sync.Mutex
+	failures int           // in a row
+	pause    time.Duration // zero: it answers
+	until    time.Time
+	probing  bool
+}
+
+// pass reports whether an operation may be sent: any if the store answers, else one at a time after a pause.
+func (g *frontGate) pass() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.pause == 0 {
+		return true
+	}
+	if g.probing || time.Now().Before(g.until) {
+		return false
+	}
+	g.probing = true
+	return true
+}
+
+// answered notes how an operation ended, and reports whether that is news.
+func (g *frontGate) answered(ok bool) (news bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	was := g.pause
+	g.probing = false
+	g.failures++
+	switch {
+	case ok:
+		g.failures, g.pause = 0, 0
+		return was != 0
+	case g.failures < maxFrontFailures:
+		return false
+	case was == 0:
+		g.pause = minFrontPause
+	case time.Now().Before(g.until): // sent together with one that failed before
+		return false
+	default:
+		g.pause = min(2*was, maxFrontPause)
+	}
+	g.until = time.Now().Add(g.pause)
+	return was == 0
+}
+
+// do sends an operation to the cheap store and waits for it as long as that store is worth. It goes on although ctx ends,
+// like all that may have an effect.
+func (f *FrontStore) do(ctx context.Context, key *Key, operation func(context.Context) error) error {
+	shard := shardOf(ctx, f.cheap, *key)
+	gate := f.gate(shard)
+	if !gate.pass() {
+		f.skipped.Add(1)
+		return errFrontShut
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.config.Patience)
+	defer cancel()
+	err := operation(bounded)
+	ok := frontAnswered(err)
+	if !ok {
+		f.failed.Add(1)
+	}
+	if gate.answered(ok) {
+		f.report(ctx, shard, err, ok)
+	}
+	return err
+}
+
+func (f *FrontStore) gate(shard string) *frontGate {
+	if g, ok := f.gates.Load(shard); ok {
+		return g.(*frontGate)
+	}
+	g, _ := f.gates.LoadOrStore(shard, &frontGate{})
+	return g.(*frontGate)
+}
+
+// frontAnswered reports whether the store works, whatever it said.
+func frontAnswered(err error) bool {
+	if _, unreadable := errors.AsType[*RecordError](err); unreadable {
+		return true
+	}
+	return err == nil || errors.Is(err, ErrClaimLost) || errors.Is(err, ErrFull) || errors.Is(err, ErrNotDurable)
+}
+
+func (f *FrontStore) report(ctx context.Context, shard string, err error, ok bool) {
+	if ok {
+		f.config.Logger.InfoContext(ctx, "oncemill: the cheap store before the inbox answers again", slog.String("shard", shard))
+		return
+	}
+	f.config.Logger.WarnContext(ctx, "oncemill: the cheap store before the inbox fails; claims go to the inbox alone",
+		slog.String("shard", shard), slog.Any("error", err))
+}

@@ -1,0 +1,103 @@
+package pgstore
+
+import (
+	"context"
+	"math"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// ClaimMany implements [dedupstore.Batcher].
+func (f *form) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := make([]dedupstore.ClaimResult, len(requests))
+	var asked []int
+	for i, r := range requests {
+		if results[i].Err = r.Validate(); results[i].Err == nil {
+			asked = append(asked, i)
+		}
+	}
+	for ; len(asked) > 0; asked = asked[min(maxBatch, len(asked)):] {
+		part := asked[:min(maxBatch, len(asked))]
+		questions := make([]*dedupstore.Request, len(part))
+		for j, i := range part {
+			questions[j] = &requests[i]
+		}
+		answers, errs := inBatch(ctx, &f.claims, questions)
+		for j, i := range part {
+			a, err := answers[j], errs[j]
+			if err == nil && a.status == contended {
+				a, err = f.claimAgain(ctx, &requests[i])
+			}
+			if err != nil {
+				results[i].Err = f.failed("claim", err)
+				continue
+			}
+			results[i].Answer, results[i].Err = a.read(&requests[i])
+		}
+	}
+	return results
+}
+
+// SettleMany implements [dedupstore.Batcher].
+func (f *form) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+	errs := make([]error, len(settlings))
+	var part []*settling
+	var places []int
+	size := 0
+	flush := func() {
+		if len(part) > 0 {
+			f.settleBatch(ctx, part, places, errs)
+		}
+		part, places, size = nil, nil, 0
+	}
+	for i, one := range settlings {
+		s, err := newSettling(one.Claim, one.Settlement)
+		if err == nil && one.Claim.Fence > math.MaxInt64 {
+			err = dedupstore.ErrClaimLost
+		}
+		if errs[i] = err; err != nil {
+			continue
+		}
+		if len(part) == maxBatch || len(part) > 0 && size+s.size() > maxBatchBytes {
+			flush()
+		}
+		part, places, size = append(part, s), append(places, i), size+s.size()
+	}
+	flush()
+	return errs
+}
+
+// maxBatchBytes keeps the arguments of a statement far from PostgreSQL's limit of 1 GB for a value.
+const maxBatchBytes = 16 << 20
+
+func (f *form) settleBatch(ctx context.Context, part []*settling, places []int, errs []error) {
+	verdicts, failed := inBatch(ctx, &f.settles, part)
+	for j, i := range places {
+		first := true
+		errs[i] = f.verdict(ctx, "settle", func() (string, error) {
+			if first {
+				first = false
+				return verdicts[j], failed[j]
+			}
+			return f.settles.do(ctx, part[j])
+		})
+	}
+}
+
+// inBatch runs the operations of one caller in one statement.
+func inBatch[Q, A any](ctx context.Context, l *lane[Q, A], questions []Q) ([]A, []error) {
+	if err := ctx.Err(); err != nil {
+		errs := make([]error, len(questions))
+		for i := range errs {
+			errs[i] = err
+		}
+		return make([]A, len(questions)), errs
+	}
+	answers, errs := l.each(ctx, questions)
+	for i, err := range errs {
+		if err != nil && ctx.Err() != nil {
+			errs[i] = ctx.Err()
+		}
+	}
+	return answers, errs
+}

@@ -1,0 +1,160 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// leastServer is the oldest server_version_num that the store works with.
+const leastServer = 140000
+
+// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old, only reads, or has fsync
+// switched off in a way that the records do not survive; a *SchemaError if the tables are missing, older than this package, or
+// not for the database user. A newer schema is fine as long as it has the functions that this version uses.
+func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
+	}
+	defer conn.Release()
+	found, err := s.look(ctx, conn.Conn())
+	if err == nil {
+		err = s.checkSchema(ctx, conn.Conn())
+	}
+	if err != nil {
+		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
+	}
+	return found.report(), nil
+}
+
+// A server is what the store wants to know of one.
+type server struct {
+	version                          string
+	number                           int
+	reads                            bool
+	fsync, pages, commits, isolation string
+	statement, locks, idle           int // ms; 0: no limit
+}
+
+const lookSQL = `
+SELECT current_setting('server_version'), current_setting('server_version_num')::integer,
+	pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean,
+	current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+	current_setting('default_transaction_isolation'),
+	(SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout'),
+	(SELECT setting::integer FROM pg_settings WHERE name = 'lock_timeout'),
+	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout')`
+
+func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
+	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation,
+		&f.statement, &f.locks, &f.idle)
+	switch {
+	case err != nil:
+		return f, err
+	case f.number < leastServer:
+		return f, &ServerError{Setting: "server_version", Value: f.version, Advice: "use PostgreSQL 14 or later"}
+	case f.reads:
+		return f, &ServerError{Setting: "transaction_read_only", Value: "on", Advice: "connect to the primary, with default_transaction_read_only off"}
+	}
+	return f, nil
+}
+
+func (f server) report() dedupstore.Report {
+	r := dedupstore.Report{
+		Store: "postgresql", Version: f.version,
+		Durability: "what is committed survives a crash of the server; a failover forgets what its replica had not received (synchronous_commit is " + f.commits + ")",
+	}
+	warn := func(when bool, text string) {
+		if when {
+			r.Warnings = append(r.Warnings, text)
+		}
+	}
+	if f.fsync == "off" {
+		r.Durability = "a crash of the operating system may destroy the database: fsync is off"
+	}
+	warn(f.fsync == "off", "fsync is off: a crash of the operating system may destroy the database; set it to on")
+	warn(f.pages == "off", "full_page_writes is off: a crash of the operating system may destroy pages; set it to on")
+	warn(f.commits == "off", "synchronous_commit is off: the store switches it on for its own commits and for the inbox's, not for other transactions of the handlers")
+	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and repeated where READ COMMITTED would let them pass; set it for the business by Config.Isolation instead", f.isolation))
+	warn(f.statement > 0 && f.statement < 1000, fmt.Sprintf("statement_timeout is %v: claims may fail on a busy server; set it to some seconds", time.Duration(f.statement)*time.Millisecond))
+	warn(f.idle > 0 && f.idle < 10_000, fmt.Sprintf("idle_in_transaction_session_timeout is %v: a handler of an inbox that waits for longer loses its transaction", time.Duration(f.idle)*time.Millisecond))
+	return r
+}
+
+// checkSchema looks for tables and functions, and whether the database user may use them.
+func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
+	var settings, records bool
+	if err := conn.QueryRow(ctx, s.sql.present).Scan(&settings, &records); err != nil {
+		return s.explain(err)
+	}
+	if !settings || !records {
+		return &SchemaError{Table: s.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate"}
+	}
+	if missing, err := s.missingPrivileges(ctx, conn); err != nil || len(missing) > 0 {
+		if err == nil {
+			err = &SchemaError{Table: s.cfg.Table, Problem: "may not be used by the database user: GRANT " + strings.Join(missing, "; GRANT ")}
+		}
+		return err
+	}
+	var found int
+	err := conn.QueryRow(ctx, s.sql.version).Scan(&found)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return &SchemaError{Table: s.cfg.Table, Problem: "is incomplete: call Migrate"}
+	case err != nil:
+		return s.explain(err)
+	case found < version:
+		return &SchemaError{Table: s.cfg.Table, Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found, version)}
+	}
+	return s.checkFunctions(ctx, conn, found)
+}
+
+// missingPrivileges returns what has to be granted, as GRANT takes it.
+func (s *Store) missingPrivileges(ctx context.Context, conn *pgx.Conn) (missing []string, err error) {
+	for _, need := range []struct{ ending, privileges string }{
+		{"", "SELECT, INSERT, UPDATE, DELETE"}, {"_beats", "SELECT, INSERT, UPDATE, DELETE"}, {"_settings", "SELECT"},
+	} {
+		table := s.cfg.located(need.ending)
+		var user string
+		has := true
+		for _, privilege := range strings.Split(need.privileges, ", ") {
+			var one bool
+			if err := conn.QueryRow(ctx, `SELECT has_table_privilege($1, $2), current_user`, table, privilege).Scan(&one, &user); err != nil {
+				return nil, s.explain(err)
+			}
+			has = has && one
+		}
+		if !has {
+			missing = append(missing, fmt.Sprintf("%s ON %s TO %q", need.privileges, table, user))
+		}
+	}
+	return missing, nil
+}
+
+func (s *Store) checkFunctions(ctx context.Context, conn *pgx.Conn, found int) error {
+	for _, name := range functions {
+		located := s.cfg.located(s.cfg.function(name))
+		var there, may bool
+		err := conn.QueryRow(ctx, `
+SELECT count(*) > 0, coalesce(bool_and(has_function_privilege(f.oid, 'EXECUTE')), false)
+FROM pg_proc f WHERE f.oid = to_regproc($1)`, located).Scan(&there, &may)
+		switch {
+		case err != nil:
+			return err
+		case !there && found > version:
+			return &SchemaError{Table: s.cfg.Table, Problem: fmt.Sprintf("has schema version %d, which has no function %s any more: use a newer version of this package", found, located)}
+		case !there:
+			return &SchemaError{Table: s.cfg.Table, Problem: "lacks the function " + located + ": call Migrate"}
+		case !may:
+			return &SchemaError{Table: s.cfg.Table, Problem: "may not be used by the database user: GRANT EXECUTE ON FUNCTION " + located}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestNew_NamesFieldAndValue(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	for field, cfg := range map[string]Config{
+		"Config.Schema": {Schema: `a"b`}, "Config.Table": {Table: "1a"}, "Config.Isolation": {Isolation: pgx.ReadUncommitted},
+		"Config.CleanInterval": {CleanInterval: -1}, "Config.CleanBatch": {CleanBatch: maxCleanBatch + 1},
+	} {
+		if _, err := New(pool, cfg); !isInvalid(err, field) {
+			t.Errorf("%s: New returned %v", field, err)
+		}
+	}
+	if _, err := New(nil, Config{}); !isInvalid(err, "pool") {
+		t.Errorf("without a pool New returned %v", err)
+	}
+}
+
+func TestMigrate_MayBeRepeatedAndRaced(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := unmigrated(t, pool, Config{Schema: "Mixed_" + pool.Config().ConnConfig.RuntimeParams["search_path"], Table: "Records"})
+	t.Cleanup(func() { mustExec(t, pool, `DROP SCHEMA "`+s.cfg.Schema+`" CASCADE`) })
+	var group sync.WaitGroup
+	errs := make([]error, 5)
+	for i := range errs {
+		group.Go(func() { errs[i] = s.Migrate(t.Context()) })
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	if _, err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	mustExec(t, pool, s.SQL()) // for tools: it may be repeated, too
+	claim(t, s, request("1"), dedupstore.Busy)
+}
+
+func TestMigrate_LeavesOthersTablesAlone(t *testing.T) {
+	t.Parallel()
+	s := unmigrated(t, newPool(t), Config{Table: "effects"})
+	if err := s.Migrate(t.Context()); schemaProblem(err, "no table of this package") != nil {
+		t.Error(schemaProblem(err, "no table of this package"))
+	}
+}
+
+// schemaProblem returns what is wrong with an error that should be a SchemaError that says so.
+func schemaProblem(err error, says string) error {
+	schema, ok := errors.AsType[*SchemaError](err)
+	if !ok || !strings.Contains(schema.Error(), says) {
+		return fmt.Errorf("the error is %w, want a SchemaError that says %q", err, says)
+	}
+	return nil
+}
+
+func TestStore_SaysWhatToDoWithoutTables(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := unmigrated(t, pool, Config{})
+	wantEverywhere(t, s, "call Migrate")
+	if _, err := s.Check(t.Context()); schemaProblem(err, "call Migrate") != nil {
+		t.Error(schemaProblem(err, "call Migrate"))
+	}
+}
+
+// wantEverywhere wants each operation to fail with an error that says something.
+func wantEverywhere(t *testing.T, s *Store, says string) {
+	t.Helper()
+	r := request("1")
+	c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: long, Retention: long}
+	_, claimed := s.Claim(t.Context(), r)
+	_, cleaned := s.Clean(t.Context(), 1)
+	work := func(context.Context) (dedupstore.Settlement, error) {
+		t.Error("work was called")
+		return success, nil
+	}
+	for what, err := range map[string]error{
+		"Claim": claimed, "Extend": s.Extend(t.Context(), c, long), "Settle": s.Settle(t.Context(), c, success), "Clean": cleaned,
+		"InTx": s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
+	} {
+		if problem := schemaProblem(err, says); problem != nil {
+			t.Errorf("%s: %v", what, problem)
+		}
+	}
+	if n := s.pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections are still in use", n)
+	}
+}
+
+func TestCheck_SaysWhatToGrant(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	newStore(t, pool, Config{})
+	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
+	user := fmt.Sprintf("clerk_%d_%d", os.Getpid(), schemas.Add(1))
+	mustExec(t, pool, `CREATE ROLE `+user+` LOGIN`)
+	t.Cleanup(func() {
+		mustExec(t, pool, `DROP OWNED BY `+user)
+		mustExec(t, pool, `DROP ROLE `+user)
+	})
+	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
+	s := unmigrated(t, poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user }), Config{})
+	wantEverywhere(t, s, "see Migrate for what it has to be granted")
+	_, err := s.Check(t.Context())
+	for _, grant := range []string{
+		`GRANT SELECT, INSERT, UPDATE, DELETE ON "oncemill_dedup" TO "` + user + `"`,
+		`GRANT SELECT, INSERT, UPDATE, DELETE ON "oncemill_dedup_beats" TO "` + user + `"`,
+		`GRANT SELECT ON "oncemill_dedup_settings" TO "` + user + `"`,
+	} {
+		if problem := schemaProblem(err, grant); problem != nil {
+			t.Fatal(problem)
+		}
+		mustExec(t, pool, grant) // what it says is what it takes
+	}
+	if _, err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	c := runOf(t, s.Inbox(), "1")
+	if err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) { return success, nil }); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Clean(t.Context(), 1); err != nil {
+		t.Error(err)
+	}
+	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_1 FROM PUBLIC`)
+	if _, err := s.Check(t.Context()); schemaProblem(err, "GRANT EXECUTE ON FUNCTION") != nil {
+		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
+	}
+}
+
+func TestCheck_ComparesVersions(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	check := func(says string) {
+		t.Helper()
+		_, err := s.Check(t.Context())
+		if says == "" && err != nil {
+			t.Errorf("Check returned %v", err)
+		} else if says != "" && schemaProblem(err, says) != nil {
+			t.Error(schemaProblem(err, says))
+		}
+	}
+	check("")
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 99`)
+	check("")
+	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_1`)
+	check("use a newer version of this package")
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 1`)
+	check("call Migrate")
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 0`)
+	check("has schema version 0, want at least 1: call Migrate")
+	if err := s.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("")
+	mustExec(t, pool, `DELETE FROM oncemill_dedup_settings`)
+	check("is incomplete: call Migrate")
+}
+
+func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+		c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "1s"
+		c.ConnConfig.RuntimeParams["statement_timeout"] = "900ms"
+	})
+	s := newStore(t, pool, Config{})
+	report, err := s.Check(t.Context())
+	if err != nil || report.Store != "postgresql" || report.Version == "" || report.Durability == "" {
+		t.Errorf("Check returned %+v, %v", report, err)
+	}
+	for _, setting := range []string{"fsync", "synchronous_commit", "default_transaction_isolation", "idle_in_transaction_session_timeout", "statement_timeout"} {
+		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.HasPrefix(w, setting+" is ") }) {
+			t.Errorf("nothing warns of %s: %q", setting, report.Warnings)
+		}
+	}
+	reading := poolIn(t, pool.Config().ConnConfig.RuntimeParams["search_path"], func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	})
+	_, err = unmigrated(t, reading, Config{}).Check(t.Context())
+	if server, ok := errors.AsType[*ServerError](err); !ok || !strings.Contains(server.Advice, "connect to the primary") {
+		t.Errorf("on a server that only reads Check returned %v", err)
+	}
+}
+
+// TestStore_CommitsWaitForTheDisk looks at what is set in the transactions, as a crash is hard to time.
+func TestStore_CommitsWaitForTheDisk(t *testing.T) {
+	t.Parallel()
+	for _, relaxed := range []bool{false, true} {
+		pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
+		s := newStore(t, pool, Config{RelaxedClaims: relaxed})
+		mustExec(t, pool, `CREATE TABLE seen (what text, setting text)`)
+		mustExec(t, pool, `CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
+			$$ BEGIN INSERT INTO seen VALUES (NEW.state, current_setting('synchronous_commit')); RETURN NULL; END $$`)
+		mustExec(t, pool, `CREATE TRIGGER look AFTER INSERT OR UPDATE ON oncemill_dedup FOR EACH ROW EXECUTE FUNCTION look()`)
+		want := func(settings ...string) {
+			t.Helper()
+			rows, _ := pool.Query(t.Context(), `DELETE FROM seen RETURNING what || ' ' || setting`)
+			got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			slices.Sort(got)
+			if slices.Sort(settings); err != nil || !slices.Equal(got, settings) {
+				t.Errorf("relaxed %v: the transactions had %q (%v), want %q", relaxed, got, err, settings)
+			}
+		}
+		leased := map[bool]string{false: "on", true: "off"}[relaxed]
+		if err := s.Settle(t.Context(), runOf(t, s, "leased"), success); err != nil {
+			t.Fatal(err)
+		}
+		want("running "+leased, "done on")
+		c := runOf(t, s.Inbox(), "inbox")
+		if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+			t.Fatal(err)
+		}
+		want("running off", "done on")
+	}
+}

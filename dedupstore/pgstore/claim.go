@@ -1,0 +1,154 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// An answer is what the claim function returns for one request.
+type answer struct {
+	n                                  int64
+	status, found, trace, kind, reason string
+	fence, attempt, returned, age      int64
+	wait                               int64 // busy: µs; done and acquired_publish: the fence under which it was decided
+	exhausted, truncated               bool
+	result, stubs, contents            []byte
+}
+
+// The statuses of records that are left alone.
+const (
+	foreign = "foreign" // another key has the same hash
+	odd     = "odd"     // this version cannot read it
+)
+
+// execClaims makes claims by one statement. A single one is tried as the first claim of its key, as nearly all are.
+func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) (answers []answer, err error) {
+	if len(requests) == 1 {
+		if a, err := f.claimFresh(ctx, requests[0]); err != nil || a.status != "" {
+			return []answer{a}, err
+		}
+	}
+	args := f.claimArgs(requests)
+	err = again(ctx, func() error {
+		answers = make([]answer, len(requests))
+		rows, err := f.store.pool.Query(ctx, f.store.sql.claim, args...)
+		if err != nil {
+			return err
+		}
+		got := 0
+		var a answer
+		_, err = pgx.ForEachRow(rows, []any{
+			&a.n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
+			&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
+		}, func() error {
+			answers[a.n-1] = a
+			got++
+			a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
+			return nil
+		})
+		if err == nil && got != len(requests) {
+			err = fmt.Errorf("%d claims got %d answers", len(requests), got)
+		}
+		return err
+	})
+	return answers, err
+}
+
+// claimFresh answers the first claim of a key, and no other.
+func (f *form) claimFresh(ctx context.Context, r *dedupstore.Request) (a answer, err error) {
+	key := r.Key.String()
+	err = again(ctx, func() error {
+		return f.store.pool.QueryRow(ctx, f.store.sql.fresh, idOf(key), key, r.Owner, micros(r.Lease), micros(r.Retention),
+			printOf(r), r.Trace, f.relaxed).Scan(&a.fence)
+	})
+	if err == nil && a.fence != 0 {
+		a.status, a.found, a.attempt = string(dedupstore.AcquiredRun), string(dedupstore.Absent), 1
+	}
+	return a, err
+}
+
+// printOf is a fingerprint as records have it.
+func printOf(r *dedupstore.Request) string {
+	if r.Fingerprint.IsZero() {
+		return ""
+	}
+	return r.Fingerprint.Scheme + ":" + r.Fingerprint.Sum
+}
+
+func (f *form) claimArgs(requests []*dedupstore.Request) []any {
+	n := len(requests)
+	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
+	leases, retentions, maxima, reruns := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+	prints, traces, parks := make([]string, n), make([]string, n), make([]bool, n)
+	for i, r := range requests {
+		keys[i] = r.Key.String()
+		ids[i], owners[i] = idOf(keys[i]), r.Owner
+		leases[i], retentions[i] = micros(r.Lease), micros(r.Retention)
+		maxima[i], parks[i], traces[i] = int64(r.MaxAttempts), r.ParkExpired, r.Trace
+		prints[i] = printOf(r)
+		if r.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
+			reruns[i] = int64(r.Rerun)
+		}
+	}
+	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, f.relaxed}
+}
+
+// read makes of an answer what the caller gets.
+func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
+	got := dedupstore.Answer{
+		Status: dedupstore.Status(a.status), Found: dedupstore.State(a.found), Fence: uint64(a.fence), Age: duration(a.age), Trace: a.trace,
+	}
+	switch got.Status {
+	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
+		got.Claim = dedupstore.Claim{
+			Key: r.Key, Owner: r.Owner, Fence: uint64(a.fence), Attempt: int(a.attempt), Returned: int(a.returned),
+			Lease: r.Lease, Retention: r.Retention,
+		}
+		if got.Status == dedupstore.AcquiredRun {
+			return got, nil
+		}
+	case dedupstore.Done:
+	case dedupstore.Busy:
+		got.Wait = duration(a.wait)
+		return got, nil
+	case dedupstore.Mismatch:
+		return got, nil
+	case contended:
+		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}, nil
+	case foreign:
+		return dedupstore.Answer{}, recordError(r.Key, "belongs to another key")
+	case odd:
+		return dedupstore.Answer{}, recordError(r.Key, "was written by another version of the store, or by something else")
+	default:
+		return dedupstore.Answer{}, recordError(r.Key, fmt.Sprintf("got the answer %q", a.status))
+	}
+	got.Fence = uint64(a.wait)
+	var err error
+	got.Outcome, err = a.outcome(r.Key)
+	return got, err
+}
+
+func (a *answer) outcome(key dedupstore.Key) (dedupstore.Outcome, error) {
+	o := dedupstore.Outcome{
+		Kind: dedupstore.Kind(a.kind), Exhausted: a.exhausted, Truncated: a.truncated, Reason: decodeText(a.reason), Result: a.result,
+	}
+	switch o.Kind {
+	case dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown:
+	default:
+		return o, recordError(key, fmt.Sprintf("has an outcome of the kind %q", a.kind))
+	}
+	var err error
+	if o.Produced, err = decodeProduced(a.stubs, a.contents); err != nil {
+		return dedupstore.Outcome{}, recordError(key, err.Error())
+	}
+	return o, nil
+}
+
+func recordError(key dedupstore.Key, problem string) error {
+	return &dedupstore.RecordError{Key: key.String(), Problem: problem}
+}

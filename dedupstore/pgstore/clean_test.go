@@ -1,0 +1,255 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func recordsIn(t testing.TB, pool *pgxpool.Pool) (records, beats int) {
+	t.Helper()
+	err := pool.QueryRow(context.Background(), `SELECT (SELECT count(*) FROM oncemill_dedup), (SELECT count(*) FROM oncemill_dedup_beats)`).Scan(&records, &beats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records, beats
+}
+
+// due makes all records be looked at by the next cleaning, expired or not.
+func due(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	mustExec(t, pool, `UPDATE oncemill_dedup SET clean_at = clock_timestamp()`)
+	mustExec(t, pool, `UPDATE oncemill_dedup_beats SET lease_until = lease_until - interval '2 minutes' WHERE lease_until < clock_timestamp()`)
+}
+
+func TestClean_DeletesWhatHasExpiredAndNothingElse(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	passing := func(id string) dedupstore.Request {
+		r := request(id)
+		r.Lease, r.Retention = time.Second, time.Millisecond
+		return r
+	}
+	claim(t, s, passing("expired"), dedupstore.AcquiredRun)
+	beating := claim(t, s, passing("expired-with-heartbeat"), dedupstore.AcquiredRun).Claim
+	if err := s.Extend(t.Context(), beating, time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	extended := claim(t, s, passing("extended"), dedupstore.AcquiredRun).Claim
+	if err := s.Extend(t.Context(), extended, long); err != nil {
+		t.Fatal(err)
+	}
+	claim(t, s, request("live"), dedupstore.AcquiredRun)
+	done := runOf(t, s, "done")
+	if err := s.Extend(t.Context(), done, time.Millisecond); err != nil { // its heartbeat means nothing any more
+		t.Fatal(err)
+	}
+	if err := s.Settle(t.Context(), done, success); err != nil {
+		t.Fatal(err)
+	}
+	lasts(1100 * time.Millisecond)
+	due(t, pool)
+	removed, err := s.Clean(t.Context(), 100)
+	if err != nil || removed != 2 {
+		t.Errorf("Clean removed %d, %v, want 2", removed, err)
+	}
+	if records, beats := recordsIn(t, pool); records != 3 || beats > 2 {
+		t.Errorf("%d records and %d heartbeats are left, want 3 and 2 at most", records, beats)
+	}
+	// The heartbeat of a record is deleted after it, by the same cleaning or the next.
+	if _, err := s.Clean(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	if records, beats := recordsIn(t, pool); records != 3 || beats != 1 {
+		t.Errorf("%d records and %d heartbeats are left, want 3 and 1", records, beats)
+	}
+	claim(t, s, request("extended"), dedupstore.Busy)
+	claim(t, s, request("done"), dedupstore.Done)
+	if err := s.Settle(t.Context(), extended, success); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClean_IsBounded(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{CleanBatch: 10, CleanInterval: time.Millisecond})
+	fill(t, pool, 95, "-1 hour")
+	for _, limit := range []int{0, -1, maxCleanBatch + 1} {
+		if _, err := s.Clean(t.Context(), limit); !isInvalid(err, "limit") {
+			t.Errorf("Clean of %d returned %v", limit, err)
+		}
+	}
+	if removed, err := s.Clean(t.Context(), 7); removed != 7 || err != nil {
+		t.Errorf("Clean of 7 removed %d, %v", removed, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.RunCleaning(ctx) }()
+	until(t, "the end of all records", func() bool { records, _ := recordsIn(t, pool); return records == 0 })
+	fill(t, pool, 5, "-1 hour")
+	until(t, "the next cleaning", func() bool { records, _ := recordsIn(t, pool); return records == 0 })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("RunCleaning returned %v, want nil", err)
+	}
+}
+
+func isInvalid(err error, field string) bool {
+	invalid, ok := errors.AsType[*dedupstore.InvalidError](err)
+	return ok && invalid.Field == field
+}
+
+// TestClean_ClaimsDoNotWaitForIt looks at a cleaning that takes long: its transaction is held open.
+func TestClean_ClaimsDoNotWaitForIt(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	fill(t, pool, 2000, "-1 hour")
+	tx := begin(t, pool, "")
+	var removed int
+	if err := tx.QueryRow(t.Context(), s.sql.cleanUp, 1000).Scan(&removed); err != nil || removed != 1000 {
+		t.Fatalf("%d records were deleted, %v", removed, err)
+	}
+	answers := map[dedupstore.Status][]time.Duration{}
+	for i := range 40 {
+		id := fmt.Sprintf("old-%d", 1+i*50) // half of them are being deleted
+		if i%2 == 0 {
+			id = fmt.Sprintf("new-%d", i)
+		}
+		start := time.Now()
+		a := ask(t, s, request(id))
+		answers[a.Status] = append(answers[a.Status], time.Since(start))
+	}
+	if len(answers[dedupstore.Busy]) == 0 || len(answers[dedupstore.AcquiredRun]) < 20 {
+		t.Errorf("claims were answered %v, want busy for what is being deleted, and runs for others", answers)
+	}
+	for status, took := range answers {
+		if fastest := slices.Min(took); fastest > 50*time.Millisecond {
+			t.Errorf("%s was answered after %v at best, want 50 ms at most", status, fastest)
+		}
+	}
+	if other, err := s.Clean(t.Context(), 10); other != 0 || err != nil {
+		t.Errorf("a second cleaning beside removed %d, %v, want 0", other, err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	claim(t, s, request("old-51"), dedupstore.AcquiredRun)
+}
+
+// fill makes finished records that expired, or will expire, some time from now.
+func fill(t testing.TB, pool *pgxpool.Pool, n int, expiry string) {
+	t.Helper()
+	mustExec(t, pool, `
+INSERT INTO oncemill_dedup (id, key, state, owner, fence, attempts, returned, first_at, expires_at, clean_at, kind, decided, print, trace, settled)
+SELECT substring(sha256(('acme:billing:charge:old-' || i)::bytea) FROM 1 FOR 16), 'acme:billing:charge:old-' || i, 'done', 'an-owner-of-24-characters', i, 1, 0,
+	now() - interval '1 day', now() + $2::interval, now() + $2::interval, 'succeeded', i, '', '', ARRAY['an-owner-of-24-characters']
+FROM generate_series(1, $1::integer) AS i ON CONFLICT DO NOTHING`, n, expiry)
+}
+
+// TestClean_OldRecordsDoNotSlowClaims compares claims on an empty table with claims beside old records, live and
+// expired, and looks at the longest claim while they are cleaned.
+func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes many records")
+	}
+	n := full(1_000_000, 10_000)
+	named := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = beside }
+	var pool *pgxpool.Pool
+	if proof { // with commits as they are in earnest
+		pool = testserver.Postgres(t, "fsync=on").Pool(t, named)
+	} else {
+		pool = newPool(t, named)
+	}
+	empty := newStore(t, pool, Config{Table: "empty"})
+	s := newStore(t, pool, Config{CleanInterval: time.Hour})
+	fill(t, pool, n, "-1 hour")
+	mustExec(t, pool, `ANALYZE oncemill_dedup`)
+
+	rounds, claims := full(20, 4), full(500, 30)
+	var without, beside []time.Duration
+	for range rounds { // in turns: the machine may have others to serve
+		without = append(without, claimsTake(t, empty, claims))
+		beside = append(beside, claimsTake(t, s, claims))
+	}
+	slower := float64(slices.Min(beside)) / float64(slices.Min(without))
+	t.Logf("%d claims took %v on an empty table, %v beside %d old records: %.2f times", claims, slices.Min(without), slices.Min(beside), n, slower)
+	if limit := full(1.1, 2.0); slower > limit {
+		t.Errorf("old records make claims take %.2f times as long, want %.1f at most", slower, limit)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var cleaning sync.WaitGroup
+	cleaning.Go(func() { _ = s.RunCleaning(ctx) })
+	defer cancel()
+	var locked time.Duration
+	cleaning.Go(func() { locked = longestLockWait(ctx, pool) })
+	var took []time.Duration
+	start := time.Now()
+	for i := 0; ; i++ {
+		if i%100 == 0 {
+			var left bool
+			if err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM oncemill_dedup WHERE clean_at < now())`).Scan(&left); err != nil {
+				t.Fatal(err)
+			}
+			if !left {
+				break
+			}
+		}
+		began := time.Now()
+		claim(t, s, request(fmt.Sprintf("during-%d", i)), dedupstore.AcquiredRun)
+		took = append(took, time.Since(began))
+	}
+	cancel()
+	cleaning.Wait()
+	slices.Sort(took)
+	if locked > 50*time.Millisecond {
+		t.Errorf("a claim waited for a lock for %v", locked)
+	}
+	at := func(q float64) time.Duration { return took[int(q*float64(len(took)-1))] }
+	t.Logf("while %d records were cleaned, in %v, %d claims took %v at the median, %v at the 99th percentile, %v at most; the longest wait for a lock was %v",
+		n, time.Since(start), len(took), at(0.5), at(0.99), at(1), locked)
+	if limit := full(50*time.Millisecond, 500*time.Millisecond); at(0.99) > limit {
+		t.Errorf("a claim took %v while records were cleaned, want %v at most", at(0.99), limit)
+	}
+}
+
+// beside is the name by which the server knows the connections of claims beside a cleaning.
+const beside = "beside-a-cleaning"
+
+// longestLockWait looks at the server until ctx ends, and returns how long a claim was seen to wait for a lock.
+func longestLockWait(ctx context.Context, pool *pgxpool.Pool) (longest time.Duration) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for ; ctx.Err() == nil; <-tick.C {
+		var micros int64
+		if err := pool.QueryRow(ctx, `
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - query_start) * 1000000), 0)::bigint
+FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'`, beside).Scan(&micros); err == nil {
+			longest = max(longest, duration(micros))
+		}
+	}
+	return longest
+}
+
+// claimsTake measures claims one after the other.
+func claimsTake(t *testing.T, s *Store, n int) time.Duration {
+	t.Helper()
+	prefix := request("").Owner
+	start := time.Now()
+	for i := range n {
+		claim(t, s, request(fmt.Sprint(prefix, i)), dedupstore.AcquiredRun)
+	}
+	return time.Since(start)
+}

@@ -1,0 +1,68 @@
+package pgstore
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
+)
+
+func TestStore_Conforms(t *testing.T) {
+	t.Parallel()
+	conforms(t, func(s *Store) dedupstore.Store { return s })
+}
+
+// TestStore_ConformsAsAnInboxThatNobodyTakesATransactionOf is the leased contract of the store that has InTx, too.
+func TestStore_ConformsAsAnInboxThatNobodyTakesATransactionOf(t *testing.T) {
+	t.Parallel()
+	if !proof {
+		t.Skip("set ONCEMILL_PROOF=1")
+	}
+	conforms(t, func(s *Store) dedupstore.Store { return s.Inbox() })
+}
+
+// TestStore_ConformsWhereTheDatabaseIsSerializable shows that the store's own statements survive another isolation.
+func TestStore_ConformsWhereTheDatabaseIsSerializable(t *testing.T) {
+	t.Parallel()
+	if !proof {
+		t.Skip("set ONCEMILL_PROOF=1")
+	}
+	conforms(t, func(s *Store) dedupstore.Store { return s }, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(pgx.Serializable)
+	})
+}
+
+func conforms(t *testing.T, form func(*Store) dedupstore.Store, configure ...func(*pgxpool.Config)) {
+	t.Helper()
+	pool := newPool(t, configure...)
+	s := newStore(t, pool, Config{})
+	s.patience = 10 * time.Second       // some cases want to see who won, however slow the machine is
+	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the pool is closed
+		storetest.Run(t, func(t *testing.T) storetest.Subject {
+			return storetest.Subject{Store: form(s), TTL: ttlOf(t, pool)}
+		})
+	})
+}
+
+func ttlOf(t *testing.T, pool *pgxpool.Pool) func(dedupstore.Key) (time.Duration, bool) {
+	return func(k dedupstore.Key) (time.Duration, bool) {
+		var micros int64
+		err := pool.QueryRow(t.Context(), `
+SELECT (extract(epoch FROM coalesce(b.expires_at, r.expires_at) - clock_timestamp()) * 1000000)::bigint
+FROM oncemill_dedup r LEFT JOIN oncemill_dedup_beats b ON b.id = r.id AND b.fence = r.fence AND b.state = r.state
+WHERE r.id = $1 AND r.clean_at >= r.expires_at`, idOf(k.String())).Scan(&micros)
+		if err != nil {
+			t.Error(err)
+		}
+		return time.Duration(micros) * time.Microsecond, err == nil
+	}
+}
+
+func BenchmarkStore(b *testing.B) {
+	s := newStore(b, newPool(b), Config{})
+	storetest.Benchmarks(b, func(*testing.B) dedupstore.Store { return s })
+}

@@ -1,0 +1,54 @@
+// Package pgstore keeps records in PostgreSQL, version 14 or later (tested with 15), in two forms.
+//
+// The inbox settles in the transaction that has the handler's effects: both happen, or neither.
+//
+//	store, err := pgstore.New(pool, pgstore.Config{})
+//	err = store.Migrate(ctx)
+//	guard, err := oncemill.NewGuard(store.Inbox(), oncemill.HighValue())
+//
+//	func charge(ctx context.Context, m Order) error { // the handler
+//		tx := pgstore.Tx(ctx) // or pgstore.SQLTx(ctx), with store.InboxSQL()
+//		_, err := tx.Exec(ctx, `UPDATE accounts SET balance = balance - $1 WHERE id = $2`, m.Amount, m.Account)
+//		return err // nil commits the effect and the outcome together; pgoutbox.Publish(ctx, …) joins, too
+//	}
+//
+// The leased form is the store itself, for handlers whose effects are elsewhere. A handler that begins a transaction of
+// its own can settle in it:
+//
+//	guard, err := oncemill.NewGuard(store, oncemill.HighValue())
+//	// in the handler:
+//	err = store.Join(ctx, tx) // or store.JoinSQL
+//	err = tx.Commit(ctx)
+//
+// # Guarantees
+//
+//   - A claim is one statement in a transaction of its own, and waits for no lock of a transaction that handles a message: a
+//     copy of a running message is answered Busy at once. Concurrent claims share statements and commits.
+//   - Inbox: in this database there is no second effect of a key within its window, whatever crashes. A holder whose lease
+//     was taken over cannot commit. When the answer to a commit is lost, the record is read until it tells; a
+//     transaction that had not settled by then cannot do so later.
+//   - Inbox: serialization failures and deadlocks make the handler run again, in a new transaction, and count as no attempt.
+//     Other failures are recorded although the handler's writes are rolled back.
+//   - Heartbeats write another row than the one that is settled, so that they never make a transaction under REPEATABLE READ
+//     or SERIALIZABLE fail.
+//   - Commits wait for the disk, also where the database has synchronous_commit = off. Only those of an inbox's claims and
+//     heartbeats do not, where nothing can be lost by it.
+//   - Nothing is kept in a session, which PgBouncer in transaction mode asks for, if the pool's default_query_exec_mode
+//     suits that too.
+//
+// # What it does not guarantee
+//
+// The leased form has the limits of every lease: a holder that dies after its effect, or outlives its lease, leaves an
+// effect that a second run repeats. Effects outside of the inbox's transaction, such as calls of others, are in the same
+// position.
+//
+// The clock is the server's. Set forward, it ends leases early; set back, it keeps them, and due times, by as much longer. A
+// failover to a replica that had not received everything forgets claims and outcomes, and, for an inbox, the effects with
+// them.
+//
+// A handler that ends the inbox's transaction by raw SQL loses what the inbox is for. This is noticed before anything is
+// settled (ErrTxEnded), but what it has committed stays.
+//
+// Expired records count as absent at once; they are deleted by [Store.Clean] or [Store.RunCleaning] only. A handler that
+// produces outputs publishes them by an outbox in its transaction, or returns them: they are part of the outcome.
+package pgstore

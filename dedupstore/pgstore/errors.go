@@ -1,0 +1,118 @@
+package pgstore
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+var (
+	// ErrInboxCommits is returned by Commit and Rollback of the transaction that an inbox gives to a handler: the inbox
+	// commits when the handler returns nil, and rolls back when it returns an error.
+	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: return nil to commit it, an error to roll it back")
+
+	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it wrote is
+	// committed or lost without an outcome, and the message will run again: correct the handler.
+	ErrTxEnded = errors.New("pgstore: the handler ended the inbox's transaction by itself; its run has no outcome")
+
+	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler returned
+	// no error all the same. Nothing is committed. Return the error, or run what may fail in a savepoint (Tx.Begin).
+	ErrTxAborted = errors.New("pgstore: a statement of the handler failed, and the handler did not return the error; nothing was committed")
+
+	// ErrNoRun is returned by Join for a context that carries no guarded run: the handler was called with another
+	// context, or not by a Guard.
+	ErrNoRun = errors.New("pgstore: Join outside a guarded run: pass the context that the handler got")
+
+	// ErrBypassed is returned by Join for a run without a claim: the store did not answer and the policy fails open, or
+	// it is shadow mode. There is nothing to settle, and no protection against duplicates.
+	ErrBypassed = errors.New("pgstore: Join in a run that is not guarded: it has no claim to settle")
+
+	// ErrInInbox is returned by Join within the run of an inbox, which settles in its own transaction.
+	ErrInInbox = errors.New("pgstore: Join in a run of an inbox, which settles by itself: write with Tx or SQLTx")
+
+	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler, which
+	// has committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
+	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
+)
+
+// errLost says that nothing was committed, because that was never asked for.
+var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
+
+// A SchemaError says that the tables are missing or older than this package, or that the database user may not use them.
+// Repeating the call is useless until somebody acts as it says.
+type SchemaError struct {
+	Table   string
+	Problem string // such as "is missing: call Migrate"
+	Err     error  // what PostgreSQL said; nil if it had no part in it
+}
+
+func (e *SchemaError) Error() string {
+	s := fmt.Sprintf("pgstore: table %q %s", e.Table, e.Problem)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what PostgreSQL said.
+func (e *SchemaError) Unwrap() error { return e.Err }
+
+// A ServerError says why a server cannot keep the records. Change the setting, or use another server.
+type ServerError struct {
+	Setting string // such as "server_version"
+	Value   string // as found
+	Advice  string // what to do
+}
+
+func (e *ServerError) Error() string {
+	return fmt.Sprintf("pgstore: %s is %q: %s", e.Setting, e.Value, e.Advice)
+}
+
+// Codes of PostgreSQL, Appendix A of its manual, and of this package's functions.
+const (
+	codeSerialization     = "40001"
+	codeDeadlock          = "40P01"
+	codeUnknownCompletion = "40003"
+	codeAborted           = "25P02"
+	codeNoTransaction     = "25P01"
+	codeReadOnly          = "25006"
+	codeUndefinedTable    = "42P01"
+	codeUndefinedFunction = "42883"
+	codeUndefinedSchema   = "3F000"
+	codeNoPrivilege       = "42501"
+	codeTxEnded           = "OM001"
+	codeSettled           = "OM002"
+	codeLost              = "OM003"
+)
+
+func codeOf(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
+// conflicts reports whether PostgreSQL refused a transaction because of others.
+func conflicts(err error) bool {
+	code := codeOf(err)
+	return code == codeSerialization || code == codeDeadlock
+}
+
+// explain names the cause of an error that PostgreSQL knows only by its own words.
+func (s *Store) explain(err error) error {
+	schema := func(problem string) error { return &SchemaError{Table: s.cfg.Table, Problem: problem, Err: err} }
+	switch codeOf(err) {
+	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
+		return schema("or a function of it is missing where the connection looks for it: call Migrate")
+	case codeNoPrivilege:
+		return schema("may not be used by the database user: see Migrate for what it has to be granted")
+	case codeReadOnly:
+		return schema("is on a server, or in a session, that only reads: connect to the primary")
+	case codeLost:
+		return dedupstore.ErrClaimLost
+	}
+	return err
+}

@@ -1,0 +1,154 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
+)
+
+// A form is the leased contract on the records, with claims and heartbeats that wait for the disk or do not.
+type form struct {
+	store   *Store
+	relaxed bool
+	claims  lane[*dedupstore.Request, answer]
+	settles lane[*settling, string]
+}
+
+func newForm(s *Store, relaxed bool) *form {
+	f := &form{store: s, relaxed: relaxed}
+	f.claims.exec, f.settles.exec = f.execClaims, f.execSettles
+	f.claims.large = func(*dedupstore.Request) bool { return false }
+	f.settles.large = func(s *settling) bool { return s.size() > maxShared }
+	return f
+}
+
+const (
+	// takeoverPatience is how long a claim that could take a record over tries again while somebody has it locked. Who
+	// finds a live lease does not wait at all.
+	takeoverPatience = 30 * time.Millisecond
+
+	// contendedWait is the wait of the Busy that follows.
+	contendedWait = 5 * time.Millisecond
+)
+
+// Claim implements [dedupstore.Store].
+func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	if err := r.Validate(); err != nil {
+		return dedupstore.Answer{}, err
+	}
+	a, err := f.claims.do(ctx, &r)
+	if err == nil && a.status == contended {
+		a, err = f.claimAgain(ctx, &r)
+	}
+	if err != nil {
+		return dedupstore.Answer{}, f.failed("claim", err)
+	}
+	return a.read(&r)
+}
+
+// claimAgain tries a claim again that found a record locked by whoever is just about to change it.
+func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer, err error) {
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 8 * time.Millisecond}
+	for start := time.Now(); ; {
+		if !pace.Sleep(ctx, pauses.Next()) {
+			return answer{}, ctx.Err()
+		}
+		if a, err = f.claims.do(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
+			return a, err
+		}
+	}
+}
+
+// Extend implements [dedupstore.Store].
+func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if renewed := c; lease != c.Lease {
+		if renewed.Lease = lease; renewed.Validate() != nil {
+			return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to 100 years", lease)}
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if c.Fence > math.MaxInt64 {
+		return dedupstore.ErrClaimLost // no store of this kind has granted it
+	}
+	id := idOf(c.Key.String())
+	return f.verdict(ctx, "extend", func() (verdict string, err error) {
+		err = again(ctx, func() error {
+			return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention), f.relaxed).Scan(&verdict)
+		})
+		return verdict, err
+	})
+}
+
+// Settle implements [dedupstore.Store].
+func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	s, err := newSettling(c, settlement)
+	if err != nil {
+		return err
+	}
+	if c.Fence > math.MaxInt64 {
+		return dedupstore.ErrClaimLost
+	}
+	return f.verdict(ctx, "settle", func() (string, error) { return f.settles.do(ctx, s) })
+}
+
+// Verdicts of the functions.
+const (
+	contended = "contended" // somebody has the record locked
+	lost      = "lost"
+)
+
+// verdict asks until the record is not locked, or ctx ends. It is locked for long by a transaction only that settles
+// this very claim.
+func (f *form) verdict(ctx context.Context, what string, ask func() (string, error)) error {
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
+	for {
+		verdict, err := ask()
+		switch {
+		case err != nil:
+			return f.failed(what, err)
+		case verdict == lost:
+			return dedupstore.ErrClaimLost
+		case verdict != contended:
+			return nil
+		case !pace.Sleep(ctx, pauses.Next()):
+			return fmt.Errorf("pgstore: %s: a transaction has the record locked: %w", what, ctx.Err())
+		}
+	}
+}
+
+// failed says what failed. The caller's own context is told as it is.
+func (f *form) failed(what string, err error) error {
+	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
+		return err
+	}
+	explained := f.store.explain(err)
+	if errors.Is(explained, dedupstore.ErrClaimLost) {
+		return explained
+	}
+	return fmt.Errorf("pgstore: %s: %w", what, explained)
+}
+
+// repetitions is how often a statement of the store itself is tried that PostgreSQL refuses because of others. That
+// happens only where the database has another isolation than READ COMMITTED by default.
+const repetitions = 10
+
+// again repeats a statement that PostgreSQL refused because of others.
+func again(ctx context.Context, statement func() error) (err error) {
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
+	for range repetitions {
+		if err = statement(); err == nil || !conflicts(err) || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
+			break
+		}
+	}
+	return err
+}

@@ -1,0 +1,185 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/pace"
+)
+
+// An inbox is the form that settles in the handler's transaction.
+type inbox struct {
+	*form
+	begin func(ctx context.Context, r *run) (session, error)
+}
+
+// A run is one transaction of an inbox.
+type run struct {
+	store *Store
+	claim dedupstore.Claim
+	id    []byte
+	token string // marks the transaction
+}
+
+// A session is a transaction in the way that the handler uses it.
+type session interface {
+	// context returns the handler's context.
+	context(ctx context.Context) context.Context
+
+	// commit settles and commits. ctx bounds it.
+	commit(ctx context.Context, s *settling) error
+
+	// end rolls back what is not committed, and gives the connection back. It reports false if there was no transaction
+	// any more to roll back. The handler cannot use the transaction after it.
+	end(ctx context.Context) (open bool)
+}
+
+const (
+	// maxTries is how often work is done because PostgreSQL refuses its transactions.
+	maxTries = 10
+
+	// endTimeout bounds a rollback. A connection that does not answer is closed, which rolls back too.
+	endTimeout = 5 * time.Second
+
+	// leastCommit is how long a settlement and its commit may take at least, however short the lease is.
+	leastCommit = time.Second
+)
+
+// Check implements [dedupstore.Checker].
+func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) { return i.store.Check(ctx) }
+
+// InTx implements [dedupstore.Transactor].
+func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if c.Fence > math.MaxInt64 {
+		return dedupstore.ErrClaimLost
+	}
+	id := idOf(c.Key.String())
+	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
+	var conflict *dedupstore.ConflictError
+	for range maxTries {
+		if ctx.Err() != nil {
+			break
+		}
+		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token()}, work)
+		if !conflicts(err) {
+			return err
+		}
+		conflict = &dedupstore.ConflictError{Err: err}
+		pace.Sleep(ctx, pace.Jitter(pauses.Next()))
+	}
+	if conflict != nil {
+		return conflict
+	}
+	return context.Cause(ctx)
+}
+
+// once runs work in one transaction.
+func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (dedupstore.Settlement, error)) error {
+	s, err := i.begin(ctx, r)
+	switch {
+	case codeOf(err) == codeSettled:
+		return nil
+	case codeOf(err) == codeLost:
+		return dedupstore.ErrClaimLost
+	case err != nil:
+		return fmt.Errorf("pgstore: begin: %w", i.store.explain(err))
+	}
+	done := false
+	end := func() {
+		if done {
+			return
+		}
+		done = true
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		if !s.end(bounded) {
+			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
+				"key", r.claim.Key.String(), "fence", r.claim.Fence)
+		}
+	}
+	defer end() // also when work panics
+	settlement, err := work(s.context(ctx))
+	if err != nil {
+		return err
+	}
+	settled, err := finishing(r.claim, settlement)
+	if err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(r.claim.Lease, leastCommit))
+	defer cancel()
+	err = s.commit(bounded, settled)
+	switch {
+	case err == nil:
+		return nil
+	case codeOf(err) == codeSettled:
+		return nil
+	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), errors.Is(err, errLost), conflicts(err):
+		return err
+	case refused(err):
+		return i.refusal(err)
+	}
+	end()
+	return i.resolve(ctx, r, err)
+}
+
+// finishing is a settlement that may be committed with effects: without an outcome the next run would make them again.
+func finishing(c dedupstore.Claim, s dedupstore.Settlement) (*settling, error) {
+	if _, ok := s.(dedupstore.Finish); !ok {
+		return nil, &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
+	}
+	return newSettling(c, s)
+}
+
+// refusal explains why PostgreSQL neither settled nor committed.
+func (i *inbox) refusal(err error) error {
+	switch codeOf(err) {
+	case codeLost:
+		return dedupstore.ErrClaimLost
+	case codeTxEnded, codeNoTransaction:
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	case codeAborted:
+		return fmt.Errorf("%w: %w", ErrTxAborted, err)
+	}
+	return fmt.Errorf("pgstore: settle and commit: %w", i.store.explain(err))
+}
+
+// refused reports whether an error of a commit says for certain that nothing was committed: the server, not something
+// before it, refused without ending the session. An error of the connection never says so, whatever it looks like.
+func refused(err error) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && e.SeverityUnlocalized == "ERROR" && e.Code != codeUnknownCompletion && e.Code[:min(2, len(e.Code))] != "08"
+}
+
+// resolve reads what became of a transaction whose commit got no answer.
+func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.claim.Lease)
+	defer cancel()
+	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
+	for {
+		var verdict string
+		err := again(ctx, func() error {
+			return i.store.pool.QueryRow(ctx, i.store.sql.decide, r.token, r.id, r.claim.Owner, int64(r.claim.Fence)).Scan(&verdict)
+		})
+		switch {
+		case err == nil && verdict == "settled":
+			return nil
+		case err == nil && verdict == "open":
+			return fmt.Errorf("pgstore: the transaction was not committed: %w", cause)
+		case err == nil:
+			return dedupstore.ErrClaimLost
+		case !pace.Sleep(ctx, pace.Jitter(pauses.Next())):
+			return &dedupstore.UndecidedError{Err: cause}
+		}
+	}
+}

@@ -1,0 +1,426 @@
+package pgstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// newGuard returns a guard whose retries are due at once.
+func newGuard(t testing.TB, s dedupstore.Store, lease time.Duration) *oncemill.Guard {
+	t.Helper()
+	g, err := oncemill.NewGuard(s, oncemill.Policy{
+		Lease: lease, MaxAttempts: 50, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func callOf(id string) oncemill.Call { return oncemill.Call{Key: request(id).Key} }
+
+// TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry is what heartbeats in the record would make fail.
+func TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			s := newStore(t, pool, Config{Isolation: level})
+			const lease = 800 * time.Millisecond
+			calls := 0
+			res, err := newGuard(t, s.Inbox(), lease).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+				calls++
+				if _, err := Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`); err != nil {
+					return dedupstore.Outcome{}, err
+				}
+				lasts(5 * lease)
+				return dedupstore.Outcome{}, nil
+			})
+			if err != nil || res.Attempt != 1 || calls != 1 {
+				t.Errorf("%d calls ended with attempt %d, %v, want one", calls, res.Attempt, err)
+			}
+			var beats int
+			if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM oncemill_dedup_beats`).Scan(&beats); err != nil || beats != 1 {
+				t.Errorf("%d keys have heartbeats (%v), want 1", beats, err)
+			}
+			wantEffects(t, pool, "1", 1)
+		})
+	}
+}
+
+// TestClaim_TwinsDoNotWaitForLocks looks at the moment between settlement and commit, which a slow disk makes long.
+func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	for name, r := range map[string]dedupstore.Request{"live": request("live"), "expired": brief("expired")} {
+		c := claim(t, s.Inbox(), r, dedupstore.AcquiredRun).Claim
+		lasts(60 * time.Millisecond)
+		tx := begin(t, pool, pgx.ReadCommitted)
+		settled, err := newSettling(c, success)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), s.sql.settleIn, settled.args("")...); err != nil {
+			t.Fatal(err)
+		}
+		best := time.Hour
+		for range 20 {
+			start := time.Now()
+			a := ask(t, s, request(name))
+			best = min(best, time.Since(start))
+			if a.Status != dedupstore.Busy {
+				t.Fatalf("%s: a twin was answered %s, want busy", name, a.Status)
+			}
+		}
+		if best > 50*time.Millisecond {
+			t.Errorf("%s: twins were answered after %v at best, want 50 ms at most", name, best)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if err := s.Extend(ctx, c, long); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dedupstore.ErrClaimLost) {
+			t.Errorf("%s: a heartbeat beside the commit returned %v, want the end of its context", name, err)
+		}
+		cancel()
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		claim(t, s, request(name), dedupstore.Done)
+	}
+}
+
+func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	for name, end := range map[string]string{
+		"commit": `COMMIT`, "rollback": `ROLLBACK`, "another": `COMMIT; BEGIN`, "chained": `COMMIT AND CHAIN`, "back": `ROLLBACK; BEGIN`,
+	} {
+		for form, of := range map[string]func(*Store) (dedupstore.Transactor, func(context.Context) handle){
+			"pgx": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.Inbox(), onPgx },
+			"sql": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.InboxSQL(), onSQL },
+		} {
+			s := newStore(t, pool, Config{})
+			inbox, on := of(s)
+			r := request(name + form)
+			c := claim(t, inbox, r, dedupstore.AcquiredRun).Claim
+			err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				return success, on(ctx).exec(ctx, end)
+			})
+			if !errors.Is(err, ErrTxEnded) {
+				t.Errorf("%s, %s: the run returned %v, want ErrTxEnded", name, form, err)
+			}
+			if again := claim(t, inbox, r, dedupstore.AcquiredRun).Claim; again != c {
+				t.Errorf("%s, %s: the record changed: %+v, want %+v", name, form, again, c)
+			}
+		}
+	}
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections are still in use", n)
+	}
+}
+
+func TestInbox_SaysIfAHandlerCommitsAndFails(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	for _, sqlForm := range []bool{false, true} {
+		var log bytes.Buffer
+		s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		inbox, id := s.Inbox(), "pgx"
+		if sqlForm {
+			inbox, id = s.InboxSQL(), "sql"
+		}
+		c := runOf(t, inbox, id)
+		boom := errors.New("no")
+		err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			if sqlForm {
+				return nil, errors.Join(SQLTx(ctx).Commit(), boom)
+			}
+			_, err := Tx(ctx).Exec(ctx, `COMMIT`)
+			return nil, errors.Join(err, boom)
+		})
+		if !errors.Is(err, boom) {
+			t.Errorf("the run returned %v, want the handler's error", err)
+		}
+		if !strings.Contains(log.String(), "ended the inbox's transaction by itself") || !strings.Contains(log.String(), id) {
+			t.Errorf("%s: the log is %q", id, log.String())
+		}
+	}
+}
+
+func TestTx_IsEndedByTheInboxOnly(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	c := runOf(t, s.Inbox(), "1")
+	var kept, savepoint pgx.Tx
+	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (_ dedupstore.Settlement, err error) {
+		kept = Tx(ctx)
+		if err := kept.Commit(ctx); !errors.Is(err, ErrInboxCommits) {
+			t.Errorf("Commit returned %v, want ErrInboxCommits", err)
+		}
+		if err := kept.Rollback(ctx); !errors.Is(err, ErrInboxCommits) {
+			t.Errorf("Rollback returned %v, want ErrInboxCommits", err)
+		}
+		// What fails in a savepoint does not fail the transaction.
+		if err := pgx.BeginFunc(ctx, kept, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO missing VALUES (1)`)
+			return err
+		}); codeOf(err) != codeUndefinedTable {
+			t.Errorf("the savepoint returned %v", err)
+		}
+		if savepoint, err = kept.Begin(ctx); err != nil {
+			return nil, err
+		}
+		return success, effect(ctx, c)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEffects(t, pool, "1", 1)
+	ctx := t.Context()
+	for name, tx := range map[string]pgx.Tx{"transaction": kept, "savepoint": savepoint} {
+		_, exec := tx.Exec(ctx, `INSERT INTO effects VALUES ('late', 1)`)
+		_, query := tx.Query(ctx, `INSERT INTO effects VALUES ('late', 1)`)
+		_, begun := tx.Begin(ctx)
+		_, copied := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"id"}, pgx.CopyFromRows(nil))
+		_, prepared := tx.Prepare(ctx, "late", `SELECT 1`)
+		for what, err := range map[string]error{
+			"Exec": exec, "Query": query, "Begin": begun, "CopyFrom": copied, "Prepare": prepared,
+			"QueryRow":  tx.QueryRow(ctx, `SELECT 1`).Scan(new(int)),
+			"SendBatch": tx.SendBatch(ctx, &pgx.Batch{}).Close(),
+		} {
+			if !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s of the %s after the run returned %v, want ErrTxClosed", what, name, err)
+			}
+		}
+	}
+	wantEffects(t, pool, "late", 0)
+}
+
+func TestTx_PanicsOutsideARun(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newPool(t), Config{})
+	panics := func(f func()) (said string) {
+		defer func() { said, _ = recover().(string) }()
+		f()
+		return "nothing"
+	}
+	if said := panics(func() { Tx(t.Context()) }); !strings.Contains(said, "outside a run of Store.Inbox") {
+		t.Errorf("Tx says %q", said)
+	}
+	for id, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
+		c := runOf(t, inbox, id)
+		if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			if id == "sql" {
+				if said := panics(func() { Tx(ctx) }); !strings.Contains(said, "over Store.Inbox()") {
+					t.Errorf("Tx in the other form says %q", said)
+				}
+			} else if said := panics(func() { SQLTx(ctx) }); !strings.Contains(said, "over Store.InboxSQL()") {
+				t.Errorf("SQLTx in the other form says %q", said)
+			}
+			return success, nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestInbox_PanicsRollBackAndCountAsFailures(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	_, err := newGuard(t, s.Inbox(), long).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+		Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`)
+		panic("on purpose")
+	})
+	if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || retry.Attempt != 1 || retry.Uncounted {
+		t.Errorf("the run returned %v, want a RetryError that counts", err)
+	}
+	wantEffects(t, pool, "1", 0)
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections are still in use", n)
+	}
+}
+
+func TestInbox_PermanentFailuresAreRecordedAndLeaveNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	g := newGuard(t, s.Inbox(), long)
+	for range 2 {
+		res, err := g.Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+			_, err := Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`)
+			return dedupstore.Outcome{Result: []byte("details")}, errors.Join(err, oncemill.Permanent(errors.New("card refused")))
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Failed || string(res.Outcome.Result) != "details" || res.Outcome.Reason == "" {
+			t.Errorf("the run ended with %+v, %v", res.Outcome, err)
+		}
+	}
+	wantEffects(t, pool, "1", 0)
+}
+
+func TestInbox_ZombiesRollBack(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+		s := newStore(t, pool, Config{Isolation: level})
+		id := string(level)
+		c := claim(t, s.Inbox(), brief(id), dedupstore.AcquiredRun).Claim
+		err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			if err := effect(ctx, c); err != nil {
+				return nil, err
+			}
+			lasts(60 * time.Millisecond)
+			next := claim(t, s.Inbox(), request(id), dedupstore.AcquiredRun).Claim
+			return success, s.Inbox().InTx(t.Context(), next, paying(next))
+		})
+		if !errors.Is(err, dedupstore.ErrClaimLost) {
+			t.Errorf("%s: the zombie's run returned %v, want ErrClaimLost", level, err)
+		}
+		wantEffects(t, pool, id, 1)
+	}
+}
+
+// TestInbox_ConflictsAreRepeated lets transactions meet for which PostgreSQL has to refuse one.
+func TestInbox_ConflictsAreRepeated(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	mustExec(t, pool, `CREATE TABLE accounts (id integer PRIMARY KEY, balance integer NOT NULL)`)
+	for _, tc := range []struct {
+		name      string
+		level     pgx.TxIsoLevel
+		form      func(*Store) dedupstore.Transactor
+		on        func(context.Context) handle
+		deadlocks bool
+	}{
+		{"serialization", pgx.RepeatableRead, (*Store).Inbox, onPgx, false},
+		{"serialization-sql", pgx.Serializable, (*Store).InboxSQL, onSQL, false},
+		{"deadlock", pgx.ReadCommitted, (*Store).Inbox, onPgx, true},
+		{"deadlock-sql", "", (*Store).InboxSQL, onSQL, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			mustExec(t, pool, `TRUNCATE accounts`)
+			mustExec(t, pool, `INSERT INTO accounts VALUES (1, 0), (2, 0)`)
+			inbox := tc.form(newStore(t, pool, Config{Isolation: tc.level}))
+			var met sync.WaitGroup // both have begun
+			met.Add(2)
+			var calls [2]int
+			var both sync.WaitGroup
+			for i := range 2 {
+				c := runOf(t, inbox, tc.name+string(rune('a'+i)))
+				both.Go(func() {
+					err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+						calls[i]++
+						accounts := []int{1, 1}
+						if tc.deadlocks {
+							accounts = []int{1 + i, 2 - i}
+						}
+						h := tc.on(ctx)
+						var balance int
+						if err := h.scan(ctx, `SELECT sum(balance) FROM accounts`, &balance); err != nil {
+							return nil, err
+						}
+						if !tc.deadlocks && calls[i] == 1 {
+							met.Done()
+							met.Wait()
+						}
+						for n, account := range accounts {
+							if err := h.exec(ctx, `UPDATE accounts SET balance = balance + 1 WHERE id = $1`, account); err != nil {
+								return nil, errors.Join(errors.New("charge"), err)
+							}
+							if tc.deadlocks && calls[i] == 1 && n == 0 {
+								met.Done()
+								met.Wait()
+							}
+						}
+						return success, nil
+					})
+					if err != nil {
+						t.Errorf("run %d: %v", i, err)
+					}
+				})
+			}
+			both.Wait()
+			if calls[0]+calls[1] < 3 {
+				t.Errorf("the handlers were called %v times: nothing was refused", calls)
+			}
+			var sum int
+			if err := pool.QueryRow(t.Context(), `SELECT sum(balance) FROM accounts`).Scan(&sum); err != nil || sum != 4 {
+				t.Errorf("the accounts have %d, %v, want 4", sum, err)
+			}
+			for i := range 2 {
+				a := claim(t, inbox, request(tc.name+string(rune('a'+i))), dedupstore.Done)
+				if a.Outcome.Kind != dedupstore.Succeeded {
+					t.Errorf("the outcome is %+v", a.Outcome)
+				}
+			}
+		})
+	}
+}
+
+func TestInbox_ConflictsThatNeverEndAreNoFailures(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newPool(t), Config{})
+	calls := 0
+	_, err := newGuard(t, s.Inbox(), long).Run(t.Context(), callOf("1"), func(context.Context) (dedupstore.Outcome, error) {
+		calls++
+		return dedupstore.Outcome{}, &pgconn.PgError{Code: codeDeadlock}
+	})
+	if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || !retry.Uncounted {
+		t.Errorf("the run returned %v, want a RetryError that does not count", err)
+	}
+	if calls != maxTries {
+		t.Errorf("the handler was called %d times, want %d", calls, maxTries)
+	}
+}
+
+func TestInbox_OutboxesJoin(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	box, err := pgoutbox.New(pool, pgoutbox.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rows := func() (n int) {
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM oncemill_outbox`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for i, inbox := range []dedupstore.Transactor{s.Inbox(), s.InboxSQL()} {
+		for _, end := range []error{errors.New("no"), nil} {
+			c := runOf(t, inbox, string(rune('a'+i))+map[bool]string{true: "commits"}[end == nil])
+			err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				err := box.Publish(ctx, producer.Message{ID: c.Key.ID, Topic: "receipts", Payload: []byte("12.50")})
+				if n := rows(); n != i {
+					t.Errorf("%d rows are committed before the commit, want %d", n, i)
+				}
+				return success, errors.Join(err, end)
+			})
+			if !errors.Is(err, end) {
+				t.Errorf("the run returned %v, want %v", err, end)
+			}
+		}
+		if n := rows(); n != i+1 {
+			t.Errorf("%d rows are committed, want %d", n, i+1)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package pgstore
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/storetest"
+)
+
+func TestInbox_Conforms(t *testing.T) {
+	t.Parallel()
+	inboxConforms(t, Config{}, (*Store).Inbox, onPgx)
+}
+
+func TestInbox_ConformsUnderSerializable(t *testing.T) {
+	t.Parallel()
+	inboxConforms(t, Config{Isolation: pgx.Serializable}, (*Store).Inbox, onPgx)
+}
+
+func TestInboxSQL_Conforms(t *testing.T) {
+	t.Parallel()
+	inboxConforms(t, Config{Isolation: pgx.RepeatableRead}, (*Store).InboxSQL, onSQL)
+}
+
+// A handle is what a test does with a transaction, whatever it is of.
+type handle struct {
+	exec func(ctx context.Context, query string, args ...any) error
+	scan func(ctx context.Context, query string, dest any) error
+}
+
+func onPgx(ctx context.Context) handle {
+	tx := Tx(ctx)
+	return handle{func(ctx context.Context, query string, args ...any) error {
+		_, err := tx.Exec(ctx, query, args...)
+		return err
+	}, func(ctx context.Context, query string, dest any) error { return tx.QueryRow(ctx, query).Scan(dest) }}
+}
+
+func onSQL(ctx context.Context) handle {
+	tx := SQLTx(ctx)
+	return handle{func(ctx context.Context, query string, args ...any) error {
+		_, err := tx.ExecContext(ctx, query, args...)
+		return err
+	}, func(ctx context.Context, query string, dest any) error {
+		return tx.QueryRowContext(ctx, query).Scan(dest)
+	}}
+}
+
+func inboxConforms(t *testing.T, cfg Config, form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {
+	t.Helper()
+	direct := newPool(t)
+	newStore(t, direct, cfg)
+	pool, p := behind(t, direct)
+	s := unmigrated(t, pool, cfg)
+	inbox := form(s)
+	lose := &losses{byPort: map[int]fault{}}
+	p.inject(lose.decide)
+	t.Run("suite", func(t *testing.T) {
+		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
+			return storetest.InboxSubject{
+				Inbox: inbox,
+				Effect: func(ctx context.Context, name string) error {
+					return on(ctx).exec(ctx, `INSERT INTO effects VALUES ($1, 1)`, name)
+				},
+				Effects: func(ctx context.Context, name string) (n int, err error) {
+					err = direct.QueryRow(ctx, `SELECT count(*) FROM effects WHERE id = $1`, name).Scan(&n)
+					return n, err
+				},
+				Conflict: func(ctx context.Context) error {
+					return on(ctx).exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = 'serialization_failure'; END $$`)
+				},
+				Abort: func(ctx context.Context) { _ = on(ctx).exec(ctx, `SELECT 1/0`) },
+				LoseCommit: func(ctx context.Context, applied bool) {
+					f := cutBefore
+					if applied {
+						f = cutAfter
+					}
+					lose.next(t, on(ctx), ctx, f)
+				},
+			}
+		})
+	})
+}
+
+// losses are connections that are to fail at their commits.
+type losses struct {
+	mu     sync.Mutex
+	byPort map[int]fault
+}
+
+func (l *losses) next(t *testing.T, h handle, ctx context.Context, f fault) {
+	var port int
+	if err := h.scan(ctx, `SELECT inet_client_port()`, &port); err != nil {
+		t.Error(err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.byPort[port] = f
+}
+
+func (l *losses) decide(port int, request string) fault {
+	if !commits(request) {
+		return faithful
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.byPort[port]
+	delete(l.byPort, port)
+	return f
+}
+
+// commits reports whether a request ends a transaction. The inbox settles in the same one.
+func commits(request string) bool { return strings.Contains(strings.ToLower(request), "commit") }

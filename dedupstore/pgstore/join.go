@@ -1,0 +1,74 @@
+package pgstore
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// Join settles the run that ctx carries as succeeded, without a result, in a transaction of the handler: call it in the
+// handler of a Guard over the leased store, before the handler commits. So the effects and the outcome are committed
+// together, and not at all if another owner took over meanwhile. When the handler then returns nil, the Guard finds the
+// outcome there; an error that it returns after its commit does not undo it.
+//
+// A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction.
+//
+// Errors: ErrClaimLost of package dedupstore if the claim does not hold any more, or is of another store; ErrSettled,
+// ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors of
+// PostgreSQL it cannot do otherwise: the transaction has failed.
+func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
+	if tx == nil {
+		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
+	}
+	return s.join(ctx, func(query string, args ...any) error {
+		_, err := tx.Exec(ctx, query, args...)
+		return err
+	})
+}
+
+// JoinSQL is Join for a transaction of database/sql, by a driver that returns pgx's errors (pgx/stdlib).
+func (s *Store) JoinSQL(ctx context.Context, tx *sql.Tx) error {
+	if tx == nil {
+		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
+	}
+	return s.join(ctx, func(query string, args ...any) error {
+		_, err := tx.ExecContext(ctx, query, args...)
+		return err
+	})
+}
+
+func (s *Store) join(ctx context.Context, exec func(query string, args ...any) error) error {
+	claim, found := txctx.From[*dedupstore.Claim](ctx)
+	if !found {
+		return ErrNoRun
+	}
+	if claim.Fence == 0 {
+		return ErrBypassed
+	}
+	if r, inside := txctx.From[*run](ctx); inside && r.claim.Key == claim.Key && r.claim.Fence == claim.Fence {
+		return ErrInInbox
+	}
+	if claim.Fence > math.MaxInt64 {
+		return dedupstore.ErrClaimLost
+	}
+	finish, err := newSettling(*claim, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: claim.Retention})
+	if err != nil {
+		return err
+	}
+	err = exec(s.sql.settleIn, finish.args("")...)
+	switch {
+	case err == nil:
+		return nil
+	case codeOf(err) == codeSettled:
+		return ErrSettled
+	case codeOf(err) == codeLost:
+		return dedupstore.ErrClaimLost
+	}
+	return fmt.Errorf("pgstore: join: %w", s.explain(err))
+}

@@ -1,0 +1,111 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// version is the schema's that this package needs.
+const version = 1
+
+const (
+	versionSQL = `SELECT version FROM {settings}`
+	presentSQL = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{records}') IS NOT NULL`
+
+	keepSQL = `
+INSERT INTO {settings} (version) VALUES ($1)
+ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
+)
+
+// Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, may be
+// repeated, and may be called by several processes at once, while others use the store: it waits for the others who
+// migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. A store that
+// is complete is only looked at. A newer version than this package's is welcome, as versions only add.
+//
+// It needs the privilege to create tables and functions in the schema, and the schema in the database if that is missing.
+// Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table and
+// Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
+//
+// Errors: a *SchemaError if something else has the name.
+func (s *Store) Migrate(ctx context.Context) error {
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		return s.migrate(ctx, tx)
+	})
+	if err != nil {
+		return fmt.Errorf("migrate dedup store: %w", s.explain(err))
+	}
+	return nil
+}
+
+// SQL returns the statements by which Migrate makes tables and functions, for those who migrate with a tool of their own.
+// They may be repeated. The schema must be there.
+func (s *Store) SQL() string {
+	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf("\nINSERT INTO %s (version) VALUES (%d) ON CONFLICT DO NOTHING;\n",
+		s.cfg.located("_settings"), version)
+}
+
+// lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
+const lockTimeout = "3s"
+
+func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, s.cfg.hash()); err != nil {
+		return err
+	}
+	var settings, records bool
+	if err := tx.QueryRow(ctx, s.sql.present).Scan(&settings, &records); err != nil {
+		return err
+	}
+	if settings {
+		var found int
+		err := tx.QueryRow(ctx, s.sql.version).Scan(&found)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		if err == nil && found >= version {
+			return nil
+		}
+	} else if records {
+		return &SchemaError{Table: s.cfg.Table, Problem: "is there, and is no table of this package: name another one by Config.Table"}
+	}
+	return s.create(ctx, tx)
+}
+
+func (s *Store) create(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+lockTimeout+`'`); err != nil {
+		return err
+	}
+	if err := s.createSchema(ctx, tx); err != nil {
+		return err
+	}
+	for _, statements := range []string{s.sql.schema, s.sql.functions} {
+		if _, err := tx.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol); err != nil { // several in one
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, s.sql.keep, version)
+	return err
+}
+
+// createSchema looks first: IF NOT EXISTS asks for a privilege even where the schema is there.
+func (s *Store) createSchema(ctx context.Context, tx pgx.Tx) error {
+	if s.cfg.Schema == "" {
+		return nil
+	}
+	var there bool
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, s.cfg.Schema).Scan(&there); err != nil || there {
+		return err
+	}
+	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+s.cfg.Schema+`"`)
+	return err
+}
+
+// hash names the store where a number is needed.
+func (c Config) hash() int64 {
+	h := fnv.New64a()
+	h.Write([]byte(c.Schema + "." + c.Table))
+	return int64(h.Sum64())
+}

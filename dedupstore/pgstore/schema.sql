@@ -1,0 +1,52 @@
+-- The tables of a store. Every statement may be repeated, and none waits for whoever uses tables that are there already.
+
+-- One row a key. Claims and settles write it, heartbeats do not: a transaction that settles under REPEATABLE READ would be
+-- refused otherwise.
+CREATE TABLE IF NOT EXISTS {records} (
+	id          bytea       NOT NULL, -- 16 bytes of SHA-256 of the key
+	fence       bigint      NOT NULL, -- of the last owner: grows, µs of the first claim at least
+	decided     bigint,               -- the fence under which the outcome was decided
+	first_at    timestamptz NOT NULL, -- the first claim
+	lease_until timestamptz,          -- unless there is a heartbeat of the same fence and state
+	not_before  timestamptz,          -- when a retry is due
+	expires_at  timestamptz NOT NULL, -- from then on the record counts as absent; as lease_until
+	clean_at    timestamptz NOT NULL, -- when to look whether it may be deleted: later than it expires, so that it can stay as it is
+	attempts    bigint      NOT NULL,
+	returned    bigint      NOT NULL, -- runs that gave their attempt back
+	exhausted   boolean,
+	truncated   boolean,
+	state       text        NOT NULL, -- running, retryable, publishing, done
+	kind        text,                 -- of the outcome: succeeded, failed, unknown
+	owner       text        NOT NULL, -- token of the last owner
+	key         text        NOT NULL, -- tenant:group:handler:ID
+	print       text        NOT NULL, -- scheme:fingerprint, or empty
+	trace       text        NOT NULL, -- of the last run
+	settled     text[],               -- tokens of the last owners that settled
+	barred      text,                 -- a transaction whose commit got no answer, and that must not settle any more
+	reason      text,
+	result      bytea,
+	stubs       bytea,                -- IDs, topics and keys of what the outcome produced
+	contents    bytea,                -- headers and payloads of it, until it is published
+	CONSTRAINT {pkey} PRIMARY KEY (id)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.1);
+
+CREATE INDEX IF NOT EXISTS {clean} ON {records} (clean_at);
+
+-- Heartbeats: the lease of a run or a publish step that has been extended. A row means nothing unless fence and state are
+-- the record's.
+CREATE TABLE IF NOT EXISTS {beats} (
+	id          bytea       NOT NULL,
+	fence       bigint      NOT NULL,
+	lease_until timestamptz NOT NULL,
+	expires_at  timestamptz NOT NULL,
+	state       text        NOT NULL,
+	CONSTRAINT {beats_pkey} PRIMARY KEY (id)
+) WITH (fillfactor = 70);
+
+CREATE INDEX IF NOT EXISTS {beats_clean} ON {beats} (lease_until);
+
+-- One row: the version of the schema.
+CREATE TABLE IF NOT EXISTS {settings} (
+	one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+	version integer NOT NULL
+);

@@ -1,0 +1,106 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A settling is a settlement as the functions take it.
+type settling struct {
+	id                      []byte
+	owner                   string
+	fence                   int64
+	step                    string // done, publishing, release, published
+	lease, retention, delay int64  // µs
+	uncounted               bool
+	kind, reason            string
+	exhausted, truncated    bool
+	result, stubs, contents []byte
+}
+
+func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if err := dedupstore.ValidateSettlement(settlement); err != nil {
+		return nil, err
+	}
+	s := &settling{id: idOf(c.Key.String()), owner: c.Owner, fence: int64(c.Fence), lease: micros(c.Lease)}
+	switch settlement := settlement.(type) {
+	case dedupstore.Finish:
+		s.step, s.retention = "done", micros(settlement.Retention)
+		s.outcome(settlement.Outcome)
+		if len(settlement.Outcome.Produced) > 0 && !settlement.Published {
+			s.step, s.contents = "publishing", encodeContents(settlement.Outcome.Produced)
+		}
+	case dedupstore.Release:
+		s.step, s.retention, s.delay = "release", micros(c.Retention), micros(settlement.Delay)
+		s.uncounted, s.reason = settlement.Uncounted, encodeText(settlement.Reason)
+	case dedupstore.Published:
+		s.step, s.retention, s.stubs = "published", micros(settlement.Retention), encodeStubs(settlement.Produced)
+	}
+	return s, nil
+}
+
+func (s *settling) outcome(o dedupstore.Outcome) {
+	s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
+	s.reason, s.stubs = encodeText(o.Reason), encodeStubs(o.Produced)
+	if len(o.Result) > 0 {
+		s.result = o.Result
+	}
+}
+
+func (s *settling) size() int { return len(s.result) + len(s.stubs) + len(s.contents) }
+
+// args are the arguments of the function that finishes within a transaction.
+func (s *settling) args(token string) []any {
+	return []any{
+		token, s.id, s.owner, s.fence, s.step, s.lease, s.retention, s.kind, s.exhausted, s.truncated, s.reason,
+		s.result, s.stubs, s.contents,
+	}
+}
+
+// execSettles settles by one statement, and returns verdicts. Its commit waits for the disk: messages are acknowledged on the
+// strength of it.
+func (f *form) execSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
+	args := append(settleArgs(settlings), true)
+	err = again(ctx, func() error {
+		verdicts = make([]string, len(settlings))
+		rows, err := f.store.pool.Query(ctx, f.store.sql.settle, args...)
+		if err != nil {
+			return err
+		}
+		var n int64
+		var verdict string
+		got := 0
+		_, err = pgx.ForEachRow(rows, []any{&n, &verdict}, func() error {
+			verdicts[n-1] = verdict
+			got++
+			return nil
+		})
+		if err == nil && got != len(settlings) {
+			err = fmt.Errorf("%d settlements got %d answers", len(settlings), got)
+		}
+		return err
+	})
+	return verdicts, err
+}
+
+func settleArgs(settlings []*settling) []any {
+	n := len(settlings)
+	ids, owners, fences, steps := make([][]byte, n), make([]string, n), make([]int64, n), make([]string, n)
+	leases, retentions, delays, uncounted := make([]int64, n), make([]int64, n), make([]int64, n), make([]bool, n)
+	kinds, exhausted, truncated, reasons := make([]string, n), make([]bool, n), make([]bool, n), make([]string, n)
+	results, stubs, contents := make([][]byte, n), make([][]byte, n), make([][]byte, n)
+	for i, s := range settlings {
+		ids[i], owners[i], fences[i], steps[i] = s.id, s.owner, s.fence, s.step
+		leases[i], retentions[i], delays[i], uncounted[i] = s.lease, s.retention, s.delay, s.uncounted
+		kinds[i], exhausted[i], truncated[i], reasons[i] = s.kind, s.exhausted, s.truncated, s.reason
+		results[i], stubs[i], contents[i] = s.result, s.stubs, s.contents
+	}
+	return []any{ids, owners, fences, steps, leases, retentions, delays, uncounted, kinds, exhausted, truncated, reasons, results, stubs, contents}
+}

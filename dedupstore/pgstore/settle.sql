@@ -1,0 +1,125 @@
+-- Settles claims, each for itself, in the order of their keys. It waits for nobody who has a record locked.
+CREATE OR REPLACE FUNCTION {settle}(
+	ids bytea[], owners text[], fences bigint[], steps text[], leases bigint[], retentions bigint[], delays bigint[],
+	uncounteds boolean[], kinds text[], exhausteds boolean[], truncateds boolean[], reasons text[],
+	results bytea[], stubses bytea[], contentses bytea[], durable boolean
+) RETURNS TABLE (a_n bigint, a_verdict text) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+DECLARE
+	us      CONSTANT interval := interval '1 microsecond';
+	q       record;
+	r       record;
+	t       timestamptz;
+	ends    timestamptz; -- the lease of what follows, or when a retry is due
+	expires timestamptz;
+	mine    boolean;
+	ended   boolean; -- by this owner
+BEGIN
+	IF durable AND current_setting('synchronous_commit') = 'off' THEN
+		PERFORM set_config('synchronous_commit', 'on', true);
+	END IF;
+	FOR q IN
+		SELECT u.* FROM unnest(ids, owners, fences, steps, leases, retentions, delays, uncounteds, kinds, exhausteds, truncateds, reasons,
+			results, stubses, contentses) WITH ORDINALITY
+			AS u (id, owner, fence, step, lease, retention, delay, uncounted, kind, exhausted, truncated, reason, result, stubs, contents, n)
+		ORDER BY u.id, u.n
+	LOOP
+		a_n := q.n;
+		SELECT x.owner, x.fence, x.state, x.settled, x.expires_at, x.stubs INTO r
+		FROM {records} x WHERE x.id = q.id FOR NO KEY UPDATE SKIP LOCKED;
+		IF NOT FOUND THEN
+			a_verdict := CASE WHEN EXISTS (SELECT FROM {records} x WHERE x.id = q.id) THEN 'contended' ELSE 'lost' END;
+			RETURN NEXT;
+			CONTINUE;
+		END IF;
+		t := clock_timestamp();
+		expires := r.expires_at;
+		IF expires <= t AND r.state IN ('running', 'publishing') THEN
+			SELECT coalesce(max(x.expires_at), expires) INTO expires
+			FROM {beats} x WHERE x.id = q.id AND x.fence = r.fence AND x.state = r.state;
+		END IF;
+		mine := expires > t AND r.owner = q.owner AND r.fence = q.fence;
+		ended := expires > t AND coalesce(q.owner = ANY (r.settled), false);
+		a_verdict := CASE q.step
+			WHEN 'release' THEN CASE
+				WHEN ended AND r.state = 'retryable' THEN 'repeated'
+				WHEN mine AND r.state = 'running' THEN 'ok' ELSE 'lost' END
+			WHEN 'published' THEN CASE
+				WHEN mine AND r.state = 'done' THEN 'repeated'
+				WHEN mine AND r.state = 'publishing' THEN 'ok' ELSE 'lost' END
+			ELSE CASE
+				WHEN mine AND r.state = 'running' THEN 'ok'
+				WHEN mine AND ended THEN 'repeated' ELSE 'lost' END
+			END;
+		IF a_verdict <> 'ok' THEN
+			RETURN NEXT;
+			CONTINUE;
+		END IF;
+
+		IF q.step <> 'published' THEN
+			r.settled := array_append(r.settled, q.owner);
+			IF cardinality(r.settled) > {settlers} THEN
+				r.settled := r.settled[2:];
+			END IF;
+		END IF;
+		ends := CASE q.step WHEN 'publishing' THEN t + q.lease * us WHEN 'release' THEN t + q.delay * us END;
+		expires := coalesce(ends, t) + q.retention * us;
+		IF q.step IN ('done', 'publishing') THEN
+			UPDATE {records} x SET
+				state = q.step, settled = r.settled, decided = x.fence, lease_until = ends,
+				kind = q.kind, exhausted = nullif(q.exhausted, false), truncated = nullif(q.truncated, false), reason = nullif(q.reason, ''),
+				result = q.result, stubs = q.stubs, contents = q.contents, expires_at = expires,
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+			WHERE x.id = q.id;
+		ELSIF q.step = 'release' THEN
+			UPDATE {records} x SET
+				state = 'retryable', settled = r.settled, owner = '', lease_until = NULL, not_before = ends, reason = nullif(q.reason, ''),
+				attempts = x.attempts - q.uncounted::integer, returned = x.returned + q.uncounted::integer, expires_at = expires,
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+			WHERE x.id = q.id;
+		ELSE
+			UPDATE {records} x SET
+				state = 'done', lease_until = NULL, contents = NULL, stubs = coalesce(x.stubs, q.stubs), expires_at = expires,
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+			WHERE x.id = q.id;
+		END IF;
+		RETURN NEXT;
+	END LOOP;
+END
+$oncemill$;
+
+-- Finishes a run within the transaction that has the effects, or makes that transaction fail: OM001 if it is not the one
+-- that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost.
+CREATE OR REPLACE FUNCTION {settle_in}(
+	token text, s_id bytea, s_owner text, s_fence bigint, step text, lease bigint, retention bigint,
+	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea, s_contents bytea
+) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+DECLARE
+	us      CONSTANT interval := interval '1 microsecond';
+	r       record;
+	t       timestamptz := clock_timestamp();
+	ends    timestamptz := CASE step WHEN 'publishing' THEN t + lease * us END;
+	expires timestamptz := coalesce(ends, t) + retention * us;
+BEGIN
+	IF token <> '' AND current_setting('oncemill.tx', true) IS DISTINCT FROM token THEN
+		RAISE EXCEPTION 'the transaction that the inbox began has ended' USING ERRCODE = 'OM001';
+	END IF;
+	-- A heartbeat may have the record locked for a moment: here that is waited for.
+	UPDATE {records} x SET
+		state = step, decided = s_fence, lease_until = ends,
+		settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, s_owner),
+		kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false), reason = nullif(s_reason, ''),
+		result = s_result, stubs = s_stubs, contents = s_contents, expires_at = expires,
+		clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+	WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running' AND x.barred IS DISTINCT FROM token
+		AND (x.expires_at > t OR EXISTS (
+			SELECT FROM {beats} b WHERE b.id = s_id AND b.fence = s_fence AND b.state = 'running' AND b.expires_at > t));
+	IF FOUND THEN
+		RETURN;
+	END IF;
+	SELECT x.decided, x.settled INTO r FROM {records} x WHERE x.id = s_id;
+	IF FOUND AND r.decided = s_fence AND s_owner = ANY (r.settled) THEN
+		RAISE EXCEPTION 'the run has been settled before' USING ERRCODE = 'OM002';
+	END IF;
+	RAISE EXCEPTION 'the claim is lost' USING ERRCODE = 'OM003';
+END
+$oncemill$;

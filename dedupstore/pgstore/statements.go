@@ -1,0 +1,89 @@
+package pgstore
+
+import (
+	_ "embed"
+	"strconv"
+	"strings"
+)
+
+var (
+	//go:embed schema.sql
+	schemaSQL string
+
+	//go:embed claim.sql
+	claimSQL string
+
+	//go:embed settle.sql
+	settleSQL string
+
+	//go:embed run.sql
+	runSQL string
+)
+
+const (
+	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[],
+	$8::boolean[], $9::bigint[], $10::text[], $11::boolean)`
+
+	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
+	$8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::boolean)`
+
+	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::text,
+	$9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
+
+	callFresh   = `SELECT {fresh}($1::bytea, $2::text, $3::text, $4::bigint, $5::bigint, $6::text, $7::text, $8::boolean)`
+	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint, $6::boolean)`
+	callBegin   = `SELECT {begin}($1::text, $2::bytea, $3::text, $4::bigint)`
+	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
+	callCleanUp = `SELECT {clean_up}($1::bigint)`
+)
+
+// statements are the SQL of one store.
+type statements struct {
+	schema, functions, present, version, keep string
+	fresh, claim, settle, settleIn            string
+	extend, begin, decide, cleanUp            string
+}
+
+func statementsFor(cfg Config) statements {
+	names := namesOf(cfg)
+	in := names.Replace
+	return statements{
+		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
+		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
+		fresh: in(callFresh), claim: in(callClaim), settle: in(callSettle), settleIn: in(callSettleIn),
+		extend: in(callExtend), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
+	}
+}
+
+// functions are the names of the functions, in the order of their creation. Those of other versions have other names, so
+// that programs of two versions can run beside each other.
+var functions = [...]string{"fresh", "claim", "settle", "settle_in", "extend", "begin", "decide", "clean_up"}
+
+func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
+
+// located is a name of the store, with the ending, as statements have it. It needs no escaping: see Config.validate.
+func (c Config) located(ending string) string {
+	quoted := `"` + c.Table + ending + `"`
+	if c.Schema == "" {
+		return quoted
+	}
+	return `"` + c.Schema + `".` + quoted
+}
+
+// namesOf fills in the names of one store.
+func namesOf(cfg Config) *strings.Replacer {
+	pairs := []string{
+		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
+		"{settlers}", strconv.Itoa(rememberedSettlers),
+	}
+	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean"} {
+		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
+	}
+	for _, name := range functions {
+		pairs = append(pairs, "{"+name+"}", cfg.located(cfg.function(name)))
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// rememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
+const rememberedSettlers = 4

@@ -1,0 +1,95 @@
+package pgstore
+
+import (
+	"context"
+	"crypto/sha256"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A Store keeps records in PostgreSQL: the leased form, by itself, and the inbox, by Inbox or InboxSQL. It is safe for
+// concurrent use and holds nothing that must be closed; the pool belongs to the caller. An inbox uses one connection for
+// each handler that runs, and claims, heartbeats and settlements use others: give the pool some more than there are
+// handlers at once.
+type Store struct {
+	pool     *pgxpool.Pool
+	cfg      Config
+	sql      statements
+	leased   *form
+	inbox    *inbox
+	inboxSQL *inbox
+	patience time.Duration // see form.claim
+}
+
+var (
+	_ dedupstore.Batcher    = (*Store)(nil)
+	_ dedupstore.Checker    = (*Store)(nil)
+	_ dedupstore.Transactor = (*inbox)(nil)
+	_ dedupstore.Batcher    = (*inbox)(nil)
+	_ dedupstore.Checker    = (*inbox)(nil)
+)
+
+// New returns a store in a database. It does not talk to it: call Migrate once before the first use. The error names the
+// field of the config that is wrong.
+func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
+	if pool == nil {
+		return nil, &dedupstore.InvalidError{Field: "pool", Problem: "is nil"}
+	}
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience}
+	s.leased = newForm(s, cfg.RelaxedClaims)
+	relaxed := newForm(s, true)
+	s.inbox = &inbox{form: relaxed, begin: s.beginPgx}
+	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL}
+	return s, nil
+}
+
+// Inbox returns the form of the store that settles in the transaction of the handler, which finds it by Tx. What the two
+// forms know of a key is the same record.
+func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
+
+// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more round
+// trips a message.
+func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
+
+// Claim implements [dedupstore.Store].
+func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	return s.leased.Claim(ctx, r)
+}
+
+// Extend implements [dedupstore.Store].
+func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	return s.leased.Extend(ctx, c, lease)
+}
+
+// Settle implements [dedupstore.Store].
+func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	return s.leased.Settle(ctx, c, settlement)
+}
+
+// ClaimMany implements [dedupstore.Batcher].
+func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return s.leased.ClaimMany(ctx, requests)
+}
+
+// SettleMany implements [dedupstore.Batcher].
+func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return s.leased.SettleMany(ctx, settlings)
+}
+
+// idOf is what a record is found by. The name itself may be longer than an index takes.
+func idOf(name string) []byte {
+	sum := sha256.Sum256([]byte(name))
+	return sum[:16]
+}
+
+// micros is a duration as the functions take it: not shorter than it is.
+func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+
+func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }

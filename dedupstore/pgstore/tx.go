@@ -1,0 +1,212 @@
+package pgstore
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// Tx returns the transaction that the inbox has begun for the handler. Begin makes a savepoint in it. Commit and Rollback
+// return ErrInboxCommits: the inbox does that when the handler has returned. It is not to be used afterwards, nor by
+// several goroutines at once.
+//
+// It panics outside a run of [Store.Inbox].
+func Tx(ctx context.Context) pgx.Tx {
+	s, ok := txctx.From[*pgxSession](ctx)
+	if !ok {
+		panic("pgstore: Tx outside a run of Store.Inbox: pass the context that the handler got, and make the guard over Store.Inbox()")
+	}
+	return s.tx
+}
+
+// A pgxSession is a transaction of pgx on a connection of its own.
+type pgxSession struct {
+	run  *run
+	conn *pgxpool.Conn
+	tx   *inboxTx
+	over bool // the commit was sent
+}
+
+// beginPgx begins a transaction, marks it, and looks whether there is something to do for it, in one round trip.
+func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: s.cfg.Isolation, AccessMode: pgx.ReadWrite})
+	batch.Queue(s.sql.begin, r.token, r.id, r.claim.Owner, int64(r.claim.Fence))
+	results := conn.SendBatch(ctx, &batch)
+	if err := results.Close(); err != nil {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		rollback(bounded, conn)
+		conn.Release()
+		return nil, err
+	}
+	tx := results.Tx()
+	return &pgxSession{run: r, conn: conn, tx: &inboxTx{guarded{tx, new(atomic.Bool)}}}, nil
+}
+
+// Status of a connection.
+const (
+	inTx    = 'T'
+	aborted = 'E'
+)
+
+func (p *pgxSession) context(ctx context.Context) context.Context {
+	ctx = txctx.With[pgx.Tx](ctx, p.tx) // which others join, such as outboxes
+	ctx = txctx.With(ctx, p.run)
+	return txctx.With(ctx, p)
+}
+
+func (p *pgxSession) commit(ctx context.Context, s *settling) error {
+	conn := p.conn.Conn()
+	if conn.IsClosed() {
+		return errLost
+	}
+	switch conn.PgConn().TxStatus() {
+	case inTx:
+	case aborted:
+		return ErrTxAborted
+	default:
+		return ErrTxEnded
+	}
+	// One round trip: the server leaves out the commit if it refuses the settlement.
+	var batch pgx.Batch
+	batch.Queue(p.run.store.sql.settleIn, s.args(p.run.token)...)
+	batch.Queue("commit")
+	p.over = true
+	results := conn.SendBatch(ctx, &batch)
+	_, err := results.Exec()
+	var tag pgconn.CommandTag
+	if err == nil {
+		tag, err = results.Exec()
+	}
+	if closed := results.Close(); err == nil {
+		err = closed
+	}
+	if err == nil && tag.String() != "COMMIT" {
+		err = ErrTxAborted
+	}
+	return err
+}
+
+func (p *pgxSession) end(ctx context.Context) (open bool) {
+	p.tx.ended.Store(true)
+	open = p.over || p.conn.Conn().IsClosed() || p.conn.Conn().PgConn().TxStatus() != 'I'
+	rollback(ctx, p.conn)
+	p.conn.Release()
+	return open
+}
+
+// rollback rolls back if there is something to. If that fails, the pool closes the connection.
+func rollback(ctx context.Context, pooled *pgxpool.Conn) {
+	conn := pooled.Conn()
+	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		_, _ = conn.Exec(ctx, "rollback")
+	}
+}
+
+// An inboxTx is the transaction that a handler gets.
+type inboxTx struct{ guarded }
+
+// Commit implements [pgx.Tx].
+func (*inboxTx) Commit(context.Context) error { return ErrInboxCommits }
+
+// Rollback implements [pgx.Tx].
+func (*inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
+
+// A guarded transaction, or savepoint in it, cannot be used any more when the run has ended: the connection is another's.
+type guarded struct {
+	pgx.Tx
+	ended *atomic.Bool
+}
+
+func (g guarded) err() error {
+	if g.ended.Load() {
+		return pgx.ErrTxClosed
+	}
+	return nil
+}
+
+// Begin implements [pgx.Tx]: it makes a savepoint.
+func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := g.err(); err != nil {
+		return nil, err
+	}
+	tx, err := g.Tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return guarded{tx, g.ended}, nil
+}
+
+// Commit implements [pgx.Tx] for savepoints.
+func (g guarded) Commit(ctx context.Context) error {
+	if err := g.err(); err != nil {
+		return err
+	}
+	return g.Tx.Commit(ctx)
+}
+
+// Rollback implements [pgx.Tx] for savepoints.
+func (g guarded) Rollback(ctx context.Context) error {
+	if err := g.err(); err != nil {
+		return err
+	}
+	return g.Tx.Rollback(ctx)
+}
+
+// Exec implements [pgx.Tx].
+func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := g.err(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return g.Tx.Exec(ctx, sql, args...)
+}
+
+// Query implements [pgx.Tx].
+func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := g.err(); err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+	}
+	return g.Tx.Query(ctx, sql, args...)
+}
+
+// QueryRow implements [pgx.Tx].
+func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := g.err(); err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
+	}
+	return g.Tx.QueryRow(ctx, sql, args...)
+}
+
+// SendBatch implements [pgx.Tx].
+func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := g.err(); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return g.Tx.SendBatch(ctx, b)
+}
+
+// CopyFrom implements [pgx.Tx].
+func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	if err := g.err(); err != nil {
+		return 0, err
+	}
+	return g.Tx.CopyFrom(ctx, table, columns, rows)
+}
+
+// Prepare implements [pgx.Tx].
+func (g guarded) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := g.err(); err != nil {
+		return nil, err
+	}
+	return g.Tx.Prepare(ctx, name, sql)
+}

@@ -1,0 +1,121 @@
+package sqlitestore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// SettingError says which setting of the database, or of how it was opened, does not do for dedup records, and what to set.
+type SettingError struct {
+	Setting string // such as "journal_mode"
+	Value   string
+	Problem string // what it leads to, and what to do
+}
+
+func (e *SettingError) Error() string {
+	return fmt.Sprintf("sqlitestore: %s is %q: %s", e.Setting, e.Value, e.Problem)
+}
+
+// settings are what Check looks at.
+type settings struct {
+	version, journal, file string
+	synchronous, timeout   int
+	connections            int // 0: no limit
+}
+
+// Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
+// *SettingError for what drops records or stops twins from being answered, [*SchemaError], or why it cannot write.
+func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
+	set, err := s.settings(ctx)
+	if err != nil {
+		return dedupstore.Report{}, fmt.Errorf("sqlitestore: check: %w", err)
+	}
+	report := dedupstore.Report{Store: "sqlite", Version: set.version, Durability: set.durability(), Warnings: set.warnings()}
+	if err := set.problem(); err != nil {
+		return report, err
+	}
+	if err := s.usable(ctx); err != nil {
+		return report, err
+	}
+	if err := s.tryWriting(ctx); err != nil {
+		return report, fmt.Errorf("sqlitestore: the database cannot be written: %w", err)
+	}
+	return report, nil
+}
+
+func (s *Store) settings(ctx context.Context) (set settings, err error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return set, err
+	}
+	defer conn.Close()
+	for query, to := range map[string]any{
+		"SELECT sqlite_version()": &set.version, "PRAGMA journal_mode": &set.journal,
+		"PRAGMA synchronous": &set.synchronous, "PRAGMA busy_timeout": &set.timeout,
+		"SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')": &set.file,
+	} {
+		if err := conn.QueryRowContext(ctx, query).Scan(to); err != nil {
+			return set, err
+		}
+	}
+	set.connections = s.db.Stats().MaxOpenConnections
+	return set, nil
+}
+
+var synchronous = []string{"OFF", "NORMAL", "FULL", "EXTRA"}
+
+func (set settings) problem() error {
+	switch {
+	case set.file == "":
+		return &SettingError{"database", ":memory:", "its records end with its connection: open a file"}
+	case !strings.EqualFold(set.journal, "wal"):
+		return &SettingError{"journal_mode", set.journal, "readers and the writer block each other, so that a duplicate waits for the handler " +
+			"instead of being answered: open the database with _journal_mode=WAL"}
+	case set.synchronous == 0:
+		return &SettingError{"synchronous", "OFF", "a power cut may lose records, and the database with them: set it to FULL"}
+	}
+	return nil
+}
+
+func (set settings) warnings() (all []string) {
+	if set.synchronous == 1 {
+		all = append(all, "synchronous is NORMAL: a power cut may lose the last transactions, of messages that were acknowledged: set it to FULL.")
+	}
+	if set.timeout < 100 {
+		all = append(all, fmt.Sprintf("busy_timeout is %d ms: transactions of the program's own are refused at once when another one writes: "+
+			"open the database with _busy_timeout=10000.", set.timeout))
+	}
+	if set.connections == 1 {
+		all = append(all, "The database has one connection: claims wait while it is in use: SetMaxOpenConns to 0, or some more.")
+	}
+	return all
+}
+
+func (set settings) durability() string {
+	mode := fmt.Sprint(set.synchronous)
+	if set.synchronous >= 0 && set.synchronous < len(synchronous) {
+		mode = synchronous[set.synchronous]
+	}
+	keeps := "survives a killed process"
+	if set.synchronous >= 2 {
+		keeps += ", and a power cut as far as the disk keeps what it confirmed"
+	}
+	return fmt.Sprintf("journal_mode=%s synchronous=%s: what is committed %s", set.journal, mode, keeps)
+}
+
+// tryWriting takes the write lock, and changes nothing.
+func (s *Store) tryWriting(ctx context.Context) error {
+	if err := s.gate.enter(ctx, false); err != nil {
+		return err
+	}
+	defer s.gate.leave()
+	t, err := s.begin(ctx, context.WithoutCancel(ctx), func() bool { return true })
+	if err != nil {
+		return err
+	}
+	t.abort()
+	return nil
+}

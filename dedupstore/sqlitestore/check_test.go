@@ -1,0 +1,150 @@
+package sqlitestore
+
+import (
+	"database/sql"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"modernc.org/sqlite"
+	codes "modernc.org/sqlite/lib"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestCheck_NamesTheSettingToChange(t *testing.T) {
+	t.Parallel()
+	for says, settings := range map[string][]string{
+		`journal_mode is "delete"`: {"_journal_mode", "DELETE"},
+		`synchronous is "OFF"`:     {"_synchronous", "OFF"},
+	} {
+		s, _ := newStore(t, settings...)
+		_, err := s.Check(t.Context())
+		if e, is := errors.AsType[*SettingError](err); !is || !strings.Contains(e.Error(), says) {
+			t.Errorf("%v, want it to say %q", err, says)
+		}
+	}
+	memory, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	memory.SetMaxOpenConns(1)
+	if _, err := storeIn(t, memory).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "open a file") {
+		t.Errorf("in memory: %v", err)
+	}
+}
+
+func TestCheck_WarnsOfWhatWorksButShouldBeChanged(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	report, err := s.Check(t.Context())
+	if err != nil || len(report.Warnings) != 0 || report.Version == "" || !strings.Contains(report.Durability, "FULL") {
+		t.Errorf("%+v, %v, want no warnings", report, err)
+	}
+	s, db := newStore(t, "_busy_timeout", "", "_synchronous", "NORMAL")
+	db.SetMaxOpenConns(1)
+	report, err = s.Check(t.Context())
+	if err != nil || len(report.Warnings) != 3 {
+		t.Errorf("%+v, %v, want three warnings", report, err)
+	}
+}
+
+func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		prepare, says string
+	}{
+		{`DROP TABLE oncemill_dedup`, "there is no table"},
+		{`UPDATE oncemill_dedup_version SET version = 0`, "call Migrate"},
+		{`UPDATE oncemill_dedup_version SET version = 7`, "update the program"},
+	} {
+		s, db := newStore(t)
+		mustExec(t, db, tc.prepare)
+		_, claimErr := s.Claim(t.Context(), request("1"))
+		_, checkErr := s.Check(t.Context())
+		for what, err := range map[string]error{"claim": claimErr, "check": checkErr} {
+			if e, is := errors.AsType[*SchemaError](err); !is || !strings.Contains(e.Error(), tc.says) {
+				t.Errorf("%s: %s: %v, want a SchemaError that says %q", tc.prepare, what, err, tc.says)
+			}
+		}
+		err := s.Migrate(t.Context())
+		if newer := strings.Contains(tc.prepare, "7"); newer != (err != nil) {
+			t.Errorf("%s: Migrate returned %v", tc.prepare, err)
+		} else if !newer {
+			claim(t, s, request("1"), dedupstore.AcquiredRun)
+		}
+	}
+}
+
+func TestStore_ReadOnlyFileIsSaid(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	file := fileOf(t, db)
+	readOnly, err := New(openAt(t, file, "_journal_mode", "", "mode", "ro"), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, claimErr := readOnly.Claim(t.Context(), request("2"))
+	_, checkErr := readOnly.Check(t.Context())
+	for what, err := range map[string]error{"claim": claimErr, "check": checkErr} {
+		if e, is := errors.AsType[*sqlite.Error](err); !is || e.Code()&0xff != codes.SQLITE_READONLY {
+			t.Errorf("%s: %v, want SQLITE_READONLY", what, err)
+		}
+	}
+	claim(t, readOnly, request("1"), dedupstore.Busy) // what can be told without writing is
+}
+
+func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {
+	t.Parallel()
+	roomy, db := newStore(t)
+	claim(t, roomy, request("known"), dedupstore.AcquiredRun)
+	pages := count(t, db, "PRAGMA page_count")
+	s, err := New(openAt(t, fileOf(t, db), "_pragma", "max_page_count("+itoa(pages+1)+")"), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := request("large")
+	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	large := succeeded
+	large.Outcome.Result = make([]byte, 1<<20)
+	if err := s.Settle(t.Context(), c, large); !isFull(err) {
+		t.Errorf("a settlement that does not fit returned %v, want SQLITE_FULL", err)
+	}
+	err = s.Inbox().InTx(t.Context(), c, settlesWith(large))
+	if !isFull(err) {
+		t.Errorf("an inbox returned %v, want SQLITE_FULL", err)
+	}
+	full := false
+	for i := 0; i < 200 && !full; i++ {
+		_, err := s.Claim(t.Context(), request("more-"+itoa(i)))
+		full = errors.Is(err, dedupstore.ErrFull) && isFull(err)
+		if err != nil && !full {
+			t.Fatal(err)
+		}
+	}
+	if !full {
+		t.Error("claims never returned ErrFull")
+	}
+	claim(t, s, request("known"), dedupstore.Busy)
+	if err := roomy.Settle(t.Context(), c, large); err != nil {
+		t.Errorf("the settlement, when there was room again: %v", err)
+	}
+}
+
+func TestNew_MistakesAreNamed(t *testing.T) {
+	t.Parallel()
+	db := openAt(t, filepath.Join(t.TempDir(), "test.db"))
+	for field, make := range map[string]func() (*Store, error){
+		"db":                   func() (*Store, error) { return New(nil, Config{}) },
+		"Config.Table":         func() (*Store, error) { return New(db, Config{Table: `a"b`}) },
+		"Config.CleanInterval": func() (*Store, error) { return New(db, Config{CleanInterval: -1}) },
+	} {
+		_, err := make()
+		if e, is := errors.AsType[*dedupstore.InvalidError](err); !is || e.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}

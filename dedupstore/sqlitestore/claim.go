@@ -1,0 +1,141 @@
+package sqlitestore
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// Claim implements [dedupstore.Store]. What the latest snapshot of the database shows to be refused is refused without the
+// write lock; nothing is granted without it.
+func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	a := s.ask(ctx, r)
+	if a.op != nil {
+		s.queue.add(a.op)
+	}
+	return a.wait(ctx)
+}
+
+// ClaimMany implements [dedupstore.Batcher].
+func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	asked := make([]*asking, len(requests))
+	var ops []*operation
+	for i, r := range requests {
+		asked[i] = s.ask(ctx, r)
+		if asked[i].op != nil {
+			ops = append(ops, asked[i].op)
+		}
+	}
+	s.queue.add(ops...)
+	results := make([]dedupstore.ClaimResult, len(requests))
+	for i, a := range asked {
+		results[i].Answer, results[i].Err = a.wait(ctx)
+	}
+	return results
+}
+
+// An asking is a claim under way.
+type asking struct {
+	store     *Store
+	op        *operation // nil: answered, or wrong
+	answer    dedupstore.Answer
+	err       error
+	contested *dedupstore.Answer // if the write lock is not to be had: the answer
+}
+
+// contestedWait is when to ask again for a key that may be held by who has the write lock.
+const contestedWait = 50 * time.Millisecond
+
+// ask looks whether a claim is refused anyway, and else prepares the operation.
+func (s *Store) ask(ctx context.Context, r dedupstore.Request) *asking {
+	if err := r.Validate(); err != nil {
+		return &asking{err: err}
+	}
+	if err := s.usable(ctx); err != nil {
+		return &asking{err: err}
+	}
+	key := r.Key.String()
+	if answer, held := s.runs.twin(key, r, clock()); held {
+		return &asking{answer: answer}
+	}
+	a := &asking{store: s}
+	now := clock()
+	seen, err := s.read(ctx, key, now)
+	switch {
+	case isRecordError(err):
+		return &asking{err: err}
+	case err != nil: // the operation will tell
+	default:
+		owned := seen.owner != "" && seen.owner != r.Owner
+		answer, granted := seen.claim(r, now)
+		if !granted && answer.Status != dedupstore.AcquiredRun && answer.Status != dedupstore.AcquiredPublish {
+			return &asking{answer: answer}
+		}
+		if owned && (answer.Found == dedupstore.Running || answer.Found == dedupstore.Publishing) {
+			a.contested = &dedupstore.Answer{
+				Status: dedupstore.Busy, Found: answer.Found, Wait: contestedWait, Fence: answer.Fence, Age: answer.Age, Trace: answer.Trace,
+			}
+		}
+	}
+	a.op = newOperation(key, func(rec *record, now int64) (changed bool, err error) {
+		a.answer, changed = rec.claim(r, now)
+		return changed, nil
+	})
+	return a
+}
+
+// readPatience bounds how long a claim waits for a connection to look with, if there is a limit of connections.
+const readPatience = 25 * time.Millisecond
+
+// read reads a record from the latest snapshot, without the write lock.
+func (s *Store) read(ctx context.Context, key string, now int64) (*record, error) {
+	if s.bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, readPatience)
+		defer cancel()
+	}
+	select {
+	case s.reading <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-s.reading }()
+	return load(ctx, s.statements.load, key, now)
+}
+
+// lockedOut waits for a claim that would take over, and reports whether it was given up because a transaction that lasts has
+// the write lock: it may be the one of who holds the key, longer than the lease says.
+func (a *asking) lockedOut(ctx context.Context) bool {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if a.store.lock.lasts() && a.op.abandon() {
+				return true
+			}
+		case <-a.op.done:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (a *asking) wait(ctx context.Context) (dedupstore.Answer, error) {
+	if a.op == nil {
+		return a.answer, a.err
+	}
+	if a.contested != nil && a.lockedOut(ctx) {
+		return *a.contested, nil
+	}
+	if err := a.op.await(ctx); err != nil {
+		if isFull(err) {
+			err = fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
+		}
+		return dedupstore.Answer{}, err
+	}
+	return a.answer, nil
+}

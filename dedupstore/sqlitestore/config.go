@@ -1,0 +1,54 @@
+package sqlitestore
+
+import (
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// Config configures a [Store]. The zero value is ready to use.
+type Config struct {
+	// Table is the name of the table, and the beginning of the names of its index and of the table that holds its
+	// version. At most 48 ASCII letters, digits and underscores; it does not begin with a digit, or with "sqlite_".
+	// Empty: "oncemill_dedup". Another table is another set of records: what was done under the old one runs again.
+	Table string
+
+	// CleanInterval is how long RunCleaning rests when there is nothing left to remove; at least a millisecond. Zero: a
+	// minute.
+	CleanInterval time.Duration
+
+	// Logger gets what goes wrong in RunCleaning. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	if c.Table == "" {
+		c.Table = "oncemill_dedup"
+	}
+	if c.CleanInterval == 0 {
+		c.CleanInterval = time.Minute
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,47}$`)
+
+func (c Config) validate() error {
+	if !tableName.MatchString(c.Table) || strings.HasPrefix(strings.ToLower(c.Table), "sqlite_") {
+		return &dedupstore.InvalidError{
+			Field:   "Config.Table",
+			Problem: fmt.Sprintf(`is %q, want up to 48 ASCII letters, digits and underscores, not beginning with a digit or "sqlite_"`, c.Table),
+		}
+	}
+	if c.CleanInterval < time.Millisecond {
+		return &dedupstore.InvalidError{Field: "Config.CleanInterval", Problem: fmt.Sprintf("is %v, want at least 1ms", c.CleanInterval)}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+// Package sqlitestore keeps dedup records in a table of an SQLite database: no server, pure Go, for services on a single
+// machine. It is made for modernc.org/sqlite, which it imports.
+//
+//	db, err := sql.Open("sqlite", "file:shop.db?_journal_mode=WAL&_busy_timeout=10000&_txlock=immediate")
+//	store, err := sqlitestore.New(db, sqlitestore.Config{})
+//	err = store.Migrate(ctx)
+//	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "billing"})
+//	router.AddMiddleware(once.Middleware)
+//
+//	func charge(msg *message.Message) error {
+//		tx := sqlitestore.Tx(msg.Context()) // committed together with the outcome
+//		_, err := tx.ExecContext(msg.Context(), `INSERT INTO ledger …`)
+//		return err
+//	}
+//
+// It has two forms. The Store itself grants leased claims, for handlers whose effects are elsewhere. [Store.Inbox] runs
+// handlers whose effects are in the same database in a transaction, in which it also settles. Both are a
+// [dedupstore.Store], of the same records. A handler under the leased form that has a transaction of its own may settle in
+// it, too: [Store.Join].
+//
+// # Guarantees
+//
+//   - Every operation is atomic, and idempotent per owner token. Any number of processes on one machine may share the file.
+//   - In the inbox what a handler writes with [Tx], what an outbox of the same database writes, and the outcome are
+//     committed together or not at all, whatever is killed when. A failure is recorded after its writes are rolled back.
+//   - The claim is a transaction of its own: a twin of a running message is answered at once, also while the handler's
+//     transaction has the write lock. A heartbeat of that run neither waits for the lock nor fails.
+//   - A commit whose answer is lost is looked up in the record.
+//   - Operations that come while another is written share the next transaction; what is refused anyway, such as a duplicate
+//     of a finished message, is refused without the write lock.
+//   - Committed records survive a killed process. With synchronous=FULL, which is SQLite's default, they survive a power cut
+//     as far as the disk keeps what it confirmed.
+//   - Old records cost a claim next to nothing, and are removed in small steps: [Store.RunCleaning].
+//
+// # What it does not guarantee
+//
+// SQLite has one writer. In the inbox there is one handler at a time in a database, and everybody else who writes waits for
+// it, heartbeats of other claims included: keep handlers short, wait for no network in them, and let the lease be longer
+// than what may have to wait for each other, with the longest handler as its least. The handler uses [Tx] only: what it
+// writes past it, through the database, waits for its own transaction until SQLite gives up, and so does a transaction that
+// is held by hand while claims are extended.
+//
+// A handler does not end its transaction. The store notices and writes no outcome ([*EndedError]), but what was committed
+// is there. It returns the errors of its statements: SQLite ends a transaction by itself when a disk is full or a statement
+// is interrupted, and what comes after is written outside of any.
+//
+// The clock is that of this machine. When it is set forward, leases end early; when it is set back, they last longer by as
+// much. Fences grow in either case, as long as the record is kept. The file must be on a local disk; SQLite's locks do not
+// work on network file systems.
+//
+// # Opening a database
+//
+// The store works with any settings but those that [Store.Check] refuses, and needs no patience of SQLite: it waits for the
+// write lock by itself, and stops when its context ends. The settings of the snippet are for the transactions of the
+// program: WAL, so that readers and the writer do not block each other, a busy_timeout, so that writers wait for each other,
+// and _txlock=immediate, because a transaction that begins with a read and writes later is refused if somebody else wrote
+// in between. Leave the number of connections unlimited, or more than one.
+package sqlitestore

@@ -1,0 +1,135 @@
+package sqlitestore
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// openAt opens a database as the package doc advises, with other settings where they are given; "" leaves one out.
+func openAt(t testing.TB, path string, settings ...string) *sql.DB {
+	t.Helper()
+	values := url.Values{"_busy_timeout": {"10000"}, "_journal_mode": {"WAL"}, "_txlock": {"immediate"}}
+	for i := 0; i < len(settings); i += 2 {
+		values.Set(settings[i], settings[i+1])
+		if settings[i+1] == "" {
+			values.Del(settings[i])
+		}
+	}
+	db, err := sql.Open("sqlite", "file:"+path+"?"+values.Encode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// newStore returns a store in a new database.
+func newStore(t testing.TB, settings ...string) (*Store, *sql.DB) {
+	t.Helper()
+	db := openAt(t, filepath.Join(t.TempDir(), "test.db"), settings...)
+	return storeIn(t, db), db
+}
+
+func storeIn(t testing.TB, db *sql.DB) *Store {
+	t.Helper()
+	s, err := New(db, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Migrate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func request(id string) dedupstore.Request {
+	return dedupstore.Request{
+		Key:   dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id},
+		Owner: rand.Text(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
+	}
+}
+
+func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
+	t.Helper()
+	a, err := s.Claim(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Status != want {
+		t.Fatalf("claim of %q was answered %q (found %s), want %q", r.Key.ID, a.Status, a.Found, want)
+	}
+	return a
+}
+
+var succeeded = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("paid")}, Retention: time.Hour}
+
+func mustExec(t testing.TB, db *sql.DB, query string, args ...any) {
+	t.Helper()
+	if _, err := db.ExecContext(context.Background(), query, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func count(t testing.TB, db *sql.DB, query string, args ...any) (n int) {
+	t.Helper()
+	if err := db.QueryRowContext(context.Background(), query, args...).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// eventually waits until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// proof says that the long form of tests is wanted.
+func proof() bool { return os.Getenv("ONCEMILL_PROOF") != "" }
+
+// background runs work, and returns what waits for its end.
+func background(work func() error) (wait func() error) {
+	ended := make(chan error, 1)
+	go func() { ended <- work() }()
+	return func() error { return <-ended }
+}
+
+// inTx runs work in the inbox for a claim that it makes.
+func inTx(t testing.TB, s *Store, r dedupstore.Request, work func(ctx context.Context) (dedupstore.Settlement, error)) (dedupstore.Claim, error) {
+	t.Helper()
+	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	return c, s.Inbox().InTx(t.Context(), c, work)
+}
+
+// newLedger makes a table for effects.
+func newLedger(t testing.TB, db *sql.DB) {
+	t.Helper()
+	mustExec(t, db, `CREATE TABLE IF NOT EXISTS ledger (entry INTEGER PRIMARY KEY, id TEXT NOT NULL)`)
+}
+
+func charge(ctx context.Context, tx *sql.Tx, id string) error {
+	_, err := tx.ExecContext(ctx, `INSERT INTO ledger (id) VALUES (?)`, id)
+	return err
+}
+
+func charges(t testing.TB, db *sql.DB, id string) int {
+	t.Helper()
+	return count(t, db, `SELECT count(*) FROM ledger WHERE id = ?`, id)
+}

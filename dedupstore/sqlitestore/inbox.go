@@ -1,0 +1,210 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// An inbox is a Store whose runs settle in a transaction.
+type inbox struct{ *Store }
+
+var _ interface {
+	dedupstore.Transactor
+	dedupstore.Batcher
+	dedupstore.Checker
+} = inbox{}
+
+// Inbox returns the transactional form of the store, for handlers whose effects are in the same database. Claims are
+// those of the store. A run begins a transaction with the database's write lock, which the handler gets with [Tx] and the
+// outbox of the same database finds in its context; the outcome is written in it, and it is committed. So there is one
+// handler at a time in a database, whatever the number of processes; it should be short, and wait for nobody else.
+//
+// A run that waits for the write lock for as long as its lease, or 5 s if that is shorter, gives up with a
+// [*dedupstore.ConflictError]: leases have to be longer than the handlers of the database take that may wait for each other.
+func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
+
+// running is what the context of a run in an inbox carries.
+type running struct {
+	store *Store
+	tx    *sql.Tx
+}
+
+// Tx returns the transaction of a run in an inbox. It ends with the run: handlers neither commit it nor roll it back. It
+// panics outside such a run, since nothing else would be written together with the outcome.
+func Tx(ctx context.Context) *sql.Tx {
+	r, found := txctx.From[*running](ctx)
+	if !found {
+		panic("sqlitestore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, and pass the context that the handler got")
+	}
+	return r.tx
+}
+
+// conflictError says, within the package, that the database refused a transaction because of others, and nothing of it is
+// there.
+type conflictError struct{ err error }
+
+func (e *conflictError) Error() string { return e.err.Error() }
+
+func (e *conflictError) Unwrap() error { return e.err }
+
+// InTx implements [dedupstore.Transactor]. What work returns is never a reason to call it again: a transaction that has the
+// write lock is not refused because of others.
+func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	run := s.runs.enter(c, entered, 0)
+	defer s.runs.leave(run)
+	for tries := 1; ; tries++ {
+		err := s.attempt(ctx, run, work)
+		conflict, again := err.(*conflictError) //nolint:errorlint // never wrapped
+		switch {
+		case !again:
+			return err
+		case tries == conflicts:
+			return &dedupstore.ConflictError{Err: conflict.err}
+		case !sleep(ctx, lastPause):
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// attempt is one transaction.
+func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Context) (dedupstore.Settlement, error)) error {
+	c := run.claim
+	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastPatience), errLocked)
+	defer done()
+	if err := s.gate.enter(waitCtx, false); err != nil {
+		return notBegun(err)
+	}
+	defer s.gate.leave()
+
+	// The transaction ends with ctx while work runs, and not any more when it is settled.
+	txCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	attached := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	defer attached()
+	t, err := s.begin(waitCtx, txCtx, func() bool { return true })
+	if err != nil {
+		return notBegun(err)
+	}
+	defer t.abort() // also when work panics
+
+	now := clock()
+	rec, err := load(ctx, t.StmtContext(ctx, s.statements.load), c.Key.String(), now)
+	switch {
+	case err != nil:
+		return ended(ctx, err)
+	case rec.settledBy(c.Owner) && rec.decided == c.Fence && rec.state != dedupstore.Retryable:
+		return nil // its Finish is there already
+	case !rec.heldBy(c) || rec.state != dedupstore.Running:
+		return dedupstore.ErrClaimLost
+	}
+	if _, err := t.ExecContext(ctx, "SAVEPOINT "+savepoint); err != nil {
+		return ended(ctx, fmt.Errorf("sqlitestore: begin: %w", err))
+	}
+	s.runs.hold(run, *rec)
+	defer s.runs.let(run)
+	s.lock.running.Store(true)
+	defer s.lock.running.Store(false)
+	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), &running{store: s, tx: t.Tx}))
+	switch {
+	case err != nil:
+		return err
+	case !attached():
+		return context.Cause(ctx)
+	}
+	finish, is := settlement.(dedupstore.Finish)
+	if !is {
+		return &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement)}
+	}
+	if err := dedupstore.ValidateSettlement(finish); err != nil {
+		return err
+	}
+	return s.finish(context.WithoutCancel(ctx), t, rec, c, finish)
+}
+
+// leastPatience is how long a run waits for the write lock if its lease is shorter.
+const leastPatience = 5 * time.Second
+
+var errLocked = errors.New("sqlitestore: the database's write lock was not to be had for as long as the lease")
+
+// notBegun is the error of a run whose work was not called.
+func notBegun(err error) error {
+	if errors.Is(err, errLocked) {
+		return &dedupstore.ConflictError{Err: err}
+	}
+	return fmt.Errorf("sqlitestore: begin: %w", err)
+}
+
+// savepoint is set when a run's transaction begins, and is there as long as the transaction is: by it the store sees that
+// it still writes in the same one, and not outside of any.
+const savepoint = "oncemill_run"
+
+// finish settles and commits.
+func (s *Store) finish(ctx context.Context, t *lockedTx, rec *record, c dedupstore.Claim, finish dedupstore.Finish) error {
+	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil {
+		if isBusy(err) {
+			return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
+		}
+		return &EndedError{Err: err}
+	}
+	changed, err := rec.finish(c, finish, clock())
+	if err != nil {
+		return err
+	}
+	if changed {
+		err = s.save(ctx, t.Tx, rec)
+	}
+	switch {
+	case isBusy(err):
+		return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
+	case errors.Is(err, sql.ErrTxDone):
+		return &EndedError{Err: err}
+	case err != nil:
+		return fmt.Errorf("sqlitestore: settle: %w", err)
+	}
+	began := time.Now()
+	if err := s.commit(t); err != nil {
+		if isBusy(err) {
+			return &conflictError{fmt.Errorf("sqlitestore: commit: %w", err)}
+		}
+		return s.resolve(ctx, c, fmt.Errorf("sqlitestore: commit: %w", err), began.Add(c.Lease))
+	}
+	return nil
+}
+
+var errGone = errors.New("sqlitestore: the record is gone")
+
+// resolve reads what became of a commit that ended in an error, which does not say whether it is on disk: until the record
+// tells, at most until the lease ends.
+func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, until time.Time) error {
+	for pause := firstPause; ; pause = min(2*pause, time.Second) {
+		readCtx, cancel := context.WithDeadline(ctx, until)
+		rec, err := load(readCtx, s.statements.load, c.Key.String(), clock())
+		cancel()
+		switch {
+		case err == nil && rec.settledBy(c.Owner):
+			return nil
+		case err == nil && rec.heldBy(c):
+			return failure
+		case err == nil && rec.state != dedupstore.Absent:
+			return dedupstore.ErrClaimLost // another took over, which it could not have after the commit
+		case err == nil:
+			err = errGone
+		}
+		if time.Until(until) < pause || isRecordError(err) {
+			return &dedupstore.UndecidedError{Err: errors.Join(failure, err)}
+		}
+		_ = sleep(ctx, pause)
+	}
+}

@@ -1,0 +1,464 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"modernc.org/sqlite"
+	codes "modernc.org/sqlite/lib"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestInbox_EffectAndOutcomeAreCommittedTogether(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	r := request("1")
+	c, err := inTx(t, s, r, func(ctx context.Context) (dedupstore.Settlement, error) {
+		if err := charge(ctx, Tx(ctx), "1"); err != nil {
+			return nil, err
+		}
+		if n := charges(t, db, "1"); n != 0 {
+			t.Errorf("the effect is seen before the outcome")
+		}
+		return succeeded, nil
+	})
+	if err != nil || charges(t, db, "1") != 1 {
+		t.Fatalf("InTx returned %v, %d charges", err, charges(t, db, "1"))
+	}
+	if a := claim(t, s, request("1"), dedupstore.Done); string(a.Outcome.Result) != "paid" || a.Fence != c.Fence {
+		t.Errorf("outcome is %+v", a.Outcome)
+	}
+	err = s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+		t.Error("a run that has committed ran again")
+		return succeeded, nil
+	})
+	if err != nil {
+		t.Errorf("a repeated InTx returned %v, want nil", err)
+	}
+}
+
+func TestInbox_RolledBackRunsLeaveTheRecordAsItWas(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	refused := errors.New("card refused")
+	cancelled, cancel := context.WithCancel(t.Context())
+	for id, tc := range map[string]struct {
+		ctx  context.Context
+		end  func(tx *sql.Tx) (dedupstore.Settlement, error)
+		want error
+	}{
+		"error":     {t.Context(), func(*sql.Tx) (dedupstore.Settlement, error) { return nil, refused }, refused},
+		"rolled":    {t.Context(), func(tx *sql.Tx) (dedupstore.Settlement, error) { return nil, errors.Join(refused, tx.Rollback()) }, refused},
+		"invalid":   {t.Context(), func(*sql.Tx) (dedupstore.Settlement, error) { return dedupstore.Finish{}, nil }, &dedupstore.InvalidError{}},
+		"cancelled": {cancelled, func(*sql.Tx) (dedupstore.Settlement, error) { cancel(); return succeeded, nil }, context.Canceled},
+	} {
+		c := claim(t, s, request(id), dedupstore.AcquiredRun).Claim
+		err := s.Inbox().InTx(tc.ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			if err := charge(ctx, Tx(ctx), id); err != nil {
+				t.Error(err)
+			}
+			return tc.end(Tx(ctx))
+		})
+		if _, isInvalid := errors.AsType[*dedupstore.InvalidError](err); !errors.Is(err, tc.want) && !(id == "invalid" && isInvalid) {
+			t.Errorf("%s: %v, want %v", id, err, tc.want)
+		}
+		if n := charges(t, db, id); n != 0 {
+			t.Errorf("%s: %d charges, want none", id, n)
+		}
+		claim(t, s, request(id), dedupstore.Busy)
+		if err := s.Settle(t.Context(), c, succeeded); err != nil {
+			t.Errorf("%s: the claim does not hold any more: %v", id, err)
+		}
+	}
+	cancel()
+}
+
+func TestInbox_PanicsRollBackAndFreeTheDatabase(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+	func() {
+		defer func() {
+			if v := recover(); v != "boom" {
+				t.Errorf("recovered %v, want the handler's panic", v)
+			}
+		}()
+		_ = s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			_ = charge(ctx, Tx(ctx), "1")
+			panic("boom")
+		})
+	}()
+	if _, err := inTx(t, s, request("2"), func(context.Context) (dedupstore.Settlement, error) { return succeeded, nil }); err != nil {
+		t.Error(err)
+	}
+	if n := charges(t, db, "1"); n != 0 {
+		t.Errorf("%d charges, want none", n)
+	}
+}
+
+func TestInbox_AHandlerThatEndsTheTransactionIsTold(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	for id, end := range map[string]func(ctx context.Context, tx *sql.Tx) error{
+		"Commit":   func(_ context.Context, tx *sql.Tx) error { return tx.Commit() },
+		"Rollback": func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() },
+		"COMMIT": func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "COMMIT")
+			return err
+		},
+		"ROLLBACK and BEGIN": func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "ROLLBACK; BEGIN")
+			return err
+		},
+	} {
+		_, err := inTx(t, s, request(id), func(ctx context.Context) (dedupstore.Settlement, error) {
+			if err := charge(ctx, Tx(ctx), id); err != nil {
+				return nil, err
+			}
+			return succeeded, end(ctx, Tx(ctx))
+		})
+		if _, told := errors.AsType[*EndedError](err); !told || !strings.Contains(err.Error(), "must not commit") {
+			t.Errorf("%s: %v, want an EndedError", id, err)
+		}
+		if a := claim(t, s, request(id), dedupstore.Busy); a.Found != dedupstore.Running {
+			t.Errorf("%s: the record is %s, want no outcome", id, a.Found)
+		}
+	}
+	if _, err := inTx(t, s, request("next"), func(context.Context) (dedupstore.Settlement, error) { return succeeded, nil }); err != nil {
+		t.Errorf("the next run: %v", err)
+	}
+}
+
+func TestInbox_TwinIsAnsweredWhileTheHandlerRuns(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	other, err := New(openAt(t, fileOf(t, db)), Config{}) // as another process: it knows nothing of the first one's runs
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, lease := range map[string]time.Duration{"live lease": time.Minute, "ended lease": time.Millisecond} {
+		r := request(name)
+		r.Lease = lease
+		c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+		c.Lease = time.Minute // how long it may wait for the lock
+		running, release := make(chan struct{}), make(chan struct{})
+		wait := background(func() error {
+			return s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+				close(running)
+				<-release
+				return succeeded, nil
+			})
+		})
+		<-running
+		for who, twin := range map[string]*Store{"same store": s, "other process": other} {
+			took := time.Hour
+			for range 5 { // the machine may be busy: what counts is what the store needs
+				start := time.Now()
+				a := claim(t, twin, request(name), dedupstore.Busy)
+				took = min(took, time.Since(start))
+				if a.Wait <= 0 || a.Found != dedupstore.Running || a.Fence != c.Fence {
+					t.Errorf("%s, %s: %+v, want Busy with a wait", name, who, a)
+				}
+			}
+			t.Logf("%s, %s: answered in %v", name, who, took)
+			if took > 50*time.Millisecond {
+				t.Errorf("%s, %s: answered in %v, want less than 50 ms", name, who, took)
+			}
+		}
+		close(release)
+		if err := wait(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		claim(t, other, request(name), dedupstore.Done)
+	}
+}
+
+func TestInbox_HeartbeatNeitherWaitsNorFailsWhileTheTransactionIsOpen(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	const lease = 250 * time.Millisecond
+	var lost, runs, extended atomic.Int32
+	guard, err := oncemill.NewGuard(slowest{s.Inbox(), &extended, t}, oncemill.Policy{Lease: lease})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := guard.Run(t.Context(), oncemill.Call{Key: request("1").Key}, func(ctx context.Context) (dedupstore.Outcome, error) {
+		runs.Add(1)
+		timer := time.NewTimer(5 * lease)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			lost.Add(1)
+		}
+		return dedupstore.Outcome{}, charge(ctx, Tx(ctx), "1")
+	})
+	if err != nil || runs.Load() != 1 || lost.Load() != 0 || charges(t, db, "1") != 1 {
+		t.Fatalf("%+v, %v: %d runs, %d of them lost their lease, %d charges; want one that commits at the first try",
+			res, err, runs.Load(), lost.Load(), charges(t, db, "1"))
+	}
+	if n := extended.Load(); n < 8 {
+		t.Errorf("%d heartbeats in 5 leases, want three in each or nearly so", n)
+	}
+}
+
+// slowest counts heartbeats.
+type slowest struct {
+	dedupstore.Transactor
+	n *atomic.Int32
+	t *testing.T
+}
+
+func (s slowest) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	err := s.Transactor.Extend(ctx, c, lease)
+	if err != nil {
+		s.t.Errorf("a heartbeat returned %v", err)
+	}
+	s.n.Add(1)
+	return err
+}
+
+func TestInbox_HasTheWriteLockFromItsBeginning(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t, "_txlock", "")
+	r := request("1")
+	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+		other, err := s.db.Conn(t.Context())
+		if err != nil {
+			return nil, err
+		}
+		defer other.Close()
+		if _, err := other.ExecContext(t.Context(), "PRAGMA busy_timeout = 0; BEGIN IMMEDIATE"); !isBusy(err) {
+			t.Errorf("another transaction began: %v", err)
+		}
+		took := time.Hour
+		for range 5 { // the machine may be busy: what counts is what the store needs
+			start := time.Now()
+			if err := s.Extend(t.Context(), c, time.Minute); err != nil {
+				t.Error(err)
+			}
+			took = min(took, time.Since(start))
+		}
+		if took > brief/2 {
+			t.Errorf("a heartbeat took %v, want it not to wait", took)
+		}
+		return succeeded, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInbox_PermanentFailureIsRecordedAlthoughItsWritesAreRolledBack(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	guard, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := 0
+	for range 2 {
+		res, err := guard.Run(t.Context(), oncemill.Call{Key: request("1").Key}, func(ctx context.Context) (dedupstore.Outcome, error) {
+			runs++
+			if err := charge(ctx, Tx(ctx), "1"); err != nil {
+				return dedupstore.Outcome{}, err
+			}
+			return dedupstore.Outcome{Result: []byte("declined")}, oncemill.Permanent(errors.New("card refused"))
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Failed || string(res.Outcome.Result) != "declined" {
+			t.Errorf("%+v, %v, want a failure", res, err)
+		}
+	}
+	if n := charges(t, db, "1"); runs != 1 || n != 0 {
+		t.Errorf("%d runs and %d charges, want 1 and none", runs, n)
+	}
+}
+
+func TestInbox_ZombieRollsBack(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	r := request("1")
+	r.Lease = time.Millisecond
+	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	eventually(t, "the lease ends and another takes over", func() bool {
+		a, err := s.Claim(t.Context(), request("1"))
+		return err == nil && a.Status == dedupstore.AcquiredRun
+	})
+	c.Lease = time.Minute
+	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+		t.Error("a run whose claim was taken over ran")
+		return succeeded, nil
+	})
+	if !errors.Is(err, dedupstore.ErrClaimLost) {
+		t.Errorf("%v, want ErrClaimLost", err)
+	}
+}
+
+func TestInbox_ManyRunsAtOnceEachCommitOnce(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	mustExec(t, db, `CREATE TABLE balance (cents INTEGER NOT NULL)`)
+	mustExec(t, db, `INSERT INTO balance VALUES (0)`)
+	guard, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const messages, copies = 25, 3
+	var all sync.WaitGroup
+	for i := range messages * copies {
+		id := fmt.Sprint(i % messages)
+		all.Go(func() {
+			_, err := guard.Run(t.Context(), oncemill.Call{Key: request(id).Key, Hold: time.Minute}, func(ctx context.Context) (dedupstore.Outcome, error) {
+				var cents int
+				if err := Tx(ctx).QueryRowContext(ctx, `SELECT cents FROM balance`).Scan(&cents); err != nil {
+					return dedupstore.Outcome{}, err
+				}
+				if _, err := Tx(ctx).ExecContext(ctx, `UPDATE balance SET cents = ?`, cents+1); err != nil {
+					return dedupstore.Outcome{}, err
+				}
+				return dedupstore.Outcome{}, charge(ctx, Tx(ctx), id)
+			})
+			if err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+		})
+	}
+	all.Wait()
+	if n, cents := count(t, db, `SELECT count(*) FROM ledger`), count(t, db, `SELECT cents FROM balance`); n != messages || cents != messages {
+		t.Errorf("%d charges and a balance of %d, want %d", n, cents, messages)
+	}
+}
+
+// busyError is how SQLite says that another has the write lock.
+func busyError(t *testing.T, db *sql.DB) error {
+	t.Helper()
+	first, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	second, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if _, err := first.ExecContext(t.Context(), "BEGIN IMMEDIATE"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = second.ExecContext(t.Context(), "PRAGMA busy_timeout = 0; BEGIN IMMEDIATE")
+	if _, undo := first.ExecContext(t.Context(), "ROLLBACK"); undo != nil {
+		t.Fatal(undo)
+	}
+	if e, ok := errors.AsType[*sqlite.Error](err); !ok || e.Code()&0xff != codes.SQLITE_BUSY {
+		t.Fatalf("%v, want SQLITE_BUSY", err)
+	}
+	return err
+}
+
+func TestInbox_CommitThatIsRefusedBecauseOfOthersRunsAgainAndEndsInAConflict(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	busy := busyError(t, openAt(t, fileOf(t, db)))
+	refuse := 2
+	s.commit = func(lt *lockedTx) error {
+		if refuse > 0 {
+			refuse--
+			lt.abort()
+			return busy
+		}
+		return lt.commit()
+	}
+	calls := 0
+	work := func(ctx context.Context) (dedupstore.Settlement, error) {
+		calls++
+		return succeeded, charge(ctx, Tx(ctx), "1")
+	}
+	if _, err := inTx(t, s, request("1"), work); err != nil || calls != 3 || charges(t, db, "1") != 1 {
+		t.Errorf("%v after %d calls, %d charges; want nil after 3, one charge", err, calls, charges(t, db, "1"))
+	}
+	refuse, calls = 1000, 0
+	_, err := inTx(t, s, request("2"), work)
+	if _, conflict := errors.AsType[*dedupstore.ConflictError](err); !conflict || calls != conflicts {
+		t.Errorf("%v after %d calls, want a ConflictError after %d", err, calls, conflicts)
+	}
+	claim(t, s, request("2"), dedupstore.Busy)
+}
+
+func TestInbox_CommitWithoutAnAnswerIsReadFromTheRecord(t *testing.T) {
+	t.Parallel()
+	lost := errors.New("disk I/O error")
+	for name, tc := range map[string]struct {
+		commit func(s *Store, lt *lockedTx)
+		want   func(error) bool
+	}{
+		"it is there":  {func(_ *Store, lt *lockedTx) { _ = lt.commit() }, func(err error) bool { return err == nil }},
+		"it is not":    {func(_ *Store, lt *lockedTx) { lt.abort() }, func(err error) bool { return errors.Is(err, lost) && !undecided(err) }},
+		"nobody knows": {func(s *Store, lt *lockedTx) { _ = lt.commit(); s.statements.load.Close() }, undecided},
+	} {
+		s, db := newStore(t)
+		newLedger(t, db)
+		s.commit = func(lt *lockedTx) error { tc.commit(s, lt); return lost }
+		r := request("1")
+		r.Lease = 300 * time.Millisecond
+		_, err := inTx(t, s, r, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return succeeded, charge(ctx, Tx(ctx), "1")
+		})
+		if !tc.want(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func undecided(err error) bool {
+	_, is := errors.AsType[*dedupstore.UndecidedError](err)
+	return is
+}
+
+func TestInbox_RefusesToWaitForItself(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	_, err := inTx(t, s, request("1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		_, err := s.Claim(ctx, request("2"))
+		return nil, err
+	})
+	if !errors.Is(err, ErrNested) {
+		t.Errorf("%v, want ErrNested", err)
+	}
+}
+
+func TestTx_PanicsOutsideARun(t *testing.T) {
+	t.Parallel()
+	defer func() {
+		if v := fmt.Sprint(recover()); !strings.Contains(v, "outside a run of an inbox") {
+			t.Errorf("recovered %q", v)
+		}
+	}()
+	Tx(t.Context())
+}
+
+func fileOf(t *testing.T, db *sql.DB) (file string) {
+	t.Helper()
+	if err := db.QueryRow(`SELECT file FROM pragma_database_list WHERE name = 'main'`).Scan(&file); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}

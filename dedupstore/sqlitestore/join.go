@@ -1,0 +1,69 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// Join settles the run of the context as succeeded, in a transaction of the handler's own in the store's database, for
+// handlers under the leased form. The handler commits it, and then returns nil: what it wrote and its outcome are there
+// together, or not at all. A handler that joins returns no result and no messages, since the outcome is written already;
+// it sends messages through an outbox in the same transaction.
+//
+// The transaction should be short, far shorter than a lease. Join writes, so that a transaction that began with a read may
+// be refused (SQLITE_BUSY_SNAPSHOT); open the database with _txlock=immediate. After any error the transaction must be
+// rolled back. It returns
+//
+//   - dedupstore.ErrClaimLost, if another owner took over: roll back, and return it;
+//   - [ErrNoRun], [ErrUnguarded] or [ErrInboxRun], if there is nothing to settle;
+//   - or what the database said.
+func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
+	if tx == nil {
+		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
+	}
+	if _, found := txctx.From[*running](ctx); found {
+		return ErrInboxRun
+	}
+	claim, found := txctx.From[*dedupstore.Claim](ctx)
+	switch {
+	case !found:
+		return ErrNoRun
+	case claim.Fence == 0:
+		return ErrUnguarded
+	}
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	err := s.join(ctx, tx, *claim)
+	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !isRecordError(err) {
+		return fmt.Errorf("sqlitestore: join: %w", err)
+	}
+	return err
+}
+
+func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error {
+	// The write lock comes before the look at the record, so that nobody takes the claim over in between.
+	if _, err := tx.StmtContext(ctx, s.statements.touch).ExecContext(ctx); err != nil {
+		return err
+	}
+	now := clock()
+	rec, err := load(ctx, tx.StmtContext(ctx, s.statements.load), c.Key.String(), now)
+	if err != nil {
+		return err
+	}
+	succeeded := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention}
+	changed, err := rec.finish(c, succeeded, now)
+	if err != nil || !changed {
+		return err
+	}
+	if err := s.save(ctx, tx, rec); err != nil {
+		return err
+	}
+	s.runs.enter(c, joined, now+micros(c.Lease))
+	return nil
+}

@@ -1,0 +1,226 @@
+package sqlitestore
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// rememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
+const rememberedSettlers = 4
+
+// A record is a row of the table. Times are microseconds since 1970. Its methods are the protocol; they are called in
+// the transaction that has the write lock, except for decide on a copy, to see whether a claim will be refused.
+type record struct {
+	number                     int64 // 0: there is no row
+	key                        string
+	state                      dedupstore.State
+	owner                      string
+	fence                      uint64
+	attempts, returned         int
+	started                    bool
+	lease, due, first, expires int64
+	fingerprint                dedupstore.Fingerprint
+	settled                    []string
+	trace                      string
+	decided                    uint64 // the fence under which the outcome was decided
+	outcome                    dedupstore.Outcome
+}
+
+// forget makes a record that has expired like one that never was, but for the fence, which has to grow.
+func (rec *record) forget(now int64) {
+	if rec.number == 0 || now >= rec.expires {
+		*rec = record{number: rec.number, key: rec.key, state: dedupstore.Absent, fence: rec.fence, first: now}
+	}
+}
+
+// claim answers a claim, and reports whether the record has changed.
+func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, changed bool) {
+	before := rec.fence
+	a = dedupstore.Answer{Found: rec.state, Fence: rec.fence, Age: duration(now - rec.first), Trace: rec.trace}
+	if rec.state == dedupstore.Absent {
+		a.Fence = 0
+	}
+	rec.decide(r, now, &a)
+	if a.Status == dedupstore.Done || a.Status == dedupstore.AcquiredPublish {
+		a.Fence = rec.decided
+	}
+	if a.Status == dedupstore.AcquiredRun || a.Status == dedupstore.AcquiredPublish {
+		a.Claim = dedupstore.Claim{
+			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned,
+			Lease: r.Lease, Retention: r.Retention,
+		}
+	}
+	if rec.fence == before { // an owner that only asks again changes nothing
+		return a, false
+	}
+	rec.expires = rec.lease + micros(r.Retention)
+	return a, true
+}
+
+// decide answers a claim in the order that dedupstore.Store documents.
+func (rec *record) decide(r dedupstore.Request, now int64, a *dedupstore.Answer) {
+	rerun := rec.state == dedupstore.Finished && r.Rerun != 0 && r.Rerun == rec.decided && rec.outcome.Kind != dedupstore.Succeeded
+	switch {
+	case rec.fingerprint.Differs(r.Fingerprint):
+		a.Status = dedupstore.Mismatch
+	case rerun:
+		rec.attempts, rec.returned = 0, 0
+		rec.run(r, now)
+		a.Status = dedupstore.AcquiredRun
+	case rec.state == dedupstore.Finished:
+		a.Status, a.Outcome = dedupstore.Done, rec.outcome
+	case rec.owner == r.Owner && rec.state == dedupstore.Running:
+		a.Status = dedupstore.AcquiredRun
+	case rec.owner == r.Owner && rec.state == dedupstore.Publishing:
+		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+	case slices.Contains(rec.settled, r.Owner), now < rec.lease, now < rec.due:
+		a.Status, a.Wait = dedupstore.Busy, duration(max(0, rec.lease-now, rec.due-now))
+	case rec.state == dedupstore.Publishing:
+		rec.own(r, now)
+		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+	case rec.state == dedupstore.Running && rec.started && r.ParkExpired:
+		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "the lease of a started run expired"})
+		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+	case rec.attempts >= r.MaxAttempts:
+		rec.end(r, now, dedupstore.Outcome{
+			Kind: dedupstore.Failed, Exhausted: true, Reason: fmt.Sprintf("%d of %d attempts spent", rec.attempts, r.MaxAttempts),
+		})
+		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+	default:
+		rec.run(r, now)
+		a.Status = dedupstore.AcquiredRun
+	}
+}
+
+func (rec *record) run(r dedupstore.Request, now int64) {
+	rec.own(r, now)
+	rec.state, rec.outcome, rec.trace = dedupstore.Running, dedupstore.Outcome{}, r.Trace
+	rec.attempts++
+	rec.started = false
+	if rec.fingerprint.IsZero() || rec.fingerprint.Scheme != r.Fingerprint.Scheme && !r.Fingerprint.IsZero() {
+		rec.fingerprint = r.Fingerprint
+	}
+}
+
+func (rec *record) end(r dedupstore.Request, now int64, o dedupstore.Outcome) {
+	rec.own(r, now)
+	rec.state, rec.outcome, rec.decided = dedupstore.Publishing, o, rec.fence
+}
+
+func (rec *record) own(r dedupstore.Request, now int64) {
+	rec.owner = r.Owner
+	rec.fence = max(rec.fence+1, uint64(max(now, 0)))
+	rec.lease, rec.due = now+micros(r.Lease), 0
+}
+
+func (rec *record) heldBy(c dedupstore.Claim) bool {
+	return rec.owner == c.Owner && rec.fence == c.Fence
+}
+
+// settledBy reports whether an owner has ended its run.
+func (rec *record) settledBy(owner string) bool { return slices.Contains(rec.settled, owner) }
+
+func (rec *record) extend(c dedupstore.Claim, lease time.Duration, now int64) error {
+	if !rec.heldBy(c) || rec.state != dedupstore.Running && rec.state != dedupstore.Publishing {
+		return dedupstore.ErrClaimLost
+	}
+	rec.started = rec.started || rec.state == dedupstore.Running
+	rec.lease = now + micros(lease)
+	rec.expires = rec.lease + micros(c.Retention)
+	return nil
+}
+
+// settle ends a step, and reports whether the record has changed. The settlement is valid.
+func (rec *record) settle(c dedupstore.Claim, s dedupstore.Settlement, now int64) (changed bool, err error) {
+	switch s := s.(type) {
+	case dedupstore.Finish:
+		return rec.finish(c, s, now)
+	case dedupstore.Release:
+		return rec.release(c, s, now)
+	case dedupstore.Published:
+		return rec.published(c, s, now)
+	}
+	panic("unreachable: validated before")
+}
+
+func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (changed bool, err error) {
+	switch {
+	case !rec.heldBy(c) || rec.state == dedupstore.Retryable:
+		return false, dedupstore.ErrClaimLost
+	case rec.state != dedupstore.Running && rec.settledBy(c.Owner):
+		return false, nil // repeated
+	case rec.state != dedupstore.Running: // the outcome is not this owner's: it only got it to publish
+		return false, dedupstore.ErrClaimLost
+	}
+	rec.remember(c.Owner)
+	rec.outcome, rec.decided = s.Outcome, rec.fence
+	if len(s.Outcome.Produced) > 0 && !s.Published {
+		rec.state, rec.lease = dedupstore.Publishing, now+micros(c.Lease)
+		rec.expires = rec.lease + micros(s.Retention)
+		return true, nil
+	}
+	rec.close(now + micros(s.Retention))
+	return true, nil
+}
+
+func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) (changed bool, err error) {
+	switch {
+	case rec.state == dedupstore.Retryable && rec.settledBy(c.Owner):
+		return false, nil // repeated
+	case !rec.heldBy(c) || rec.state != dedupstore.Running:
+		return false, dedupstore.ErrClaimLost
+	}
+	rec.remember(c.Owner)
+	rec.state, rec.owner, rec.started = dedupstore.Retryable, "", false
+	rec.lease, rec.due = 0, now+micros(s.Delay)
+	if s.Uncounted {
+		rec.attempts--
+		rec.returned++
+	}
+	rec.outcome = dedupstore.Outcome{Reason: s.Reason}
+	rec.expires = rec.due + micros(c.Retention)
+	return true, nil
+}
+
+func (rec *record) published(c dedupstore.Claim, s dedupstore.Published, now int64) (changed bool, err error) {
+	switch {
+	case !rec.heldBy(c) || rec.state != dedupstore.Publishing && rec.state != dedupstore.Finished:
+		return false, dedupstore.ErrClaimLost
+	case rec.state == dedupstore.Finished:
+		return false, nil // repeated
+	}
+	if len(rec.outcome.Produced) == 0 {
+		rec.outcome.Produced = s.Produced
+	}
+	rec.close(now + micros(s.Retention))
+	return true, nil
+}
+
+func (rec *record) close(expires int64) {
+	rec.state, rec.lease = dedupstore.Finished, 0
+	rec.outcome.Produced = dedupstore.Stubs(rec.outcome.Produced)
+	rec.expires = expires
+}
+
+func (rec *record) remember(owner string) {
+	rec.settled = append(rec.settled, owner)
+	if n := len(rec.settled); n > rememberedSettlers {
+		rec.settled = rec.settled[n-rememberedSettlers:]
+	}
+}
+
+// clock is the store's: this machine's, in microseconds.
+func clock() int64 { return time.Now().UnixMicro() }
+
+// micros rounds up: nothing ends early.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}
+
+// duration is that of as many microseconds, not negative: a clock may have been set back.
+func duration(micros int64) time.Duration {
+	return time.Duration(max(micros, 0)) * time.Microsecond
+}

@@ -1,0 +1,96 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+const loadSQL = `
+SELECT number, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
+	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, produced
+FROM "{table}" WHERE key = ?`
+
+const saveSQL = `
+INSERT INTO "{table}" (state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
+	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, produced, key)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+
+const updateSQL = `
+UPDATE "{table}" SET state = ?, owner = ?, fence = ?, attempts = ?, returned = ?, started = ?, lease_until = ?, due_at = ?,
+	first_at = ?, expires_at = ?, scheme = ?, sum = ?, settled = ?, trace = ?, decided = ?, kind = ?, exhausted = ?,
+	truncated = ?, reason = ?, result = ?, produced = ? WHERE number = ?`
+
+// A querier runs a statement that returns a row, in a transaction or outside.
+type querier interface {
+	QueryRowContext(ctx context.Context, args ...any) *sql.Row
+}
+
+// load reads the record of a key as it counts now. It is never nil without an error.
+func load(ctx context.Context, q querier, key string, now int64) (*record, error) {
+	rec := &record{key: key}
+	var settled, state, kind string
+	var fence, decided int64
+	var reason, result, produced []byte
+	err := q.QueryRowContext(ctx, key).Scan(&rec.number, &state, &rec.owner, &fence, &rec.attempts, &rec.returned, &rec.started,
+		&rec.lease, &rec.due, &rec.first, &rec.expires, &rec.fingerprint.Scheme, &rec.fingerprint.Sum, &settled, &rec.trace,
+		&decided, &kind, &rec.outcome.Exhausted, &rec.outcome.Truncated, &reason, &result, &produced)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		rec.forget(now)
+		return rec, nil
+	case err != nil:
+		return nil, err
+	}
+	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
+	if fence <= 0 || decided < 0 || !known(rec.state) {
+		return nil, &dedupstore.RecordError{Key: key, Problem: fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)}
+	}
+	rec.fence, rec.decided = uint64(fence), uint64(decided)
+	if settled != "" {
+		rec.settled = strings.Split(settled, ",")
+	}
+	if len(result) > 0 {
+		rec.outcome.Result = result
+	}
+	if rec.outcome.Produced, err = decodeProduced(produced); err != nil {
+		return nil, &dedupstore.RecordError{Key: key, Problem: "has produced messages that cannot be read: " + err.Error()}
+	}
+	rec.forget(now)
+	return rec, nil
+}
+
+func known(s dedupstore.State) bool {
+	return s == dedupstore.Running || s == dedupstore.Retryable || s == dedupstore.Publishing || s == dedupstore.Finished
+}
+
+// save writes a record. The caller has the write lock since before it was loaded.
+func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
+	produced, err := encodeProduced(rec.outcome.Produced)
+	if err != nil {
+		return err
+	}
+	values := []any{
+		string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started, rec.lease, rec.due, rec.first, rec.expires,
+		rec.fingerprint.Scheme, rec.fingerprint.Sum, strings.Join(rec.settled, ","), rec.trace, int64(rec.decided),
+		string(rec.outcome.Kind), rec.outcome.Exhausted, rec.outcome.Truncated, []byte(rec.outcome.Reason), notNil(rec.outcome.Result), produced,
+	}
+	if rec.number == 0 {
+		_, err = tx.StmtContext(ctx, s.statements.save).ExecContext(ctx, append(values, rec.key)...)
+		return err
+	}
+	_, err = tx.StmtContext(ctx, s.statements.update).ExecContext(ctx, append(values, rec.number)...)
+	return err
+}
+
+// notNil keeps an empty value from becoming NULL.
+func notNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}

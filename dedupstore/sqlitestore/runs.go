@@ -1,0 +1,120 @@
+package sqlitestore
+
+import (
+	"sync"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A phase is how far a run in a transaction is.
+type phase int
+
+const (
+	outsideTx phase = iota
+	entered         // it waits for the write lock
+	holding         // its transaction has the write lock: nobody can change its record
+	joined          // its handler has settled it in a transaction of its own, which may or may not have ended
+)
+
+// A txRun is a run in a transaction of this store, or in one that joined.
+type txRun struct {
+	claim dedupstore.Claim
+	phase phase
+	until int64  // the end of the lease, as extended in memory
+	rec   record // while holding
+}
+
+// runs are those in transactions, by key.
+type runs struct {
+	mu    sync.Mutex
+	byKey map[dedupstore.Key]*txRun
+}
+
+// enter notes a run that has a claim.
+func (r *runs) enter(c dedupstore.Claim, p phase, until int64) *txRun {
+	run := &txRun{claim: c, phase: p, until: until}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byKey == nil {
+		r.byKey = map[dedupstore.Key]*txRun{}
+	}
+	if p == joined { // those that never settle are forgotten by the next
+		for key, other := range r.byKey {
+			if now := clock(); other.phase == joined && other.until < now {
+				delete(r.byKey, key)
+			}
+		}
+	}
+	r.byKey[c.Key] = run
+	return run
+}
+
+// hold notes that a run has the write lock, and what its record says.
+func (r *runs) hold(run *txRun, rec record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run.phase, run.rec, run.until = holding, rec, max(run.until, rec.lease)
+}
+
+// let notes that a run has the write lock no more.
+func (r *runs) let(run *txRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run.phase, run.rec = entered, record{}
+}
+
+func (r *runs) leave(run *txRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byKey[run.claim.Key] == run {
+		delete(r.byKey, run.claim.Key)
+	}
+}
+
+// forget forgets a run that joined.
+func (r *runs) forget(c dedupstore.Claim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if run := r.byKey[c.Key]; run.of(c) && run.phase == joined {
+		delete(r.byKey, c.Key)
+	}
+}
+
+// joined reports whether the claim's handler has settled it in a transaction of its own, and has not returned yet.
+func (r *runs) joined(c dedupstore.Claim) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run := r.byKey[c.Key]
+	return run.of(c) && run.phase == joined
+}
+
+// extend extends a lease in memory, and returns how far the claim's run is.
+func (r *runs) extend(c dedupstore.Claim, until int64) phase {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run := r.byKey[c.Key]
+	if !run.of(c) {
+		return outsideTx
+	}
+	run.until = until
+	return run.phase
+}
+
+func (run *txRun) of(c dedupstore.Claim) bool {
+	return run != nil && run.claim.Owner == c.Owner && run.claim.Fence == c.Fence
+}
+
+// twin answers a claim of a key whose record nobody can change now, because a run of another owner has the write lock.
+func (r *runs) twin(key string, req dedupstore.Request, now int64) (a dedupstore.Answer, held bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run := r.byKey[req.Key]
+	if run == nil || run.phase != holding || run.claim.Owner == req.Owner {
+		return a, false
+	}
+	rec := run.rec
+	rec.key = key
+	rec.lease = max(run.until, now+micros(contestedWait))
+	a, changed := rec.claim(req, now)
+	return a, !changed
+}

@@ -1,0 +1,172 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// A Store keeps dedup records in a table of an SQLite database. It is safe for concurrent use and holds nothing that must
+// be closed; the database belongs to the caller. It grants leased claims; [Store.Inbox] is its transactional form.
+type Store struct {
+	db         *sql.DB
+	config     Config
+	log        *slog.Logger
+	gate       gate
+	queue      queue
+	runs       runs
+	preparing  sync.Mutex
+	prepared   atomic.Bool
+	statements statements
+	bounded    bool          // the database has a limit of connections
+	reading    chan struct{} // one reader at a time: with the writer that makes two connections, which database/sql keeps
+	lock       lock
+	commit     func(*lockedTx) error // of a run; tests make it fail
+}
+
+var (
+	_ dedupstore.Batcher = (*Store)(nil)
+	_ dedupstore.Checker = (*Store)(nil)
+)
+
+// New returns a store in a database that was opened with the driver modernc.org/sqlite. It does not talk to it: call
+// Migrate once before the first use, and Check to learn whether the database is opened as it should be. The error names
+// the field of the config that is wrong.
+func New(db *sql.DB, cfg Config) (*Store, error) {
+	if db == nil {
+		return nil, &dedupstore.InvalidError{Field: "db", Problem: "is nil"}
+	}
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Store{db: db, config: cfg, log: cfg.Logger, commit: (*lockedTx).commit, bounded: db.Stats().MaxOpenConnections > 0, reading: make(chan struct{}, 1)}
+	s.queue.store = s
+	return s, nil
+}
+
+// usable is what every operation begins with.
+func (s *Store) usable(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if r, found := txctx.From[*running](ctx); found && r.store == s {
+		return ErrNested
+	}
+	return s.prepare(ctx)
+}
+
+// maxLease is the longest duration that the contract allows.
+const maxLease = 100 * 365 * 24 * time.Hour
+
+// Extend implements [dedupstore.Store]. While the claim's run in the inbox has the write lock nobody can take the claim
+// over, and the lease is extended in memory.
+func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if lease < time.Millisecond || lease > maxLease {
+		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
+	}
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	phase := s.runs.extend(c, clock()+micros(lease))
+	if phase == holding {
+		return nil
+	}
+	op := newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
+		if rec.state == dedupstore.Finished && rec.heldBy(c) && s.runs.joined(c) {
+			return false, nil // the handler has committed, and will return
+		}
+		err := rec.extend(c, lease, now)
+		return err == nil, err
+	})
+	s.queue.add(op)
+	if phase == outsideTx {
+		return op.await(ctx)
+	}
+	return s.awaitBriefly(ctx, op, lease)
+}
+
+// brief is how long a heartbeat waits for the write lock, if its claim is safe without.
+const brief = 30 * time.Millisecond
+
+// awaitBriefly waits for an extension of a claim whose run waits for the write lock, or has it in a transaction of the
+// handler's own. While the lock is not to be had, nobody can take the claim over; the extension follows as soon as it is.
+func (s *Store) awaitBriefly(ctx context.Context, op *operation, lease time.Duration) error {
+	timer := time.NewTimer(brief)
+	defer timer.Stop()
+	select {
+	case <-op.done:
+		return op.err
+	case <-ctx.Done():
+		return op.await(ctx)
+	case <-timer.C:
+		s.queue.orphan(op, time.Now().Add(lease))
+		return nil
+	}
+}
+
+// Settle implements [dedupstore.Store].
+func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	op, err := s.settling(ctx, c, settlement)
+	if err != nil {
+		return err
+	}
+	s.queue.add(op)
+	return s.settled(ctx, c, op)
+}
+
+// SettleMany implements [dedupstore.Batcher].
+func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+	errs := make([]error, len(settlings))
+	all := make([]*operation, len(settlings))
+	var ops []*operation
+	for i, settling := range settlings {
+		if all[i], errs[i] = s.settling(ctx, settling.Claim, settling.Settlement); errs[i] == nil {
+			ops = append(ops, all[i])
+		}
+	}
+	s.queue.add(ops...)
+	for i, op := range all {
+		if op != nil {
+			errs[i] = s.settled(ctx, settlings[i].Claim, op)
+		}
+	}
+	return errs
+}
+
+func (s *Store) settling(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) (*operation, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if err := dedupstore.ValidateSettlement(settlement); err != nil {
+		return nil, err
+	}
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	return newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) { return rec.settle(c, settlement, now) }), nil
+}
+
+func (s *Store) settled(ctx context.Context, c dedupstore.Claim, op *operation) error {
+	err := op.await(ctx)
+	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) {
+		s.runs.forget(c)
+	}
+	return err
+}
+
+func isRecordError(err error) bool {
+	_, is := errors.AsType[*dedupstore.RecordError](err)
+	return is
+}

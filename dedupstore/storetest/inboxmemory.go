@@ -1,0 +1,160 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A MemoryInbox is an inbox without a database, for tests of what is built on one: records in another store, and a table
+// of effects that has nothing but names. It keeps the contract as long as nobody else uses the store. Its transactions
+// are committed one at a time, and are open for as long as their work takes. It is safe for concurrent use.
+type MemoryInbox struct {
+	records dedupstore.Store
+
+	mu       sync.Mutex // what is committed is seen at once
+	effects  map[string]int
+	finished map[finished]bool
+}
+
+var _ dedupstore.Transactor = (*MemoryInbox)(nil)
+
+// finished names a run that has stored its outcome.
+type finished struct {
+	key   dedupstore.Key
+	owner string
+	fence uint64
+}
+
+// NewMemoryInbox returns an inbox with its records in a store, whose operations must not wait for the inbox.
+func NewMemoryInbox(records dedupstore.Store) *MemoryInbox {
+	return &MemoryInbox{records: records, effects: map[string]int{}, finished: map[finished]bool{}}
+}
+
+type memoryTx struct {
+	mu      sync.Mutex
+	effects map[string]int
+	over    bool
+}
+
+type memoryTxKey struct{}
+
+// ErrNoTx says that a write was not in a transaction, or came when it was over.
+var ErrNoTx = errors.New("storetest: the transaction is over, or there is none")
+
+// Write adds an effect of a name in the transaction of ctx.
+func (m *MemoryInbox) Write(ctx context.Context, name string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	tx, ok := ctx.Value(memoryTxKey{}).(*memoryTx)
+	if !ok {
+		return ErrNoTx
+	}
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.over {
+		return ErrNoTx
+	}
+	tx.effects[name]++
+	return nil
+}
+
+// Count counts the committed effects of a name.
+func (m *MemoryInbox) Count(_ context.Context, name string) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.effects[name], nil
+}
+
+// All returns all committed effects.
+func (m *MemoryInbox) All() map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.effects)
+}
+
+// Claim implements [dedupstore.Store].
+func (m *MemoryInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.records.Claim(ctx, r)
+}
+
+// Extend implements [dedupstore.Store].
+func (m *MemoryInbox) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	return m.records.Extend(ctx, c, lease)
+}
+
+// Settle implements [dedupstore.Store].
+func (m *MemoryInbox) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.settle(ctx, c, s)
+}
+
+func (m *MemoryInbox) settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+	err := m.records.Settle(ctx, c, s)
+	if _, ok := s.(dedupstore.Finish); ok && err == nil {
+		m.finished[finished{c.Key, c.Owner, c.Fence}] = true
+	}
+	return err
+}
+
+// InTx implements [dedupstore.Transactor].
+func (m *MemoryInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if m.hasFinished(c) {
+		return nil
+	}
+	tx := &memoryTx{effects: map[string]int{}}
+	s, err := tx.do(context.WithValue(ctx, memoryTxKey{}, tx), work)
+	if err != nil {
+		return err
+	}
+	if _, ok := s.(dedupstore.Finish); !ok {
+		return &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
+	}
+	return m.commit(context.WithoutCancel(ctx), c, s, tx)
+}
+
+func (m *MemoryInbox) hasFinished(c dedupstore.Claim) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.finished[finished{c.Key, c.Owner, c.Fence}]
+}
+
+// do works, and ends the transaction however that ends.
+func (tx *memoryTx) do(ctx context.Context, work func(context.Context) (dedupstore.Settlement, error)) (dedupstore.Settlement, error) {
+	defer func() {
+		tx.mu.Lock()
+		defer tx.mu.Unlock()
+		tx.over = true
+	}()
+	return work(ctx)
+}
+
+func (m *MemoryInbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement, tx *memoryTx) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.finished[finished{c.Key, c.Owner, c.Fence}] {
+		return nil // by a copy of this transaction: this one is rolled back
+	}
+	if err := m.settle(ctx, c, s); err != nil {
+		return err
+	}
+	for name, n := range tx.effects {
+		m.effects[name] += n
+	}
+	return nil
+}

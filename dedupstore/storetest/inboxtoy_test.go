@@ -1,0 +1,347 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A toyInbox is a database in memory with the records of a toy and a table of effects, that can break one rule. It has a
+// few connections, as pools have.
+type toyInbox struct {
+	*toy
+	broken string // the rule, or ""
+	conns  chan struct{}
+	locked atomic.Int32 // records that a commit holds
+
+	database sync.Mutex // what is committed is seen at once
+	table    map[string]int
+}
+
+func newToyInbox(broken string) *toyInbox {
+	s := &toyInbox{toy: newToy(""), broken: broken, conns: make(chan struct{}, 10), table: map[string]int{}}
+	switch broken {
+	case "fence-ignored":
+		s.toy.broken = "settle-ignores-fence"
+	case "publisher-may-finish":
+		s.toy.broken = broken
+	}
+	return s
+}
+
+func (s *toyInbox) breaks(rule string) bool { return s.broken == rule }
+
+type toyTx struct {
+	mu                 sync.Mutex
+	effects            map[string]int
+	over, aborted      bool
+	conflict           error
+	loseReply, loseAll bool
+}
+
+type toyTxKey struct{}
+
+func txOf(ctx context.Context) *toyTx { return ctx.Value(toyTxKey{}).(*toyTx) }
+
+var (
+	errToyOver    = errors.New("toy: the transaction is over")
+	errToyAborted = errors.New("toy: the transaction is aborted")
+	errToyRefused = errors.New("toy: could not serialize access")
+	errToyReply   = errors.New("toy: connection lost")
+)
+
+func (s *toyInbox) effect(ctx context.Context, name string) error {
+	tx := txOf(ctx)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	switch {
+	case tx.over && s.breaks("writes-after-the-end-are-committed"):
+		s.database.Lock()
+		defer s.database.Unlock()
+		s.table[name]++
+		return nil
+	case tx.over:
+		return errToyOver
+	case tx.aborted:
+		return errToyAborted
+	}
+	tx.effects[name]++
+	return nil
+}
+
+func (s *toyInbox) effects(_ context.Context, name string) (int, error) {
+	s.database.Lock()
+	defer s.database.Unlock()
+	return s.table[name], nil
+}
+
+func (s *toyInbox) conflict(ctx context.Context) error {
+	txOf(ctx).conflict = errToyRefused
+	return errToyRefused
+}
+
+func (s *toyInbox) lose(ctx context.Context, applied bool) {
+	txOf(ctx).loseReply, txOf(ctx).loseAll = applied, !applied
+}
+
+func (s *toyInbox) subject() InboxSubject {
+	return InboxSubject{
+		Inbox: s, Effect: s.effect, Effects: s.effects, Conflict: s.conflict, LoseCommit: s.lose,
+		Abort: func(ctx context.Context) { txOf(ctx).aborted = true },
+		InUse: func() int { return len(s.conns) },
+	}
+}
+
+func (s *toyInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	for s.locked.Load() > 0 || s.breaks("twin-waits-for-the-transaction") && len(s.conns) > 0 {
+		select {
+		case <-ctx.Done():
+			return dedupstore.Answer{}, ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+	s.database.Lock()
+	defer s.database.Unlock()
+	return s.toy.Claim(ctx, r)
+}
+
+func (s *toyInbox) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+	if s.breaks("heartbeat-waits-for-the-transaction") && len(s.conns) > 0 {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	s.database.Lock()
+	defer s.database.Unlock()
+	return s.toy.Extend(ctx, c, lease)
+}
+
+func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+	if err := c.Validate(); err != nil && !s.breaks("claims-not-validated") {
+		return err
+	}
+	if err := ctx.Err(); err != nil && !s.breaks("begins-after-the-end-of-the-context") {
+		return err
+	}
+	if s.finished(c) && !s.breaks("finished-work-is-repeated") {
+		return nil
+	}
+	for tries := 0; ; tries++ {
+		tx := &toyTx{effects: map[string]int{}}
+		err := s.try(ctx, c, work, tx)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errToyReply) && s.breaks("lost-answer-is-a-failure"):
+			return err
+		case errors.Is(err, errToyReply) && s.breaks("lost-commit-is-a-success"):
+			return nil
+		case errors.Is(err, errToyReply) && s.finished(c):
+			return nil
+		case tx.conflict == nil:
+			return err
+		case s.breaks("conflicts-are-failures"):
+			return err
+		case tries >= 10 && !s.breaks("conflicts-never-end"):
+			return &dedupstore.ConflictError{Err: tx.conflict}
+		}
+	}
+}
+
+// finished tells whether this owner has stored its outcome.
+func (s *toyInbox) finished(c dedupstore.Claim) bool {
+	s.database.Lock()
+	defer s.database.Unlock()
+	rec := s.load(c.Key, time.Now())
+	return rec != nil && rec.owner == c.Owner && rec.fence == c.Fence && slices.Contains(rec.settlers, c.Owner) &&
+		(rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing)
+}
+
+func (s *toyInbox) try(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error), tx *toyTx) (err error) {
+	if s.breaks("one-transaction-at-once") && len(s.conns) > 0 {
+		return errors.New("toy: database is locked")
+	}
+	select {
+	case s.conns <- struct{}{}:
+	case <-time.After(long):
+		return errors.New("toy: no connection")
+	}
+	returned := false
+	defer func() {
+		tx.mu.Lock()
+		defer tx.mu.Unlock()
+		tx.over = true
+		if returned || !s.breaks("panic-leaks-the-connection") {
+			<-s.conns
+		}
+		if !returned && s.breaks("panic-commits") {
+			s.apply(tx)
+		}
+		if s.breaks("panic-becomes-nothing") && recover() != nil {
+			err = nil
+		}
+	}()
+	inner := context.WithValue(ctx, toyTxKey{}, tx)
+	if s.breaks("work-gets-a-context-of-its-own") {
+		inner = context.WithValue(context.Background(), toyTxKey{}, tx)
+	}
+	settlement, err := work(inner)
+	returned = true
+	if err != nil {
+		return s.rolledBack(c, tx, err)
+	}
+	return s.commit(ctx, c, settlement, tx)
+}
+
+func (s *toyInbox) rolledBack(c dedupstore.Claim, tx *toyTx, err error) error {
+	switch s.broken {
+	case "error-commits":
+		s.apply(tx)
+	case "error-releases":
+		_ = s.Settle(context.Background(), c, dedupstore.Release{})
+	case "error-fails":
+		_ = s.Settle(context.Background(), c, finish(failed(err.Error())))
+	case "error-is-wrapped":
+		return fmt.Errorf("in transaction: %w", err)
+	case "lost-claims-of-the-work-are-the-store's":
+		if errors.Is(err, dedupstore.ErrClaimLost) {
+			return dedupstore.ErrClaimLost
+		}
+	case "conflicts-keep-the-effects":
+		if tx.conflict != nil {
+			s.apply(tx)
+		}
+	}
+	return err
+}
+
+// apply makes the effects seen.
+func (s *toyInbox) apply(tx *toyTx) {
+	s.database.Lock()
+	defer s.database.Unlock()
+	for name, n := range tx.effects {
+		s.table[name] += n
+	}
+}
+
+// commit settles and commits in one step, but for what is broken.
+func (s *toyInbox) commit(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement, tx *toyTx) error {
+	f, ok := settlement.(dedupstore.Finish)
+	if err := dedupstore.ValidateSettlement(settlement); err != nil && !s.breaks("accepts-any-settlement") {
+		return err
+	}
+	if !ok && !s.breaks("accepts-any-settlement") && !s.breaks("release-commits") {
+		return &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", settlement)}
+	}
+	if s.breaks("outputs-are-dropped") {
+		f.Outcome.Produced = nil
+		settlement = f
+	}
+	if s.breaks("lease-is-checked-at-the-commit") && s.expired(c) {
+		return dedupstore.ErrClaimLost
+	}
+	if s.breaks("heartbeat-spoils-the-transaction") && s.extended(c) {
+		tx.conflict = errToyRefused
+		return errToyRefused
+	}
+	if s.breaks("commit-locks-the-record") {
+		s.locked.Add(1)
+		<-time.After(5 * time.Second)
+		s.locked.Add(-1)
+	}
+	ended := ctx.Err() != nil
+	ctx = context.WithoutCancel(ctx)
+	switch {
+	case tx.aborted && s.breaks("aborted-is-a-success"):
+		return nil
+	case tx.aborted:
+		return errToyAborted
+	case tx.loseAll:
+		return errToyReply
+	}
+	if s.apart() {
+		return s.commitApart(ctx, c, settlement, tx, ended)
+	}
+	s.database.Lock()
+	defer s.database.Unlock()
+	before := s.load(c.Key, time.Now())
+	repeated := before != nil && before.state != dedupstore.Running && !s.breaks("publisher-may-finish")
+	if err := s.settleInTx(ctx, c, settlement); err != nil {
+		if s.breaks("lost-claims-are-swallowed") {
+			return nil
+		}
+		return err
+	}
+	if repeated && !s.breaks("repeated-finish-commits") {
+		return nil
+	}
+	for name, n := range tx.effects {
+		s.table[name] += n
+	}
+	if tx.loseReply {
+		return errToyReply
+	}
+	return nil
+}
+
+func (s *toyInbox) settleInTx(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	if s.breaks("owner-ignored") {
+		s.toy.mu.Lock()
+		if rec := s.load(c.Key, time.Now()); rec != nil {
+			c.Owner, c.Fence = rec.owner, rec.fence
+		}
+		s.toy.mu.Unlock()
+		if c.Owner == "" {
+			return nil
+		}
+	}
+	err := s.toy.Settle(ctx, c, settlement)
+	if s.breaks("missing-record-is-fine") && errors.Is(err, dedupstore.ErrClaimLost) && s.load(c.Key, time.Now()) == nil {
+		return nil
+	}
+	return err
+}
+
+// apart tells whether effect and outcome are committed by two steps.
+func (s *toyInbox) apart() bool {
+	return s.breaks("settles-before-the-commit") || s.breaks("settles-after-the-commit") || s.breaks("end-of-context-stops-the-commit")
+}
+
+func (s *toyInbox) commitApart(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement, tx *toyTx, ended bool) error {
+	if s.breaks("settles-after-the-commit") {
+		s.apply(tx)
+		<-time.After(10 * time.Millisecond)
+		return s.Settle(ctx, c, settlement)
+	}
+	if err := s.Settle(ctx, c, settlement); err != nil {
+		return err
+	}
+	if s.breaks("end-of-context-stops-the-commit") && ended {
+		return context.Canceled
+	}
+	<-time.After(10 * time.Millisecond)
+	s.apply(tx)
+	return nil
+}
+
+func (s *toyInbox) expired(c dedupstore.Claim) bool {
+	s.database.Lock()
+	defer s.database.Unlock()
+	rec := s.load(c.Key, time.Now())
+	return rec != nil && !time.Now().Before(rec.lease)
+}
+
+func (s *toyInbox) extended(c dedupstore.Claim) bool {
+	s.database.Lock()
+	defer s.database.Unlock()
+	rec := s.load(c.Key, time.Now())
+	return rec != nil && rec.started
+}

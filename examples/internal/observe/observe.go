@@ -1,0 +1,115 @@
+// Package observe sends an example's traces and metrics to an OpenTelemetry collector, if the environment names one, by
+// the variables that OpenTelemetry defines:
+//
+//	OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 go run ./examples/quickstart
+//
+// Without an endpoint nothing is sent, and nothing is recorded but what the example reads itself. A program of yours does
+// the same with a few lines, or with go.opentelemetry.io/contrib/exporters/autoexport.
+package observe
+
+import (
+	"context"
+	"os"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
+	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/oncemill/oncemill"
+)
+
+// flushTime is how long the last traces and metrics may take to be sent.
+const flushTime = 5 * time.Second
+
+// Start makes providers for one example. The service is called name, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES
+// call it something else. The readers get its metrics as well: an example reads its own. Nothing global is changed: give the
+// result to policies, relays and publishers, or use Global.
+//
+// What is read of the environment: OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of the exporters, by HTTP with
+// protobuf only; OTEL_TRACES_SAMPLER (default: every trace), OTEL_METRIC_EXPORT_INTERVAL, OTEL_SDK_DISABLED.
+//
+// Call the function that it returns at the end: it sends what is left, for up to 5 s, even if its context has ended. A
+// collector that does not answer stops no example: OpenTelemetry's error handler is told, which prints it.
+func Start(ctx context.Context, name string, readers ...metric.Reader) (t oncemill.Telemetry, stop func(context.Context), err error) {
+	about, err := describe(ctx, name)
+	if err != nil {
+		return t, nil, err
+	}
+	metrics := []metric.Option{metric.WithResource(about)}
+	for _, r := range readers {
+		metrics = append(metrics, metric.WithReader(r))
+	}
+	ends := []func(context.Context) error{}
+	if wanted("TRACES") {
+		exporter, err := otlptracehttp.New(ctx)
+		if err != nil {
+			return t, nil, err
+		}
+		provider := trace.NewTracerProvider(trace.WithResource(about), trace.WithBatcher(exporter))
+		t.TracerProvider, t.Propagator = provider, propagation.TraceContext{}
+		ends = append(ends, provider.Shutdown)
+	}
+	if wanted("METRICS") {
+		exporter, err := otlpmetrichttp.New(ctx)
+		if err != nil {
+			end(ctx, ends)
+			return oncemill.Telemetry{}, nil, err
+		}
+		metrics = append(metrics, metric.WithReader(metric.NewPeriodicReader(exporter)))
+	}
+	provider := metric.NewMeterProvider(metrics...)
+	t.MeterProvider = provider
+	ends = append(ends, provider.Shutdown)
+	return t, func(ctx context.Context) { end(ctx, ends) }, nil
+}
+
+// Global is Start for a program that has one example: its providers become OpenTelemetry's global ones, which are
+// everybody's default.
+func Global(ctx context.Context, name string, readers ...metric.Reader) (stop func(context.Context), err error) {
+	t, stop, err := Start(ctx, name, readers...)
+	if err != nil {
+		return nil, err
+	}
+	otel.SetMeterProvider(t.MeterProvider)
+	if t.TracerProvider != nil {
+		otel.SetTracerProvider(t.TracerProvider)
+		otel.SetTextMapPropagator(t.Propagator)
+	}
+	return stop, nil
+}
+
+func end(ctx context.Context, ends []func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
+	defer cancel()
+	for _, e := range ends {
+		if err := e(ctx); err != nil {
+			otel.Handle(err)
+		}
+	}
+}
+
+// wanted says whether the environment names an endpoint for the signal.
+func wanted(signal string) bool {
+	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_"+signal+"_EXPORTER") == "none" {
+		return false
+	}
+	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
+}
+
+// describe says who sends. The instance tells two runs apart: their counters are not one.
+func describe(ctx context.Context, name string) (*resource.Resource, error) {
+	return resource.New(ctx,
+		// What comes later wins.
+		resource.WithService(), // service.instance.id, and a name made of the program's
+		resource.WithTelemetrySDK(),
+		resource.WithAttributes(attribute.String("service.name", name)),
+		resource.WithFromEnv(),
+	)
+}

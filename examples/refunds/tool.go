@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A toolCall is what a model's runtime hands to a tool.
+type toolCall struct {
+	Conversation string // what all agents on a ticket have in common
+	Step         string // of the conversation's plan
+	Args         json.RawMessage
+}
+
+// arguments are what the model writes.
+type arguments struct {
+	Order  string `json:"order"`
+	Cents  int    `json:"cents"`
+	Reason string `json:"reason"`
+}
+
+// An answer is what the model gets.
+type answer struct {
+	Says  string
+	Again time.Duration // ask again after this time; zero: no need to
+	Busy  bool          // another agent is at it
+	Known bool          // what became of this call; false: perhaps it was not even begun
+}
+
+// A payment is a part of an order, and how it was paid.
+type payment struct {
+	Part  string `json:"part"`
+	Cents int    `json:"cents"`
+}
+
+// A receipt is the bank's.
+type receipt struct {
+	payment
+	Number int `json:"number"`
+}
+
+// partial is what a run of the tool ends in.
+type partial = oncemill.Partial[[]receipt, payment]
+
+// A tool refunds orders. It is safe for concurrent use, in any number of processes.
+type tool struct {
+	guard  *oncemill.Guard
+	bank   *bank
+	orders map[string][]payment
+	paid   func()  // is called after each payment, before anybody knows of it
+	wrong  mistake // what tests break
+}
+
+// A mistake can be made in the tool, for tests of the books.
+type mistake struct {
+	reasonInKey bool // what the model writes anew each time makes each call another one
+	agentInKey  bool // each agent has a conversation of its own
+	keyOfRun    bool // the bank's key is another one in each run
+}
+
+// refund is the tool. Whatever happens, the same call may be repeated until it says that all is done.
+func (t *tool) refund(ctx context.Context, c toolCall) (answer, error) {
+	var args arguments
+	if err := json.Unmarshal(c.Args, &args); err != nil {
+		return answer{Says: "the arguments are not what they should be", Known: true}, nil
+	}
+	todo, known := t.orders[args.Order]
+	if !known || args.Cents != total(todo) {
+		return answer{Says: "there is no such order with this amount", Known: true}, nil
+	}
+	call, err := t.call(c, args)
+	if err != nil {
+		return answer{}, err
+	}
+	first := oncemill.Run{Key: call.Key} // names the payments, also those that remain for later
+	for {
+		p, err := oncemill.Do(ctx, t.guard, call, func(ctx context.Context) (partial, error) {
+			return t.pay(ctx, first, args.Order, todo)
+		})
+		if err != nil {
+			return explain(err)
+		}
+		if p.Complete() {
+			return answer{Says: fmt.Sprintf("order %s is refunded", args.Order), Known: true}, nil
+		}
+		call, todo = p.Rest(call), p.Remains
+	}
+}
+
+// call names what is to be done once: by ticket, step, order and amount. The reason is not part of it.
+func (t *tool) call(c toolCall, args arguments) (oncemill.Call, error) {
+	identity := struct {
+		Order  string `json:"order"`
+		Cents  int    `json:"cents"`
+		Reason string `json:"reason,omitempty"`
+	}{Order: args.Order, Cents: args.Cents}
+	if t.wrong.reasonInKey {
+		identity.Reason = args.Reason
+	}
+	id, err := producer.CallID(c.Conversation, c.Step, "refund", identity)
+	return oncemill.Call{Key: dedupstore.Key{Tenant: "shop", Group: "support", Handler: "refund", ID: id}}, err
+}
+
+// pay makes payments. One that is refused remains. If nobody can tell what became of one, the run fails, and the next run
+// of the same call asks again with the same keys.
+func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo []payment) (partial, error) {
+	var p partial
+	for _, each := range todo {
+		key := first.ID(each.Part)
+		if t.wrong.keyOfRun {
+			key = producer.NewID()
+		}
+		number, err := t.bank.pay(ctx, key, order, each)
+		switch {
+		case errors.Is(err, errClosed):
+			p.Remains, p.Reason = append(p.Remains, each), err.Error()
+		case err != nil:
+			return partial{}, err
+		default:
+			t.paid()
+			p.Done = append(p.Done, receipt{each, number})
+		}
+	}
+	if len(p.Done) == 0 {
+		return partial{}, oncemill.NoEffect(errClosed)
+	}
+	return p, nil
+}
+
+// explain makes of an error what a model can act on.
+func explain(err error) (answer, error) {
+	if busy, ok := errors.AsType[*oncemill.BusyError](err); ok {
+		return answer{Says: "another agent is at it", Again: busy.Wait, Busy: !busy.NotDue}, nil
+	}
+	if retry, ok := errors.AsType[*oncemill.RetryError](err); ok {
+		return answer{Says: "not all is refunded: " + retry.Err.Error(), Again: retry.Delay, Known: true}, nil
+	}
+	if failed, ok := errors.AsType[*oncemill.FailedError](err); ok {
+		return answer{}, failed // a person has to look
+	}
+	// The store did not answer, before the run or after it. The same call finds out, or pays again with the same keys.
+	return answer{Says: "not known yet: " + err.Error(), Again: time.Second}, nil
+}
+
+func total(parts []payment) int {
+	sum := 0
+	for _, p := range parts {
+		sum += p.Cents
+	}
+	return sum
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/producer/webhook"
+)
+
+// secrets are what the senders sign with.
+type secrets struct{ gitHub, stripe, standard string }
+
+// secretsOf takes the secrets of README.md where there are no others. A service that means it refuses to start instead.
+func secretsOf(env func(string) string) secrets {
+	return secrets{
+		gitHub:   cmp.Or(env("GITHUB_SECRET"), "It's a Secret to Everybody"),
+		stripe:   cmp.Or(env("STRIPE_SECRET"), "whsec_of_the_webhook_example"),
+		standard: cmp.Or(env("STANDARD_SECRET"), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+	}
+}
+
+// hooks are the receivers, and what they stand on.
+type hooks struct {
+	db        *sql.DB
+	box       *sqliteoutbox.Outbox
+	receivers map[string]http.Handler // by sender
+}
+
+func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *hooks, err error) {
+	h := &hooks{receivers: map[string]http.Handler{}}
+	if h.db, err = sqliteoutbox.Open(ctx, path); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.db.Close())
+		}
+	}()
+	if h.box, err = sqliteoutbox.New(h.db, sqliteoutbox.Config{}); err != nil {
+		return nil, err
+	}
+	store, err := sqlitestore.New(h.db, sqlitestore.Config{})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(h.box.Migrate(ctx), store.Migrate(ctx)); err != nil {
+		return nil, err
+	}
+	policy := oncemill.HighValue() // a week is longer than any of the three retries by itself
+	policy.Lease = lease
+	guard, err := oncemill.NewGuard(store.Inbox(), policy)
+	if err != nil {
+		return nil, err
+	}
+	for sender, verifier := range map[string]func() (webhook.Verifier, error){
+		"github":   func() (webhook.Verifier, error) { return webhook.GitHub(s.gitHub) },
+		"stripe":   func() (webhook.Verifier, error) { return webhook.Stripe(s.stripe) },
+		"standard": func() (webhook.Verifier, error) { return webhook.StandardWebhooks(s.standard) },
+	} {
+		v, err := verifier()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", sender, err)
+		}
+		h.receivers[sender], err = webhook.New(guard, webhook.PublisherFunc(h.enqueue), webhook.Config{
+			Sender: sender, Verifier: v, Topic: "hooks." + sender, Wake: h.box.Wake,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+// enqueue writes messages in the transaction in which the guard records that the event is known: both or neither.
+func (h *hooks) enqueue(ctx context.Context, messages ...producer.Message) error {
+	return h.box.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
+}
+
+func (h *hooks) routes(sent *published) http.Handler {
+	mux := http.NewServeMux()
+	for sender, receiver := range h.receivers {
+		mux.Handle("/hooks/"+sender, receiver)
+	}
+	mux.HandleFunc("GET /published", func(w http.ResponseWriter, r *http.Request) { sent.list(w, r, h.box) })
+	return mux
+}

@@ -1,0 +1,359 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+func TestNewGuard_RefusesPoliciesThatRunHandlersOutsideTheInboxsTransaction(t *testing.T) {
+	t.Parallel()
+	for field, policy := range map[string]oncemill.Policy{
+		"Policy.StoreDown": {StoreDown: oncemill.FailOpen},
+		"Policy.Shadow":    {Shadow: true},
+	} {
+		_, err := oncemill.NewGuard(newInbox(t), policy)
+		if invalid := as[*dedupstore.InvalidError](t, err); invalid.Field != field {
+			t.Errorf("%v, want one of %s", err, field)
+		}
+		if _, err := oncemill.NewGuard(newStore(t), policy); err != nil {
+			t.Errorf("over a leased store: %v", err)
+		}
+	}
+}
+
+// refuse makes the heartbeats of a rig find the claim lost.
+func (r *inboxRig) refuse() {
+	r.records.extend = func(func() error) error { return dedupstore.ErrClaimLost }
+}
+
+func TestInbox_HandlerThatLostItsClaimRollsBack(t *testing.T) {
+	for name, handler := range map[string]error{"and fails": errRefused, "and takes no notice": nil} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				inbox := newInbox(t)
+				inbox.refuse()
+				g := newGuard(t, inbox, oncemill.Policy{})
+				h := inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+					<-ctx.Done()
+					if context.Cause(ctx) != oncemill.ErrClaimLost {
+						t.Errorf("cause %v", context.Cause(ctx))
+					}
+					return dedupstore.Outcome{}, handler
+				})
+				_, err := g.Run(t.Context(), call("m1"), h.run)
+				if lost := as[*oncemill.ClaimLostError](t, err); lost.Handler != handler {
+					t.Errorf("the error names the handler's %v, want %v", lost.Handler, handler)
+				}
+				inbox.effects(t, 0)
+				if n := len(inbox.records.settled); n != 0 {
+					t.Errorf("%d settlements by who has no claim", n)
+				}
+			})
+		})
+	}
+}
+
+func TestInbox_ZombieRollsBackAndItsSuccessorCommits(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		inbox.records.extend = func(func() error) error { return errDown } // it does not learn that its claim is lost
+		var successor dedupstore.Claim
+		h := inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+			time.Sleep(2 * g.Policy().Lease)
+			successor = abandonedClaim(t, inbox, "m1")
+			return dedupstore.Outcome{}, nil
+		})
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		as[*oncemill.ClaimLostError](t, err)
+		inbox.effects(t, 0)
+		if n := len(inbox.records.settled); n != 1 {
+			t.Errorf("%d settlements by the zombie, want no other than the one in its transaction", n)
+		}
+		inbox.records.extend = nil
+		time.Sleep(2 * g.Policy().Lease)
+		res, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)
+		if err != nil || res.Attempt != 3 || res.Fence <= successor.Fence {
+			t.Errorf("successor: %+v, %v", res, err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+func TestInbox_ConflictIsNotCounted(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 1})
+		serialization := errors.New("could not serialize access")
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			do(func(ctx context.Context) (dedupstore.Settlement, error) {
+				_, err := work(ctx)
+				return nil, errors.Join(err, serialization)
+			})
+			return &dedupstore.ConflictError{Err: serialization}
+		}
+		h := inbox.charging(t, nil)
+		for range 5 {
+			_, err := g.Run(t.Context(), call("m1"), h.run)
+			if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || retry.Attempt != 1 || !errors.Is(err, serialization) {
+				t.Errorf("%+v", retry)
+			}
+			inbox.effects(t, 0)
+		}
+		inbox.inTx = nil
+		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Attempt != 1 || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v", res, err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+// The rest of a commit whose answer is lost: it has happened, or it has not.
+func TestInbox_UndecidedCommitIsNeitherFailedNorReleased(t *testing.T) {
+	for name, applied := range map[string]bool{"which has happened": true, "which has not happened": false} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				inbox := newInbox(t)
+				g := newGuard(t, inbox, oncemill.Policy{})
+				gone := errors.New("connection lost")
+				inbox.inTx = func(work txWork, do func(txWork) error) error {
+					if applied {
+						do(work)
+					}
+					return &dedupstore.UndecidedError{Err: gone}
+				}
+				h := inbox.charging(t, nil)
+				_, err := g.Run(t.Context(), call("m1"), h.run)
+				if unrecorded := as[*oncemill.UnrecordedError](t, err); unrecorded.Handler != nil || !errors.Is(err, gone) {
+					t.Errorf("%+v", unrecorded)
+				}
+				inbox.inTx = nil
+				for _, s := range inbox.records.settled {
+					if _, release := s.(dedupstore.Release); release {
+						t.Error("the key was released")
+					}
+				}
+				if !applied {
+					_, err = g.Run(t.Context(), call("m1"), h.run)
+					as[*oncemill.BusyError](t, err)
+					time.Sleep(g.Policy().Lease)
+				}
+				if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Duplicate != applied || res.Outcome.Kind != dedupstore.Succeeded {
+					t.Errorf("redelivery: %+v, %v", res, err)
+				}
+				inbox.effects(t, 1)
+			})
+		})
+	}
+}
+
+func TestInbox_TransactionThatCannotBeginCountsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 1})
+		inbox.inTx = func(txWork, func(txWork) error) error { return errDown }
+		h := inbox.charging(t, nil)
+		for range 5 {
+			_, err := g.Run(t.Context(), call("m1"), h.run)
+			if e := as[*oncemill.StoreError](t, err); e.Op != "begin" || !errors.Is(err, errDown) {
+				t.Errorf("%+v", e)
+			}
+		}
+		inbox.inTx = nil
+		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Attempt != 1 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		h.want(t, 1)
+	})
+}
+
+func TestInbox_FailureAtTheCommitIsACountedAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 3})
+		deferred := errors.New("violates foreign key constraint")
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			return do(func(ctx context.Context) (dedupstore.Settlement, error) {
+				if _, err := work(ctx); err != nil {
+					t.Error(err)
+				}
+				return nil, deferred
+			})
+		}
+		var p publisher
+		c := call("m1")
+		c.DeadLetter, c.Publish = deadLetter, p.publish
+		h := inbox.charging(t, func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Result: []byte("receipt"), Produced: []dedupstore.Produced{{ID: "out"}}}, nil
+		})
+		for attempt := 1; attempt < 3; attempt++ {
+			_, err := g.Run(t.Context(), c, h.run)
+			retry := as[*oncemill.RetryError](t, err)
+			if retry.Uncounted || retry.Attempt != attempt || !errors.Is(err, deferred) {
+				t.Errorf("%+v", retry)
+			}
+			time.Sleep(retry.Delay)
+		}
+		res, err := g.Run(t.Context(), c, h.run)
+		if err != nil || !res.Outcome.Exhausted || len(res.Outcome.Result) != 0 || res.Outcome.Reason != deferred.Error() {
+			t.Errorf("last attempt: %+v, %v", res, err)
+		}
+		p.want(t, "dead:failed")
+		inbox.effects(t, 0)
+	})
+}
+
+func TestInbox_RunThatShutdownInterruptsRollsBackAndIsNotCounted(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		ctx, cancel := context.WithCancel(t.Context())
+		h := inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+			cancel()
+			<-ctx.Done()
+			return dedupstore.Outcome{}, inbox.Write(ctx, "charged")
+		})
+		_, err := g.Run(ctx, call("m1"), h.run)
+		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v", retry)
+		}
+		inbox.effects(t, 0)
+		if res, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run); err != nil || res.Attempt != 1 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+func TestInbox_ContextThatEndsBeforeTheTransactionGivesTheClaimBack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 1})
+		cause := errors.New("shutting down")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			cancel(cause)
+			return do(work)
+		}
+		h := inbox.charging(t, nil)
+		if _, err := g.Run(ctx, call("m1"), h.run); err != cause { //nolint:errorlint // itself
+			t.Errorf("%v, want the cause", err)
+		}
+		inbox.inTx = nil
+		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Attempt != 1 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		h.want(t, 1)
+		inbox.effects(t, 1)
+	})
+}
+
+func TestInbox_FailureThatIsNotRecordedIsToldAndRunsAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		inbox.records.settle = func(dedupstore.Settlement, func() error) error { return errDown }
+		_, err := g.Run(t.Context(), call("m1"), inbox.charging(t, failing(errRefused)).run)
+		if unrecorded := as[*oncemill.UnrecordedError](t, err); unrecorded.Handler == nil || !errors.Is(err, errRefused) || !errors.Is(err, errDown) {
+			t.Errorf("%+v", unrecorded)
+		}
+		inbox.records.settle = nil
+		time.Sleep(g.Policy().Lease)
+		if _, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run); err != nil {
+			t.Error(err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+func TestInbox_ParkedAtMostOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Irreversible())
+		res, err := g.Run(t.Context(), call("fails"), inbox.charging(t, failing(errRefused)).run)
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("a failure without proof: %+v, %v", res, err)
+		}
+		_, err = g.Run(t.Context(), call("proves"), inbox.charging(t, failing(oncemill.NoEffect(errRefused))).run)
+		as[*oncemill.RetryError](t, err)
+		crashed := abandonedClaim(t, inbox, "crashes")
+		if err := inbox.Extend(t.Context(), crashed, crashed.Lease); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(crashed.Lease)
+		var never counter
+		res, err = g.Run(t.Context(), call("crashes"), never.run)
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("after a crash: %+v, %v", res, err)
+		}
+		never.want(t, 0)
+		inbox.effects(t, 0)
+		if res, err := g.Run(t.Context(), call("works"), inbox.charging(t, nil).run); err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v", res, err)
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+func TestInbox_StoredFailureRunsAgainOnRequest(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		res, err := g.Run(t.Context(), call("m1"), inbox.charging(t, failing(oncemill.Permanent(errRefused))).run)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := call("m1")
+		c.Rerun = res.Fence
+		for duplicate := range 2 {
+			res, err := g.Run(t.Context(), c, inbox.charging(t, nil).run)
+			if err != nil || res.Outcome.Kind != dedupstore.Succeeded || res.Duplicate != (duplicate == 1) {
+				t.Errorf("%+v, %v", res, err)
+			}
+		}
+		inbox.effects(t, 1)
+	})
+}
+
+// A handler may have called others before the database refused its transaction.
+func TestInbox_AtMostOnceTheHandlerIsNotCalledAgainByTheDatabase(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Irreversible())
+		refused := errors.New("could not serialize access")
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			do(func(ctx context.Context) (dedupstore.Settlement, error) {
+				_, err := work(ctx)
+				return nil, errors.Join(err, refused)
+			})
+			return do(work)
+		}
+		h := inbox.charging(t, nil)
+		res, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("%+v, %v; want it parked", res, err)
+		}
+		h.want(t, 1)
+		inbox.effects(t, 0)
+		inbox.inTx = func(work txWork, do func(txWork) error) error {
+			do(work)
+			return do(work)
+		}
+		proving := inbox.charging(t, func(_ context.Context, run int) (dedupstore.Outcome, error) {
+			if run == 1 {
+				return dedupstore.Outcome{}, oncemill.NoEffect(refused)
+			}
+			return dedupstore.Outcome{}, nil
+		})
+		if res, err := g.Run(t.Context(), call("m2"), proving.run); err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("%+v, %v; want a second call after proof that the first had no effect", res, err)
+		}
+		proving.want(t, 2)
+		inbox.effects(t, 1)
+	})
+}

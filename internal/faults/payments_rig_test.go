@@ -1,0 +1,115 @@
+package faults_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// paymentsBooks is what examples/payments says in the end, of what the tests look at. Those from Lost on must be 0.
+type paymentsBooks struct {
+	Payments, Requests, Repeated, Republished, Kills int
+	Messages, Deliveries                             int // of payments: in the stream, to charge
+	Charged, Declined                                int
+	Receipts, ReceiptMore, Redelivered               int // different IDs, copies, further deliveries to notify
+	Transfers, Calls                                 int // of the API: done, and asked for
+
+	Lost, Double, Wrong, Unbalanced, NoReceipt, TwoIDs, Untold, ToldTwice, Dead int
+}
+
+// A paymentsRun is the example in a process of its own, which starts and kills others.
+type paymentsRun struct {
+	*testserver.Process
+	t   *testing.T
+	dir string
+}
+
+// startPayments builds the example as this test was built, so that what is there is used, and starts it.
+func startPayments(t *testing.T, args ...string) *paymentsRun {
+	t.Helper()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "payments")
+	build := []string{"build", "-o", program}
+	if raceDetector() {
+		build = append(build, "-race")
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(build, "github.com/oncemill/oncemill/examples/payments")...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build the example: %v\n%s", err, out)
+	}
+	p, err := testserver.StartProgram(dir, program, append(args, "-out", "json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Kill() })
+	return &paymentsRun{p, t, dir}
+}
+
+// raceDetector is whether this test was built with it.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// says is what the process wrote.
+func (r *paymentsRun) says() string {
+	b, err := os.ReadFile(filepath.Join(r.dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// mustRun fails the test if the process has ended.
+func (r *paymentsRun) mustRun() {
+	r.t.Helper()
+	select {
+	case <-r.Ended():
+		r.t.Fatalf("the example has ended, with code %d\n%s", r.ExitCode(), r.says())
+	default:
+	}
+}
+
+// finish waits for the books. They must balance.
+func (r *paymentsRun) finish(within time.Duration) (b paymentsBooks) {
+	r.t.Helper()
+	select {
+	case <-r.Ended():
+	case <-time.After(within):
+		r.t.Fatalf("no books after %v\n%s", within, r.says())
+	}
+	for line := range strings.Lines(r.says()) {
+		if strings.HasPrefix(line, "{") {
+			if err := json.Unmarshal([]byte(line), &b); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+	}
+	if code := r.ExitCode(); code != 0 || b.Payments == 0 {
+		r.t.Fatalf("the example ended with code %d and the books %+v\n%s", code, b, r.says())
+	}
+	r.t.Logf("%+v", b)
+	return b
+}
+
+// mustBalance wants each payment to have its effects, each once, and all that can go wrong to have happened.
+func (b paymentsBooks) mustBalance(t *testing.T, payments, kills int) {
+	t.Helper()
+	if b.Lost+b.Double+b.Wrong+b.Unbalanced+b.NoReceipt+b.TwoIDs+b.Untold+b.ToldTwice+b.Dead != 0 {
+		t.Errorf("the books do not balance: %+v", b)
+	}
+	if b.Payments != payments || b.Charged+b.Declined != payments || b.Receipts != b.Charged || b.Transfers != b.Charged || b.Kills != kills {
+		t.Errorf("%+v: want %d payments, %d kills, and as many receipts and transfers as charges", b, payments, kills)
+	}
+	if b.Repeated == 0 || b.Republished == 0 || b.Messages <= payments || b.Deliveries <= b.Messages || b.Redelivered <= b.ReceiptMore || b.Calls <= b.Transfers {
+		t.Errorf("%+v: want duplicates of every kind", b)
+	}
+}

@@ -1,0 +1,99 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/hex"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// A header is a message's, whose names have any case.
+type header map[string]string
+
+var _ propagation.TextMapCarrier = header(nil)
+
+// Get returns the value of a name. An exact match wins.
+func (h header) Get(name string) string {
+	if v, ok := h[name]; ok {
+		return v
+	}
+	for k, v := range h {
+		if strings.EqualFold(k, name) {
+			return v
+		}
+	}
+	return ""
+}
+
+// Set sets a value.
+func (h header) Set(name, value string) { h[name] = value }
+
+// Keys returns the names.
+func (h header) Keys() []string {
+	keys := make([]string, 0, len(h))
+	for k := range h {
+		keys = append(keys, k)
+	}
+	return keys
+}
+
+// Traceparent is the W3C traceparent of the current span, or "" without one.
+func Traceparent(ctx context.Context) string {
+	sc := trace.SpanContextFromContext(ctx)
+	if !sc.IsValid() {
+		return ""
+	}
+	trace, span := sc.TraceID(), sc.SpanID()
+	text := append(make([]byte, 0, len("00-")+2*len(trace)+1+2*len(span)+len("-00")), "00-"...)
+	text = append(hex.AppendEncode(text, trace[:]), '-')
+	text = hex.AppendEncode(text, span[:])
+	if sc.IsSampled() {
+		return string(append(text, "-01"...))
+	}
+	return string(append(text, "-00"...))
+}
+
+// Inject writes the trace context of ctx into a message's header with the propagator of ctx, unless the header has
+// some already, in any case: who stamped first is the message's origin. Baggage alone is no trace context.
+func Inject(ctx context.Context, h map[string]string) {
+	propagator := propagatorOf(ctx)
+	if !hasContext(propagator, h) {
+		propagator.Inject(ctx, header(h))
+	}
+}
+
+func hasContext(propagator propagation.TextMapPropagator, h map[string]string) bool {
+	for _, field := range propagator.Fields() {
+		if strings.EqualFold(field, "baggage") {
+			continue
+		}
+		for name := range h {
+			if strings.EqualFold(name, field) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// LinkOriginal links the current span to the run that did the work, by the traceparent that the record keeps.
+func LinkOriginal(ctx context.Context, traceparent string) {
+	if traceparent == "" {
+		return
+	}
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return
+	}
+	origin := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
+	link(span, trace.SpanContextFromContext(origin), linkOriginal)
+}
+
+func link(span trace.Span, to trace.SpanContext, kind string) {
+	if to.IsValid() {
+		span.AddLink(trace.Link{SpanContext: to, Attributes: []attribute.KeyValue{keyLinkType.String(kind)}})
+	}
+}

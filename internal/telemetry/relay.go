@@ -1,0 +1,237 @@
+package telemetry
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// maxLinks is how many links a span keeps by default.
+const maxLinks = 128
+
+// A Relay observes a relay. It is safe for concurrent use.
+type Relay struct {
+	sender *Sender
+	table  *labels
+	name   string
+	states [2]metric.ObserveOption // pending, dead
+	spans  []trace.SpanStartOption
+
+	lag     metric.Float64Histogram
+	size    metric.Int64Histogram
+	deaths  metric.Int64Counter
+	pending metric.Int64ObservableGauge
+	oldest  metric.Float64ObservableGauge
+	meter   metric.Meter
+
+	mu    sync.Mutex
+	lags  map[string]*labels
+	dying map[string]*labels
+}
+
+// NewRelay makes the instruments. The table names the outbox, the system that of the broker.
+func NewRelay(p Providers, table, system string) (*Relay, error) {
+	sender, err := NewSender(p, system)
+	if err != nil {
+		return nil, err
+	}
+	name := keyTable.String(table)
+	r := &Relay{
+		sender: sender, name: table, table: newLabels(name), meter: p.meter(),
+		lags: map[string]*labels{}, dying: map[string]*labels{},
+		states: [2]metric.ObserveOption{
+			metric.WithAttributes(name, keyRowState.String(rowsPending)), metric.WithAttributes(name, keyRowState.String(rowsDead)),
+		},
+		spans: []trace.SpanStartOption{trace.WithNewRoot(), trace.WithAttributes(name)},
+	}
+	set := maker{meter: r.meter}
+	set.histogram(&r.lag, "oncemill.outbox.relay.lag", "s", "Time from when a row was written, or due, until the broker had it. Replays are left out.", delayBuckets)
+	set.counter(&r.deaths, "oncemill.outbox.deaths", "{message}", "Rows that were refused for the last time.")
+	if set.err == nil {
+		r.size, set.err = r.meter.Int64Histogram("oncemill.outbox.relay.batch.size", metric.WithUnit("{message}"),
+			metric.WithDescription("Rows that a relay took at once."), metric.WithExplicitBucketBoundaries(batchBuckets...))
+	}
+	if set.err == nil {
+		r.pending, set.err = r.meter.Int64ObservableGauge("oncemill.outbox.pending", metric.WithUnit("{message}"),
+			metric.WithDescription("Rows by state. Every relay of an outbox reports the same ones."))
+	}
+	if set.err == nil {
+		r.oldest, set.err = r.meter.Float64ObservableGauge("oncemill.outbox.oldest.age", metric.WithUnit("s"),
+			metric.WithDescription("How long ago the oldest pending row became due."))
+	}
+	return r, set.err
+}
+
+// Stats are what the gauges show.
+type Stats struct {
+	Pending, Dead int
+	Oldest        time.Duration
+}
+
+// statsEvery is how long counts of rows are taken for current: to count may be a lot of work for the database.
+const statsEvery = 10 * time.Second
+
+// Watch shows the stats of an outbox whenever metrics are collected, but asks for them at most every ten seconds, until
+// the function that it returns is called.
+func (r *Relay) Watch(stats func(context.Context) (Stats, error)) (stop func(), err error) {
+	var mu sync.Mutex
+	var last Stats
+	var asked time.Time
+	registration, err := r.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if asked.IsZero() || time.Since(asked) >= statsEvery {
+			now, err := stats(ctx)
+			if err != nil {
+				return err
+			}
+			last, asked = now, time.Now()
+		}
+		o.ObserveInt64(r.pending, int64(last.Pending), r.states[0])
+		o.ObserveInt64(r.pending, int64(last.Dead), r.states[1])
+		o.ObserveFloat64(r.oldest, last.Oldest.Seconds(), metric.WithAttributes(keyTable.String(r.name)))
+		return nil
+	}, r.pending, r.oldest)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = registration.Unregister() }, nil
+}
+
+// Leased records how many rows were taken at once.
+func (r *Relay) Leased(ctx context.Context, rows int) {
+	if r.size.Enabled(ctx) {
+		r.size.Record(ctx, int64(rows), r.table.record...)
+	}
+}
+
+// Died counts a row that was refused for the last time.
+func (r *Relay) Died(ctx context.Context, topic string) {
+	if r.deaths.Enabled(ctx) {
+		r.deaths.Add(ctx, 1, r.labelsOf(r.dying, topic).add...)
+	}
+}
+
+// labelsOf returns attributes of a destination, of which there may be too many.
+func (r *Relay) labelsOf(known map[string]*labels, topic string) *labels {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if found := known[topic]; found != nil {
+		return found
+	}
+	if len(known) >= maxKept {
+		topic = other
+		if found := known[topic]; found != nil {
+			return found
+		}
+	}
+	topic = strings.Clone(topic)
+	made := newLabels(keyTable.String(r.name), keySystem.String(r.sender.system), keyDestination.String(topic))
+	known[topic] = made
+	return made
+}
+
+// A Batch is what a publish call of a relay sends. Nil: nobody wants to know.
+type Batch struct {
+	relay    *Relay
+	span     trace.Span // nil: none
+	began    time.Time
+	messages []relayedMessage
+	links    int
+}
+
+type relayedMessage struct {
+	topic, id   string
+	destination *destination
+	span        trace.Span // nil: none
+	age         time.Duration
+}
+
+// Begin begins a publish call of n messages.
+func (r *Relay) Begin(ctx context.Context, n int) (context.Context, *Batch) {
+	if !r.sender.on(ctx) {
+		return ctx, nil
+	}
+	b := &Batch{relay: r, began: time.Now(), messages: make([]relayedMessage, 0, n)}
+	if tracer := r.sender.tracing.tracer(); tracer != nil {
+		ctx, b.span = tracer.Start(ctx, "oncemill.outbox.relay", r.spans...)
+		if b.span.IsRecording() {
+			b.span.SetAttributes(keyBatch.Int(n))
+		}
+	}
+	return context.WithValue(WithPropagator(ctx, r.sender.providers.Propagator), relayedKey{}, &relayed{b}), b
+}
+
+// Send begins to send the next message of the call, and returns its header: with the trace context of the send, unless it
+// has one. The age is how long its row waited, if that is known.
+func (b *Batch) Send(ctx context.Context, topic, id string, h map[string]string, age time.Duration) map[string]string {
+	m := relayedMessage{topic: topic, id: id, destination: b.relay.sender.destination(topic), age: age}
+	if tracer := b.relay.sender.tracing.tracer(); tracer != nil {
+		propagator := b.relay.sender.providers.propagator()
+		options := m.destination.producer
+		var created trace.SpanContext
+		known := hasContext(propagator, h)
+		if known {
+			ctx = propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), header(h))
+			created = trace.SpanContextFromContext(ctx)
+			options = m.destination.client
+			b.link(created)
+		}
+		ctx, m.span = tracer.Start(ctx, m.destination.spanName, options...)
+		describeSend(m.span, topic, id, created)
+		if !known {
+			if h = maps.Clone(h); h == nil {
+				h = map[string]string{}
+			}
+			propagator.Inject(ctx, header(h))
+		}
+	}
+	b.messages = append(b.messages, m)
+	return h
+}
+
+func (b *Batch) link(created trace.SpanContext) {
+	if b.span.IsRecording() && b.links < maxLinks {
+		b.links++
+		link(b.span, created, linkCreation)
+	}
+}
+
+// Sent says what became of the message that was sent as the i-th.
+func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
+	m := &b.messages[i]
+	if m.span != nil {
+		ctx = trace.ContextWithSpan(ctx, m.span)
+	}
+	r := b.relay
+	r.sender.sent.Add(ctx, 1, m.destination.outcome(err, unknown).add...)
+	if err == nil && m.age > 0 {
+		r.lag.Record(ctx, (m.age + time.Since(b.began)).Seconds(), r.labelsOf(r.lags, m.topic).record...)
+	}
+	endSend(m.span, err, unknown)
+}
+
+// End ends the call. Failed: nothing was acknowledged.
+func (b *Batch) End(ctx context.Context, failed bool) {
+	took := time.Since(b.began).Seconds()
+	done := map[*destination]bool{}
+	for _, m := range b.messages {
+		if done[m.destination] {
+			continue
+		}
+		done[m.destination] = true
+		labels := m.destination.took
+		if failed {
+			labels = m.destination.tookError
+		}
+		b.relay.sender.duration.Record(ctx, took, labels.record...)
+	}
+	if b.span != nil {
+		b.span.End()
+	}
+}

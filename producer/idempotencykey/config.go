@@ -1,0 +1,134 @@
+package idempotencykey
+
+import (
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Config configures a Middleware. Account must be set; everything else has a default.
+type Config struct {
+	// Account names the account that a request acts for, from what authentication has found out, never from what the client
+	// can choose freely: two accounts may use the same key and never see each other's responses. An error or an empty name is
+	// answered with 403. SingleTenant is for services that have one account only.
+	Account func(*http.Request) (string, error)
+
+	// Group is the API that the keys belong to, as the dedupstore.Key has it: 1 to 128 bytes. Renaming it forgets all keys.
+	// Empty: "http".
+	Group string
+
+	// Route names the route of a request, one of few. Nil: http.Request.Pattern, which a ServeMux sets, so that the
+	// middleware has to be wrapped around the handlers in it. Requests without a route are answered with 500: keys
+	// would not be scoped by it.
+	Route func(*http.Request) string
+
+	// Supports says of which requests keys are honoured. GET, HEAD, OPTIONS, TRACE and CONNECT never are. Nil: POST and PATCH.
+	Supports func(*http.Request) bool
+
+	// Required says which of them must have a key; others than those are run under a key that is made for the request
+	// alone, so that a handler always has its Run and, with an inbox, its transaction. Nil: all. Optional: none.
+	Required func(*http.Request) bool
+
+	// Unsupported says what to do with a key on a request that is not supported. Zero: IgnoreKey.
+	Unsupported Unsupported
+
+	// Headers are the names of the header that carries the key. A request may have one of them, once. Empty: Idempotency-Key.
+	Headers []string
+
+	// ReplayedHeader is set to "true" on every response that another request produced. Empty: Idempotent-Replayed.
+	ReplayedHeader string
+
+	// MinKeyLength and MaxKeyLength bound the key, in characters. At most 512. Zero: 1 and 255.
+	MinKeyLength, MaxKeyLength int
+
+	// CheckKey refuses keys that have not the format that the API has published, such as UUIDs. The error's text goes to
+	// the client; it should not repeat the key. Nil: all are accepted.
+	CheckKey func(key string) error
+
+	// FingerprintHeaders are request headers that a repeat must have with the same values, besides method, route, path,
+	// query and body, which always count. Empty: none.
+	FingerprintHeaders []string
+
+	// StoreHeaders are the response headers that a replay has. Naming a header that carries credentials, such as
+	// Set-Cookie, stores it. Nil: StoredHeaders.
+	StoreHeaders []string
+
+	// MaxRequestBody bounds the body of a request, in bytes, which is read before the handler runs. A longer one is
+	// answered with 413. Zero: 1 MiB.
+	MaxRequestBody int64
+
+	// MaxResponseBody bounds the body of a response that is kept, in bytes. What becomes of a longer one says the package's
+	// doc. At least 1 KiB less than Policy.MaxResultBytes, which headers need. Zero: three quarters of Policy.MaxResultBytes.
+	MaxResponseBody int
+
+	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
+	ServerErrors ServerErrors
+
+	// Hold is how long a request waits for another one with its key before it is answered with 409, and for a store that
+	// does not answer. Zero: not at all.
+	Hold time.Duration
+
+	// Holds bounds how many requests wait at once. Nil: no bound.
+	Holds *oncemill.Holds
+
+	// Linger is how long a run goes on after its client has gone: an effect may be under way, and the response is kept for
+	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. Negative: at once. Zero: 30 s.
+	Linger time.Duration
+
+	// DocsURL is where the API describes its use of keys; problems have it as their type, with the code as fragment, and as
+	// a Link. Empty: the docs of Oncemill.
+	DocsURL string
+
+	// WriteProblem answers a request that the middleware refuses. Nil: Problem.Write.
+	WriteProblem func(http.ResponseWriter, *http.Request, Problem)
+
+	// Logger gets what operators must know; never anything of a body or a header. Nil: the guard's.
+	Logger *slog.Logger
+}
+
+// Unsupported says what to do with a key on a request that does not support it.
+type Unsupported string
+
+// What to do with a key that is not supported.
+const (
+	IgnoreKey Unsupported = "ignore" // run the handler without a guard
+	RefuseKey Unsupported = "refuse" // answer 400, so that no client believes itself safe
+)
+
+// ServerErrors says what becomes of a response with status 500 and above.
+type ServerErrors string
+
+// What becomes of a server error.
+const (
+	// StoreServerErrors gives it to every repeat, for Policy.FailureWindow: the handler had begun, and may have had an effect.
+	StoreServerErrors ServerErrors = "store"
+
+	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last response is
+	// stored then. For handlers that can be repeated. Under a policy that parks, the response is stored all the same.
+	ReleaseServerErrors ServerErrors = "release"
+)
+
+// SingleTenant is the Config.Account of a service that has one account only.
+func SingleTenant(*http.Request) (string, error) { return "default", nil }
+
+// Optional is the Config.Required of an API whose clients may leave the key out.
+func Optional(*http.Request) bool { return false }
+
+// Methods returns a Config.Supports for requests with one of these methods.
+func Methods(names ...string) func(*http.Request) bool {
+	supported := make(map[string]bool, len(names))
+	for _, name := range names {
+		supported[name] = true
+	}
+	return func(r *http.Request) bool { return supported[r.Method] }
+}
+
+// StoredHeaders returns the response headers that are stored by default, in a slice of the caller's own.
+func StoredHeaders() []string {
+	return []string{
+		"Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition", "Location", "Etag",
+		"Last-Modified", "Link", "Retry-After",
+	}
+}

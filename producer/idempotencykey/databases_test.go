@@ -1,0 +1,228 @@
+package idempotencykey_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// The stores that outlive a process. Each has a place, by which another process finds it.
+const (
+	onRedis         = "redis"
+	onPostgres      = "postgres"
+	onPostgresInbox = "postgres inbox"
+	onSQLite        = "sqlite"
+	onSQLiteInbox   = "sqlite inbox"
+)
+
+var durable = []string{onRedis, onPostgres, onPostgresInbox, onSQLite, onSQLiteInbox}
+
+func init() {
+	for _, kind := range durable {
+		backends[kind] = func(t testing.TB) *backend { return openFor(t, kind, newPlace(t, kind)) }
+	}
+}
+
+// newPlace makes an empty place for a kind of store.
+func newPlace(t testing.TB, kind string) string {
+	t.Helper()
+	switch kind {
+	case onRedis:
+		return testserver.Redis(t).Addr
+	case onPostgres, onPostgresInbox:
+		return testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	}
+	return filepath.Join(t.TempDir(), "shop.db")
+}
+
+func openFor(t testing.TB, kind, place string) *backend {
+	t.Helper()
+	b, closeAll, err := open(context.Background(), kind, place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeAll)
+	return b
+}
+
+// open opens the store and the table of payments in a place, in this process or in one that is to be killed.
+func open(ctx context.Context, kind, place string) (*backend, func(), error) {
+	switch kind {
+	case onRedis:
+		return openRedis(place)
+	case onPostgres, onPostgresInbox:
+		return openPostgres(ctx, place, kind == onPostgresInbox)
+	}
+	return openSQLite(ctx, place, kind == onSQLiteInbox)
+}
+
+func openRedis(addr string) (*backend, func(), error) {
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	store, err := redisstore.New(rdb, redisstore.Config{})
+	return &backend{
+		store: store,
+		pay: func(r *http.Request, id string) error {
+			return rdb.Incr(r.Context(), "payments:"+id).Err()
+		},
+		payments: func(id string) int {
+			n, err := rdb.Get(context.Background(), "payments:"+id).Int()
+			if err != nil && !errors.Is(err, redis.Nil) {
+				panic(err)
+			}
+			return n
+		},
+	}, func() { rdb.Close() }, err
+}
+
+func message(id string) producer.Message {
+	return producer.Message{ID: id, Topic: "payments", Payload: []byte("paid")}
+}
+
+func openPostgres(ctx context.Context, dsn string, transacted bool) (*backend, func(), error) {
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, nil, err
+	}
+	config.MaxConns = 8
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
+	if err != nil {
+		return nil, nil, err
+	}
+	box, err := pgoutbox.New(pool, pgoutbox.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, step := range []func(context.Context) error{
+		store.Migrate, box.Migrate,
+		func(ctx context.Context) error {
+			_, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS payments (id text NOT NULL)`)
+			return err
+		},
+	} {
+		if err := step(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	const insert = `INSERT INTO payments (id) VALUES ($1)`
+	b := &backend{store: store}
+	b.pay = func(r *http.Request, id string) error {
+		_, err := pool.Exec(r.Context(), insert, id)
+		return err
+	}
+	b.payments = func(id string) int {
+		return counted(func(n *int) error {
+			return pool.QueryRow(context.Background(), `SELECT count(*) FROM payments WHERE id = $1`, id).Scan(n)
+		})
+	}
+	if transacted {
+		b.store = store.Inbox()
+		b.pay = func(r *http.Request, id string) error {
+			tx := pgstore.Tx(r.Context())
+			if _, err := tx.Exec(r.Context(), insert, id); err != nil {
+				return err
+			}
+			return box.In(tx).Publish(r.Context(), message(id))
+		}
+		b.rows = func(id string) int {
+			return counted(func(n *int) error {
+				return pool.QueryRow(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = $1`, id).Scan(n)
+			})
+		}
+	}
+	return b, pool.Close, nil
+}
+
+func openSQLite(ctx context.Context, path string, transacted bool) (*backend, func(), error) {
+	db, err := sqliteoutbox.Open(ctx, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := sqlitestore.New(db, sqlitestore.Config{Logger: quiet()})
+	if err != nil {
+		return nil, nil, err
+	}
+	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, step := range []func(context.Context) error{
+		store.Migrate, box.Migrate,
+		func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS payments (id TEXT NOT NULL)`)
+			return err
+		},
+	} {
+		if err := step(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	b := &backend{store: store}
+	b.pay = func(r *http.Request, id string) error { return insertSQL(r.Context(), db, id) }
+	b.payments = func(id string) int {
+		return counted(func(n *int) error {
+			return db.QueryRowContext(context.Background(), `SELECT count(*) FROM payments WHERE id = ?`, id).Scan(n)
+		})
+	}
+	if transacted {
+		b.store = store.Inbox()
+		b.pay = func(r *http.Request, id string) error {
+			tx := sqlitestore.Tx(r.Context())
+			if err := insertSQL(r.Context(), tx, id); err != nil {
+				return err
+			}
+			return box.InSQL(tx).Publish(r.Context(), message(id))
+		}
+		b.rows = func(id string) int {
+			return counted(func(n *int) error {
+				return db.QueryRowContext(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = ?`, id).Scan(n)
+			})
+		}
+	}
+	return b, func() { db.Close() }, nil
+}
+
+func insertSQL(ctx context.Context, db interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}, id string,
+) error {
+	_, err := db.ExecContext(ctx, `INSERT INTO payments (id) VALUES (?)`, id)
+	return err
+}
+
+func counted(query func(n *int) error) (n int) {
+	if err := query(&n); err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// serverError is a handler that pays and then fails.
+func (b *backend) serverError(w http.ResponseWriter, r *http.Request) {
+	run := oncemill.FromContext(r.Context())
+	if err := b.pay(r, run.ID("payments")); err != nil {
+		http.Error(w, "no", http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusInternalServerError)
+	fmt.Fprint(w, run.ID("payments"))
+}

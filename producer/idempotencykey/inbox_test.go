@@ -1,0 +1,184 @@
+package idempotencykey_test
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/producer/idempotencykey"
+)
+
+// transacted serves over an inbox in memory.
+func transacted(t testing.TB, box *inbox, c idempotencykey.Config, h http.HandlerFunc) *rig {
+	t.Helper()
+	return serve(t, newGuard(t, box, oncemill.Policy{}), c, h)
+}
+
+func TestInbox_WritesAndResponseAppearTogether(t *testing.T) {
+	t.Parallel()
+	box := newInbox(t)
+	var before int
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		write(r.Context(), oncemill.FromContext(r.Context()).ID("payments"))
+		w.WriteHeader(201)
+		io.WriteString(w, "paid")
+		before = box.count()
+	})
+	want(t, rg.pay("k"), 201, false)
+	want(t, rg.pay("k"), 201, true)
+	if before != 0 || box.count() != 1 {
+		t.Errorf("%d rows before the commit, %d after two requests", before, box.count())
+	}
+}
+
+func TestInbox_ServerErrorRollsBackAndIsStored(t *testing.T) {
+	t.Parallel()
+	box, l := newInbox(t), &ledger{}
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		l.add("")
+		write(r.Context(), "row")
+		w.WriteHeader(502)
+		io.WriteString(w, "no")
+	})
+	first, again := rg.pay("k"), rg.pay("k")
+	want(t, first, 502, false)
+	want(t, again, 502, true)
+	if box.count() != 0 || first.body != "no" || again.body != "no" {
+		t.Errorf("%d rows, %q and %q", box.count(), first.body, again.body)
+	}
+	wantRuns(t, l, 1)
+}
+
+func TestInbox_ClientErrorCommitsWhatWasWritten(t *testing.T) {
+	t.Parallel()
+	box := newInbox(t)
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		write(r.Context(), "refusal")
+		w.WriteHeader(402)
+	})
+	want(t, rg.pay("k"), 402, false)
+	if box.count() != 1 {
+		t.Errorf("%d rows", box.count())
+	}
+}
+
+func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
+	t.Parallel()
+	for name, respond := range map[string]func(w http.ResponseWriter){
+		"too large": func(w http.ResponseWriter) {
+			w.Header().Set("Location", "/payments/1")
+			w.WriteHeader(201)
+			if _, err := w.Write(make([]byte, 101)); !errors.Is(err, idempotencykey.ErrResponseTooLarge) {
+				t.Errorf("Write returned %v", err)
+			}
+		},
+		"too large in pieces": func(w http.ResponseWriter) {
+			for range 11 {
+				io.WriteString(w, "0123456789")
+			}
+		},
+		"header too large":    func(w http.ResponseWriter) { w.Header().Set("Location", strings.Repeat("x", 1<<16)) },
+		"switching protocols": func(w http.ResponseWriter) { w.WriteHeader(101) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			box, l := newInbox(t), &ledger{}
+			rg := transacted(t, box, idempotencykey.Config{MaxResponseBody: 100}, func(w http.ResponseWriter, r *http.Request) {
+				l.add("")
+				write(r.Context(), "row")
+				respond(w)
+			})
+			a := rg.pay("k")
+			wantProblem(t, a, 500, idempotencykey.CodeRefused)
+			if a.header.Get("Location") != "" {
+				t.Errorf("header %v", a.header)
+			}
+			again := rg.pay("k")
+			wantProblem(t, again, 500, idempotencykey.CodeRefused)
+			if !again.replayed() || box.count() != 0 {
+				t.Errorf("replayed %v, %d rows", again.replayed(), box.count())
+			}
+			wantRuns(t, l, 1)
+		})
+	}
+}
+
+func TestInbox_NothingLeavesBeforeTheCommit(t *testing.T) {
+	t.Parallel()
+	box := newInbox(t)
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		write(r.Context(), "row")
+		w.WriteHeader(http.StatusEarlyHints)
+		io.WriteString(w, "held")
+		rc := http.NewResponseController(w)
+		if err := rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("Flush returned %v", err)
+		}
+		if _, _, err := rc.Hijack(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("Hijack returned %v", err)
+		}
+		if _, ok := w.(http.Flusher); ok {
+			t.Error("the writer says that it can flush")
+		}
+	})
+	var hints atomic.Int32
+	if a := rg.pay("k", informational(&hints)); a.status != 200 || a.body != "held" || hints.Load() != 0 {
+		t.Errorf("%d %q, informational %d", a.status, a.body, hints.Load())
+	}
+}
+
+func TestInbox_RepeatedTransactionRunsAsIfItWereTheFirst(t *testing.T) {
+	t.Parallel()
+	box, l := newInbox(t), &ledger{}
+	box.again = 2
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		write(r.Context(), "row")
+		body, _ := io.ReadAll(r.Body)
+		if l.add("") < 3 {
+			r.Header.Set("Spoilt", "x")
+			w.Header().Set("Location", "spoilt")
+			w.WriteHeader(202)
+			return
+		}
+		if r.Header.Get("Spoilt") != "" {
+			t.Error("the header of the request is that of another run")
+		}
+		w.WriteHeader(201)
+		w.Write(body)
+	})
+	a := rg.pay("k")
+	want(t, a, 201, false)
+	if a.body != `{"amount":100}` || a.header.Get("Location") != "" || box.count() != 1 {
+		t.Errorf("%q %v, %d rows", a.body, a.header, box.count())
+	}
+}
+
+func TestInbox_UndecidedCommitIsNeverAnsweredAsDone(t *testing.T) {
+	t.Parallel()
+	box := newInbox(t)
+	box.undecided = errors.New("connection lost")
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(201) })
+	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
+}
+
+func TestInbox_PanicRollsBack(t *testing.T) {
+	t.Parallel()
+	box, l := newInbox(t), &ledger{}
+	rg := transacted(t, box, idempotencykey.Config{}, func(_ http.ResponseWriter, r *http.Request) {
+		write(r.Context(), "row")
+		if l.add("") == 1 {
+			panic(http.ErrAbortHandler)
+		}
+	})
+	if a := rg.pay("k"); a.err == nil || box.count() != 0 {
+		t.Errorf("answered %d, %d rows", a.status, box.count())
+	}
+	want(t, rg.pay("k"), 200, false)
+	if box.count() != 1 {
+		t.Errorf("%d rows", box.count())
+	}
+}

@@ -1,0 +1,87 @@
+package idempotencykey
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+func TestKey_BothSpellingsAreReadAndNothingElse(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ value, key string }{ // empty: refused
+		{`"8e03978e-40d5-43e8-bc93-6894a57f9324"`, "8e03978e-40d5-43e8-bc93-6894a57f9324"}, // the draft's example
+		{`8e03978e-40d5-43e8-bc93-6894a57f9324`, "8e03978e-40d5-43e8-bc93-6894a57f9324"},
+		{`KG5LxwFBepaKHyUD`, "KG5LxwFBepaKHyUD"}, // as Stripe's examples send it
+		{`"a b, c;d"`, "a b, c;d"},
+		{`"a\"b\\c"`, `a"b\c`},
+		{`  "k"  `, "k"},
+		{`"k";a`, "k"},
+		{`"k"; a=1;b="x;y" ;c`, ""},
+		{`"k"; a=1;b="x;y";*c=?1`, "k"},
+		{`"k";t=:aGk=:`, "k"},
+		{`AbC+/=._~-`, "AbC+/=._~-"},
+		{`"`, ""}, {`""`, ""}, {``, ""}, {` `, ""},
+		{`"a`, ""}, {`"a\`, ""}, {`"a\n"`, ""}, {"\"a\tb\"", ""}, {"\"\u00e4\"", ""}, {"\"a\x7f\"", ""},
+		{`"a" "b"`, ""}, {`"a", "b"`, ""}, {`"a"b`, ""}, {`"a";`, ""}, {`"a";A=1`, ""}, {`"a";a=`, ""}, {`"a";1=1`, ""}, {`"a";a="x`, ""},
+		{`a b`, ""}, {`a,b`, ""}, {`a;b`, ""}, {`a"b`, ""}, {`a\b`, ""}, {"a\x00b", ""}, {"\u00e4", ""},
+	} {
+		got, problem := parseKey(tc.value)
+		if got != tc.key || (problem == "") != (tc.key != "") {
+			t.Errorf("%q was read as %q, problem %q; want %q", tc.value, got, problem, tc.key)
+		}
+	}
+}
+
+func TestKey_ScopesOfDifferentAccountsAndRoutesAreNeverEqual(t *testing.T) {
+	t.Parallel()
+	c := Config{Group: "http"}
+	long := strings.Repeat("x", 200)
+	type scope struct{ account, method, route string }
+	seen := map[string]scope{}
+	add := func(s scope) string {
+		k := c.key(s.account, s.method, s.route, "id")
+		if err := k.Validate(); err != nil {
+			t.Errorf("%v: %v", s, err)
+		}
+		if other, known := seen[k.String()]; known {
+			t.Errorf("%v and %v share a key", s, other)
+		}
+		seen[k.String()] = s
+		return k.Tenant
+	}
+	derived := add(scope{long, "POST", "/a"})
+	for _, s := range []scope{
+		{derived, "POST", "/a"}, // an account that calls itself what replaces another's name
+		{long + "x", "POST", "/a"},
+		{"acme", "POST", "/a"}, {"acme", "PUT", "/a"}, {"acme", "POST", "/a/{id}"}, {"acme", "POST", long}, {"acme", "POST", long + "y"},
+		{"acme:POST", "POST", "/a"}, {"ac", "me", "POST /a"}, {"\u00e4", "POST", "/a"}, {"~acme", "POST", "/a"}, {"acme", "~POST", "/a"},
+	} {
+		add(s)
+	}
+}
+
+func FuzzParseKey(f *testing.F) {
+	for _, seed := range []string{`"a"`, `a`, `"a\"b"; x=1`, `"`, `";;`, `a,b`, "\x00", `"a";b="c";d`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		key, problem := parseKey(value)
+		if problem != "" {
+			if key != "" {
+				t.Fatalf("%q: key %q beside problem %q", value, key, problem)
+			}
+			return
+		}
+		if key == "" || !printable(key) {
+			t.Fatalf("%q was read as %q", value, key)
+		}
+		again, problem := parseKey(quoteKey(key))
+		if problem != "" || again != key {
+			t.Fatalf("%q, quoted as %s, was read as %q, problem %q", key, quoteKey(key), again, problem)
+		}
+		c := Config{Headers: []string{defaultHeader}, MinKeyLength: 1, MaxKeyLength: defaultKey}
+		if got, err := c.clientKey(http.Header{defaultHeader: {value}}); err == nil && got != key {
+			t.Fatalf("%q: header gives %q, want %q", value, got, key)
+		}
+	})
+}

@@ -1,0 +1,139 @@
+package idempotencykey_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// full is the first number in proofs, else the second.
+func full(proof, reduced int) int {
+	if os.Getenv("ONCEMILL_PROOF") == "1" {
+		return proof
+	}
+	return reduced
+}
+
+func TestKill_RetryGetsTheStoredResponseOrRunsAgainByTheRuleOfTheTier(t *testing.T) {
+	t.Parallel()
+	for _, kind := range durable {
+		transacted := strings.HasSuffix(kind, "inbox")
+		for where, payments := range map[string]int{
+			beforeEffect: 1,
+			afterEffect:  map[bool]int{false: 2, true: 1}[transacted], // with a lease alone the effect is there, and nobody knows
+			beforeReply:  1,
+		} {
+			t.Run(kind+" "+where, func(t *testing.T) {
+				t.Parallel()
+				place := newPlace(t, kind)
+				b := openFor(t, kind, place)
+				client := newClient(t)
+				p := start(t, kind, place)
+				first := make(chan answer, 1)
+				go func() { first <- p.post(client, "k", where) }()
+				if line := p.line(t); line != "stopped" {
+					t.Fatal(line)
+				}
+				p.kill()
+				if a := <-first; a.err == nil {
+					t.Fatalf("the killed process answered %d", a.status)
+				}
+				p = start(t, kind, place)
+				a := p.settle(t, client, "k")
+				want(t, a, http.StatusCreated, where == beforeReply)
+				again := p.post(client, "k", "")
+				want(t, again, http.StatusCreated, true)
+				id := paymentOf(a)
+				if again.body != a.body || b.payments(id) != payments {
+					t.Errorf("%q, then %q; %d payments, want %d", a.body, again.body, b.payments(id), payments)
+				}
+				if transacted && b.rows(id) != 1 {
+					t.Errorf("%d rows in the outbox, want 1", b.rows(id))
+				}
+			})
+		}
+	}
+}
+
+// paymentOf is the ID of the payment that a response speaks of.
+func paymentOf(a answer) string {
+	fields := strings.Fields(a.body)
+	if len(fields) < 2 {
+		return ""
+	}
+	return fields[1]
+}
+
+func TestKill_AnywhereUnderLoadNothingIsLostAndInAnInboxNothingIsDouble(t *testing.T) {
+	t.Parallel()
+	rounds, clients := full(25, 2), 8
+	for _, kind := range []string{onRedis, onPostgresInbox, onSQLiteInbox} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			place := newPlace(t, kind)
+			b := openFor(t, kind, place)
+			client := newClient(t)
+			var mu sync.Mutex
+			answered := map[string]string{} // what clients got, by key; empty: nothing
+			for round := range rounds {
+				p := start(t, kind, place)
+				responses := 0
+				var wg sync.WaitGroup
+				for c := range clients {
+					wg.Go(func() {
+						for i := 0; ; i++ {
+							k := fmt.Sprintf("%d-%d-%d", round, c, i)
+							a := p.post(client, k, "")
+							mu.Lock()
+							if a.err == nil && a.status == http.StatusCreated {
+								answered[k] = a.body
+								responses++
+							} else {
+								answered[k] = ""
+							}
+							mu.Unlock()
+							if a.err != nil {
+								return
+							}
+						}
+					})
+				}
+				enough := 20 + rand.N(60)
+				until(t, "the shop has answered", func() bool {
+					mu.Lock()
+					defer mu.Unlock()
+					return responses >= enough
+				})
+				p.kill()
+				wg.Wait()
+			}
+			p := start(t, kind, place)
+			double, open := 0, 0
+			for k, body := range answered {
+				a := p.settle(t, client, k)
+				if a.status != http.StatusCreated || body != "" && (a.body != body || !a.replayed()) {
+					t.Errorf("%s: answered %q, then %d %q, replayed %v", k, body, a.status, a.body, a.replayed())
+				}
+				if body == "" {
+					open++
+				}
+				switch n := b.payments(paymentOf(a)); {
+				case n == 0:
+					t.Errorf("%s: no payment", k)
+				case n > 1 && b.rows != nil:
+					t.Errorf("%s: %d payments", k, n)
+				case n > 1:
+					double++
+				}
+			}
+			if double > rounds*clients {
+				t.Errorf("%d payments were made twice by %d kills of %d clients", double, rounds, clients)
+			}
+			t.Logf("%d payments, %d kills, %d without a response, %d made twice", len(answered), rounds, open, double)
+		})
+	}
+}

@@ -1,0 +1,244 @@
+package idempotencykey_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer/idempotencykey"
+)
+
+// A script is a server in place of a transport, which answers in a certain order, the last answer for ever.
+type script struct {
+	answers []func() (*http.Response, error)
+
+	mu     sync.Mutex
+	keys   []string
+	bodies []string
+	times  []time.Time
+}
+
+func (s *script) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	body := ""
+	if r.Body != nil {
+		data, _ := io.ReadAll(r.Body)
+		r.Body.Close()
+		body = string(data)
+	}
+	s.keys = append(s.keys, strings.Join(r.Header.Values("Idempotency-Key"), "|"))
+	s.bodies = append(s.bodies, body)
+	s.times = append(s.times, time.Now())
+	return s.answers[min(len(s.keys), len(s.answers))-1]()
+}
+
+func status(code int, headers ...string) func() (*http.Response, error) {
+	return func() (*http.Response, error) {
+		rec := httptest.NewRecorder()
+		for i := 0; i < len(headers); i += 2 {
+			rec.Header().Set(headers[i], headers[i+1])
+		}
+		rec.WriteHeader(code)
+		return rec.Result(), nil
+	}
+}
+
+var errReset = errors.New("connection reset")
+
+func reset() (*http.Response, error) { return nil, errReset }
+
+func TestTransport_TriesAgainWithTheSameKeyAndBodyUntilItCounts(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name    string
+		answers []func() (*http.Response, error)
+		sent    int
+		status  int // 0: an error
+	}{
+		{"done", []func() (*http.Response, error){status(201)}, 1, 201},
+		{"lost connections", []func() (*http.Response, error){reset, reset, status(201)}, 3, 201},
+		{"in progress", []func() (*http.Response, error){status(409, "Retry-After", "1"), status(201)}, 2, 201},
+		{"a conflict of the application", []func() (*http.Response, error){status(409)}, 1, 409},
+		{"too many requests", []func() (*http.Response, error){status(429), status(201)}, 2, 201},
+		{"server errors", []func() (*http.Response, error){status(500), status(503, "Retry-After", "2"), status(201)}, 3, 201},
+		{"a stored server error", []func() (*http.Response, error){status(502), status(500, "Idempotent-Replayed", "true")}, 2, 500},
+		{"not implemented", []func() (*http.Response, error){status(501)}, 1, 501},
+		{"other content", []func() (*http.Response, error){status(422)}, 1, 422},
+		{"a response that is not kept", []func() (*http.Response, error){status(410)}, 1, 410},
+		{"never", []func() (*http.Response, error){status(503)}, 5, 503},
+		{"never a connection", []func() (*http.Response, error){reset}, 5, 0},
+		{"a pause that is too long", []func() (*http.Response, error){status(503, "Retry-After", "3600"), status(201)}, 1, 503},
+		{"a date", []func() (*http.Response, error){status(503, "Retry-After", "Sat, 01 Jan 2000 00:00:30 GMT"), status(201)}, 2, 201},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := &script{answers: tc.answers}
+				tr := newTransport(t, s, idempotencykey.TransportConfig{})
+				r, _ := http.NewRequestWithContext(t.Context(), "POST", "http://x", strings.NewReader("body"))
+				start := time.Now()
+				resp, err := tr.RoundTrip(r)
+				if tc.status == 0 && !errors.Is(err, errReset) || tc.status != 0 && (err != nil || resp.StatusCode != tc.status) {
+					t.Fatalf("got %v, %v", resp, err)
+				}
+				if resp != nil {
+					resp.Body.Close()
+				}
+				if len(s.keys) != tc.sent {
+					t.Fatalf("sent %d times, want %d", len(s.keys), tc.sent)
+				}
+				for i := range s.keys {
+					if s.keys[i] != s.keys[0] || len(s.keys[0]) != 38 || s.bodies[i] != "body" {
+						t.Errorf("attempt %d: key %q, body %q", i, s.keys[i], s.bodies[i])
+					}
+				}
+				if r.Header.Get("Idempotency-Key") != "" {
+					t.Error("the caller's request was changed")
+				}
+				if d := time.Since(start); d > time.Minute {
+					t.Errorf("it took %v", d)
+				}
+			})
+		})
+	}
+}
+
+func TestTransport_WaitsAsLongAsTheServerSays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{answers: []func() (*http.Response, error){status(409, "Retry-After", "30"), status(201)}}
+		r, _ := http.NewRequestWithContext(t.Context(), "POST", "http://x", http.NoBody)
+		resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
+		if err != nil || resp.StatusCode != 201 {
+			t.Fatal(resp, err)
+		}
+		if d := s.times[1].Sub(s.times[0]); d < 30*time.Second || d > 31*time.Second {
+			t.Errorf("it waited %v, want 30 s", d)
+		}
+	})
+}
+
+func TestTransport_TakesTheKeyFromHeaderContextOrMakesOne(t *testing.T) {
+	t.Parallel()
+	ctx := idempotencykey.WithKey(context.Background(), `order "17"`)
+	for _, tc := range []struct {
+		name, method string
+		ctx          context.Context
+		header       string
+		bare         bool
+		want         string // the header; "new": one that is made; empty: none; "!": an error
+	}{
+		{"header", "POST", ctx, "mine", false, "mine"},
+		{"context", "POST", ctx, "", false, `"order \"17\""`},
+		{"context, any method", "PUT", ctx, "", false, `"order \"17\""`},
+		{"made", "PATCH", context.Background(), "", false, "new"},
+		{"none", "DELETE", context.Background(), "", false, ""},
+		{"bare", "POST", idempotencykey.WithKey(ctx, "k1"), "", true, "k1"},
+		{"bare, but it needs quotes", "POST", ctx, "", true, "!"},
+		{"not ASCII", "POST", idempotencykey.WithKey(ctx, "ä"), "", false, "!"},
+		{"empty", "POST", idempotencykey.WithKey(ctx, ""), "", false, "!"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := &script{answers: []func() (*http.Response, error){status(200)}}
+			r, _ := http.NewRequestWithContext(tc.ctx, tc.method, "http://x", strings.NewReader("b"))
+			if tc.header != "" {
+				r.Header.Set("Idempotency-Key", tc.header)
+			}
+			resp, err := newTransport(t, s, idempotencykey.TransportConfig{Bare: tc.bare}).RoundTrip(r)
+			if resp != nil {
+				resp.Body.Close()
+			}
+			_, invalid := errors.AsType[*dedupstore.InvalidError](err)
+			switch {
+			case tc.want == "!" && (!invalid || len(s.keys) > 0):
+				t.Errorf("sent %q, error %v", s.keys, err)
+			case tc.want == "!":
+			case err != nil:
+				t.Error(err)
+			case tc.want == "new" && len(s.keys[0]) != 38, tc.want != "new" && s.keys[0] != tc.want:
+				t.Errorf("sent %q, want %q", s.keys[0], tc.want)
+			}
+		})
+	}
+}
+
+func TestTransport_NeverTriesAgainWithoutAKeyOrABodyToRepeat(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, method string
+		body         io.Reader
+		rewind       bool
+		sent         int
+	}{
+		{"no key", "DELETE", strings.NewReader("body"), true, 1},
+		{"with GetBody", "POST", strings.NewReader(strings.Repeat("x", 100)), true, 2},
+		{"short without GetBody", "POST", bytes.NewReader([]byte("body")), false, 2},
+		{"long without GetBody", "POST", strings.NewReader(strings.Repeat("x", 100)), false, 1},
+		{"nothing", "POST", nil, true, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := &script{answers: []func() (*http.Response, error){status(503), status(200)}}
+			r, _ := http.NewRequestWithContext(t.Context(), tc.method, "http://x", tc.body)
+			if !tc.rewind {
+				r.GetBody = nil
+			}
+			resp, err := newTransport(t, s, idempotencykey.TransportConfig{MaxBody: 10, MinPause: time.Millisecond}).RoundTrip(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if len(s.keys) != tc.sent {
+				t.Errorf("sent %d times, want %d", len(s.keys), tc.sent)
+			}
+			for _, b := range s.bodies {
+				if b != s.bodies[0] || tc.body != nil && b == "" {
+					t.Errorf("bodies %q", s.bodies)
+				}
+			}
+		})
+	}
+}
+
+func TestTransport_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		gone := errors.New("gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(5*time.Second, func() { cancel(gone) })
+		s := &script{answers: []func() (*http.Response, error){status(503, "Retry-After", "10")}}
+		r, _ := http.NewRequestWithContext(ctx, "POST", "http://x", strings.NewReader("b"))
+		if _, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r); !errors.Is(err, gone) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestTransport_RefusesAConfigThatContradictsItself(t *testing.T) {
+	t.Parallel()
+	for field, c := range map[string]idempotencykey.TransportConfig{
+		"Header":         {Header: "a b"},
+		"ReplayedHeader": {ReplayedHeader: ":"},
+		"MaxAttempts":    {MaxAttempts: -1},
+		"MaxElapsed":     {MaxElapsed: -1},
+		"MinPause":       {MinPause: -1},
+		"MaxPause":       {MinPause: time.Second, MaxPause: time.Millisecond},
+		"MaxBody":        {MaxBody: -1},
+	} {
+		_, err := idempotencykey.NewTransport(nil, c)
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != "TransportConfig."+field {
+			t.Errorf("%s: got %v", field, err)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package webhook_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/producer/webhook"
+)
+
+// inbox is a store with transactions that hold messages: what was written in one is there when it commits.
+type inbox struct {
+	dedupstore.Store
+	commit    error // what the next commits answer
+	undecided bool  // the answer to the next commit is lost: it says so
+	committed []producer.Message
+}
+
+type transaction struct{ written []producer.Message }
+
+type txKey struct{}
+
+func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+	var tx transaction
+	s, err := work(context.WithValue(ctx, txKey{}, &tx))
+	if err != nil {
+		return err
+	}
+	if i.commit != nil {
+		return i.commit
+	}
+	if err := i.Settle(ctx, c, s); err != nil {
+		return err
+	}
+	i.committed = append(i.committed, tx.written...)
+	if i.undecided {
+		i.undecided = false
+		return &dedupstore.UndecidedError{Err: errDown}
+	}
+	return nil
+}
+
+// write joins the transaction of the context.
+func write(ctx context.Context, messages ...producer.Message) error {
+	tx, ok := ctx.Value(txKey{}).(*transaction)
+	if !ok {
+		return errors.New("no transaction in the context")
+	}
+	tx.written = append(tx.written, messages...)
+	return nil
+}
+
+func TestReceiver_OverAnInboxMessageAndClaimCommitTogether(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		box := &inbox{Store: newStore(t).Store}
+		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write), webhook.Config{Verifier: must(webhook.GitHub(secret))})
+
+		box.commit = &dedupstore.ConflictError{Err: errDown}
+		for range 20 {
+			send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
+		}
+		if len(box.committed) != 0 {
+			t.Fatalf("enqueued %v", box.committed)
+		}
+		box.commit, box.undecided = nil, true
+		send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable) // committed, but nobody can say so
+		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
+		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
+		if len(box.committed) != 1 || box.committed[0].ID != webhook.MessageID("", "shop", "d1") {
+			t.Errorf("enqueued %v", box.committed)
+		}
+	})
+}

@@ -1,0 +1,66 @@
+package webhook
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"strings"
+)
+
+// Slack verifies requests of Slack's Events API: headers X-Slack-Signature (v0=…) and X-Slack-Request-Timestamp. A secret is
+// the app's signing secret; several are for rotation. The event's ID is the member event_id of the body, which a retry
+// keeps. The url_verification of a new endpoint is answered with its challenge, if it is signed as well.
+//
+// Slash commands and interactions have no ID, and are refused with status 400.
+func Slack(secret string, others ...string) (Verifier, error) {
+	ks, err := newKeys(secret, others)
+	if err != nil {
+		return nil, err
+	}
+	return slack{ks}, nil
+}
+
+type slack struct{ keys keys }
+
+// Verify implements Verifier.
+func (v slack) Verify(h http.Header, body []byte) (Event, error) {
+	timestamp, err := one(h, "X-Slack-Request-Timestamp")
+	if err != nil {
+		return Event{}, err
+	}
+	sent, err := seconds(timestamp)
+	if err != nil {
+		return Event{}, err
+	}
+	header, err := one(h, "X-Slack-Signature")
+	if err != nil {
+		return Event{}, err
+	}
+	text, ok := strings.CutPrefix(header, "v0=")
+	if !ok {
+		return Event{}, &SignatureError{"header X-Slack-Signature does not begin with v0="}
+	}
+	sum, err := hex.DecodeString(text)
+	if err != nil || !v.keys.signed([][]byte{sum}, []byte("v0:"), []byte(timestamp), []byte(":"), body) {
+		return Event{}, errMismatch
+	}
+	e, err := slackEvent(body)
+	e.Sent = sent
+	return e, err
+}
+
+func slackEvent(body []byte) (Event, error) {
+	var envelope struct {
+		Type      string `json:"type"`
+		EventID   string `json:"event_id"`
+		Challenge string `json:"challenge"`
+	}
+	err := json.Unmarshal(body, &envelope)
+	switch {
+	case err == nil && envelope.Type == "url_verification" && envelope.Challenge != "":
+		return Event{Reply: []byte(envelope.Challenge)}, nil
+	case err != nil || envelope.EventID == "":
+		return Event{}, &EventError{"the body has no member event_id: only the Events API has"}
+	}
+	return Event{ID: envelope.EventID}, nil
+}

@@ -1,0 +1,74 @@
+package webhook
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// minStandardKey is the shortest key that Standard Webhooks allows, in bytes.
+const minStandardKey = 24
+
+// StandardWebhooks verifies requests by the specification Standard Webhooks, symmetric signatures (v1): headers webhook-id,
+// webhook-timestamp and webhook-signature, where one of several signatures must be that of one of the keys. A secret is
+// base64, with or without "whsec_" before it, of at least 24 bytes; several are for rotation. The event's ID is webhook-id.
+// It may hold no full stop, as the specification asks: ID, time and body are signed with full stops between them.
+//
+// Signatures of other versions are skipped. Asymmetric ones (v1a) are not supported.
+func StandardWebhooks(secret string, others ...string) (Verifier, error) {
+	all := append([]string{secret}, others...)
+	ks := make(keys, len(all))
+	for i, s := range all {
+		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(s, "whsec_"))
+		if err != nil {
+			return nil, &InvalidError{fmt.Sprintf("secret %d", i+1), "is not base64"}
+		}
+		if len(key) < minStandardKey {
+			return nil, tooShort(i, len(key), minStandardKey)
+		}
+		ks[i] = key
+	}
+	return standard{ks}, nil
+}
+
+type standard struct{ keys keys }
+
+// Verify implements Verifier.
+func (v standard) Verify(h http.Header, body []byte) (Event, error) {
+	id, err := one(h, "webhook-id")
+	if err != nil {
+		return Event{}, err
+	}
+	timestamp, err := one(h, "webhook-timestamp")
+	if err != nil {
+		return Event{}, err
+	}
+	header, err := one(h, "webhook-signature")
+	if err != nil {
+		return Event{}, err
+	}
+	if strings.Contains(id, ".") {
+		return Event{}, &SignatureError{"webhook-id holds a full stop, so that it is not clear what was signed"}
+	}
+	sent, err := seconds(timestamp)
+	if err != nil {
+		return Event{}, err
+	}
+	if !v.keys.signed(standardSignatures(header), []byte(id), []byte("."), []byte(timestamp), []byte("."), body) {
+		return Event{}, errMismatch
+	}
+	return Event{ID: id, Sent: sent}, nil
+}
+
+// standardSignatures reads v1,… v1,…: those of this version.
+func standardSignatures(header string) (signatures [][]byte) {
+	for s := range strings.FieldsSeq(header) {
+		if text, ok := strings.CutPrefix(s, "v1,"); ok {
+			if sum, err := base64.StdEncoding.Strict().DecodeString(text); err == nil {
+				signatures = append(signatures, sum)
+			}
+		}
+	}
+	return signatures
+}

@@ -1,0 +1,81 @@
+package webhook
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Stripe verifies requests of Stripe: header Stripe-Signature (t=…,v1=…), where one of several signatures must be that of
+// one of the keys. A secret is the endpoint's, "whsec_…", as the dashboard shows it; several are for rotation. The event's
+// ID is the member id of the body, so endpoints that get the same events need different names (Config.Sender).
+//
+// Two bodies with one ID are the same event if they differ in nothing but pending_webhooks.
+func Stripe(secret string, others ...string) (Verifier, error) {
+	ks, err := newKeys(secret, others)
+	if err != nil {
+		return nil, err
+	}
+	fingerprint, err := producer.FingerprintJSON(producer.JSONFields{Strip: []string{"/pending_webhooks"}})
+	if err != nil {
+		return nil, err
+	}
+	return stripe{ks, fingerprint}, nil
+}
+
+type stripe struct {
+	keys        keys
+	fingerprint producer.Fingerprinter
+}
+
+// Verify implements Verifier.
+func (v stripe) Verify(h http.Header, body []byte) (Event, error) {
+	header, err := one(h, "Stripe-Signature")
+	if err != nil {
+		return Event{}, err
+	}
+	timestamp, signatures, err := stripeSignatures(header)
+	if err != nil {
+		return Event{}, err
+	}
+	sent, err := seconds(timestamp)
+	if err != nil {
+		return Event{}, err
+	}
+	if !v.keys.signed(signatures, []byte(timestamp), []byte("."), body) {
+		return Event{}, errMismatch
+	}
+	var event struct {
+		ID string `json:"id"`
+	}
+	if err := json.Unmarshal(body, &event); err != nil || event.ID == "" {
+		return Event{}, &EventError{"the body has no member id"}
+	}
+	e := Event{ID: event.ID, Sent: sent}
+	if e.Fingerprint, err = v.fingerprint(body); err != nil {
+		e.Fingerprint, err = producer.FingerprintPayload(body) // a number that canonical JSON cannot keep
+	}
+	return e, err
+}
+
+// stripeSignatures reads t=…,v1=…: the time as it was signed, and the signatures of this version.
+func stripeSignatures(header string) (timestamp string, signatures [][]byte, err error) {
+	for part := range strings.SplitSeq(header, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(part), "=")
+		switch name {
+		case "t":
+			if timestamp != "" {
+				return "", nil, &SignatureError{"header Stripe-Signature has two timestamps"}
+			}
+			timestamp = value
+		case "v1":
+			if sum, err := hex.DecodeString(value); err == nil {
+				signatures = append(signatures, sum)
+			}
+		}
+	}
+	return timestamp, signatures, nil
+}

@@ -1,0 +1,46 @@
+package oncemill
+
+import (
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+)
+
+// Partial is a result of Do for work of several parts, which may end with some of them done: a refund to two cards, of
+// which one is refused for now. It is stored as a success, so that no part is done again, and says to every caller what
+// remains. Whoever wants the rest calls Do again with the call that Rest returns, for those parts only:
+//
+//	for todo := parts; ; {
+//		p, err := oncemill.Do(ctx, guard, call, func(ctx context.Context) (oncemill.Partial[Receipts, Part], error) { … todo … })
+//		if err != nil || p.Complete() {
+//			return err
+//		}
+//		call, todo = p.Rest(call), p.Remains
+//	}
+//
+// It says what the run knew when it returned, and no more:
+//
+//   - A part remains if it certainly did not happen. If nobody can tell, return an error instead: the same key runs again,
+//     with the same Run.ID for each part. In the rest Run.ID is another one; Run{Key: call.Key}.ID(part) with the first
+//     call's key is the same all along.
+//   - A run that did nothing returns an error too, or the rest of the rest never ends.
+//   - A run that dies recorded nothing. The next one starts with all parts of its key, or is parked, as the policy says.
+//   - All of it counts against Policy.MaxResultBytes. What is longer is a *ResultError for later callers, who then do not
+//     get to know what remains.
+type Partial[T, P any] struct {
+	Done    T      `json:"done"`              // what the parts that were done ended in
+	Remains []P    `json:"remains,omitempty"` // the parts that were not done; empty: all were
+	Reason  string `json:"reason,omitempty"`  // why parts remain, for people
+}
+
+// Complete reports whether nothing remains.
+func (p Partial[T, P]) Complete() bool { return len(p.Remains) == 0 }
+
+// Rest returns the call for what remains of the given one, which ended in p: in its scope, under an ID that is derived from
+// its key. A stored outcome never changes, so all who continue it mean the same parts, and one of them runs. Fingerprint
+// and Rerun are of the old content and not taken along.
+func (p Partial[T, P]) Rest(call Call) Call {
+	k := call.Key
+	call.Key.ID = ids.Derive("oncemill/rest", k.Tenant, k.Group, k.Handler, k.ID)
+	call.Fingerprint, call.Rerun = dedupstore.Fingerprint{}, 0
+	return call
+}

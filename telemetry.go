@@ -1,0 +1,46 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// Telemetry says where traces and metrics go. The zero value is ready to use. Only the API of OpenTelemetry is used: without
+// an SDK nothing is recorded, and it costs next to nothing. A program that sets global providers does so before the first
+// message.
+type Telemetry struct {
+	// TracerProvider makes tracers. Nil: the global one.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes instruments. Nil: the global one.
+	MeterProvider metric.MeterProvider
+
+	// Propagator reads trace context from messages and writes it into them. What it writes is kept where messages are, in
+	// outboxes and records too: think of that before baggage is part of it. Nil: the global one.
+	Propagator propagation.TextMapPropagator
+}
+
+// storeFailed counts a failed operation of the store.
+func (g *Guard) storeFailed(ctx context.Context, operation string, err error) {
+	g.meter.StoreError(ctx, operation, string(g.policy.StoreDown), storeFailure(err))
+}
+
+// storeFailure says of which kind a store's error is.
+func storeFailure(err error) string {
+	switch {
+	case errors.Is(err, dedupstore.ErrFull):
+		return telemetry.StoreFull
+	case errors.Is(err, dedupstore.ErrNotDurable):
+		return telemetry.StoreNotDurable
+	case is[*dedupstore.RecordError](err):
+		return telemetry.StoreRecord
+	}
+	return telemetry.StoreFailure(err)
+}
