@@ -45,6 +45,8 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
 	case h.isLost() || errors.Is(err, dedupstore.ErrClaimLost):
 		return Result{}, g.lost(ctx, h, nil)
+	case errors.Is(err, dedupstore.ErrEnded): // another run could make the effects once more
+		return g.parked(ctx, call, h, res)
 	case w.calls > 0: // it could not be settled or committed
 		return g.failed(ctx, call, h, res, nil)
 	}

@@ -3,6 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ func TestNewGuard_RefusesPoliciesThatRunHandlersOutsideTheInboxsTransaction(t *t
 	for field, policy := range map[string]oncemill.Policy{
 		"Policy.StoreDown": {StoreDown: oncemill.FailOpen},
 		"Policy.Shadow":    {Shadow: true},
+		"Policy.MissingID": {MissingID: oncemill.MissingIDBypass},
 	} {
 		_, err := oncemill.NewGuard(newInbox(t), policy)
 		if invalid := as[*dedupstore.InvalidError](t, err); invalid.Field != field {
@@ -85,10 +87,14 @@ func TestInbox_ZombieRollsBackAndItsSuccessorCommits(t *testing.T) {
 	})
 }
 
-func TestInbox_ConflictIsNotCounted(t *testing.T) {
+func TestInbox_ConflictIsNotCounted(t *testing.T)          { conflicts(t, false) }
+func TestInbox_ConflictsWithoutEndAreCounted(t *testing.T) { conflicts(t, true) }
+
+func conflicts(t *testing.T, endless bool) {
 	virtual(t, func(t *testing.T) {
+		const attempts = 3
 		inbox := newInbox(t)
-		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 1})
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: attempts})
 		serialization := errors.New("could not serialize access")
 		inbox.inTx = func(work txWork, do func(txWork) error) error {
 			do(func(ctx context.Context) (dedupstore.Settlement, error) {
@@ -98,12 +104,24 @@ func TestInbox_ConflictIsNotCounted(t *testing.T) {
 			return &dedupstore.ConflictError{Err: serialization}
 		}
 		h := inbox.charging(t, nil)
-		for range 5 {
+		for n := range attempts {
 			_, err := g.Run(t.Context(), call("m1"), h.run)
-			if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || retry.Attempt != 1 || !errors.Is(err, serialization) {
+			retry := as[*oncemill.RetryError](t, err)
+			if !retry.Uncounted || retry.Attempt != 1 || !errors.Is(err, serialization) {
 				t.Errorf("%+v", retry)
 			}
+			if least := time.Second << n * 4 / 5; retry.Delay < least {
+				t.Errorf("conflict %d waits %v, want at least %v", n+1, retry.Delay, least)
+			}
+			time.Sleep(retry.Delay)
 			inbox.effects(t, 0)
+		}
+		if endless {
+			_, err := g.Run(t.Context(), call("m1"), h.run)
+			if retry := as[*oncemill.RetryError](t, err); retry.Uncounted {
+				t.Errorf("after %d conflicts another one is not counted either: it may never end", attempts)
+			}
+			return
 		}
 		inbox.inTx = nil
 		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Attempt != 1 || res.Outcome.Kind != dedupstore.Succeeded {
@@ -205,6 +223,32 @@ func TestInbox_FailureAtTheCommitIsACountedAttempt(t *testing.T) {
 		}
 		p.want(t, "dead:failed")
 		inbox.effects(t, 0)
+	})
+}
+
+func TestInbox_HandlerThatEndsTheTransactionIsParked(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{})
+		inbox.inTx = func(work txWork, _ func(txWork) error) error {
+			_, _ = work(t.Context())
+			return fmt.Errorf("the store's: %w", dedupstore.ErrEnded)
+		}
+		var p publisher
+		c := call("m1")
+		c.DeadLetter, c.Publish = deadLetter, p.publish
+		runs := 0
+		run := func(context.Context) (dedupstore.Outcome, error) { runs++; return dedupstore.Outcome{}, nil }
+		for range 3 {
+			res, err := g.Run(t.Context(), c, run)
+			if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+				t.Errorf("%+v, %v, want an unknown outcome", res, err)
+			}
+		}
+		if runs != 1 {
+			t.Errorf("%d runs: what the first one committed was made again", runs)
+		}
+		p.want(t, "dead:unknown")
 	})
 }
 

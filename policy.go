@@ -195,6 +195,8 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 		return invalid("Policy.StoreDown", `is "open", which contradicts an inbox: without its database there is no transaction for the handler`)
 	case p.Shadow:
 		return invalid("Policy.Shadow", "is set, which contradicts an inbox: without a claim there is no transaction for the handler; count with the store's leased form")
+	case p.MissingID == MissingIDBypass:
+		return invalid("Policy.MissingID", `is "bypass", which contradicts an inbox: without an ID there is no transaction for the handler`)
 	}
 	return nil
 }

@@ -55,7 +55,8 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, r
 	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
 	// ever.
 	cancelled := errors.Is(ctx.Err(), context.Canceled) && h.claim.Returned < g.policy.MaxAttempts
-	interrupted := uncounted(err) || cancelled
+	conflict := is[*dedupstore.ConflictError](err) && h.claim.Returned >= g.policy.MaxAttempts // it may never end
+	interrupted := uncounted(err) && !conflict || cancelled
 	_, permanent := mark[*PermanentError](err)
 	_, proof := mark[*NoEffectError](err)
 	parks := g.policy.ExpiredLease == Park && !proof
@@ -70,6 +71,16 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, r
 	default:
 		return Result{}, g.release(ctx, h, err, interrupted)
 	}
+	return g.conclude(ctx, call, h, res, o)
+}
+
+// parked stores that a run may have had effects, and must not be made again.
+func (g *Guard) parked(ctx context.Context, call Call, h *holding, res Result) (Result, error) {
+	return g.conclude(ctx, call, h, res, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: reason(res.err)})
+}
+
+// conclude stores an outcome that is no success, with its dead letter.
+func (g *Guard) conclude(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
 	o.Produced = g.deadLetter(ctx, call, o, h.claim.Attempt, h.claim.Fence)
 	res.Outcome = o
 	g.truncate(&o)
@@ -96,7 +107,10 @@ func (g *Guard) deadLetter(ctx context.Context, call Call, o dedupstore.Outcome,
 // release gives the key back for another attempt. It always returns an error.
 func (g *Guard) release(ctx context.Context, h *holding, handler error, interrupted bool) error {
 	retry := &RetryError{Delay: g.policy.Backoff.delay(h.claim.Attempt), Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
-	if interrupted {
+	switch {
+	case interrupted && is[*dedupstore.ConflictError](handler): // the others may still be at it
+		retry.Delay = g.policy.Backoff.delay(h.claim.Returned + 1)
+	case interrupted:
 		retry.Delay = 0
 	}
 	if after, ok := mark[*RetryAfterError](handler); ok {

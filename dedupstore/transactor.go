@@ -1,6 +1,9 @@
 package dedupstore
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // A Transactor is a Store whose records lie in the database that the effects are written to: an inbox. A store that has
 // one hands it out on request, so that nobody gets transactions by accident.
@@ -19,15 +22,20 @@ type Transactor interface {
 	// *UndecidedError says that nothing is, and that the record is as it was:
 	//   - what the last call of work returned, itself and not wrapped;
 	//   - ErrClaimLost, as of Settle;
+	//   - an error that is ErrEnded, if work ended the transaction itself: then effects may be committed without an outcome;
 	//   - *ConflictError, if the database refused the transaction again and again because of others;
 	//   - or why it could not begin, settle or commit.
 	//
 	// Work is called again, in a new transaction, when the database refuses one because of others (serialization
-	// failure, deadlock). It is never called, or finds its transaction rolled back, when ctx has ended; the settlement
-	// and the commit are not interrupted by that. When the answer to a commit is lost, the record is read until it tells,
+	// failure, deadlock). It is never called when ctx has ended. When ctx ends while it runs, the transaction may be rolled
+	// back, whatever it returns; the settlement and the commit are not interrupted by that. When the answer to a commit is lost, the record is read until it tells,
 	// at most for the claim's lease.
 	InTx(ctx context.Context, c Claim, work func(ctx context.Context) (Settlement, error)) error
 }
+
+// ErrEnded says that the work of InTx ended the transaction by itself, although the store does that. What it committed has
+// no outcome, and would be made once more by another run: engines park it as unknown.
+var ErrEnded = errors.New("dedupstore: the work ended the inbox's transaction by itself; what it committed has no outcome")
 
 // UndecidedError says that a transaction may or may not have committed: the answer was lost, and the record could not be
 // read. Nobody may fail or release the key on the strength of it. The next claim finds what is true.
@@ -51,5 +59,5 @@ func (e *ConflictError) Error() string {
 // Unwrap returns what the database said last.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// Uncounted says that the run was interrupted rather than failed.
+// Uncounted says that the run was interrupted rather than failed. Engines believe it for as many runs as a key has attempts.
 func (e *ConflictError) Uncounted() bool { return true }

@@ -47,7 +47,7 @@
 // them.
 //
 // A handler that ends the inbox's transaction by raw SQL loses what the inbox is for. This is noticed before anything is
-// settled (ErrTxEnded), but what it has committed stays.
+// settled (ErrTxEnded), but what it has committed stays; the run is parked as unknown.
 //
 // Expired records count as absent at once; they are deleted by [Store.Clean] or [Store.RunCleaning] only. A handler that
 // produces outputs publishes them by an outbox in its transaction, or returns them: they are part of the outcome.

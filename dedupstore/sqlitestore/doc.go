@@ -40,8 +40,8 @@
 // writes past it, through the database, waits for its own transaction until SQLite gives up, and so does a transaction that
 // is held by hand while claims are extended.
 //
-// A handler does not end its transaction. The store notices and writes no outcome ([*EndedError]), but what was committed
-// is there. It returns the errors of its statements: SQLite ends a transaction by itself when a disk is full or a statement
+// A handler does not end its transaction. The store notices ([*EndedError]), and the run is parked as unknown, but what was
+// committed is there. It returns the errors of its statements: SQLite ends a transaction by itself when a disk is full or a statement
 // is interrupted, and what comes after is written outside of any.
 //
 // The clock is that of this machine. When it is set forward, leases end early; when it is set back, they last longer by as

@@ -6,6 +6,8 @@ import (
 
 	"modernc.org/sqlite"
 	codes "modernc.org/sqlite/lib"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // SchemaError says that the table is missing, or is of another version than this program's. Nothing was written. If it
@@ -26,8 +28,8 @@ func (e *SchemaError) Error() string {
 }
 
 // EndedError says that the transaction of a run was over when its handler returned without an error. No outcome was
-// written. What the handler wrote is there if it committed, and will be written again by the next attempt: handlers must
-// leave the transaction that [Tx] gives them to the store.
+// written. What the handler wrote is there if it committed; the guard parks the run as unknown. Handlers must leave the
+// transaction that [Tx] gives them to the store. It is [dedupstore.ErrEnded].
 type EndedError struct {
 	Err error // what the database said
 }
@@ -38,8 +40,8 @@ func (e *EndedError) Error() string {
 		"has no outcome: " + e.Err.Error()
 }
 
-// Unwrap returns what the database said.
-func (e *EndedError) Unwrap() error { return e.Err }
+// Unwrap returns dedupstore.ErrEnded and what the database said.
+func (e *EndedError) Unwrap() []error { return []error{dedupstore.ErrEnded, e.Err} }
 
 // ErrNested says that a store was used in the context of a transaction of its own. It would wait for the write lock which
 // that transaction has.
