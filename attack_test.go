@@ -367,3 +367,27 @@ func TestGuard_DeliveriesThatAreAlwaysCancelledDoNotRunForEver(t *testing.T) {
 		h.want(t, 6) // three that were given back, three that counted
 	})
 }
+
+// A run that the guard itself cuts off has not failed. Else an outage of the store, or starved heartbeats, would use up
+// attempts, and the last one would be stored as a failure, which is acknowledged.
+func TestGuard_RunThatIsCutBecauseItsLeaseCannotBeRenewedCountsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.extend = func(func() error) error { return errDown }
+		g := newGuard(t, store, oncemill.Policy{MaxAttempts: 2})
+		slow := func(ctx context.Context) (dedupstore.Outcome, error) {
+			<-ctx.Done()
+			return dedupstore.Outcome{}, context.Cause(ctx)
+		}
+		for range 2 {
+			_, err := g.Run(t.Context(), call("m1"), slow)
+			if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted || retry.Attempt != 1 {
+				t.Errorf("%+v, want an attempt that does not count", retry)
+			}
+		}
+		_, err := g.Run(t.Context(), call("m1"), slow)
+		if retry := as[*oncemill.RetryError](t, err); retry.Uncounted { // a handler that is always too slow must not run for ever
+			t.Errorf("after two: %+v, want a counted attempt", retry)
+		}
+	})
+}

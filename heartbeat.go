@@ -18,12 +18,25 @@ type holding struct {
 	mu       sync.Mutex
 	deadline time.Time
 	lost     bool // the store said so
+	isCut    bool // the work was cancelled, because the claim was lost or could not be renewed
 }
 
 func (h *holding) until() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.deadline
+}
+
+func (h *holding) cut() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isCut = true
+}
+
+func (h *holding) wasCut() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.isCut
 }
 
 func (h *holding) isLost() bool {

@@ -53,8 +53,8 @@ func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result,
 func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, result []byte) (Result, error) {
 	err := res.err
 	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
-	// ever.
-	cancelled := errors.Is(ctx.Err(), context.Canceled) && h.claim.Returned < g.policy.MaxAttempts
+	// ever. So does the guard when a lease cannot be renewed.
+	cancelled := (errors.Is(ctx.Err(), context.Canceled) || h.wasCut()) && h.claim.Returned < g.policy.MaxAttempts
 	conflict := is[*dedupstore.ConflictError](err) && h.claim.Returned >= g.policy.MaxAttempts // it may never end
 	interrupted := uncounted(err) && !conflict || cancelled
 	_, permanent := mark[*PermanentError](err)
