@@ -3,6 +3,7 @@ package oncemill
 import (
 	"context"
 	"encoding/json"
+	"runtime/debug"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -33,7 +34,7 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 			return dedupstore.Outcome{}, err
 		}
 		value = v
-		data, err := json.Marshal(v)
+		data, err := marshal(v)
 		if err != nil { // the work is done: later callers get to know that, if not the result
 			g.log.ErrorContext(ctx, "oncemill: result cannot be stored for duplicates", "id", call.Key.ID, "key", call.Key.String(), "error", err)
 			return dedupstore.Outcome{Truncated: true}, nil
@@ -60,4 +61,14 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 		return zero, &ResultError{Outcome: res.Outcome, Err: err}
 	}
 	return value, nil
+}
+
+// marshal is json.Marshal for values whose MarshalJSON may panic: the work is done, and is not to be done again for that.
+func marshal(v any) (data []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			data, err = nil, &PanicError{Value: p, Stack: debug.Stack()}
+		}
+	}()
+	return json.Marshal(v)
 }

@@ -88,6 +88,34 @@ func TestDo_ResultThatCannotBeGivenAgainIsDoneAllTheSame(t *testing.T) {
 	})
 }
 
+// broken is a result that is made of nothing.
+type broken struct{ card *refund }
+
+func (b broken) MarshalJSON() ([]byte, error) { return []byte(`"` + b.card.ID + `"`), nil }
+
+func TestDo_ResultThatPanicsWhenItIsWrittenIsDoneAllTheSame(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.HighValue())
+		runs := 0
+		for i := range 20 {
+			_, err := oncemill.Do(t.Context(), g, call("r1"), func(context.Context) (broken, error) {
+				runs++
+				return broken{}, nil
+			})
+			if i == 0 && err != nil {
+				t.Errorf("first: %v", err)
+			}
+			if i > 0 {
+				as[*oncemill.ResultError](t, err)
+			}
+			time.Sleep(time.Hour)
+		}
+		if runs != 1 {
+			t.Errorf("%d runs, want 1", runs)
+		}
+	})
+}
+
 func TestDo_RefusesADeadLetterThatNobodyWouldPublish(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})

@@ -55,8 +55,9 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, r
 	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
 	// ever. So does the guard when a lease cannot be renewed.
 	cancelled := (errors.Is(ctx.Err(), context.Canceled) || h.wasCut()) && h.claim.Returned < g.policy.MaxAttempts
-	conflict := is[*dedupstore.ConflictError](err) && h.claim.Returned >= g.policy.MaxAttempts // it may never end
-	interrupted := uncounted(err) && !conflict || cancelled
+	_, conflict := mark[*dedupstore.ConflictError](err)
+	endless := conflict && h.claim.Returned >= g.policy.MaxAttempts
+	interrupted := uncounted(err) && !endless || cancelled
 	_, permanent := mark[*PermanentError](err)
 	_, proof := mark[*NoEffectError](err)
 	parks := g.policy.ExpiredLease == Park && !proof
@@ -107,11 +108,11 @@ func (g *Guard) deadLetter(ctx context.Context, call Call, o dedupstore.Outcome,
 // release gives the key back for another attempt. It always returns an error.
 func (g *Guard) release(ctx context.Context, h *holding, handler error, interrupted bool) error {
 	retry := &RetryError{Delay: g.policy.Backoff.delay(h.claim.Attempt), Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
-	switch {
-	case interrupted && is[*dedupstore.ConflictError](handler): // the others may still be at it
-		retry.Delay = g.policy.Backoff.delay(h.claim.Returned + 1)
-	case interrupted:
+	if interrupted {
 		retry.Delay = 0
+		if _, conflict := mark[*dedupstore.ConflictError](handler); conflict { // the others may still be at it
+			retry.Delay = g.policy.Backoff.delay(h.claim.Returned + 1)
+		}
 	}
 	if after, ok := mark[*RetryAfterError](handler); ok {
 		retry.Delay = after.Delay

@@ -18,3 +18,6 @@ type ConflictError struct{ ID, Topic string }
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("outbox: message ID %q for topic %q is in the outbox with other content", e.ID, e.Topic)
 }
+
+// OtherContent says that the ID is known with other content, to those who do not know this package.
+func (*ConflictError) OtherContent() bool { return true }

@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,8 +22,8 @@ import (
 // that can be refunded once, DeriveID with that says more, and needs no conversation.
 //
 // Arguments are anything that encoding/json can write; JSON text is given as json.RawMessage or []byte. It returns an
-// *InvalidError without conversation or tool, for a string (is it text or JSON?), and for arguments that have no canonical
-// form: see FingerprintJSON. Whole numbers beyond 2^53 are sent as strings.
+// *InvalidError without conversation or tool, for a string (is it text or JSON?), for strings in it that are not UTF-8, and for
+// arguments that have no canonical form: see FingerprintJSON. Whole numbers beyond 2^53 are sent as strings.
 func CallID(conversation, step, tool string, args any) (string, error) {
 	switch {
 	case conversation == "":
@@ -40,6 +41,9 @@ func CallID(conversation, step, tool string, args any) (string, error) {
 // canonicalArguments writes arguments in the form of RFC 8785.
 func canonicalArguments(args any) ([]byte, error) {
 	text, isText := args.([]byte)
+	if raw, is := args.(json.RawMessage); is {
+		text, isText = raw, true
+	}
 	if _, is := args.(string); is {
 		return nil, &InvalidError{"args", "is a string: make it a json.RawMessage if it is JSON, or a member of an object"}
 	}
@@ -47,6 +51,9 @@ func canonicalArguments(args any) ([]byte, error) {
 		var err error
 		if text, err = json.Marshal(args); err != nil {
 			return nil, &InvalidError{"args", "cannot be written as JSON"}
+		}
+		if replaced(text) {
+			return nil, &InvalidError{"args", `holds a string that is not UTF-8, or JSON text with \ufffd, which stands for one`}
 		}
 	}
 	doc, err := parseJSON(text)
@@ -58,6 +65,21 @@ func canonicalArguments(args any) ([]byte, error) {
 	}
 	canonical, err := canonicalJSON(doc)
 	return canonical, ofArguments(err)
+}
+
+// replaced reports whether a string in JSON text has the escape \ufffd, which encoding/json makes of all bytes that are not
+// UTF-8, so that different strings would look alike. U+FFFD itself it does not escape.
+func replaced(text []byte) bool {
+	for {
+		i := bytes.IndexByte(text, '\\')
+		if i < 0 {
+			return false
+		}
+		if text = text[i+1:]; bytes.HasPrefix(text, []byte("ufffd")) {
+			return true
+		}
+		text = text[1:] // of an escaped backslash, too
+	}
 }
 
 // ofArguments makes an error about a payload one about arguments.

@@ -82,9 +82,33 @@ func TestCallID_RefusesWhatIsNoIdentity(t *testing.T) {
 		{"c", "refund", json.RawMessage(`{"a":1,"a":2}`), "args"},
 		{"c", "refund", []byte(`{"a":1} {}`), "args"},
 		{"c", "refund", []byte(nil), "args"},
+		{"c", "refund", json.RawMessage(nil), "args"},
+		{"c", "refund", map[string]string{"order": "A\xff"}, "args"},
+		{"c", "refund", map[string]string{"A\xff": "order"}, "args"},
+		{"c", "refund", []string{`\\`, "A\xff"}, "args"},
+		{"c", "refund", json.RawMessage("\"A\xff\""), "args"},
+		{"c", "refund", map[string]any{"order": json.RawMessage("\"A\xff\"")}, "args"},
 	} {
 		_, err := producer.CallID(tc.conversation, "", tc.tool, tc.args)
 		wantInvalid(t, err, tc.field)
+	}
+}
+
+func TestCallID_TakesTextThatOnlyLooksReplaced(t *testing.T) {
+	t.Parallel()
+	for text, args := range map[string][]any{
+		"\uFFFD":      {[]string{"\uFFFD"}, json.RawMessage(`["\ufffd"]`), []byte("[\"\uFFFD\"]")},
+		`\ufffd`:      {[]string{`\ufffd`}, json.RawMessage(`["\\ufffd"]`)},
+		`\\ufffd`:     {[]string{`\\ufffd`}},
+		`a\`:          {[]string{`a\`}},
+		"\u2028<a>\\": {[]string{"\u2028<a>\\"}},
+	} {
+		want := callID(t, "c", "", "refund", args[0])
+		for _, a := range args {
+			if got := callID(t, "c", "", "refund", a); got != want {
+				t.Errorf("%q as %T: %s, want %s", text, a, got, want)
+			}
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -30,18 +31,60 @@ func books(t *testing.T, mistake string, args ...string) (b Books, status int) {
 
 func TestRefunds_EachPartIsPaidBackOnce(t *testing.T) {
 	t.Parallel()
-	tickets := "24"
+	tickets := 8
 	if os.Getenv("ONCEMILL_PROOF") == "1" {
-		tickets = "1000"
+		tickets = 1000
 	}
-	b, status := books(t, "", "-tickets", tickets)
+	b, status := books(t, "", "-tickets", strconv.Itoa(tickets))
 	if status != 0 || !b.Balance() {
 		t.Errorf("status %d, %+v; want 0 and balanced books", status, b)
 	}
-	if b.Deaths < 6 || b.Refused < 6 || b.Later < 6 || b.Calls < 2*24 || b.Requests-b.Refused <= b.Payments {
+	if n := tickets / kinds; b.Deaths != n || b.Refused < n || b.Later < n || b.Calls < 2*tickets || b.Requests-b.Refused <= b.Payments {
 		t.Errorf("%+v; want everything to have happened", b)
 	}
 	t.Logf("%v", b)
+}
+
+func TestRefunds_NightLongerThanTheAttemptsLosesNothing(t *testing.T) {
+	t.Parallel()
+	night := plan(kinds)[atNight]
+	tool, closing, err := openTool(t.Context(), t.TempDir(), "", orders([]ticket{night}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := closing(); err != nil {
+			t.Error(err)
+		}
+	}()
+	o := &office{tool: tool}
+	for range tool.guard.Policy().MaxAttempts + 2 {
+		a, err := o.once(t.Context(), night, 0)
+		if err != nil || a.Again == 0 {
+			t.Fatalf("%+v, %v; want to be told to come again", a, err)
+		}
+		if err := pause(t.Context(), a.Again); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a, err := tool.refund(t.Context(), night.call(0)); err != nil || a.Again == 0 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if a, err := tool.refund(t.Context(), night.call(0)); err != nil || a.Again == 0 || a.Busy || strings.Contains(a.Says, "another agent") {
+		t.Errorf("%+v, %v; want to be told that it is too early", a, err)
+	}
+	if err := tool.bank.open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.morning(t.Context(), night); err != nil {
+		t.Error(err)
+	}
+	paid, err := tool.bank.payments(t.Context())
+	for _, p := range night.Parts {
+		if got := paid[night.Order+" "+p.Part]; err != nil || len(got) != 1 || got[0] != p.Cents {
+			t.Errorf("%s: paid %v, %v; want %d once", p.Part, got, err, p.Cents)
+		}
+	}
 }
 
 func TestRefunds_MistakesShowInTheBooks(t *testing.T) {
@@ -49,7 +92,7 @@ func TestRefunds_MistakesShowInTheBooks(t *testing.T) {
 	for _, mistake := range []string{"reason in key", "agent in key", "key of run"} {
 		t.Run(mistake, func(t *testing.T) {
 			t.Parallel()
-			if b, status := books(t, mistake, "-tickets", "8"); status != 1 || b.Double == 0 {
+			if b, status := books(t, mistake, "-tickets", "4"); status != 1 || b.Double == 0 {
 				t.Errorf("status %d, %+v; want 1 and double payments", status, b)
 			}
 		})

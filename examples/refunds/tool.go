@@ -65,7 +65,8 @@ type mistake struct {
 	keyOfRun    bool // the bank's key is another one in each run
 }
 
-// refund is the tool. Whatever happens, the same call may be repeated until it says that all is done.
+// refund is the tool. Whatever happens, the same call may be repeated until it says that all is done, within the dedup window:
+// a week after the first payment it begins anew, and only the bank's memory of keys keeps it from paying again.
 func (t *tool) refund(ctx context.Context, c toolCall) (answer, error) {
 	var args arguments
 	if err := json.Unmarshal(c.Args, &args); err != nil {
@@ -129,15 +130,28 @@ func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo [
 		}
 	}
 	if len(p.Done) == 0 {
-		return partial{}, oncemill.NoEffect(errClosed)
+		return partial{}, oncemill.RetryAfter(closedPause, closedError{})
 	}
 	return p, nil
 }
 
+// closedPause is how often the voucher service may be asked at night.
+const closedPause = 100 * time.Millisecond
+
+// closedError uses up no attempt: a night is longer than Policy.MaxAttempts.
+type closedError struct{}
+
+func (closedError) Error() string   { return errClosed.Error() }
+func (closedError) Unwrap() error   { return oncemill.NoEffect(errClosed) }
+func (closedError) Uncounted() bool { return true }
+
 // explain makes of an error what a model can act on.
 func explain(err error) (answer, error) {
 	if busy, ok := errors.AsType[*oncemill.BusyError](err); ok {
-		return answer{Says: "another agent is at it", Again: busy.Wait, Busy: !busy.NotDue}, nil
+		if busy.NotDue {
+			return answer{Says: "not all is refunded, and it is too early to try again", Again: busy.Wait}, nil
+		}
+		return answer{Says: "another agent is at it", Again: busy.Wait, Busy: true}, nil
 	}
 	if retry, ok := errors.AsType[*oncemill.RetryError](err); ok {
 		return answer{Says: "not all is refunded: " + retry.Err.Error(), Again: retry.Delay, Known: true}, nil

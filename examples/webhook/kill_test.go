@@ -95,7 +95,7 @@ func tryOnce(t *testing.T, address, id string) int {
 func TestWebhook_KilledServiceLosesAndDoublesNothing(t *testing.T) {
 	t.Parallel()
 	defer http.DefaultClient.CloseIdleConnections()
-	kills, events := 3, 60
+	kills, events := 2, 30
 	if os.Getenv("ONCEMILL_PROOF") == "1" {
 		kills, events = 60, 2000
 	}

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,75 +13,95 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// answer says what became of the event.
+// useless answers a request that is not proven, or of no use. Nothing was claimed.
+func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, e Event, err error) {
+	log := rc.logOf(e)
+	if refused, ok := errors.AsType[*SignatureError](err); ok { // anybody can cause it, as often as they like
+		log.DebugContext(ctx, "webhook: request is not proven", "error", err)
+		w.Header().Set("WWW-Authenticate", "Signature") // RFC 9110, section 15.5.2, asks for one
+		refuse(w, http.StatusUnauthorized, refused.Problem)
+		return
+	}
+	if refused, ok := errors.AsType[*EventError](err); ok {
+		log.WarnContext(ctx, "webhook: proven request is of no use", "error", err)
+		refuse(w, http.StatusBadRequest, refused.Problem)
+		return
+	}
+	rc.notNow(ctx, w, log, unknownWait, err)
+}
+
+// answer says what became of the event. The guard's own error decides, never one that it wraps: that is the publisher's, who
+// may be somebody's guard or receiver as well.
 func (rc *Receiver) answer(ctx context.Context, w http.ResponseWriter, e Event, res oncemill.Result, err error) {
 	if err == nil {
 		err = res.Failure()
 	}
-	log := rc.log.With("sender", rc.config.Sender, "event", e.ID)
-	switch {
-	case err == nil && res.Duplicate:
-		accepted(w, "enqueued before")
-	case err == nil:
-		rc.config.Wake()
-		accepted(w, "enqueued")
-	case is[*oncemill.MismatchError](err):
+	log := rc.logOf(e)
+	switch failure := err.(type) { //nolint:errorlint // see above
+	case nil:
+		rc.known(w, res)
+	case *oncemill.MismatchError:
 		log.ErrorContext(ctx, "webhook: event ID is known with another body; nothing was enqueued")
 		refuse(w, http.StatusUnprocessableEntity, "the ID of the event is known with another body; nothing was enqueued")
-	case is[*oncemill.FailedError](err):
+	case *oncemill.BusyError:
+		later(w, failure.Wait, busyText(failure))
+	case *oncemill.RetryError:
+		if otherContent(failure) {
+			log.ErrorContext(ctx, "webhook: the publisher holds the event's message ID with other content; this one was not enqueued", "error", err)
+			refuse(w, http.StatusUnprocessableEntity, "the event was enqueued with another body; this one was not")
+			return
+		}
+		rc.notNow(ctx, w, log, cmp.Or(failure.Delay, unknownWait), err)
+	case *oncemill.FailedError:
+		if failure.Outcome.Exhausted { // the next request runs it again
+			rc.notNow(ctx, w, log, unknownWait, err)
+			return
+		}
 		log.ErrorContext(ctx, "webhook: event is not enqueued, and will not be by itself", "error", err)
 		refuse(w, http.StatusInternalServerError, "the event could not be enqueued")
-	case is[*oncemill.BusyError](err):
-		later(w, wait(err), "another request is at this event")
-	case is[*oncemill.RetryError](err):
-		rc.notNow(ctx, w, log, err)
-	case is[*SignatureError](err): // anybody can cause it, as often as they like
-		log.DebugContext(ctx, "webhook: request is not proven", "error", err)
-		w.Header().Set("WWW-Authenticate", "Signature") // RFC 9110, section 15.5.2, asks for one
-		refuse(w, http.StatusUnauthorized, text[*SignatureError](err))
-	case is[*EventError](err):
-		log.WarnContext(ctx, "webhook: proven request is of no use", "error", err)
-		refuse(w, http.StatusBadRequest, text[*EventError](err))
 	default:
-		rc.notNow(ctx, w, log, err)
+		rc.notNow(ctx, w, log, unknownWait, err)
 	}
 }
 
-func (rc *Receiver) notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, err error) {
+// known answers for an event that was published.
+func (rc *Receiver) known(w http.ResponseWriter, res oncemill.Result) {
+	if res.Duplicate {
+		accepted(w, "enqueued before")
+		return
+	}
+	rc.config.Wake()
+	accepted(w, "enqueued")
+}
+
+func (rc *Receiver) logOf(e Event) *slog.Logger {
+	return rc.log.With("sender", rc.config.Sender, "event", e.ID)
+}
+
+func (rc *Receiver) notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error) {
 	log.WarnContext(ctx, "webhook: event is not enqueued; the sender has to come again", "error", err)
-	later(w, wait(err), "the event could not be enqueued now")
+	later(w, after, "the event could not be enqueued now")
 }
 
 // unknownWait is how long a sender is asked to wait if nothing says how long.
 const unknownWait = 5 * time.Second
 
-// wait is when the sender may come again.
-func wait(err error) time.Duration {
-	if busy, ok := errors.AsType[*oncemill.BusyError](err); ok {
-		return busy.Wait
+func busyText(e *oncemill.BusyError) string {
+	if e.NotDue {
+		return "the event could not be enqueued, and is not to be tried again yet"
 	}
-	if retry, ok := errors.AsType[*oncemill.RetryError](err); ok && retry.Delay > 0 {
-		return retry.Delay
-	}
-	return unknownWait
+	return "another request is at this event"
 }
 
-func is[E error](err error) bool {
-	_, ok := errors.AsType[E](err)
-	return ok
+// otherContent reports whether a publisher said that it holds the message's ID with other content: no retry mends that while
+// it does.
+func otherContent(err error) bool {
+	e, ok := errors.AsType[interface {
+		error
+		OtherContent() bool
+	}](err)
+	return ok && e.OtherContent()
 }
-
-// text is what one of our errors says, without what is wrapped around it.
-func text[E interface {
-	error
-	problem() string
-}](err error) string {
-	e, _ := errors.AsType[E](err)
-	return e.problem()
-}
-
-func (e *SignatureError) problem() string { return e.Problem }
-func (e *EventError) problem() string     { return e.Problem }
 
 // accepted says that the sender need not come again.
 func accepted(w http.ResponseWriter, status string) {

@@ -99,6 +99,10 @@ func (c Config) validate(p oncemill.Policy) error {
 		return &InvalidError{"Config.Timeout", fmt.Sprintf("is %v, want more than Config.Hold (%v)", c.Timeout, c.Hold)}
 	case p.ExpiredLease == oncemill.Park:
 		return &InvalidError{"guard", `has a policy with ExpiredLease "park": an event would be lost where it can be published again under its ID`}
+	case p.StoreDown == oncemill.FailOpen:
+		return &InvalidError{"guard", `has a policy with StoreDown "open": while the store is down each retry would be enqueued`}
+	case p.Shadow:
+		return &InvalidError{"guard", "has a policy with Shadow: each retry would be enqueued"}
 	}
 	for i, name := range c.Headers {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)

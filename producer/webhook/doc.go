@@ -25,17 +25,23 @@
 // Errors are problem+json (RFC 9457).
 //
 //	200  published, now or before; or what the sender asked for (Slack's challenge)
-//	400  proven, but of no use: no event ID, or one that cannot be recorded
+//	400  proven, but of no use: no event ID, one that cannot be recorded, or a header that goes on and is not UTF-8
 //	401  not proven: signature, scheme or time
 //	405  not POST
 //	413  the body is over Config.MaxBody
-//	422  the event ID is known with another body; nothing is enqueued
-//	500  a publisher called the event's failure permanent; somebody has to look
-//	503  another request is at this event, or the store or the publisher is down; with Retry-After
+//	422  the event ID is known with another body, to the store or to the publisher; nothing is enqueued
+//	500  a publisher called the event's failure permanent, or ended the inbox's transaction; somebody has to look
+//	503  another request is at this event, or the store or the publisher is down, or panicked; with Retry-After
+//
+// No outage uses up an event: what crashes and failed commits exhausted is run again by the next request.
 //
 // The body alone is compared, since senders sign a retry anew: of Stripe's events without pending_webhooks, which counts
 // down meanwhile. Another body under a known ID is refused, not dropped with a 200, so that the sender shows it as failed. A
 // policy with oncemill.MismatchIgnore answers 200 instead.
+//
+// Stripe's counter has one more consequence: over a leased store, a retry after a crash between publishing and recording has
+// another body under the same message ID. An outbox that compares refuses it, and goes on with the first one. The sender gets
+// 422 then, if the publisher says so (see [New]), or else 503, until it gives up. Over an inbox it cannot happen.
 //
 // # What it does not guarantee
 //

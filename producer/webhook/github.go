@@ -7,8 +7,10 @@ import (
 )
 
 // GitHub verifies requests of GitHub: header X-Hub-Signature-256. The older X-Hub-Signature (SHA-1) is not looked at. A
-// secret is the webhook's, as it was typed there; several are for rotation. The event's ID is X-GitHub-Delivery, which a
-// redelivery keeps. X-GitHub-Event, which says what happened, goes on with the message.
+// secret is the webhook's, as it was typed there; several are for rotation, not for several webhooks. The event's ID is
+// X-GitHub-Delivery, which a redelivery keeps. Apps that get the same event may get it under one ID with different bodies, so
+// each webhook and app needs a name of its own (Config.Sender). X-GitHub-Event, which says what happened, goes on with the
+// message.
 //
 // The signature covers the body alone, neither ID nor headers, and no time.
 func GitHub(secret string, others ...string) (Verifier, error) {

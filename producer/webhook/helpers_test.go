@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -180,6 +181,30 @@ func do(t testing.TB, rc http.Handler, r *http.Request, want int) *httptest.Resp
 		t.Errorf("content type %q, want %q", got, wantType)
 	}
 	return w
+}
+
+// sendAsTold sends a hook that cannot be enqueued now, and waits as long as the answer says.
+func sendAsTold(t testing.TB, rc http.Handler, h hook) {
+	t.Helper()
+	w := send(t, rc, h, http.StatusServiceUnavailable)
+	seconds, err := strconv.Atoi(w.Header().Get("Retry-After"))
+	if err != nil || seconds < 1 {
+		t.Fatalf("Retry-After %q", w.Header().Get("Retry-After"))
+	}
+	time.Sleep(time.Duration(seconds) * time.Second)
+}
+
+// unsettled is a store whose settlements fail while it is down, as those of a process do that dies before them.
+type unsettled struct {
+	*watched
+	down bool
+}
+
+func (s *unsettled) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	if s.down {
+		return errDown
+	}
+	return s.Store.Settle(ctx, c, settlement)
 }
 
 var errDown = errors.New("down")

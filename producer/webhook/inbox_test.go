@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -60,18 +61,37 @@ func TestReceiver_OverAnInboxMessageAndClaimCommitTogether(t *testing.T) {
 		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write), webhook.Config{Verifier: must(webhook.GitHub(secret))})
 
 		box.commit = &dedupstore.ConflictError{Err: errDown}
-		for range 20 {
-			send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
+		for range 30 { // three times the attempts of a message
+			sendAsTold(t, rc, fromGitHub("d1", "a"))
 		}
 		if len(box.committed) != 0 {
 			t.Fatalf("enqueued %v", box.committed)
 		}
 		box.commit, box.undecided = nil, true
-		send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable) // committed, but nobody can say so
+		for len(box.committed) == 0 { // committed in the end, but nobody can say so
+			sendAsTold(t, rc, fromGitHub("d1", "a"))
+		}
 		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
 		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
 		if len(box.committed) != 1 || box.committed[0].ID != webhook.MessageID("", "shop", "d1") {
 			t.Errorf("enqueued %v", box.committed)
+		}
+	})
+}
+
+func TestReceiver_CommitsThatFailUseUpNothing(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		box := &inbox{Store: newStore(t).Store}
+		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write), webhook.Config{Verifier: must(webhook.GitHub(secret))})
+		box.commit = errDown
+		for range 30 {
+			sendAsTold(t, rc, fromGitHub("d1", "a"))
+		}
+		box.commit = nil
+		time.Sleep(5 * time.Minute) // the longest pause
+		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
+		if len(box.committed) != 1 {
+			t.Errorf("%d messages are enqueued, want 1", len(box.committed))
 		}
 	})
 }

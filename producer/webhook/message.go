@@ -33,19 +33,13 @@ func MessageID(tenant, sender, eventID string) string {
 	return ids.Derive("oncemill/webhook", cmp.Or(tenant, "default"), sender, eventID)
 }
 
-// key names the event, if it can be recorded under its ID.
-func (rc *Receiver) key(e Event) (dedupstore.Key, error) {
+// message makes the message for an event, and the key under which it is claimed.
+func (rc *Receiver) message(e Event, h http.Header, body []byte) (dedupstore.Key, producer.Message, error) {
 	c := rc.config
 	key := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: c.Sender, ID: e.ID}
 	if err := key.Validate(); err != nil {
-		return key, &EventError{"the ID of the event is empty, too long or no text"}
+		return key, producer.Message{}, &EventError{"the ID of the event is empty, too long or no text"}
 	}
-	return key, nil
-}
-
-// message makes the message for an event.
-func (rc *Receiver) message(e Event, h http.Header, body []byte) (producer.Message, error) {
-	c := rc.config
 	header := producer.Header{HeaderSender: c.Sender, HeaderEventID: e.ID}
 	for _, names := range [...][]string{{"Content-Type", "Content-Encoding"}, e.Headers, c.Headers} {
 		for _, name := range names {
@@ -55,10 +49,10 @@ func (rc *Receiver) message(e Event, h http.Header, body []byte) (producer.Messa
 			}
 			value := strings.Join(values, ", ")
 			if !utf8.ValidString(value) { // brokers and databases do not carry it
-				return producer.Message{}, &EventError{"header " + name + " is not UTF-8"}
+				return key, producer.Message{}, &EventError{"header " + name + " is not UTF-8"}
 			}
 			header[strings.ToLower(name)] = value
 		}
 	}
-	return producer.Message{ID: MessageID(c.Tenant, c.Sender, e.ID), Topic: c.Topic, Header: header, Payload: body}, nil
+	return key, producer.Message{ID: MessageID(c.Tenant, c.Sender, e.ID), Topic: c.Topic, Header: header, Payload: body}, nil
 }

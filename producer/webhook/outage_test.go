@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
@@ -36,12 +38,146 @@ func TestReceiver_OutageOfThePublisherUsesUpNothing(t *testing.T) {
 	})
 }
 
-// A publisher may be a receiver's client itself: its errors are not about this request.
-func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
+func TestReceiver_PanicsOfThePublisherUseUpNothing(t *testing.T) {
 	virtual(t, start, func(t *testing.T) {
-		for n, err := range []error{&webhook.EventError{Problem: "no"}, &webhook.SignatureError{Problem: "no"}, context.Canceled} {
-			q := queue{publish: func(context.Context) error { return err }}
-			send(t, gitHub(t, newStore(t), &q), fromGitHub(fmt.Sprint("d", n), "a"), http.StatusServiceUnavailable)
+		broken := true
+		q := queue{publish: func(context.Context) error {
+			if broken {
+				panic("not connected yet")
+			}
+			return nil
+		}}
+		rc := gitHub(t, newStore(t), &q)
+		for range 30 {
+			sendAsTold(t, rc, fromGitHub("d1", "a"))
+		}
+		q.want(t, 0)
+		broken = false
+		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
+		q.want(t, 1)
+	})
+}
+
+// Crashed runs count, as they do for every guard. Here each request makes one.
+func TestReceiver_CrashesUseUpNothing(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		var q queue
+		s := &unsettled{watched: newStore(t), down: true}
+		rc := receiver(t, newGuard(t, s, oncemill.HighValue()), &q, webhook.Config{Verifier: must(webhook.GitHub(secret))})
+		for range 30 {
+			send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
+			time.Sleep(time.Minute)
+		}
+		s.down = false
+		send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
+		enqueued := len(q.messages)
+		for range 3 { // an answer for every day of the window
+			time.Sleep(24 * time.Hour)
+			send(t, rc, fromGitHub("d1", "a"), http.StatusOK)
+		}
+		q.want(t, enqueued)
+	})
+}
+
+// One run of an exhausted event at once: all others are duplicates of it.
+func TestReceiver_ExhaustedEventIsRunAgainByOneRequest(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		box := &inbox{Store: newStore(t).Store, commit: errDown}
+		rc := receiver(t, newGuard(t, box, oncemill.Policy{MaxAttempts: 1}), webhook.PublisherFunc(write), webhook.Config{Verifier: must(webhook.GitHub(secret))})
+		sendAsTold(t, rc, fromGitHub("d1", "a"))
+		box.commit = nil
+		slow := receiver(t, newGuard(t, box, oncemill.Policy{MaxAttempts: 1}), webhook.PublisherFunc(func(ctx context.Context, m ...producer.Message) error {
+			time.Sleep(time.Second)
+			return write(ctx, m...)
+		}), webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 5 * time.Second})
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() { send(t, slow, fromGitHub("d1", "a"), http.StatusOK) })
+		}
+		all.Wait()
+		if len(box.committed) != 1 {
+			t.Errorf("%d messages are enqueued, want 1", len(box.committed))
+		}
+	})
+}
+
+// A publisher may be a guard's caller or a receiver's client itself: its errors are not about this request, however the guard
+// wraps them.
+func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{
+		"event":     &webhook.EventError{Problem: "no"},
+		"signature": &webhook.SignatureError{Problem: "no"},
+		"mismatch":  &oncemill.MismatchError{},
+		"failed":    &oncemill.FailedError{},
+		"permanent": &oncemill.FailedError{Err: oncemill.Permanent(errDown)},
+		"busy":      &oncemill.BusyError{Wait: time.Hour},
+		"cancelled": context.Canceled,
+	} {
+		for _, recorded := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, recorded %v", name, recorded), func(t *testing.T) {
+				virtual(t, start, func(t *testing.T) {
+					q := queue{publish: func(context.Context) error { return fmt.Errorf("publisher: %w", err) }}
+					g := newGuard(t, &unsettled{watched: newStore(t), down: !recorded}, oncemill.Policy{Lease: time.Second})
+					rc := receiver(t, g, &q, webhook.Config{Verifier: must(webhook.GitHub(secret))})
+					for range 2 {
+						w := send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
+						if after := w.Header().Get("Retry-After"); after != "5" && recorded {
+							t.Errorf("Retry-After %q", after)
+						}
+						time.Sleep(10 * time.Second)
+					}
+				})
+			})
+		}
+	}
+}
+
+// held is an error of a publisher that holds the message ID with other content.
+type held struct{ error }
+
+func (held) OtherContent() bool { return true }
+
+// An outbox holds Stripe's event with the counter that it had before the crash. No retry mends that.
+func TestReceiver_PublisherThatHoldsOtherContentIsSaidAloud(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		var log safeBuffer
+		var first string
+		q := queue{}
+		publish := webhook.PublisherFunc(func(ctx context.Context, m ...producer.Message) error {
+			if first == "" {
+				first = string(m[0].Payload)
+			} else if first != string(m[0].Payload) {
+				return fmt.Errorf("outbox: %w", held{errDown})
+			}
+			return q.Publish(ctx, m...)
+		})
+		s := &unsettled{watched: newStore(t), down: true}
+		g := newGuard(t, s, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		rc := receiver(t, g, publish, webhook.Config{Verifier: must(webhook.Stripe(secret))})
+		sendAsTold(t, rc, fromStripe(`{"id":"evt_1","pending_webhooks":2}`)) // dies between publishing and recording
+		s.down = false
+		time.Sleep(time.Minute)
+		for range 30 {
+			send(t, rc, fromStripe(`{"id":"evt_1","pending_webhooks":1}`), http.StatusUnprocessableEntity)
+		}
+		q.want(t, 1)
+		if !strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "other content") {
+			t.Errorf("logged\n%s", &log)
+		}
+		send(t, rc, fromStripe(`{"id":"evt_1","pending_webhooks":2}`), http.StatusOK)
+	})
+}
+
+func TestReceiver_RetryThatIsNotDueIsNoOtherRequest(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		q := queue{publish: func(context.Context) error { return oncemill.RetryAfter(time.Minute, errDown) }}
+		rc := gitHub(t, newStore(t), &q)
+		for range 2 {
+			w := send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
+			if strings.Contains(w.Body.String(), "another request") || w.Header().Get("Retry-After") != "60" {
+				t.Errorf("%s, Retry-After %q", w.Body, w.Header().Get("Retry-After"))
+			}
 		}
 	})
 }

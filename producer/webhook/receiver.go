@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -25,7 +26,9 @@ type Receiver struct {
 
 // New returns a receiver. The error names the field of the config that is wrong, or contradicts the guard's policy.
 //
-// An error of the publisher makes the sender come again, as often as it likes, unless it is an oncemill.Permanent one.
+// An error of the publisher, or its panic, makes the sender come again, as often as it likes, unless it is an
+// oncemill.Permanent one. An error with a method OtherContent() bool that returns true says that the publisher holds the
+// message's ID with other content, as an outbox may: it is answered with 422.
 func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Receiver, error) {
 	switch {
 	case guard == nil:
@@ -61,10 +64,16 @@ func (rc *Receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(w, e.Reply)
 		return
 	}
-	var res oncemill.Result
+	var key dedupstore.Key
+	var m producer.Message
 	if err == nil {
-		res, err = rc.enqueue(r.Context(), e, r.Header, body)
+		key, m, err = rc.message(e, r.Header, body)
 	}
+	if err != nil {
+		rc.useless(r.Context(), w, e, err)
+		return
+	}
+	res, err := rc.enqueue(r.Context(), key, e.Fingerprint, m)
 	rc.answer(r.Context(), w, e, res, err)
 }
 
@@ -82,25 +91,34 @@ func (rc *Receiver) verify(h http.Header, body []byte) (Event, error) {
 
 // enqueue publishes the event's message unless that has been done. It does not end with the request: some senders never
 // come again by themselves.
-func (rc *Receiver) enqueue(ctx context.Context, e Event, h http.Header, body []byte) (oncemill.Result, error) {
-	key, err := rc.key(e)
-	if err != nil {
-		return oncemill.Result{}, err
-	}
-	m, err := rc.message(e, h, body)
-	if err != nil {
-		return oncemill.Result{}, err
-	}
-	if e.Fingerprint.IsZero() {
-		e.Fingerprint, _ = producer.FingerprintPayload(body) // never fails
+func (rc *Receiver) enqueue(ctx context.Context, key dedupstore.Key, content dedupstore.Fingerprint, m producer.Message) (oncemill.Result, error) {
+	if content.IsZero() {
+		content, _ = producer.FingerprintPayload(m.Payload) // never fails
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rc.config.Timeout)
 	defer cancel()
-	call := oncemill.Call{Key: key, Fingerprint: e.Fingerprint, Hold: rc.config.Hold}
-	return rc.guard.Run(ctx, call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		if err := rc.publisher.Publish(ctx, m); err != nil {
-			return dedupstore.Outcome{}, &publishError{err}
+	call := oncemill.Call{Key: key, Fingerprint: content, Hold: rc.config.Hold}
+	run := func(ctx context.Context) (dedupstore.Outcome, error) {
+		return dedupstore.Outcome{}, rc.publish(ctx, m)
+	}
+	res, err := rc.guard.Run(ctx, call, run)
+	// Publishers use up no attempts, so it was crashes, or a database that took no commit, that did: an outage as well.
+	if err == nil && res.Duplicate && res.Outcome.Exhausted {
+		call.Rerun = res.Fence
+		res, err = rc.guard.Run(ctx, call, run)
+	}
+	return res, err
+}
+
+// publish publishes a message. A panic is an outage of the publisher like any other error.
+func (rc *Receiver) publish(ctx context.Context, m producer.Message) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &publishError{&oncemill.PanicError{Value: v, Stack: debug.Stack()}}
 		}
-		return dedupstore.Outcome{}, nil
-	})
+	}()
+	if err := rc.publisher.Publish(ctx, m); err != nil {
+		return &publishError{err}
+	}
+	return nil
 }

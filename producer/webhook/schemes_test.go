@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -220,6 +221,46 @@ func TestSlack_ChallengeIsAnsweredIfItIsSigned(t *testing.T) {
 			t.Error("a challenge was claimed")
 		}
 	})
+}
+
+// docs.slack.dev, event app_rate_limited: it is the one event without event_id.
+func TestSlack_RateLimitOfAMinuteIsOneEvent(t *testing.T) {
+	virtual(t, start, func(t *testing.T) {
+		var q queue
+		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.Slack(secret))})
+		slack := func(body string) hook {
+			now := strconv.FormatInt(time.Now().Unix(), 10)
+			return hook{map[string]string{"X-Slack-Signature": "v0=" + sum("v0:", now, ":", body), "X-Slack-Request-Timestamp": now}, body}
+		}
+		const limited = `{"type":"app_rate_limited","team_id":"T123456","minute_rate_limited":1518467820,"api_app_id":"A123456"}`
+		send(t, rc, slack(limited), http.StatusOK)
+		send(t, rc, slack(limited), http.StatusOK)
+		q.want(t, 1)
+		if id := q.messages[0].Header[webhook.HeaderEventID]; id != "app_rate_limited A123456 T123456 1518467820" {
+			t.Errorf("event ID %q", id)
+		}
+		send(t, rc, slack(strings.Replace(limited, "820", "880", 1)), http.StatusOK)
+		send(t, rc, slack(strings.Replace(limited, "T1", "T2", 1)), http.StatusOK)
+		q.want(t, 3)
+		send(t, rc, slack(strings.Replace(limited, "minute_", "", 1)), http.StatusBadRequest)
+		send(t, rc, slack(strings.Replace(limited, "team_", "", 1)), http.StatusBadRequest)
+		q.want(t, 3)
+	})
+}
+
+func TestVerifiers_HeaderOfAnyLengthIsNotRead(t *testing.T) {
+	t.Parallel()
+	s := stripeScheme()
+	v := must(s.verifier(s.secret))
+	signature := s.signed.header["Stripe-Signature"] + ",v0="
+	long := signature + strings.Repeat("0", 4<<10-len(signature))
+	if _, err := v.Verify(s.signed.with("Stripe-Signature", long).request(t.Context()).Header, []byte(s.signed.body)); err != nil {
+		t.Errorf("%d bytes: %v", len(long), err)
+	}
+	_, err := v.Verify(s.signed.with("Stripe-Signature", long+"0").request(t.Context()).Header, []byte(s.signed.body))
+	if e := as[*webhook.SignatureError](t, err); !strings.Contains(e.Problem, "too long") {
+		t.Errorf("%d bytes: %v", len(long)+1, err)
+	}
 }
 
 func TestVerifiers_WeakKeysAreRefused(t *testing.T) {

@@ -11,7 +11,8 @@ import (
 // the app's signing secret; several are for rotation. The event's ID is the member event_id of the body, which a retry
 // keeps. The url_verification of a new endpoint is answered with its challenge, if it is signed as well.
 //
-// Slash commands and interactions have no ID, and are refused with status 400.
+// The Events API's app_rate_limited has no event_id. Its ID is "app_rate_limited", app, team and minute, with spaces between
+// them. Slash commands and interactions have no ID, and are refused with status 400.
 func Slack(secret string, others ...string) (Verifier, error) {
 	ks, err := newKeys(secret, others)
 	if err != nil {
@@ -51,14 +52,19 @@ func (v slack) Verify(h http.Header, body []byte) (Event, error) {
 
 func slackEvent(body []byte) (Event, error) {
 	var envelope struct {
-		Type      string `json:"type"`
-		EventID   string `json:"event_id"`
-		Challenge string `json:"challenge"`
+		Type      string      `json:"type"`
+		EventID   string      `json:"event_id"`
+		Challenge string      `json:"challenge"`
+		Team      string      `json:"team_id"`
+		App       string      `json:"api_app_id"`
+		Minute    json.Number `json:"minute_rate_limited"`
 	}
 	err := json.Unmarshal(body, &envelope)
 	switch {
 	case err == nil && envelope.Type == "url_verification" && envelope.Challenge != "":
 		return Event{Reply: []byte(envelope.Challenge)}, nil
+	case err == nil && envelope.Type == "app_rate_limited" && envelope.EventID == "" && envelope.Team != "" && envelope.Minute != "":
+		return Event{ID: strings.Join([]string{envelope.Type, envelope.App, envelope.Team, envelope.Minute.String()}, " ")}, nil
 	case err != nil || envelope.EventID == "":
 		return Event{}, &EventError{"the body has no member event_id: only the Events API has"}
 	}

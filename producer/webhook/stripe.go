@@ -1,11 +1,14 @@
 package webhook
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -19,17 +22,10 @@ func Stripe(secret string, others ...string) (Verifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	fingerprint, err := producer.FingerprintJSON(producer.JSONFields{Strip: []string{"/pending_webhooks"}})
-	if err != nil {
-		return nil, err
-	}
-	return stripe{ks, fingerprint}, nil
+	return stripe{ks}, nil
 }
 
-type stripe struct {
-	keys        keys
-	fingerprint producer.Fingerprinter
-}
+type stripe struct{ keys keys }
 
 // Verify implements Verifier.
 func (v stripe) Verify(h http.Header, body []byte) (Event, error) {
@@ -54,11 +50,33 @@ func (v stripe) Verify(h http.Header, body []byte) (Event, error) {
 	if err := json.Unmarshal(body, &event); err != nil || event.ID == "" {
 		return Event{}, &EventError{"the body has no member id"}
 	}
-	e := Event{ID: event.ID, Sent: sent}
-	if e.Fingerprint, err = v.fingerprint(body); err != nil {
-		e.Fingerprint, err = producer.FingerprintPayload(body) // a number that canonical JSON cannot keep
+	content, err := stripeContent(body)
+	return Event{ID: event.ID, Sent: sent, Fingerprint: content}, err
+}
+
+// stripeContent is of all members of an event but pending_webhooks. It takes numbers as text: as doubles, which canonical JSON
+// makes of them, large integers would look like their neighbours. White space does not count.
+func stripeContent(body []byte) (dedupstore.Fingerprint, error) {
+	var content bytes.Buffer
+	dec := json.NewDecoder(bytes.NewReader(body))
+	_, err := dec.Token() // {
+	for err == nil && dec.More() {
+		var name json.Token
+		var value json.RawMessage
+		if name, err = dec.Token(); err == nil {
+			err = dec.Decode(&value)
+		}
+		if err == nil && name != "pending_webhooks" {
+			fmt.Fprintf(&content, "%q:", name)
+			err = json.Compact(&content, value)
+		}
 	}
-	return e, err
+	if err != nil {
+		return dedupstore.Fingerprint{}, &EventError{"the body is no JSON object"}
+	}
+	f, err := producer.FingerprintPayload(content.Bytes())
+	f.Scheme = "stripe-" + f.Scheme
+	return f, err
 }
 
 // stripeSignatures reads t=…,v1=…: the time as it was signed, and the signatures of this version.

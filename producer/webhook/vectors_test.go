@@ -112,11 +112,15 @@ func shopifyScheme() scheme {
 	h := hook{map[string]string{
 		"X-Shopify-Hmac-Sha256": sum, "X-Shopify-Webhook-Id": "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043",
 		"X-Shopify-Event-Id": "98880550-7158-44d4-b7cd-2c97c8a091b5", "X-Shopify-Topic": "orders/create",
+		"X-Shopify-Triggered-At": "2023-03-29T18:00:27.877041743Z",
 	}, `{"id":820982911946154508,"total_price":"199.00"}`}
 	return scheme{
 		name: "Shopify", secret: "hush-hush-this-is-a-secret", verifier: webhook.Shopify,
 		now: 1492774577, signed: h, id: "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043",
-		header: producer.Header{"x-shopify-topic": "orders/create", "x-shopify-event-id": "98880550-7158-44d4-b7cd-2c97c8a091b5"},
+		header: producer.Header{
+			"x-shopify-topic": "orders/create", "x-shopify-event-id": "98880550-7158-44d4-b7cd-2c97c8a091b5",
+			"x-shopify-triggered-at": "2023-03-29T18:00:27.877041743Z",
+		},
 		wrong: map[string]hook{
 			"altered signature": h.with("X-Shopify-Hmac-Sha256", "v"+sum[1:]),
 			"cut signature":     h.with("X-Shopify-Hmac-Sha256", sum[:20]),
