@@ -1,6 +1,7 @@
 package idempotencykey_test
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/url"
@@ -22,12 +23,16 @@ var (
 	target  = &url.URL{Path: route}
 )
 
+// served is a context that can end, as those of servers can.
+var served, _ = context.WithCancel(context.Background())
+
 // request makes a request of 1 KiB, as cheaply as it can be made.
 func request(k string) *http.Request {
-	return &http.Request{
+	r := &http.Request{
 		Method: http.MethodPost, URL: target, Host: "localhost", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: http.Header{"Idempotency-Key": {k}}, Body: io.NopCloser(strings.NewReader(payload)), ContentLength: int64(len(payload)),
 	}
+	return r.WithContext(served)
 }
 
 // discard is a ResponseWriter that keeps nothing but the header.

@@ -138,7 +138,14 @@ func TestConcurrency_FiveRetriesInFlightGetTheSameResult(t *testing.T) {
 				<-time.After(30 * time.Millisecond) // the others come meanwhile
 				slow(w, r)
 			})
-			tr := newTransport(t, rg.client.Transport, idempotencykey.TransportConfig{MinPause: time.Millisecond, MaxElapsed: 10 * time.Second})
+			tr := newTransport(t, rg.client.Transport, idempotencykey.TransportConfig{
+				MinPause: 20 * time.Millisecond, MaxElapsed: 10 * time.Second, MaxAttempts: 50,
+				Retry: func(resp *http.Response) bool {
+					again := idempotencykey.RetryResponse(resp)
+					resp.Header.Del("Retry-After") // a second at least
+					return again
+				},
+			})
 			client := &http.Client{Transport: tr}
 			ctx := idempotencykey.WithKey(t.Context(), "five")
 			answers := make([]answer, 5)

@@ -16,7 +16,8 @@ type Config struct {
 	Account func(*http.Request) (string, error)
 
 	// Group is the API that the keys belong to, as the dedupstore.Key has it: 1 to 128 bytes. Renaming it forgets all keys.
-	// Empty: "http".
+	// The host that a request names is no part of a key, nor of what a repeat must have the same, since an API may have
+	// several names: services that share a store need different groups, unless their routes have the host. Empty: "http".
 	Group string
 
 	// Route names the route of a request, one of few. Nil: http.Request.Pattern, which a ServeMux sets, so that the
@@ -47,8 +48,8 @@ type Config struct {
 	// the client; it should not repeat the key. Nil: all are accepted.
 	CheckKey func(key string) error
 
-	// FingerprintHeaders are request headers that a repeat must have with the same values, besides method, route, path,
-	// query and body, which always count. Empty: none.
+	// FingerprintHeaders are request headers that a repeat must have with the same values, besides method, route, path and
+	// query, as the client sent them and as the handler sees them, and body, which always count. Empty: none.
 	FingerprintHeaders []string
 
 	// StoreHeaders are the response headers that a replay has. Naming a header that carries credentials, such as
@@ -74,14 +75,17 @@ type Config struct {
 	Holds *oncemill.Holds
 
 	// Linger is how long a run goes on after its client has gone: an effect may be under way, and the response is kept for
-	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. Negative: at once. Zero: 30 s.
+	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. A handler that returns after the
+	// end of its context and has said nothing, not even a status, has given up: with an inbox its writes are rolled back, and
+	// the next repeat runs it again; under a policy that parks, the outcome is unknown. Negative: at once. Zero: 30 s.
 	Linger time.Duration
 
 	// DocsURL is where the API describes its use of keys; problems have it as their type, with the code as fragment, and as
 	// a Link. Empty: the docs of Oncemill.
 	DocsURL string
 
-	// WriteProblem answers a request that the middleware refuses. Nil: Problem.Write.
+	// WriteProblem answers a request that the middleware refuses. It also writes what takes the place of a response that is
+	// refused (CodeRefused), which is stored. Nil: Problem.Write.
 	WriteProblem func(http.ResponseWriter, *http.Request, Problem)
 
 	// Logger gets what operators must know; never anything of a body or a header. Nil: the guard's.
@@ -106,7 +110,8 @@ const (
 	StoreServerErrors ServerErrors = "store"
 
 	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last response is
-	// stored then. For handlers that can be repeated. Under a policy that parks, the response is stored all the same.
+	// stored then. For handlers that can be repeated, such as those that have no effect but in an inbox's transaction, of
+	// which nothing remains. Under a policy that parks, the response is stored all the same.
 	ReleaseServerErrors ServerErrors = "release"
 )
 
@@ -128,7 +133,7 @@ func Methods(names ...string) func(*http.Request) bool {
 // StoredHeaders returns the response headers that are stored by default, in a slice of the caller's own.
 func StoredHeaders() []string {
 	return []string{
-		"Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition", "Location", "Etag",
+		"Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition", "X-Content-Type-Options", "Location", "Etag",
 		"Last-Modified", "Link", "Retry-After",
 	}
 }

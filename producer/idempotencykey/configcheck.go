@@ -54,7 +54,7 @@ func (c Config) withDefaults(p oncemill.Policy) Config {
 	if c.Logger == nil {
 		c.Logger = p.Logger
 	}
-	c.Headers = canonicalNames(c.Headers)
+	c.Headers = canonicalInOrder(c.Headers)
 	c.FingerprintHeaders = canonicalNames(c.FingerprintHeaders)
 	c.StoreHeaders = canonicalNames(c.StoreHeaders)
 	c.ReplayedHeader = http.CanonicalHeaderKey(c.ReplayedHeader)

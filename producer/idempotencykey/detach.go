@@ -12,29 +12,29 @@ import (
 type stay struct {
 	cancel context.CancelCauseFunc
 	linger time.Duration
+	stop   func() bool // watching the request; nil: it does not end
 
-	mu           sync.Mutex
-	begun, ended bool
-	timer        *time.Timer // runs when the client has gone
+	mu                 sync.Mutex
+	begun, gone, ended bool
+	timer              *time.Timer // runs when the client has gone
 }
 
-// newStay returns the context of a run, and a function that ends it.
-func newStay(request context.Context, linger time.Duration) (ctx context.Context, s *stay, end func()) {
+// newStay returns the context of a run, which the stay ends at its end.
+func newStay(request context.Context, linger time.Duration) (context.Context, *stay) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(request))
-	s = &stay{cancel: cancel, linger: linger}
-	stop := context.AfterFunc(request, func() { s.left(context.Cause(request)) })
-	return ctx, s, func() {
-		stop()
-		s.end()
-		cancel(nil)
+	s := &stay{cancel: cancel, linger: linger}
+	if request.Done() != nil {
+		s.stop = context.AfterFunc(request, func() { s.left(context.Cause(request)) })
 	}
+	return ctx, s
 }
 
-// begin says that the handler begins.
-func (s *stay) begin() {
+// begin says that the handler begins, and reports false if the run has ended before.
+func (s *stay) begin() bool {
 	s.mu.Lock()
-	s.begun = true
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	s.begun = s.begun || !s.gone
+	return s.begun
 }
 
 // left is called when the request's context has ended.
@@ -44,17 +44,23 @@ func (s *stay) left(cause error) {
 	switch {
 	case s.ended:
 	case !s.begun:
+		s.gone = true
 		s.cancel(cause)
 	default: // at once if it is negative
 		s.timer = time.AfterFunc(s.linger, func() { s.cancel(fmt.Errorf("%w: %w", ErrClientGone, cause)) })
 	}
 }
 
+// end is called when the run is over.
 func (s *stay) end() {
+	if s.stop != nil {
+		s.stop()
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.ended = true
 	if s.timer != nil {
 		s.timer.Stop()
 	}
+	s.mu.Unlock()
+	s.cancel(nil)
 }

@@ -28,7 +28,8 @@
 //   - While a request runs, others with its key are answered with 409 and a Retry-After, or wait (Config.Hold). A key that
 //     comes with another request, by method, route, path, query, body or chosen headers, is answered with 422. Refusals
 //     are application/problem+json (RFC 9457) and are never kept.
-//   - A client that goes away does not stop a run: it has Config.Linger to end.
+//   - A client that goes away does not stop a run: it has Config.Linger to end. A handler that then gives up without a word
+//     has made no response.
 //   - A handler that panics releases its key, and the panic goes on. A repeat runs the handler again, at most
 //     Policy.MaxAttempts times; under a policy that parks, the outcome is unknown instead.
 //   - Credentials, cookies and headers that nobody chose are not stored. Nothing of a body is in logs, spans or reasons.
@@ -36,7 +37,8 @@
 // What of all this holds against crashes is the guard's promise: see the tiers in docs/guarantees.md. With a lease alone, the
 // effect and the response are two writes, and a crash in between runs the handler again when the lease ends. With an inbox
 // (dedupstore.Transactor), the handler's writes, its outbox rows and the response commit in one transaction: the response is
-// sent after the commit, a status of 500 and above rolls the writes back and is kept, a lower one commits them.
+// sent after the commit, a status of 500 and above rolls the writes back and is kept, a lower one commits them. If they cannot
+// be committed, as in PostgreSQL after a statement that failed, the client gets a 500 (code not-committed) instead.
 //
 // # Responses that are not kept
 //

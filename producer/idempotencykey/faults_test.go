@@ -108,7 +108,7 @@ func TestFaults_CommitThatFailsIsNeverAnsweredAsDone(t *testing.T) {
 	box.broken = errDown
 	rg := serve(t, newGuard(t, box, oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond}}), idempotencykey.Config{},
 		func(w http.ResponseWriter, _ *http.Request) { l.add(""); w.WriteHeader(201) })
-	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
+	wantProblem(t, rg.pay("k"), 500, idempotencykey.CodeUncommitted)
 	until(t, "the attempts are spent", func() bool {
 		a := rg.pay("k")
 		if a.status == 201 {
@@ -116,7 +116,11 @@ func TestFaults_CommitThatFailsIsNeverAnsweredAsDone(t *testing.T) {
 		}
 		return a.status == 500
 	})
-	wantProblem(t, rg.pay("k"), 500, idempotencykey.CodeUnknown)
+	a := rg.pay("k")
+	wantProblem(t, a, 500, idempotencykey.CodeUncommitted)
+	if !a.replayed() {
+		t.Error("it does not say that it is final")
+	}
 	wantRuns(t, l, 2)
 }
 

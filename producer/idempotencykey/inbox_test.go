@@ -107,6 +107,40 @@ func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
 	}
 }
 
+func TestInbox_RefusedResponseHasTheFormOfTheOtherProblems(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		write func(w http.ResponseWriter, p idempotencykey.Problem)
+		body  string
+	}{
+		"its own": {func(w http.ResponseWriter, p idempotencykey.Problem) {
+			w.Header().Set("Content-Type", "text/x-problem")
+			w.WriteHeader(p.Status)
+			io.WriteString(w, p.Code)
+		}, idempotencykey.CodeRefused},
+		"too large as well":   {func(w http.ResponseWriter, _ idempotencykey.Problem) { w.Write(make([]byte, 1<<20)) }, ""},
+		"that would commit":   {func(w http.ResponseWriter, _ idempotencykey.Problem) { w.WriteHeader(200) }, ""},
+		"that writes nothing": {func(http.ResponseWriter, idempotencykey.Problem) {}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			box := newInbox(t)
+			rg := transacted(t, box, idempotencykey.Config{
+				WriteProblem: func(w http.ResponseWriter, _ *http.Request, p idempotencykey.Problem) { tc.write(w, p) },
+			}, func(w http.ResponseWriter, r *http.Request) {
+				write(r.Context(), "row")
+				w.Write(make([]byte, 1<<20))
+			})
+			first, again := rg.pay("k"), rg.pay("k")
+			want(t, first, 500, false)
+			want(t, again, 500, true)
+			if first.body != tc.body || again.body != tc.body || first.header.Get("Content-Type") != again.header.Get("Content-Type") || box.count() != 0 {
+				t.Errorf("%q %v, then %q %v; %d rows", first.body, first.header, again.body, again.header, box.count())
+			}
+		})
+	}
+}
+
 func TestInbox_NothingLeavesBeforeTheCommit(t *testing.T) {
 	t.Parallel()
 	box := newInbox(t)

@@ -95,13 +95,15 @@ func (m *Middleware) exchange(w http.ResponseWriter, r *http.Request) (*exchange
 		return nil, problem
 	}
 	x := &exchange{m: m, w: w, r: r, body: body}
-	r.Body = x.reader()
+	reader := newReader(body)
+	r.Body = reader
 	account, err := c.Account(r)
 	if err != nil || account == "" {
 		c.Logger.WarnContext(r.Context(), "idempotencykey: no account for a request", "error", err)
 		return nil, noAccount()
 	}
-	r.Body = x.reader() // the function before may have read it
+	reader.Reset(body) // the function before may have read it
+	r.Body = reader
 	route := c.Route(r)
 	if route == "" {
 		c.Logger.ErrorContext(r.Context(), "idempotencykey: a request has no route: wrap the handlers in a http.ServeMux, or set Config.Route")
@@ -125,7 +127,7 @@ func (m *Middleware) body(w http.ResponseWriter, r *http.Request) ([]byte, *Prob
 	}
 	var b bytes.Buffer
 	if r.ContentLength > 0 {
-		b.Grow(int(r.ContentLength) + bytes.MinRead)
+		b.Grow(int(min(r.ContentLength, 16<<10)) + bytes.MinRead)
 	}
 	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
 	if _, over := errors.AsType[*http.MaxBytesError](err); over {
@@ -137,12 +139,24 @@ func (m *Middleware) body(w http.ResponseWriter, r *http.Request) ([]byte, *Prob
 	return b.Bytes(), nil
 }
 
+// A reader is a body that has been read before.
+type reader struct{ bytes.Reader }
+
+func newReader(body []byte) *reader {
+	r := &reader{}
+	r.Reset(body)
+	return r
+}
+
+// Close implements io.Closer.
+func (*reader) Close() error { return nil }
+
 // reader returns the body from its beginning.
 func (x *exchange) reader() io.ReadCloser {
 	if len(x.body) == 0 {
 		return http.NoBody
 	}
-	return io.NopCloser(bytes.NewReader(x.body))
+	return newReader(x.body)
 }
 
 func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {

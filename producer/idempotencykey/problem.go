@@ -36,6 +36,7 @@ const (
 	CodeNotKept     = "response-dropped" // 410: the work is done, its response is not kept
 	CodeUnknown     = "outcome-unknown"  // 500: the run ended without a response; it may have had an effect
 	CodeRefused     = "response-refused" // 500: rolled back, because the response could not be held until the commit
+	CodeUncommitted = "not-committed"    // 500: rolled back, because the transaction could not be committed
 	CodeUnavailable = "unavailable"      // 503: try again with the same key
 	CodeNoAccount   = "account-unknown"  // 403: Config.Account
 	CodeInternal    = "misconfigured"    // 500: no route, or a stored response that cannot be read

@@ -30,7 +30,7 @@ const (
 	beforeReply  = "before the response leaves"
 )
 
-const childLease = time.Second
+const childLease = 400 * time.Millisecond
 
 // child is the process: a shop that says where it listens.
 func child() {

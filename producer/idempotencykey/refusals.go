@@ -1,7 +1,6 @@
 package idempotencykey
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -108,27 +107,46 @@ func (m *Middleware) problemOf(err error) *Problem {
 	return unavailable(0)
 }
 
-// refusal is the body of the response that takes the place of one that cannot be held until the commit.
-func (m *Middleware) refusal() []byte {
-	body, err := json.Marshal(map[string]any{
-		"type": m.config.DocsURL + "#" + CodeRefused, "status": http.StatusInternalServerError, "code": CodeRefused,
-		"title": "The response is too large to be kept", "detail": "Nothing was done: the response could not be held until the commit.",
-	})
-	if err != nil { // there is nothing in it that has no JSON
-		return []byte("{}")
+// uncommitted is a run whose transaction is rolled back although its handler has answered, because a statement had failed
+// or the database did not commit. The next try may succeed.
+func uncommitted(retry time.Duration) *Problem {
+	return &Problem{
+		Status: http.StatusInternalServerError, Code: CodeUncommitted, Title: "The transaction could not be committed",
+		Detail: "Nothing was committed. Send the request again later with the same key.", RetryAfter: max(retry, time.Second),
 	}
-	return append(body, '\n')
 }
 
-// refuse puts another response in the place of the handler's.
-func (rec *recorder) refuse(body []byte) {
-	rec.lost = ""
-	rec.header = rec.to.Header().Clone()
-	if rec.header == nil {
-		rec.header = http.Header{}
+// rolledBack is uncommitted when it is final.
+func rolledBack(res oncemill.Result, replayed string) *Problem {
+	p := &Problem{
+		Status: http.StatusInternalServerError, Code: CodeUncommitted, Title: "The transaction could not be committed",
+		Detail: "Nothing was committed, and the attempts are spent: the request will not be tried again under this key.",
 	}
-	rec.header.Set("Content-Type", "application/problem+json")
-	rec.sent, rec.status = rec.header.Clone(), http.StatusInternalServerError
-	rec.body.Reset()
-	rec.body.Write(body)
+	if res.Duplicate {
+		p.Replayed = replayed
+	}
+	return p
+}
+
+func refused() *Problem {
+	return &Problem{
+		Status: http.StatusInternalServerError, Code: CodeRefused, Title: "The response is too large to be kept",
+		Detail: "Nothing was committed: the response could not be held until the commit.",
+	}
+}
+
+// refuse puts another response in the place of the handler's, and encodes it. One of Config.WriteProblem that cannot be held
+// either is left out but for its status.
+func (rec *recorder) refuse(m *Middleware, r *http.Request) []byte {
+	most := m.policy.MaxResultBytes
+	*rec = *newRecorder(rec.to, most, rec.held)
+	m.refuse(rec, r, refused())
+	rec.WriteHeader(http.StatusInternalServerError)
+	data := rec.encode(m.config.StoreHeaders, most)
+	if rec.lost != "" || rec.status < http.StatusInternalServerError { // which would commit
+		*rec = *newRecorder(rec.to, most, rec.held)
+		rec.WriteHeader(http.StatusInternalServerError)
+		data = rec.encode(nil, most)
+	}
+	return data
 }

@@ -61,15 +61,15 @@ var errStored = errors.New("it is not a response, or of another version")
 // decode reads what encode wrote.
 func decode(data []byte) (*stored, error) {
 	first, rest, found := bytes.Cut(data, []byte{'\n'})
-	line, version := strings.CutPrefix(string(first), storedVersion)
-	code, lost, _ := strings.Cut(line, " ")
-	status, err := strconv.Atoi(code)
+	line, version := bytes.CutPrefix(first, []byte(storedVersion))
+	code, lost, _ := bytes.Cut(line, []byte{' '})
+	status, err := strconv.Atoi(string(code))
 	if !found || !version || err != nil {
 		return nil, errStored
 	}
 	s := &stored{status: status, lost: loss(lost)}
 	switch {
-	case lost != "":
+	case s.lost != "":
 		return s, nil
 	case status < 200 || status > 999:
 		return nil, errStored
@@ -82,7 +82,10 @@ func decode(data []byte) (*stored, error) {
 		return nil, errStored
 	}
 	s.body = body
-	for line := range strings.SplitSeq(string(head), "\n") {
+	s.header = make([]field, 0, 1+bytes.Count(head, []byte{'\n'}))
+	for lines := string(head); lines != ""; {
+		var line string
+		line, lines, _ = strings.Cut(lines, "\n")
 		name, value, found := strings.Cut(line, ": ")
 		if !found {
 			return nil, errStored
@@ -100,6 +103,9 @@ func (s *stored) replay(w http.ResponseWriter, replayed string) {
 	}
 	for _, f := range s.header {
 		h[f.name] = append(h[f.name], f.value)
+	}
+	if _, typed := h["Content-Type"]; !typed {
+		h["Content-Type"] = nil // as it is stored: net/http is not to guess one
 	}
 	h.Set(replayed, "true")
 	if bodyAllowed(s.status) {

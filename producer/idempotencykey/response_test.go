@@ -30,6 +30,15 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 			w.(http.Flusher).Flush()
 			w.Write(blob[10:100])
 		},
+		"no type": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header()["Content-Type"] = nil
+			io.WriteString(w, "<html><script>alert(1)</script></html>")
+		},
+		"type that must not be guessed": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			io.WriteString(w, "<html>")
+		},
 		"empty line in front": func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "\n\nx\n") },
 		"encoded": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
@@ -50,7 +59,7 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 			if again.status != first.status || again.body != first.body || !again.replayed() || first.replayed() {
 				t.Errorf("%d and %d bytes, then %d and %d bytes", first.status, len(first.body), again.status, len(again.body))
 			}
-			for _, h := range idempotencykey.StoredHeaders() {
+			for _, h := range append(idempotencykey.StoredHeaders(), "X-Content-Type-Options") {
 				if a, b := strings.Join(first.header.Values(h), "|"), strings.Join(again.header.Values(h), "|"); a != b {
 					t.Errorf("%s is %q, then %q", h, a, b)
 				}

@@ -26,10 +26,12 @@ type exchange struct {
 }
 
 func (m *Middleware) run(x *exchange) {
-	ctx, stay, end := newStay(x.r.Context(), m.config.Linger)
-	defer end()
+	ctx, stay := newStay(x.r.Context(), m.config.Linger)
+	defer stay.end()
 	res, err := m.guard.Run(ctx, x.call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		stay.begin()
+		if !stay.begin() {
+			return dedupstore.Outcome{}, oncemill.NoEffect(context.Cause(ctx))
+		}
 		var o dedupstore.Outcome
 		o, x.failed = x.handle(ctx)
 		return o, x.failed
@@ -56,11 +58,14 @@ func (x *exchange) handle(ctx context.Context) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, oncemill.RetryAfter(0, x.panics)
 	}
 	rec := x.rec
+	if rec.status == 0 && rec.lost == "" && ctx.Err() != nil { // it gave up: its silence is no 200
+		x.rec = nil
+		return dedupstore.Outcome{}, context.Cause(ctx)
+	}
 	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
 	data := rec.encode(c.StoreHeaders, x.m.policy.MaxResultBytes)
 	if rec.held && rec.lost != "" {
-		rec.refuse(x.m.refusal())
-		data = rec.encode(c.StoreHeaders, x.m.policy.MaxResultBytes)
+		data = rec.refuse(x.m, r)
 	}
 	o := dedupstore.Outcome{Result: data}
 	switch {
@@ -104,7 +109,11 @@ func (x *exchange) done(res oncemill.Result) {
 		x.respond()
 	case res.Outcome.Truncated:
 		x.m.refuse(x.w, x.r, notKept(0, x.m.config.ReplayedHeader))
+	case len(res.Outcome.Result) == 0 && x.m.inbox && res.Outcome.Kind == dedupstore.Failed:
+		x.dropped(res.Outcome.Reason)
+		x.m.refuse(x.w, x.r, rolledBack(res, x.m.config.ReplayedHeader))
 	case len(res.Outcome.Result) == 0:
+		x.dropped(res.Outcome.Reason)
 		x.m.refuse(x.w, x.r, unknown(res, x.m.config.ReplayedHeader))
 	default:
 		x.replay(res.Outcome.Result)
@@ -139,6 +148,7 @@ func (x *exchange) respond() {
 // undone answers a request whose key has no outcome, or none that is known.
 func (x *exchange) undone(err error) {
 	problem := x.m.problemOf(err)
+	retry, again := errors.AsType[*oncemill.RetryError](err)
 	_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
 	released := x.failed != nil && errors.Is(err, x.failed) && !errors.Is(err, oncemill.ErrClaimLost)
 	switch {
@@ -150,6 +160,18 @@ func (x *exchange) undone(err error) {
 		return
 	case x.rec.passing:
 		panic(http.ErrAbortHandler) // part of a response has left that does not count
+	case again && !retry.Uncounted && x.m.inbox: // neither the handler's error, nor because of others
+		problem = uncommitted(retry.Delay)
 	}
+	x.dropped(err)
 	x.m.refuse(x.w, x.r, problem)
+}
+
+// dropped tells operators of a response that the handler has given and nobody gets.
+func (x *exchange) dropped(why any) {
+	if x.rec == nil {
+		return
+	}
+	x.m.config.Logger.WarnContext(x.r.Context(), "idempotencykey: the response of a run does not count, and is not sent",
+		"key", x.call.Key.String(), "status", x.rec.status, "error", why)
 }

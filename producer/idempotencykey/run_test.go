@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -151,6 +152,16 @@ func TestMiddleware_OptionalKeyThatIsMissingStillMakesARun(t *testing.T) {
 	want(t, rg.send("POST", route, `{"amount":100}`, header("X-Idempotency-Key", "k")), 201, true)
 	wantProblem(t, rg.pay("k", header("X-Idempotency-Key", "k")), 400, idempotencykey.CodeInvalid)
 	wantRuns(t, l, 3)
+}
+
+func TestMiddleware_MissingKeyIsNamedByTheFirstOfItsHeaders(t *testing.T) {
+	t.Parallel()
+	rg := serveMemory(t, idempotencykey.Config{Headers: []string{"x-request-key", "Idempotency-Key", "X-Request-Key"}}, (&ledger{}).charge)
+	a := rg.send("POST", route, "{}")
+	wantProblem(t, a, 400, idempotencykey.CodeMissing)
+	if !strings.Contains(a.body, `"title":"X-Request-Key is missing"`) {
+		t.Error(a.body)
+	}
 }
 
 func TestMiddleware_WithoutARouteNothingRuns(t *testing.T) {

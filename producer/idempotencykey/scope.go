@@ -7,6 +7,7 @@ import (
 	"hash"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
@@ -46,14 +47,15 @@ func (c *Config) fingerprintScheme() string {
 	return base + "." + ids.Derive("oncemill/idempotencykey/fingerprint", c.FingerprintHeaders...)
 }
 
-// fingerprint identifies what a request asks for: method, route, path, query, chosen headers and body, each with its length
-// before it.
+// fingerprint identifies what a request asks for: method, route, path and query, as the handler sees them and as the client sent
+// them, chosen headers and body, each with its length before it.
 func (m *Middleware) fingerprint(r *http.Request, route string, body []byte) dedupstore.Fingerprint {
-	d := digest{sum: sha256.New()}
+	d := digest{sum: sha256.New(), buffer: make([]byte, 0, 256)}
 	d.text(r.Method)
 	d.text(route)
 	d.text(r.URL.EscapedPath())
 	d.text(r.URL.RawQuery)
+	d.text(target(r))
 	for _, name := range m.config.FingerprintHeaders {
 		values := r.Header.Values(name)
 		d.size(len(values))
@@ -63,8 +65,9 @@ func (m *Middleware) fingerprint(r *http.Request, route string, body []byte) ded
 	}
 	d.size(len(body))
 	d.sum.Write(body)
-	var sum [sha256.Size]byte
-	return dedupstore.Fingerprint{Scheme: m.scheme, Sum: base64.RawURLEncoding.EncodeToString(d.sum.Sum(sum[:0]))}
+	sum := d.sum.Sum(d.buffer[128:128]) // behind the text that is made of it
+	d.buffer = base64.RawURLEncoding.AppendEncode(d.buffer[:0], sum)
+	return dedupstore.Fingerprint{Scheme: m.scheme, Sum: string(d.buffer)}
 }
 
 // digest hashes texts such that their boundaries count.
@@ -83,12 +86,34 @@ func (d *digest) text(s string) {
 	d.sum.Write(d.buffer)
 }
 
-// canonicalNames returns header names in their canonical spelling, sorted, each once.
-func canonicalNames(names []string) []string {
-	canonical := make([]string, len(names))
-	for i, n := range names {
-		canonical[i] = http.CanonicalHeaderKey(n)
+// target is what the client asked for, before http.StripPrefix and the like changed the URL: path and query of the request
+// line, also of one that a proxy has sent with scheme and host.
+func target(r *http.Request) string {
+	uri := r.RequestURI
+	if strings.HasPrefix(uri, "/") {
+		return uri
 	}
+	if _, rest, absolute := strings.Cut(uri, "://"); absolute {
+		_, path, _ := strings.Cut(rest, "/")
+		return "/" + path
+	}
+	return uri
+}
+
+// canonicalInOrder returns header names in their canonical spelling, each once, the first first.
+func canonicalInOrder(names []string) []string {
+	var canonical []string
+	for _, n := range names {
+		if n = http.CanonicalHeaderKey(n); !slices.Contains(canonical, n) {
+			canonical = append(canonical, n)
+		}
+	}
+	return canonical
+}
+
+// canonicalNames is canonicalInOrder for names whose order must not matter: they are sorted.
+func canonicalNames(names []string) []string {
+	canonical := canonicalInOrder(names)
 	slices.Sort(canonical)
-	return slices.Compact(canonical)
+	return canonical
 }

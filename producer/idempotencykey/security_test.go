@@ -1,13 +1,18 @@
 package idempotencykey_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -51,6 +56,109 @@ func TestSecurity_AnAccountNeverGetsTheResponseOfAnother(t *testing.T) {
 				wantProblem(t, rg.pay("k", header("Account", account)), 403, idempotencykey.CodeNoAccount)
 			}
 		})
+	}
+}
+
+func TestSecurity_RequestsThatAPrefixTellsApartNeverGetTheResponseOfEachOther(t *testing.T) {
+	t.Parallel()
+	l := &ledger{}
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
+	api := func(name string) http.Handler { // one for all prefixes
+		mux := http.NewServeMux()
+		mux.Handle("POST "+route, m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			l.add("")
+			io.WriteString(w, name)
+		})))
+		return mux
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/live/", http.StripPrefix("/live", api("live")))
+	mux.Handle("/test/", http.StripPrefix("/test", api("test")))
+	rg := serveHandler(t, mux)
+	want(t, rg.send("POST", "/test"+route, "{}", key("k")), 200, false)
+	want(t, rg.send("POST", "/test"+route, "{}", key("k")), 200, true)
+	wantProblem(t, rg.send("POST", "/live"+route, "{}", key("k")), 422, idempotencykey.CodeReused)
+	wantRuns(t, l, 1)
+}
+
+func TestSecurity_RepeatThroughAProxyThatSendsTheWholeURLIsTheSameRequest(t *testing.T) {
+	t.Parallel()
+	rg, l := shop(t)
+	want(t, rg.pay("k"), 201, false)
+	conn, err := net.Dial("tcp", rg.server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "POST http://shop"+route+" HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 201 || resp.Header.Get("Idempotent-Replayed") != "true" {
+		t.Errorf("answered %d, %v", resp.StatusCode, resp.Header)
+	}
+	wantRuns(t, l, 1)
+}
+
+// TestSecurity_ConnectionsThatOnlyAnnounceABodyHoldLittleMemory opens connections that say how much they will send, and
+// send nothing.
+func TestSecurity_ConnectionsThatOnlyAnnounceABodyHoldLittleMemory(t *testing.T) { // not parallel: it measures the heap
+	const clients, announced = 200, 1 << 20
+	waiting := make(chan struct{}, clients)
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
+	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = &announcing{ReadCloser: r.Body, waiting: waiting}
+		m.Wrap(http.NotFoundHandler()).ServeHTTP(w, r)
+	}))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range clients {
+		conn, err := net.Dial("tcp", rg.server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n", route, announced)
+	}
+	for range clients {
+		<-waiting
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > clients*announced/4 {
+		t.Errorf("the heap grew by %d MiB for %d connections that sent no body", grown>>20, clients)
+	}
+}
+
+// announcing is a body that says when it is read for the first time.
+type announcing struct {
+	io.ReadCloser
+	waiting chan<- struct{}
+	once    sync.Once
+}
+
+func (a *announcing) Read(p []byte) (int, error) {
+	a.once.Do(func() { a.waiting <- struct{}{} })
+	return a.ReadCloser.Read(p)
+}
+
+func TestSecurity_AnnouncedLengthIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []int64{1 << 20, math.MaxInt64} {
+		m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{
+			MaxRequestBody: limit, Route: func(*http.Request) string { return route },
+		})
+		r := httptest.NewRequest(http.MethodPost, route, strings.NewReader("x"))
+		r.ContentLength = math.MaxInt64
+		r.Header.Set("Idempotency-Key", "k")
+		w := httptest.NewRecorder()
+		m.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(w, r)
+		if want := map[bool]int{true: 200, false: 413}[limit == math.MaxInt64]; w.Code != want {
+			t.Errorf("limit %d: answered %d, want %d", limit, w.Code, want)
+		}
 	}
 }
 

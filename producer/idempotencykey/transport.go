@@ -16,6 +16,9 @@ import (
 // A Transport is a http.RoundTripper that gives requests a key and sends them again with the same one, and the same body,
 // until there is a response that counts. It is safe for concurrent use.
 //
+// Use it only for servers that honour the key: to others a request that is sent again is another request, and its effect
+// happens twice. TransportConfig.Mint and a client of its own for each API keep it to those.
+//
 // The key of a request is, in this order: the one in its header, which is left as it is; that of WithKey; a new one. A new
 // one lives for one call of RoundTrip: whoever repeats requests outside, or after a restart, stores a key first and uses
 // WithKey. http.Client calls RoundTrip once more for each redirect.
@@ -105,6 +108,9 @@ func (t *Transport) send(r *http.Request, header string, body func() (io.ReadClo
 	start := time.Now()
 	for attempt := 1; ; attempt++ {
 		out := r.Clone(r.Context())
+		if out.Header == nil {
+			out.Header = http.Header{}
+		}
 		out.Header.Set(t.config.Header, header)
 		var err error
 		if out.Body, err = body(); err != nil {
@@ -119,7 +125,7 @@ func (t *Transport) send(r *http.Request, header string, body func() (io.ReadClo
 			return resp, err
 		}
 		if resp != nil {
-			drain(resp.Body)
+			drain(r.Context(), resp.Body)
 		}
 		if !sleep(r.Context(), pause) {
 			return nil, context.Cause(r.Context())

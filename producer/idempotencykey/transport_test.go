@@ -225,6 +225,66 @@ func TestTransport_EndsWithItsContext(t *testing.T) {
 	})
 }
 
+// endless is the body of a response that never ends.
+type endless struct{ closed chan struct{} }
+
+func (e *endless) Read([]byte) (int, error) { <-e.closed; return 0, io.ErrUnexpectedEOF }
+func (e *endless) Close() error             { close(e.closed); return nil }
+
+func TestTransport_ResponseThatNeverEndsDoesNotHoldTheNextTryUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{answers: []func() (*http.Response, error){func() (*http.Response, error) {
+			return &http.Response{StatusCode: 503, Header: http.Header{}, Body: &onceClosed{ReadCloser: &endless{make(chan struct{})}}}, nil
+		}, status(201)}}
+		r, _ := http.NewRequestWithContext(t.Context(), "POST", "http://x", http.NoBody)
+		start := time.Now()
+		resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
+		if err != nil || resp.StatusCode != 201 || time.Since(start) > time.Second {
+			t.Errorf("got %v, %v after %v", resp, err, time.Since(start))
+		}
+	})
+}
+
+// onceClosed closes once, however often it is asked to.
+type onceClosed struct {
+	io.ReadCloser
+	once sync.Once
+}
+
+func (o *onceClosed) Close() (err error) {
+	o.once.Do(func() { err = o.ReadCloser.Close() })
+	return err
+}
+
+func TestTransport_ReadingABodyEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		gone := errors.New("gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(5*time.Second, func() { cancel(gone) })
+		s := &script{answers: []func() (*http.Response, error){status(200)}}
+		body, w := io.Pipe()
+		defer w.Close()
+		r, _ := http.NewRequestWithContext(ctx, "POST", "http://x", body)
+		if _, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r); !errors.Is(err, gone) || len(s.keys) > 0 {
+			t.Errorf("sent %d times, %v", len(s.keys), err)
+		}
+	})
+}
+
+func TestTransport_RequestWithoutAHeaderMapIsSent(t *testing.T) {
+	t.Parallel()
+	s := &script{answers: []func() (*http.Response, error){status(200)}}
+	r, _ := http.NewRequestWithContext(t.Context(), "POST", "http://x", nil)
+	r.Header = nil
+	resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
+	if err != nil || len(s.keys) != 1 || s.keys[0] == "" || r.Header != nil {
+		t.Fatalf("sent %q, %v", s.keys, err)
+	}
+	resp.Body.Close()
+}
+
 func TestTransport_RefusesAConfigThatContradictsItself(t *testing.T) {
 	t.Parallel()
 	for field, c := range map[string]idempotencykey.TransportConfig{

@@ -1,0 +1,165 @@
+package idempotencykey_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/producer/idempotencykey"
+)
+
+// newBank makes an inbox in PostgreSQL, beside a table of accounts that has one.
+func newBank(t *testing.T, isolation pgx.TxIsoLevel) (*pgxpool.Pool, *pgstore.Store) {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), newPlace(t, onPostgresInbox))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	s, err := pgstore.New(pool, pgstore.Config{Logger: quiet(), Isolation: isolation})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, statement := range []string{
+		`CREATE TABLE accounts (name text PRIMARY KEY, balance integer NOT NULL DEFAULT 0)`, `INSERT INTO accounts VALUES ('taken')`,
+	} {
+		if _, err := pool.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return pool, s
+}
+
+const openTaken = `INSERT INTO accounts VALUES ('taken')`
+
+// TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint is about handlers that find by a unique violation that there is a conflict,
+// and answer 409. PostgreSQL commits nothing any more then, unless the statement stands in a savepoint.
+func TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint(t *testing.T) {
+	t.Parallel()
+	_, s := newBank(t, "")
+	for name, try := range map[string]func(ctx context.Context, tx pgx.Tx) bool{
+		"savepoint": func(ctx context.Context, tx pgx.Tx) bool {
+			err := pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error { _, err := inner.Exec(ctx, openTaken); return err })
+			_, refused := errors.AsType[*pgconn.PgError](err)
+			return refused
+		},
+		"on conflict": func(ctx context.Context, tx pgx.Tx) bool {
+			tag, err := tx.Exec(ctx, openTaken+` ON CONFLICT DO NOTHING`)
+			return err == nil && tag.RowsAffected() == 0
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{}), idempotencykey.Config{Group: name}, func(w http.ResponseWriter, r *http.Request) {
+				if try(r.Context(), pgstore.Tx(r.Context())) {
+					w.WriteHeader(http.StatusConflict)
+				}
+			})
+			want(t, rg.pay("k"), 409, false)
+			want(t, rg.pay("k"), 409, true)
+		})
+	}
+}
+
+func TestDatabase_ResponseOverAnAbortedTransactionIsRefusedAtOnceAndLogged(t *testing.T) {
+	t.Parallel()
+	_, s := newBank(t, "")
+	var log safeBuffer
+	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	policy := oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond, Max: time.Nanosecond}}
+	for _, status := range []int{201, 409} {
+		l := &ledger{}
+		rg := serve(t, newGuard(t, s.Inbox(), policy), idempotencykey.Config{Logger: logger}, func(w http.ResponseWriter, r *http.Request) {
+			l.add("")
+			if _, err := pgstore.Tx(r.Context()).Exec(r.Context(), openTaken); err == nil {
+				t.Error("the account could be opened twice")
+			}
+			w.WriteHeader(status)
+		})
+		k := key(http.StatusText(status))
+		pay := func() answer { return rg.send("POST", route, "{}", k) }
+		a := pay()
+		wantProblem(t, a, 500, idempotencykey.CodeUncommitted)
+		if a.header.Get("Retry-After") == "" || a.replayed() {
+			t.Errorf("header %v", a.header)
+		}
+		until(t, "the attempts are spent", func() bool { a = pay(); return a.status == 500 && a.replayed() })
+		wantProblem(t, a, 500, idempotencykey.CodeUncommitted)
+		wantRuns(t, l, 2)
+	}
+	if s := log.String(); strings.Count(s, "does not count") != 4 || !strings.Contains(s, "did not return the error") {
+		t.Errorf("logged: %s", s)
+	}
+}
+
+func TestDatabase_ClientErrorAfterAFailedStatementIsKeptInSQLite(t *testing.T) {
+	t.Parallel()
+	b := openFor(t, onSQLiteInbox, newPlace(t, onSQLiteInbox))
+	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		if err := b.pay(r, "refusal"); err != nil {
+			t.Error(err)
+		}
+		if _, err := sqlitestore.Tx(r.Context()).ExecContext(r.Context(), `INSERT INTO payments (id) VALUES (NULL)`); err != nil {
+			w.WriteHeader(http.StatusConflict)
+		}
+	})
+	want(t, rg.pay("k"), 409, false)
+	want(t, rg.pay("k"), 409, true)
+	if n := b.payments("refusal"); n != 1 {
+		t.Errorf("%d rows, want 1", n)
+	}
+}
+
+func TestDatabase_ServerErrorBecauseOfOthersIsKeptUnlessItIsReleased(t *testing.T) {
+	t.Parallel()
+	pool, s := newBank(t, pgx.RepeatableRead)
+	for _, tc := range []struct {
+		errors idempotencykey.ServerErrors
+		status int // of the repeat
+		runs   int32
+	}{
+		{idempotencykey.StoreServerErrors, 500, 1},
+		{idempotencykey.ReleaseServerErrors, 201, 2},
+	} {
+		t.Run(string(tc.errors), func(t *testing.T) {
+			var runs atomic.Int32
+			c := idempotencykey.Config{Group: string(tc.errors), ServerErrors: tc.errors}
+			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{}), c, func(w http.ResponseWriter, r *http.Request) {
+				ctx, tx := r.Context(), pgstore.Tx(r.Context())
+				var balance int
+				if err := tx.QueryRow(ctx, `SELECT balance FROM accounts`).Scan(&balance); err != nil {
+					t.Error(err)
+				}
+				if runs.Add(1) == 1 { // another transaction
+					if _, err := pool.Exec(ctx, `UPDATE accounts SET balance = balance + 1`); err != nil {
+						t.Error(err)
+					}
+				}
+				if _, err := tx.Exec(ctx, `UPDATE accounts SET balance = balance + 1`); err != nil {
+					w.WriteHeader(http.StatusInternalServerError)
+					return
+				}
+				w.WriteHeader(http.StatusCreated)
+			})
+			want(t, rg.pay("k"), 500, false)
+			want(t, rg.pay("k"), tc.status, tc.runs == 1)
+			if runs.Load() != tc.runs {
+				t.Errorf("%d runs, want %d", runs.Load(), tc.runs)
+			}
+		})
+	}
+}
