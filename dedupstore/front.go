@@ -22,16 +22,18 @@ func Front(cheap Store, inbox Transactor) *FrontStore {
 
 // FrontConfig configures a [FrontStore]. The zero value is ready to use.
 type FrontConfig struct {
-	// Patience bounds how long an operation of the cheap store is waited for. Zero: 50 ms.
+	// Patience bounds how long an operation of the cheap store is waited for. A claim never waits for it for more than a
+	// quarter of what is left until the deadline of its context. Zero: 50 ms.
 	Patience time.Duration
 
-	// Logger is told when the cheap store begins to fail, and when it answers again. Nil: slog.Default().
+	// Logger is told when the cheap store begins to fail, when it answers again, and of messages that wait because of what
+	// the cheap store holds from before (see NewFront). Nil: slog.Default().
 	Logger *slog.Logger
 }
 
 func (c FrontConfig) withDefaults() FrontConfig {
 	if c.Patience == 0 {
-		c.Patience = 50 * time.Millisecond
+		c.Patience = minFrontPatience
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -51,12 +53,12 @@ func (c FrontConfig) validate() error {
 // Of the cheap store two answers are believed: that a lease is live or a retry not due, and that a run has succeeded,
 // which it is told only after the commit. Everything else is asked of the inbox, whose answer counts. So a cheap store
 // that is down, slow, empty or restored from old data costs statements, and perhaps a lease's wait, but neither an effect
-// nor a message. It keeps results and the IDs of outputs, no payloads; attempts are counted, reruns answered, runs
-// parked and failures kept by the inbox alone.
+// nor a message. It keeps results and the IDs of outputs, and their bytes until they are published, if they are not more
+// than 256 KiB; attempts are counted, reruns answered, runs parked and failures kept by the inbox alone.
 //
 // The other way round it does not hold: when the database of the inbox has lost commits, as by a restore or a failover
-// without synchronous replication, the cheap store knows of effects that are gone. Empty it then. To forget a key, delete
-// it in both.
+// without synchronous replication, the cheap store knows of effects that are gone. Empty it then, and restart the processes
+// whose cheap store caches outcomes, as redisstore does with CacheEntries. To forget a key, delete it in both.
 //
 // A Busy of the cheap store names the cheap store's fence. It is safe for concurrent use and holds nothing that must be
 // closed.
@@ -64,7 +66,8 @@ type FrontStore struct {
 	cheap  Store
 	inbox  Transactor
 	config FrontConfig
-	gates  sync.Map // of *frontGate, by the cheap store's shards
+	gates  sync.Map     // of *frontGate, by the cheap store's shards
+	told   atomic.Int64 // when somebody was last told of what is left there, in Unix nanoseconds
 
 	refused, passed, failed, skipped atomic.Uint64
 }
@@ -82,7 +85,18 @@ type FrontClaim struct {
 }
 
 // NewFront returns an inbox behind a cheap store. The error names what is wrong. The stores must not be used by others for
-// the same keys, but the cheap one may hold what a guard with it alone has left: its successes are believed.
+// the same keys at the same time.
+//
+// The cheap store may have been in use alone before. Only successes that are DONE carry over: they are believed. Where it
+// holds another outcome, of which the inbox knows nothing (a failure, an unknown outcome, outputs that were not published),
+// a claim that the inbox would grant is given back and refused with a *RecordError, which a log line tells of: the message
+// waits, until that is settled by the guard over the cheap store alone, deleted there, or superseded by a rerun. All else
+// begins anew in the inbox: attempts, delays, content to compare with, and runs that died, be they parked by a policy or
+// not. So stop the guards over the cheap store alone first, let publish steps and runs end, and settle what is parked.
+// Under oncemill.Irreversible do not go over before the window has ended: a run that died would be made again.
+//
+// The way back, to the cheap store alone, is like it: successes carry over, and outputs that were not published (up to
+// 256 KiB); all else runs again there.
 func NewFront(cheap Store, inbox Transactor, c FrontConfig) (*FrontStore, error) {
 	switch {
 	case cheap == nil:

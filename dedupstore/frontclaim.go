@@ -17,12 +17,16 @@ func (f *FrontStore) Claim(ctx context.Context, r Request) (Answer, error) {
 		return Answer{}, err
 	}
 	cheap, held := f.ask(ctx, &r)
+	before := foreign(&cheap)
 	if believable(&cheap, &r) {
 		f.refused.Add(1)
 		return cheap, nil
 	}
 	f.passed.Add(1)
 	answer, err := f.inbox.Claim(ctx, r)
+	if before {
+		return f.mayRun(ctx, &r, &cheap, &answer, err)
+	}
 	if held {
 		f.compare(ctx, &r, &cheap, &answer, err)
 	}
@@ -37,7 +41,7 @@ func (f *FrontStore) ask(ctx context.Context, r *Request) (answer Answer, held b
 	}
 	q := *r
 	q.MaxAttempts, q.ParkExpired = unlimited, false
-	err := f.do(ctx, &r.Key, func(ctx context.Context) (err error) {
+	err := f.do(ctx, &r.Key, 0, func(ctx context.Context) (err error) {
 		answer, err = f.cheap.Claim(ctx, q)
 		return err
 	})
@@ -51,7 +55,7 @@ func (f *FrontStore) ask(ctx context.Context, r *Request) (answer Answer, held b
 func believable(a *Answer, r *Request) bool {
 	switch a.Status {
 	case Busy: // with nothing to wait for it was let go, or it is a late copy, of which the inbox may know more
-		return a.Wait > letGoLease
+		return a.Wait > letGoLease || a.Found == Publishing // what is decided may be foreign: its end tells
 	case Done:
 		return a.Outcome.Kind == Succeeded && readNote(a, r)
 	}
@@ -63,11 +67,13 @@ func (f *FrontStore) compare(ctx context.Context, r *Request, cheap, answer *Ans
 	front := FrontClaim{Fence: cheap.Claim.Fence, Scheme: r.Fingerprint.Scheme}
 	runs := cheap.Status == AcquiredRun // else it knows a success, which is to be published
 	succeeded := err == nil && answer.Outcome.Kind == Succeeded
-	// The window is counted from the end of the run, which was not before the first claim: so it is not exceeded.
+	// Windows are counted from the end of a run, which was not before the first claim: so this is not after the end of the
+	// claimer's own. The inbox may have forgotten it sooner, if the run had a shorter window.
 	left := r.Retention - answer.Age
 	switch {
 	case err == nil && answer.Status == AcquiredRun && runs:
 		answer.Claim.Front = front
+		f.revive(ctx, cheap, answer)
 	case succeeded && answer.Status == AcquiredPublish:
 		answer.Claim.Front = front
 		if runs {
@@ -77,6 +83,14 @@ func (f *FrontStore) compare(ctx context.Context, r *Request, cheap, answer *Ans
 		f.learn(ctx, runs, cheap.Claim, answer.Outcome, noteOf(r, cheap, answer), left)
 	default:
 		f.letGo(ctx, cheap.Claim)
+	}
+}
+
+// revive gives a cheap claim its lease back that was let go when the inbox refused the same owner, which now has the run. Not
+// if the inbox found a run: its owner may just ask again, which renews no lease. Heartbeats make up for that.
+func (f *FrontStore) revive(ctx context.Context, cheap, answer *Answer) {
+	if cheap.Found == Running && answer.Found != Running {
+		_ = f.extendCheap(ctx, answer.Claim, answer.Claim.Lease)
 	}
 }
 

@@ -66,16 +66,29 @@ func (g *frontGate) answered(ok bool) (news bool) {
 	return was == 0
 }
 
-// do sends an operation to the cheap store and waits for it as long as that store is worth. It goes on although ctx ends,
-// like all that may have an effect.
-func (f *FrontStore) do(ctx context.Context, key *Key, operation func(context.Context) error) error {
+// minFrontPatience is what an operation that follows the inbox's answer has, even if nothing is left of the caller's time:
+// each that is not made keeps duplicates waiting for a lease. It is the default of FrontConfig.Patience.
+const minFrontPatience = 50 * time.Millisecond
+
+// patience is how long an operation may take: of what is left of the caller's time no more than a quarter, as the inbox
+// needs the rest, but not less than the least.
+func (f *FrontStore) patience(ctx context.Context, least time.Duration) time.Duration {
+	if end, bounded := ctx.Deadline(); bounded {
+		return min(f.config.Patience, max(time.Until(end)/4, least))
+	}
+	return f.config.Patience
+}
+
+// do sends an operation to the cheap store and waits for it as long as that store is worth. It goes on although ctx is
+// cancelled, like all that may have an effect. With less than a millisecond to wait it is not sent.
+func (f *FrontStore) do(ctx context.Context, key *Key, least time.Duration, operation func(context.Context) error) error {
 	shard := shardOf(ctx, f.cheap, *key)
-	gate := f.gate(shard)
-	if !gate.pass() {
+	gate, patience := f.gate(shard), f.patience(ctx, least)
+	if patience < time.Millisecond || !gate.pass() {
 		f.skipped.Add(1)
 		return errFrontShut
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.config.Patience)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	err := operation(bounded)
 	ok := frontAnswered(err)

@@ -54,7 +54,7 @@ func parseNote(s string) (n note, ok bool) {
 
 // readNote completes the cheap store's answer about a success, and reports whether it counts. It does not if it is not known
 // that the inbox would compare the content with the same one. A success without a note is from a guard that had the cheap
-// store alone: it is as good as it was there.
+// store alone: it is as good as it was there. (See foreign.)
 func readNote(a *Answer, r *Request) bool {
 	if a.Outcome.Reason == "" {
 		return true

@@ -55,7 +55,7 @@ func TestFront_TwinIsRefusedWithoutTheInboxAsLongAsTheRunIsExtended(t *testing.T
 	})
 }
 
-func TestFront_OutputsAreKeptByTheInboxAlone(t *testing.T) {
+func TestFront_OutputsAreKeptByTheCheapStoreUntilTheyArePublished(t *testing.T) {
 	virtual(t, func(t *testing.T, f *frontRig) {
 		r := frontRequest("1")
 		a, _ := f.claim(r, dedupstore.AcquiredRun)
@@ -77,9 +77,37 @@ func TestFront_OutputsAreKeptByTheInboxAlone(t *testing.T) {
 		if asked != 0 || done.Fence != a.Claim.Fence || len(done.Outcome.Produced) != 1 || done.Outcome.Produced[0].ID != "out" || done.Outcome.Reason != "" {
 			t.Errorf("%+v by %d claims of the inbox", done, asked)
 		}
+		kept, err := f.cheap.Store.Claim(t.Context(), frontRequest("1"))
+		if err != nil || kept.Status != dedupstore.Done || kept.Outcome.Produced[0].Payload != nil || kept.Outcome.Produced[0].Header != nil {
+			t.Errorf("the cheap store keeps %+v, %v", kept, err)
+		}
+	})
+}
+
+func TestFront_LargeOutputsAreKeptByTheInboxAlone(t *testing.T) {
+	virtual(t, func(t *testing.T, f *frontRig) {
+		large := output
+		large.Payload = make([]byte, 256<<10)
+		a, _ := f.claim(frontRequest("1"), dedupstore.AcquiredRun)
+		if err := f.pays(a.Claim, large); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(a.Claim.Lease) // its holder dies
+		next, _ := f.claim(frontRequest("1"), dedupstore.AcquiredPublish)
+		if p := next.Outcome.Produced; len(p) != 1 || len(p[0].Payload) != len(large.Payload) {
+			t.Errorf("%d messages are to be published", len(p))
+		}
+		if err := f.Settle(t.Context(), next.Claim, dedupstore.Published{Retention: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Millisecond)
+		f.claim(frontRequest("1"), dedupstore.Done)
+		if _, asked := f.claim(frontRequest("1"), dedupstore.Done); asked != 0 {
+			t.Error("what the first duplicate learned is not known")
+		}
 		for _, s := range f.cheap.settled {
-			if s, ok := s.(dedupstore.Finish); ok && (s.Outcome.Produced[0].Payload != nil || s.Outcome.Produced[0].Header != nil) {
-				t.Errorf("the cheap store was given %+v", s.Outcome.Produced)
+			if s, ok := s.(dedupstore.Finish); ok && len(s.Outcome.Produced[0].Payload) > 0 {
+				t.Errorf("the cheap store was given %d bytes", len(s.Outcome.Produced[0].Payload))
 			}
 		}
 	})
@@ -136,8 +164,8 @@ func TestFront_FailuresAreAnsweredByTheInbox(t *testing.T) {
 	})
 }
 
-// What a guard over the cheap store alone may have left there, or a store that is restored from old data.
-func TestFront_WhatTheCheapStoreSaysOfFailuresAndOutputsIsLookedUp(t *testing.T) {
+// What a guard over the cheap store alone may have left there.
+func TestFront_OfWhatTheCheapStoreHoldsFromBeforeNothingWithAnOutcomeRunsAgain(t *testing.T) {
 	virtual(t, func(t *testing.T, f *frontRig) {
 		content := func(id, sum string) (r dedupstore.Request) {
 			r = frontRequest(id)
@@ -173,7 +201,29 @@ func TestFront_WhatTheCheapStoreSaysOfFailuresAndOutputsIsLookedUp(t *testing.T)
 		plant("other content", finish(paid()))
 		plant("done", finish(paid()))
 		time.Sleep(time.Minute) // leases end
-		for _, id := range []string{"failed", "exhausted", "unknown", "publishing", "dead letter", "many attempts", "started", "other content"} {
+		for _, id := range []string{"failed", "exhausted", "unknown", "publishing", "dead letter"} {
+			r := frontRequest(id)
+			r.MaxAttempts = 1
+			same := r
+			for _, r := range []dedupstore.Request{r, same, frontRequest(id), frontRequest(id)} { // nor do attempts run out
+				_, err := f.Claim(t.Context(), r)
+				if _, refused := errors.AsType[*dedupstore.RecordError](err); !refused {
+					t.Errorf("%s: %v, want a RecordError", id, err)
+				}
+				time.Sleep(2 * time.Millisecond)
+			}
+			r = frontRequest(id)
+			r.Rerun = 1
+			a, _ := f.claim(r, dedupstore.AcquiredRun)
+			if err := f.pays(a.Claim); err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+			f.effects(id, 1)
+			f.claim(frontRequest(id), dedupstore.Done)
+			time.Sleep(2 * time.Millisecond)
+			f.claim(frontRequest(id), dedupstore.Done)
+		}
+		for _, id := range []string{"many attempts", "started", "other content"} {
 			r := content(id, "new")
 			r.MaxAttempts, r.ParkExpired = 1, true
 			a, asked := f.claim(r, dedupstore.AcquiredRun)

@@ -68,15 +68,33 @@ func (f *FrontStore) settled(ctx context.Context, c Claim, s Settlement) {
 	}
 }
 
-// errUntellable says that the cheap store cannot keep an outcome, which has a text where the note would be.
-var errUntellable = errors.New("dedupstore: a success with a reason is kept by the inbox alone")
+func outputBytes(produced []Produced) (n int) {
+	for _, p := range produced {
+		n += len(p.Payload)
+		for name, value := range p.Header {
+			n += len(name) + len(value)
+		}
+	}
+	return n
+}
 
-// tell stores a success in the cheap store, with its result and the IDs of its outputs.
+// errUntellable says that the cheap store cannot keep an outcome: it has a text where the note would be, or is too large.
+var errUntellable = errors.New("dedupstore: this success is kept by the inbox alone")
+
+// maxFrontOutputs is how many bytes of outputs the cheap store keeps until they are published: more are not worth its
+// patience.
+const maxFrontOutputs = 256 << 10
+
+// tell stores a success in the cheap store, with its result and the IDs of its outputs. Those that are not published are
+// kept whole: a guard that goes back to the cheap store alone would publish them without their bytes.
 func (f *FrontStore) tell(ctx context.Context, c Claim, o Outcome, n note, retention time.Duration, published bool) error {
-	if o.Reason != "" {
+	if o.Reason != "" || !published && outputBytes(o.Produced) > maxFrontOutputs {
 		return errUntellable
 	}
-	o.Produced, o.Reason = Stubs(o.Produced), n.String()
+	if published {
+		o.Produced = Stubs(o.Produced)
+	}
+	o.Reason = n.String()
 	return f.settleCheap(ctx, c, Finish{Outcome: o, Retention: retention, Published: published})
 }
 
@@ -99,15 +117,15 @@ func (f *FrontStore) extendCheap(ctx context.Context, c Claim, lease time.Durati
 }
 
 func (f *FrontStore) extendLease(ctx context.Context, c Claim, lease time.Duration) error {
-	return f.do(ctx, &c.Key, func(ctx context.Context) error { return f.cheap.Extend(ctx, c, lease) })
+	return f.do(ctx, &c.Key, minFrontPatience, func(ctx context.Context) error { return f.cheap.Extend(ctx, c, lease) })
 }
 
 // settleCheap settles in the cheap store. Duplicates would wait for a lease if that failed: so it is tried again, once.
 func (f *FrontStore) settleCheap(ctx context.Context, c Claim, s Settlement) error {
 	settle := func(ctx context.Context) error { return f.cheap.Settle(ctx, c, s) }
-	err := f.do(ctx, &c.Key, settle)
+	err := f.do(ctx, &c.Key, minFrontPatience, settle)
 	if !frontAnswered(err) && !errors.Is(err, errFrontShut) {
-		err = f.do(ctx, &c.Key, settle)
+		err = f.do(ctx, &c.Key, minFrontPatience, settle)
 	}
 	return err
 }

