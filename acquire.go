@@ -156,7 +156,7 @@ func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.An
 		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a),
 	})
 	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy { // see otherwise
-		telemetry.LinkOriginal(ctx, a.Trace)
+		telemetry.LinkOriginal(ctx, key.Group, key.Handler, key.ID, a.Trace)
 	}
 }
 

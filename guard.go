@@ -181,7 +181,7 @@ func (g *Guard) otherwise(ctx context.Context, call *Call, answer *dedupstore.An
 	if err == nil {
 		*res, err = g.answered(ctx, call, answer, first)
 	} else if _, busy := err.(*BusyError); busy { //nolint:errorlint // never wrapped
-		telemetry.LinkOriginal(ctx, answer.Trace)
+		telemetry.LinkOriginal(ctx, call.Key.Group, call.Key.Handler, call.Key.ID, answer.Trace)
 	} else if _, open := err.(*bypassError); open { //nolint:errorlint // never wrapped
 		*res, err = g.bypass(ctx, *call, fn)
 	}
@@ -293,7 +293,7 @@ func (g *Guard) giveBack(ctx context.Context, h *holding) {
 func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedupstore.Outcome, error) {
 	workCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	hb := g.beat(ctx, h, func() bool { cancel(ErrClaimLost); return false })
+	hb := g.beat(ctx, h, func() bool { h.cut(); cancel(ErrClaimLost); return false })
 	defer hb.stop()
 	return work(workCtx)
 }

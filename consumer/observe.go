@@ -43,7 +43,7 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 		return timed(ctx, processing, do, recorded)
 	})
 	ended = true
-	failure, err := failureOf(decision)
+	failure, err := failureOf(ctx, decision)
 	processing.End(string(decision.Action), failure, err)
 }
 
@@ -64,7 +64,9 @@ func timed(ctx context.Context, processing *telemetry.Processing, do job, record
 	failure := telemetry.FailedPanic
 	defer func() { processing.Ran(ctx, began, failure) }()
 	o, err = do(ctx, recorded)
-	failure = handlerFailure(err)
+	if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
+		failure = telemetry.FailedCanceled
+	}
 	return o, err
 }
 
@@ -89,7 +91,7 @@ func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
 
 // failureOf says what of a decision is an error. Duplicates are none, of failures too, nor are deliveries that came too
 // early, or that a shutdown interrupted.
-func failureOf(decision *Decision) (telemetry.Failure, error) {
+func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, error) {
 	err := decision.Err
 	switch e := err.(type) { //nolint:errorlint // the guard's own error
 	case nil, *oncemill.BusyError:
@@ -117,10 +119,17 @@ func failureOf(decision *Decision) (telemetry.Failure, error) {
 	case *MissingIDError, *ContentError:
 		return telemetry.FailedRejected, err
 	}
-	if decision.Action == RetryLater && errors.Is(err, context.Canceled) {
+	if decision.Action == RetryLater && (errors.Is(err, context.Canceled) || interrupted(ctx, err)) {
 		return telemetry.NoFailure, nil
 	}
 	return handlerFailure(err), err
+}
+
+// interrupted reports whether an error is, or wraps, why the context ended, as with the grace of a shutdown or with a
+// partition that was revoked. A deadline is no interruption.
+func interrupted(ctx context.Context, err error) bool {
+	cause := context.Cause(ctx)
+	return cause != nil && errors.Is(err, cause) && !errors.Is(cause, context.DeadlineExceeded)
 }
 
 // handlerFailure says of which kind a handler's error is. It looks through wrapped errors from the outside, as the guard

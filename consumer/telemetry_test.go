@@ -3,13 +3,19 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
@@ -197,5 +203,151 @@ func TestProcess_TheRecordKeepsTheRunsSpan(t *testing.T) {
 	})
 	if want := spans.Ended()[0].SpanContext().SpanID().String(); err != nil || !strings.Contains(a.Trace, want) {
 		t.Errorf("the record keeps %q (%v), want span %s", a.Trace, err, want)
+	}
+}
+
+// What ends a delivery from outside is no failure of the message: a revoked partition, the grace of a shutdown.
+func TestProcess_WhatEndsTheDeliveryIsNoError(t *testing.T) {
+	t.Parallel()
+	revoked := errors.New("the partition was revoked")
+	wrapped := func(ctx context.Context) error { return fmt.Errorf("charge: %w", context.Cause(ctx)) }
+	t.Run("while it is held", func(t *testing.T) {
+		t.Parallel()
+		c, spans, _ := traced()
+		c.Hold = time.Minute
+		p := newProcessor(t, newStore(t), c)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		p.Process(t.Context(), delivery("m1"), func(context.Context) error {
+			time.AfterFunc(50*time.Millisecond, func() { cancel(revoked) })
+			if d := p.Process(ctx, delivery("m1"), wrapped); d.Err != revoked { //nolint:errorlint // the very one
+				t.Errorf("decision %+v", d)
+			}
+			return nil
+		})
+		noError(t, spans.Ended()[0])
+	})
+	for name, bypass := range map[string]bool{"while its handler runs": false, "while it is not guarded": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			reader := sdkmetric.NewManualReader()
+			c, spans, _ := traced()
+			c.Policy.MissingID = oncemill.MissingIDBypass
+			c.Policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+			d := delivery("m1")
+			if bypass {
+				d.Header = producer.Header{}
+			}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			newProcessor(t, newStore(t), c).Process(ctx, d, func(ctx context.Context) error { cancel(revoked); return wrapped(ctx) })
+			noError(t, spans.Ended()[0])
+			if got := counted(t, reader, "messaging.process.duration", "error.type"); got["canceled"] != 1 {
+				t.Errorf("runs by error: %v, want a canceled one", got)
+			}
+		})
+	}
+	t.Run("but a deadline is one", func(t *testing.T) {
+		t.Parallel()
+		c, spans, _ := traced()
+		c.Policy.MissingID = oncemill.MissingIDBypass
+		d := delivery("m1")
+		d.Header = producer.Header{}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		newProcessor(t, newStore(t), c).Process(ctx, d, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		if got := attributesOf(spans.Ended()[0])["error.type"]; got != "timeout" {
+			t.Errorf("error.type %q", got)
+		}
+	})
+}
+
+func noError(t *testing.T, span sdktrace.ReadOnlySpan) {
+	t.Helper()
+	if span.Status().Code != codes.Unset || attributesOf(span)["error.type"] != "" {
+		t.Errorf("status %v, %v", span.Status(), attributesOf(span))
+	}
+}
+
+// counted returns what a metric has, by the values of an attribute.
+func counted(t *testing.T, reader *sdkmetric.ManualReader, name, by string) map[string]int64 {
+	t.Helper()
+	var data metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &data); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int64{}
+	for _, m := range data.ScopeMetrics[0].Metrics {
+		if m.Name != name {
+			continue
+		}
+		switch d := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			for _, p := range d.DataPoints {
+				v, _ := p.Attributes.Value(attribute.Key(by))
+				found[v.AsString()] += p.Value
+			}
+		case metricdata.Histogram[float64]:
+			for _, p := range d.DataPoints {
+				v, _ := p.Attributes.Value(attribute.Key(by))
+				found[v.AsString()] += int64(p.Count)
+			}
+		}
+	}
+	return found
+}
+
+// A guard that a handler uses for something else has runs of its own: its duplicates link nothing to the delivery.
+func TestProcess_ANestedGuardLinksNothingToTheDelivery(t *testing.T) {
+	t.Parallel()
+	c, spans, tracer := traced()
+	p := newProcessor(t, newStore(t), c)
+	guard, err := oncemill.NewGuard(newStore(t), oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := oncemill.Call{Key: dedupstore.Key{Tenant: "t", Group: "mail", Handler: "send", ID: "x"}}
+	send := func(ctx context.Context) error {
+		_, err := oncemill.Do(ctx, guard, call, func(context.Context) (int, error) { return 1, nil })
+		return err
+	}
+	ctx, request := tracer.Start(t.Context(), "somebody else's request")
+	if err := send(ctx); err != nil {
+		t.Fatal(err)
+	}
+	request.End()
+	p.Process(t.Context(), delivery("m1"), send)
+	if links := spans.Ended()[1].Links(); len(links) != 0 {
+		t.Errorf("the delivery's first run has links %v", links)
+	}
+}
+
+// stumbling fails its first claim.
+type stumbling struct {
+	dedupstore.Store
+	failed atomic.Bool
+}
+
+func (s *stumbling) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	if !s.failed.Swap(true) {
+		return dedupstore.Answer{}, errors.New("down")
+	}
+	return s.Store.Claim(ctx, r)
+}
+
+// A delivery that is held counts for what it waited for, too; its span says how it ended.
+func TestProcess_AHeldDeliveryCountsForWhatItWaitedForToo(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	c, spans, _ := traced()
+	c.Hold = time.Minute
+	c.Policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	p := newProcessor(t, &stumbling{Store: newStore(t)}, c)
+	if d := p.Process(t.Context(), delivery("m1"), func(context.Context) error { return nil }); d.Action != consumer.Ack {
+		t.Fatal(d)
+	}
+	if got := counted(t, reader, "oncemill.claims", "oncemill.outcome"); got["store_error"] != 1 || got["claimed"] != 1 {
+		t.Errorf("claims: %v", got)
+	}
+	if got := attributesOf(spans.Ended()[0])["oncemill.outcome"]; got != "claimed" {
+		t.Errorf("the span's outcome is %q", got)
 	}
 }

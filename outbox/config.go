@@ -51,7 +51,8 @@ type Config struct {
 	// Zero: 24 h. DeleteAtOnce: not at all.
 	Retention time.Duration
 
-	// Name names the outbox in metrics. Empty: the store's table, if it says so (Named), or else "outbox".
+	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their numbers of
+	// rows. Empty: the store's table, if it says so (Named), or else "outbox".
 	Name string
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.

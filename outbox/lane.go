@@ -126,6 +126,7 @@ func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, erro
 	if err := r.settle(ctx, l, results); err != nil {
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
 	}
+	r.died(ctx, l.rows, results)
 	b := batch{rows: len(l.rows)}
 	for _, result := range results {
 		if result.State == Published || result.State == Removed {

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"slices"
 	"strconv"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -27,13 +28,13 @@ func name(store Store, cfg Config) string {
 	return "outbox"
 }
 
-// watch shows how many rows there are whenever metrics are collected.
-func (r *Relay) watch() (stop func(), err error) {
+// watch shows in metrics how many rows there are.
+func (r *Relay) watch(ctx context.Context) (stop func(), err error) {
 	inspector, ok := r.store.(Inspector)
 	if !ok {
 		return func() {}, nil
 	}
-	return r.telemetry.Watch(func(ctx context.Context) (telemetry.Stats, error) {
+	return r.telemetry.Watch(ctx, func(ctx context.Context) (telemetry.Stats, error) {
 		ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 		defer cancel()
 		s, err := inspector.Stats(ctx)
@@ -65,6 +66,18 @@ func (r *Relay) begin(ctx context.Context, rows []Row, messages []producer.Messa
 		m.Header = batch.Send(within, m.Topic, m.ID, m.Header, age)
 	}
 	return within, batch
+}
+
+// died counts the rows that are dead, now that this is recorded: else they come again.
+func (r *Relay) died(ctx context.Context, rows []Row, results []Result) {
+	for _, result := range results {
+		if result.State != Dead {
+			continue
+		}
+		if i := slices.IndexFunc(rows, func(row Row) bool { return row.Number == result.Number }); i >= 0 {
+			r.telemetry.Died(ctx, rows[i].Message.Topic)
+		}
+	}
 }
 
 // end says what became of them.

@@ -88,7 +88,6 @@ func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 
 // unreadable parks a row that cannot be published.
 func (r *Relay) unreadable(ctx context.Context, row Row) Result {
-	r.telemetry.Died(ctx, row.Message.Topic)
 	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error", row.Problem)
 	return Result{Number: row.Number, State: Dead, Error: row.Problem}
 }
@@ -149,7 +148,6 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 		}
 		result := r.result(a)
 		if result.State == Dead {
-			r.telemetry.Died(ctx, a.row.Message.Topic)
 			r.log.ErrorContext(ctx, "outbox: row is dead", "id", a.row.Message.ID, "topic", a.row.Message.Topic,
 				"failures", a.row.Failures+1, "unknowns", a.row.Unknowns, "error", a.err)
 		}

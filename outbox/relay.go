@@ -75,7 +75,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer r.running.Store(false)
 
-	stop, err := r.watch()
+	stop, err := r.watch(ctx)
 	if err != nil {
 		return fmt.Errorf("outbox: watch the rows: %w", err)
 	}

@@ -46,7 +46,7 @@ type Waker interface {
 
 // A Named store has a name for metrics.
 type Named interface {
-	// Name returns the same name always; that of its table.
+	// Name returns the same name always; that of its table, behind that of its schema if it has one.
 	Name() string
 }
 

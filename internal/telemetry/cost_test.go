@@ -83,6 +83,11 @@ func TestGlobalProviders_MayComeLaterAndCostNothingBefore(t *testing.T) {
 		}
 		meter.Claim(ctx, "billing", "charge", "m1", &telemetry.Answer{Outcome: telemetry.Claimed, Attempt: 1})
 		_, sending := sender.Begin(ctx, "orders", "m1", header)
+		sending.Answered()
+		sender.Landed(ctx, sending, "orders", "m1", "ORDERS")
+		if telemetry.Spanless(ctx) != ctx {
+			t.Error("a context without a span was replaced")
+		}
 		sending.End(ctx, nil, false)
 	})
 	if n != 0 {

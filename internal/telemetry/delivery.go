@@ -12,9 +12,9 @@ import (
 
 // A delivery is what the engine finds in a context about the delivery that it is asked for.
 type delivery struct {
-	source *source
-	id     string
-	cause  Detail // if it is a duplicate
+	source             *source // of deliveries that are not told apart, if there are too many
+	group, handler, id string
+	cause              Detail // if it is a duplicate
 
 	propagator propagation.TextMapPropagator // nil: the global one
 }
@@ -25,7 +25,7 @@ type deliveryKey struct{}
 // guards for other things.
 func deliveryOf(ctx context.Context, group, handler, id string) (d *delivery, mine bool) {
 	d, _ = ctx.Value(deliveryKey{}).(*delivery)
-	return d, d != nil && d.id == id && d.source.group == group && d.source.handler == handler
+	return d, d != nil && d.id == id && d.group == group && d.handler == handler
 }
 
 // A Consumer makes the spans of deliveries, and measures their handlers. It is safe for concurrent use.
@@ -72,8 +72,8 @@ type Processing struct {
 // Begin begins a delivery's span. The context is for its processing.
 func (c *Consumer) Begin(ctx context.Context, in *Incoming) (context.Context, *Processing) {
 	p := &Processing{consumer: c, delivery: delivery{
-		source: c.meter.sources.source(scope{in.Group, in.Handler, in.System, in.Destination}), id: in.ID, cause: in.Cause,
-		propagator: c.providers.Propagator,
+		source: c.meter.sources.source(scope{in.Group, in.Handler, in.System, in.Destination}),
+		group:  in.Group, handler: in.Handler, id: in.ID, cause: in.Cause, propagator: c.providers.Propagator,
 	}}
 	ctx = context.WithValue(ctx, deliveryKey{}, &p.delivery)
 	if tracer := c.tracing.tracer(); tracer != nil {
@@ -107,7 +107,7 @@ func (p *Processing) start(ctx context.Context, tracer trace.Tracer, in *Incomin
 
 // describe is for spans that are kept: most are not.
 func (p *Processing) describe(in *Incoming) {
-	p.span.SetAttributes(keyDestination.String(in.Topic), keyGroup.String(in.Group), keyHandler.String(in.Handler))
+	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(in.Topic), keyGroup.String(in.Group), keyHandler.String(in.Handler))
 	if in.ID != "" {
 		p.span.SetAttributes(keyMessageID.String(in.ID), keyKeySource.String(in.KeySource))
 	}
@@ -121,8 +121,8 @@ func (p *Processing) describe(in *Incoming) {
 
 // Count counts a delivery of which the engine does not know.
 func (p *Processing) Count(ctx context.Context, a *Answer) {
-	source := p.delivery.source
-	p.consumer.meter.Claim(ctx, source.group, source.handler, p.delivery.id, a)
+	d := &p.delivery
+	p.consumer.meter.Claim(ctx, d.group, d.handler, d.id, a)
 }
 
 // Run says that the handler begins.

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"encoding/hex"
+	"maps"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -79,8 +80,14 @@ func hasContext(propagator propagation.TextMapPropagator, h map[string]string) b
 	return false
 }
 
-// LinkOriginal links the current span to the run that did the work, by the traceparent that the record keeps.
-func LinkOriginal(ctx context.Context, traceparent string) {
+// Forget removes what a header says of one copy of a message, under a name in any case.
+func Forget(h map[string]string, name string) {
+	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
+}
+
+// LinkOriginal links the current span to the run that did the work, by the traceparent that the record keeps. Within a
+// delivery it does so for that delivery's own key only.
+func LinkOriginal(ctx context.Context, group, handler, id, traceparent string) {
 	if traceparent == "" {
 		return
 	}
@@ -88,8 +95,20 @@ func LinkOriginal(ctx context.Context, traceparent string) {
 	if !span.IsRecording() {
 		return
 	}
+	if d, mine := deliveryOf(ctx, group, handler, id); d != nil && !mine {
+		return
+	}
 	origin := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
 	link(span, trace.SpanContextFromContext(origin), linkOriginal)
+}
+
+// Spanless returns a context without the current span, for what goes on after it: deliveries are no part of what started
+// their worker.
+func Spanless(ctx context.Context) context.Context {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return ctx
+	}
+	return trace.ContextWithSpanContext(ctx, trace.SpanContext{})
 }
 
 func link(span trace.Span, to trace.SpanContext, kind string) {

@@ -20,6 +20,7 @@ type Relay struct {
 	table  *labels
 	name   string
 	states [2]metric.ObserveOption // pending, dead
+	ages   metric.ObserveOption
 	spans  []trace.SpanStartOption
 
 	lag     metric.Float64Histogram
@@ -47,6 +48,7 @@ func NewRelay(p Providers, table, system string) (*Relay, error) {
 		states: [2]metric.ObserveOption{
 			metric.WithAttributes(name, keyRowState.String(rowsPending)), metric.WithAttributes(name, keyRowState.String(rowsDead)),
 		},
+		ages:  metric.WithAttributes(name),
 		spans: []trace.SpanStartOption{trace.WithNewRoot(), trace.WithAttributes(name)},
 	}
 	set := maker{meter: r.meter}
@@ -67,42 +69,6 @@ func NewRelay(p Providers, table, system string) (*Relay, error) {
 	return r, set.err
 }
 
-// Stats are what the gauges show.
-type Stats struct {
-	Pending, Dead int
-	Oldest        time.Duration
-}
-
-// statsEvery is how long counts of rows are taken for current: to count may be a lot of work for the database.
-const statsEvery = 10 * time.Second
-
-// Watch shows the stats of an outbox whenever metrics are collected, but asks for them at most every ten seconds, until
-// the function that it returns is called.
-func (r *Relay) Watch(stats func(context.Context) (Stats, error)) (stop func(), err error) {
-	var mu sync.Mutex
-	var last Stats
-	var asked time.Time
-	registration, err := r.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if asked.IsZero() || time.Since(asked) >= statsEvery {
-			now, err := stats(ctx)
-			if err != nil {
-				return err
-			}
-			last, asked = now, time.Now()
-		}
-		o.ObserveInt64(r.pending, int64(last.Pending), r.states[0])
-		o.ObserveInt64(r.pending, int64(last.Dead), r.states[1])
-		o.ObserveFloat64(r.oldest, last.Oldest.Seconds(), metric.WithAttributes(keyTable.String(r.name)))
-		return nil
-	}, r.pending, r.oldest)
-	if err != nil {
-		return nil, err
-	}
-	return func() { _ = registration.Unregister() }, nil
-}
-
 // Leased records how many rows were taken at once.
 func (r *Relay) Leased(ctx context.Context, rows int) {
 	if r.size.Enabled(ctx) {
@@ -110,29 +76,29 @@ func (r *Relay) Leased(ctx context.Context, rows int) {
 	}
 }
 
-// Died counts a row that was refused for the last time.
+// Died counts a row that was refused for the last time, once that is recorded.
 func (r *Relay) Died(ctx context.Context, topic string) {
 	if r.deaths.Enabled(ctx) {
-		r.deaths.Add(ctx, 1, r.labelsOf(r.dying, topic).add...)
+		r.deaths.Add(ctx, 1, r.labelsOf(r.dying, r.sender.name(topic)).add...)
 	}
 }
 
-// labelsOf returns attributes of a destination, of which there may be too many.
-func (r *Relay) labelsOf(known map[string]*labels, topic string) *labels {
+// labelsOf returns attributes of a destination, of which there may be too many. Its name may be empty.
+func (r *Relay) labelsOf(known map[string]*labels, name string) *labels {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if found := known[topic]; found != nil {
+	if found := known[name]; found != nil {
 		return found
 	}
 	if len(known) >= maxKept {
-		topic = other
-		if found := known[topic]; found != nil {
+		name = other
+		if found := known[name]; found != nil {
 			return found
 		}
 	}
-	topic = strings.Clone(topic)
-	made := newLabels(keyTable.String(r.name), keySystem.String(r.sender.system), keyDestination.String(topic))
-	known[topic] = made
+	name = strings.Clone(name)
+	made := newLabels(named(name, keyTable.String(r.name), keySystem.String(r.sender.system))...)
+	known[name] = made
 	return made
 }
 
@@ -147,7 +113,7 @@ type Batch struct {
 
 type relayedMessage struct {
 	topic, id   string
-	destination *destination
+	destination string     // its name in metrics
 	span        trace.Span // nil: none
 	age         time.Duration
 }
@@ -164,25 +130,26 @@ func (r *Relay) Begin(ctx context.Context, n int) (context.Context, *Batch) {
 			b.span.SetAttributes(keyBatch.Int(n))
 		}
 	}
-	return context.WithValue(WithPropagator(ctx, r.sender.providers.Propagator), relayedKey{}, &relayed{b}), b
+	return context.WithValue(WithPropagator(ctx, r.sender.providers.Propagator), relayedKey{}, &relayed{batch: b}), b
 }
 
 // Send begins to send the next message of the call, and returns its header: with the trace context of the send, unless it
 // has one. The age is how long its row waited, if that is known.
 func (b *Batch) Send(ctx context.Context, topic, id string, h map[string]string, age time.Duration) map[string]string {
-	m := relayedMessage{topic: topic, id: id, destination: b.relay.sender.destination(topic), age: age}
-	if tracer := b.relay.sender.tracing.tracer(); tracer != nil {
-		propagator := b.relay.sender.providers.propagator()
-		options := m.destination.producer
+	sender := b.relay.sender
+	m := relayedMessage{topic: topic, id: id, destination: sender.name(topic), age: age}
+	if tracer := sender.tracing.tracer(); tracer != nil {
+		propagator := sender.providers.propagator()
+		options := sender.producer
 		var created trace.SpanContext
 		known := hasContext(propagator, h)
 		if known {
 			ctx = propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), header(h))
 			created = trace.SpanContextFromContext(ctx)
-			options = m.destination.client
+			options = sender.client
 			b.link(created)
 		}
-		ctx, m.span = tracer.Start(ctx, m.destination.spanName, options...)
+		ctx, m.span = tracer.Start(ctx, sender.spanName(topic), options...)
 		describeSend(m.span, topic, id, created)
 		if !known {
 			if h = maps.Clone(h); h == nil {
@@ -209,9 +176,9 @@ func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
 		ctx = trace.ContextWithSpan(ctx, m.span)
 	}
 	r := b.relay
-	r.sender.sent.Add(ctx, 1, m.destination.outcome(err, unknown).add...)
+	r.sender.sent.Add(ctx, 1, r.sender.destination(m.destination).outcome(err, unknown).add...)
 	if err == nil && m.age > 0 {
-		r.lag.Record(ctx, (m.age + time.Since(b.began)).Seconds(), r.labelsOf(r.lags, m.topic).record...)
+		r.lag.Record(ctx, (m.age + time.Since(b.began)).Seconds(), r.labelsOf(r.lags, m.destination).record...)
 	}
 	endSend(m.span, err, unknown)
 }
@@ -221,13 +188,14 @@ func (b *Batch) End(ctx context.Context, failed bool) {
 	took := time.Since(b.began).Seconds()
 	done := map[*destination]bool{}
 	for _, m := range b.messages {
-		if done[m.destination] {
+		destination := b.relay.sender.destination(m.destination)
+		if done[destination] {
 			continue
 		}
-		done[m.destination] = true
-		labels := m.destination.took
+		done[destination] = true
+		labels := destination.took
 		if failed {
-			labels = m.destination.tookError
+			labels = destination.tookError
 		}
 		b.relay.sender.duration.Record(ctx, took, labels.record...)
 	}

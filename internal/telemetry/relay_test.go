@@ -1,14 +1,17 @@
 package telemetry_test
 
 import (
-	"context"
 	"errors"
+	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -19,7 +22,7 @@ func attributeKey(name string) attribute.Key { return attribute.Key(name) }
 func TestRelay_SendsArePartOfTheirMessagesTraces(t *testing.T) {
 	t.Parallel()
 	b := newBench()
-	relay, err := telemetry.NewRelay(b.Providers, "outbox", "nats")
+	relay, err := telemetry.NewRelay(b.Providers, "outbox", "kafka")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,31 +123,80 @@ func TestCreate_OnlyUnderASpanThatIsKept(t *testing.T) {
 	}
 }
 
-func TestWatch_ShowsRowsUntilItEnds(t *testing.T) {
+// Subjects of NATS may have a customer in them: metrics have the stream that took the message, as soon as it is known.
+func TestSends_OfSubjectsWithoutEndAreCountedByStream(t *testing.T) {
 	t.Parallel()
 	b := newBench()
+	sender := newSender(t, b)
 	relay, err := telemetry.NewRelay(b.Providers, "outbox", "nats")
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := 0
-	stop, err := relay.Watch(func(context.Context) (telemetry.Stats, error) {
-		asked++
-		return telemetry.Stats{Pending: 7, Dead: 2, Oldest: time.Minute}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
+	const n = 500
+	within, batch := relay.Begin(t.Context(), n)
+	for i := range n {
+		batch.Send(within, subject(i), id(i), nil, time.Second)
 	}
-	for range 3 {
-		if got := b.points(t, "oncemill.outbox.pending", "oncemill.outbox.state"); got["pending"] != 7 || got["dead"] != 2 {
-			t.Errorf("rows: %v", got)
+	for i := range n {
+		_, alone := sender.Begin(t.Context(), subject(i), id(i), nil)
+		_, relayed := sender.Begin(within, subject(i), id(i), nil)
+		if i > 0 { // the stream refuses the first one
+			sender.Landed(t.Context(), alone, subject(i), id(i), "ORDERS")
+			sender.Landed(within, relayed, subject(i), id(i), "ORDERS")
+		}
+		alone.End(t.Context(), refusal(i), false)
+	}
+	for i := range n {
+		batch.Sent(within, i, refusal(i), false)
+	}
+	batch.End(within, false)
+	relay.Died(t.Context(), subject(0))
+
+	for metric, want := range map[string]map[string]int64{
+		"messaging.client.sent.messages":      {"ORDERS": 2 * (n - 1), "": 2},
+		"messaging.client.operation.duration": {"ORDERS": n, "": 2}, // one for a relay's call
+		"oncemill.outbox.relay.lag":           {"ORDERS": n - 1},
+		"oncemill.outbox.deaths":              {"": 1},
+	} {
+		if diff := cmp.Diff(want, b.points(t, metric, "messaging.destination.name")); diff != "" {
+			t.Errorf("%s by destination (-want +got):\n%s", metric, diff)
 		}
 	}
-	if asked != 1 {
-		t.Errorf("the outbox was asked %d times in a moment, want once", asked)
+	span := b.spans.Ended()[0]
+	if span.Name() != "send "+subject(0) || attributes(span)["messaging.destination.name"] != subject(0) {
+		t.Errorf("span %q, %v", span.Name(), attributes(span))
 	}
-	stop()
-	if got := b.points(t, "oncemill.outbox.pending", "oncemill.outbox.state"); len(got) != 0 {
-		t.Errorf("rows after the end: %v", got)
+}
+
+func subject(i int) string { return "orders.customer-" + id(i) }
+func id(i int) string      { return strconv.Itoa(i) }
+
+func refusal(i int) error {
+	if i > 0 {
+		return nil
 	}
+	return errors.New("no")
+}
+
+func TestSending_TakesTheTimeOfItsOwnAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		_, sending := newSender(t, b).Begin(t.Context(), "orders", "m1", nil)
+		<-time.After(100 * time.Millisecond)
+		sending.Answered()
+		<-time.After(time.Minute) // for others
+		sending.End(t.Context(), nil, false)
+		var data metricdata.ResourceMetrics
+		if err := b.reader.Collect(t.Context(), &data); err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range data.ScopeMetrics[0].Metrics {
+			if m.Name == "messaging.client.operation.duration" {
+				if sum := m.Data.(metricdata.Histogram[float64]).DataPoints[0].Sum; sum != .1 {
+					t.Errorf("it took %v s, want 0.1", sum)
+				}
+			}
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -19,6 +20,8 @@ type Sender struct {
 	sent, duplicates metric.Int64Counter
 	duration         metric.Float64Histogram
 	destinations     table[sending, *destination]
+	spanNames        table[string, string]
+	client, producer []trace.SpanStartOption
 }
 
 type sending struct{ system, destination string }
@@ -27,16 +30,19 @@ func (s sending) own() sending { return sending{strings.Clone(s.system), strings
 
 // A destination has the attributes of what is sent there.
 type destination struct {
-	spanName         string
 	sent             *labels
 	refused, unknown *labels
 	took, tookError  *labels // the operation's
-	client, producer []trace.SpanStartOption
 }
 
 // NewSender makes the instruments.
 func NewSender(p Providers, system string) (*Sender, error) {
-	s := &Sender{tracing: newTracing(p), providers: p, system: system}
+	attributes := trace.WithAttributes(keySystem.String(system), keyOpName.String("send"), keyOpType.String("send"))
+	s := &Sender{
+		tracing: newTracing(p), providers: p, system: system,
+		client:   []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), attributes},
+		producer: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindProducer), attributes},
+	}
 	set := maker{meter: p.meter()}
 	set.counter(&s.sent, "messaging.client.sent.messages", "{message}", "Messages that were sent, with error.type if they were not acknowledged.")
 	set.counter(&s.duplicates, "oncemill.broker.duplicates", "{message}", "Messages that the broker took for duplicates: its own retries of the publisher, or unexpected.")
@@ -48,24 +54,41 @@ func (s *Sender) on(ctx context.Context) bool {
 	return s.sent.Enabled(ctx) || s.tracing.tracer() != nil
 }
 
+// name is that of a topic in metrics; empty: it has none. Subjects of NATS have no end: there it is the stream's, which
+// only an acknowledgement tells (Landed).
+func (s *Sender) name(topic string) string {
+	if s.system == SystemNATS {
+		return ""
+	}
+	return topic
+}
+
+func (s *Sender) spanName(topic string) string {
+	return s.spanNames.of(topic, strings.Clone, other, func(topic string) string { return "send " + topic })
+}
+
+// destination returns that of a name in metrics, which may be empty.
 func (s *Sender) destination(name string) *destination {
 	return s.destinations.of(sending{s.system, name}, sending.own, sending{s.system, other}, newDestination)
 }
 
 func newDestination(s sending) *destination {
-	system, name, dest := keySystem.String(s.system), keyOpName.String("send"), keyDestination.String(s.destination)
-	kind, failed := keyOpType.String("send"), keyErrorType
-	attributes := trace.WithAttributes(system, name, kind)
+	system, name, kind, failed := keySystem.String(s.system), keyOpName.String("send"), keyOpType.String("send"), keyErrorType
 	return &destination{
-		spanName:  "send " + s.destination,
-		sent:      newLabels(system, name, dest),
-		refused:   newLabels(system, name, dest, failed.String(sendRefused)),
-		unknown:   newLabels(system, name, dest, failed.String(sendUnknown)),
-		took:      newLabels(system, name, kind, dest),
-		tookError: newLabels(system, name, kind, dest, failed.String(other)),
-		client:    []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), attributes},
-		producer:  []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindProducer), attributes},
+		sent:      newLabels(named(s.destination, system, name)...),
+		refused:   newLabels(named(s.destination, system, name, failed.String(sendRefused))...),
+		unknown:   newLabels(named(s.destination, system, name, failed.String(sendUnknown))...),
+		took:      newLabels(named(s.destination, system, name, kind)...),
+		tookError: newLabels(named(s.destination, system, name, kind, failed.String(other))...),
 	}
+}
+
+// named adds the name of a destination, if it has one.
+func named(destination string, attributes ...attribute.KeyValue) []attribute.KeyValue {
+	if destination == "" {
+		return attributes
+	}
+	return append(attributes, keyDestination.String(destination))
 }
 
 // outcome returns the attributes of a message that was sent.
@@ -82,9 +105,10 @@ func (d *destination) outcome(err error, unknown bool) *labels {
 // A Sending is a message on its way. Nil: nobody wants to know.
 type Sending struct {
 	sender      *Sender
-	destination *destination
+	destination string     // its name in metrics
 	span        trace.Span // nil: none
 	began       time.Time
+	took        time.Duration // 0: no answer yet
 	ended       bool
 }
 
@@ -97,20 +121,20 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 	if _, relayed := ctx.Value(relayedKey{}).(*relayed); relayed {
 		return ctx, nil
 	}
-	flight := &Sending{sender: s, destination: s.destination(topic), began: time.Now()}
+	flight := &Sending{sender: s, destination: s.name(topic), began: time.Now()}
 	if tracer := s.tracing.tracer(); tracer != nil {
 		propagator := s.providers.propagator()
 		created := trace.SpanContext{}
-		options := flight.destination.producer
+		options := s.producer
 		if hasContext(propagator, h) {
 			extracted := propagator.Extract(context.Background(), header(h))
 			created = trace.SpanContextFromContext(extracted)
-			options = flight.destination.client
+			options = s.client
 			if !trace.SpanContextFromContext(ctx).IsValid() {
 				ctx = trace.ContextWithRemoteSpanContext(ctx, created)
 			}
 		}
-		ctx, flight.span = tracer.Start(ctx, flight.destination.spanName, options...)
+		ctx, flight.span = tracer.Start(ctx, s.spanName(topic), options...)
 		describeSend(flight.span, topic, id, created)
 	}
 	return WithPropagator(ctx, s.providers.Propagator), flight
@@ -123,6 +147,13 @@ func describeSend(span trace.Span, topic, id string, created trace.SpanContext) 
 	}
 }
 
+// Answered says that there is an answer, or that nobody waits for it any more: End may come when others have theirs.
+func (f *Sending) Answered() {
+	if f != nil {
+		f.took = time.Since(f.began)
+	}
+}
+
 // End says what became of a message. Unknown: nobody refused it. A second call does nothing.
 func (f *Sending) End(ctx context.Context, err error, unknown bool) {
 	if f == nil || f.ended {
@@ -132,12 +163,16 @@ func (f *Sending) End(ctx context.Context, err error, unknown bool) {
 	if f.span != nil {
 		ctx = trace.ContextWithSpan(ctx, f.span)
 	}
-	took := f.destination.took
-	if err != nil {
-		took = f.destination.tookError
+	if f.took == 0 {
+		f.Answered()
 	}
-	f.sender.sent.Add(ctx, 1, f.destination.outcome(err, unknown).add...)
-	f.sender.duration.Record(ctx, time.Since(f.began).Seconds(), took.record...)
+	destination := f.sender.destination(f.destination)
+	took := destination.took
+	if err != nil {
+		took = destination.tookError
+	}
+	f.sender.sent.Add(ctx, 1, destination.outcome(err, unknown).add...)
+	f.sender.duration.Record(ctx, f.took.Seconds(), took.record...)
 	endSend(f.span, err, unknown)
 }
 
@@ -156,6 +191,17 @@ func endSend(span trace.Span, err error, unknown bool) {
 	span.End()
 }
 
+// Landed says which stream has taken a message: that is its destination in metrics. Within a relay they are the relay's.
+func (s *Sender) Landed(ctx context.Context, f *Sending, topic, id, stream string) {
+	if f != nil {
+		f.destination = stream
+	} else if r, ok := ctx.Value(relayedKey{}).(*relayed); ok {
+		if m := r.find(topic, id); m != nil {
+			m.destination = stream
+		}
+	}
+}
+
 // Duplicate says that the broker took a message for a duplicate; unexpected: although this publisher did not repeat it.
 // Within a relay the span is the relay's.
 func (s *Sender) Duplicate(ctx context.Context, f *Sending, topic, id string, unexpected bool) {
@@ -170,25 +216,13 @@ func (s *Sender) Duplicate(ctx context.Context, f *Sending, topic, id string, un
 	if f != nil {
 		span = f.span
 	} else if r, ok := ctx.Value(relayedKey{}).(*relayed); ok {
-		span = r.span(topic, id)
+		if m := r.find(topic, id); m != nil {
+			span = m.span
+		}
 	}
 	if span != nil {
 		span.SetAttributes(keyBrokerDuplicate.Bool(true))
 	}
-}
-
-// relayed is what a relay leaves in the context of a publish call.
-type relayed struct{ batch *Batch }
-
-type relayedKey struct{}
-
-func (r *relayed) span(topic, id string) trace.Span {
-	for i := range r.batch.messages {
-		if m := &r.batch.messages[i]; m.id == id && m.topic == topic && m.span != nil {
-			return m.span
-		}
-	}
-	return nil
 }
 
 // Create begins the span of a message's creation, if the current span is kept and the message has no trace context yet.

@@ -72,7 +72,6 @@ const (
 	StoreFull       = "full"
 	StoreNotDurable = "not_durable"
 	StoreRecord     = "record"
-	StoreRefused    = "down" // it was not asked
 )
 
 // StoreFailure is the error.type of a store's error that is none of those above.

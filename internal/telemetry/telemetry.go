@@ -40,7 +40,7 @@ type Meter struct {
 func NewMeter(p Providers, store any) (*Meter, error) {
 	m := &Meter{store: storeName(store)}
 	set := maker{meter: p.meter()}
-	set.counter(&m.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy or not due, too.")
+	set.counter(&m.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy, not due or a store error, too.")
 	set.counter(&m.renewals, "oncemill.lease.renewals", "{renewal}", "Heartbeats by result.")
 	set.counter(&m.takeovers, "oncemill.lease.takeovers", "{takeover}", "Claims of a run whose lease had expired: its holder died, or was too slow.")
 	set.counter(&m.losses, "oncemill.lease.losses", "{loss}", "Runs that lost their claim to another owner.")

@@ -100,9 +100,9 @@ func TestClaim_CountsAndLinksADuplicateToTheRun(t *testing.T) {
 
 	second, duplicate := b.tracer.Start(t.Context(), "duplicate")
 	meter.Claim(second, "billing", "charge", "m1", &telemetry.Answer{Outcome: telemetry.DuplicateCompleted, Age: time.Minute})
-	telemetry.LinkOriginal(second, origin)
-	telemetry.LinkOriginal(second, "")
-	telemetry.LinkOriginal(second, "garbage")
+	telemetry.LinkOriginal(second, "billing", "charge", "m1", origin)
+	telemetry.LinkOriginal(second, "billing", "charge", "m1", "")
+	telemetry.LinkOriginal(second, "billing", "charge", "m1", "garbage")
 	duplicate.End()
 
 	span := b.spans.Ended()[1]
@@ -150,9 +150,13 @@ func TestClaim_OfAnotherKeyLeavesTheDeliverysSpanAlone(t *testing.T) {
 	meter := b.meter(t)
 	meter.Claim(ctx, "billing", "charge", "m1", &telemetry.Answer{Outcome: telemetry.Claimed, Attempt: 1})
 	meter.Claim(ctx, "billing", "mail", "m1", &telemetry.Answer{Outcome: telemetry.DuplicateFailed})
+	telemetry.LinkOriginal(ctx, "billing", "mail", "m1", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 	p.End("ack", telemetry.NoFailure, nil)
 	if got := attributes(b.spans.Ended()[0])["oncemill.outcome"]; got != "claimed" {
 		t.Errorf("the delivery's outcome is %q, want claimed", got)
+	}
+	if links := b.spans.Ended()[0].Links(); len(links) != 0 {
+		t.Errorf("the delivery's span has links %v", links)
 	}
 	if got := b.points(t, "oncemill.claims", "messaging.destination.name"); got["orders"] != 1 || got[""] != 1 {
 		t.Errorf("claims by destination: %v, want one of the delivery and one without", got)
@@ -220,6 +224,34 @@ func TestBegin_TakesTheParentThatTheModeSays(t *testing.T) {
 				t.Errorf("span %q of kind %v", span.Name(), span.SpanKind())
 			}
 		})
+	}
+}
+
+// Beyond the bound, metrics do not tell deliveries apart; their spans do.
+func TestSources_BeyondTheBoundSpansSayAllTheSame(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	c, meter := b.consumer(t), b.meter(t)
+	for i := range 1100 {
+		in := incoming("m1")
+		in.Destination = strings.Repeat("x", 1+i)
+		ctx, p := c.Begin(t.Context(), in)
+		meter.Claim(ctx, "billing", "charge", "m1", &telemetry.Answer{Outcome: telemetry.DuplicateCompleted})
+		if i == 1099 {
+			p.Count(ctx, &telemetry.Answer{Outcome: telemetry.Rejected})
+		}
+		p.End("ack", telemetry.NoFailure, nil)
+	}
+	last := attributes(b.spans.Ended()[1099])
+	if last["oncemill.outcome"] != "rejected" || last["oncemill.duplicate.cause"] != "producer_retry" ||
+		last["messaging.system"] != "nats" || last["oncemill.handler"] != "charge" {
+		t.Errorf("the last span: %v", last)
+	}
+	if got := b.points(t, "oncemill.claims", "messaging.destination.name"); got["_OTHER"] != 101 || got[""] != 0 {
+		t.Errorf("claims: %d of the rest, %d of no destination; want 101 and none", got["_OTHER"], got[""])
+	}
+	if got := b.points(t, "oncemill.duplicate.delay", "oncemill.duplicate.cause"); got["producer_retry"] != 1100 {
+		t.Errorf("duplicates by cause: %v", got)
 	}
 }
 

@@ -106,8 +106,16 @@ func (o *Outbox) createSchema(ctx context.Context, tx pgx.Tx) error {
 	if o.cfg.Schema == "" {
 		return nil
 	}
+	const exists = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`
 	var there bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, o.cfg.Schema).Scan(&there); err != nil || there {
+	if err := tx.QueryRow(ctx, exists, o.cfg.Schema).Scan(&there); err != nil || there {
+		return err
+	}
+	// Others may be about to make it, for other tables. Packages of this module that do so lock the same number.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, "oncemill schema "+o.cfg.Schema); err != nil {
+		return err
+	}
+	if err := tx.QueryRow(ctx, exists, o.cfg.Schema).Scan(&there); err != nil || there {
 		return err
 	}
 	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+o.cfg.Schema+`"`)

@@ -37,6 +37,7 @@ func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, err
 	if err != nil {
 		return record{}, err
 	}
+	telemetry.Forget(m.Header, producer.HeaderResend)
 	if err := o.validate(m); err != nil {
 		return record{}, err
 	}

@@ -94,6 +94,10 @@ type Config struct {
 	// WarnWAL is how many bytes of log the slot may retain before the relay warns. Zero: 1 GiB.
 	WarnWAL int64
 
+	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their numbers of
+	// rows. Empty: Table, behind Schema if that is set; or Prefix.
+	Name string
+
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
 	Telemetry oncemill.Telemetry
 

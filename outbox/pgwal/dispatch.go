@@ -97,7 +97,6 @@ func (s *session) refused(ctx context.Context, a answer) {
 		s.adopt(a)
 	case r.failures+1 >= s.r.cfg.MaxAttempts:
 		r.failures++
-		s.r.telemetry.Died(ctx, r.message.Topic)
 		s.r.log.ErrorContext(ctx, "pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
 			"failures", r.failures, "unknowns", r.unknowns, "error", a.err)
 		s.queue.release(r)
@@ -131,7 +130,6 @@ func (s *session) adopt(a answer) {
 
 // die settles a message that cannot be published at all.
 func (s *session) die(r *row, problem string) {
-	s.r.telemetry.Died(context.Background(), r.message.Topic)
 	s.r.log.Error("pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic, "error", problem)
 	r.failures++
 	s.judge(verdict{row: r, state: outbox.Dead, reason: problem})

@@ -92,6 +92,7 @@ func (e emission) Publish(ctx context.Context, messages ...producer.Message) err
 		err := producer.Stamp(ctx, &m)
 		created(m.ID)
 		if err == nil {
+			telemetry.Forget(m.Header, producer.HeaderResend)
 			err = writable(m)
 		}
 		if err == nil {

@@ -9,10 +9,15 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// name names the outbox in metrics: its table, or else the Emitter's prefix.
+// name names the outbox in metrics.
 func (c Config) name() string {
-	if c.messages() {
+	switch {
+	case c.Name != "":
+		return c.Name
+	case c.messages():
 		return c.Prefix
+	case c.Schema != "":
+		return c.Schema + "." + c.Table
 	}
 	return c.Table
 }
@@ -22,12 +27,12 @@ SELECT count(*), coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min
 	(SELECT count(*) FROM {table} WHERE dead_at IS NOT NULL)
 FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
 
-// gauges shows how many rows the table has whenever metrics are collected. What an Emitter wrote stands in no table.
-func (r *Relay) gauges() (stop func(), err error) {
+// gauges shows in metrics how many rows the table has. What an Emitter wrote stands in no table.
+func (r *Relay) gauges(ctx context.Context) (stop func(), err error) {
 	if r.cfg.messages() {
 		return func() {}, nil
 	}
-	return r.telemetry.Watch(func(ctx context.Context) (s telemetry.Stats, err error) {
+	return r.telemetry.Watch(ctx, func(ctx context.Context) (s telemetry.Stats, err error) {
 		ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 		defer cancel()
 		var oldest float64

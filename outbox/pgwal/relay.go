@@ -63,7 +63,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer r.running.Store(false)
 
-	stop, err := r.gauges()
+	stop, err := r.gauges(ctx)
 	if err != nil {
 		return fmt.Errorf("pgwal: watch the rows: %w", err)
 	}

@@ -53,6 +53,8 @@ func (s *session) settled(v verdict) {
 			s.numbers[r.number] = true
 		}
 		return
+	case outbox.Dead:
+		s.r.telemetry.Died(context.Background(), r.message.Topic)
 	}
 	s.bytes -= r.size
 	r.size = 0

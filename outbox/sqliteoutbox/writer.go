@@ -116,6 +116,7 @@ func newRecord(ctx context.Context, m producer.Message) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
+	telemetry.Forget(m.Header, producer.HeaderResend)
 	if err := validate(m); err != nil {
 		return record{}, err
 	}

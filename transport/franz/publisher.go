@@ -115,6 +115,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	for i, f := range flights {
 		if f.err != nil && f.record != nil && refusesBatch(f.err) {
 			f.unknown, f.err = p.sendAlone(ctx, f.record)
+			f.sending.Answered()
 		}
 		f.sending.End(ctx, f.err, f.unknown)
 		if f.err != nil {
@@ -145,8 +146,9 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 	flights := make([]produced, len(messages))
 	for !p.alone.TryRLock() { // its holder waits for acknowledgements, for as long as its own timeout
 		if pause(ctx, stall); ctx.Err() != nil {
-			for i := range flights {
-				flights[i] = produced{err: context.Cause(ctx), unknown: true}
+			for i, m := range messages {
+				_, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
+				flights[i] = produced{err: context.Cause(ctx), unknown: true, sending: sending}
 			}
 			return flights
 		}
@@ -196,6 +198,7 @@ func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
 
 // await waits for an acknowledgement. What is there already counts even if ctx has ended.
 func (f *produced) await(ctx context.Context) {
+	defer f.sending.Answered()
 	select {
 	case f.err = <-f.answer:
 	default:

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // A session is one Run: what a worker has while it is a member of a group.
@@ -78,7 +79,7 @@ func (s *session) fail(err error) {
 
 // run consumes until ctx ends or the worker cannot go on.
 func (s *session) run(ctx context.Context) error {
-	detached := context.WithoutCancel(ctx)
+	detached := telemetry.Spanless(context.WithoutCancel(ctx))
 	handlers, cancel := context.WithCancelCause(detached)
 	defer cancel(nil)
 	polling, stop := context.WithCancelCause(ctx)

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -65,4 +68,33 @@ func failing(_ context.Context, id string, run int) error {
 		return errors.New("the bank is closed")
 	}
 	return nil
+}
+
+func TestWorker_DeliveriesAreNoPartOfWhatStartedIt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 1, 1, 0)
+	var inside atomic.Bool
+	w, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byRecord, func(ctx context.Context, _ string, _ int) error {
+		inside.Store(trace.SpanContextFromContext(ctx).IsValid())
+		return nil
+	}), franz.Config{Logger: b.logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := b.newClient(append(w.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"))...)
+	defer cl.CloseAllowingRebalance()
+	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}})
+	ctx, stop := context.WithCancel(trace.ContextWithSpanContext(t.Context(), span))
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx, cl) }()
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if inside.Load() {
+		t.Error("the handler works within the span of Run")
+	}
 }

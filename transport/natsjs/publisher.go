@@ -179,6 +179,10 @@ func (p *Publisher) await(ctx context.Context, f flight) (unknown bool, err erro
 	}
 	id := f.msg.Header.Get(jetstream.MsgIDHeader)
 	ack, err := outcome(ctx, f.future)
+	f.sending.Answered()
+	if err == nil {
+		p.telemetry.Landed(ctx, f.sending, f.msg.Subject, f.msg.Header.Get(producer.HeaderID), ack.Stream)
+	}
 	if err == nil && ack.Duplicate {
 		p.telemetry.Duplicate(ctx, f.sending, f.msg.Subject, f.msg.Header.Get(producer.HeaderID), !p.unanswered.has(id))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/lanes"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // A session is one run of an engine.
@@ -80,7 +81,7 @@ func (e *CutShortError) Error() string {
 const flushTimeout = 10 * time.Second
 
 func (s *session) run(ctx context.Context) error {
-	detached := context.WithoutCancel(ctx) // the end of ctx is not that of the handlers
+	detached := telemetry.Spanless(context.WithoutCancel(ctx)) // the end of ctx is not that of the handlers
 	work, cancel := context.WithCancelCause(detached)
 	defer cancel(nil)
 	finished := make(chan struct{})

@@ -10,6 +10,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // A subscriber stands between an adapter and a Router. The Router gets copies of the adapter's messages, with contexts
@@ -59,7 +61,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 			return nil, err
 		}
 	}
-	detached, cancel := context.WithCancel(withGate(context.WithoutCancel(ctx), g))
+	detached, cancel := context.WithCancel(withGate(telemetry.Spanless(context.WithoutCancel(ctx)), g))
 	in, err := s.inner.Subscribe(detached, topic)
 	if err != nil {
 		cancel()
