@@ -112,7 +112,7 @@ func (s *Store) tryWriting(ctx context.Context) error {
 		return err
 	}
 	defer s.gate.leave()
-	t, err := s.begin(ctx, context.WithoutCancel(ctx), func() bool { return true })
+	t, err := s.begin(ctx, context.WithoutCancel(ctx), always)
 	if err != nil {
 		return err
 	}

@@ -39,10 +39,12 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 // An asking is a claim under way.
 type asking struct {
 	store     *Store
+	request   dedupstore.Request
 	op        *operation // nil: answered, or wrong
 	answer    dedupstore.Answer
 	err       error
 	contested *dedupstore.Answer // if the write lock is not to be had: the answer
+	patience  time.Duration      // then
 }
 
 // contestedWait is when to ask again for a key that may be held by who has the write lock.
@@ -60,7 +62,7 @@ func (s *Store) ask(ctx context.Context, r dedupstore.Request) *asking {
 	if answer, held := s.runs.twin(key, r, clock()); held {
 		return &asking{answer: answer}
 	}
-	a := &asking{store: s}
+	a := &asking{store: s, request: r}
 	now := clock()
 	seen, err := s.read(ctx, key, now)
 	switch {
@@ -68,12 +70,13 @@ func (s *Store) ask(ctx context.Context, r dedupstore.Request) *asking {
 		return &asking{err: err}
 	case err != nil: // the operation will tell
 	default:
-		owned := seen.owner != "" && seen.owner != r.Owner
+		owned, lease := seen.owner != "" && seen.owner != r.Owner, seen.lease
 		answer, granted := seen.claim(r, now)
 		if !granted && answer.Status != dedupstore.AcquiredRun && answer.Status != dedupstore.AcquiredPublish {
 			return &asking{answer: answer}
 		}
 		if owned && (answer.Found == dedupstore.Running || answer.Found == dedupstore.Publishing) {
+			a.patience = patience(duration(now - lease))
 			a.contested = &dedupstore.Answer{
 				Status: dedupstore.Busy, Found: answer.Found, Wait: contestedWait, Fence: answer.Fence, Age: answer.Age, Trace: answer.Trace,
 			}
@@ -105,15 +108,21 @@ func (s *Store) read(ctx context.Context, key string, now int64) (*record, error
 	return load(ctx, s.statements.load, key, now)
 }
 
-// lockedOut waits for a claim that would take over, and reports whether it was given up because a transaction that lasts has
-// the write lock: it may be the one of who holds the key, longer than the lease says.
+// lockedOut waits for a claim that would take over, and reports whether it was given up because the write lock is with who
+// holds the key, longer than the lease says: a run of this store, or perhaps a transaction of another that lasts. Behind runs
+// of other keys it waits its turn, or a busy database would never give up the keys of the dead.
 func (a *asking) lockedOut(ctx context.Context) bool {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			if a.store.lock.lasts() && a.op.abandon() {
+			if twin, held := a.store.runs.twin(a.op.key, a.request, clock()); held {
+				if a.op.abandon() {
+					*a.contested = twin
+					return true
+				}
+			} else if a.store.lock.lasts(a.patience) && a.op.abandon() {
 				return true
 			}
 		case <-a.op.done:

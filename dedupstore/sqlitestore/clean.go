@@ -44,7 +44,7 @@ func (s *Store) cleanBatch(ctx context.Context, limit int) (int, error) {
 	leave := sync.OnceFunc(s.gate.leave)
 	defer leave()
 	detached := context.WithoutCancel(ctx) // a batch is short
-	t, err := s.begin(ctx, detached, func() bool { return true })
+	t, err := s.begin(ctx, detached, always)
 	if err != nil {
 		return 0, err
 	}

@@ -30,6 +30,7 @@
 //     of a finished message, is refused without the write lock.
 //   - Committed records survive a killed process. With synchronous=FULL, which is SQLite's default, they survive a power cut
 //     as far as the disk keeps what it confirmed.
+//   - Join commits once: a second transaction of the same run, and a failure after the commit, are refused.
 //   - Old records cost a claim next to nothing, and are removed in small steps: [Store.RunCleaning].
 //
 // # What it does not guarantee
@@ -43,6 +44,13 @@
 // A handler does not end its transaction. The store notices ([*EndedError]), and the run is parked as unknown, but what was
 // committed is there. It returns the errors of its statements: SQLite ends a transaction by itself when a disk is full or a statement
 // is interrupted, and what comes after is written outside of any.
+//
+// A process that dies keeps its keys until their leases end. Then a claim waits for the write lock like any other, unless a
+// handler of another process may be the holder, who is late: the claim is Busy after a wait that grows to a second.
+//
+// Whoever commits when SQLite's log has grown copies it to the file first, and waits for the disk: single claims take as long
+// as that, most often while old records are removed. A claim beside very many records also reads more pages than fit in
+// SQLite's cache (2 MB a connection, unless PRAGMA cache_size says otherwise).
 //
 // The clock is that of this machine. When it is set forward, leases end early; when it is set back, they last longer by as
 // much. Fences grow in either case, as long as the record is kept. The file must be on a local disk; SQLite's locks do not

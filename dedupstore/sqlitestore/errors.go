@@ -56,6 +56,11 @@ var (
 	// ErrUnguarded says that the run has no claim, because the store was bypassed or in shadow mode.
 	ErrUnguarded = errors.New("sqlitestore: Join in a run that is not guarded: there is no claim to settle")
 
+	// ErrSettled says that the run has been settled already: by a transaction that joined before and has committed, perhaps
+	// although the handler got an error from it, or by an earlier call with the same transaction.
+	ErrSettled = errors.New("sqlitestore: Join in a run that has joined before: roll back, and return this error; if the earlier transaction " +
+		"has committed, a redelivery is answered with its outcome")
+
 	// ErrInboxRun says that the run is one of an inbox, which settles it by itself.
 	ErrInboxRun = errors.New("sqlitestore: Join in a run of an inbox, which settles the run in the transaction of Tx by itself")
 )

@@ -133,3 +133,16 @@ func charges(t testing.TB, db *sql.DB, id string) int {
 	t.Helper()
 	return count(t, db, `SELECT count(*) FROM ledger WHERE id = ?`, id)
 }
+
+// remembered counts the runs that a store knows of.
+func remembered(s *Store) int {
+	s.runs.mu.Lock()
+	defer s.runs.mu.Unlock()
+	return len(s.runs.byKey)
+}
+
+// expire ends the lease of every record, as if those who hold them had died long ago.
+func expire(t testing.TB, db *sql.DB) {
+	t.Helper()
+	mustExec(t, db, `UPDATE oncemill_dedup SET lease_until = 1`)
+}

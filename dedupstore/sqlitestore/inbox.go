@@ -93,7 +93,7 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	defer cancel(nil)
 	attached := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	defer attached()
-	t, err := s.begin(waitCtx, txCtx, func() bool { return true })
+	t, err := s.begin(waitCtx, txCtx, always)
 	if err != nil {
 		return notBegun(err)
 	}
@@ -114,8 +114,6 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	}
 	s.runs.hold(run, *rec)
 	defer s.runs.let(run)
-	s.lock.running.Store(true)
-	defer s.lock.running.Store(false)
 	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), &running{store: s, tx: t.Tx}))
 	switch {
 	case err != nil:
@@ -130,6 +128,7 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		return err
 	}
+	s.runs.commits(run)
 	return s.finish(context.WithoutCancel(ctx), t, rec, c, finish)
 }
 

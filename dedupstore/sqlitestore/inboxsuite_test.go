@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
 )
 
@@ -36,6 +37,14 @@ func TestInbox_Conforms(t *testing.T) {
 				}
 			},
 			LoseCommit: l.lose,
+			HideRecord: func(_ dedupstore.Claim, hidden bool) {
+				if hidden { // when the commit is lost
+					l.hide = func() { mustExec(t, db, `ALTER TABLE oncemill_dedup RENAME TO hidden`) }
+					return
+				}
+				l.hide = nil
+				mustExec(t, db, `ALTER TABLE hidden RENAME TO oncemill_dedup`)
+			},
 		}
 	})
 }
@@ -44,6 +53,7 @@ func TestInbox_Conforms(t *testing.T) {
 type losses struct {
 	mu   sync.Mutex
 	lost map[*sql.Tx]bool
+	hide func() // nil: records stay readable
 }
 
 func (l *losses) lose(ctx context.Context, applied bool) {
@@ -65,6 +75,9 @@ func (l *losses) commit(t *lockedTx) error {
 		}
 	default:
 		t.abort()
+	}
+	if l.hide != nil {
+		l.hide()
 	}
 	return errors.New("disk I/O error")
 }

@@ -13,13 +13,19 @@ import (
 // Join settles the run of the context as succeeded, in a transaction of the handler's own in the store's database, for
 // handlers under the leased form. The handler commits it, and then returns nil: what it wrote and its outcome are there
 // together, or not at all. A handler that joins returns no result and no messages, since the outcome is written already;
-// it sends messages through an outbox in the same transaction.
+// it sends messages through an outbox in the same transaction. A result is dropped; with messages the guard's Finish is
+// refused, and says so: they are not published.
+//
+// The commit is the end of the run. An error that the handler returns after it does not undo it: nothing is tried again and
+// nothing is dead-lettered, and a redelivery is answered with the success.
 //
 // The transaction should be short, far shorter than a lease. Join writes, so that a transaction that began with a read may
 // be refused (SQLITE_BUSY_SNAPSHOT); open the database with _txlock=immediate. After any error the transaction must be
 // rolled back. It returns
 //
 //   - dedupstore.ErrClaimLost, if another owner took over: roll back, and return it;
+//   - [ErrSettled], if the run has joined before: roll back, and return it, since only the record knows whether the first
+//     transaction has committed;
 //   - [ErrNoRun], [ErrUnguarded] or [ErrInboxRun], if there is nothing to settle;
 //   - or what the database said.
 func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
@@ -40,7 +46,7 @@ func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
 		return err
 	}
 	err := s.join(ctx, tx, *claim)
-	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !isRecordError(err) {
+	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !errors.Is(err, ErrSettled) && !isRecordError(err) {
 		return fmt.Errorf("sqlitestore: join: %w", err)
 	}
 	return err
@@ -58,8 +64,11 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 	}
 	succeeded := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention}
 	changed, err := rec.finish(c, succeeded, now)
-	if err != nil || !changed {
+	if err != nil {
 		return err
+	}
+	if !changed {
+		return ErrSettled
 	}
 	if err := s.save(ctx, tx, rec); err != nil {
 		return err

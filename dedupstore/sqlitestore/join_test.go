@@ -91,7 +91,7 @@ func TestJoin_HeartbeatsAreSafeBeforeAndAfterTheCommit(t *testing.T) {
 	if err != nil || res.Duplicate || charges(t, db, "1") != 1 {
 		t.Errorf("%+v, %v, %d charges, want one", res, err, charges(t, db, "1"))
 	}
-	if n := len(s.runs.byKey); n != 0 {
+	if n := remembered(s); n != 0 {
 		t.Errorf("%d runs are still remembered", n)
 	}
 }

@@ -29,7 +29,7 @@ type lockedTx struct {
 // begin begins a transaction with the write lock, and tries until ctx ends, or goOn, which is asked between tries, says
 // no. The caller has the gate. The transaction is bound to txCtx, which should have no end but the caller's.
 func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, error) {
-	conn, err := s.db.Conn(ctx)
+	conn, err := s.connect(ctx, goOn)
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
@@ -46,12 +46,13 @@ func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, 
 			return t, t.calm(ctx)
 		}
 		s.lock.missed()
-		if !isBusy(err) || !goOn() {
-			t.giveBack()
-			if isBusy(err) {
-				err = fmt.Errorf("%w: %w", errGivenUp, err)
-			}
+		if !isBusy(err) { // such as an interrupted BEGIN, which may or may not have begun
+			t.discard()
 			return nil, ended(ctx, err)
+		}
+		if !goOn() {
+			t.giveBack()
+			return nil, ended(ctx, fmt.Errorf("%w: %w", errGivenUp, err))
 		}
 		if !sleep(ctx, pause) {
 			t.giveBack()
@@ -60,6 +61,24 @@ func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, 
 		pause = min(2*pause, lastPause)
 	}
 }
+
+// connect takes a connection from the pool. One that is opened sets the journal mode, which waits for nobody (SQLITE_BUSY)
+// while another process does so for the first time, or recovers the log of one that was killed.
+func (s *Store) connect(ctx context.Context, goOn func() bool) (*sql.Conn, error) {
+	for {
+		conn, err := s.db.Conn(ctx)
+		switch {
+		case !isBusy(err):
+			return conn, err
+		case !goOn():
+			return nil, fmt.Errorf("%w: %w", errGivenUp, err)
+		case !sleep(ctx, lastPause):
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+func always() bool { return true }
 
 // try begins, and takes the write lock with a statement that changes nothing: the database may be opened without
 // _txlock=immediate. As the transaction's first statement it sees the latest snapshot.

@@ -40,7 +40,11 @@ func TestMain(m *testing.M) {
 
 // child does its role until it is done, is killed, or its standard input ends with the parent.
 func child(file string) error {
-	ctx, cancel := context.WithCancel(context.Background())
+	limit := time.Minute
+	if proof() {
+		limit = 10 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -55,9 +59,6 @@ func child(file string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Migrate(ctx); err != nil {
-		return err
-	}
 	var messages int
 	if _, err := fmt.Sscan(os.Getenv(childMessages), &messages); err != nil {
 		return err
@@ -70,13 +71,8 @@ func child(file string) error {
 
 // claimAll claims every message once, in an order of its own, beside another process, and says how many it got.
 func claimAll(ctx context.Context, s *Store, messages int) error {
-	if _, err := s.db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS ready (pid INTEGER); INSERT INTO ready VALUES (?)`, os.Getpid()); err != nil {
+	if err := awaitOther(ctx, s.db); err != nil {
 		return err
-	}
-	for ready := 0; ready < 2; <-time.After(time.Millisecond) {
-		if err := s.db.QueryRowContext(ctx, `SELECT count(*) FROM ready`).Scan(&ready); err != nil {
-			return err
-		}
 	}
 	got := 0
 	for _, i := range rand.Perm(messages) {
@@ -91,6 +87,24 @@ func claimAll(ctx context.Context, s *Store, messages int) error {
 		}
 	}
 	fmt.Println(got)
+	return nil
+}
+
+// awaitOther waits until both processes are there, so that they claim at the same time.
+func awaitOther(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	if _, err := db.ExecContext(ctx, `INSERT INTO ready VALUES (?)`, os.Getpid()); err != nil {
+		return fmt.Errorf("say that this process is ready: %w", err)
+	}
+	for ready := 0; ready < 2; {
+		if !sleep(ctx, time.Millisecond) {
+			return fmt.Errorf("wait for the other process: %w", ctx.Err())
+		}
+		if err := db.QueryRowContext(ctx, `SELECT count(*) FROM ready`).Scan(&ready); err != nil {
+			return fmt.Errorf("wait for the other process: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -145,6 +159,9 @@ func TestStore_TwoProcessesGrantEachKeyOnce(t *testing.T) {
 		messages = 5000
 	}
 	file := filepath.Join(t.TempDir(), "shared.db")
+	db := openAt(t, file)
+	storeIn(t, db)
+	mustExec(t, db, `CREATE TABLE ready (pid INTEGER)`)
 	var commands []*exec.Cmd
 	var outputs []*strings.Builder
 	for range 2 {

@@ -192,7 +192,7 @@ func (q *queue) alone(ctx context.Context, op *operation) (err error) {
 	defer cancel()
 	for range conflicts {
 		var t *lockedTx
-		if t, err = q.store.begin(ctx, ctx, func() bool { return true }); err != nil {
+		if t, err = q.store.begin(ctx, ctx, always); err != nil {
 			return fmt.Errorf("sqlitestore: begin: %w", err)
 		}
 		if err = q.store.do(ctx, t, []*operation{op}); !isBusy(err) {

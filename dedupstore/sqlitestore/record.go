@@ -151,6 +151,12 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	case !rec.heldBy(c) || rec.state == dedupstore.Retryable:
 		return false, dedupstore.ErrClaimLost
 	case rec.state != dedupstore.Running && rec.settledBy(c.Owner):
+		if s.Outcome.Kind != rec.outcome.Kind {
+			return false, dedupstore.ErrClaimLost // Join has committed a success: no failure, and no dead letter, comes after it
+		}
+		if len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0 {
+			return false, errJoinedOutputs
+		}
 		return false, nil // repeated
 	case rec.state != dedupstore.Running: // the outcome is not this owner's: it only got it to publish
 		return false, dedupstore.ErrClaimLost
@@ -164,6 +170,12 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	}
 	rec.close(now + micros(s.Retention))
 	return true, nil
+}
+
+// errJoinedOutputs says what would otherwise be lost without a word.
+var errJoinedOutputs = &dedupstore.InvalidError{
+	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed without messages, and these " +
+		"will not be published; send them through an outbox in the transaction that joins",
 }
 
 func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) (changed bool, err error) {

@@ -10,10 +10,11 @@ import (
 type phase int
 
 const (
-	outsideTx phase = iota
-	entered         // it waits for the write lock
-	holding         // its transaction has the write lock: nobody can change its record
-	joined          // its handler has settled it in a transaction of its own, which may or may not have ended
+	outsideTx  phase = iota
+	entered          // it waits for the write lock
+	holding          // its transaction has the write lock: nobody can change its record
+	committing       // as holding, but its outcome may be visible: twins look
+	joined           // its handler has settled it in a transaction of its own, which may or may not have ended
 )
 
 // A txRun is a run in a transaction of this store, or in one that joined.
@@ -45,7 +46,9 @@ func (r *runs) enter(c dedupstore.Claim, p phase, until int64) *txRun {
 			}
 		}
 	}
-	r.byKey[c.Key] = run
+	if old := r.byKey[c.Key]; old == nil || old.claim.Fence <= c.Fence { // a zombie does not displace who took over
+		r.byKey[c.Key] = run
+	}
 	return run
 }
 
@@ -54,6 +57,14 @@ func (r *runs) hold(run *txRun, rec record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	run.phase, run.rec, run.until = holding, rec, max(run.until, rec.lease)
+	r.byKey[run.claim.Key] = run // its record says so
+}
+
+// commits notes that a run is about to commit: from now on what it knows of its record may be out of date.
+func (r *runs) commits(run *txRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run.phase = committing
 }
 
 // let notes that a run has the write lock no more.

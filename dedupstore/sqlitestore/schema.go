@@ -34,7 +34,19 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	defer s.gate.leave()
-	conn, err := s.db.Conn(ctx)
+	for {
+		err := s.tryMigrating(ctx)
+		if !isBusy(err) {
+			return err
+		}
+		if !sleep(ctx, lastPause) {
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+func (s *Store) tryMigrating(ctx context.Context) error {
+	conn, err := s.connect(ctx, always)
 	if err != nil {
 		return err
 	}
@@ -44,16 +56,9 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	defer t.giveBack()
-	for {
-		_, err = conn.ExecContext(ctx, "BEGIN IMMEDIATE")
-		if !isBusy(err) {
-			break
-		}
-		if !sleep(ctx, lastPause) {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
-	}
-	if err != nil {
+	// The driver may say that the context has ended although the transaction has begun: it would stay open.
+	detached := context.WithoutCancel(ctx)
+	if _, err := conn.ExecContext(detached, "BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
 	err = s.write(ctx, conn)
@@ -61,7 +66,7 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err != nil {
 		end = "ROLLBACK"
 	}
-	_, ending := conn.ExecContext(context.WithoutCancel(ctx), end)
+	_, ending := conn.ExecContext(detached, end)
 	if ending != nil {
 		t.discard()
 	}
@@ -122,7 +127,13 @@ func (s *Store) prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
 	}
-	switch has, err := s.version(ctx, s.db); {
+	conn, err := s.connect(ctx, always)
+	if err != nil {
+		return fmt.Errorf("sqlitestore: look at the table: %w", ended(ctx, err))
+	}
+	has, err := s.version(ctx, conn)
+	conn.Close()
+	switch {
 	case err != nil:
 		return fmt.Errorf("sqlitestore: look at the table: %w", ended(ctx, err))
 	case has != schemaVersion:

@@ -80,7 +80,7 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 		return err
 	}
 	phase := s.runs.extend(c, clock()+micros(lease))
-	if phase == holding {
+	if phase == holding || phase == committing {
 		return nil
 	}
 	op := newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
@@ -160,7 +160,7 @@ func (s *Store) settling(ctx context.Context, c dedupstore.Claim, settlement ded
 
 func (s *Store) settled(ctx context.Context, c dedupstore.Claim, op *operation) error {
 	err := op.await(ctx)
-	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) {
+	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
 		s.runs.forget(c)
 	}
 	return err

@@ -60,7 +60,7 @@ func startBroker(ctx context.Context, n names, url, dir string) (*broker, error)
 	}
 	if err != nil {
 		b.close()
-		return nil, fmt.Errorf("NATS at %s: %w", b.url, err)
+		return nil, fmt.Errorf("NATS at %s: %w", redacted(b.url), err)
 	}
 	return b, nil
 }

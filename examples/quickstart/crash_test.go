@@ -27,8 +27,6 @@ func TestCrash_BooksBalance(t *testing.T) {
 	if os.Getenv("ONCEMILL_PROOF") != "" {
 		kills, seed = 12, uint64(time.Now().UnixNano())
 	}
-	natsBin := testserver.BuildProgram(t, "github.com/nats-io/nats-server/v2")
-	ownBin := testserver.BuildProgram(t, "github.com/oncemill/oncemill/examples/quickstart")
 	for store, names := range map[string][]string{
 		inSQLite: {"quickstart", "nats"},
 		inRedis:  {"redis", "quickstart", "nats"},
@@ -41,7 +39,7 @@ func TestCrash_BooksBalance(t *testing.T) {
 			t.Logf("%d kills of each of %v, seed %d", kills, names, seed)
 			c := &crashes{
 				t: t, rng: rand.New(rand.NewPCG(seed, 0)), dir: t.TempDir(), store: store, orders: kills * len(names) * mostCharges * 3 / 2,
-				natsBin: natsBin, ownBin: ownBin, processes: map[string]*testserver.Process{},
+				processes: map[string]*testserver.Process{},
 			}
 			c.startAll(names)
 			victims := map[string]int{}
@@ -73,8 +71,6 @@ type crashes struct {
 	orders    int
 	redisPort int
 	natsPort  int
-	natsBin   string
-	ownBin    string
 	processes map[string]*testserver.Process
 	db        *sql.DB // the quickstart's
 	log       []crash
@@ -127,7 +123,7 @@ func (c *crashes) start(name string) {
 	case "redis":
 		p, err = testserver.StartRedis(dir, c.redisPort, "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
 	case "nats":
-		p, err = testserver.StartProgram(dir, c.natsBin, "-a", "127.0.0.1", "-p", strconv.Itoa(c.natsPort), "-js", "-sd", dir)
+		p, err = testserver.StartProgram(dir, program(c.t), natsRole, strconv.Itoa(c.natsPort), dir)
 		if err == nil {
 			err = c.listening(p, c.natsPort)
 		}
@@ -136,7 +132,7 @@ func (c *crashes) start(name string) {
 		if c.store == inRedis {
 			records = []string{"-redis", fmt.Sprintf("redis://127.0.0.1:%d", c.redisPort)}
 		}
-		p, err = testserver.StartProgram(dir, c.ownBin, append(records, "-dir", dir, "-orders", strconv.Itoa(c.orders), "-out", "json",
+		p, err = testserver.StartProgram(dir, program(c.t), append(append([]string{quickstartRole}, records...), "-dir", dir, "-orders", strconv.Itoa(c.orders), "-out", "json",
 			"-nats", fmt.Sprintf("nats://127.0.0.1:%d", c.natsPort))...)
 	}
 	if err != nil {

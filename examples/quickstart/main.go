@@ -13,7 +13,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/signal"
 	"syscall"
@@ -84,22 +83,6 @@ func parseFlags(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-func checkURL(flagName, value string, schemes []string) error {
-	if value == "" {
-		return nil
-	}
-	u, err := url.Parse(value)
-	if err != nil {
-		return fmt.Errorf("-%s is not a URL: %w", flagName, err)
-	}
-	for _, s := range schemes {
-		if u.Scheme == s && (u.Host != "" || s == "unix") {
-			return nil
-		}
-	}
-	return fmt.Errorf("-%s is %q, want a URL such as %s://127.0.0.1:PORT", flagName, value, schemes[0])
-}
-
 func main() { os.Exit(mainStatus()) }
 
 func mainStatus() int {
@@ -133,6 +116,8 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) (balanced boo
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 		o.dir, o.temporary = dir, true
+	} else if err := os.MkdirAll(o.dir, 0o750); err != nil {
+		return false, fmt.Errorf("-dir: %w", err)
 	}
 	d, err := open(ctx, o)
 	if err != nil {
@@ -145,7 +130,7 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) (balanced boo
 	if o.out == "json" {
 		err = printJSON(stdout, all)
 	} else {
-		_, err = fmt.Fprintf(stdout, "%s\n%d orders, seed %d, dedup records in %s, %.1f s\n", table(all), o.orders, o.seed, o.store, time.Since(start).Seconds())
+		_, err = fmt.Fprintf(stdout, "%s\n%d orders, seed %d, dedup records in %s, %.1f s\n", table(all, d.shop.resumed), o.orders, o.seed, o.store, time.Since(start).Seconds())
 	}
 	return all[guarded].balance(), err
 }

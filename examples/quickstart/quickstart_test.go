@@ -81,7 +81,7 @@ func TestQuickstart_CrashBetweenEffectAndOutcomeIsTheLimitAndExplained(t *testin
 	if balanced || g.DoubleCharges == 0 || g.DoubleCharges != g.ExplainedCharges || g.LostOrders != 0 {
 		t.Errorf("%+v, want double charges, each explained, and nothing lost", g)
 	}
-	if shown := table(all); !strings.Contains(shown, "limit of tier 1") {
+	if shown := table(all, false); !strings.Contains(shown, "limit of tier 1") {
 		t.Errorf("the table does not explain it:\n%s", shown)
 	}
 }
@@ -135,11 +135,11 @@ func TestFlags_MistakesAreNamed(t *testing.T) {
 		"-orders is 1000000":     {"-orders", "1000000"},
 		"-out is \"xml\"":        {"-out", "xml"},
 		"-crash is \"all\"":      {"-crash", "all"},
-		"-redis is \"localhost":  {"-redis", "localhost:6379"},
+		"-redis names no server": {"-redis", "localhost:6379"},
 		"-redis is not a URL":    {"-redis", "redis://%zz"},
 		"-store is \"disk\"":     {"-store", "disk"},
 		"want one of them":       {"-store", "sqlite", "-redis", "redis://127.0.0.1:6379"},
-		"-nats is \"http://":     {"-nats", "http://127.0.0.1:4222"},
+		"-nats is \"http://127":  {"-nats", "http://127.0.0.1:4222"},
 		"unexpected argument":    {"everything"},
 		"invalid value \"abc\"":  {"-seed", "abc"},
 		"flag provided but not ": {"-fast"},

@@ -15,9 +15,10 @@ import (
 
 // A shop takes orders and keeps the ledgers, in one SQLite file.
 type shop struct {
-	names names
-	db    *sql.DB
-	box   *sqliteoutbox.Outbox
+	names   names
+	db      *sql.DB
+	box     *sqliteoutbox.Outbox
+	resumed bool // an earlier start worked on it
 }
 
 const schema = `
@@ -50,17 +51,19 @@ func openShop(ctx context.Context, dir string) (*shop, error) {
 	if err == nil {
 		_, err = db.ExecContext(ctx, schema)
 	}
-	n := names{}
+	s := &shop{db: db, box: box}
+	first := false
 	if err == nil {
-		_, err = db.ExecContext(ctx, `INSERT INTO run VALUES (1, lower(hex(randomblob(4)))) ON CONFLICT DO NOTHING`)
+		first, err = s.insertNew(ctx, `INSERT INTO run VALUES (1, lower(hex(randomblob(4)))) ON CONFLICT DO NOTHING`)
 	}
 	if err == nil {
-		err = db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&n.run)
+		err = db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&s.names.run)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set up the shop's database: %w", err), db.Close())
 	}
-	return &shop{names: n, db: db, box: box}, nil
+	s.resumed = !first
+	return s, nil
 }
 
 // place writes an order and its event in one transaction. The customer may press the button twice.

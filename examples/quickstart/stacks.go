@@ -46,7 +46,8 @@ type stack struct {
 	telemetry oncemill.Telemetry
 	router    *message.Router
 	once      *consumer.Processor // of the guarded stack
-	ended     chan error
+	subs      []message.Subscriber
+	ended     chan error // nil: the router does not run
 }
 
 // guard is the part that a program of yours would have.
@@ -111,14 +112,16 @@ func (s *stack) start(ctx context.Context, b *broker, store dedupstore.Store, pu
 		if err != nil {
 			return err
 		}
+		s.subs = append(s.subs, sub)
 		s.router.AddHandler(fmt.Sprintf("charge-%d", i), s.names.orders(), sub, s.names.receipts(s.name), producer.ToWatermill(publisher), s.charge)
 	}
-	s.ended = make(chan error, 1)
-	go func() { s.ended <- s.router.Run(context.WithoutCancel(ctx)) }()
+	ended := make(chan error, 1)
+	go func() { ended <- s.router.Run(context.WithoutCancel(ctx)) }()
 	select {
 	case <-s.router.Running():
+		s.ended = ended
 		return nil
-	case err := <-s.ended:
+	case err := <-ended:
 		return fmt.Errorf("start stack %s: %w", s.name, err)
 	}
 }
@@ -128,7 +131,7 @@ func (s *stack) subscriber(b *broker) (message.Subscriber, error) {
 	if err != nil {
 		return nil, err
 	}
-	return wmjs.NewSubscriber(wmjs.SubscriberConfig{
+	sub, err := wmjs.NewSubscriber(wmjs.SubscriberConfig{
 		Conn:           conn,
 		Logger:         watermill.NopLogger{},
 		AckWaitTimeout: time.Minute,
@@ -142,14 +145,22 @@ func (s *stack) subscriber(b *broker) (message.Subscriber, error) {
 			return cons, nil, err
 		},
 	})
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return sub, nil
 }
 
-// stop lets running handlers finish and their acks reach the broker.
-func (s *stack) stop(ctx context.Context) error {
-	if s.router == nil {
-		return nil
+// stop lets running handlers finish and their acks reach the broker. It also ends a stack that could not be started.
+func (s *stack) stop(ctx context.Context) (err error) {
+	if s.ended != nil {
+		err = errors.Join(s.router.Close(), <-s.ended)
+	} else { // a router that does not run would wait for handlers that never began
+		for _, sub := range s.subs {
+			err = errors.Join(err, sub.Close())
+		}
 	}
-	err := errors.Join(s.router.Close(), <-s.ended)
 	if s.once != nil {
 		err = errors.Join(err, s.once.Close(ctx))
 	}
