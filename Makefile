@@ -2,6 +2,9 @@
 
 GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
+# Where Go's own instructions put it.
+export PATH := $(PATH):/usr/local/go/bin
+
 .DEFAULT_GOAL := help
 .PHONY: help test e2e fuzz proof bench lint
 
@@ -12,8 +15,10 @@ help: ## list the goals
 test: ## everything that must hold before a change is kept; as root on Debian it installs what it lacks
 	@scripts/test
 
+e2e: export ONCEMILL_TEST_JAEGER = $(abspath $(JAEGER))
 e2e: ## dashboards, alerts, traces and compose.yaml; with JAEGER=path-to-a-jaeger-v2 through a real one, too
-	ONCEMILL_TEST_JAEGER=$(abspath $(JAEGER)) go -C e2e test -count=1 -v -timeout 10m ./...
+	@bash -c '. scripts/lib.sh; need_go; need_prometheus; \
+		step "e2e: go test" go -C e2e test -count=1 -v -timeout 10m ./...; finish' e2e
 
 fuzz: ## every fuzz target for 30 seconds
 	@scripts/fuzz 30s

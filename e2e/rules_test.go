@@ -102,37 +102,80 @@ func TestAlerts_EachHasATestThatFiresItAndOneThatDoesNot(t *testing.T) {
 	}
 }
 
-// A test that is green whatever its alert says shows nothing: all are run with every threshold out of reach, and with
-// none.
-func TestAlerts_TestsNoticeAWrongThreshold(t *testing.T) {
+// A mistake is one that tests of alerts must notice.
+type mistake struct {
+	where    *regexp.Regexp // in alerts.yaml
+	becomes  string
+	noticeIn func(expr string) bool
+	tests    []string
+}
+
+// Those of a day take longest.
+var (
+	allAlertTests = []string{"alerts_test.yaml", "alerts_day_test.yaml"}
+	shortTests    = allAlertTests[:1]
+	dayTests      = allAlertTests[1:]
+)
+
+var (
+	threshold = regexp.MustCompile(`(?m) > [0-9.]+(\)|$)`)
+	mistakes  = map[string]mistake{
+		"every threshold is out of reach": {threshold, " > 1e12$1", func(expr string) bool {
+			return threshold.MatchString(expr) && !strings.Contains(expr, " == 0")
+		}, allAlertTests},
+		// Where there is nothing, or nothing new, nothing is more than -1.
+		"there are no thresholds": {threshold, " > -1$1", func(expr string) bool {
+			return threshold.MatchString(expr) && !strings.Contains(expr, "unless") && !strings.Contains(expr, "count by")
+		}, allAlertTests},
+		"first events are not seen": {regexp.MustCompile(`offset \d+m`), "offset 1s", func(expr string) bool {
+			return strings.Contains(expr, "unless") && strings.Contains(expr, "offset")
+		}, shortTests},
+		// Summed first, a process that had events long ago hides another one's first ones.
+		"first events are not those of a process": {
+			regexp.MustCompile(`(sum by \([^)]*\) )\((\S+) unless (\S+) offset (\d+m)\)`), "($1($2) unless $1($2 offset $4))",
+			func(expr string) bool {
+				return strings.Contains(expr, "unless") && strings.Contains(expr, "increase") && !strings.Contains(expr, "takeovers")
+			}, shortTests,
+		},
+		"nobody looks back for outboxes": {regexp.MustCompile(`\[6h\]`), "[1m]", func(expr string) bool {
+			return strings.Contains(expr, "[6h]")
+		}, shortTests},
+		"a replay is a day of duplicates": {regexp.MustCompile(`quantile_over_time\(0\.1, `), "avg_over_time(", func(expr string) bool {
+			return strings.Contains(expr, "quantile")
+		}, dayTests},
+	}
+)
+
+// A test that is green whatever its alert says shows nothing: all are run with each mistake in all alerts.
+func TestAlerts_TestsNoticeMistakes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(rulesFolder, "alerts.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	threshold := regexp.MustCompile(`(?m) > [0-9.]+(\)|$)`)
-	for other, noticed := range map[string]func(expr string) bool{
-		" > 1e12$1": func(expr string) bool { return !strings.Contains(expr, " == 0") },
-		// Where there is nothing, or nothing new, nothing is more than -1.
-		" > -1$1": func(expr string) bool {
-			return !strings.Contains(expr, "unless") && !strings.Contains(expr, "count by")
-		},
-	} {
-		t.Run(other, func(t *testing.T) {
+	for name, m := range mistakes {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			for _, name := range append([]string{"rules.yaml"}, ruleTests...) {
 				copyFile(t, filepath.Join(rulesFolder, name), filepath.Join(dir, name))
 			}
-			if err := os.WriteFile(filepath.Join(dir, "alerts.yaml"), threshold.ReplaceAll(text, []byte(other)), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "alerts.yaml"), m.where.ReplaceAll(text, []byte(m.becomes)), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			said, err := promtool(t, "test", "rules", filepath.Join(dir, "alerts_test.yaml"), filepath.Join(dir, "alerts_day_test.yaml"))
+			args := []string{"test", "rules"}
+			for _, test := range m.tests {
+				args = append(args, filepath.Join(dir, test))
+			}
+			said, err := promtool(t, args...)
 			if err == nil {
 				t.Fatal("every test is green")
 			}
+			if strings.Contains(said, "parse error") {
+				t.Fatal(said)
+			}
 			for _, r := range rules(t, "alerts.yaml") {
-				if noticed(r.Expr) && !strings.Contains(said, "alertname: "+r.Alert+",") {
+				if m.noticeIn(r.Expr) && !strings.Contains(said, "alertname: "+r.Alert+",") {
 					t.Errorf("the tests of %s are green", r.Alert)
 				}
 			}

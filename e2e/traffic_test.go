@@ -232,7 +232,11 @@ func (s *shop) takeover(id string) {
 			return nil
 		})
 	}()
-	<-started
+	select {
+	case <-started:
+	case <-ended: // it has not run: a claim may time out, for one. Another round will do
+		return
+	}
 	release := sync.OnceFunc(func() {
 		s.ill.settles.Store(false)
 		close(taken)
@@ -245,6 +249,23 @@ func (s *shop) takeover(id string) {
 	release() // the lease outlasted its hold: another round will do
 	<-ended
 	s.renew(id + "-slow")
+}
+
+// A round of traffic ends, whatever fails in it.
+func TestShop_TakeoverEndsIfTheFirstClaimFails(t *testing.T) {
+	s := newShop(t)
+	s.round = 1
+	s.ill.claims.Store(true)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s.takeover("lost")
+	}()
+	select {
+	case <-over:
+	case <-time.After(time.Minute):
+		t.Error("takeover waits for a handler that does not run")
+	}
 }
 
 // renew has a handler that takes longer than a heartbeat's pause.

@@ -29,11 +29,14 @@ finish() {
 		for line in "${failed[@]}"; do printf '  %s\n' "$line"; done
 		exit 1
 	fi
-	say "${0##*/}: all green after $SECONDS s"
+	local green="all green"
+	if [ ${#missing[@]} -gt 0 ]; then green="not everything could run, see above; what did is green"; fi
+	say "${0##*/}: $green, after $SECONDS s"
 }
 
+# need_go: also where Go's own instructions put it, for all that is started from here.
 need_go() {
-	command -v go >/dev/null || PATH=$PATH:/usr/local/go/bin
+	command -v go >/dev/null || export PATH="$PATH:/usr/local/go/bin"
 	command -v go >/dev/null && return
 	echo "Go is missing: install the version that go.mod names, from https://go.dev/dl/, and put it into PATH." >&2
 	exit 1
@@ -104,26 +107,36 @@ need_kafka() {
 # need_prometheus: Debian's package for a server, which it starts at once and at every boot: not here.
 need_prometheus() {
 	local follows="dashboards, rules and alerts were not tried on a real Prometheus"
-	if ! command -v prometheus >/dev/null && can_install; then
+	if ! has_prometheus && can_install; then
+		local theirs=no
+		systemctl cat prometheus >/dev/null 2>&1 && theirs=yes
 		without_services apt_install prometheus
-		command -v systemctl >/dev/null && systemctl disable --now prometheus >/dev/null 2>&1
+		[ $theirs = yes ] || systemctl disable --now prometheus >/dev/null 2>&1 # nor at the next boot
 	fi
-	need_program prometheus prometheus "$follows" && need_program promtool prometheus "$follows"
+	local program
+	for program in prometheus promtool; do # not need_program, which would install it with its service
+		command -v $program >/dev/null && continue
+		missing+=("$program: $follows (on Debian, as root: apt-get install prometheus)")
+		return 1
+	done
 }
 
-# without_services COMMAND...: no package that the command installs may start a service.
-without_services() {
-	local policy=/usr/sbin/policy-rc.d status
-	if [ -e $policy ]; then # the machine has a policy of its own
-		"$@"
-		return
+has_prometheus() { command -v prometheus >/dev/null && command -v promtool >/dev/null; }
+
+policy=/usr/sbin/policy-rc.d # what Debian's packages ask before they start a service; see policy-rc.d(8)
+
+# without_services COMMAND...: no package that the command installs may start a service. In a shell of its own, whose end, by
+# a signal too, takes the policy away. A machine that has a policy keeps that.
+without_services() (
+	if [ ! -e "$policy" ]; then
+		trap 'rm -f "$policy"' EXIT
+		trap 'exit 129' HUP
+		trap 'exit 130' INT
+		trap 'exit 143' TERM
+		printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" || exit 1
 	fi
-	printf '#!/bin/sh\nexit 101\n' >$policy && chmod 755 $policy
 	"$@"
-	status=$?
-	rm -f $policy
-	return $status
-}
+)
 
 # need_compiler WHAT_FOLLOWS: a C compiler with the headers of the C library.
 need_compiler() {

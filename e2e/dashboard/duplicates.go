@@ -24,13 +24,12 @@ func groupChoices(values string) []Variable {
 	}
 }
 
-// ratio is the share of duplicates, for each value of the labels that has deliveries: nothing over nothing is no number,
-// and makes none of every sum that it is part of.
+// ratio is the share of duplicates, for each value of the labels that has deliveries.
 func ratio(labels string) string {
 	if labels == "" {
-		return orZero(sum(rate(claims, ofGroup, duplicate))) + " / " + sum(rate(claims, ofGroup, answered))
+		return per(orZero(sum(rate(claims, ofGroup, duplicate))), sum(rate(claims, ofGroup, answered)))
 	}
-	return sumBy(labels, rate(claims, ofGroup, duplicate)) + " / (" + sumBy(labels, rate(claims, ofGroup, answered)) + " > 0)"
+	return per(sumBy(labels, rate(claims, ofGroup, duplicate)), sumBy(labels, rate(claims, ofGroup, answered)))
 }
 
 func duplicates() Dashboard {
@@ -47,9 +46,9 @@ func duplicates() Dashboard {
 			stat("Duplicates suppressed", "short", "How many deliveries were answered with a stored outcome, in the time that is shown?",
 				orZero(sum(within(claims, ofGroup, duplicate)))),
 			stat("Handler time saved", "s", "How long would handlers have worked on those duplicates, at their mean time?",
-				"sum("+sumBy("job, "+group, within(claims, ofGroup, duplicate))+
-					" * "+sumBy("job, "+group, within(handlerTime+"_sum", ofGroup))+
-					" / ("+sumBy("job, "+group, within(handlerTime+"_count", ofGroup))+" > 0))"),
+				sum(per(sumBy("job, "+group, grown(claims, ofGroup, duplicate))+
+					" * "+sumBy("job, "+group, grown(handlerTime+"_sum", ofGroup)),
+					sumBy("job, "+group, grown(handlerTime+"_count", ofGroup))))),
 			stat("Unguarded runs", "short", "How many handlers ran without a claim, because the policy lets them (no ID, or fail open)?",
 				orZero(sum(within(claims, ofGroup, outcome+`="bypassed"`))), above(1, "red")),
 		}},

@@ -53,7 +53,7 @@ func late() string {
 	day := func(le string) string {
 		return sum(fmt.Sprintf("increase(%s_bucket{%s,%s,le=~%q}[1d])", delay, ofGroup, duplicate, le))
 	}
-	return "1 - " + day(`43200(\.0)?`) + " / " + day(`\+Inf`)
+	return "1 - " + per(day(`43200(\.0)?`), day(`\+Inf`))
 }
 
 // quantileOver is a quantile over a fixed time.

@@ -46,19 +46,32 @@ const (
 	ofGroup = ofJob + `,` + group + `=~"$group",` + destination + `=~"$destination"`
 	ofTable = ofJob + `,` + table + `=~"$table"`
 
-	// A duplicate that was answered. One in progress is held or sent back, and counted again when it is answered.
+	// A duplicate that was answered. One in progress is held or sent back, and counted again when it is answered; so is a
+	// delivery whose claim failed.
 	duplicate = outcome + `=~"duplicate_(completed|failed|unknown)"`
-	answered  = outcome + `!~"duplicate_in_progress|not_due"`
+	answered  = outcome + `!~"duplicate_in_progress|not_due|store_error"`
 )
 
 func rate(metric string, conditions ...string) string {
 	return fmt.Sprintf("rate(%s{%s}[$__rate_interval])", metric, joined(conditions))
 }
 
-// within is how much a counter grew in the time that is shown.
-func within(metric string, conditions ...string) string {
+// grown is how much a counter grew in the time that is shown.
+func grown(metric string, conditions ...string) string {
 	return fmt.Sprintf("increase(%s{%s}[$__range])", metric, joined(conditions))
 }
+
+// within is how many events there were in the time that is shown, however few. A counter that began in that time, with its
+// first events, has not grown by them: what it has counts, if that is more.
+func within(metric string, conditions ...string) string {
+	series, more := metric+"{"+joined(conditions)+"}", grown(metric, conditions...)
+	begun := "(" + series + " unless " + series + " offset $__range)"
+	return begun + " > " + more + " or " + more + " or " + begun
+}
+
+// per divides by something, where there is any of it: nothing over nothing is no number, and makes none of every sum that it
+// is part of.
+func per(expr, of string) string { return expr + " / (" + of + " > 0)" }
 
 func sumBy(labels, of string) string { return fmt.Sprintf("sum by (%s) (%s)", labels, of) }
 

@@ -18,9 +18,9 @@ func outbox() Dashboard {
 		}},
 		row{"The queue", 9, []Panel{
 			series("Rows by state", "short", "Does the outbox grow?",
-				over("{{"+table+"}} {{oncemill_outbox_state}}", "max by ("+table+", oncemill_outbox_state) ("+pending+"{"+ofTable+"})")),
+				over("{{job}} {{"+table+"}} {{oncemill_outbox_state}}", "max by (job, "+table+", oncemill_outbox_state) ("+pending+"{"+ofTable+"})")),
 			series("Age of the oldest row", "s", "Does the relay keep up?",
-				over("{{"+table+"}}", "max by ("+table+") ("+oldest+"{"+ofTable+"})")),
+				over("{{job}} {{"+table+"}}", "max by (job, "+table+") ("+oldest+"{"+ofTable+"})")),
 		}},
 		row{"The way to the broker", 9, []Panel{
 			heatmap("Relay lag", "s", "How long does a message take from its row to the broker's acknowledgement?",
@@ -34,7 +34,7 @@ func outbox() Dashboard {
 			series("Send duration", "s", "How long does the broker take to acknowledge?",
 				over("{{messaging_system}}", quantile(0.99, "messaging_system", sendTime, ofJob))),
 			series("Batch size", "short", "How many rows does a relay publish together?",
-				over("mean", sum(rate(batch+"_sum", ofTable))+" / "+sum(rate(batch+"_count", ofTable))),
+				over("mean", per(sum(rate(batch+"_sum", ofTable)), sum(rate(batch+"_count", ofTable)))),
 				over("99 %", quantile(0.99, "", batch, ofTable))),
 		}},
 		row{"Trouble", 9, []Panel{

@@ -14,7 +14,7 @@ func store() Dashboard {
 			stat("Claim p99", "s", "How long do 99 % of the claims take at most?",
 				quantile(0.99, "", claimTime, ofStore), above(0.01, "yellow"), above(0.1, "red")),
 			stat("Claims that failed", "percentunit", "Which share of the claims got no answer?",
-				orZero(sum(rate(claimTime+"_count", ofStore, outcome+`="store_error"`)))+" / "+sum(rate(claimTime+"_count", ofStore)),
+				per(orZero(sum(rate(claimTime+"_count", ofStore, outcome+`="store_error"`))), sum(rate(claimTime+"_count", ofStore))),
 				above(0.0001, "yellow"), above(0.01, "red")),
 			stat("Fail open active", "short", "How many handlers ran unguarded because the store was down, in the time that is shown?",
 				orZero(sum(within(claims, ofJob, outcome+`="bypassed",oncemill_bypass_reason="store_down"`))), above(1, "red")),

@@ -60,7 +60,7 @@ func (o options) describe() string {
 	}
 	switch {
 	case o.embedded:
-		return "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process"
+		return "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process; both in a temporary folder, which is removed at the end"
 	case o.sqlite != "":
 		return "everything is kept in SQLite, notify's outcomes in " + outcomes
 	}

@@ -20,8 +20,8 @@ type crew struct {
 var consumers = []string{roleCharge, roleNotify, roleCharge, roleNotify}
 
 // hire starts all processes, and waits until they work.
-func hire(ctx context.Context, o options) (c *crew, err error) {
-	c = &crew{options: o, victims: len(consumers)}
+func hire(ctx context.Context, o options) (_ *crew, err error) {
+	c := &crew{options: o, victims: len(consumers)}
 	defer func() {
 		if err != nil {
 			c.killAll()

@@ -18,9 +18,10 @@
 //
 //	go run ./examples/payments -embedded
 //
-// needs nothing but Go: everything is in one SQLite file, and NATS runs in the first process. Without -embedded the example
-// uses the servers of compose.yaml, and any part may be run by itself, as often as you like (charge and notify share their
-// work):
+// needs nothing but Go: everything is in one SQLite file, and NATS runs in the first process. File, streams and the API's
+// journal lie in a folder oncemill-payments-… in the temporary folder (TMPDIR), which is removed at the end, also after the
+// first SIGINT or SIGTERM; a second one, or SIGKILL, leaves it there. Without -embedded the example uses the servers of
+// compose.yaml, and any part may be run by itself, as often as you like (charge and notify share their work):
 //
 //	docker compose up -d --wait
 //	go run ./examples/payments
@@ -78,7 +79,10 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	} else {
 		err = p.work(ctx, o, stdout)
 	}
-	if err != nil {
+	switch {
+	case err != nil && o.roles == nil && ctx.Err() != nil:
+		say(stderr, "payments: interrupted: the books were not closed: %v\n", err)
+	case err != nil:
 		say(stderr, "payments: %v\n", err)
 	}
 	if err != nil || !balanced {

@@ -123,6 +123,9 @@ func (o options) useless(given map[string]bool) error {
 			errs = append(errs, fmt.Errorf("-%s has no use with -embedded, which needs no servers", name))
 		}
 	}
+	if o.embedded && given["keep"] {
+		errs = append(errs, errors.New("-keep has no use with -embedded: everything is in a temporary folder, which is removed"))
+	}
 	if given["postgres"] && o.sqlite != "" {
 		errs = append(errs, errors.New("-postgres has no use with -sqlite"))
 	}

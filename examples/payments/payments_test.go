@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -98,12 +100,30 @@ func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 
 func TestPayments_InterruptedRunStopsAndSaysSo(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	var stdout, stderr bytes.Buffer
-	status := program{}.main(ctx, []string{"-embedded", "-payments", "5000", "-kills", "1000"}, &stdout, &stderr)
-	if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "context") {
-		t.Errorf("status %d\n%s%s", status, &stdout, &stderr)
+	for _, after := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second} {
+		ctx, cancel := context.WithTimeout(t.Context(), after)
+		var stdout, stderr bytes.Buffer
+		status := program{}.main(ctx, []string{"-embedded", "-payments", "5000", "-kills", "1000"}, &stdout, &stderr)
+		cancel()
+		if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "interrupted: the books were not closed") {
+			t.Errorf("after %v: status %d\n%s%s", after, status, &stdout, &stderr)
+		}
+	}
+}
+
+// Whenever it is interrupted: the processes that were started by then end.
+func TestHire_InterruptedLeavesNoProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	o, err := parse([]string{"-sqlite", filepath.Join(dir, "payments.db"), "-nats", "nats://127.0.0.1:1", "-redis", ""}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.journal = filepath.Join(dir, "journal")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if c, err := hire(ctx, o); c != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("%+v, %v; want %v", c, err, context.Canceled)
 	}
 }
 
@@ -125,6 +145,7 @@ func TestPayments_MistakesAreNamed(t *testing.T) {
 		"-postgres has a password":      {"-postgres", "postgres://h/shop?password=secret"},
 		"-postgres has no use with -em": {"-postgres", "postgres://h/shop", "-embedded"},
 		"-postgres has no use with -sq": {"-postgres", "postgres://h/shop", "-sqlite", "x.db"},
+		"-keep has no use with -em":     {"-keep", "-embedded"},
 		"-redis has no use with -em":    {"-redis", "redis://h:6379", "-embedded"},
 		"-nats is \"http://":            {"-nats", "http://127.0.0.1:4222"},
 		"-redis is \"localhost":         {"-redis", "localhost:6379"},

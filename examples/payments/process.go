@@ -85,7 +85,11 @@ func (p *process) await(ctx context.Context) error {
 
 // broke describes a process that has ended by itself.
 func (p *process) broke() error {
-	return fmt.Errorf("the process %v has ended by itself: %w\n%s", p.roles, errors.Join(errors.New("nobody asked it to"), p.err), p.says)
+	why := p.err
+	if why == nil {
+		why = errors.New("exit status 0")
+	}
+	return fmt.Errorf("the process %v has ended, and nobody asked it to: %w\n%s", p.roles, why, p.says)
 }
 
 // kill ends the process at once (SIGKILL), and waits for its end.

@@ -4,25 +4,37 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
+// Each payment is booked once, whatever is killed. Reduced it is a look at whether all of it works.
+func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
+	t.Parallel()
+	program := buildPayments(t)
+	for name, kill := range map[string]func(*testing.T, string){"PostgreSQL": killOnPostgres, "SQLite": killOnSQLite} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kill(t, program)
+		})
+	}
+}
+
 // Full: 20,000 payments, three in ten of them with a duplicate (clients that ask again, messages that are published again),
 // and one in ten acknowledgements lost to relays and from consumers; 300 consumer processes and PostgreSQL, five times,
 // killed with SIGKILL.
-func TestPayments_ConsumersAndPostgresKilledBookEachPaymentOnce(t *testing.T) {
-	t.Parallel()
-	payments, kills, crashes := full(20_000, 150), full(300, 6), full(5, 1)
+func killOnPostgres(t *testing.T, program string) {
+	payments, kills, crashes := full(20_000, 60), full(300, 3), full(5, 1)
 	server := testserver.Postgres(t, "max_connections=200")
-	run := startPayments(t, "-postgres", server.DSN(), "-nats", testserver.NATS(t).URL(), "-redis", "",
+	run := startPayments(t, program, "-postgres", server.DSN(), "-nats", testserver.NATS(t).URL(), "-redis", "",
 		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-run", "proof", "-keep")
 	pool := server.Pool(t)
 	var down time.Duration
 	for n := range crashes {
-		until(t, "payments to come in", func() bool {
+		untilPaid(t, func() bool {
 			run.mustRun()
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
@@ -36,18 +48,23 @@ func TestPayments_ConsumersAndPostgresKilledBookEachPaymentOnce(t *testing.T) {
 		server.Restart()
 		down += time.Since(crashed)
 	}
-	b := run.finish(full(15*time.Minute, patience))
+	b := run.finish(full(15*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)
-	for _, wrong := range auditPayments(t.Context(), pool, "oncemill_proof", payments, b.Charged) {
+	for _, wrong := range auditPayments(t.Context(), inPostgres(pool, "oncemill_proof"), payments, b.Charged) {
 		t.Error(wrong)
 	}
 	t.Logf("PostgreSQL killed %d times, and away for %v in all", crashes, down)
 }
 
-// Full: 20,000 payments and 100 kills. All processes share one file.
-func TestPayments_ConsumersOnSQLiteKilledBookEachPaymentOnce(t *testing.T) {
-	t.Parallel()
-	payments, kills := full(20_000, 150), full(100, 4)
-	run := startPayments(t, "-embedded", "-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills))
-	run.finish(full(30*time.Minute, patience)).mustBalance(t, payments, kills)
+// Full: 20,000 payments and 100 kills. All processes share one file, which is audited like the other database.
+func killOnSQLite(t *testing.T, program string) {
+	payments, kills := full(20_000, 60), full(100, 2)
+	file := filepath.Join(t.TempDir(), "payments.db")
+	run := startPayments(t, program, "-sqlite", file, "-nats", testserver.NATS(t).URL(), "-redis", "",
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep")
+	b := run.finish(full(30*time.Minute, paymentsPatience))
+	b.mustBalance(t, payments, kills)
+	for _, wrong := range auditPayments(t.Context(), inSQLite(openFile(t, file)), payments, b.Charged) {
+		t.Error(wrong)
+	}
 }

@@ -25,6 +25,20 @@ type paymentsBooks struct {
 	Lost, Double, Wrong, Unbalanced, NoReceipt, TwoIDs, Untold, ToldTwice, Dead int
 }
 
+// paymentsPatience bounds waits for the example: several processes with the race detector on a machine that is busy.
+const paymentsPatience = 5 * time.Minute
+
+func untilPaid(t *testing.T, met func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(paymentsPatience); !met(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatalf("waited %v for payments to come in", paymentsPatience)
+		}
+	}
+}
+
 // A paymentsRun is the example in a process of its own, which starts and kills others.
 type paymentsRun struct {
 	*testserver.Process
@@ -32,11 +46,10 @@ type paymentsRun struct {
 	dir string
 }
 
-// startPayments builds the example as this test was built, so that what is there is used, and starts it.
-func startPayments(t *testing.T, args ...string) *paymentsRun {
+// buildPayments builds the example as this test was built, so that what is there is used.
+func buildPayments(t *testing.T) (program string) {
 	t.Helper()
-	dir := t.TempDir()
-	program := filepath.Join(dir, "payments")
+	program = filepath.Join(t.TempDir(), "payments")
 	build := []string{"build", "-o", program}
 	if raceDetector() {
 		build = append(build, "-race")
@@ -45,6 +58,12 @@ func startPayments(t *testing.T, args ...string) *paymentsRun {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the example: %v\n%s", err, out)
 	}
+	return program
+}
+
+func startPayments(t *testing.T, program string, args ...string) *paymentsRun {
+	t.Helper()
+	dir := t.TempDir()
 	p, err := testserver.StartProgram(dir, program, append(args, "-out", "json")...)
 	if err != nil {
 		t.Fatal(err)
