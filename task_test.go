@@ -99,6 +99,64 @@ func TestPartial_OneOfAllWhoContinueRuns(t *testing.T) {
 	})
 }
 
+// closed is why nothing can be done now, however often it is tried.
+type closed struct{}
+
+func (closed) Error() string   { return "closed at night" }
+func (closed) Unwrap() error   { return oncemill.NoEffect(errors.New("closed")) }
+func (closed) Uncounted() bool { return true }
+
+func TestPartial_RestThatOutlastsTheWindowIsForThoseWhoKeptItsCall(t *testing.T) {
+	for name, tc := range map[string]struct {
+		keeps bool
+		cards int
+	}{"the kept call goes on": {true, 1}, "the first call begins anew": {false, 2}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				g := newGuard(t, newStore(t), oncemill.LowValue())
+				paid, open := map[string]int{}, false
+				next, todo := call("order-1"), []string{"card", "voucher"}
+				ask := func() error {
+					if !tc.keeps {
+						next, todo = call("order-1"), []string{"card", "voucher"}
+					}
+					for {
+						p, err := oncemill.Do(t.Context(), g, next, func(context.Context) (p parts, _ error) {
+							for _, part := range todo {
+								if part == "voucher" && !open {
+									p.Remains = append(p.Remains, part)
+									continue
+								}
+								paid[part]++
+								p.Done = append(p.Done, part)
+							}
+							if len(p.Done) == 0 {
+								return p, oncemill.RetryAfter(30*time.Minute, closed{})
+							}
+							return p, nil
+						})
+						if err != nil || p.Complete() {
+							return err
+						}
+						next, todo = p.Rest(next), p.Remains
+					}
+				}
+				for range 30 { // hours: longer than the window, and more than the attempts
+					as[*oncemill.RetryError](t, ask())
+					time.Sleep(time.Hour)
+				}
+				open = true
+				if err := ask(); err != nil {
+					t.Error(err)
+				}
+				if paid["card"] != tc.cards || paid["voucher"] != 1 {
+					t.Errorf("paid %v, want the card %d times", paid, tc.cards)
+				}
+			})
+		})
+	}
+}
+
 func TestPartial_RestIsACallOfItsOwnInTheSameScope(t *testing.T) {
 	t.Parallel()
 	c := call("o1")

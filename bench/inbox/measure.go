@@ -13,7 +13,7 @@ import (
 
 const (
 	patience = 3 * time.Minute // how long a measurement may take
-	warming  = 200             // how many messages make connections and prepare statements, times Options.Scale
+	warming  = 3_000           // how many messages make connections, prepare statements and compile functions, times Options.Scale
 	cells    = 2               // of Options.Cell
 	known    = 5_000           // how many messages the duplicates are of
 )

@@ -15,8 +15,7 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old, only reads, or has fsync
-// switched off in a way that the records do not survive; a *SchemaError if the tables are missing, older than this package, or
+// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old or only reads; a *SchemaError if the tables are missing, older than this package, or
 // not for the database user. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
@@ -40,7 +39,7 @@ type server struct {
 	number                           int
 	reads                            bool
 	fsync, pages, commits, isolation string
-	statement, locks, idle           int // ms; 0: no limit
+	statement, idle, transaction     int // ms; 0: no limit
 }
 
 const lookSQL = `
@@ -49,12 +48,12 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 	current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
 	current_setting('default_transaction_isolation'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout'),
-	(SELECT setting::integer FROM pg_settings WHERE name = 'lock_timeout'),
-	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout')`
+	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
+	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0) -- since PostgreSQL 17`
 
 func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
 	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation,
-		&f.statement, &f.locks, &f.idle)
+		&f.statement, &f.idle, &f.transaction)
 	switch {
 	case err != nil:
 		return f, err
@@ -85,6 +84,7 @@ func (f server) report() dedupstore.Report {
 	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and repeated where READ COMMITTED would let them pass; set it for the business by Config.Isolation instead", f.isolation))
 	warn(f.statement > 0 && f.statement < 1000, fmt.Sprintf("statement_timeout is %v: claims may fail on a busy server; set it to some seconds", time.Duration(f.statement)*time.Millisecond))
 	warn(f.idle > 0 && f.idle < 10_000, fmt.Sprintf("idle_in_transaction_session_timeout is %v: a handler of an inbox that waits for longer loses its transaction", time.Duration(f.idle)*time.Millisecond))
+	warn(f.transaction > 0 && f.transaction < 10_000, fmt.Sprintf("transaction_timeout is %v: a handler of an inbox that takes longer loses its transaction", time.Duration(f.transaction)*time.Millisecond))
 	return r
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
 )
 
 func TestNew_NamesFieldAndValue(t *testing.T) {
@@ -232,5 +233,24 @@ func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		want("running off", "done on")
+
+		// Whatever a handler has set for its effects, what is acknowledged is on disk.
+		const hasty = `SET LOCAL synchronous_commit = off`
+		for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
+			c := runOf(t, inbox, "hasty-"+name)
+			if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[name](ctx).exec(ctx, hasty)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			want("running off", "done on")
+		}
+		c = runOf(t, s, "joined")
+		tx := begin(t, pool, "")
+		_, err := tx.Exec(t.Context(), hasty)
+		if err := errors.Join(err, s.Join(txctx.With(t.Context(), &c), tx), tx.Commit(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		want("running "+leased, "done on")
 	}
 }

@@ -56,7 +56,21 @@ func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) (
 		}
 		return err
 	})
+	if err == nil && len(requests) > 1 {
+		f.known.Store(mostKnown(answers))
+	}
 	return answers, err
+}
+
+// mostKnown reports whether most keys had a record.
+func mostKnown(answers []answer) bool {
+	known := 0
+	for i := range answers {
+		if answers[i].found != string(dedupstore.Absent) || answers[i].status == contended {
+			known++
+		}
+	}
+	return 2*known > len(answers)
 }
 
 // claimFresh answers the first claim of a key, and no other.
@@ -95,7 +109,7 @@ func (f *form) claimArgs(requests []*dedupstore.Request) []any {
 			reruns[i] = int64(r.Rerun)
 		}
 	}
-	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, f.relaxed}
+	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, f.relaxed, n > 1 && !f.known.Load()}
 }
 
 // read makes of an answer what the caller gets.

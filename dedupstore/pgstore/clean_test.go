@@ -185,7 +185,7 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 	}
 	slower := float64(slices.Min(beside)) / float64(slices.Min(without))
 	t.Logf("%d claims took %v on an empty table, %v beside %d old records: %.2f times", claims, slices.Min(without), slices.Min(beside), n, slower)
-	if limit := full(1.1, 2.0); slower > limit {
+	if limit := full(1.1, 4.0); slower > limit {
 		t.Errorf("old records make claims take %.2f times as long, want %.1f at most", slower, limit)
 	}
 
@@ -214,13 +214,13 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 	cancel()
 	cleaning.Wait()
 	slices.Sort(took)
-	if locked > 50*time.Millisecond {
-		t.Errorf("a claim waited for a lock for %v", locked)
+	if limit := full(50*time.Millisecond, 500*time.Millisecond); locked > limit {
+		t.Errorf("a claim waited for a lock for %v, want %v at most", locked, limit)
 	}
 	at := func(q float64) time.Duration { return took[int(q*float64(len(took)-1))] }
 	t.Logf("while %d records were cleaned, in %v, %d claims took %v at the median, %v at the 99th percentile, %v at most; the longest wait for a lock was %v",
 		n, time.Since(start), len(took), at(0.5), at(0.99), at(1), locked)
-	if limit := full(50*time.Millisecond, 500*time.Millisecond); at(0.99) > limit {
+	if limit := full(50*time.Millisecond, 2*time.Second); at(0.99) > limit {
 		t.Errorf("a claim took %v while records were cleaned, want %v at most", at(0.99), limit)
 	}
 }

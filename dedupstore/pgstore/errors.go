@@ -106,9 +106,9 @@ func (s *Store) explain(err error) error {
 	schema := func(problem string) error { return &SchemaError{Table: s.cfg.Table, Problem: problem, Err: err} }
 	switch codeOf(err) {
 	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
-		return schema("or a function of it is missing where the connection looks for it: call Migrate")
+		return schema("or a function of it is missing where the connection looks for it: call Migrate, or, if the search path was changed, name Config.Schema")
 	case codeNoPrivilege:
-		return schema("may not be used by the database user: see Migrate for what it has to be granted")
+		return schema("may not be used by the database user: see Migrate for what it has to be granted; after SET ROLE in a handler that is the other role")
 	case codeReadOnly:
 		return schema("is on a server, or in a session, that only reads: connect to the primary")
 	case codeLost:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -17,6 +18,7 @@ type form struct {
 	relaxed bool
 	claims  lane[*dedupstore.Request, answer]
 	settles lane[*settling, string]
+	known   atomic.Bool // most keys of the last batch of claims had a record: as long as duplicates come, that is looked at first
 }
 
 func newForm(s *Store, relaxed bool) *form {
@@ -83,8 +85,11 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 	id := idOf(c.Key.String())
 	return f.verdict(ctx, "extend", func() (verdict string, err error) {
 		err = again(ctx, func() error {
-			return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention), f.relaxed).Scan(&verdict)
+			return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)).Scan(&verdict)
 		})
+		if verdict == settled && !f.store.joined.has(c.Owner) {
+			verdict = lost
+		}
 		return verdict, err
 	})
 }
@@ -98,6 +103,8 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 	if c.Fence > math.MaxInt64 {
 		return dedupstore.ErrClaimLost
 	}
+	f.store.granted.take(c.Owner)
+	defer f.store.joined.take(c.Owner)
 	return f.verdict(ctx, "settle", func() (string, error) { return f.settles.do(ctx, s) })
 }
 
@@ -105,6 +112,7 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 const (
 	contended = "contended" // somebody has the record locked
 	lost      = "lost"
+	settled   = "settled" // of a heartbeat: there is nothing to extend, as this owner has finished
 )
 
 // verdict asks until the record is not locked, or ctx ends. It is locked for long by a transaction only that settles

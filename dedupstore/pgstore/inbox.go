@@ -18,6 +18,7 @@ import (
 type inbox struct {
 	*form
 	begin func(ctx context.Context, r *run) (session, error)
+	unfit error // why the pool cannot carry an inbox, or nil
 }
 
 // A run is one transaction of an inbox.
@@ -26,6 +27,15 @@ type run struct {
 	claim dedupstore.Claim
 	id    []byte
 	token string // marks the transaction
+	ours  bool   // this program has granted the claim, and this is its first transaction: there is no need to look
+}
+
+// opening is the statement that follows BEGIN.
+func (r *run) opening() (query string, args []any) {
+	if r.ours {
+		return r.store.sql.mark, []any{r.token}
+	}
+	return r.store.sql.begin, []any{r.token, r.id, r.claim.Owner, int64(r.claim.Fence)}
 }
 
 // A session is a transaction in the way that the handler uses it.
@@ -53,16 +63,50 @@ const (
 )
 
 // Check implements [dedupstore.Checker].
-func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) { return i.store.Check(ctx) }
+func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) {
+	if i.unfit != nil {
+		return dedupstore.Report{}, i.unfit
+	}
+	return i.store.Check(ctx)
+}
+
+// Claim implements [dedupstore.Store].
+func (i *inbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	if i.unfit != nil {
+		return dedupstore.Answer{}, i.unfit
+	}
+	start := time.Now()
+	a, err := i.form.Claim(ctx, r)
+	if err == nil && a.Status == dedupstore.AcquiredRun {
+		i.store.granted.add(r.Owner, start.Add(r.Lease))
+	}
+	return a, err
+}
+
+// ClaimMany implements [dedupstore.Batcher].
+func (i *inbox) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	if i.unfit == nil {
+		return i.form.ClaimMany(ctx, requests)
+	}
+	results := make([]dedupstore.ClaimResult, len(requests))
+	for n := range results {
+		results[n].Err = i.unfit
+	}
+	return results
+}
 
 // InTx implements [dedupstore.Transactor].
 func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
+	if i.unfit != nil {
+		return i.unfit
+	}
 	if c.Fence > math.MaxInt64 {
 		return dedupstore.ErrClaimLost
 	}
+	ours := time.Now().Before(i.store.granted.take(c.Owner))
 	id := idOf(c.Key.String())
 	pauses := pace.Pace{Shortest: 2 * time.Millisecond, Longest: 100 * time.Millisecond}
 	var conflict *dedupstore.ConflictError
@@ -70,7 +114,8 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 		if ctx.Err() != nil {
 			break
 		}
-		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token()}, work)
+		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}, work)
+		ours = false
 		if !conflicts(err) {
 			return err
 		}
@@ -85,7 +130,13 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 
 // once runs work in one transaction.
 func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (dedupstore.Settlement, error)) error {
+	if err := i.store.slots.take(ctx); err != nil {
+		return err
+	}
 	s, err := i.begin(ctx, r)
+	if err != nil {
+		i.store.slots.free()
+	}
 	switch {
 	case codeOf(err) == codeSettled:
 		return nil
@@ -100,6 +151,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 			return
 		}
 		done = true
+		defer i.store.slots.free()
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		if !s.end(bounded) {
@@ -151,7 +203,11 @@ func (i *inbox) refusal(err error) error {
 	case codeAborted:
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
 	}
-	return fmt.Errorf("pgstore: settle and commit: %w", i.store.explain(err))
+	err = i.store.explain(err)
+	if _, ok := errors.AsType[*SchemaError](err); ok {
+		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path (then name Config.Schema) or the role of the transaction? %w", err)
+	}
+	return fmt.Errorf("pgstore: settle and commit: %w", err)
 }
 
 // refused reports whether an error of a commit says for certain that nothing was committed: the server, not something

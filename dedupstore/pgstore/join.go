@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,6 +17,9 @@ import (
 // handler of a Guard over the leased store, before the handler commits. So the effects and the outcome are committed
 // together, and not at all if another owner took over meanwhile. When the handler then returns nil, the Guard finds the
 // outcome there; an error that it returns after its commit does not undo it.
+//
+// Join last, commit at once, and return: from Join to commit the record is locked, so that heartbeats wait, and a transaction
+// that stays open for longer than the lease loses its claim's context. Work after the commit is under no lease.
 //
 // A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction.
 //
@@ -57,13 +61,13 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if claim.Fence > math.MaxInt64 {
 		return dedupstore.ErrClaimLost
 	}
-	finish, err := newSettling(*claim, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: claim.Retention})
-	if err != nil {
+	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err = exec(s.sql.settleIn, finish.args("")...)
+	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), micros(claim.Lease), micros(claim.Retention))
 	switch {
 	case err == nil:
+		s.joined.add(claim.Owner, time.Time{})
 		return nil
 	case codeOf(err) == codeSettled:
 		return ErrSettled

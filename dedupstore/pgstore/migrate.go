@@ -24,7 +24,7 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, may be
 // repeated, and may be called by several processes at once, while others use the store: it waits for the others who
 // migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. A store that
-// is complete is only looked at. A newer version than this package's is welcome, as versions only add.
+// is complete is only looked at; functions that are missing are made again. A newer version than this package's is welcome, as versions only add.
 //
 // It needs the privilege to create tables and functions in the schema, and the schema in the database if that is missing.
 // Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table and
@@ -44,7 +44,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 // SQL returns the statements by which Migrate makes tables and functions, for those who migrate with a tool of their own.
 // They may be repeated. The schema must be there.
 func (s *Store) SQL() string {
-	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf("\nINSERT INTO %s (version) VALUES (%d) ON CONFLICT DO NOTHING;\n",
+	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf("\nINSERT INTO %s (version) VALUES (%d)\nON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);\n",
 		s.cfg.located("_settings"), version)
 }
 
@@ -52,6 +52,13 @@ func (s *Store) SQL() string {
 const lockTimeout = "3s"
 
 func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
+	if s.cfg.Schema != "" {
+		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the same
+		// number. It comes first because what a session believes of a schema is old until it locks something new.
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, "oncemill schema "+s.cfg.Schema); err != nil {
+			return err
+		}
+	}
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, s.cfg.hash()); err != nil {
 		return err
 	}
@@ -65,13 +72,31 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
-		if err == nil && found >= version {
+		if err == nil && found > version {
 			return nil
+		}
+		if err == nil && found == version {
+			return s.repair(ctx, tx)
 		}
 	} else if records {
 		return &SchemaError{Table: s.cfg.Table, Problem: "is there, and is no table of this package: name another one by Config.Table"}
 	}
 	return s.create(ctx, tx)
+}
+
+// repair makes functions that somebody has dropped.
+func (s *Store) repair(ctx context.Context, tx pgx.Tx) error {
+	for _, name := range functions {
+		var there bool
+		if err := tx.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, s.cfg.located(s.cfg.function(name))).Scan(&there); err != nil {
+			return err
+		}
+		if !there {
+			_, err := tx.Exec(ctx, s.sql.functions, pgx.QueryExecModeSimpleProtocol)
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) create(ctx context.Context, tx pgx.Tx) error {

@@ -1,16 +1,16 @@
--- Extends a lease. The record is only locked, not written.
+-- Extends a lease. The record is only locked, not written. The commit always waits for the disk, and so also for the claim
+-- before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
 CREATE OR REPLACE FUNCTION {extend}(
-	s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint, relaxed boolean
-) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+	s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint
+) RETURNS text LANGUAGE plpgsql VOLATILE AS $oncemill$
 DECLARE
 	us      CONSTANT interval := interval '1 microsecond';
 	r       record;
 	t       timestamptz;
 	expires timestamptz;
 BEGIN
-	IF relaxed THEN
-		PERFORM set_config('synchronous_commit', 'off', true);
-	ELSIF current_setting('synchronous_commit') = 'off' THEN
+	PERFORM set_config('enable_seqscan', 'off', true);
+	IF current_setting('synchronous_commit') = 'off' THEN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
 	SELECT x.state, x.expires_at INTO r FROM {records} x
@@ -18,7 +18,11 @@ BEGIN
 	IF NOT FOUND THEN
 		PERFORM FROM {records} x
 		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state IN ('running', 'publishing');
-		RETURN CASE WHEN FOUND THEN 'contended' ELSE 'lost' END;
+		IF FOUND THEN
+			RETURN 'contended';
+		END IF;
+		PERFORM FROM {records} x WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'done';
+		RETURN CASE WHEN FOUND THEN 'settled' ELSE 'lost' END;
 	END IF;
 	t := clock_timestamp();
 	SELECT coalesce(max(x.expires_at), r.expires_at) INTO expires
@@ -34,16 +38,13 @@ BEGIN
 END
 $oncemill$;
 
--- Marks a transaction that has just begun, and makes sure that there is still something to do for it. Errors: as settle_in.
+-- Marks a transaction that has just begun, in a program that has not granted the claim just now, and makes sure that there is still something to do for it. Errors: as settle_in.
 CREATE OR REPLACE FUNCTION {begin}(token text, s_id bytea, s_owner text, s_fence bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 DECLARE
 	r record;
 BEGIN
 	PERFORM set_config('oncemill.tx', token, true);
-	IF current_setting('synchronous_commit') = 'off' THEN
-		PERFORM set_config('synchronous_commit', 'on', true);
-	END IF;
 	SELECT x.owner, x.fence, x.state, x.settled, x.decided INTO r FROM {records} x WHERE x.id = s_id;
 	IF FOUND AND r.owner = s_owner AND r.fence = s_fence AND r.state = 'running' THEN
 		RETURN;

@@ -3,7 +3,7 @@ CREATE OR REPLACE FUNCTION {settle}(
 	ids bytea[], owners text[], fences bigint[], steps text[], leases bigint[], retentions bigint[], delays bigint[],
 	uncounteds boolean[], kinds text[], exhausteds boolean[], truncateds boolean[], reasons text[],
 	results bytea[], stubses bytea[], contentses bytea[], durable boolean
-) RETURNS TABLE (a_n bigint, a_verdict text) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+) RETURNS TABLE (a_n bigint, a_verdict text) LANGUAGE plpgsql VOLATILE AS $oncemill$
 DECLARE
 	us      CONSTANT interval := interval '1 microsecond';
 	q       record;
@@ -14,6 +14,7 @@ DECLARE
 	mine    boolean;
 	ended   boolean; -- by this owner
 BEGIN
+	PERFORM set_config('enable_seqscan', 'off', true);
 	IF durable AND current_setting('synchronous_commit') = 'off' THEN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
@@ -24,7 +25,7 @@ BEGIN
 		ORDER BY u.id, u.n
 	LOOP
 		a_n := q.n;
-		SELECT x.owner, x.fence, x.state, x.settled, x.expires_at, x.stubs INTO r
+		SELECT x.owner, x.fence, x.state, x.kind, x.settled, x.expires_at INTO r
 		FROM {records} x WHERE x.id = q.id FOR NO KEY UPDATE SKIP LOCKED;
 		IF NOT FOUND THEN
 			a_verdict := CASE WHEN EXISTS (SELECT FROM {records} x WHERE x.id = q.id) THEN 'contended' ELSE 'lost' END;
@@ -48,7 +49,7 @@ BEGIN
 				WHEN mine AND r.state = 'publishing' THEN 'ok' ELSE 'lost' END
 			ELSE CASE
 				WHEN mine AND r.state = 'running' THEN 'ok'
-				WHEN mine AND ended THEN 'repeated' ELSE 'lost' END
+				WHEN mine AND ended AND r.kind = q.kind THEN 'repeated' ELSE 'lost' END
 			END;
 		IF a_verdict <> 'ok' THEN
 			RETURN NEXT;
@@ -88,38 +89,61 @@ END
 $oncemill$;
 
 -- Finishes a run within the transaction that has the effects, or makes that transaction fail: OM001 if it is not the one
--- that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost.
+-- that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost. The next statement has to be
+-- the commit.
 CREATE OR REPLACE FUNCTION {settle_in}(
 	token text, s_id bytea, s_owner text, s_fence bigint, step text, lease bigint, retention bigint,
 	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea, s_contents bytea
-) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $oncemill$
 DECLARE
 	us      CONSTANT interval := interval '1 microsecond';
 	r       record;
 	t       timestamptz := clock_timestamp();
 	ends    timestamptz := CASE step WHEN 'publishing' THEN t + lease * us END;
 	expires timestamptz := coalesce(ends, t) + retention * us;
+	least   timestamptz := t; -- what the record has to live beyond
+	set     text;
 BEGIN
-	IF token <> '' AND current_setting('oncemill.tx', true) IS DISTINCT FROM token THEN
-		RAISE EXCEPTION 'the transaction that the inbox began has ended' USING ERRCODE = 'OM001';
+	IF token <> '' THEN
+		IF current_setting('oncemill.tx', true) IS DISTINCT FROM token THEN
+			RAISE EXCEPTION 'the transaction that the inbox began has ended' USING ERRCODE = 'OM001';
+		END IF;
+		set := set_config('enable_seqscan', 'off', true);
 	END IF;
-	-- A heartbeat may have the record locked for a moment: here that is waited for.
-	UPDATE {records} x SET
-		state = step, decided = s_fence, lease_until = ends,
-		settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, s_owner),
-		kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false), reason = nullif(s_reason, ''),
-		result = s_result, stubs = s_stubs, contents = s_contents, expires_at = expires,
-		clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
-	WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running' AND x.barred IS DISTINCT FROM token
-		AND (x.expires_at > t OR EXISTS (
-			SELECT FROM {beats} b WHERE b.id = s_id AND b.fence = s_fence AND b.state = 'running' AND b.expires_at > t));
-	IF FOUND THEN
-		RETURN;
+	-- The message is acknowledged on the strength of this commit, whatever the handler has set for its effects.
+	IF current_setting('synchronous_commit') = 'off' THEN
+		set := set_config('synchronous_commit', 'on', true);
 	END IF;
-	SELECT x.decided, x.settled INTO r FROM {records} x WHERE x.id = s_id;
-	IF FOUND AND r.decided = s_fence AND s_owner = ANY (r.settled) THEN
+	LOOP
+		-- A heartbeat may have the record locked for a moment: here that is waited for.
+		UPDATE {records} x SET
+			state = step, decided = s_fence, lease_until = ends,
+			settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, s_owner),
+			kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false), reason = nullif(s_reason, ''),
+			result = s_result, stubs = s_stubs, contents = s_contents, expires_at = expires,
+			clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running' AND x.barred IS DISTINCT FROM token
+			AND x.expires_at > least;
+		IF FOUND THEN
+			RETURN;
+		END IF;
+		-- In a statement of its own: a heartbeat that had the record locked is seen.
+		PERFORM FROM {beats} b WHERE b.id = s_id AND b.fence = s_fence AND b.state = 'running' AND b.expires_at > t;
+		EXIT WHEN NOT FOUND OR least < t;
+		least := '-infinity';
+	END LOOP;
+	SELECT x.decided, x.settled, x.kind INTO r FROM {records} x WHERE x.id = s_id;
+	IF FOUND AND r.decided = s_fence AND s_owner = ANY (r.settled) AND r.kind = s_kind THEN
 		RAISE EXCEPTION 'the run has been settled before' USING ERRCODE = 'OM002';
 	END IF;
 	RAISE EXCEPTION 'the claim is lost' USING ERRCODE = 'OM003';
+END
+$oncemill$;
+
+-- Does that within a transaction of the handler's own, which may go on.
+CREATE OR REPLACE FUNCTION {join}(s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+BEGIN
+	PERFORM {settle_in}('', s_id, s_owner, s_fence, 'done', lease, retention, 'succeeded', false, false, '', NULL, NULL, NULL);
 END
 $oncemill$;

@@ -44,7 +44,8 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	q := &sqlSession{run: r, db: stdlib.OpenDBFromPool(s.pool), cancel: cancel}
 	var err error
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
-		_, err = q.tx.ExecContext(own, s.sql.begin, r.token, r.id, r.claim.Owner, int64(r.claim.Fence))
+		query, args := r.opening()
+		_, err = q.tx.ExecContext(own, query, args...)
 	}
 	if !stop() { // the transaction has been rolled back, or is about to be
 		err = ctx.Err()

@@ -22,16 +22,19 @@ var (
 
 const (
 	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[],
-	$8::boolean[], $9::bigint[], $10::text[], $11::boolean)`
+	$8::boolean[], $9::bigint[], $10::text[], $11::boolean, $12::boolean)`
 
 	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
 	$8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::boolean)`
+
+	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
 
 	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::text,
 	$9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
 
 	callFresh   = `SELECT {fresh}($1::bytea, $2::text, $3::text, $4::bigint, $5::bigint, $6::text, $7::text, $8::boolean)`
-	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint, $6::boolean)`
+	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
+	callMark    = `SELECT set_config('oncemill.tx', $1::text, true)`
 	callBegin   = `SELECT {begin}($1::text, $2::bytea, $3::text, $4::bigint)`
 	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
 	callCleanUp = `SELECT {clean_up}($1::bigint)`
@@ -40,8 +43,8 @@ const (
 // statements are the SQL of one store.
 type statements struct {
 	schema, functions, present, version, keep string
-	fresh, claim, settle, settleIn            string
-	extend, begin, decide, cleanUp            string
+	fresh, claim, settle, settleIn, join      string
+	extend, begin, mark, decide, cleanUp      string
 }
 
 func statementsFor(cfg Config) statements {
@@ -50,14 +53,14 @@ func statementsFor(cfg Config) statements {
 	return statements{
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
-		fresh: in(callFresh), claim: in(callClaim), settle: in(callSettle), settleIn: in(callSettleIn),
-		extend: in(callExtend), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
+		fresh: in(callFresh), claim: in(callClaim), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
+		extend: in(callExtend), begin: in(callBegin), mark: callMark, decide: in(callDecide), cleanUp: in(callCleanUp),
 	}
 }
 
 // functions are the names of the functions, in the order of their creation. Those of other versions have other names, so
 // that programs of two versions can run beside each other.
-var functions = [...]string{"fresh", "claim", "settle", "settle_in", "extend", "begin", "decide", "clean_up"}
+var functions = [...]string{"fresh", "claim", "settle", "settle_in", "join", "extend", "begin", "decide", "clean_up"}
 
 func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
 

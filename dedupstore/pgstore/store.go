@@ -12,8 +12,8 @@ import (
 
 // A Store keeps records in PostgreSQL: the leased form, by itself, and the inbox, by Inbox or InboxSQL. It is safe for
 // concurrent use and holds nothing that must be closed; the pool belongs to the caller. An inbox uses one connection for
-// each handler that runs, and claims, heartbeats and settlements use others: give the pool some more than there are
-// handlers at once.
+// each handler that runs, at most three quarters of the pool; other runs wait for their turn under a heartbeat. Claims,
+// heartbeats and settlements use the other connections: give the pool some more than there are handlers at once.
 type Store struct {
 	pool     *pgxpool.Pool
 	cfg      Config
@@ -22,6 +22,9 @@ type Store struct {
 	inbox    *inbox
 	inboxSQL *inbox
 	patience time.Duration // see form.claim
+	granted  owners        // whose claims this program made, and that have not begun to run
+	joined   owners        // whose runs have called Join
+	slots    slots
 }
 
 var (
@@ -42,16 +45,16 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience}
+	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, slots: slotsOf(pool)}
 	s.leased = newForm(s, cfg.RelaxedClaims)
 	relaxed := newForm(s, true)
-	s.inbox = &inbox{form: relaxed, begin: s.beginPgx}
-	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL}
+	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}
+	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL, unfit: tooSmall(pool)}
 	return s, nil
 }
 
 // Inbox returns the form of the store that settles in the transaction of the handler, which finds it by Tx. What the two
-// forms know of a key is the same record.
+// forms know of a key is the same record. A pool of one connection is not enough: all operations and Check say so.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
 // InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more round

@@ -13,7 +13,8 @@ import (
 
 // Tx returns the transaction that the inbox has begun for the handler. Begin makes a savepoint in it. Commit and Rollback
 // return ErrInboxCommits: the inbox does that when the handler has returned. It is not to be used afterwards, nor by
-// several goroutines at once.
+// several goroutines at once. Its Conn is the pool's connection itself, which nothing guards: what is kept of it after the run
+// writes into transactions of others.
 //
 // It panics outside a run of [Store.Inbox].
 func Tx(ctx context.Context) pgx.Tx {
@@ -40,7 +41,8 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	}
 	var batch pgx.Batch
 	batch.BeginTx(pgx.TxOptions{IsoLevel: s.cfg.Isolation, AccessMode: pgx.ReadWrite})
-	batch.Queue(s.sql.begin, r.token, r.id, r.claim.Owner, int64(r.claim.Fence))
+	query, args := r.opening()
+	batch.Queue(query, args...)
 	results := conn.SendBatch(ctx, &batch)
 	if err := results.Close(); err != nil {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)

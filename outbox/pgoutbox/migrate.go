@@ -55,6 +55,13 @@ func (o *Outbox) SQL() string {
 const lockTimeout = "3s"
 
 func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
+	if o.cfg.Schema != "" {
+		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the same
+		// number. It comes first because what a session believes of a schema is old until it locks something new.
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, "oncemill schema "+o.cfg.Schema); err != nil {
+			return err
+		}
+	}
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(o.cfg.hash())); err != nil {
 		return err
 	}
@@ -106,16 +113,8 @@ func (o *Outbox) createSchema(ctx context.Context, tx pgx.Tx) error {
 	if o.cfg.Schema == "" {
 		return nil
 	}
-	const exists = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`
 	var there bool
-	if err := tx.QueryRow(ctx, exists, o.cfg.Schema).Scan(&there); err != nil || there {
-		return err
-	}
-	// Others may be about to make it, for other tables. Packages of this module that do so lock the same number.
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, "oncemill schema "+o.cfg.Schema); err != nil {
-		return err
-	}
-	if err := tx.QueryRow(ctx, exists, o.cfg.Schema).Scan(&there); err != nil || there {
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, o.cfg.Schema).Scan(&there); err != nil || there {
 		return err
 	}
 	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+o.cfg.Schema+`"`)

@@ -1,0 +1,95 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// TestStore_PlansOfASmallTableDoNotReadALargeOne does everything on tables that a vacuum has found empty, where a sequential
+// scan seems cheapest. The plans stay in their sessions when the tables grow.
+func TestStore_PlansOfASmallTableDoNotReadALargeOne(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	schema := direct.Config().ConnConfig.RuntimeParams["search_path"]
+	var reads, finds int
+	look := func(done func() bool) { // sessions report what they did when they end, at the latest
+		until(t, "the statistics", func() bool {
+			if err := direct.QueryRow(t.Context(), `
+SELECT coalesce(sum(seq_scan), 0), coalesce(sum(idx_scan), 0) FROM pg_stat_user_tables
+WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`, schema).Scan(&reads, &finds); err != nil {
+				t.Fatal(err)
+			}
+			return done()
+		})
+	}
+	of := func(conns int32) *pgxpool.Pool {
+		cfg := direct.Config()
+		cfg.MaxConns = conns
+		pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pool
+	}
+	pool := of(1)
+	newStore(t, pool, Config{})
+	mustExec(t, pool, `VACUUM oncemill_dedup, oncemill_dedup_beats`)
+	pool.Close()
+	look(func() bool { return reads >= 4 }) // the making of four indexes
+	before := reads
+
+	pool = of(2)
+	s := unmigrated(t, pool, Config{})
+	for i := range 10 {
+		leased := runOf(t, s, fmt.Sprint("leased-", i))
+		for range 2 {
+			var many []dedupstore.Request
+			for j := range 3 {
+				many = append(many, request(fmt.Sprint("many-", i, "-", j)))
+			}
+			for _, r := range s.ClaimMany(t.Context(), many) {
+				if r.Err != nil {
+					t.Fatal(r.Err)
+				}
+			}
+		}
+		if err := s.Extend(t.Context(), leased, long); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Settle(t.Context(), leased, success); err != nil {
+			t.Fatal(err)
+		}
+		c := runOf(t, s.Inbox(), fmt.Sprint("inbox-", i))
+		for range 2 { // the second looks, and finds it done
+			if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		joined := runOf(t, s, fmt.Sprint("joined-", i))
+		tx := begin(t, pool, "")
+		if err := s.Join(txctx.With(t.Context(), &joined), tx); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var verdict string
+		if err := pool.QueryRow(t.Context(), s.sql.decide, "", idOf(c.Key.String()), c.Owner, int64(c.Fence)).Scan(&verdict); err != nil || verdict != "settled" {
+			t.Fatal(verdict, err)
+		}
+		if _, err := s.Clean(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool.Close()
+	look(func() bool { return finds >= 100 })
+	if reads > before {
+		t.Errorf("%d statements read a whole table, %d used an index", reads-before, finds)
+	}
+}

@@ -1,0 +1,156 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// TestInbox_SmallPoolsGiveNoMessageUp has more handlers than connections: the runs that wait keep their leases, and no
+// attempt is spent on them.
+func TestInbox_SmallPoolsGiveNoMessageUp(t *testing.T) {
+	t.Parallel()
+	for _, conns := range []int32{2, 4} {
+		t.Run(fmt.Sprint(conns), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = conns })
+			s := newStore(t, pool, Config{})
+			g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{
+				Lease: 2 * time.Second, MaxAttempts: 3, Logger: slog.New(slog.DiscardHandler),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			messages := int(2 * (conns - 1)) // half of them wait until the others have ended
+			var all sync.WaitGroup
+			for i := range messages {
+				all.Go(func() {
+					call := callOf(fmt.Sprint(i))
+					call.Hold = time.Minute // a slow machine is no failure
+					res, err := g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+						lasts(2500 * time.Millisecond) // longer than a lease: without heartbeats it is lost
+						_, err := Tx(ctx).Exec(ctx, insertEffect, fmt.Sprint(i))
+						return dedupstore.Outcome{}, err
+					})
+					if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+						t.Errorf("message %d ended with %+v, %v", i, res.Outcome, err)
+					}
+				})
+			}
+			all.Wait()
+			for i := range messages {
+				wantEffects(t, pool, fmt.Sprint(i), 1)
+			}
+			if len(s.slots) != 0 {
+				t.Errorf("%d slots are still taken", len(s.slots))
+			}
+		})
+	}
+}
+
+func TestInbox_APoolOfOneConnectionIsRefused(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	s := newStore(t, pool, Config{})
+	c := runOf(t, s, "1") // the leased form has no need of two
+	if _, err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
+		_, claimed := inbox.Claim(t.Context(), request("2"))
+		_, checked := inbox.(dedupstore.Checker).Check(t.Context())
+		many := inbox.(dedupstore.Batcher).ClaimMany(t.Context(), []dedupstore.Request{request("2")})
+		for what, err := range map[string]error{
+			"Claim": claimed, "Check": checked, "ClaimMany": many[0].Err, "InTx": inbox.InTx(t.Context(), c, paying(c)),
+		} {
+			if !isInvalid(err, "pool") || !strings.Contains(err.Error(), "at least 2") {
+				t.Errorf("%s: %s returned %v", name, what, err)
+			}
+		}
+	}
+}
+
+func TestOwners_AreBoundedAndForgotten(t *testing.T) {
+	t.Parallel()
+	var known owners
+	if !known.take("a").IsZero() || known.has("a") {
+		t.Error("an owner is known from the start")
+	}
+	end := time.Now()
+	known.add("a", end)
+	if !known.has("a") || known.take("a") != end || known.has("a") {
+		t.Error("an owner is not kept until it is taken")
+	}
+	for i := range 3 * mostOwners {
+		known.add(fmt.Sprint(i), end)
+		if len(known.until) > mostOwners {
+			t.Fatalf("%d owners are kept", len(known.until))
+		}
+	}
+}
+
+// TestInbox_ClaimsThatAreLostUnnoticedCannotCommit is for the first transaction of a claim, which is not looked for.
+func TestInbox_ClaimsThatAreLostUnnoticedCannotCommit(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	for name, spoil := range map[string]string{
+		"deleted": `DELETE FROM oncemill_dedup WHERE id = $1`, "taken": `UPDATE oncemill_dedup SET fence = fence + 1, owner = 'another' WHERE id = $1`,
+	} {
+		for form, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
+			c := runOf(t, inbox, name+form)
+			mustExec(t, pool, spoil, idOf(c.Key.String()))
+			calls := 0
+			for range 2 {
+				if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+					calls++
+					return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[form](ctx).exec(ctx, insertEffect, name+form)
+				}); err == nil {
+					t.Errorf("%s, %s: the run committed", name, form)
+				}
+			}
+			if calls > 1 {
+				t.Errorf("%s, %s: the handler was called %d times, want once at most", name, form, calls)
+			}
+			wantEffects(t, pool, name+form, 0)
+		}
+	}
+}
+
+// TestClaimMany_GrantsAKeyToOneOfSeveral mixes new keys, known ones, and several claims of one key.
+func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	for round := range 4 { // after a batch of known keys the next is claimed in another way
+		id := func(name string) string { return fmt.Sprint(name, "-", round) }
+		runOf(t, s, id("known"))
+		requests := []dedupstore.Request{request(id("known")), request(id("new")), request(id("twice")), request(id("twice")), request(id("again"))}
+		requests = append(requests, requests[4]) // a copy: the same owner
+		results := s.ClaimMany(t.Context(), requests)
+		want := []dedupstore.Status{dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.AcquiredRun}
+		for i, r := range results {
+			if r.Err != nil || r.Answer.Status != want[i] {
+				t.Errorf("claim %d was answered %s, %v, want %s", i, r.Answer.Status, r.Err, want[i])
+				continue
+			}
+			if want[i] == dedupstore.AcquiredRun {
+				if err := s.Extend(t.Context(), r.Answer.Claim, long); err != nil {
+					t.Errorf("claim %d does not hold: %v", i, err)
+				}
+			}
+		}
+		for range 2 * (round % 2) {
+			s.ClaimMany(t.Context(), requests)
+		}
+	}
+}

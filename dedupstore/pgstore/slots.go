@@ -1,0 +1,78 @@
+package pgstore
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// slots bound how many transactions of an inbox are open at once: claims, heartbeats and settlements need connections beside
+// them, or every lease would end while its holder waits for one.
+type slots chan struct{}
+
+// leastConns is how many connections an inbox needs: one for a handler, one for its heartbeats.
+const leastConns = 2
+
+func slotsOf(pool *pgxpool.Pool) slots {
+	most := int(pool.Config().MaxConns)
+	return make(slots, max(1, most-max(1, most/4)))
+}
+
+func (s slots) take(ctx context.Context) error {
+	select {
+	case s <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s slots) free() { <-s }
+
+// tooSmall says what is wrong with a pool of too few connections, or nil.
+func tooSmall(pool *pgxpool.Pool) error {
+	if pool.Config().MaxConns >= leastConns {
+		return nil
+	}
+	return &dedupstore.InvalidError{Field: "pool", Problem: "has MaxConns 1: an inbox needs a connection for the handler and one for heartbeats, so at least 2"}
+}
+
+// owners are tokens of claims that this program knows something of. It may forget: what it does not know is asked.
+type owners struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+// mostOwners bounds what is remembered of claims that nobody settles.
+const mostOwners = 1 << 14
+
+func (o *owners) add(owner string, until time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.until == nil || len(o.until) >= mostOwners {
+		o.until = make(map[string]time.Time)
+	}
+	o.until[owner] = until
+}
+
+func (o *owners) has(owner string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ok := o.until[owner]
+	return ok
+}
+
+// take forgets an owner, and returns until when what was known of it holds; zero if nothing was.
+func (o *owners) take(owner string) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	until, ok := o.until[owner]
+	if ok {
+		delete(o.until, owner)
+	}
+	return until
+}
