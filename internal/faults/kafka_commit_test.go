@@ -34,7 +34,14 @@ func TestKafka_CommitsThatAreAppliedButReportedAsFailedLoseAndRepeatNothing(t *t
 			r.progress(1)
 		}
 		r.drain()
-		until(t, "replies to be falsified", func() bool { return m.net.lied.Load() >= 3 })
+		until(t, "replies to be falsified", func() bool {
+			if m.net.lied.Load() >= 3 {
+				return true
+			}
+			r.produce(t.Context(), 10) // there is nothing left to commit
+			r.drain()
+			return false
+		})
 		m.leave()
 		r.finish().mustExplain(t)
 		t.Logf("%d replies to commits were falsified", m.net.lied.Load())
