@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -71,12 +72,19 @@ func (o *observatory) counted(metric, by string) map[string]int {
 	if err := o.reader.Collect(context.Background(), &data); err != nil {
 		o.t.Fatal(err)
 	}
+	found, err := counts(&data, metric, by)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return found
+}
+
+// counts returns what a metric counted, or how often it was recorded, by the values of an attribute; "": points without it.
+func counts(data *metricdata.ResourceMetrics, metric, by string) (map[string]int, error) {
 	found := map[string]int{}
 	add := func(set attribute.Set, n int64) {
-		if v, ok := set.Value(attribute.Key(by)); n > 0 && (ok || by == "") {
+		if v, _ := set.Value(attribute.Key(by)); n > 0 {
 			found[v.AsString()] += int(n)
-		} else if n > 0 {
-			found[""] += int(n)
 		}
 	}
 	for _, scope := range data.ScopeMetrics {
@@ -98,9 +106,9 @@ func (o *observatory) counted(metric, by string) map[string]int {
 					add(p.Attributes, int64(p.Count))
 				}
 			default:
-				o.t.Fatalf("%s is a %T", metric, d)
+				return nil, fmt.Errorf("%s is a %T", metric, d)
 			}
 		}
 	}
-	return found
+	return found, nil
 }

@@ -1,0 +1,252 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A tally is what a process knows about its deliveries by what it sees of them: runs of handlers, decisions, faults that
+// it made itself.
+type tally struct {
+	mu sync.Mutex
+	known
+}
+
+// known are the numbers of a tally.
+type known struct {
+	Outcomes    map[string]int
+	Errors      map[string]int // runs by error.type; "": none
+	StoreErrors int
+	Takeovers   int
+	Losses      int
+}
+
+func newTally() *tally {
+	return &tally{known: known{Outcomes: map[string]int{}, Errors: map[string]int{}}}
+}
+
+// An errand is what is known of one delivery.
+type errand struct {
+	id      string
+	attempt int  // of the run that it made
+	letter  bool // it has published a dead letter
+	other   bool // its content is not the first one's
+}
+
+type errandKey struct{}
+
+func errandOf(ctx context.Context) *errand { return ctx.Value(errandKey{}).(*errand) }
+
+// faulty is a store that fails, with and without having done what it was asked to.
+type faulty struct {
+	dedupstore.Store
+	tally *tally
+	rate  int // one claim in so many fails each way
+}
+
+var errFault = errors.New("a fault of the test")
+
+func (f *faulty) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	fault := rand.N(f.rate)
+	if fault == 0 {
+		f.tally.failed()
+		return dedupstore.Answer{}, errFault
+	}
+	a, err := f.Store.Claim(ctx, r)
+	if err == nil && fault == 1 { // the answer is lost
+		f.tally.failed()
+		return dedupstore.Answer{}, errFault
+	}
+	switch {
+	case err != nil: // on a machine that is slow, the context has ended
+		f.tally.failed()
+	case a.Found == dedupstore.Running && a.Status != dedupstore.Busy:
+		f.tally.tookOver()
+	}
+	return a, err
+}
+
+func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+	if rand.N(f.rate) == 0 {
+		return errFault // and is asked again
+	}
+	if kindOf(c.Key.ID) == "loses" && c.Attempt == 1 {
+		return dedupstore.ErrClaimLost
+	}
+	return f.Store.Settle(ctx, c, s)
+}
+
+func (t *tally) failed() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.StoreErrors++
+}
+
+func (t *tally) tookOver() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Takeovers++
+}
+
+func (t *tally) ran(kind string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Errors[kind]++
+}
+
+// answered notes what became of a delivery.
+func (t *tally) answered(e *errand, d consumer.Decision) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	outcome := "reclaimed"
+	var busy *oncemill.BusyError
+	var down *oncemill.StoreError
+	var missing *consumer.MissingIDError
+	var lost *oncemill.ClaimLostError
+	if errors.As(d.Err, &lost) {
+		t.Losses++
+	}
+	switch {
+	case errors.As(d.Err, &missing):
+		outcome = "rejected"
+	case errors.As(d.Err, &down):
+		outcome = "store_error"
+	case e.other:
+		outcome = "fingerprint_mismatch"
+	case errors.As(d.Err, &busy) && busy.NotDue:
+		outcome = "not_due"
+	case errors.As(d.Err, &busy):
+		outcome = "duplicate_in_progress"
+	case d.Result.Bypassed:
+		outcome = "bypassed"
+	case e.attempt == 1:
+		outcome = "claimed"
+	case e.attempt > 1:
+	case e.letter:
+		outcome = "publish_only"
+	case d.Result.Outcome.Kind == dedupstore.Failed:
+		outcome = "duplicate_failed"
+	case d.Result.Outcome.Kind == dedupstore.Unknown:
+		outcome = "duplicate_unknown"
+	default:
+		outcome = "duplicate_completed"
+	}
+	t.Outcomes[outcome]++
+}
+
+// moody publishes dead letters, but for the first one of each message.
+type moody struct {
+	mu     sync.Mutex
+	failed map[string]bool
+}
+
+func (m *moody) Publish(ctx context.Context, messages ...producer.Message) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := errandOf(ctx)
+	e.letter = true
+	for _, letter := range messages {
+		if first := !m.failed[letter.ID]; first {
+			m.failed[letter.ID] = true
+			return errFault
+		}
+	}
+	return nil
+}
+
+// kinds of messages, by what becomes of them.
+var kinds = []string{"works", "retries", "permanent", "slow", "panics", "loses", "mismatch", "dead holder"}
+
+func messageOf(i int) string { return fmt.Sprintf("%s %d", kinds[i%len(kinds)], i) }
+
+func kindOf(id string) (kind string) {
+	for _, k := range kinds {
+		if len(id) >= len(k) && id[:len(k)] == k {
+			return k
+		}
+	}
+	return ""
+}
+
+// handle is the handler of all messages.
+func (t *tally) handle(ctx context.Context) error {
+	e := errandOf(ctx)
+	run := oncemill.FromContext(ctx)
+	e.attempt = run.Attempt
+	switch kind := kindOf(e.id); {
+	case kind == "retries" && run.Attempt <= 2:
+		t.ran("retry_after")
+		return oncemill.RetryAfter(30*time.Millisecond, errFault)
+	case kind == "permanent":
+		t.ran("permanent")
+		return oncemill.Permanent(errFault)
+	case kind == "panics" && run.Attempt == 1:
+		t.ran("panic")
+		panic(errFault)
+	case kind == "slow":
+		lasts(5 * time.Millisecond)
+	}
+	t.ran("")
+	return nil
+}
+
+// deliver delivers a message until it is acknowledged.
+func (t *tally) deliver(tt *testing.T, p *consumer.Processor, id string, i int) {
+	for range 1000 {
+		d := t.once(tt, p, id, "content", i, t.handle)
+		if kindOf(id) == "mismatch" && d.Action == consumer.Ack && rand.N(2) == 0 {
+			t.once(tt, p, id, "other content", i, t.handle)
+		}
+		switch d.Action {
+		case consumer.Ack, consumer.Reject:
+			return
+		}
+		lasts(min(max(d.Delay/4, time.Millisecond), 20*time.Millisecond))
+	}
+	tt.Errorf("%q never ends", id)
+}
+
+func (t *tally) once(tt *testing.T, p *consumer.Processor, id, content string, i int, handle consumer.Handler) consumer.Decision {
+	e := &errand{id: id, other: content == "other content"}
+	ctx := context.WithValue(tt.Context(), errandKey{}, e)
+	header := producer.Header{}
+	if id != "" {
+		header[producer.HeaderID] = id
+	}
+	d := p.Process(ctx, consumer.Delivery{Topic: "orders", System: "nats", Header: header, Count: 1 + i%2, Payload: []byte(content)}, handle)
+	t.answered(e, d)
+	return d
+}
+
+// others are deliveries that need policies of their own.
+func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(dedupstore.Store, func(*consumer.Config)) *consumer.Processor) {
+	parks := newProcessor(store, func(c *consumer.Config) { c.Group, c.Policy.ExpiredLease = "parks", oncemill.Park })
+	for range 3 {
+		t.once(tt, parks, "panics in a group that parks", "content", 0, t.handle)
+	}
+	for range 5 {
+		t.once(tt, parks, "", "content", 0, t.handle) // rejected
+	}
+	open := newProcessor(&faulty{store, t, 1}, func(c *consumer.Config) { c.Group, c.Policy.StoreDown = "open", oncemill.FailOpen })
+	for i := range 2 {
+		e := &errand{id: fmt.Sprintf("bypassed %d", i)}
+		d := open.Process(context.WithValue(tt.Context(), errandKey{}, e), consumer.Delivery{
+			Topic: "orders", Header: producer.Header{producer.HeaderID: e.id},
+		}, func(context.Context) error { t.ran(""); return nil })
+		t.answered(e, d)
+	}
+	bypass := newProcessor(store, func(c *consumer.Config) { c.Group, c.Policy.MissingID = "bypasses", oncemill.MissingIDBypass })
+	d := bypass.Process(context.WithValue(tt.Context(), errandKey{}, &errand{}), consumer.Delivery{Topic: "orders"},
+		func(context.Context) error { t.ran(""); return nil })
+	t.answered(&errand{}, d)
+}
