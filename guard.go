@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
@@ -291,11 +292,12 @@ func (g *Guard) giveBack(ctx context.Context, h *holding) {
 
 // underLease runs work with a heartbeat. Its context is cancelled when the claim is lost.
 func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedupstore.Outcome, error) {
-	workCtx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	hb := g.beat(ctx, h, func() bool { h.cut(); cancel(ErrClaimLost); return false })
+	var within contexts.Lazy
+	within.Init(ctx)
+	defer within.Cancel(nil)
+	hb := g.beat(ctx, h, func() bool { h.cut(); within.Cancel(ErrClaimLost); return false })
 	defer hb.stop()
-	return work(workCtx)
+	return work(&within)
 }
 
 // protect turns a panic into an error, so that it counts as a failed attempt.

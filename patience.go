@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/contexts"
 )
 
 // A patience makes contexts that bound one operation of the store each, and share their ends: a timer of its own for each
@@ -29,33 +31,5 @@ func (p *patience) of(ctx context.Context) context.Context {
 		time.AfterFunc(p.timeout+slice, func() { close(done) })
 		p.end, p.done, p.renew = now.Add(p.timeout+slice), done, now.Add(slice)
 	}
-	return &bounded{ctx.Value, p.end, p.done}
-}
-
-// A bounded context has the values of another one, and nothing else of it.
-type bounded struct {
-	values func(key any) any
-	end    time.Time
-	done   <-chan struct{}
-}
-
-var _ context.Context = (*bounded)(nil)
-
-// Value returns a value of the other context.
-func (b *bounded) Value(key any) any { return b.values(key) }
-
-// Deadline returns when the operation is given up.
-func (b *bounded) Deadline() (time.Time, bool) { return b.end, true }
-
-// Done is closed when the operation is given up.
-func (b *bounded) Done() <-chan struct{} { return b.done }
-
-// Err returns context.DeadlineExceeded when the operation is given up.
-func (b *bounded) Err() error {
-	select {
-	case <-b.done:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
+	return contexts.Bound(ctx, p.end, p.done)
 }

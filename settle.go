@@ -169,8 +169,18 @@ func (g *Guard) window(o dedupstore.Outcome) time.Duration {
 // settle writes a settlement, detached from the delivery, whose context shutdown cancels first. It tries again until
 // the lease ends, at least once, and then says loudly that an outcome is lost.
 func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement) error {
-	ctx = context.WithoutCancel(ctx)
-	err := g.retry(ctx, h, func(ctx context.Context) error { return g.store.Settle(ctx, h.claim, s) })
+	err := g.store.Settle(g.patience.of(ctx), h.claim, s)
+	if err != nil { // nearly never
+		err = g.settleAgain(context.WithoutCancel(ctx), h, s, err)
+	}
+	return err
+}
+
+// settleAgain goes on with a settlement of which the first attempt failed.
+//
+//go:noinline
+func (g *Guard) settleAgain(ctx context.Context, h *holding, s dedupstore.Settlement, err error) error {
+	err = g.retryAfter(ctx, h, err, func(ctx context.Context) error { return g.store.Settle(ctx, h.claim, s) })
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may run the handler again",
@@ -181,14 +191,19 @@ func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement)
 
 // retry repeats an operation of the store until it works, is refused, or the lease ends.
 func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Context) error) error {
+	return g.retryAfter(ctx, h, g.attempt(ctx, operation), operation)
+}
+
+// retryAfter is retry after a first attempt that ended in err.
+func (g *Guard) retryAfter(ctx context.Context, h *holding, err error, operation func(context.Context) error) error {
 	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
-		err := g.attempt(ctx, operation)
 		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) {
 			return err
 		}
 		if time.Now().Add(pause).After(h.until()) || !sleep(ctx, pause) {
 			return err
 		}
+		err = g.attempt(ctx, operation)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -293,14 +294,22 @@ func TestProcess_DeadLetterIsTheMessageAsItCame(t *testing.T) {
 		var l letters
 		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", DeadLetters: &l, DeadLetterTopic: "dead"})
 		msg := order("o1")
+		msg.Metadata["color"], msg.Metadata["size"] = "blue", "7"
+		before := maps.Clone(msg.Metadata)
 		if _, err := p.Middleware(func(msg *message.Message) ([]*message.Message, error) {
 			copy(msg.Payload, "XXXXX") // in place
+			msg.Metadata["color"], msg.Metadata["new"] = "red", "yes"
+			delete(msg.Metadata, "size")
 			return nil, oncemill.Permanent(errors.New("no"))
 		})(msg); err != nil {
 			t.Fatal(err)
 		}
-		if got := l.only(t); string(got.Payload) != "order o1" || string(msg.Payload) != "order o1" {
-			t.Errorf("dead letter %q, message %q", got.Payload, msg.Payload)
+		got := l.only(t)
+		if string(got.Payload) != "order o1" || got.Header["color"] != "blue" || got.Header["size"] != "7" || got.Header["new"] != "" {
+			t.Errorf("dead letter %q with %v", got.Payload, got.Header)
+		}
+		if string(msg.Payload) != "order o1" || !maps.Equal(msg.Metadata, before) {
+			t.Errorf("message %q with %v", msg.Payload, msg.Metadata)
 		}
 	})
 }

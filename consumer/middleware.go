@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -33,7 +32,7 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		d := Delivery{
 			Handler: message.HandlerNameFromCtx(ctx),
 			Topic:   message.SubscribeTopicFromCtx(ctx),
-			Header:  producer.Header(maps.Clone(msg.Metadata)),
+			Header:  producer.Header(msg.Metadata),
 			UUID:    msg.UUID,
 			Payload: msg.Payload,
 		}
@@ -46,7 +45,7 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		var decision Decision
 		p.process(ctx, &d, msg, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
 			var err error
-			if returned, err = handle(ctx, msg, d.Header, next); err != nil || !recorded || len(returned) == 0 {
+			if returned, err = handle(ctx, msg, &d, next); err != nil || !recorded || len(returned) == 0 {
 				return dedupstore.Outcome{}, err
 			}
 			produced, err := stamp(ctx, d.Header, returned)
@@ -61,11 +60,15 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 
 // handle runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
 // send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason. The
-// header is a copy of the message's metadata.
-func handle(ctx context.Context, msg *message.Message, header producer.Header, next message.HandlerFunc) ([]*message.Message, error) {
-	uuid, payload, before := msg.UUID, msg.Payload, msg.Context()
+// delivery's header is the message's metadata, before and after.
+func handle(ctx context.Context, msg *message.Message, d *Delivery, next message.HandlerFunc) ([]*message.Message, error) {
+	uuid, payload, before, was := msg.UUID, msg.Payload, msg.Context(), pairsOf(msg.Metadata)
 	defer func() {
-		msg.UUID, msg.Metadata, msg.Payload = uuid, message.Metadata(header), payload
+		msg.UUID, msg.Payload = uuid, payload
+		if !was.are(d.Header) {
+			d.Header = was.header()
+		}
+		msg.Metadata = message.Metadata(d.Header)
 		msg.SetContext(before)
 	}()
 	msg.SetContext(ctx)
@@ -77,6 +80,35 @@ func handle(ctx context.Context, msg *message.Message, header producer.Header, n
 		}
 	}
 	return returned, err
+}
+
+// Pairs are what metadata was, which costs less than a map: most handlers leave it as it is.
+type pairs []struct{ name, value string }
+
+func pairsOf(m message.Metadata) pairs {
+	p := make(pairs, 0, len(m))
+	for name, value := range m {
+		p = append(p, struct{ name, value string }{name, value})
+	}
+	return p
+}
+
+// are reports whether a header is still that.
+func (p pairs) are(h producer.Header) bool {
+	for _, pair := range p {
+		if value, ok := h[pair.name]; !ok || value != pair.value {
+			return false
+		}
+	}
+	return len(p) == len(h)
+}
+
+func (p pairs) header() producer.Header {
+	h := make(producer.Header, len(p))
+	for _, pair := range p {
+		h[pair.name] = pair.value
+	}
+	return h
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.

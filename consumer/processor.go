@@ -192,17 +192,17 @@ func (p *Processor) identify(d *Delivery, found *identified) error {
 		}
 	}
 	if p.config.DeadLetters != nil {
-		call.DeadLetter = p.letters(*d, call.Key)
+		call.DeadLetter = p.letters(d, call.Key)
 	}
 	return nil
 }
 
-// letters makes the dead letters of a delivery when they are needed.
+// letters makes the dead letters of a delivery when they are needed: by then the delivery is as it came again.
 //
 //go:noinline
-func (p *Processor) letters(d Delivery, key dedupstore.Key) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
+func (p *Processor) letters(d *Delivery, key dedupstore.Key) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
 	return func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
-		return []dedupstore.Produced{p.deadLetter(d, key, o, attempt, fence)}
+		return []dedupstore.Produced{p.deadLetter(*d, key, o, attempt, fence)}
 	}
 }
 

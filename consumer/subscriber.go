@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -99,11 +100,29 @@ func (s *subscriber) run(ctx context.Context, topic string, out chan<- *message.
 	}
 }
 
+// A passage is a message's way through a Router: its context, with the steering.
+type passage struct {
+	contexts.Lazy
+	steering Steering
+	decided  atomic.Pointer[Decision]
+}
+
+func (p *passage) decide(d Decision) { p.decided.Store(&d) }
+
+// Value implements context.Context.
+func (p *passage) Value(key any) any {
+	if key == (steeringKey{}) {
+		return &p.steering
+	}
+	return p.Lazy.Value(key)
+}
+
 // deliver hands a message to the Router and waits for what becomes of it.
 func deliver(each context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
-	ctx, cancel := context.WithCancel(each)
-	defer cancel() // as Watermill's adapters do it: the context of a message ends with its ack
-	var decided atomic.Pointer[Decision]
+	p := &passage{steering: Steering{Delivery: d}}
+	p.steering.Decide = p.decide
+	p.Init(each)
+	defer p.Cancel(nil) // as Watermill's adapters do it: the context of a message ends with its ack
 	msg := message.NewMessage(d.UUID, d.Payload)
 	if msg.UUID == "" {
 		msg.UUID = d.Header.Get(producer.HeaderID)
@@ -111,7 +130,7 @@ func deliver(each context.Context, d Delivery, out chan<- *message.Message, drai
 	if d.Header != nil { // it is ours
 		msg.Metadata = message.Metadata(d.Header)
 	}
-	msg.SetContext(WithSteering(ctx, Steering{Delivery: d, Decide: func(decision Decision) { decided.Store(&decision) }}))
+	msg.SetContext(p)
 	select {
 	case out <- msg:
 	case <-draining:
@@ -126,7 +145,7 @@ func deliver(each context.Context, d Delivery, out chan<- *message.Message, drai
 	case <-each.Done():
 		return Decision{Action: Leave, Err: context.Cause(each)}
 	}
-	if decision := decided.Load(); decision != nil {
+	if decision := p.decided.Load(); decision != nil {
 		return *decision
 	}
 	return Decision{Action: RetryLater, Delay: nackDelay(d.Count), Err: errNacked}

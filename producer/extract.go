@@ -58,10 +58,10 @@ type Extractor func(Incoming) (Identity, error)
 // DefaultExtractors returns the extractors that Extract uses, in a slice of the caller's own: ExtractMessageID,
 // ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID. The broker's
 // position is not among them: a producer's retry has another one.
-func DefaultExtractors() []Extractor {
-	return []Extractor{
-		ExtractMessageID, ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID,
-	}
+func DefaultExtractors() []Extractor { return slices.Clone(defaultExtractors) }
+
+var defaultExtractors = []Extractor{
+	ExtractMessageID, ExtractCloudEvent, ExtractNatsMsgID, ExtractIdempotencyKey, ExtractDebezium, ExtractWatermillUUID,
 }
 
 // Extract finds a message's ID with the first extractor that finds one; without extractors, with DefaultExtractors. It
@@ -70,7 +70,7 @@ func DefaultExtractors() []Extractor {
 // identity of an unknown source is reported as SourceCustom.
 func Extract(in Incoming, extractors ...Extractor) (Identity, error) {
 	if len(extractors) == 0 {
-		extractors = DefaultExtractors()
+		extractors = defaultExtractors
 	}
 	for i, extract := range extractors {
 		if extract == nil {
@@ -86,8 +86,8 @@ func Extract(in Incoming, extractors ...Extractor) (Identity, error) {
 		if !slices.Contains(sources, found.Source) {
 			found.Source = SourceCustom
 		}
-		if err := checkID(fmt.Sprintf("ID of extractor %d (%s)", i, found.Source), found.ID); err != nil {
-			return Identity{}, err
+		if problem := idProblem(found.ID); problem != "" {
+			return Identity{}, &InvalidError{fmt.Sprintf("ID of extractor %d (%s)", i, found.Source), problem}
 		}
 		return found, nil
 	}

@@ -29,15 +29,22 @@ func DeriveID(namespace string, parts ...string) string {
 // checkID returns an *InvalidError for an ID that cannot be a message's: not 1 to dedupstore.MaxID bytes of UTF-8,
 // with control characters, with spaces around it, which brokers cut off, or a "~" that no foreign ID begins with.
 func checkID(field, id string) error {
-	switch problem := textProblem(id); {
-	case problem != "":
+	if problem := idProblem(id); problem != "" {
 		return &InvalidError{field, problem}
-	case strings.Trim(id, " ") != id:
-		return &InvalidError{field, "begins or ends with a space"}
-	case strings.HasPrefix(id, foreignPrefix) && !isForeign(id):
-		return &InvalidError{field, "begins with \"" + foreignPrefix + "\", which only IDs of foreign messages do"}
 	}
 	return nil
+}
+
+func idProblem(id string) string {
+	switch problem := textProblem(id); {
+	case problem != "":
+		return problem
+	case strings.Trim(id, " ") != id:
+		return "begins or ends with a space"
+	case strings.HasPrefix(id, foreignPrefix) && !isForeign(id):
+		return "begins with \"" + foreignPrefix + "\", which only IDs of foreign messages do"
+	}
+	return ""
 }
 
 // textProblem says why a text cannot be an ID or a part of one, or "". The rule is the stores'.

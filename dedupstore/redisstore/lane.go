@@ -201,6 +201,8 @@ func (l *lane) exec(ctx context.Context, ops []*operation) {
 	}
 }
 
+var queues = sync.Pool{New: func() any { return new([]redis.Cmder) }}
+
 func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 	sent := time.Now()
 	defer func() { l.learn(ops, sent) }()
@@ -211,16 +213,18 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 		return
 	}
 	pipe := l.client.Pipeline()
-	cmds, queue := make([]*redis.StringCmd, len(ops)), make([]redis.Cmder, len(ops))
-	for i, op := range ops {
-		cmds[i] = op.command(ctx, source, l.cluster)
-		queue[i] = cmds[i]
+	queue := queues.Get().(*[]redis.Cmder)
+	for _, op := range ops {
+		*queue = append(*queue, op.command(ctx, source, l.cluster))
 	}
-	_ = pipe.BatchProcess(ctx, queue...) // only queues, all at once: one by one, the queue is copied again and again
+	_ = pipe.BatchProcess(ctx, *queue...) // only queues, all at once: one by one, the queue is copied again and again
+	clear(*queue)
+	*queue = (*queue)[:0]
+	queues.Put(queue)
 	wait := l.barrier.append(ctx, pipe)
 	_, _ = pipe.Exec(ctx) // each command has its error
-	for i, op := range ops {
-		op.reply, op.err = cmds[i].Result()
+	for _, op := range ops {
+		op.reply, op.err = op.cmd.Result()
 		if wait != nil && (op.err == nil || errors.Is(op.err, redis.Nil)) {
 			var refused error
 			if op.replicas, refused = wait.replicas(); refused != nil {

@@ -25,7 +25,8 @@ type operation struct {
 	values  [maxArguments]string  // the arguments
 	plain   bool                  // it is no script, but a plain claim of
 	stamped stamped               // this
-	args    [4 + maxArguments]any // the command
+	args    [4 + maxArguments]any // of the command
+	cmd     redis.StringCmd
 
 	reply    string
 	replicas int // that have what the operation wrote; -1 if that was not asked
@@ -115,6 +116,7 @@ func (op *operation) free() {
 	}
 	op.name, op.reply, op.err = "", "", nil
 	op.stamped = stamped{value: op.stamped.value[:0]}
+	op.cmd = redis.StringCmd{}
 	clear(op.values[:])
 	clear(op.args[:])
 	operations.Put(op)
@@ -125,7 +127,8 @@ func (op *operation) free() {
 func (op *operation) command(ctx context.Context, source, cluster bool) *redis.StringCmd {
 	if op.plain {
 		op.args = [4 + maxArguments]any{"set", &op.name, &op.stamped, "nx", "get", "px", &op.stamped.keep}
-		return redis.NewStringCmd(ctx, op.args[:7]...)
+		op.cmd = *redis.NewStringCmd(ctx, op.args[:7]...)
+		return &op.cmd
 	}
 	op.args[0], op.args[1], op.args[2] = "evalsha", op.script.sha, 1
 	if source {
@@ -138,7 +141,8 @@ func (op *operation) command(ctx context.Context, source, cluster bool) *redis.S
 	for i := range op.n - 1 {
 		op.args[4+i] = &op.values[i]
 	}
-	return redis.NewStringCmd(ctx, op.args[:3+op.n]...)
+	op.cmd = *redis.NewStringCmd(ctx, op.args[:3+op.n]...)
+	return &op.cmd
 }
 
 // finish tells the caller that reply and err can be read. The operation is not the flusher's any more.

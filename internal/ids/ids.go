@@ -41,5 +41,7 @@ func Derive(namespace string, parts ...string) string {
 func Token() string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails: crypto/rand ends the program instead
-	return base64.RawURLEncoding.EncodeToString(b[:])
+	var text [16]byte
+	base64.RawURLEncoding.Encode(text[:], b[:])
+	return string(text[:])
 }

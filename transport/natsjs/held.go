@@ -59,8 +59,11 @@ func (s *session) receive(work context.Context, msg jetstream.Msg) {
 func (s *session) release(f *held) {
 	s.mu.Lock()
 	delete(s.flights, f)
+	free, _ := s.free()
 	s.mu.Unlock()
-	s.nudge()
+	if free > 0 { // else the end of a request says more
+		s.nudge()
+	}
 }
 
 // brokenLane is the lane of messages for which Config.Order panics: one after the other is the safe side.

@@ -17,7 +17,7 @@ const (
 	// maxFetches bounds how many requests are outstanding.
 	maxFetches = 4
 
-	// smallFetches is how often the server is asked for less than half a window: one at a time would cost more than the
+	// smallFetches is how often the server is asked for less than two thirds of a window: one at a time would cost more than the
 	// messages.
 	smallFetches = 2 * time.Millisecond
 
@@ -64,7 +64,7 @@ func (s *session) pull(ctx, work context.Context) error {
 	return nil
 }
 
-// room reserves credit for a request, as far as the window has room for it: half of it, or whatever there is if nothing
+// room reserves credit for a request, as far as the window has room for it: two thirds of it, or whatever there is if nothing
 // is outstanding. Without room it says after which time to look again.
 func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	if wait := notBefore.Sub(now); wait > 0 {
@@ -75,12 +75,9 @@ func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	free := s.limits.window - len(s.flights) - s.credit
-	// The server takes requests by turns. Only the messages of one request come in their order.
-	full := s.outstanding >= s.limits.fetches || s.config.Order != nil && s.outstanding > 0
-	small := 2*free < s.limits.window
+	free, small := s.free()
 	switch {
-	case full, free < 1, small && s.outstanding > 0:
+	case free < 1:
 		return 0, fetchWait // somebody wakes us
 	case small && now.Before(s.nextSmall):
 		return 0, s.nextSmall.Sub(now)
@@ -90,6 +87,18 @@ func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	s.credit += n
 	s.outstanding++
 	return n, 0
+}
+
+// free is how many messages a request may ask for now, and whether that is little. The session is locked.
+func (s *session) free() (n int, small bool) {
+	n = s.limits.window - len(s.flights) - s.credit
+	small = 3*n < 2*s.limits.window
+	// The server takes requests by turns. Only the messages of one request come in their order.
+	full := s.outstanding >= s.limits.fetches || s.config.Order != nil && s.outstanding > 0
+	if full || small && s.outstanding > 0 {
+		return 0, small
+	}
+	return n, small
 }
 
 // fetch asks for n messages, and takes them as they come.

@@ -68,7 +68,7 @@ func TestBare_NackComesBackAtOnce(t *testing.T) {
 	each(t, func(t *testing.T, adapter string) {
 		r := newRig(t, setup{adapter: adapter, bare: true, handle: func(_ *message.Message, n int) error {
 			if n == 1 {
-				return oncemill.RetryAfter(400*time.Millisecond, errDeclined)
+				return oncemill.RetryAfter(2*time.Second, errDeclined)
 			}
 			return nil
 		}})
