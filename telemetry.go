@@ -22,8 +22,9 @@ type Telemetry struct {
 	// MeterProvider makes instruments. Nil: the global one.
 	MeterProvider metric.MeterProvider
 
-	// Propagator reads trace context from messages and writes it into them. What it writes is kept where messages are, in
-	// outboxes and records too: think of that before baggage is part of it. Nil: the global one.
+	// Propagator reads trace context from messages and writes it into them. What it writes into a handler's outputs is kept in
+	// records, too: think of that before baggage is part of it. Outboxes keep baggage only by name (Config.Baggage). Nil: the
+	// global one.
 	Propagator propagation.TextMapPropagator
 }
 

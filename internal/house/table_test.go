@@ -55,6 +55,7 @@ var (
 	otelAPI = []string{
 		"go.opentelemetry.io/otel",
 		"go.opentelemetry.io/otel/attribute",
+		"go.opentelemetry.io/otel/baggage",
 		"go.opentelemetry.io/otel/codes",
 		"go.opentelemetry.io/otel/metric/...",
 		"go.opentelemetry.io/otel/propagation",

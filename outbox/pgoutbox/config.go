@@ -37,6 +37,10 @@ type Config struct {
 	// See the package doc.
 	Debezium bool
 
+	// Baggage names the members of OpenTelemetry's baggage that travel with messages, if the propagator writes baggage. What
+	// is in a row stays there, and whoever reads the message gets it. Empty: none.
+	Baggage []string
+
 	// Logger gets what Listen has to say. Nil: slog.Default().
 	Logger *slog.Logger
 }

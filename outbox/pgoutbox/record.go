@@ -32,7 +32,7 @@ type record struct {
 
 func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, error) {
 	ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
-	err := producer.Stamp(ctx, &m)
+	err := producer.Stamp(telemetry.KeepBaggage(ctx, o.cfg.Baggage), &m)
 	created(m.ID)
 	if err != nil {
 		return record{}, err

@@ -31,9 +31,10 @@ func NewEmitter(prefix string) (*Emitter, error) {
 }
 
 // In returns a publisher that writes in the caller's transaction, all messages of a call in one round trip. A message
-// without an ID gets a new one; the trace context of ctx travels along. Written twice is published twice, with the same
-// ID. A message that cannot be written, such as one with a delay, is a [*producer.InvalidError]: then nothing of the call
-// was written. After any other error the transaction must be rolled back.
+// without an ID gets a new one; the trace context of ctx travels along, and none of its baggage. Written twice is
+// published twice, with the same ID. A message that cannot be written, such as one with a delay, is a
+// [*producer.InvalidError]: then nothing of the call was written. After any other error the transaction must be rolled
+// back.
 func (e *Emitter) In(tx pgx.Tx) producer.Publisher {
 	if tx == nil {
 		return emission{}
@@ -89,7 +90,7 @@ func (e emission) Publish(ctx context.Context, messages ...producer.Message) err
 	packed := make([][]byte, len(messages))
 	for i, m := range messages {
 		ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
-		err := producer.Stamp(ctx, &m)
+		err := producer.Stamp(telemetry.KeepBaggage(ctx, nil), &m)
 		created(m.ID)
 		if err == nil {
 			telemetry.Forget(m.Header, producer.HeaderResend)

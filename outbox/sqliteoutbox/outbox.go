@@ -14,10 +14,11 @@ import (
 // An Outbox is a table of messages to be published. It is safe for concurrent use and holds nothing that must be
 // closed; the database belongs to the caller.
 type Outbox struct {
-	db    *sql.DB
-	table string
-	sql   statements
-	woken chan struct{}
+	db      *sql.DB
+	table   string
+	baggage []string
+	sql     statements
+	woken   chan struct{}
 }
 
 var (
@@ -38,7 +39,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, table: cfg.Table, sql: statementsFor(cfg.Table), woken: make(chan struct{}, 1)}, nil
+	return &Outbox{db: db, table: cfg.Table, baggage: cfg.Baggage, sql: statementsFor(cfg.Table), woken: make(chan struct{}, 1)}, nil
 }
 
 //go:embed schema.sql

@@ -17,8 +17,8 @@ import (
 // InSQL returns a publisher that writes rows in the caller's transaction. Outboxes of databases that have a client of
 // their own beside database/sql have the same method for *sql.Tx, so that code moves from one to the other unchanged.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along. The caller's messages stay as they
-// are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what Config.Baggage
+// names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
 // again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
@@ -55,7 +55,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	}
 	records := make([]record, len(messages))
 	for i, m := range messages {
-		r, err := newRecord(ctx, m)
+		r, err := w.outbox.newRecord(ctx, m)
 		if err != nil {
 			return fmt.Errorf("messages[%d]: %w", i, err)
 		}
@@ -109,9 +109,9 @@ type record struct {
 	written, due int64
 }
 
-func newRecord(ctx context.Context, m producer.Message) (record, error) {
+func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, error) {
 	ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
-	err := producer.Stamp(ctx, &m)
+	err := producer.Stamp(telemetry.KeepBaggage(ctx, o.baggage), &m)
 	created(m.ID)
 	if err != nil {
 		return record{}, err
