@@ -50,8 +50,7 @@ func idProblem(id string) string {
 // textProblem says why a text cannot be an ID or a part of one, or "". The rule is the stores'.
 func textProblem(s string) string {
 	err := dedupstore.Key{Tenant: "t", Group: "g", Handler: "h", ID: s}.Validate()
-	var invalid *dedupstore.InvalidError
-	if errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
 		return invalid.Problem
 	}
 	return ""

@@ -32,12 +32,6 @@ func (s *session) delivery(msg jetstream.Msg, meta *jetstream.MsgMetadata) consu
 	}
 }
 
-// flat is headers without the UUID.
-func flat(in nats.Header) producer.Header {
-	out, _ := headers(in)
-	return out
-}
-
 // headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.
 func headers(in nats.Header) (out producer.Header, uuid string) {
 	out = make(producer.Header, len(in))

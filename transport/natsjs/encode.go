@@ -15,56 +15,76 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// encode turns a stamped message into one for NATS.
-func encode(m producer.Message) (*nats.Msg, error) {
+// An encoder holds a message for NATS: one after the other, in the same memory.
+type encoder struct {
+	message nats.Msg
+	values  []string // one piece of memory for all lists of one value
+}
+
+// encode makes its message that of a stamped one, and returns the ID by which a stream deduplicates.
+func (e *encoder) encode(m producer.Message) (id string, err error) {
 	if problem := subjectProblem(m.Topic); problem != "" {
-		return nil, invalid("Message.Topic", problem)
+		return "", invalid("Message.Topic", problem)
 	}
-	header := make(nats.Header, len(m.Header)+2)
-	values := make([]string, 0, len(m.Header)+2) // one piece of memory for all lists of one value
-	set := func(name, value string) {
-		values = append(values, value)
-		header[name] = values[len(values)-1 : len(values) : len(values)]
+	if e.message.Header == nil {
+		e.message.Header = make(nats.Header, len(m.Header)+2)
 	}
+	clear(e.message.Header)
+	e.message.Subject, e.message.Data, e.values = m.Topic, m.Payload, e.values[:0]
+	copied := false // on purpose
 	for name, value := range m.Header {
 		if strings.EqualFold(name, producer.HeaderReason) {
 			value = strings.TrimSpace(strings.Map(printable, value)) // for people: it must not keep a dead letter from leaving
 		}
 		if problem := headerProblem(name, value); problem != "" {
-			return nil, invalid(fmt.Sprintf("header %.80q", name), problem)
+			return "", invalid(fmt.Sprintf("header %.80q", name), problem)
 		}
-		set(name, value)
+		copied = copied || strings.EqualFold(name, producer.HeaderPurpose) || strings.EqualFold(name, producer.HeaderGeneration)
+		e.set(name, value)
 	}
 	if m.Key != "" {
 		for name, value := range m.Header {
 			if strings.EqualFold(name, producer.HeaderKey) && value != m.Key {
-				return nil, invalid("header "+name, fmt.Sprintf("is %.80q although Message.Key is %.80q", value, m.Key))
+				return "", invalid("header "+name, fmt.Sprintf("is %.80q although Message.Key is %.80q", value, m.Key))
 			}
 		}
 		if problem := headerProblem(producer.HeaderKey, m.Key); problem != "" {
-			return nil, invalid("Message.Key", problem)
+			return "", invalid("Message.Key", problem)
 		}
-		set(producer.HeaderKey, m.Key)
+		e.set(producer.HeaderKey, m.Key)
 	}
-	if g := m.Header.Get(producer.HeaderGeneration); g != "" {
-		if _, err := strconv.ParseUint(g, 10, 64); err != nil {
-			return nil, invalid("header "+producer.HeaderGeneration, fmt.Sprintf("is %.80q, want a number", g))
+	var purpose, generation string
+	if copied {
+		purpose, generation = m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration)
+	}
+	if generation != "" {
+		if _, err := strconv.ParseUint(generation, 10, 64); err != nil {
+			return "", invalid("header "+producer.HeaderGeneration, fmt.Sprintf("is %.80q, want a number", generation))
 		}
 	}
-	set(jetstream.MsgIDHeader, msgID(m))
-	return &nats.Msg{Subject: m.Topic, Header: header, Data: m.Payload}, nil
+	id = msgID(m.ID, m.Topic, purpose, generation)
+	e.set(jetstream.MsgIDHeader, id)
+	return id, nil
+}
+
+func (e *encoder) set(name, value string) {
+	e.values = append(e.values, value)
+	n := len(e.values)
+	e.message.Header[name] = e.values[n-1 : n : n]
 }
 
 // msgID is the ID by which a stream deduplicates. It is not the message ID alone: a dead letter, a retry or a replay
 // of a message is another thing to store, on the same stream perhaps.
-func msgID(m producer.Message) string {
+func msgID(id, topic, purpose, generation string) string {
 	named := make([]byte, 0, 256) // of most messages: not on the heap
-	for _, part := range [...]string{m.ID, m.Topic, m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration)} {
+	for _, part := range [...]string{id, topic, purpose, generation} {
 		named = binary.BigEndian.AppendUint64(named, uint64(len(part)))
 		named = append(named, part...)
 	}
 	sum := sha256.Sum256(named)
-	return base64.RawURLEncoding.EncodeToString(sum[:])
+	var text [43]byte
+	base64.RawURLEncoding.Encode(text[:], sum[:])
+	return string(text[:])
 }
 
 // subjectProblem says why a subject cannot be published to, or "".
@@ -88,9 +108,9 @@ func headerProblem(name, value string) string {
 	switch {
 	case name == "":
 		return "has no name"
-	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"()/,:;<=>?@[\]{}`, r) }):
+	case strings.ContainsFunc(name, unusable):
 		return "has a name that NATS does not allow (ADR-4)"
-	case strings.HasPrefix(strings.ToLower(name), "nats-"):
+	case len(name) >= len(orders) && strings.EqualFold(name[:len(orders)], orders):
 		return "is an order to the NATS server, as all that begin with Nats-, and not part of a message: leave it out"
 	case strings.ContainsAny(value, "\r\n"):
 		return "holds a line break"
@@ -98,6 +118,13 @@ func headerProblem(name, value string) string {
 		return "begins or ends with white space, which NATS would cut off"
 	}
 	return ""
+}
+
+const orders = "nats-"
+
+// unusable reports whether a rune cannot stand in the name of a header.
+func unusable(r rune) bool {
+	return r <= ' ' || r > '~' || strings.IndexByte(`"()/,:;<=>?@[\]{}`, byte(r)) >= 0
 }
 
 func printable(r rune) rune {

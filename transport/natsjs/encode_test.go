@@ -11,6 +11,17 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
+// brokerID is the Nats-Msg-Id of a message.
+func brokerID(t *testing.T, m producer.Message) string {
+	t.Helper()
+	var e encoder
+	id, err := e.encode(m)
+	if err != nil || e.message.Header.Get("Nats-Msg-Id") != id {
+		t.Fatalf("%+v: ID %q, header %v, error %v", m, id, e.message.Header, err)
+	}
+	return id
+}
+
 // A relay of an older version may have published a message that this one repeats: these values must never change.
 func TestMsgID_NeverChanges(t *testing.T) {
 	t.Parallel()
@@ -21,7 +32,7 @@ func TestMsgID_NeverChanges(t *testing.T) {
 		{producer.Message{ID: "o1", Topic: "orders"}, "VJW9bkXyZSicKHYd4GPfn3aRxwickYIWgjC4U2VTdNs"},
 		{producer.Message{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay", "oncemill-generation": "2"}}, "a2JnLPowAtDzhETHH49slRbvCA42Qjs21W-9sWg5UyQ"},
 	} {
-		if got := msgID(tc.m); got != tc.want {
+		if got := brokerID(t, tc.m); got != tc.want {
 			t.Errorf("%+v: got %s, want %s", tc.m, got, tc.want)
 		}
 	}
@@ -31,7 +42,7 @@ func TestMsgID_DependsOnIDSubjectPurposeAndGenerationOnly(t *testing.T) {
 	t.Parallel()
 	first := producer.Message{ID: "o1", Topic: "orders"}
 	same := producer.Message{ID: "o1", Topic: "orders", Key: "k", Payload: []byte("x"), Header: producer.Header{"traceparent": "y"}}
-	if msgID(first) != msgID(same) {
+	if brokerID(t, first) != brokerID(t, same) {
 		t.Error("a repetition with another key, payload or trace has another Nats-Msg-Id")
 	}
 	seen := map[string]producer.Message{}
@@ -44,7 +55,7 @@ func TestMsgID_DependsOnIDSubjectPurposeAndGenerationOnly(t *testing.T) {
 		{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay", "oncemill-generation": "1"}},
 		{ID: "o1", Topic: "orders", Header: producer.Header{"oncemill-purpose": "replay", "oncemill-generation": "2"}},
 	} {
-		id := msgID(m)
+		id := brokerID(t, m)
 		if other, ok := seen[id]; ok {
 			t.Errorf("%+v and %+v have one Nats-Msg-Id", other, m)
 		}

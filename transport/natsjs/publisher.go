@@ -61,8 +61,10 @@ func (c PublisherConfig) validate() error {
 // A Publisher is a producer.Publisher for JetStream. It is safe for concurrent use. It has nothing to close: what it
 // uses ends with the connection.
 type Publisher struct {
-	js         jetstream.JetStream
+	conn       *nats.Conn
 	config     PublisherConfig
+	inbox      inbox
+	room       chan struct{} // holds one for each message that waits for its acknowledgement
 	unanswered memory
 	duplicates atomic.Uint64
 	telemetry  *telemetry.Sender
@@ -78,17 +80,11 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 	if js == nil || js.Conn() == nil {
 		return nil, errors.New("natsjs: NewPublisher needs a JetStream with a connection")
 	}
-	// With a timeout of its own, nats.go forgets messages whose acknowledgement never comes.
-	own, err := jetstream.New(js.Conn(),
-		jetstream.WithPublishAsyncTimeout(config.AckTimeout), jetstream.WithPublishAsyncMaxPending(config.MaxPending))
-	if err != nil {
-		return nil, fmt.Errorf("natsjs: %w", err)
-	}
 	sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemNATS)
 	if err != nil {
 		return nil, fmt.Errorf("natsjs: make instruments: %w", err)
 	}
-	return &Publisher{js: own, config: config, telemetry: sender}, nil
+	return &Publisher{conn: js.Conn(), config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
 }
 
 // MessagingSystem names JetStream in telemetry.
@@ -108,13 +104,19 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 // no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream that is
 // restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
-	flights := make([]flight, len(messages))
-	for i, m := range messages {
-		flights[i] = p.send(ctx, m)
+	if len(messages) == 0 {
+		return nil
 	}
+	c := p.begin(len(messages))
+	defer c.end()
+	for i, m := range messages {
+		c.send(ctx, i, m)
+	}
+	c.await(ctx)
 	var failures []producer.Failure
-	for i, f := range flights {
-		unknown, err := p.await(ctx, f)
+	for i := range c.flights {
+		f := &c.flights[i]
+		unknown, err := p.verdict(ctx, f)
 		f.sending.End(ctx, err, unknown)
 		if err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
@@ -126,95 +128,34 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	return nil
 }
 
-// A flight is a message on its way, or the reason why it is not.
-type flight struct {
-	future  jetstream.PubAckFuture
-	msg     *nats.Msg
-	err     error
-	unknown bool
-	sending *telemetry.Sending
-}
-
-// stall is how long nats.go may block for room below MaxPending before ctx is looked at again.
-const stall = 20 * time.Millisecond
-
-var stalling = jetstream.WithStallWait(stall)
-
-func (p *Publisher) send(ctx context.Context, m producer.Message) flight {
-	within, sending := p.telemetry.Begin(ctx, m.Topic, m.ID, m.Header)
-	f := p.launch(ctx, within, m)
-	f.sending = sending
-	return f
-}
-
-// launch sends a message that is stamped within a context of its own.
-func (p *Publisher) launch(ctx, within context.Context, m producer.Message) flight {
-	m, err := producer.Outgoing(within, m)
-	if err != nil {
-		return flight{err: err}
+// verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.
+func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err error) {
+	if f.unsent != nil {
+		return f.unknown, f.unsent
 	}
-	msg, err := encode(m)
-	if err != nil {
-		return flight{err: err}
-	}
-	for deadline := time.Now().Add(p.config.AckTimeout); ; {
-		if ctx.Err() != nil {
-			return flight{err: context.Cause(ctx), unknown: true}
-		}
-		if p.js.Conn().IsClosed() {
-			return flight{err: nats.ErrConnectionClosed, unknown: true}
-		}
-		future, err := p.js.PublishMsgAsync(msg, stalling)
-		if errors.Is(err, jetstream.ErrTooManyStalledMsgs) && time.Now().Before(deadline) {
-			continue
-		}
-		return flight{future: future, msg: msg, err: err, unknown: err != nil && !unsendable(msg.Size(), p.js.Conn().MaxPayload(), err)}
-	}
-}
-
-// await returns why a message is not acknowledged, and whether that leaves open what becomes of it.
-func (p *Publisher) await(ctx context.Context, f flight) (unknown bool, err error) {
-	if f.future == nil {
-		return f.unknown, f.err
-	}
-	id := f.msg.Header.Get(jetstream.MsgIDHeader)
-	ack, err := outcome(ctx, f.future)
-	f.sending.Answered()
-	if err == nil {
-		p.telemetry.Landed(ctx, f.sending, f.msg.Subject, f.msg.Header.Get(producer.HeaderID), ack.Stream)
-	}
-	if err == nil && ack.Duplicate {
-		p.telemetry.Duplicate(ctx, f.sending, f.msg.Subject, f.msg.Header.Get(producer.HeaderID), !p.unanswered.has(id))
-	}
+	m, id := &f.message, f.brokerID
 	switch {
-	case err == nil && ack.Duplicate && !p.unanswered.has(id):
-		p.duplicates.Add(1)
-		p.config.Logger.WarnContext(telemetry.Located(ctx, flat(f.msg.Header)), "natsjs: a stream dropped a message as a duplicate; unless another process sent it before, two messages have one ID",
-			"stream", ack.Stream, "sequence", ack.Sequence, "subject", f.msg.Subject, "id", f.msg.Header.Get(producer.HeaderID))
-	case err != nil && !refused(err):
+	case f.err != nil && !refused(f.err):
 		p.unanswered.add(id)
-		return true, err
+		return true, f.err
+	case f.err == nil:
+		p.telemetry.Landed(ctx, f.sending, m.Topic, m.ID, f.ack.stream)
+		if f.ack.duplicate {
+			p.duplicate(ctx, f, !p.unanswered.has(id))
+		}
 	}
 	p.unanswered.remove(id)
-	return false, err
+	return false, f.err
 }
 
-// outcome waits for an acknowledgement. What is there already counts even if ctx has ended.
-func outcome(ctx context.Context, f jetstream.PubAckFuture) (*jetstream.PubAck, error) {
-	select {
-	case ack := <-f.Ok():
-		return ack, nil
-	case err := <-f.Err():
-		return nil, err
-	default:
-	}
-	select {
-	case ack := <-f.Ok():
-		return ack, nil
-	case err := <-f.Err():
-		return nil, err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+// duplicate reports a message that a stream took for a duplicate; unexpected: although it was not sent before.
+func (p *Publisher) duplicate(ctx context.Context, f *flight, unexpected bool) {
+	m := &f.message
+	p.telemetry.Duplicate(ctx, f.sending, m.Topic, m.ID, unexpected)
+	if unexpected {
+		p.duplicates.Add(1)
+		p.config.Logger.WarnContext(telemetry.Located(ctx, m.Header), "natsjs: a stream dropped a message as a duplicate; unless another process sent it before, two messages have one ID",
+			"stream", f.ack.stream, "sequence", f.ack.sequence, "subject", m.Topic, "id", m.ID)
 	}
 }
 
