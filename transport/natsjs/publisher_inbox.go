@@ -109,7 +109,7 @@ func (b *inbox) readUsual(data []byte) (ack, bool) {
 		return ack{}, false
 	}
 	sequence, err := strconv.ParseUint(string(digits), 10, 64)
-	if err != nil {
+	if err != nil || digits[0] == '0' {
 		return ack{}, false
 	}
 	if string(stream) != b.stream {

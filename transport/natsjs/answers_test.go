@@ -1,0 +1,176 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// answering listens on a subject as a stream would.
+func (b *bench) answering(t *testing.T, subject string, answer func(*nats.Msg)) {
+	t.Helper()
+	sub, err := b.js.Conn().Subscribe(subject, answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sub.Unsubscribe() })
+	if err := b.js.Conn().Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func to(subject string, ids ...string) (messages []producer.Message) {
+	for _, id := range ids {
+		messages = append(messages, producer.Message{ID: id, Topic: subject, Payload: []byte(id)})
+	}
+	return messages
+}
+
+func respond(t *testing.T, m *nats.Msg, answer string) {
+	if err := m.Respond([]byte(answer)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPublisher_AnswerThatComesTooLateIsNobodysElse(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 100 * time.Millisecond})
+	var first *nats.Msg
+	b.answering(t, "slow", func(m *nats.Msg) {
+		if first == nil {
+			first = m
+			return
+		}
+		respond(t, first, `{"stream":"slow","seq":1}`) // while the second one is waited for
+	})
+	for _, id := range []string{"a", "b"} {
+		f := failuresOf(t, b.pub.Publish(t.Context(), to("slow", id)...))[0]
+		if !f.Unknown || !errors.Is(f.Err, jetstream.ErrAsyncPublishTimeout) {
+			t.Errorf("%s: %+v, want it to be unknown because of the timeout", id, f)
+		}
+	}
+}
+
+func TestPublisher_SecondAnswerChangesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{MaxPending: 1})
+	b.answering(t, "twice", func(m *nats.Msg) {
+		respond(t, m, `{"stream":"twice","seq":1}`)
+		respond(t, m, `{"error":{"code":400,"err_code":10054}}`)
+		respond(t, m, `{"stream":"twice","seq":1,"duplicate": true}`)
+	})
+	for i := range 50 {
+		messages := append(to("twice", fmt.Sprint("a", i), fmt.Sprint("b", i)), to("orders", fmt.Sprint("c", i))...)
+		if err := b.pub.Publish(t.Context(), messages...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.pub.Duplicates(); n != 0 {
+		t.Errorf("%d duplicates", n)
+	}
+}
+
+// The message that waits for room meanwhile arrives as it is.
+func TestPublisher_WhereNobodyListensItTriesForHalfASecond(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{MaxPending: 1, AckTimeout: 300 * time.Millisecond})
+	began := time.Now()
+	failures := failuresOf(t, b.pub.Publish(t.Context(), append(to("nowhere", "x"), orders(2)...)...))
+	if took := time.Since(began); took < 500*time.Millisecond || took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	// Room for the others comes later than their AckTimeout allows for the first of them.
+	for _, f := range failures {
+		want := jetstream.ErrNoStreamResponse
+		if f.ID != "x" {
+			want = jetstream.ErrTooManyStalledMsgs
+		}
+		if !f.Unknown || !errors.Is(f.Err, want) {
+			t.Errorf("%+v, want unknown because of %v", f, want)
+		}
+	}
+	b = newBench(t, natsjs.PublisherConfig{MaxPending: 1})
+	if failures := failuresOf(t, b.pub.Publish(t.Context(), append(to("nowhere", "x"), orders(2)...)...)); len(failures) != 1 {
+		t.Errorf("failures %v, want one of x", failures)
+	}
+	wantOnce(t, b.stored(t, "orders"), 2)
+}
+
+func TestPublisher_StreamThatComesInTimeGetsTheMessage(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{})
+	ended := make(chan error, 1)
+	go func() { ended <- b.pub.Publish(context.Background(), to("late", "o0")...) }()
+	lasts(100 * time.Millisecond)
+	b.stream(t, jetstream.StreamConfig{Name: "late", Subjects: []string{"late"}})
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	wantOnce(t, b.stored(t, "late"), 1)
+}
+
+func TestPublisher_WhatIsGivenUpMakesRoom(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{MaxPending: 2, AckTimeout: time.Minute})
+	b.stream(t, jetstream.StreamConfig{Name: "quiet", Subjects: []string{"quiet"}, NoAck: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if n := len(failuresOf(t, b.pub.Publish(ctx, to("quiet", "a", "b")...))); n != 2 {
+		t.Errorf("%d failures, want 2", n)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := b.pub.Publish(soon, orders(5)...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPublisher_BrokenConnectionEndsTheWait(t *testing.T) {
+	t.Parallel()
+	lose := func(b *bench) { b.server.Shutdown() }
+	hangUp := func(b *bench) { b.js.Conn().Close() }
+	for name, tc := range map[string]struct {
+		maxPending int
+		sever      func(*bench)
+		want       error
+	}{
+		"lost while answers are awaited":   {2, lose, nats.ErrDisconnected},
+		"closed while answers are awaited": {2, hangUp, nats.ErrConnectionClosed},
+		"closed while room is awaited":     {1, hangUp, nats.ErrConnectionClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, natsjs.PublisherConfig{MaxPending: tc.maxPending, AckTimeout: time.Hour})
+			arrived := make(chan struct{}, 2)
+			b.answering(t, "quiet", func(*nats.Msg) { arrived <- struct{}{} })
+			ended := make(chan error, 1)
+			go func() { ended <- b.pub.Publish(context.Background(), to("quiet", "a", "b")...) }()
+			for range tc.maxPending {
+				<-arrived
+			}
+			tc.sever(b)
+			select {
+			case err := <-ended:
+				failures := failuresOf(t, err)
+				for _, f := range failures {
+					if !f.Unknown || !errors.Is(f.Err, tc.want) {
+						t.Errorf("%+v, want unknown because of %v", f, tc.want)
+					}
+				}
+				if len(failures) != 2 {
+					t.Errorf("%d failures, want 2", len(failures))
+				}
+			case <-time.After(patience):
+				t.Error("it waits for answers that cannot come")
+			}
+		})
+	}
+}
