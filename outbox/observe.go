@@ -43,7 +43,7 @@ func (r *Relay) watch(ctx context.Context) (stop func(), err error) {
 }
 
 // message is what a row publishes. An attempt before it that got no answer may have been a copy, and consumers are told.
-func message(row Row) producer.Message {
+func message(row *Row) producer.Message {
 	m := row.Message
 	if row.Unknowns > 0 {
 		m.Header = m.Header.With(producer.HeaderResend, strconv.Itoa(row.Unknowns))

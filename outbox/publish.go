@@ -14,7 +14,7 @@ import (
 
 // An answer is what the publisher said about one row.
 type answer struct {
-	row     Row
+	row     *Row
 	err     error // nil: acknowledged
 	unknown bool  // err says that no answer came
 }
@@ -32,28 +32,41 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	for first := true; len(rows) > 0 && (first || bounded.Err() == nil); first = false {
 		var wave []Row
 		wave, rows = nextWave(rows, stopped)
-		wave = slices.DeleteFunc(wave, func(row Row) bool {
-			if row.Problem == "" {
-				return false
-			}
-			broken = append(broken, r.unreadable(ctx, row))
-			stopped[row.Lane] = true
-			return true
-		})
+		if slices.ContainsFunc(wave, func(row Row) bool { return row.Problem != "" }) {
+			wave = slices.DeleteFunc(slices.Clone(wave), func(row Row) bool {
+				if row.Problem == "" {
+					return false
+				}
+				broken = append(broken, r.unreadable(ctx, row))
+				stopped[row.Lane] = true
+				return true
+			})
+		}
 		given := r.calls(bounded, wave, apart)
 		for _, a := range given {
 			if a.err != nil {
 				stopped[a.row.Lane] = true
 			}
 		}
+		if answers == nil {
+			answers = given // nearly always all
+			continue
+		}
 		answers = append(answers, given...)
 	}
-	return append(broken, r.results(ctx, answers)...)
+	results := r.results(ctx, answers)
+	if broken == nil {
+		return results
+	}
+	return append(broken, results...)
 }
 
 // nextWave splits rows into those that can be published now, at most one of each lane, and those that have to wait for
 // them. Rows of lanes that stopped are in neither.
 func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
+	if !slices.ContainsFunc(rows, func(row Row) bool { return row.Lane != "" }) {
+		return rows, nil
+	}
 	taken := map[string]bool{}
 	for _, row := range rows {
 		switch {
@@ -72,15 +85,13 @@ func nextWave(rows []Row, stopped map[string]bool) (wave, later []Row) {
 
 // calls publishes rows by one call of the publisher, or each by one of its own.
 func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
-	size := max(1, len(rows))
-	if apart {
-		size = 1
+	if !apart {
+		return r.call(ctx, rows)
 	}
-	calls := slices.Collect(slices.Chunk(rows, size))
-	answers := make([][]answer, len(calls))
+	answers := make([][]answer, len(rows))
 	var all sync.WaitGroup
-	for i, call := range calls {
-		all.Go(func() { answers[i] = r.call(ctx, call) })
+	for i := range rows {
+		all.Go(func() { answers[i] = r.call(ctx, rows[i:i+1]) })
 	}
 	all.Wait()
 	return slices.Concat(answers...)
@@ -94,11 +105,14 @@ func (r *Relay) unreadable(ctx context.Context, row Row) Result {
 
 // call publishes rows by one call of the publisher.
 func (r *Relay) call(ctx context.Context, rows []Row) []answer {
+	if len(rows) == 0 {
+		return nil
+	}
 	messages := make([]producer.Message, len(rows))
 	given := make([]answer, len(rows))
-	for i, row := range rows {
-		messages[i] = message(row)
-		given[i].row = row
+	for i := range rows {
+		messages[i] = message(&rows[i])
+		given[i].row = &rows[i]
 	}
 	within, batch := r.begin(ctx, rows, messages)
 	defer end(within, batch, given)

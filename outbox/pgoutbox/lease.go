@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -18,8 +20,8 @@ import (
 // one that chooses rows knows all leases and results of the others. No statement that holds the lock sends rows: a client
 // that stops reading would keep it.
 const (
-	// The commit need not be on disk: a lease that is lost with the server ends early, no more. The plan must not depend
-	// on what the server knows about the table, which may be nothing.
+	// The commit need not be on disk: a lease that is lost with the server ends early, no more. For the other settings see
+	// byIndexSQL.
 	leaseLockSQL = `
 SELECT set_config('lock_timeout', $1::text, true), set_config('synchronous_commit', 'off', true),
 	set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
@@ -54,12 +56,19 @@ INSERT INTO {lease} (token, ends_at, numbers)
 SELECT $1::text, clock_timestamp() + $2::bigint * interval '1 microsecond', array_agg(number ORDER BY due)
 FROM batch HAVING count(*) > 0`
 
+	// A plan must not depend on what the server knows about the table, which may be nothing: the server keeps plans, so that
+	// one that was good for a new table would read all of a large one.
+	byIndexSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+
+	// OFFSET 0 makes it look for each row by its number. (extract would calculate in numeric.)
 	readSQL = `
-SELECT o.number, o.id, o.{topic}, coalesce(o.{key}, ''), coalesce(o.header::text, ''), o.payload,
-	coalesce(o.failures, 0), coalesce(o.unknowns, 0), coalesce(o.replays, 0),
-	extract(epoch FROM clock_timestamp() - coalesce(o.not_before, o.written_at))::float8
+SELECT o.*
 FROM {lease} l CROSS JOIN LATERAL unnest(l.numbers) WITH ORDINALITY AS held (number, n)
-	JOIN {table} o ON o.number = held.number
+	CROSS JOIN LATERAL (
+		SELECT number, id, {topic}, coalesce({key}, ''), coalesce(header::text, ''), payload,
+			coalesce(failures, 0), coalesce(unknowns, 0), coalesce(replays, 0),
+			date_part('epoch', clock_timestamp() - coalesce(not_before, written_at))
+		FROM {table} WHERE number = held.number OFFSET 0) AS o
 WHERE l.token = $1::text ORDER BY held.n`
 )
 
@@ -70,8 +79,9 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 		lease = o.sql.suspects
 	}
 	var rows []outbox.Row
-	err := o.pipeline(ctx, 5, func(scan func(...any) error) error {
-		row, err := o.scanRow(scan)
+	read := reader{ordered: o.cfg.Ordered}
+	err := o.pipeline(ctx, 6, func(scan func(...any) error) error {
+		row, err := read.row(scan)
 		rows = append(rows, row)
 		return err
 	},
@@ -80,6 +90,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 		statement{query: o.sql.takeOver},
 		statement{lease, []any{r.Token, r.Lease.Microseconds(), int64(r.Limit)}},
 		commit,
+		statement{query: byIndexSQL}, // and what follows are a transaction of their own
 		statement{o.sql.read, []any{r.Token}},
 	)
 	if err != nil {
@@ -98,32 +109,54 @@ func lockTimeoutOf(ctx context.Context) string {
 	return strconv.FormatInt(min(max(1, time.Until(deadline).Milliseconds()), most), 10)
 }
 
-func (o *Outbox) scanRow(scan func(...any) error) (outbox.Row, error) {
-	var row outbox.Row
-	var header string
-	var replays int
-	var age float64
-	m := &row.Message
-	if err := scan(&row.Number, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &row.Failures, &row.Unknowns, &replays, &age); err != nil {
+// A reader makes rows of what the server sends, one after the other in the same memory.
+type reader struct {
+	ordered  bool
+	fields   []any // where scan puts what follows
+	number   int64
+	id, key  string
+	topic    pgtype.DriverBytes // most rows have that of the row before
+	header   string
+	payload  []byte
+	failures int
+	unknowns int
+	replays  int
+	age      float64
+
+	lastTopic string
+}
+
+func (r *reader) row(scan func(...any) error) (outbox.Row, error) {
+	if r.fields == nil {
+		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns, &r.replays, &r.age}
+	}
+	if err := scan(r.fields...); err != nil {
 		return outbox.Row{}, err
 	}
-	row.Age = max(0, time.Duration(age*float64(time.Second)))
-	if o.cfg.Ordered {
-		row.Lane = m.Key
+	if string(r.topic) != r.lastTopic {
+		r.lastTopic = string(r.topic)
 	}
-	if header != "" { // most rows have nothing there
+	row := outbox.Row{
+		Number: r.number, Message: producer.Message{ID: r.id, Topic: r.lastTopic, Key: r.key, Payload: r.payload},
+		Failures: r.failures, Unknowns: r.unknowns, Age: max(0, time.Duration(r.age*float64(time.Second))),
+	}
+	if r.ordered {
+		row.Lane = r.key
+	}
+	if r.header == "" { // most rows have nothing there
+		row.Message.Header = producer.Header{producer.HeaderID: r.id}
+	} else if err := json.Unmarshal([]byte(r.header), &row.Message.Header); err != nil {
 		// A header that cannot be read, which only somebody else can have written, must not hold up other rows.
-		if err := json.Unmarshal([]byte(header), &m.Header); err != nil {
-			row.Problem = "header cannot be read: " + err.Error()
-			return row, nil //nolint:nilerr // see above
+		row.Problem = "header cannot be read: " + err.Error()
+		return row, nil //nolint:nilerr // see above
+	} else {
+		if row.Message.Header == nil {
+			row.Message.Header = producer.Header{}
 		}
+		set(row.Message.Header, producer.HeaderID, r.id)
 	}
-	if m.Header == nil {
-		m.Header = producer.Header{}
-	}
-	set(m.Header, producer.HeaderID, m.ID)
-	if replays > 0 {
-		markReplay(m.Header, replays)
+	if r.replays > 0 {
+		markReplay(row.Message.Header, r.replays)
 	}
 	return row, nil
 }
@@ -163,14 +196,29 @@ unsent AS (
 	WHERE o.number = mine.number)
 SELECT count(*) FROM held`
 
-// Settle implements [outbox.Store]. It is one statement.
+// settleAlikeSQL is for the usual batch, in which all rows had one outcome. The array is compared first: it is the whole
+// lease, in its order.
+const settleAlikeSQL = `
+WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers)
+{outcome} WHERE number = ANY((
+	SELECT CASE WHEN numbers = $2::bigint[] THEN numbers
+		ELSE ARRAY(SELECT unnest(numbers) INTERSECT SELECT unnest($2::bigint[])) END
+	FROM held)::bigint[])`
+
+// Settle implements [outbox.Store]. It is one round trip.
 func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
 	s, err := sortResults(results)
 	if err != nil {
 		return err
 	}
-	_, err = o.pool.Exec(ctx, o.sql.settle, token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors)
-	return o.explain(err)
+	settle := statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}
+	switch len(results) {
+	case len(s.published):
+		settle = statement{o.sql.settlePublished, []any{token, s.published}}
+	case len(s.removed):
+		settle = statement{o.sql.settleRemoved, []any{token, s.removed}}
+	}
+	return o.pipeline(ctx, 3, nil, begin, statement{query: byIndexSQL}, settle, commit)
 }
 
 // sorted are results as the statement takes them.

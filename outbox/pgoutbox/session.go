@@ -67,8 +67,9 @@ func eachOfBatch(results pgx.BatchResults, skip int, fn func(scan func(...any) e
 
 func eachRow(rows pgx.Rows, fn func(scan func(...any) error) error) error {
 	defer rows.Close()
+	scan := rows.Scan // once: each mention allocates
 	for rows.Next() {
-		if err := fn(rows.Scan); err != nil {
+		if err := fn(scan); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ type statements struct {
 	insert, lock, find, revive               string
 	leaseLock, takeOver, lease, suspects     string
 	read, settle                             string
+	settlePublished, settleRemoved           string
 	tidyLock, clean, replay                  string
 	stats, dead, requeue, discard            string
 }
@@ -31,13 +32,19 @@ func statementsFor(cfg Config) statements {
 		insert: in(insertSQL), lock: in(lockSQL), find: in(findSQL), revive: in(reviveSQL),
 		leaseLock: in(leaseLockSQL), takeOver: in(takeOverSQL), lease: in(leaseSQL), suspects: in(suspectsSQL),
 		read: in(readSQL), settle: in(settleSQL),
-		tidyLock: in(tidyLockSQL), clean: in(cleanSQL), replay: in(replaySQL),
+		settlePublished: settleAlike(in, `UPDATE {table} SET published_at = (SELECT clock_timestamp())`),
+		settleRemoved:   settleAlike(in, `DELETE FROM {table}`),
+		tidyLock:        in(tidyLockSQL), clean: in(cleanSQL), replay: in(replaySQL),
 		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), discard: in(discardSQL),
 	}
 	if cfg.Ordered {
 		s.lease, s.suspects = in(orderedLeaseSQL), in(orderedSuspectsSQL)
 	}
 	return s
+}
+
+func settleAlike(in func(string) string, outcome string) string {
+	return in(strings.Replace(settleAlikeSQL, "{outcome}", outcome, 1))
 }
 
 // namesOf fills in the names of one outbox. They need no escaping: see Config.validate.
