@@ -12,7 +12,7 @@ import (
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
 	// BatchSize is the most rows that are leased and published together. Up to two such batches are in memory, and up to 32
-	// rows that got no answer before. Zero: 500.
+	// rows that got no answer before. Zero: 1,000.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due
@@ -67,7 +67,7 @@ type Config struct {
 const DeleteAtOnce time.Duration = -1
 
 func (c Config) withDefaults() Config {
-	set(&c.BatchSize, 500)
+	set(&c.BatchSize, 1000)
 	set(&c.PollInterval, time.Second)
 	set(&c.PublishTimeout, 30*time.Second)
 	set(&c.StoreTimeout, 10*time.Second)
