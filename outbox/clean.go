@@ -8,11 +8,12 @@ import (
 )
 
 const (
-	cleanBatch = 1000 // at least; with large batches as many as two of them, so that no more is published than cleaned
+	cleanBatch = 1000
 	cleanEvery = time.Minute
 )
 
-// A cleaner removes published rows whose retention is over, a bounded batch at a time, between batches of work.
+// A cleaner removes published rows whose retention is over, a bounded batch at a time, between batches of work: after each
+// one at least as many rows as two of them have, so that no more is published than cleaned.
 type cleaner struct {
 	relay *Relay
 	age   time.Duration
@@ -35,14 +36,17 @@ func (c *cleaner) clean(ctx context.Context) {
 		return
 	}
 	c.next = time.Now().Add(pace.Jitter(c.every))
-	bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
-	defer cancel()
-	limit := max(cleanBatch, 2*c.relay.cfg.BatchSize)
-	removed, err := c.relay.store.Clean(bounded, c.age, limit)
-	switch {
-	case err != nil:
-		c.relay.fault(ctx, "cleaning failed", err)
-	case removed == limit:
-		c.next = time.Now() // there is probably more
+	for rows := 0; rows < 2*c.relay.cfg.BatchSize; rows += cleanBatch {
+		bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
+		removed, err := c.relay.store.Clean(bounded, c.age, cleanBatch)
+		cancel()
+		if err != nil {
+			c.relay.fault(ctx, "cleaning failed", err)
+			return
+		}
+		if removed < cleanBatch {
+			return
+		}
 	}
+	c.next = time.Now() // there is probably more
 }
