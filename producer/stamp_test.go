@@ -148,6 +148,40 @@ func TestOutgoing_IsWhatGoesOnTheWire(t *testing.T) {
 	}
 }
 
+func TestOutgoing_CopiesAHeaderOnlyToChangeIt(t *testing.T) {
+	traced, traceparent := traced(t, 1)
+	silent := producer.WithPropagator(traced, propagation.NewCompositeTextMapPropagator())
+	stamped := producer.Header{"oncemill-id": "o1", "color": "blue", "traceparent": "mine"}
+	for name, tc := range map[string]struct {
+		ctx      context.Context
+		in, want producer.Header
+		copied   bool
+	}{
+		"nothing to change":         {silent, stamped, stamped, false},
+		"it has trace context":      {traced, stamped, stamped, false},
+		"trace context to add":      {traced, producer.Header{"oncemill-id": "o1"}, producer.Header{"oncemill-id": "o1", "traceparent": traceparent}, true},
+		"the ID to add":             {silent, producer.Header{"color": "blue"}, producer.Header{"oncemill-id": "o1", "color": "blue"}, true},
+		"another spelling":          {silent, producer.Header{"oncemill-id": "o1", "ONCEMILL-ID": "o1"}, producer.Header{"oncemill-id": "o1"}, true},
+		"a name that is not sent":   {silent, producer.Header{"oncemill-id": "o1", "oncemill-name": "x"}, producer.Header{"oncemill-id": "o1"}, true},
+		"a name not quite of ours":  {silent, producer.Header{"oncemill-id": "o1", "oncemill-Purpoſe": "x"}, producer.Header{"oncemill-id": "o1", "oncemill-Purpoſe": "x"}, true},
+		"a header without anything": {silent, nil, producer.Header{"oncemill-id": "o1"}, true},
+	} {
+		before := maps.Clone(tc.in)
+		got, err := producer.Outgoing(tc.ctx, producer.Message{ID: "o1", Topic: "orders", Header: tc.in})
+		if diff := cmp.Diff(tc.want, got.Header); diff != "" || err != nil {
+			t.Errorf("%s: error %v, header (-want +got):\n%s", name, err, diff)
+		}
+		got.Header["written"] = "afterwards"
+		if _, shared := tc.in["written"]; shared == tc.copied {
+			t.Errorf("%s: the header is the caller's: %v, want %v", name, shared, !tc.copied)
+		}
+		delete(tc.in, "written")
+		if diff := cmp.Diff(before, tc.in); diff != "" {
+			t.Errorf("%s: the caller's header was written to (-before +after):\n%s", name, diff)
+		}
+	}
+}
+
 func TestOutgoing_RefusesWhatCannotBeSentNow(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
