@@ -141,7 +141,7 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 	if _, err := s.Clean(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
-	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_1 FROM PUBLIC`)
+	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_2 FROM PUBLIC`)
 	if _, err := s.Check(t.Context()); schemaProblem(err, "GRANT EXECUTE ON FUNCTION") != nil {
 		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
 	}
@@ -163,12 +163,12 @@ func TestCheck_ComparesVersions(t *testing.T) {
 	check("")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 99`)
 	check("")
-	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_1`)
+	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_2`)
 	check("use a newer version of this package")
-	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 1`)
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 2`)
 	check("call Migrate")
-	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 0`)
-	check("has schema version 0, want at least 1: call Migrate")
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 1`)
+	check("has schema version 1, want at least 2: call Migrate")
 	if err := s.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}

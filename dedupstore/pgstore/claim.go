@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
@@ -26,40 +27,30 @@ const (
 	odd     = "odd"     // this version cannot read it
 )
 
-// execClaims makes claims by one statement. A single one is tried as the first claim of its key, as nearly all are.
-func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) (answers []answer, err error) {
-	if len(requests) == 1 {
-		if a, err := f.claimFresh(ctx, requests[0]); err != nil || a.status != "" {
-			return []answer{a}, err
+// execClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by one.
+func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
+	answers := make([]answer, len(requests))
+	hope := len(requests) == 1 || !f.known.Load()
+	if hope {
+		if err := f.claimFresh(ctx, requests, answers); err != nil {
+			return nil, err
 		}
 	}
-	args := f.claimArgs(requests)
-	err = again(ctx, func() error {
-		answers = make([]answer, len(requests))
-		rows, err := f.store.pool.Query(ctx, f.store.sql.claim, args...)
-		if err != nil {
-			return err
+	var rest []int
+	for i := range answers {
+		if answers[i].status == "" {
+			rest = append(rest, i)
 		}
-		got := 0
-		var a answer
-		_, err = pgx.ForEachRow(rows, []any{
-			&a.n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
-			&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
-		}, func() error {
-			answers[a.n-1] = a
-			got++
-			a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
-			return nil
-		})
-		if err == nil && got != len(requests) {
-			err = fmt.Errorf("%d claims got %d answers", len(requests), got)
+	}
+	if len(rest) > 0 {
+		if err := f.claimRest(ctx, requests, rest, answers); err != nil {
+			return nil, err
 		}
-		return err
-	})
-	if err == nil && len(requests) > 1 {
+	}
+	if len(requests) > 1 {
 		f.known.Store(mostKnown(answers))
 	}
-	return answers, err
+	return answers, nil
 }
 
 // mostKnown reports whether most keys had a record.
@@ -73,17 +64,67 @@ func mostKnown(answers []answer) bool {
 	return 2*known > len(answers)
 }
 
-// claimFresh answers the first claim of a key, and no other.
-func (f *form) claimFresh(ctx context.Context, r *dedupstore.Request) (a answer, err error) {
-	key := r.Key.String()
-	err = again(ctx, func() error {
-		return f.store.pool.QueryRow(ctx, f.store.sql.fresh, idOf(key), key, r.Owner, micros(r.Lease), micros(r.Retention),
-			printOf(r), r.Trace, f.relaxed).Scan(&a.fence)
-	})
-	if err == nil && a.fence != 0 {
-		a.status, a.found, a.attempt = string(dedupstore.AcquiredRun), string(dedupstore.Absent), 1
+// claimFresh answers the claims that are the first ones of their keys.
+func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, answers []answer) error {
+	n := len(requests)
+	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
+	leases, retentions, prints, traces := make([]int64, n), make([]int64, n), make([]string, n), make([]string, n)
+	for i, r := range requests {
+		keys[i] = r.Key.String()
+		ids[i], owners[i] = idOf(keys[i]), r.Owner
+		leases[i], retentions[i] = micros(r.Lease), micros(r.Retention)
+		prints[i], traces[i] = printOf(r), r.Trace
 	}
-	return a, err
+	settings := callInsist
+	if f.relaxed {
+		settings = callHurry
+	}
+	return again(ctx, func() error {
+		clear(answers)
+		var batch pgx.Batch
+		batch.Queue(settings)
+		batch.Queue(f.store.sql.fresh, ids, keys, owners, leases, retentions, prints, traces).Query(func(rows pgx.Rows) error {
+			var id []byte
+			var owner string
+			var fence int64
+			_, err := pgx.ForEachRow(rows, []any{&id, &owner, &fence}, func() error {
+				i := 0
+				for !bytes.Equal(ids[i], id) || owners[i] != owner {
+					i++
+				}
+				answers[i] = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent), fence: fence, attempt: 1}
+				return nil
+			})
+			return err
+		})
+		return f.store.pool.SendBatch(ctx, &batch).Close()
+	})
+}
+
+// claimRest answers the claims at some places.
+func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, rest []int, answers []answer) error {
+	args := f.claimArgs(requests, rest)
+	return again(ctx, func() error {
+		rows, err := f.store.pool.Query(ctx, f.store.sql.claim, args...)
+		if err != nil {
+			return err
+		}
+		got := 0
+		var a answer
+		_, err = pgx.ForEachRow(rows, []any{
+			&a.n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
+			&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
+		}, func() error {
+			answers[rest[a.n-1]] = a
+			got++
+			a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
+			return nil
+		})
+		if err == nil && got != len(rest) {
+			err = fmt.Errorf("%d claims got %d answers", len(rest), got)
+		}
+		return err
+	})
 }
 
 // printOf is a fingerprint as records have it.
@@ -94,12 +135,13 @@ func printOf(r *dedupstore.Request) string {
 	return r.Fingerprint.Scheme + ":" + r.Fingerprint.Sum
 }
 
-func (f *form) claimArgs(requests []*dedupstore.Request) []any {
-	n := len(requests)
+func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
+	n := len(places)
 	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
 	leases, retentions, maxima, reruns := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
 	prints, traces, parks := make([]string, n), make([]string, n), make([]bool, n)
-	for i, r := range requests {
+	for i, place := range places {
+		r := requests[place]
 		keys[i] = r.Key.String()
 		ids[i], owners[i] = idOf(keys[i]), r.Owner
 		leases[i], retentions[i] = micros(r.Lease), micros(r.Retention)
@@ -109,7 +151,7 @@ func (f *form) claimArgs(requests []*dedupstore.Request) []any {
 			reruns[i] = int64(r.Rerun)
 		}
 	}
-	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, f.relaxed, n > 1 && !f.known.Load()}
+	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, f.relaxed}
 }
 
 // read makes of an answer what the caller gets.

@@ -2,38 +2,11 @@
 -- would stay when it is large. Those that run in the transaction of others have that as a setting of the function, which
 -- costs more.
 
--- Makes the claim of a key that has no record, and returns its fence; or 0 if there is one, or may be: then claim says what
--- it is.
-CREATE OR REPLACE FUNCTION {fresh}(
-	s_id bytea, s_key text, s_owner text, lease bigint, retention bigint, s_print text, s_trace text, relaxed boolean
-) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $oncemill$
-DECLARE
-	us      CONSTANT interval := interval '1 microsecond';
-	t       timestamptz := clock_timestamp();
-	expires timestamptz := t + (lease + retention) * us;
-	f       bigint := extract(epoch FROM t) * 1000000;
-	set     text;
-BEGIN
-	set := set_config('enable_seqscan', 'off', true);
-	IF relaxed THEN
-		set := set_config('synchronous_commit', 'off', true);
-	ELSIF current_setting('synchronous_commit') = 'off' THEN
-		set := set_config('synchronous_commit', 'on', true);
-	END IF;
-	-- Looked at first, because ON CONFLICT waits for whoever is changing the record that is there.
-	INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key, print, trace)
-	SELECT s_id, f, t, t + lease * us, expires, expires + (expires - t) / 16, 1, 0, 'running', s_owner, s_key, s_print, s_trace
-	WHERE NOT EXISTS (SELECT FROM {records} x WHERE x.id = s_id)
-	ON CONFLICT (id) DO NOTHING;
-	RETURN CASE WHEN FOUND THEN f ELSE 0 END;
-END
-$oncemill$;
-
 -- Makes claims, each for itself, in the order of their keys, so that two batches never wait for each other in a circle. It
 -- waits for nobody who has a record locked: that is answered "contended".
 CREATE OR REPLACE FUNCTION {claim}(
 	ids bytea[], keys text[], owners text[], leases bigint[], retentions bigint[], prints text[],
-	maxima bigint[], parks boolean[], reruns bigint[], traces text[], relaxed boolean, hope boolean
+	maxima bigint[], parks boolean[], reruns bigint[], traces text[], relaxed boolean
 ) RETURNS TABLE (
 	a_n bigint, a_status text, a_found text, a_fence bigint, a_attempt bigint, a_returned bigint, a_wait bigint, a_age bigint,
 	a_trace text, a_kind text, a_exhausted boolean, a_truncated boolean, a_reason text,
@@ -50,7 +23,6 @@ DECLARE
 	started boolean;
 	held    boolean;
 	step    text;
-	granted bigint[] := '{}'; -- the places of keys that had no record
 	set     text;
 BEGIN
 	set := set_config('enable_seqscan', 'off', true);
@@ -59,38 +31,9 @@ BEGIN
 	ELSIF current_setting('synchronous_commit') = 'off' THEN
 		set := set_config('synchronous_commit', 'on', true);
 	END IF;
-	-- All keys that have no record at once, if it is hoped that most of them have none.
-	IF hope THEN
-		t := clock_timestamp();
-		a_fence := extract(epoch FROM t) * 1000000; a_status := 'acquired_run'; a_found := 'absent'; a_attempt := 1;
-		a_returned := 0; a_wait := 0; a_age := 0; a_trace := ''; a_kind := ''; a_exhausted := false; a_truncated := false; a_reason := '';
-		FOR q IN
-			INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key, print, trace)
-			SELECT u.id, a_fence, t, t + u.lease * us, t + (u.lease + u.retention) * us, t + (u.lease + u.retention) * us * 1.0625,
-				1, 0, 'running', u.owner, u.key, u.print, u.trace
-			-- A subquery, so that the plan does not depend on how many there are: else each batch would be planned anew.
-			FROM unnest((SELECT ids), keys, owners, leases, retentions, prints, traces) WITH ORDINALITY
-				AS u (id, key, owner, lease, retention, print, trace, n)
-			-- One by one, by the index, whatever else would seem cheaper for a table of today's size.
-			WHERE (SELECT x.fence FROM {records} x WHERE x.id = u.id) IS NULL
-			ORDER BY u.id, u.n
-			ON CONFLICT (id) DO NOTHING RETURNING id, owner
-		LOOP
-			a_n := array_position(ids, q.id);
-			WHILE owners[a_n] <> q.owner LOOP -- several claims of one key
-				a_n := array_position(ids, q.id, a_n::integer + 1);
-			END LOOP;
-			granted := array_append(granted, a_n);
-			RETURN NEXT;
-		END LOOP;
-		IF cardinality(granted) = cardinality(ids) THEN
-			RETURN;
-		END IF;
-	END IF;
 	FOR q IN
 		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces) WITH ORDINALITY
 			AS u (id, key, owner, lease, retention, print, most, park, rerun, trace, n)
-		WHERE u.n <> ALL (granted)
 		ORDER BY u.id, u.n
 	LOOP
 		a_n := q.n; a_status := NULL; a_found := 'absent'; a_fence := 0; a_attempt := 0; a_returned := 0; a_wait := 0; a_age := 0;
@@ -106,7 +49,7 @@ BEGIN
 				SELECT * INTO r FROM {records} x WHERE x.id = q.id;
 			END IF;
 			IF NOT FOUND THEN
-				IF NOT held AND NOT hope THEN -- after the insertions above it would be out of the order of the keys
+				IF NOT held THEN
 					t := clock_timestamp();
 					expires := t + (q.lease + q.retention) * us;
 					a_fence := extract(epoch FROM t) * 1000000;

@@ -3,7 +3,7 @@ package pgstore
 import (
 	"context"
 	"fmt"
-	"strings"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -119,4 +119,6 @@ func (l *losses) decide(port int, request string) fault {
 }
 
 // commits reports whether a request ends a transaction. The inbox settles in the same one.
-func commits(request string) bool { return strings.Contains(strings.ToLower(request), "commit") }
+func commits(request string) bool { return commit.MatchString(request) }
+
+var commit = regexp.MustCompile(`(?i)\bcommit\b`) // not synchronous_commit

@@ -15,7 +15,7 @@ type settling struct {
 	owner                   string
 	fence                   int64
 	step                    string // done, publishing, release, published
-	lease, retention, delay int64  // µs
+	lease, retention, delay int64  // µs; lease: of the publish step that follows
 	uncounted               bool
 	kind, reason            string
 	exhausted, truncated    bool
@@ -29,13 +29,13 @@ func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settlin
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
 		return nil, err
 	}
-	s := &settling{id: idOf(c.Key.String()), owner: c.Owner, fence: int64(c.Fence), lease: micros(c.Lease)}
+	s := &settling{id: idOf(c.Key.String()), owner: c.Owner, fence: int64(c.Fence)}
 	switch settlement := settlement.(type) {
 	case dedupstore.Finish:
 		s.step, s.retention = "done", micros(settlement.Retention)
 		s.outcome(settlement.Outcome)
 		if len(settlement.Outcome.Produced) > 0 && !settlement.Published {
-			s.step, s.contents = "publishing", encodeContents(settlement.Outcome.Produced)
+			s.step, s.lease, s.contents = "publishing", micros(c.Lease), encodeContents(settlement.Outcome.Produced)
 		}
 	case dedupstore.Release:
 		s.step, s.retention, s.delay = "release", micros(c.Retention), micros(settlement.Delay)

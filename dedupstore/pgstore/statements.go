@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	_ "embed"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -10,8 +11,14 @@ var (
 	//go:embed schema.sql
 	schemaSQL string
 
+	//go:embed fresh.sql
+	freshSQL string
+
 	//go:embed claim.sql
 	claimSQL string
+
+	//go:embed finish.sql
+	finishSQL string
 
 	//go:embed settle.sql
 	settleSQL string
@@ -22,7 +29,7 @@ var (
 
 const (
 	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[],
-	$8::boolean[], $9::bigint[], $10::text[], $11::boolean, $12::boolean)`
+	$8::boolean[], $9::bigint[], $10::text[], $11::boolean)`
 
 	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
 	$8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::boolean)`
@@ -32,7 +39,6 @@ const (
 	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::text,
 	$9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
 
-	callFresh   = `SELECT {fresh}($1::bytea, $2::text, $3::text, $4::bigint, $5::bigint, $6::text, $7::text, $8::boolean)`
 	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
 	callMark    = `SELECT set_config('oncemill.tx', $1::text, true)`
 	callBegin   = `SELECT {begin}($1::text, $2::bytea, $3::text, $4::bigint)`
@@ -40,11 +46,19 @@ const (
 	callCleanUp = `SELECT {clean_up}($1::bigint)`
 )
 
+// What nearly every message needs is done by statements that are no functions, which costs half as much. Before them come
+// the settings that functions make by themselves, for the same reasons: see claim.sql and settle.sql.
+const (
+	callHurry  = `SELECT set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)`
+	callInsist = `SELECT set_config('enable_seqscan', 'off', true),
+	CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
+)
+
 // statements are the SQL of one store.
 type statements struct {
-	schema, functions, present, version, keep string
-	fresh, claim, settle, settleIn, join      string
-	extend, begin, mark, decide, cleanUp      string
+	schema, functions, present, version, keep    string
+	fresh, claim, finish, settle, settleIn, join string
+	extend, begin, mark, decide, cleanUp         string
 }
 
 func statementsFor(cfg Config) statements {
@@ -53,14 +67,19 @@ func statementsFor(cfg Config) statements {
 	return statements{
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
-		fresh: in(callFresh), claim: in(callClaim), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
+		fresh: in(uncommented(freshSQL)), claim: in(callClaim), finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
 		extend: in(callExtend), begin: in(callBegin), mark: callMark, decide: in(callDecide), cleanUp: in(callCleanUp),
 	}
 }
 
+// uncommented is a statement as the server gets it.
+func uncommented(statement string) string { return comments.ReplaceAllString(statement, "") }
+
+var comments = regexp.MustCompile(`(?m)^--.*\n`)
+
 // functions are the names of the functions, in the order of their creation. Those of other versions have other names, so
 // that programs of two versions can run beside each other.
-var functions = [...]string{"fresh", "claim", "settle", "settle_in", "join", "extend", "begin", "decide", "clean_up"}
+var functions = [...]string{"claim", "settle", "settle_in", "join", "extend", "begin", "decide", "clean_up"}
 
 func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
 

@@ -81,18 +81,15 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	}
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
-	batch.Queue(p.run.store.sql.settleIn, s.args(p.run.token)...)
-	batch.Queue("commit")
-	p.over = true
-	results := conn.SendBatch(ctx, &batch)
-	_, err := results.Exec()
+	batch.Queue(callInsist)
+	batch.Queue(p.run.store.sql.finish, s.args(p.run.token)...)
 	var tag pgconn.CommandTag
-	if err == nil {
-		tag, err = results.Exec()
-	}
-	if closed := results.Close(); err == nil {
-		err = closed
-	}
+	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
+		tag = t
+		return nil
+	})
+	p.over = true
+	err := conn.SendBatch(ctx, &batch).Close()
 	if err == nil && tag.String() != "COMMIT" {
 		err = ErrTxAborted
 	}
