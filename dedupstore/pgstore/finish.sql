@@ -10,7 +10,7 @@ WITH finished AS (
 	FROM (SELECT statement_timestamp() AS t, $6::bigint * interval '1 microsecond' AS lease,
 		($6::bigint + $7::bigint) * interval '1 microsecond' AS life) AS a
 	WHERE x.id = $2 AND x.owner = $3 AND x.fence = $4 AND x.state = 'running' AND x.barred IS NULL AND x.expires_at > a.t
-		AND current_setting('oncemill.tx', true) = $1
+		AND current_setting('oncemill.tx', true) = 'inbox'
 	RETURNING true)
 SELECT CASE WHEN EXISTS (SELECT FROM finished) THEN NULL ELSE
 	{settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::text,

@@ -26,16 +26,20 @@ type run struct {
 	store *Store
 	claim dedupstore.Claim
 	id    []byte
-	token string // marks the transaction
+	token string // names the transaction, if it is to be barred
 	ours  bool   // this program has granted the claim, and this is its first transaction: there is no need to look
 }
 
-// opening is the statement that follows BEGIN.
-func (r *run) opening() (query string, args []any) {
+// mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is not
+// in that transaction any more.
+const mark = `SET LOCAL oncemill.tx = 'inbox'`
+
+// look makes sure, at the beginning of a transaction, that there is something to do.
+func (r *run) look(ctx context.Context, exec func(ctx context.Context, query string, args ...any) error) error {
 	if r.ours {
-		return r.store.sql.mark, []any{r.token}
+		return nil
 	}
-	return r.store.sql.begin, []any{r.token, r.id, r.claim.Owner, int64(r.claim.Fence)}
+	return exec(ctx, r.store.sql.begin, r.id, r.claim.Owner, int64(r.claim.Fence))
 }
 
 // A session is a transaction in the way that the handler uses it.

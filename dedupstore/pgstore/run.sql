@@ -38,13 +38,13 @@ BEGIN
 END
 $oncemill$;
 
--- Marks a transaction that has just begun, in a program that has not granted the claim just now, and makes sure that there is still something to do for it. Errors: as settle_in.
-CREATE OR REPLACE FUNCTION {begin}(token text, s_id bytea, s_owner text, s_fence bigint)
+-- Makes sure that there is still something to do for a transaction that has just begun, in a program that has not granted the
+-- claim just now. Errors: as settle_in.
+CREATE OR REPLACE FUNCTION {begin}(s_id bytea, s_owner text, s_fence bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 DECLARE
 	r record;
 BEGIN
-	PERFORM set_config('oncemill.tx', token, true);
 	SELECT x.owner, x.fence, x.state, x.settled, x.decided INTO r FROM {records} x WHERE x.id = s_id;
 	IF FOUND AND r.owner = s_owner AND r.fence = s_fence AND r.state = 'running' THEN
 		RETURN;

@@ -105,7 +105,7 @@ DECLARE
 	set     text;
 BEGIN
 	IF token <> '' THEN
-		IF current_setting('oncemill.tx', true) IS DISTINCT FROM token THEN
+		IF current_setting('oncemill.tx', true) IS DISTINCT FROM 'inbox' THEN
 			RAISE EXCEPTION 'the transaction that the inbox began has ended' USING ERRCODE = 'OM001';
 		END IF;
 		set := set_config('enable_seqscan', 'off', true);

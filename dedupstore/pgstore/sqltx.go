@@ -44,8 +44,13 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	q := &sqlSession{run: r, db: stdlib.OpenDBFromPool(s.pool), cancel: cancel}
 	var err error
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
-		query, args := r.opening()
-		_, err = q.tx.ExecContext(own, query, args...)
+		exec := func(ctx context.Context, query string, args ...any) error {
+			_, err := q.tx.ExecContext(ctx, query, args...)
+			return err
+		}
+		if err = exec(own, mark); err == nil {
+			err = r.look(own, exec)
+		}
 	}
 	if !stop() { // the transaction has been rolled back, or is about to be
 		err = ctx.Err()

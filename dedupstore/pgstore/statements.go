@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 )
 
 var (
@@ -40,8 +42,7 @@ const (
 	$9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
 
 	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
-	callMark    = `SELECT set_config('oncemill.tx', $1::text, true)`
-	callBegin   = `SELECT {begin}($1::text, $2::bytea, $3::text, $4::bigint)`
+	callBegin   = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
 	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
 	callCleanUp = `SELECT {clean_up}($1::bigint)`
 )
@@ -58,7 +59,7 @@ const (
 type statements struct {
 	schema, functions, present, version, keep    string
 	fresh, claim, finish, settle, settleIn, join string
-	extend, begin, mark, decide, cleanUp         string
+	extend, open, begin, decide, cleanUp         string
 }
 
 func statementsFor(cfg Config) statements {
@@ -68,8 +69,16 @@ func statementsFor(cfg Config) statements {
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), claim: in(callClaim), finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
-		extend: in(callExtend), begin: in(callBegin), mark: callMark, decide: in(callDecide), cleanUp: in(callCleanUp),
+		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
 	}
+}
+
+// opening begins a transaction of an inbox, and marks it.
+func opening(isolation pgx.TxIsoLevel) string {
+	if isolation != "" {
+		isolation = " ISOLATION LEVEL " + isolation
+	}
+	return "BEGIN" + string(isolation) + " READ WRITE; " + mark
 }
 
 // uncommented is a statement as the server gets it.

@@ -33,25 +33,26 @@ type pgxSession struct {
 	over bool // the commit was sent
 }
 
-// beginPgx begins a transaction, marks it, and looks whether there is something to do for it, in one round trip.
+// beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it.
 func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var batch pgx.Batch
-	batch.BeginTx(pgx.TxOptions{IsoLevel: s.cfg.Isolation, AccessMode: pgx.ReadWrite})
-	query, args := r.opening()
-	batch.Queue(query, args...)
-	results := conn.SendBatch(ctx, &batch)
-	if err := results.Close(); err != nil {
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.sql.open})
+	if err == nil {
+		err = r.look(ctx, func(ctx context.Context, query string, args ...any) error {
+			_, err := tx.Exec(ctx, query, args...)
+			return err
+		})
+	}
+	if err != nil {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		rollback(bounded, conn)
 		conn.Release()
 		return nil, err
 	}
-	tx := results.Tx()
 	return &pgxSession{run: r, conn: conn, tx: &inboxTx{guarded{tx, new(atomic.Bool)}}}, nil
 }
 
