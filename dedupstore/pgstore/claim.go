@@ -3,8 +3,10 @@ package pgstore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -64,17 +66,15 @@ func mostKnown(answers []answer) bool {
 	return 2*known > len(answers)
 }
 
-// claimFresh answers the claims that are the first ones of their keys.
+// claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so that two
+// of them never wait for each other in a circle.
 func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, answers []answer) error {
-	n := len(requests)
-	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
-	leases, retentions, prints, traces := make([]int64, n), make([]int64, n), make([]string, n), make([]string, n)
+	order := make([]*fresh, len(requests))
 	for i, r := range requests {
-		keys[i] = r.Key.String()
-		ids[i], owners[i] = idOf(keys[i]), r.Owner
-		leases[i], retentions[i] = micros(r.Lease), micros(r.Retention)
-		prints[i], traces[i] = printOf(r), r.Trace
+		key := r.Key.String()
+		order[i] = &fresh{request: r, answer: &answers[i], id: idOf(key), key: key}
 	}
+	slices.SortFunc(order, func(a, b *fresh) int { return bytes.Compare(a.id, b.id) })
 	settings := callInsist
 	if f.relaxed {
 		settings = callHurry
@@ -83,22 +83,32 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 		clear(answers)
 		var batch pgx.Batch
 		batch.Queue(settings)
-		batch.Queue(f.store.sql.fresh, ids, keys, owners, leases, retentions, prints, traces).Query(func(rows pgx.Rows) error {
-			var id []byte
-			var owner string
-			var fence int64
-			_, err := pgx.ForEachRow(rows, []any{&id, &owner, &fence}, func() error {
-				i := 0
-				for !bytes.Equal(ids[i], id) || owners[i] != owner {
-					i++
-				}
-				answers[i] = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent), fence: fence, attempt: 1}
-				return nil
-			})
-			return err
-		})
+		for _, one := range order {
+			r := one.request
+			batch.Queue(f.store.sql.fresh, one.id, one.key, r.Owner, micros(r.Lease), micros(r.Retention), printOf(r), r.Trace).QueryRow(one.read)
+		}
 		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})
+}
+
+// A fresh is a claim that may be the first one of its key.
+type fresh struct {
+	request *dedupstore.Request
+	answer  *answer
+	id      []byte
+	key     string
+}
+
+// read leaves the answer as it is if there was a record.
+func (f *fresh) read(row pgx.Row) error {
+	var fence int64
+	err := row.Scan(&fence)
+	if err == nil {
+		*f.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent), fence: fence, attempt: 1}
+	} else if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return err
 }
 
 // claimRest answers the claims at some places.
