@@ -82,8 +82,12 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	}
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
-	batch.Queue(callInsist)
-	batch.Queue(p.run.store.sql.finish, s.args(p.run.token)...)
+	if sql := &p.run.store.sql; s.plain() {
+		batch.Queue(callInsist)
+		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result)
+	} else {
+		batch.Queue(sql.settleIn, s.args(p.run.token)...)
+	}
 	var tag pgconn.CommandTag
 	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
 		tag = t
