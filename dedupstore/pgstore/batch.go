@@ -51,7 +51,7 @@ func (f *form) SettleMany(ctx context.Context, settlings []dedupstore.Settling) 
 		part, places, size = nil, nil, 0
 	}
 	for i, one := range settlings {
-		s, err := newSettling(one.Claim, one.Settlement)
+		s, err := newSettling(idOf(one.Claim.Key.String()), one.Claim, one.Settlement)
 		if err == nil && one.Claim.Fence > math.MaxInt64 {
 			err = dedupstore.ErrClaimLost
 		}

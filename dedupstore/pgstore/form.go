@@ -96,7 +96,7 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 
 // Settle implements [dedupstore.Store].
 func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	s, err := newSettling(c, settlement)
+	s, err := newSettling(idOf(c.Key.String()), c, settlement)
 	if err != nil {
 		return err
 	}

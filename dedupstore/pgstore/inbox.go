@@ -51,7 +51,8 @@ type session interface {
 	commit(ctx context.Context, s *settling) error
 
 	// end rolls back what is not committed, and gives the connection back. It reports false if there was no transaction
-	// any more to roll back. The handler cannot use the transaction after it.
+	// any more to roll back. The handler cannot use the transaction after it. It does not heed the end of ctx, and takes
+	// endTimeout at most.
 	end(ctx context.Context) (open bool)
 }
 
@@ -156,9 +157,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		}
 		done = true
 		defer i.store.slots.free()
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-		defer cancel()
-		if !s.end(bounded) {
+		if !s.end(ctx) {
 			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
 				"key", r.claim.Key.String(), "fence", r.claim.Fence)
 		}
@@ -168,7 +167,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	if err != nil {
 		return err
 	}
-	settled, err := finishing(r.claim, settlement)
+	settled, err := r.finishing(settlement)
 	if err != nil {
 		return err
 	}
@@ -189,12 +188,12 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	return i.resolve(ctx, r, err)
 }
 
-// finishing is a settlement that may be committed with effects: without an outcome the next run would make them again.
-func finishing(c dedupstore.Claim, s dedupstore.Settlement) (*settling, error) {
+// finishing is the settlement that may be committed with effects: without an outcome the next run would make them again.
+func (r *run) finishing(s dedupstore.Settlement) (*settling, error) {
 	if _, ok := s.(dedupstore.Finish); !ok {
 		return nil, &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
 	}
-	return newSettling(c, s)
+	return newSettling(r.id, r.claim, s)
 }
 
 // refusal explains why PostgreSQL neither settled nor committed.

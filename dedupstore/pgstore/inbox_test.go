@@ -73,7 +73,7 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 		c := claim(t, s.Inbox(), r, dedupstore.AcquiredRun).Claim
 		lasts(60 * time.Millisecond)
 		tx := begin(t, pool, pgx.ReadCommitted)
-		settled, err := newSettling(c, success)
+		settled, err := newSettling(idOf(c.Key.String()), c, success)
 		if err != nil {
 			t.Fatal(err)
 		}

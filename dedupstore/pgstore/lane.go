@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,6 +139,7 @@ func (l *lane[Q, A]) start() {
 // flush sends the queue until it is empty, or another flush has passed.
 func (l *lane[Q, A]) flush(flight int) {
 	for {
+		runtime.Gosched() // who can go on until it is in the queue comes along
 		l.mu.Lock()
 		if l.flight != flight {
 			l.mu.Unlock()

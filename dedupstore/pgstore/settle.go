@@ -22,14 +22,15 @@ type settling struct {
 	result, stubs, contents []byte
 }
 
-func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
+// newSettling is a settlement of a claim whose record has the id.
+func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
 		return nil, err
 	}
-	s := &settling{id: idOf(c.Key.String()), owner: c.Owner, fence: int64(c.Fence)}
+	s := &settling{id: id, owner: c.Owner, fence: int64(c.Fence)}
 	switch settlement := settlement.(type) {
 	case dedupstore.Finish:
 		s.step, s.retention = "done", micros(settlement.Retention)

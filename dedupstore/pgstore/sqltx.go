@@ -94,7 +94,9 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 }
 
 func (q *sqlSession) end(ctx context.Context) (open bool) {
-	stop := context.AfterFunc(ctx, q.cancel)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	stop := context.AfterFunc(bounded, q.cancel)
 	err := q.tx.Rollback()
 	stop()
 	q.cancel()

@@ -47,9 +47,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 		})
 	}
 	if err != nil {
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-		defer cancel()
-		rollback(bounded, conn)
+		rollback(ctx, conn)
 		conn.Release()
 		return nil, err
 	}
@@ -109,12 +107,15 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 	return open
 }
 
-// rollback rolls back if there is something to. If that fails, the pool closes the connection.
+// rollback rolls back if there is something to, also when ctx has ended. If that fails, the pool closes the connection.
 func rollback(ctx context.Context, pooled *pgxpool.Conn) {
 	conn := pooled.Conn()
-	if !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
-		_, _ = conn.Exec(ctx, "rollback")
+	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
+		return
 	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	_, _ = conn.Exec(bounded, "rollback")
 }
 
 // An inboxTx is the transaction that a handler gets.
