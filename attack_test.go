@@ -391,3 +391,40 @@ func TestGuard_RunThatIsCutBecauseItsLeaseCannotBeRenewedCountsNoAttempt(t *test
 		}
 	})
 }
+
+// stuckStore answers its first settlement with why it gave up, when the caller does.
+type stuckStore struct {
+	*faultyStore
+	stuck bool
+}
+
+func (s *stuckStore) Settle(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
+	if !s.stuck {
+		s.stuck = true
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	return s.faultyStore.Settle(ctx, c, st)
+}
+
+// Why a delivery has ended is not why an operation of the store has: one that times out is tried again, even if the
+// delivery was cut off because another claim, which it runs under, was lost.
+func TestGuard_TheEndOfADeliveryIsNotThatOfASettlement(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &stuckStore{faultyStore: newStore(t)}
+		g := newGuard(t, store, oncemill.Policy{})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		c := &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			cancel(oncemill.ErrClaimLost)
+			return dedupstore.Outcome{}, nil
+		}}
+		began := time.Now()
+		if _, err := g.Run(ctx, call("m1"), c.run); err != nil {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if _, err := g.Run(t.Context(), call("m1"), c.run); err != nil {
+			t.Error(err)
+		}
+		c.want(t, 1)
+	})
+}

@@ -19,8 +19,8 @@ func Bound(ctx context.Context, end time.Time, done <-chan struct{}) *Bounded {
 	return &Bounded{ctx, end, done}
 }
 
-// Value returns a value of the other context.
-func (b *Bounded) Value(key any) any { return b.values.Value(key) }
+// Value returns a value of the other context, but not the one by which package context asks for its cause.
+func (b *Bounded) Value(key any) any { return context.WithoutCancel(b.values).Value(key) }
 
 // Deadline returns when it ends.
 func (b *Bounded) Deadline() (time.Time, bool) { return b.end, true }
