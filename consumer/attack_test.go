@@ -411,3 +411,51 @@ func TestProcess_ExhaustedByCrashesIsDeadLetteredOnceForAllCopies(t *testing.T) 
 		l.only(t)
 	})
 }
+
+// Handlers give their message's metadata to outputs, and to goroutines that outlive them. What becomes of it there does
+// not become of the message, which would come again as another.
+func TestMiddleware_MetadataThatTheHandlerGaveAwayIsNotTheMessages(t *testing.T) {
+	for name, c := range map[string]struct {
+		config consumer.Config
+		id     string
+		err    error
+	}{
+		"shadow":        {config: consumer.Config{Policy: oncemill.Policy{Shadow: true}}, id: "o1"},
+		"bypass":        {config: consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}}},
+		"guarded":       {id: "o1"},
+		"failed":        {id: "o1", err: errors.New("too slow")},
+		"failed bypass": {config: consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}}, err: errors.New("too slow")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				c.config.Handler = "charge"
+				p := newProcessor(t, newStore(t), c.config)
+				msg := message.NewMessage("", message.Payload("order"))
+				if c.id != "" {
+					msg.Metadata.Set(producer.HeaderID, c.id)
+				}
+				var given message.Metadata
+				outputs, err := p.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+					given = msg.Metadata
+					if c.err != nil {
+						return nil, c.err
+					}
+					out := message.NewMessage("out", msg.Payload)
+					out.Metadata = msg.Metadata
+					return []*message.Message{out}, nil
+				})(msg)
+				if !errors.Is(err, c.err) {
+					t.Fatal(err)
+				}
+				msg.Ack()
+				given.Set(producer.HeaderID, "another")
+				for _, out := range outputs { // as decorators of publishers do it
+					out.Metadata.Set(producer.HeaderID, "another")
+				}
+				if got := msg.Metadata.Get(producer.HeaderID); got != c.id {
+					t.Errorf("the message is %q now, want %q", got, c.id)
+				}
+			})
+		})
+	}
+}

@@ -63,9 +63,11 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 // delivery's header is the message's metadata, before and after.
 func handle(ctx context.Context, msg *message.Message, d *Delivery, next message.HandlerFunc) ([]*message.Message, error) {
 	uuid, payload, before, was := msg.UUID, msg.Payload, msg.Context(), pairsOf(msg.Metadata)
+	alone := false
 	defer func() {
 		msg.UUID, msg.Payload = uuid, payload
-		if !was.are(d.Header) {
+		// Outputs may have the same map, and who was too slow may still write to it.
+		if d.Header != nil && (!alone || !was.are(d.Header)) {
 			d.Header = was.header()
 		}
 		msg.Metadata = message.Metadata(d.Header)
@@ -74,6 +76,7 @@ func handle(ctx context.Context, msg *message.Message, d *Delivery, next message
 	msg.SetContext(ctx)
 	msg.Payload = bytes.Clone(payload)
 	returned, err := next(msg)
+	alone = err == nil && len(returned) == 0
 	for i, m := range returned {
 		if m == msg { // as the handler leaves it
 			returned[i] = m.CopyWithContext()
