@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -470,6 +471,27 @@ func TestMiddleware_SteeringOfAnotherMessageIsNotUsed(t *testing.T) {
 		as[*consumer.MissingIDError](t, err)
 		if decided > 0 || time.Since(began) < time.Second {
 			t.Errorf("the other message's source was told %d times; nacked after %v, want a pause", decided, time.Since(began))
+		}
+	})
+}
+
+// Logs and mocks print contexts while others use them. What is printed is no content of messages.
+func TestSubscriber_ContextOfAMessageCanBePrinted(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		sub := consumer.Subscriber(newSource(consumer.Delivery{UUID: "o1", Header: producer.Header{"authorization": "secret"}}))
+		messages, err := sub.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg := <-messages
+		ctx := msg.Context()
+		go ctx.Done()
+		if text := fmt.Sprint(ctx); strings.Contains(text, "secret") {
+			t.Errorf("the context is printed as %s", text)
+		}
+		msg.Ack()
+		if err := sub.Close(); err != nil {
+			t.Fatal(err)
 		}
 	})
 }

@@ -37,3 +37,6 @@ func (b *Bounded) Err() error {
 		return nil
 	}
 }
+
+// String is the name of the context.
+func (b *Bounded) String() string { return name(b.values) + ".Bounded" }

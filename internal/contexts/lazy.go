@@ -4,6 +4,7 @@ package contexts
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -84,4 +85,14 @@ func (c *Lazy) Value(key any) any {
 	}
 	c.mu.Unlock()
 	return from.Value(key)
+}
+
+// String is the name of the context, as those of package context have one: what it holds is no text.
+func (c *Lazy) String() string { return name(c.parent) + ".Lazy" }
+
+func name(ctx context.Context) string {
+	if s, ok := ctx.(fmt.Stringer); ok {
+		return s.String()
+	}
+	return fmt.Sprintf("%T", ctx)
 }
