@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -109,8 +110,12 @@ func (op *operation) failure() error {
 // keptBytes is the largest space that an operation keeps for the next one.
 const keptBytes = 16 << 10
 
-// free gives the operation back. Nobody may use it after that.
+// free gives the operation back. Nobody may use it after that. One without a reply is not used again: a hook of the client
+// may have given it up while its command is still under way, and the reply to that would be taken for the next one's.
 func (op *operation) free() {
+	if replied := op.err == nil && op.reply != "" || errors.Is(op.err, redis.Nil); !replied {
+		return
+	}
 	if cap(op.packed) > keptBytes {
 		op.packed = nil
 	}
