@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -237,6 +238,19 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 	for range 5 {
 		t.once(tt, parks, "", "content", 0, t.handle) // rejected
 	}
+	ends := newProcessor(&faulty{store, t, math.MaxInt}, func(c *consumer.Config) {
+		c.Group, c.Policy.MaxAttempts = "ends", 1
+		c.DeadLetters, c.DeadLetterTopic = &moody{failed: map[string]bool{}}, "dead"
+	})
+	_, err := store.Claim(tt.Context(), dedupstore.Request{ // of a holder that dies in its last attempt
+		Key:   dedupstore.Key{Tenant: "default", Group: "ends", Handler: "charge", ID: "ended"},
+		Owner: "of-a-dead-holder", Lease: time.Millisecond, Retention: time.Hour, MaxAttempts: 1,
+	})
+	if err != nil {
+		tt.Error(err)
+	}
+	lasts(20 * time.Millisecond)
+	t.once(tt, ends, "ended", "content", 0, t.handle) // takes over, to publish
 	open := newProcessor(&faulty{store, t, 1}, func(c *consumer.Config) { c.Group, c.Policy.StoreDown = "open", oncemill.FailOpen })
 	for i := range 2 {
 		e := &errand{id: fmt.Sprintf("bypassed %d", i)}
