@@ -2,10 +2,13 @@ package pgwal_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"go.opentelemetry.io/otel/baggage"
+	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -103,6 +106,36 @@ func TestEmitter_AMessageIsNoResendOfAnother(t *testing.T) {
 		until(t, "the message", func() bool { return said.Load() != nil })
 		if got := said.Load(); got != "blue" || m.Header["Oncemill-Resend"] != "3" {
 			t.Errorf("the copy says %q, and the caller's header %v", got, m.Header)
+		}
+	})
+}
+
+// What users of a service say about themselves goes no further: whoever reads the log reads it.
+func TestEmitter_BaggageStays(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRig(t, configure)
+		var said atomic.Value
+		g.broker.set(func(_ context.Context, messages []producer.Message) error {
+			said.Store(messages[0].Header.Get("baggage"))
+			return nil
+		})
+		users, err := baggage.Parse("session=secret")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := producer.WithPropagator(baggage.ContextWithBaggage(t.Context(), users), propagation.Baggage{})
+		tx, err := g.pool.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(g.in(tx).Publish(ctx, message("a")), tx.Commit(ctx)); err != nil {
+			t.Fatal(err)
+		}
+		g.start()
+		until(t, "the message", func() bool { return said.Load() != nil })
+		if got := said.Load(); got != "" {
+			t.Errorf("baggage %q", got)
 		}
 	})
 }
