@@ -36,7 +36,7 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 			UUID:    msg.UUID,
 			Payload: msg.Payload,
 		}
-		var returned []*message.Message // as the handler returned them
+		var h handled
 		if steering := steeringOf(ctx); steering != nil {
 			known := &steering.Delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
@@ -44,48 +44,67 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 		}
 		var decision Decision
 		p.process(ctx, &d, msg, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
-			var err error
-			if returned, err = handle(ctx, msg, &d, next); err != nil || !recorded || len(returned) == 0 {
+			if err := h.handle(ctx, msg, &d, next); err != nil || !recorded || len(h.returned) == 0 {
 				return dedupstore.Outcome{}, err
 			}
-			produced, err := stamp(ctx, d.Header, returned)
+			produced, err := stamp(ctx, d.Header, h.returned)
 			return dedupstore.Outcome{Produced: produced}, err
 		})
 		if decision.Action == Ack && decision.Result.Publication == nil && !decision.Result.Bypassed { // nearly always
 			return nil, nil
 		}
-		return p.answer(msg, &decision, returned)
+		if h.kept {
+			h.restore(msg, &d)
+		}
+		return p.answer(msg, &decision, h.returned)
 	}
+}
+
+// A handled message has been given to its handler.
+type handled struct {
+	returned []*message.Message // as the handler returned them
+	header   pairs              // as it was
+	kept     bool               // the message has the map still that its handler had
 }
 
 // handle runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
-// send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason. The
-// delivery's header is the message's metadata, before and after.
-func handle(ctx context.Context, msg *message.Message, d *Delivery, next message.HandlerFunc) ([]*message.Message, error) {
-	uuid, payload, before, was := msg.UUID, msg.Payload, msg.Context(), pairsOf(msg.Metadata)
-	alone := false
+// send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason. Its map
+// of metadata is its own, too: outputs may have it, and goroutines that outlive it may write to it, so that nobody looks
+// at it again. A new one is made when somebody may want the message, and not for one that is done.
+func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery, next message.HandlerFunc) (err error) {
+	uuid, payload, before := msg.UUID, msg.Payload, msg.Context()
+	h.header = pairsOf(msg.Metadata)
 	defer func() {
 		msg.UUID, msg.Payload = uuid, payload
-		// Outputs may have the same map, and who was too slow may still write to it.
-		if d.Header != nil && (!alone || !was.are(d.Header)) {
-			d.Header = was.header()
-		}
-		msg.Metadata = message.Metadata(d.Header)
 		msg.SetContext(before)
+		if !h.kept {
+			h.restore(msg, d)
+		}
 	}()
 	msg.SetContext(ctx)
 	msg.Payload = bytes.Clone(payload)
-	returned, err := next(msg)
-	alone = err == nil && len(returned) == 0
-	for i, m := range returned {
+	h.returned, err = next(msg)
+	h.kept = err == nil && len(h.returned) == 0
+	for i, m := range h.returned {
 		if m == msg { // as the handler leaves it
-			returned[i] = m.CopyWithContext()
+			h.returned[i] = m.CopyWithContext()
 		}
 	}
-	return returned, err
+	return err
 }
 
-// Pairs are what metadata was, which costs less than a map: most handlers leave it as it is.
+// restore makes the metadata what it was.
+func (h *handled) restore(msg *message.Message, d *Delivery) {
+	if d.Header != nil {
+		d.Header = make(producer.Header, len(h.header))
+		for _, pair := range h.header {
+			d.Header[pair.name] = pair.value
+		}
+	}
+	msg.Metadata, h.kept = message.Metadata(d.Header), false
+}
+
+// Pairs are what metadata is, in less memory than a map's.
 type pairs []struct{ name, value string }
 
 func pairsOf(m message.Metadata) pairs {
@@ -94,24 +113,6 @@ func pairsOf(m message.Metadata) pairs {
 		p = append(p, struct{ name, value string }{name, value})
 	}
 	return p
-}
-
-// are reports whether a header is still that.
-func (p pairs) are(h producer.Header) bool {
-	for _, pair := range p {
-		if value, ok := h[pair.name]; !ok || value != pair.value {
-			return false
-		}
-	}
-	return len(p) == len(h)
-}
-
-func (p pairs) header() producer.Header {
-	h := make(producer.Header, len(p))
-	for _, pair := range p {
-		h[pair.name] = pair.value
-	}
-	return h
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.
