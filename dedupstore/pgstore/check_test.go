@@ -145,6 +145,42 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 	if _, err := s.Check(t.Context()); schemaProblem(err, "GRANT EXECUTE ON FUNCTION") != nil {
 		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
 	}
+	mustExec(t, pool, `REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA `+schema+` FROM PUBLIC`)
+	if a, err := s.Claim(t.Context(), request("2")); schemaProblem(err, "see Migrate for what it has to be granted") != nil {
+		t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
+	}
+}
+
+// TestClaim_AnOlderSchemaGrantsNothing has a program that was started before somebody called Migrate, and asked no Check.
+func TestClaim_AnOlderSchemaGrantsNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	mustExec(t, pool, `
+DO $$
+DECLARE f regprocedure;
+BEGIN
+	FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = current_schema()::regnamespace LOOP
+		EXECUTE 'DROP FUNCTION ' || f;
+	END LOOP;
+	UPDATE oncemill_dedup_settings SET version = 1;
+END $$`)
+	for name, form := range map[string]dedupstore.Batcher{"leased": s, "inbox": s.Inbox().(dedupstore.Batcher)} {
+		for range 2 {
+			if a, err := form.Claim(t.Context(), request(name)); schemaProblem(err, "call Migrate") != nil {
+				t.Errorf("%s: a claim was answered %q, %v, want that Migrate is missing", name, a.Status, err)
+			}
+			for _, r := range form.ClaimMany(t.Context(), []dedupstore.Request{request(name + "-1"), request(name + "-2")}) {
+				if schemaProblem(r.Err, "call Migrate") != nil {
+					t.Errorf("%s: a claim of two was answered %q, %v, want that Migrate is missing", name, r.Answer.Status, r.Err)
+				}
+			}
+		}
+	}
+	if err := s.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	runOf(t, s, "leased")
 }
 
 func TestCheck_ComparesVersions(t *testing.T) {
