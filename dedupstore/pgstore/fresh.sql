@@ -1,11 +1,11 @@
 -- Makes the claim of a key that has no record, and returns its fence; or nothing if there is one, or may be: then {claim} says
--- what it is. It looks first, because ON CONFLICT waits for whoever is changing the record that is there. Where
--- the functions of this version are missing, or not for this user, it is refused or does nothing: what it claimed there could
--- not be settled.
+-- what it is. It looks first, because ON CONFLICT waits for whoever is changing the record that is there. Where the functions
+-- of this version are missing, or not for this user, it is refused or does nothing: what it claimed there could not be settled.
+-- The time is the clock's: in the simple protocol all claims of a batch are one statement, and one of them may have waited.
 INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key, print, trace)
 SELECT $1::bytea, extract(epoch FROM a.t) * 1000000, a.t, a.t + a.lease, a.t + a.life, a.t + a.life * 1.0625,
 	1, 0, 'running', $3::text, $2::text, $6::text, $7::text
-FROM (SELECT statement_timestamp() AS t, $4::bigint * interval '1 microsecond' AS lease,
+FROM (SELECT clock_timestamp() AS t, $4::bigint * interval '1 microsecond' AS lease,
 	($4::bigint + $5::bigint) * interval '1 microsecond' AS life) AS a
 WHERE NOT EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
 	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -60,6 +62,53 @@ func TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry(t *testing.T) {
 				t.Errorf("%d keys have heartbeats (%v), want 1", beats, err)
 			}
 			wantEffects(t, pool, "1", 1)
+		})
+	}
+}
+
+// TestClaim_FencesGrowWhateverAClaimHasWaitedFor has a batch that waits with its first key for somebody who gives up, while
+// another owner has the second key, whose record is forgotten.
+func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			s := newStore(t, pool, Config{})
+			first, second := request("1"), request("2")
+			if bytes.Compare(idOf(first.Key.String()), idOf(second.Key.String())) > 0 {
+				first, second = second, first
+			}
+			tx := begin(t, pool, pgx.ReadCommitted)
+			key := first.Key.String()
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), micros(long), micros(long), "", ""); err != nil {
+				t.Fatal(err)
+			}
+			var results []dedupstore.ClaimResult
+			var group sync.WaitGroup
+			group.Go(func() { results = s.ClaimMany(t.Context(), []dedupstore.Request{first, second}) })
+			until(t, "the batch", func() (waits bool) {
+				if err := pool.QueryRow(t.Context(), `
+SELECT EXISTS (SELECT FROM pg_locks w JOIN pg_locks l USING (pid) JOIN pg_class c ON c.oid = l.relation
+	WHERE NOT w.granted AND c.relnamespace = current_schema()::regnamespace)`).Scan(&waits); err != nil {
+					t.Error(err)
+				}
+				return waits
+			})
+			other := runOf(t, s, second.Key.ID)
+			mustExec(t, pool, `DELETE FROM oncemill_dedup WHERE id = $1`, idOf(second.Key.String()))
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			group.Wait()
+			for _, r := range results {
+				if r.Err != nil || r.Answer.Status != dedupstore.AcquiredRun {
+					t.Fatalf("a claim was answered %s, %v", r.Answer.Status, r.Err)
+				}
+			}
+			if fence := results[1].Answer.Fence; fence <= other.Fence {
+				t.Errorf("fence %d was granted after %d", fence, other.Fence)
+			}
 		})
 	}
 }
