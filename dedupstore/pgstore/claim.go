@@ -79,7 +79,12 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	if f.relaxed {
 		settings = callHurry
 	}
-	return again(ctx, func() error {
+	if len(order) == 1 {
+		settings += waitAlone
+	} else {
+		settings += waitTogether
+	}
+	err := again(ctx, func() error {
 		clear(answers)
 		var batch pgx.Batch
 		batch.Queue(settings)
@@ -89,6 +94,11 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 		}
 		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})
+	if codeOf(err) == codeLocked && len(order) == 1 {
+		answers[0] = answer{status: contended, found: string(dedupstore.Absent)}
+		return nil
+	}
+	return err
 }
 
 // A fresh is a claim that may be the first one of its key.

@@ -26,6 +26,7 @@ DECLARE
 	set     text;
 BEGIN
 	set := set_config('enable_seqscan', 'off', true);
+	set := set_config('lock_timeout', '1s', true); -- for who inserts the same key: an error, and each claim goes alone
 	IF relaxed THEN
 		set := set_config('synchronous_commit', 'off', true);
 	ELSIF current_setting('synchronous_commit') = 'off' THEN

@@ -79,6 +79,7 @@ const (
 	codeAborted           = "25P02"
 	codeNoTransaction     = "25P01"
 	codeReadOnly          = "25006"
+	codeLocked            = "55P03"
 	codeUndefinedTable    = "42P01"
 	codeUndefinedFunction = "42883"
 	codeUndefinedSchema   = "3F000"

@@ -53,6 +53,11 @@ const (
 	callHurry  = `SELECT set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)`
 	callInsist = `SELECT set_config('enable_seqscan', 'off', true),
 	CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
+
+	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless their
+	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes alone.
+	waitTogether = `, set_config('lock_timeout', '1s', true)`
+	waitAlone    = `, set_config('lock_timeout', '30ms', true)`
 )
 
 // statements are the SQL of one store.
