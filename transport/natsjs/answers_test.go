@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -164,6 +167,33 @@ func TestPublisher_BrokenConnectionEndsTheWait(t *testing.T) {
 				}
 			case <-time.After(patience):
 				t.Error("it waits for answers that cannot come")
+			}
+		})
+	}
+}
+
+func TestPublisher_MissingRightIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		rights server.Permissions
+		denied string
+	}{
+		"to subscribe to answers": {server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.>"}}}, "_INBOX."},
+		"to publish":              {server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"orders"}}}, `"orders"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testserver.NATS(t, func(o *server.Options) {
+				o.Users = []*server.User{{Username: "limited", Password: "limited", Permissions: &tc.rights}}
+			})
+			quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})
+			pub, err := natsjs.NewPublisher(s.JetStream(nats.UserInfo("limited", "limited"), quiet), natsjs.PublisherConfig{AckTimeout: 200 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0]
+			if !f.Unknown || !errors.Is(f.Err, jetstream.ErrAsyncPublishTimeout) || !errors.Is(f.Err, nats.ErrPermissionViolation) || !strings.Contains(f.Err.Error(), tc.denied) {
+				t.Errorf("%+v, want unknown, and the right that is missing", f)
 			}
 		})
 	}

@@ -187,7 +187,7 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 		}
 		if !f.due.After(now) {
 			if !f.again {
-				c.land(f, ack{}, jetstream.ErrAsyncPublishTimeout)
+				c.land(f, ack{}, c.publisher.unheard())
 				continue
 			}
 			f.again, f.due = false, now.Add(c.publisher.config.AckTimeout)
