@@ -13,7 +13,8 @@ const (
 )
 
 // A cleaner removes published rows whose retention is over, a bounded batch at a time, between batches of work: after each
-// one at least as many rows as two of them have, so that no more is published than cleaned.
+// one at least as many rows as two of them have, so that no more is published than cleaned. When the store is slow it is
+// less, because nothing is published meanwhile: it begins nothing new after a StoreTimeout.
 type cleaner struct {
 	relay *Relay
 	age   time.Duration
@@ -36,7 +37,8 @@ func (c *cleaner) clean(ctx context.Context) {
 		return
 	}
 	c.next = time.Now().Add(pace.Jitter(c.every))
-	for rows := 0; rows < 2*c.relay.cfg.BatchSize; rows += cleanBatch {
+	limit := time.Now().Add(c.relay.cfg.StoreTimeout)
+	for rows := 0; rows < 2*c.relay.cfg.BatchSize && time.Now().Before(limit); rows += cleanBatch {
 		bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
 		removed, err := c.relay.store.Clean(bounded, c.age, cleanBatch)
 		cancel()

@@ -132,6 +132,31 @@ func TestRelay_PublishedRowsStayForTheRetention(t *testing.T) {
 	})
 }
 
+// slowCleaner is a store that always has more to clean.
+type slowCleaner struct {
+	*fakeStore
+	took time.Duration
+}
+
+func (s slowCleaner) Clean(_ context.Context, _ time.Duration, limit int) (int, error) {
+	<-time.After(s.took)
+	return limit, nil
+}
+
+func TestRelay_SlowCleaningHoldsUpPublishingForTwoTimeoutsAtMost(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := slowCleaner{new(fakeStore), 900 * time.Millisecond}, &broker{}
+		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 10_000, StoreTimeout: time.Second}))
+		after(t, time.Millisecond) // it cleans
+		s.write("a")
+		after(t, 2*time.Second)
+		if n := b.callCount(); n != 1 {
+			t.Errorf("%d batches were published meanwhile, want 1", n)
+		}
+		stop()
+	})
+}
+
 func TestRelay_DeleteAtOnceKeepsNothing(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s := new(fakeStore).write("a", "old")
