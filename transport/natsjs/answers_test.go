@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -191,10 +194,114 @@ func TestPublisher_MissingRightIsNamed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			pub.Publish(t.Context(), orders(1)...) // the server's answer to this tells
 			f := failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0]
 			if !f.Unknown || !errors.Is(f.Err, jetstream.ErrAsyncPublishTimeout) || !errors.Is(f.Err, nats.ErrPermissionViolation) || !strings.Contains(f.Err.Error(), tc.denied) {
 				t.Errorf("%+v, want unknown, and the right that is missing", f)
 			}
 		})
+	}
+}
+
+// A jam is a way to connect on which nothing can be written any more, once it is closed.
+type jam struct {
+	closed  atomic.Bool
+	waiting chan struct{} // closed when somebody waits to write
+	opened  chan struct{}
+	once    sync.Once
+}
+
+func (j *jam) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.Dial(network, address)
+	return jammed{conn, j}, err
+}
+
+type jammed struct {
+	net.Conn
+	jam *jam
+}
+
+func (c jammed) Write(b []byte) (int, error) {
+	if c.jam.closed.Load() {
+		c.jam.once.Do(func() { close(c.jam.waiting) })
+		<-c.jam.opened
+	}
+	return c.Conn.Write(b)
+}
+
+func TestPublisher_ContextEndsTheWaitAlthoughNothingCanBeWritten(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{})
+	j := &jam{waiting: make(chan struct{}), opened: make(chan struct{})}
+	pub, err := natsjs.NewPublisher(b.server.JetStream(nats.SetCustomDialer(j)), natsjs.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	arrived := make(chan struct{}, 2)
+	b.answering(t, "quiet", func(*nats.Msg) { arrived <- struct{}{} })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended, other := make(chan error, 1), make(chan error, 1)
+	go func() { ended <- pub.Publish(ctx, to("quiet", "a")...) }()
+	<-arrived
+	j.closed.Store(true)
+	go func() { other <- pub.Publish(ctx, to("quiet", "b")...) }()
+	<-j.waiting
+	cancel()
+	select {
+	case err := <-ended:
+		if f := failuresOf(t, err)[0]; !f.Unknown || !errors.Is(f.Err, context.Canceled) {
+			t.Errorf("%+v, want unknown because of the context", f)
+		}
+	case <-time.After(patience / 3):
+		t.Error("it waits for the connection")
+	}
+	close(j.opened)
+	<-other
+}
+
+func TestPublisher_BreakBetweenCallsIsNotHeldAgainstTheNext(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{})
+	conn := b.js.Conn()
+	for i := range 5 {
+		if err := b.pub.Publish(t.Context(), to("orders", fmt.Sprint("before", i))...); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			breaks := conn.Stats().Reconnects
+			if err := conn.ForceReconnect(); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the connection", func() bool { return conn.IsConnected() && conn.Stats().Reconnects > breaks })
+		}
+		if err := b.pub.Publish(t.Context(), to("orders", fmt.Sprint("a", i), fmt.Sprint("b", i), fmt.Sprint("c", i), fmt.Sprint("d", i))...); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestPublisher_BrokenConnectionEndsAllCalls(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{AckTimeout: time.Hour})
+	const calls = 5
+	arrived, ended := make(chan struct{}, calls), make(chan error, calls)
+	b.answering(t, "quiet", func(*nats.Msg) { arrived <- struct{}{} })
+	for i := range calls {
+		go func() { ended <- b.pub.Publish(context.Background(), to("quiet", fmt.Sprint(i))...) }()
+	}
+	for range calls {
+		<-arrived
+	}
+	b.server.Shutdown()
+	for range calls {
+		select {
+		case err := <-ended:
+			if f := failuresOf(t, err)[0]; !f.Unknown || !errors.Is(f.Err, nats.ErrDisconnected) {
+				t.Errorf("%+v, want unknown because the connection is lost", f)
+			}
+		case <-time.After(patience):
+			t.Fatal("a call waits for an answer that cannot come")
+		}
 	}
 }

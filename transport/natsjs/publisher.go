@@ -159,15 +159,6 @@ func (p *Publisher) duplicate(ctx context.Context, f *flight, unexpected bool) {
 	}
 }
 
-// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers,
-// the server tells that to the connection only.
-func (p *Publisher) unheard() error {
-	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
-		return fmt.Errorf("%w, and the connection lacks a right: %w", jetstream.ErrAsyncPublishTimeout, err)
-	}
-	return jetstream.ErrAsyncPublishTimeout
-}
-
 // unsendable reports whether an error of sending says that this message cannot be sent. A client that is reconnecting may
 // not know its server yet, and says then that it takes no headers (nats.ErrHeadersNotSupported) and no payload: that
 // proves nothing.

@@ -3,6 +3,7 @@ package natsjs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,9 +19,9 @@ type call struct {
 	token     string             // of the subjects for answers, with the inbox's
 	id        uint64             // within the inbox
 	broken    error              // why there can be no answers
-	lost      <-chan nats.Status // what breaks the connection
-	release   func()
-	news      chan struct{} // nothing is in flight any more, or something is to be sent again
+	lost      <-chan nats.Status // what breaks the connection: whoever hears it tells all calls
+	denied    error              // a right that the connection lacked before
+	news      chan struct{}      // nothing is in flight any more, or something is to be sent again
 	timer     *time.Timer
 	encoder   encoder
 
@@ -52,17 +53,18 @@ const (
 
 func (p *Publisher) begin(messages int) *call {
 	c := &call{publisher: p, news: make(chan struct{}, 1), flights: make([]flight, messages)}
-	lost := p.conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
-	c.lost, c.release = lost, func() { p.conn.RemoveStatusListener(lost) }
+	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
+		c.denied = err
+	}
 	c.broken = p.inbox.open(p.conn, c)
 	return c
 }
 
-// end leaves nothing behind. Answers that come later are nobody's.
+// end leaves nothing behind. Answers that come later are nobody's. It does not touch the connection, whose lock is held
+// while something is written: that may take longer than ctx allows.
 func (c *call) end() {
 	c.giveUp(context.Canceled) // nothing, unless there was a panic
 	c.publisher.inbox.close(c)
-	c.release()
 	if c.timer != nil {
 		c.timer.Stop()
 	}
@@ -140,11 +142,12 @@ func (c *call) board(i int, f flight) bool {
 // unboard ends a flight that did not begin.
 func (c *call) unboard(i int, err error) {
 	p := c.publisher
+	proven := unsendable(c.encoder.message.Size(), p.conn.MaxPayload(), err)
 	p.inbox.mu.Lock()
 	defer p.inbox.mu.Unlock()
 	if f := &c.flights[i]; f.flying {
 		c.land(f, ack{}, nil)
-		f.unsent, f.unknown = err, !unsendable(c.encoder.message.Size(), p.conn.MaxPayload(), err)
+		f.unsent, f.unknown = err, !proven
 	}
 }
 
@@ -187,7 +190,7 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 		}
 		if !f.due.After(now) {
 			if !f.again {
-				c.land(f, ack{}, c.publisher.unheard())
+				c.land(f, ack{}, c.unheard())
 				continue
 			}
 			f.again, f.due = false, now.Add(c.publisher.config.AckTimeout)
@@ -202,6 +205,15 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 		c.repeat(i)
 	}
 	return next, flying
+}
+
+// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers,
+// the server tells that to the connection only.
+func (c *call) unheard() error {
+	if c.denied != nil {
+		return fmt.Errorf("%w, and the connection lacks a right: %w", jetstream.ErrAsyncPublishTimeout, c.denied)
+	}
+	return jetstream.ErrAsyncPublishTimeout
 }
 
 // repeat sends a message that was sent before, so that nothing of what happens to it here says what became of it.
@@ -235,17 +247,21 @@ func (c *call) disconnected(status nats.Status, open bool) {
 	if !open { // nobody does that, but a closed channel would be read for ever
 		c.lost = nil
 	}
-	if status == nats.CLOSED {
-		c.giveUp(nats.ErrConnectionClosed)
-		return
-	}
-	c.giveUp(nats.ErrDisconnected)
+	inbox := &c.publisher.inbox
+	inbox.mu.Lock()
+	defer inbox.mu.Unlock()
+	inbox.disconnected(status)
 }
 
 // giveUp ends all flights.
 func (c *call) giveUp(err error) {
 	c.publisher.inbox.mu.Lock()
 	defer c.publisher.inbox.mu.Unlock()
+	c.landAll(err)
+}
+
+// landAll ends all flights. The inbox is locked.
+func (c *call) landAll(err error) {
 	for i := range c.flights {
 		if f := &c.flights[i]; f.flying {
 			c.land(f, ack{}, err)

@@ -18,7 +18,8 @@ type inbox struct {
 	mu     sync.Mutex
 	prefix string // of the subjects, with the dot; empty: there is no subscription yet
 	calls  map[uint64]*call
-	last   uint64 // that was given to a call
+	last   uint64             // that was given to a call
+	lost   <-chan nats.Status // what breaks the connection; as the subscription, until the connection ends
 
 	stream string // that answered last; only for the goroutine of the subscription
 }
@@ -27,6 +28,10 @@ type inbox struct {
 func (b *inbox) open(conn *nats.Conn, c *call) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.lost == nil {
+		b.lost = conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
+	}
+	b.catchUp()
 	if b.prefix == "" {
 		prefix := conn.NewInbox() + "."
 		if _, err := conn.Subscribe(prefix+"*", func(m *nats.Msg) { b.receive(prefix, m) }); err != nil {
@@ -35,10 +40,37 @@ func (b *inbox) open(conn *nats.Conn, c *call) error {
 		b.prefix, b.calls = prefix, map[uint64]*call{}
 	}
 	b.last++
-	c.id = b.last
+	c.id, c.lost = b.last, b.lost
 	c.token = b.prefix + strconv.FormatUint(c.id, 36) + "-"
 	b.calls[c.id] = c
 	return nil
+}
+
+// catchUp hears what happened while nobody listened: it says nothing about messages that are still to be sent. The inbox
+// is locked.
+func (b *inbox) catchUp() {
+	for {
+		select {
+		case status, open := <-b.lost:
+			b.disconnected(status)
+			if !open {
+				return
+			}
+		default:
+			return
+		}
+	}
+}
+
+// disconnected ends all flights: their answers were lost with the connection. The inbox is locked.
+func (b *inbox) disconnected(status nats.Status) {
+	err := nats.ErrDisconnected
+	if status == nats.CLOSED {
+		err = nats.ErrConnectionClosed
+	}
+	for _, c := range b.calls {
+		c.landAll(err)
+	}
 }
 
 func (b *inbox) close(c *call) {
