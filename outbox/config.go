@@ -12,7 +12,8 @@ import (
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
 	// BatchSize is the most rows that are leased and published together. Up to two such batches are in memory, and up to 32
-	// rows that got no answer before. Zero: 1,000.
+	// rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for payloads of
+	// megabytes. Zero: 1,000.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due
