@@ -42,13 +42,13 @@ func TestInbox_HandlerThatLostItsClaimRollsBack(t *testing.T) {
 				g := newGuard(t, inbox, oncemill.Policy{})
 				h := inbox.charging(t, func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
 					<-ctx.Done()
-					if context.Cause(ctx) != oncemill.ErrClaimLost {
+					if context.Cause(ctx) != oncemill.ErrClaimLost { //nolint:errorlint // itself
 						t.Errorf("cause %v", context.Cause(ctx))
 					}
 					return dedupstore.Outcome{}, handler
 				})
 				_, err := g.Run(t.Context(), call("m1"), h.run)
-				if lost := as[*oncemill.ClaimLostError](t, err); lost.Handler != handler {
+				if lost := as[*oncemill.ClaimLostError](t, err); lost.Handler != handler { //nolint:errorlint // itself
 					t.Errorf("the error names the handler's %v, want %v", lost.Handler, handler)
 				}
 				inbox.effects(t, 0)

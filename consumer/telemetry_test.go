@@ -38,7 +38,7 @@ func traced() (consumer.Config, *tracetest.SpanRecorder, trace.Tracer) {
 func attributesOf(s sdktrace.ReadOnlySpan) map[string]string {
 	found := map[string]string{}
 	for _, a := range s.Attributes() {
-		found[string(a.Key)] = a.Value.Emit()
+		found[string(a.Key)] = a.Value.String()
 	}
 	return found
 }

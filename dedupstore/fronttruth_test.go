@@ -24,11 +24,11 @@ type mess struct {
 	calm  bool
 }
 
-func (m *mess) pick() (s *dedupstore.Memory, before, after error, hangs bool) {
+func (m *mess) pick() (s *dedupstore.Memory, hangs bool, before, after error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.calm {
-		return m.now, nil, nil, false
+		return m.now, false, nil, nil
 	}
 	switch n := m.rand.IntN(100); {
 	case n < 3: // lost
@@ -37,17 +37,17 @@ func (m *mess) pick() (s *dedupstore.Memory, before, after error, hangs bool) {
 	case n < 10: // restored, or a replica that is behind
 		m.now = m.parts[m.rand.IntN(len(m.parts))]
 	case n < 15:
-		return m.now, errCheap, nil, false
+		return m.now, false, errCheap, nil
 	case n < 20:
-		return m.now, nil, errCheap, false
+		return m.now, false, nil, errCheap
 	case n < 22:
-		return m.now, nil, nil, true
+		return m.now, true, nil, nil
 	}
-	return m.now, nil, nil, false
+	return m.now, false, nil, nil
 }
 
 func (m *mess) do(ctx context.Context, operation func(s *dedupstore.Memory) error) error {
-	s, before, after, hangs := m.pick()
+	s, hangs, before, after := m.pick()
 	if hangs {
 		<-ctx.Done()
 		return ctx.Err()

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -97,7 +98,7 @@ func TestOperation_ALateAnswerIsNobodyElses(t *testing.T) {
 		if err := s.Extend(t.Context(), mine, time.Minute); err != nil { // the server knows the scripts
 			t.Fatal(err)
 		}
-		if err := s.Settle(t.Context(), zombie, finish); err != dedupstore.ErrClaimLost {
+		if err := s.Settle(t.Context(), zombie, finish); !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Fatal(err)
 		}
 		hook.written, hook.answer, hook.over = make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -106,7 +107,7 @@ func TestOperation_ALateAnswerIsNobodyElses(t *testing.T) {
 		if err := s.Extend(t.Context(), mine, time.Minute); err == nil {
 			t.Fatal("the hook did not give up")
 		}
-		if err := s.Settle(t.Context(), zombie, finish); err != dedupstore.ErrClaimLost {
+		if err := s.Settle(t.Context(), zombie, finish); !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Fatalf("settlement of another owner: %v, want %v", err, dedupstore.ErrClaimLost)
 		}
 		hook.on.Store(false)

@@ -79,7 +79,7 @@ func (t *lockedTx) commitUnchecked(ctx context.Context, leave func()) error {
 	_, undo := t.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA wal_autocheckpoint = %d", usual))
 	if checkpoint != nil || undo != nil {
 		t.discard()
-		return nil
+		return nil //nolint:nilerr // it is committed
 	}
 	t.conn.Close()
 	return nil

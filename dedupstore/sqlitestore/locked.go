@@ -43,7 +43,8 @@ func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, 
 	for {
 		err := t.try(txCtx, s.statements.touch)
 		if err == nil {
-			return t, t.calm(ctx)
+			err = t.calm(ctx)
+			return t, err
 		}
 		s.lock.missed()
 		if !isBusy(err) { // such as an interrupted BEGIN, which may or may not have begun

@@ -144,7 +144,7 @@ func (s *Store) prepare(ctx context.Context) error {
 		loadSQL: &made.load, saveSQL: &made.save, updateSQL: &made.update, touchSQL: &made.touch, cleanSQL: &made.clean,
 	} {
 		var err error
-		if *stmt, err = s.db.PrepareContext(ctx, s.in(query)); err != nil {
+		if *stmt, err = s.db.PrepareContext(ctx, s.in(query)); err != nil { //nolint:sqlclosecheck // they are the store's
 			made.close()
 			return fmt.Errorf("sqlitestore: prepare: %w", ended(ctx, err))
 		}

@@ -133,7 +133,7 @@ var inboxCommitCases = []inboxCase{
 			c := k.run(id)
 			var kept context.Context
 			err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				kept = context.WithoutCancel(ctx)
+				kept = context.WithoutCancel(ctx) //nolint:fatcontext // as what a handler leaves running does
 				return finish(succeeded("")), end
 			})
 			if err != end { //nolint:errorlint // itself

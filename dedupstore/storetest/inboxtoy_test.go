@@ -365,16 +365,16 @@ func (s *toyInbox) spoiled(f dedupstore.Finish) dedupstore.Finish {
 
 func (s *toyInbox) settleInTx(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	if s.breaks("owner-ignored") {
-		s.toy.mu.Lock()
+		s.mu.Lock()
 		if rec := s.load(c.Key, time.Now()); rec != nil {
 			c.Owner, c.Fence = rec.owner, rec.fence
 		}
-		s.toy.mu.Unlock()
+		s.mu.Unlock()
 		if c.Owner == "" {
 			return nil
 		}
 	}
-	err := s.toy.Settle(ctx, c, settlement)
+	err := s.Settle(ctx, c, settlement)
 	if s.breaks("missing-record-is-fine") && errors.Is(err, dedupstore.ErrClaimLost) && s.load(c.Key, time.Now()) == nil {
 		return nil
 	}

@@ -139,7 +139,7 @@ func (b *broker) Deliveries(context.Context) (int, error) { return int(b.got.n.L
 // DeadLetters implements shop.Broker.
 func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	ends, err := b.admin.ListEndOffsets(ctx, b.dead())
-	if err = errors.Join(err, ends.Error()); err != nil {
+	if err := errors.Join(err, ends.Error()); err != nil {
 		return nil, err
 	}
 	var letters int64

@@ -77,7 +77,7 @@ func (b *kafkaBroker) publisher() producer.Publisher { return b.pub }
 // events implements broker.
 func (b *kafkaBroker) events(ctx context.Context) ([]received, error) {
 	ends, err := b.admin.ListEndOffsets(ctx, b.topic)
-	if err = errors.Join(err, ends.Error()); err != nil {
+	if err := errors.Join(err, ends.Error()); err != nil {
 		return nil, err
 	}
 	var total int64

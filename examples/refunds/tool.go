@@ -70,7 +70,7 @@ type mistake struct {
 func (t *tool) refund(ctx context.Context, c toolCall) (answer, error) {
 	var args arguments
 	if err := json.Unmarshal(c.Args, &args); err != nil {
-		return answer{Says: "the arguments are not what they should be", Known: true}, nil
+		return answer{Says: "the arguments are not what they should be", Known: true}, nil //nolint:nilerr // it is told to who called
 	}
 	todo, known := t.orders[args.Order]
 	if !known || args.Cents != total(todo) {

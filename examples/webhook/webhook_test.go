@@ -77,7 +77,7 @@ func TestReadme_LinesDoAsPrinted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := printed
+	var address string
 	if l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", printed); err == nil {
 		l.Close()
 		address, _ = start(t)

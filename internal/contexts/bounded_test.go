@@ -21,7 +21,7 @@ func TestBounded_HasNothingOfTheOthersEnd(t *testing.T) {
 	}
 	close(done)
 	<-child.Done()
-	if context.Cause(ctx) != context.DeadlineExceeded || context.Cause(child) != context.DeadlineExceeded {
+	if context.Cause(ctx) != context.DeadlineExceeded || context.Cause(child) != context.DeadlineExceeded { //nolint:errorlint // itself
 		t.Errorf("cause %v, of a child %v", context.Cause(ctx), context.Cause(child))
 	}
 	if child.Value(key{}) != 7 {

@@ -58,10 +58,10 @@ func TestLazy_IsLikeOneOfWithCancelCause(t *testing.T) {
 				// A child made now, and one through a context that package context does not know.
 				child, endChild := context.WithCancel(&got)
 				defer endChild()
-				if want.Err() != got.Err() || want.Err() != child.Err() {
+				if want.Err() != got.Err() || want.Err() != child.Err() { //nolint:errorlint // the very same
 					t.Errorf("Err: want %v, got %v, of a child %v", want.Err(), got.Err(), child.Err())
 				}
-				if w, g, c := context.Cause(want), context.Cause(&got), context.Cause(child); w != g || w != c {
+				if w, g, c := context.Cause(want), context.Cause(&got), context.Cause(child); w != g || w != c { //nolint:errorlint // the very same
 					t.Errorf("Cause: want %v, got %v, of a child %v", w, g, c)
 				}
 				if w, g := closed(want), closed(&got); w != g || g != closed(child) {
@@ -100,7 +100,7 @@ func TestLazy_WaitersHearOfTheEnd(t *testing.T) {
 					waiting = child
 				}
 				<-waiting.Done()
-				if cause := context.Cause(waiting); cause != errOwn && cause != errParent {
+				if cause := context.Cause(waiting); cause != errOwn && cause != errParent { //nolint:errorlint // itself
 					t.Errorf("cause is %v", cause)
 				}
 			})

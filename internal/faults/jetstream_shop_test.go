@@ -171,7 +171,7 @@ func (s *shop) next() job {
 func (s *shop) terminate(workers ...workerProcess) time.Duration {
 	s.t.Helper()
 	for _, w := range workers {
-		until(s.t, "a worker to begin", func() bool { return w.listens() })
+		until(s.t, "a worker to begin", w.listens)
 	}
 	start := time.Now()
 	for _, w := range workers {

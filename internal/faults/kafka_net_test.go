@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -127,7 +128,7 @@ func (c *kafkaConn) next() ([]byte, error) {
 	if _, err := io.ReadFull(c.Conn, head); err != nil {
 		return nil, err
 	}
-	reply := append(head, make([]byte, binary.BigEndian.Uint32(head)-4)...)
+	reply := slices.Concat(head, make([]byte, binary.BigEndian.Uint32(head)-4))
 	if _, err := io.ReadFull(c.Conn, reply[8:]); err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func (o *observatory) named(name string) (found []sdktrace.ReadOnlySpan) {
 func attributeOf(s sdktrace.ReadOnlySpan, name string) string {
 	for _, a := range s.Attributes() {
 		if string(a.Key) == name {
-			return a.Value.Emit()
+			return a.Value.String()
 		}
 	}
 	return ""

@@ -52,7 +52,7 @@ func NewRelay(p Providers, table, system string) (*Relay, error) {
 		spans: []trace.SpanStartOption{trace.WithNewRoot(), trace.WithAttributes(name)},
 	}
 	set := maker{meter: r.meter}
-	set.histogram(&r.lag, "oncemill.outbox.relay.lag", "s", "Time from when a row was written, or due, until the broker had it. Replays are left out.", delayBuckets)
+	set.histogram(&r.lag, "oncemill.outbox.relay.lag", "Time from when a row was written, or due, until the broker had it. Replays are left out.", delayBuckets)
 	set.counter(&r.deaths, "oncemill.outbox.deaths", "{message}", "Rows that were refused for the last time.")
 	if set.err == nil {
 		r.size, set.err = r.meter.Int64Histogram("oncemill.outbox.relay.batch.size", metric.WithUnit("{message}"),

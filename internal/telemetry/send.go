@@ -46,7 +46,7 @@ func NewSender(p Providers, system string) (*Sender, error) {
 	set := maker{meter: p.meter()}
 	set.counter(&s.sent, "messaging.client.sent.messages", "{message}", "Messages that were sent, with error.type if they were not acknowledged.")
 	set.counter(&s.duplicates, "oncemill.broker.duplicates", "{message}", "Messages that the broker took for duplicates: its own retries of the publisher, or unexpected.")
-	set.histogram(&s.duration, "messaging.client.operation.duration", "s", "How long it took until messages were acknowledged, or not.", messageBuckets)
+	set.histogram(&s.duration, "messaging.client.operation.duration", "How long it took until messages were acknowledged, or not.", messageBuckets)
 	return s, set.err
 }
 

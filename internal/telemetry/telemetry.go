@@ -47,9 +47,9 @@ func NewMeter(p Providers, store any) (*Meter, error) {
 	set.counter(&m.storeErrors, "oncemill.store.errors", "{error}", "Operations of the store that failed.")
 	set.counter(&m.oversize, "oncemill.outputs.oversize", "{run}", "Runs whose produced messages were too large to be stored.")
 	set.counter(&m.shadowed, "oncemill.shadow.claims", "{claim}", "Deliveries in shadow mode by how they would have been answered.")
-	set.histogram(&m.claimTime, "oncemill.claim.duration", "s", "How long the store took to answer a claim.", claimBuckets)
-	set.histogram(&m.runTime, "messaging.process.duration", "s", "How long a handler took, once for each run.", messageBuckets)
-	set.histogram(&m.delay, "oncemill.duplicate.delay", "s", "Time from the first claim of a message to a duplicate: how long the window has to be.", delayBuckets)
+	set.histogram(&m.claimTime, "oncemill.claim.duration", "How long the store took to answer a claim.", claimBuckets)
+	set.histogram(&m.runTime, "messaging.process.duration", "How long a handler took, once for each run.", messageBuckets)
+	set.histogram(&m.delay, "oncemill.duplicate.delay", "Time from the first claim of a message to a duplicate: how long the window has to be.", delayBuckets)
 	return m, set.err
 }
 
@@ -86,9 +86,10 @@ func (m *maker) counter(c *metric.Int64Counter, name, unit, about string) {
 	}
 }
 
-func (m *maker) histogram(h *metric.Float64Histogram, name, unit, about string, buckets []float64) {
+// histogram is of seconds.
+func (m *maker) histogram(h *metric.Float64Histogram, name, about string, buckets []float64) {
 	if m.err == nil {
-		*h, m.err = m.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(about),
+		*h, m.err = m.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(about),
 			metric.WithExplicitBucketBoundaries(buckets...))
 	}
 }

@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"testing"
@@ -173,7 +174,7 @@ func incoming(id string) *telemetry.Incoming {
 func attributes(span sdktrace.ReadOnlySpan) map[string]string {
 	found := map[string]string{}
 	for _, a := range span.Attributes() {
-		found[string(a.Key)] = a.Value.Emit()
+		found[string(a.Key)] = a.Value.String()
 	}
 	return found
 }
@@ -310,7 +311,7 @@ func TestExemplars_HoldTheDeliverysTrace(t *testing.T) {
 			continue
 		}
 		examples := m.Data.(metricdata.Sum[int64]).DataPoints[0].Exemplars
-		if len(examples) != 1 || string(examples[0].TraceID) != string(want[:]) {
+		if len(examples) != 1 || !bytes.Equal(examples[0].TraceID, want[:]) {
 			t.Errorf("exemplars %v, want one of the delivery's trace", examples)
 		}
 		return

@@ -223,7 +223,7 @@ func (c Config) validateNames() error {
 		{"Config.Slot", c.Slot, likeSlot, slotName, false},
 		{"Config.Publication", c.Publication, likeSlot, slotName, false},
 	} {
-		if !n.like.MatchString(n.value) && !(n.optional && n.value == "") {
+		if !n.like.MatchString(n.value) && (!n.optional || n.value != "") {
 			return &outbox.InvalidError{Field: n.field, Problem: fmt.Sprintf("is %q, %s", n.value, n.want)}
 		}
 	}

@@ -1,6 +1,7 @@
 package pgwal_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +60,7 @@ func TestRelay_PublishesWhatWasWritten(t *testing.T) {
 			t.Fatalf("published %d", len(got))
 		}
 		m := got[0]
-		if m.ID != want.ID || m.Topic != want.Topic || m.Key != want.Key || string(m.Payload) != string(want.Payload) {
+		if m.ID != want.ID || m.Topic != want.Topic || m.Key != want.Key || !bytes.Equal(m.Payload, want.Payload) {
 			t.Errorf("published %+v", m)
 		}
 		if h := m.Header; h["Content-Type"] != "x/y" || h.Get(producer.HeaderID) != want.ID {

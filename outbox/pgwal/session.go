@@ -235,7 +235,7 @@ func (s *session) finishTxn(bursts <-chan []event, broken <-chan error) {
 		case act := <-s.done:
 			s.jobs--
 			act()
-		case <-broken:
+		case <-broken: //nolint:errcheck // the session ends all the same
 			return
 		case <-t.C:
 			return

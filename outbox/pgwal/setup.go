@@ -59,7 +59,7 @@ func (r *Relay) alone(ctx context.Context, fn func(conn) error) error {
 		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.StoreTimeout)
 		defer cancel()
 		if _, err := c.Exec(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())); err != nil {
-			c.Conn().Close(detached)
+			_ = c.Conn().Close(detached) // the lock ends with the connection all the same
 		}
 	}()
 	return fn(c)

@@ -1,6 +1,7 @@
 package franz_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -114,7 +115,7 @@ func TestWorker_RetryCopyIsTheSameMessage(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("headers (-want +got):\n%s", diff)
 	}
-	if string(copied.Key) != string(record.Key) || string(copied.Value) != "o0" {
+	if !bytes.Equal(copied.Key, record.Key) || string(copied.Value) != "o0" {
 		t.Errorf("the copy is %q: %q", copied.Key, copied.Value)
 	}
 	if runs := b.runsOf("o0"); runs != 2 {
