@@ -44,11 +44,11 @@ func (o *Outbox) Listen(ctx context.Context) error {
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():
-			return nil //nolint:nilerr // it was logged
+			return nil
 		}
 		retry = min(2*retry, longestRetry)
 	}
-	return nil
+	return nil //nolint:nilerr // it was logged
 }
 
 // listen listens on one connection until that fails.
