@@ -100,7 +100,10 @@ func ExtractMessageID(in Incoming) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	return Identity{id, SourceMessageID}, checkID(headerField(HeaderID), id)
+	if problem := idProblem(id); problem != "" {
+		return Identity{}, &InvalidError{headerField(HeaderID), problem}
+	}
+	return Identity{id, SourceMessageID}, nil
 }
 
 // ExtractWatermillUUID finds the UUID of a Watermill message, which is the same ID as an equal header oncemill-id. An

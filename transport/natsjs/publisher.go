@@ -103,6 +103,9 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 // because of ctx, a timeout, a connection that is lost or closed, trouble or limits of the server or account, or because
 // no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream that is
 // restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
+//
+// What is being written to a server that reads no more is held up beyond ctx, until the connection's write deadline
+// (nats.FlusherTimeout, by default a minute).
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	if len(messages) == 0 {
 		return nil

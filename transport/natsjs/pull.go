@@ -17,8 +17,8 @@ const (
 	// maxFetches bounds how many requests are outstanding.
 	maxFetches = 4
 
-	// smallFetches is how often the server is asked for less than two thirds of a window: one at a time would cost more than the
-	// messages.
+	// smallFetches is how often the server is asked for less than two thirds of a window: one at a time would cost more
+	// than the messages.
 	smallFetches = 2 * time.Millisecond
 
 	minPause = 50 * time.Millisecond
@@ -64,8 +64,8 @@ func (s *session) pull(ctx, work context.Context) error {
 	return nil
 }
 
-// room reserves credit for a request, as far as the window has room for it: two thirds of it, or whatever there is if nothing
-// is outstanding. Without room it says after which time to look again.
+// room reserves credit for a request, as far as the window has room for it: two thirds of it, or whatever there is if
+// nothing is outstanding. Without room it says after which time to look again.
 func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	if wait := notBefore.Sub(now); wait > 0 {
 		return 0, wait
