@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -16,11 +15,11 @@ import (
 const headerUUID = "_watermill_message_uuid"
 
 // delivery is a message as the guard sees it.
-func (s *session) delivery(msg jetstream.Msg, meta *jetstream.MsgMetadata) consumer.Delivery {
-	header, uuid := headers(msg.Headers())
+func (s *session) delivery(msg *nats.Msg, meta *nats.MsgMetadata) consumer.Delivery {
+	header, uuid := headers(msg.Header)
 	return consumer.Delivery{
 		Handler:  s.limits.handler,
-		Topic:    msg.Subject(),
+		Topic:    msg.Subject,
 		Origin:   s.limits.stream,
 		System:   telemetry.SystemNATS,
 		Header:   header,
@@ -28,7 +27,7 @@ func (s *session) delivery(msg jetstream.Msg, meta *jetstream.MsgMetadata) consu
 		Position: strconv.FormatUint(meta.Sequence.Stream, 10),
 		Count:    int(min(meta.NumDelivered, 1<<31-1)),
 		Holds:    s.holds,
-		Payload:  msg.Data(),
+		Payload:  msg.Data,
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -14,7 +14,8 @@ import (
 
 // A held is a message that the server has given us and that is not settled.
 type held struct {
-	msg      jetstream.Msg
+	nc       *nats.Conn
+	msg      *nats.Msg
 	delivery consumer.Delivery
 	lane     string
 	ordered  bool // nothing of its lane may overtake it
@@ -28,17 +29,17 @@ type held struct {
 }
 
 // receive takes a message that a request brought.
-func (s *session) receive(work context.Context, msg jetstream.Msg) {
-	now := time.Now()
+func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 	meta, err := msg.Metadata()
 	if err != nil {
-		s.log.ErrorContext(work, "natsjs: message that is not from JetStream", "subject", msg.Subject(), "error", err)
+		s.log.ErrorContext(work, "natsjs: message that is not from JetStream", "subject", msg.Subject, "error", err)
 		s.mu.Lock()
 		s.credit--
 		s.mu.Unlock()
 		return
 	}
-	f := &held{msg: msg, delivery: s.delivery(msg, meta), lane: s.lane(work, msg), touched: now}
+	f := &held{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), touched: now}
+	f.lane = s.lane(work, f)
 	f.ordered = f.lane != "" || s.limits.window == 1
 	f.scarce = s.limits.backsOff
 	if limit := uint64(s.limits.maxDeliver); limit > 0 {
@@ -69,17 +70,17 @@ func (s *session) release(f *held) {
 // brokenLane is the lane of messages for which Config.Order panics: one after the other is the safe side.
 const brokenLane = "natsjs: Config.Order panicked"
 
-func (s *session) lane(ctx context.Context, msg jetstream.Msg) (lane string) {
+func (s *session) lane(ctx context.Context, f *held) (lane string) {
 	if s.config.Order == nil {
 		return ""
 	}
 	defer func() {
 		if v := recover(); v != nil {
 			lane = brokenLane
-			s.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", msg.Subject(), "panic", v)
+			s.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", f.msg.Subject, "panic", v)
 		}
 	}()
-	return s.config.Order(msg)
+	return s.config.Order(message{f})
 }
 
 // work has a message processed, as often as it takes here, and settles it.
@@ -100,24 +101,20 @@ func (s *session) work(ctx context.Context, f *held) {
 			return
 		}
 		f.delivery.Count++
-		f.delivery.Header, _ = headers(f.msg.Headers()) // the one before was the handler's to change
+		f.delivery.Header, _ = headers(f.msg.Header) // the one before was the handler's to change
 	}
 }
 
 // decide has a message processed.
 func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
-	s.mu.Lock()
-	s.running++
-	s.mu.Unlock()
+	s.running.Add(1)
 	defer func() {
-		s.mu.Lock()
-		s.running--
-		s.mu.Unlock()
+		s.running.Add(-1)
 		if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
 			err := &oncemill.PanicError{Value: v}
 			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.delivery.Position, "error", err)
 			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
 		}
 	}()
-	return s.process(ctx, message{f.msg}, f.delivery)
+	return s.process(ctx, message{f}, f.delivery)
 }

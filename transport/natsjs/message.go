@@ -3,17 +3,67 @@ package natsjs
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
+
+// What the server is told of a message (ADR-15 of NATS).
+var (
+	sayAck      = []byte("+ACK")
+	sayNak      = []byte("-NAK")
+	sayProgress = []byte("+WPI")
+)
+
+func sayNakAfter(delay time.Duration) []byte {
+	return append(strconv.AppendInt([]byte(`-NAK {"delay":`), delay.Nanoseconds(), 10), '}')
+}
+
+func sayTerm(reason string) []byte { return []byte("+TERM " + reason) }
+
+// say tells the server something of a message.
+func (f *held) say(what []byte) error { return f.nc.Publish(f.msg.Reply, what) }
 
 // ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason: the
 // worker settles it, by what the handler returns.
 var ErrWorkerSettles = errors.New("natsjs: the Worker settles the message: return nil, or an error")
 
 // A message is what handlers get.
-type message struct{ jetstream.Msg }
+type message struct{ *held }
+
+var _ jetstream.Msg = message{}
+
+func (m message) Subject() string      { return m.msg.Subject }
+func (m message) Reply() string        { return m.msg.Reply }
+func (m message) Headers() nats.Header { return m.msg.Header }
+func (m message) Data() []byte         { return m.msg.Data }
+
+func (m message) Metadata() (*jetstream.MsgMetadata, error) {
+	d, err := m.msg.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	return &jetstream.MsgMetadata{
+		Sequence:     jetstream.SequencePair(d.Sequence),
+		NumDelivered: d.NumDelivered,
+		NumPending:   d.NumPending,
+		Timestamp:    d.Timestamp,
+		Stream:       d.Stream,
+		Consumer:     d.Consumer,
+		Domain:       d.Domain,
+	}, nil
+}
+
+func (m message) InProgress() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.settled {
+		return jetstream.ErrMsgAlreadyAckd
+	}
+	return m.say(sayProgress)
+}
 
 func (message) Ack() error                       { return ErrWorkerSettles }
 func (message) DoubleAck(context.Context) error  { return ErrWorkerSettles }

@@ -47,7 +47,7 @@ func (f *held) progress(now time.Time, tick time.Duration) error {
 	if f.settled || now.Sub(f.touched) < tick {
 		return nil
 	}
-	err := f.msg.InProgress()
+	err := f.say(sayProgress)
 	if err == nil {
 		f.touched = now
 	}
@@ -71,7 +71,7 @@ func (s *session) probeAcks(ctx context.Context, f *held, before error) {
 	if newRefusal(s.nc, before) == nil {
 		return
 	}
-	if err := refusal(ctx, s.nc, f.msg.Reply(), probeAck); err != nil {
-		s.stop(s.limits.noRight(f.msg.Reply(), err))
+	if err := refusal(ctx, s.nc, f.msg.Reply, string(sayProgress)); err != nil {
+		s.stop(s.limits.noRight(f.msg.Reply, err))
 	}
 }

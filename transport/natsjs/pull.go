@@ -25,14 +25,6 @@ const (
 	maxPause = 5 * time.Second
 )
 
-// A fetched is how a request for messages ended.
-type fetched struct {
-	asked    int
-	got      int
-	answered bool // the server has ended it, or has sent everything
-	err      error
-}
-
 // pull asks for messages until ctx ends, and then returns nil, or until it cannot go on.
 func (s *session) pull(ctx, work context.Context) error {
 	t := trouble{session: s}
@@ -99,26 +91,6 @@ func (s *session) free() (n int, small bool) {
 		return 0, small
 	}
 	return n, small
-}
-
-// fetch asks for n messages, and takes them as they come.
-func (s *session) fetch(work context.Context, n int) fetched {
-	f := fetched{asked: n, answered: true}
-	last := time.Now()
-	batch, err := s.cons.Fetch(n, jetstream.FetchMaxWait(s.limits.expires))
-	if err != nil {
-		f.err = err
-		return f
-	}
-	for msg := range batch.Messages() {
-		last = time.Now()
-		s.receive(work, msg)
-		f.got++
-	}
-	// Of itself nats.go ends a request a second after the server should have.
-	f.answered = f.got == n || time.Since(last) < s.limits.expires+time.Second
-	f.err = batch.Error()
-	return f
 }
 
 // trouble is what stands between us and the messages.

@@ -11,8 +11,7 @@ import (
 // What is sent to find out whether it may be: it changes nothing.
 const (
 	probeInfo = ""
-	probeNext = "{"    // not a request: the server answers that it is a bad one
-	probeAck  = "+WPI" // in progress
+	probeNext = "{" // not a request: the server answers that it is a bad one
 )
 
 // refusal finds out whether the server lets us publish to a subject. It tells so only by an error of the connection,

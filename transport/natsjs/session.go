@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -36,6 +37,8 @@ type session struct {
 	draining chan struct{} // closed: the drain has begun
 	pulled   chan struct{} // closed: it has, and no fetch is outstanding
 	probe    probe
+	running  atomic.Int64 // calls of process
+	cut      int64        // of them, when their contexts were cancelled
 
 	mu          sync.Mutex
 	flights     map[*held]struct{}
@@ -43,8 +46,6 @@ type session struct {
 	outstanding int // fetches
 	nextSmall   time.Time
 	kept        int // flights that wait for their next try
-	running     int // calls of process
-	cut         int // of them, when their contexts were cancelled
 	delayed     delays
 }
 
@@ -98,7 +99,7 @@ func (s *session) run(ctx context.Context) error {
 	close(finished)
 	s.background.Wait()
 	if s.cut > 0 {
-		err = errors.Join(err, &CutShortError{Handlers: s.cut, Grace: s.config.Grace})
+		err = errors.Join(err, &CutShortError{Handlers: int(s.cut), Grace: s.config.Grace})
 	}
 	flush, done := context.WithTimeout(detached, flushTimeout)
 	defer done()
@@ -115,9 +116,7 @@ func (s *session) grace(finished <-chan struct{}, cancel context.CancelCauseFunc
 	select {
 	case <-finished:
 	case <-t.C:
-		s.mu.Lock()
-		s.cut = s.running
-		s.mu.Unlock()
+		s.cut = s.running.Load()
 		cancel(errGrace)
 	}
 }

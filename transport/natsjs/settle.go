@@ -36,7 +36,7 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 	case consumer.Reject:
 		s.log.ErrorContext(f.traced(ctx), "natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
 			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", d.Err)
-		s.send(ctx, f, "term", func() error { return f.msg.TermWithReason(reason(d.Err)) })
+		s.send(ctx, f, "term", sayTerm(reason(d.Err)))
 	default:
 		s.log.WarnContext(f.traced(ctx), "natsjs: message left to be delivered again after AckWait",
 			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
@@ -55,7 +55,7 @@ func (s *session) warnOfLoss(ctx context.Context, f *held, d consumer.Decision) 
 
 func (s *session) ack(ctx context.Context, f *held) {
 	if !s.config.DoubleAck {
-		s.send(ctx, f, "ack", f.msg.Ack)
+		s.send(ctx, f, "ack", sayAck)
 		return
 	}
 	f.end()
@@ -83,14 +83,15 @@ func (s *session) ack(ctx context.Context, f *held) {
 func (s *session) confirm(ctx context.Context, f *held) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout/4)
 	defer cancel()
-	return f.msg.DoubleAck(ctx)
+	_, err := f.nc.RequestWithContext(ctx, f.msg.Reply, sayAck)
+	return err
 }
 
 // send settles a message at the server.
-func (s *session) send(ctx context.Context, f *held, what string, settle func() error) {
+func (s *session) send(ctx context.Context, f *held, what string, say []byte) {
 	f.mu.Lock() // nothing says that it is in progress any more
 	f.settled = true
-	err := settle()
+	err := f.say(say)
 	f.mu.Unlock()
 	if err != nil {
 		s.unsent(ctx, f, what, err)
@@ -124,12 +125,12 @@ func (s *session) retry(ctx context.Context, f *held, d consumer.Decision) bool 
 	s.warnOfLoss(ctx, f, d)
 	switch {
 	case !s.isDraining():
-		s.send(ctx, f, "nak", func() error { return f.msg.NakWithDelay(delay) })
+		s.send(ctx, f, "nak", sayNakAfter(delay))
 	case f.ordered:
 		s.giveBack(ctx, f) // without delay, so that it comes before those behind it
 	default:
 		<-s.pulled
-		s.send(ctx, f, "nak", func() error { return f.msg.NakWithDelay(delay) })
+		s.send(ctx, f, "nak", sayNakAfter(delay))
 	}
 	return false
 }
@@ -186,7 +187,7 @@ func (s *session) await(ctx context.Context, f *held, delay time.Duration) bool 
 // it would answer with it.
 func (s *session) giveBack(ctx context.Context, f *held) {
 	<-s.pulled
-	s.send(ctx, f, "nak", f.msg.Nak)
+	s.send(ctx, f, "nak", sayNak)
 }
 
 // maxReason bounds the reason of a rejection, which stands in an advisory.

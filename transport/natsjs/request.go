@@ -1,0 +1,119 @@
+package natsjs
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// A fetched is how a request for messages ended.
+type fetched struct {
+	asked    int
+	got      int
+	answered bool // the server has ended it, or has sent everything
+	err      error
+}
+
+// A request asks the server once for messages (ADR-13 of NATS), and takes each where it comes: in the goroutine of its
+// subscription.
+type request struct {
+	receive func(*nats.Msg, time.Time)
+	ended   chan struct{} // closed: the server has ended it
+
+	mu    sync.Mutex
+	f     fetched
+	heard time.Time // when something came last
+	over  bool      // what comes now is not taken
+}
+
+// fetch asks for n messages, and returns when they have come, or no more will.
+func (s *session) fetch(work context.Context, n int) fetched {
+	receive := func(m *nats.Msg, now time.Time) { s.receive(work, m, now) }
+	r := &request{receive: receive, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
+	inbox := s.nc.NewInbox()
+	sub, err := s.nc.Subscribe(inbox, r.take)
+	if err != nil {
+		return fetched{asked: n, answered: true, err: err}
+	}
+	defer func() { _ = sub.Unsubscribe() }() // it fails where there is no connection any more
+	err = sub.SetPendingLimits(-1, -1)       // nothing may be dropped, and n bounds it
+	if err == nil {
+		err = s.nc.PublishRequest(s.limits.nextSubject, inbox, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, s.limits.expires.Nanoseconds()))
+	}
+	if err != nil {
+		return fetched{asked: n, answered: true, err: err}
+	}
+	return r.wait(s.limits.expires + time.Second)
+}
+
+// wait returns when the request has ended, or nothing has come for so long: then the server does not answer.
+func (r *request) wait(silence time.Duration) fetched {
+	timer := time.NewTimer(silence)
+	defer timer.Stop()
+	for {
+		select {
+		case <-r.ended:
+			return r.f
+		case <-timer.C:
+		}
+		left := r.giveUp(silence)
+		if left <= 0 {
+			return r.f
+		}
+		timer.Reset(left)
+	}
+}
+
+// giveUp ends the request, unless something has come within so long: then it returns how much of that is left.
+func (r *request) giveUp(silence time.Duration) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := silence - time.Since(r.heard)
+	if left <= 0 {
+		r.over = true
+	}
+	return left
+}
+
+// take takes what the server sends.
+func (r *request) take(m *nats.Msg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over {
+		return // it comes again, after AckWait
+	}
+	r.heard = time.Now()
+	if m.Reply == "" { // no message: a message says where its ack goes
+		if over, err := ending(m); over {
+			r.end(err)
+		}
+		return
+	}
+	r.receive(m, r.heard)
+	if r.f.got++; r.f.got == r.f.asked {
+		r.end(nil)
+	}
+}
+
+// end has fetch return. The request is locked.
+func (r *request) end(err error) {
+	r.f.answered, r.f.err, r.over = true, err, true
+	close(r.ended)
+}
+
+// ending reports whether a status ends a request, and the error if it does not do so in the ordinary way.
+func ending(m *nats.Msg) (over bool, err error) {
+	switch status, text := m.Header.Get("Status"), m.Header.Get("Description"); status {
+	case "100": // a heartbeat
+		return false, nil
+	case "404", "408": // there are no messages, in time
+		return true, nil
+	case "503":
+		return true, nats.ErrNoResponders
+	default:
+		return true, fmt.Errorf("natsjs: the server ended a request for messages: %.200q (status %.20q)", text, status)
+	}
+}
