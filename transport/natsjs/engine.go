@@ -3,6 +3,7 @@ package natsjs
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -13,6 +14,7 @@ import (
 type engine struct {
 	js            jetstream.JetStream
 	config        Config
+	lookEvery     time.Duration // how often a run looks at its consumer again
 	maxDeliveries atomic.Uint64
 }
 

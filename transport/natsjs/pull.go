@@ -172,7 +172,7 @@ const lookEvery = 30 * time.Second
 
 // watch ends the run when the consumer is changed under it: what the run has learnt of it is not true any more.
 func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
-	ticker := time.NewTicker(lookEvery)
+	ticker := time.NewTicker(s.look)
 	defer ticker.Stop()
 	for {
 		select {

@@ -26,6 +26,7 @@ type session struct {
 	limits  limits
 	log     *slog.Logger
 	holds   *oncemill.Holds
+	look    time.Duration // how often the consumer is looked at again
 
 	lanes      lanes.Set
 	fetches    sync.WaitGroup
@@ -54,6 +55,7 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 		nc: e.js.Conn(), cons: cons, process: p, config: e.config, limits: l,
 		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
 		holds:    oncemill.NewHolds(max(1, l.window/2)),
+		look:     e.lookEvery,
 		wake:     make(chan struct{}, 1),
 		ended:    make(chan fetched, maxFetches),
 		fatal:    make(chan error, 1),

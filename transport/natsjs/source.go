@@ -33,7 +33,7 @@ func NewSource(js jetstream.JetStream, config SourceConfig) (*Source, error) {
 	case config.Consumer == nil:
 		return nil, errors.New("natsjs: SourceConfig.Consumer is nil, want what returns the consumer of a topic")
 	}
-	return &Source{consumer: config.Consumer, policy: config.Policy, engine: engine{js: js, config: config.Config}}, nil
+	return &Source{consumer: config.Consumer, policy: config.Policy, engine: engine{js: js, config: config.Config, lookEvery: lookEvery}}, nil
 }
 
 // Check is Worker.Check for the consumer of a topic.

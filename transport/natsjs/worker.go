@@ -41,7 +41,7 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 	case handle == nil:
 		return nil, errors.New("natsjs: NewWorker needs a handler")
 	}
-	return &Worker{once: once, handle: handle, cons: cons, engine: engine{js: js, config: config}}, nil
+	return &Worker{once: once, handle: handle, cons: cons, engine: engine{js: js, config: config, lookEvery: lookEvery}}, nil
 }
 
 // Check looks at the consumer and its stream, and returns an error that says what to set if the worker's guarantees

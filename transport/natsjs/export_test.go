@@ -1,0 +1,9 @@
+package natsjs
+
+import "time"
+
+// LookEvery sets how often the worker looks at its consumer again while it runs.
+func (w *Worker) LookEvery(d time.Duration) { w.engine.lookEvery = d }
+
+// LookEvery sets how often the source looks at its consumers again while it runs.
+func (s *Source) LookEvery(d time.Duration) { s.engine.lookEvery = d }

@@ -1,0 +1,227 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// lookEvery is how often workers look at their consumers again in these tests.
+const lookEvery = 20 * time.Millisecond
+
+// A looked consumer counts how often it was looked at, and can refuse.
+type looked struct {
+	jetstream.Consumer
+	looks   atomic.Int64
+	refuses atomic.Pointer[error]
+}
+
+func (l *looked) Info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	l.looks.Add(1)
+	if err := l.refuses.Load(); err != nil {
+		return nil, *err
+	}
+	return l.Consumer.Info(ctx)
+}
+
+// looksAgain waits until the consumer was looked at some times more.
+func (l *looked) looksAgain(t *testing.T) {
+	t.Helper()
+	from := l.looks.Load()
+	until(t, "further looks at the consumer", func() bool { return l.looks.Load() >= from+5 })
+}
+
+// changes are changes of a consumer that a server lets pass.
+var changes = map[string]struct {
+	field    string // in the error
+	from, to string // in the error
+	change   func(*jetstream.ConsumerConfig)
+}{
+	"AckWait":           {"AckWait", "30s", "40s", func(c *jetstream.ConsumerConfig) { c.AckWait = 40 * time.Second }},
+	"BackOff":           {"BackOff", "[]", "[30s 1m0s]", func(c *jetstream.ConsumerConfig) { c.BackOff = []time.Duration{30 * time.Second, time.Minute} }},
+	"MaxDeliver":        {"MaxDeliver", "-1", "20", func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 20 }},
+	"MaxAckPending":     {"MaxAckPending", "1000", "500", func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 500 }},
+	"MaxRequestBatch":   {"MaxRequestBatch", "0", "300", func(c *jetstream.ConsumerConfig) { c.MaxRequestBatch = 300 }},
+	"MaxRequestExpires": {"MaxRequestExpires", "0s", "2s", func(c *jetstream.ConsumerConfig) { c.MaxRequestExpires = 2 * time.Second }},
+}
+
+// What the worker has learnt of its consumer is not true any more: it drains and says what was changed. Nothing is lost
+// by that, and run again it works with what the consumer is now.
+func TestWorker_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, c := range changes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.publish(1, oneLane)
+			release := make(chan struct{})
+			w := r.worker(func(ctx context.Context, _ jetstream.Msg) error {
+				select {
+				case <-release:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+			w.LookEvery(lookEvery)
+			ended := make(chan error, 1)
+			go func() { ended <- w.Run(context.Background()) }()
+			until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+			config := r.info().Config
+			c.change(&config)
+			r.open(config)
+			r.drains(w)
+			close(release)
+			r.wantChanged(await(t, ended), c.field, c.from, c.to)
+			r.acked(1) // by the drain: the handler ran on
+
+			r.publish(2, oneLane) // one of them a copy
+			stop := r.start(w)
+			r.acked(3)
+			r.stops(stop)
+			if finished, runs := r.done(); finished != 2 || runs != 2 {
+				t.Errorf("%d messages were finished in %d runs, want 2", finished, runs)
+			}
+		})
+	}
+}
+
+// drains waits until a worker takes no more messages, which it does when it has begun to end.
+func (r *rig) drains(w *natsjs.Worker) {
+	r.t.Helper()
+	until(r.t, "the end of requests for messages", func() bool { return r.info().NumWaiting == 0 })
+	if err := w.Run(r.t.Context()); !errors.Is(err, natsjs.ErrRunning) {
+		r.t.Errorf("Run has not waited for the handler: %v", err)
+	}
+}
+
+// await returns what Run returned.
+func await(t *testing.T, ended <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(patience):
+		t.Fatal("Run did not end")
+		return nil
+	}
+}
+
+// wantChanged checks the error of a run whose consumer was changed.
+func (r *rig) wantChanged(err error, field, from, to string) {
+	r.t.Helper()
+	var changed *natsjs.ConfigError
+	if !errors.As(err, &changed) || changed.Field != field || changed.Stream != "orders" || changed.Consumer != "billing" {
+		r.t.Fatalf("Run: %v, want a ConfigError about %s", err, field)
+	}
+	if says := fmt.Sprintf("was changed from %s to %s while it was in use: run the worker again", from, to); !strings.Contains(err.Error(), says) {
+		r.t.Errorf("Run: %q does not say %q", err, says)
+	}
+}
+
+func TestSource_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	s := r.source()
+	s.LookEvery(lookEvery)
+	var delivered atomic.Int64
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Run(context.Background(), "orders", func(context.Context, consumer.Delivery) consumer.Decision {
+			delivered.Add(1)
+			return consumer.Decision{Action: consumer.Ack}
+		})
+	}()
+	until(t, "the message", func() bool { return delivered.Load() == 1 })
+	r.open(jetstream.ConsumerConfig{AckWait: 40 * time.Second})
+	r.wantChanged(await(t, ended), "AckWait", "30s", "40s")
+	r.acked(1)
+}
+
+// Somebody deletes the consumer and makes it again, otherwise, before anybody looks.
+func TestWorker_ConsumerThatIsMadeAnewOtherwiseIsNoticed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	w := r.worker(succeed)
+	w.LookEvery(lookEvery)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(context.Background()) }()
+	r.acked(1)
+	if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
+	}
+	r.open(jetstream.ConsumerConfig{AckWait: 40 * time.Second})
+	r.wantChanged(await(t, ended), "AckWait", "30s", "40s")
+}
+
+// What is not about how the worker works is no reason to end, nor is a look that fails: fetches tell.
+func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
+	t.Parallel()
+	missing := error(jetstream.ErrConsumerNotFound)
+	for name, happens := range map[string]struct{ first, then func(*rig, *looked) error }{
+		"paused for a while": {
+			func(r *rig, _ *looked) error {
+				_, err := r.js.PauseConsumer(r.t.Context(), "orders", "billing", time.Now().Add(time.Hour))
+				return err
+			},
+			func(r *rig, _ *looked) error {
+				_, err := r.js.ResumeConsumer(r.t.Context(), "orders", "billing")
+				return err
+			},
+		},
+		"another description": {first: func(r *rig, _ *looked) error {
+			config := r.info().Config
+			config.Description = "charges orders"
+			_, err := r.js.UpdateConsumer(r.t.Context(), "orders", config)
+			return err
+		}},
+		"looks fail": {first: func(_ *rig, l *looked) error {
+			l.refuses.Store(&missing)
+			return nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			cons := &looked{Consumer: r.cons}
+			r.cons = cons
+			w := r.worker(succeed)
+			w.LookEvery(lookEvery)
+			stop := r.start(w)
+			r.publish(1, oneLane)
+			r.finishes(1)
+			if err := happens.first(r, cons); err != nil {
+				t.Fatal(err)
+			}
+			cons.looksAgain(t)
+			if happens.then != nil {
+				r.publish(2, oneLane)
+				cons.looksAgain(t)
+				if finished, _ := r.done(); finished != 1 {
+					t.Errorf("%d messages were finished, want none while the consumer rests", finished-1)
+				}
+				if err := happens.then(r, cons); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.publish(3, oneLane)
+			r.finishes(3)
+			cons.looksAgain(t)
+			r.stops(stop)
+			if log := r.log.String(); log != "" {
+				t.Errorf("log:\n%s", log)
+			}
+		})
+	}
+}
