@@ -117,8 +117,12 @@ type kafkaChild struct {
 	Attempts int
 	Order    franz.Order // of franz.Config, as the next two
 	Window   int
+	Instance string
 	Flaky    bool
 	Work     time.Duration // after each effect
+
+	Session    time.Duration // 0: kafkaSession
+	ServerSide bool          // kgo.ServerSideBalancer
 
 	Poison string // the ID at which the process ends, after a pause in which the others finish
 	Exit   bool   // with os.Exit instead of SIGKILL
@@ -170,11 +174,18 @@ func TestKafkaChild(t *testing.T) {
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
-	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Order: c.Order, Window: c.Window, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
+	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Order: c.Order, Window: c.Window, InstanceID: c.Instance, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	cl, err := kgo.NewClient(append(w.Opts(), kafkaMemberOpts(c.Broker, c.Group, c.Topic)...)...)
+	opts := append(w.Opts(), kafkaMemberOpts(c.Broker, c.Group, c.Topic)...)
+	if c.Session > 0 {
+		opts = append(opts, kgo.SessionTimeout(c.Session))
+	}
+	if c.ServerSide {
+		opts = append(opts, kgo.ServerSideBalancer())
+	}
+	cl, err := kgo.NewClient(opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,22 +17,23 @@ func TestKafka_MembersThatComeAndGoLoseNothingAndRepeatOnlyWhatIsExplained(t *te
 	t.Parallel()
 	for _, order := range full([]franz.Order{franz.PerKey, franz.PerPartition}, []franz.Order{franz.PerKey}) {
 		t.Run(string(order), func(t *testing.T) {
-			eachKafka(t, func(t *testing.T, k kafka) { comeAndGo(t, k, order) })
+			eachKafka(t, func(t *testing.T, k kafka) { comeAndGo(t, k, order, false) })
 		})
 	}
 }
 
-func comeAndGo(t *testing.T, k kafka, order franz.Order) {
+func comeAndGo(t *testing.T, k kafka, order franz.Order, serverSide bool) {
 	r := newKafkaRig(t, k, kafkaSetup{
-		partitions: 6, rate: 300, lease: 1500 * time.Millisecond, fails: flaky,
+		partitions: 6, rate: 300, lease: 1500 * time.Millisecond, fails: flaky, opts: balancedBy(serverSide),
 		config: franz.Config{Order: order, Window: 32, CommitEvery: 100 * time.Millisecond},
 		work:   func(context.Context, oncemill.Run) { lasts(rand.N(4 * time.Millisecond)) },
 	})
 	home := r.serve()
-	child := kafkaChild{Order: order, Window: 32, Flaky: true, Work: 2 * time.Millisecond}
+	child := kafkaChild{Order: order, Window: 32, Flaky: true, Work: 2 * time.Millisecond, ServerSide: serverSide}
 	for range full(12, 1) {
 		a, b, c := r.join(), r.join(), r.spawn(home, child)
 		r.progress(200)
+		r.wantProtocol(serverSide)
 		kafkaKill(t, c)
 		r.progress(100)
 		a.leave()
@@ -70,24 +71,28 @@ func kafkaKill(t *testing.T, p *testserver.Process) {
 // happens twice. Full: 12 rounds.
 func TestKafka_MembersThatLeaveRepeatNothing(t *testing.T) {
 	t.Parallel()
-	eachKafka(t, func(t *testing.T, k kafka) {
-		r := newKafkaRig(t, k, kafkaSetup{
-			partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, Window: 32},
-			work: func(context.Context, oncemill.Run) { lasts(rand.N(20 * time.Millisecond)) },
-		})
-		stays := r.join()
-		for range full(12, 1) {
-			a, b := r.join(), r.join()
-			r.progress(100)
-			a.leave()
-			r.progress(50)
-			b.leave()
-			r.progress(50)
-		}
-		b := r.finish()
-		b.mustExplain(t)
-		if stays.err != nil {
-			t.Errorf("the member that stayed ended with %v", stays.err)
-		}
+	eachKafka(t, func(t *testing.T, k kafka) { leaveInTurn(t, k, false) })
+}
+
+func leaveInTurn(t *testing.T, k kafka, serverSide bool) {
+	r := newKafkaRig(t, k, kafkaSetup{
+		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, Window: 32},
+		opts: balancedBy(serverSide),
+		work: func(context.Context, oncemill.Run) { lasts(rand.N(20 * time.Millisecond)) },
 	})
+	stays := r.join()
+	for range full(12, 1) {
+		a, b := r.join(), r.join()
+		r.progress(100)
+		r.wantProtocol(serverSide)
+		a.leave()
+		r.progress(50)
+		b.leave()
+		r.progress(50)
+	}
+	b := r.finish()
+	b.mustExplain(t)
+	if stays.err != nil {
+		t.Errorf("the member that stayed ended with %v", stays.err)
+	}
 }

@@ -44,9 +44,9 @@ func eachKafka(t *testing.T, test func(t *testing.T, k kafka)) {
 	})
 }
 
-func fakeKafka(t *testing.T) kafka {
+func fakeKafka(t *testing.T, opts ...kfake.Opt) kafka {
 	t.Helper()
-	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.GroupMinSessionTimeout(100*time.Millisecond))
+	c, err := kfake.NewCluster(append(opts, kfake.NumBrokers(1), kfake.GroupMinSessionTimeout(100*time.Millisecond))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +72,7 @@ type kafkaSetup struct {
 	lease      time.Duration // 0: the default
 	attempts   int           // 0: the default
 	config     franz.Config
+	opts       []kgo.Opt // of the clients of members, beside those of every rig
 
 	// work is what a handler does after its effect. Nil: nothing.
 	work func(ctx context.Context, r oncemill.Run)
@@ -359,7 +360,14 @@ type kafkaMember struct {
 // join adds a member.
 func (r *kafkaRig) join(opts ...kgo.Opt) *kafkaMember {
 	r.t.Helper()
+	return r.joinAs("", opts...)
+}
+
+// joinAs adds a static member, or a dynamic one if it has no name.
+func (r *kafkaRig) joinAs(instance string, opts ...kgo.Opt) *kafkaMember {
+	r.t.Helper()
 	config := r.config
+	config.InstanceID = instance
 	config.Grace = kafkaGrace
 	config.Logger = slog.New(slog.DiscardHandler)
 	w, err := franz.NewWorker(r.once, r.handle, config)
@@ -368,7 +376,7 @@ func (r *kafkaRig) join(opts ...kgo.Opt) *kafkaMember {
 	}
 	m := &kafkaMember{r: r, net: newKafkaNet(), done: make(chan struct{})}
 	own := append(kafkaMemberOpts(r.at.addr, r.group, r.topic), kgo.Dialer(m.net.dial))
-	if m.cl, err = kgo.NewClient(slices.Concat(w.Opts(), own, opts)...); err != nil {
+	if m.cl, err = kgo.NewClient(slices.Concat(w.Opts(), own, r.opts, opts)...); err != nil {
 		r.t.Fatal(err)
 	}
 	var ctx context.Context
