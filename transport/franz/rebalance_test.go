@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -173,6 +174,89 @@ func TestWorker_PartitionsThatStayKeepRunning(t *testing.T) {
 	first.leave()
 	second.leave()
 	b.wantOnce(t, 2)
+}
+
+// Members 1, 2, 1: while one partition goes and comes back, the handler of the other runs on. With the balancer that Opts
+// sets, and with the broker's.
+func TestWorker_HandlersOfPartitionsThatStayOutliveRebalances(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]kgo.Opt{"cooperative": nil, "server-side": {kgo.ServerSideBalancer()}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 2, quickServerSide)
+			b.produce(0, 2, 2, 0)
+			reports := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.ConsumerGroupHeartbeat}, Observe: true, Count: -1})
+			release := make(chan struct{})
+			var mu sync.Mutex
+			interrupted := map[string]int{}
+			handle := b.handler(byPartition, func(ctx context.Context, id string, _ int) error {
+				select {
+				case <-release:
+					return nil
+				case <-ctx.Done():
+					mu.Lock()
+					defer mu.Unlock()
+					interrupted[id]++
+					return ctx.Err()
+				}
+			})
+			once := b.processor(consumer.Config{})
+			config := franz.Config{Grace: 100 * time.Millisecond}
+			opts := append(opts, kgo.RebalanceTimeout(time.Second))
+			first := b.start(once, handle, config, opts...)
+			until(t, "both handlers", func() bool { return b.started() == 2 })
+			for range full(4, 2) { // a record may be interrupted as often as the policy has attempts
+				runs := b.started()
+				second := b.start(once, handle, config, opts...)
+				until(t, "the handler of the new owner", func() bool { return b.started() == runs+1 })
+				b.stable(2, 2)
+				second.leave()
+				until(t, "the handler of the partition that is back", func() bool { return b.started() == runs+2 })
+				b.stable(1, 2)
+			}
+			stays, goes := orderID(0), orderID(1)
+			if b.runsOf(stays) > b.runsOf(goes) {
+				stays, goes = goes, stays
+			}
+			mu.Lock()
+			if interrupted[stays] > 0 || b.runsOf(stays) != 1 {
+				t.Errorf("the partition that stayed had %d runs, %d interrupted, want one that goes on; the other %d", b.runsOf(stays), interrupted[stays], b.runsOf(goes))
+			}
+			mu.Unlock()
+			close(release)
+			until(t, "both records", func() bool { return b.finished() == 2 })
+			first.leave()
+			b.wantOnce(t, 2)
+			if serverSide := reports.Hits() > 0; serverSide != (name == "server-side") {
+				t.Errorf("members of the new kind: %v", serverSide)
+			}
+		})
+	}
+}
+
+// quickServerSide makes a fake cluster ask for a report of members of the new kind every 50 ms.
+var quickServerSide = kfake.BrokerConfigs(map[string]string{"group.consumer.heartbeat.interval.ms": "50", "group.initial.rebalance.delay.ms": "0"})
+
+// A broker that does not know the new kind of group gets members of the old kind.
+func TestWorker_ServerSideBalancerIsNotNeededAtTheBroker(t *testing.T) {
+	t.Parallel()
+	const n = 100
+	b := newBench(t, 2)
+	b.produce(0, n, 2, 0)
+	refusals := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.ConsumerGroupHeartbeat}, Err: kerr.UnsupportedVersion, Count: -1})
+	var joins atomic.Int32
+	b.cluster.ControlKey(int16(kmsg.JoinGroup), func(kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.KeepControl()
+		joins.Add(1)
+		return nil, nil, false
+	})
+	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{}, kgo.ServerSideBalancer())
+	until(t, "all records", func() bool { return b.finished() == n })
+	m.leave()
+	b.wantOnce(t, n)
+	if refusals.Hits() == 0 || joins.Load() == 0 {
+		t.Errorf("%d attempts were refused and %d made by the classic protocol, want both", refusals.Hits(), joins.Load())
+	}
 }
 
 func TestWorker_LostPartitionsAreCancelledAndNotCommitted(t *testing.T) {
