@@ -21,9 +21,9 @@ import (
 // its session timeout: kgo's are not used.
 const serverSideHeartbeat = kafkaSession / 5
 
-// The broker assigns the partitions, and everything is as with members that do it among themselves: with kfake, too, where
-// it knows such groups. Full: 12 rounds of members 3, 2, 1, 3, of whom one leaves, one is killed and one is cut off; 12
-// rounds of members that leave; 12 restarts of static members; a group that moves 6 times there and back.
+// The broker assigns the partitions, and everything is as with members that do it among themselves. Full: 12 rounds of members
+// 3, 2, 1, 3, of whom one leaves, one is killed and one is cut off; 12 rounds of members that leave; these with kfake, too;
+// 6 restarts of a static member; a group that moves 6 times there and back.
 func TestKafka_ServerSideBalancerLosesNothingAndRepeatsOnlyWhatIsExplained(t *testing.T) {
 	t.Parallel()
 	broker := serverSideKafka(t)
@@ -38,10 +38,10 @@ func TestKafka_ServerSideBalancerLosesNothingAndRepeatsOnlyWhatIsExplained(t *te
 			test(t, broker)
 		})
 	}
-	for name, test := range map[string]func(*testing.T, kafka){
+	for name, test := range full(map[string]func(*testing.T, kafka){
 		"members come and go, kfake": func(t *testing.T, k kafka) { comeAndGo(t, k, franz.PerPartition, true) },
 		"members leave, kfake":       func(t *testing.T, k kafka) { leaveInTurn(t, k, true) },
-	} {
+	}, nil) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, fakeKafka(t, kfake.BrokerConfigs(map[string]string{

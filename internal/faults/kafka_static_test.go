@@ -116,13 +116,14 @@ func TestKafka_StaticMemberThatIsKilledKeepsItsPartitionsWithoutARebalance(t *te
 }
 
 // Two members have one instance ID: the one that came first ends with an error that says so, whether it works or is cut
-// off when the other comes, and commits nothing over what the other commits.
+// off when the other comes, and commits nothing over what the other commits. Full: with kfake, too.
 func TestKafka_StaticMemberIsFencedByAnotherWithItsInstanceID(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]bool{"while it works": false, "while it is cut off": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachKafka(t, func(t *testing.T, k kafka) { fenced(t, k, cut) })
+			each := full(eachKafka, func(t *testing.T, test func(*testing.T, kafka)) { test(t, sharedKafka(t)) })
+			each(t, func(t *testing.T, k kafka) { fenced(t, k, cut) })
 		})
 	}
 }
