@@ -117,9 +117,9 @@ func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedups
 //
 //go:noinline
 func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) (err error) {
-	sent := time.Now()
+	sent := telemetry.Now()
 	*answer, err = g.store.Claim(g.patience.of(ctx), *r)
-	took := time.Since(sent)
+	took := sent.Elapsed()
 	if err != nil {
 		g.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), took)
 	} else {

@@ -28,8 +28,9 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 	ctx, processing := p.telemetry.Begin(ctx, &telemetry.Incoming{
 		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
 		Topic: d.Topic, Origin: d.Origin, ID: this.call.Key.ID, KeySource: string(this.source), Header: d.Header,
-		Cause: p.causeOf(d), Link: p.config.Trace == TraceLink,
+		Spellings: this.spellings, Cause: p.causeOf(d, this), Link: p.config.Trace == TraceLink,
 	})
+	this.observed = processing
 	ended := false
 	defer func() {
 		if !ended { // it panics, in shadow mode
@@ -39,9 +40,7 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 	if outcome := p.withoutClaim(this.err); outcome != nil {
 		processing.Count(ctx, outcome)
 	}
-	p.guarded(ctx, d, this, message, decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
-		return timed(ctx, processing, do, recorded)
-	})
+	p.guarded(ctx, d, this, message, decision, do)
 	ended = true
 	failure, err := failureOf(ctx, decision)
 	processing.End(string(decision.Action), failure, err)
@@ -58,11 +57,11 @@ func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
 	return &telemetry.Answer{Outcome: telemetry.Rejected}
 }
 
-// timed measures a handler.
-func timed(ctx context.Context, processing *telemetry.Processing, do job, recorded bool) (o dedupstore.Outcome, err error) {
+// timed measures a handler. The delivery's own context, outside, has its span at hand.
+func timed(ctx, outside context.Context, processing *telemetry.Processing, do job, recorded bool) (o dedupstore.Outcome, err error) {
 	began := processing.Run()
 	failure := telemetry.FailedPanic
-	defer func() { processing.Ran(ctx, began, failure) }()
+	defer func() { processing.Ran(outside, began, failure) }()
 	o, err = do(ctx, recorded)
 	if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
 		failure = telemetry.FailedCanceled
@@ -75,13 +74,13 @@ func (p *Processor) system(d *Delivery) string {
 }
 
 // causeOf says why a delivery is a duplicate, if it is one, as far as that can be told.
-func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
+func (p *Processor) causeOf(d *Delivery, this *identified) telemetry.Detail {
 	switch {
 	case d.Count > 1:
 		return telemetry.BrokerRedelivery
-	case d.Header.Get(producer.HeaderRerun) != "" || d.Header.Get(producer.HeaderPurpose) == producer.PurposeReplay:
+	case this.header(d, producer.HeaderRerun) != "" || this.header(d, producer.HeaderPurpose) == producer.PurposeReplay:
 		return telemetry.Operator
-	case d.Header.Get(producer.HeaderResend) != "":
+	case this.header(d, producer.HeaderResend) != "":
 		return telemetry.RelayResend
 	case d.Count == 1 && p.system(d) != telemetry.SystemKafka: // which does not count
 		return telemetry.ProducerRetry

@@ -115,13 +115,24 @@ type identified struct {
 	call   oncemill.Call
 	source producer.Source // of its ID
 	err    error           // why it cannot be guarded
+
+	spellings telemetry.Spellings   // of its header
+	observed  *telemetry.Processing // nil: nobody wants to know
+}
+
+// header is the delivery's Header.Get for names in lower case.
+func (i *identified) header(d *Delivery, name string) string {
+	if v, ok := d.Header[name]; ok || !i.spellings.Hold(name) {
+		return v
+	}
+	return d.Header.Get(name)
 }
 
 // guarded guards a delivery.
 func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, message any, decision *Decision, do job) {
 	call := &found.call
 	if found.err != nil {
-		p.unidentified(ctx, d, found.err, decision, do)
+		p.unidentified(ctx, d, found, decision, do)
 		return
 	}
 	this := inside{call.Key, message}
@@ -131,15 +142,23 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 		return
 	}
 	var err error
-	decision.Result, err = p.guard.Run(context.WithValue(ctx, insideKey{}, this), *call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		return do(ctx, !p.policy.Shadow)
-	})
+	decision.Result, err = p.guard.Run(context.WithValue(ctx, insideKey{}, this), *call, p.work(ctx, found.observed, do))
 	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
 		decision.Action = Ack
 	} else {
 		p.otherwise(ctx, d, call, decision, err)
 	}
 	decision.ID = call.Key.ID
+}
+
+// work is what the guard runs.
+func (p *Processor) work(outside context.Context, observed *telemetry.Processing, do job) oncemill.RunFunc {
+	if observed != nil {
+		return func(ctx context.Context) (dedupstore.Outcome, error) {
+			return timed(ctx, outside, observed, do, !p.policy.Shadow)
+		}
+	}
+	return func(ctx context.Context) (dedupstore.Outcome, error) { return do(ctx, !p.policy.Shadow) }
 }
 
 // otherwise is what to do with a delivery that did not simply succeed.
@@ -167,6 +186,7 @@ func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.C
 func (p *Processor) identify(d *Delivery, found *identified) error {
 	call := &found.call
 	call.Hold, call.Holds = p.config.Hold, d.Holds
+	found.spellings = telemetry.SpellingsOf(d.Header)
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
@@ -186,7 +206,7 @@ func (p *Processor) identify(d *Delivery, found *identified) error {
 	if call.Fingerprint, err = p.config.Fingerprint(d.Payload); err != nil {
 		return &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("fingerprint: %w", err)}
 	}
-	if fence := d.Header.Get(producer.HeaderRerun); fence != "" {
+	if fence := found.header(d, producer.HeaderRerun); fence != "" {
 		if call.Rerun, err = strconv.ParseUint(fence, 10, 64); err != nil {
 			return &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("header %s: %w", producer.HeaderRerun, err)}
 		}
@@ -209,8 +229,14 @@ func (p *Processor) letters(d *Delivery, key dedupstore.Key) func(dedupstore.Out
 // unidentified deals with a delivery that cannot be guarded.
 //
 //go:noinline
-func (p *Processor) unidentified(ctx context.Context, d *Delivery, err error, decision *Decision, do job) {
-	*decision = p.unguarded(ctx, *d, err, do)
+func (p *Processor) unidentified(ctx context.Context, d *Delivery, found *identified, decision *Decision, do job) {
+	if observed := found.observed; observed != nil {
+		*decision = p.unguarded(ctx, *d, found.err, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
+			return timed(ctx, ctx, observed, do, recorded)
+		})
+		return
+	}
+	*decision = p.unguarded(ctx, *d, found.err, do)
 }
 
 func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job) Decision {

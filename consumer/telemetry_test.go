@@ -351,3 +351,37 @@ func TestProcess_AHeldDeliveryCountsForWhatItWaitedForToo(t *testing.T) {
 		t.Errorf("the span's outcome is %q", got)
 	}
 }
+
+// Panels lead to traces: each measurement of a delivery is an example of its span.
+func TestProcess_ItsMeasurementsAreExamplesOfItsSpan(t *testing.T) {
+	t.Parallel()
+	reader := sdkmetric.NewManualReader()
+	c, spans, _ := traced()
+	c.Policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	d := delivery("m1")
+	d.Header["traceparent"] = "00-" + messageTrace + "-00f067aa0ba902b7-01"
+	newProcessor(t, newStore(t), c).Process(t.Context(), d, func(context.Context) error { return nil })
+	var data metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &data); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, m := range data.ScopeMetrics[0].Metrics {
+		switch d := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			for _, e := range d.DataPoints[0].Exemplars {
+				found[m.Name] = fmt.Sprintf("%x", e.SpanID)
+			}
+		case metricdata.Histogram[float64]:
+			for _, e := range d.DataPoints[0].Exemplars {
+				found[m.Name] = fmt.Sprintf("%x", e.SpanID)
+			}
+		}
+	}
+	want := spans.Ended()[0].SpanContext().SpanID().String()
+	for _, name := range []string{"oncemill.claims", "oncemill.claim.duration", "messaging.process.duration"} {
+		if found[name] != want {
+			t.Errorf("%s is an example of span %q, want %q", name, found[name], want)
+		}
+	}
+}

@@ -3,29 +3,20 @@ package telemetry
 import (
 	"context"
 	"reflect"
-	"time"
 
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill/internal/contexts"
 )
-
-// A delivery is what the engine finds in a context about the delivery that it is asked for.
-type delivery struct {
-	source             *source // of deliveries that are not told apart, if there are too many
-	group, handler, id string
-	cause              Detail // if it is a duplicate
-
-	propagator propagation.TextMapPropagator // nil: the global one
-}
 
 type deliveryKey struct{}
 
 // deliveryOf returns the delivery of a context, if any, and whether a claim is that delivery's own: its handler may use
 // guards for other things.
-func deliveryOf(ctx context.Context, group, handler, id string) (d *delivery, mine bool) {
-	d, _ = ctx.Value(deliveryKey{}).(*delivery)
-	return d, d != nil && d.id == id && d.group == group && d.handler == handler
+func deliveryOf(ctx context.Context, group, handler, id string) (p *Processing, mine bool) {
+	p, _ = ctx.Value(deliveryKey{}).(*Processing)
+	return p, p != nil && p.id == id && p.scope.group == group && p.scope.handler == handler
 }
 
 // A Consumer makes the spans of deliveries, and measures their handlers. It is safe for concurrent use.
@@ -58,47 +49,74 @@ type Incoming struct {
 	Origin         string
 	ID, KeySource  string // empty: none was found
 	Header         map[string]string
-	Cause          Detail // if it is a duplicate
-	Link           bool   // to the message's trace, instead of being part of it
+	Spellings      Spellings // of the header
+	Cause          Detail    // if it is a duplicate
+	Link           bool      // to the message's trace, instead of being part of it
 }
 
-// A Processing is a delivery that is being processed.
+// A Processing is a delivery that is being processed. It is a context, in which the engine finds it.
 type Processing struct {
+	contexts.Child
 	consumer *Consumer
-	delivery delivery
+	source   *source // of deliveries that are not told apart, if there are too many
+	scope    *scope  // its own
+	id       string
+	header   spelled
 	span     trace.Span // nil: none
+	cause    Detail     // if it is a duplicate
+}
+
+// Value implements context.Context.
+func (p *Processing) Value(key any) any {
+	if key == any(deliveryKey{}) {
+		return p
+	}
+	return p.Child.Value(key)
 }
 
 // Begin begins a delivery's span. The context is for its processing.
 func (c *Consumer) Begin(ctx context.Context, in *Incoming) (context.Context, *Processing) {
-	p := &Processing{consumer: c, delivery: delivery{
-		source: c.meter.sources.source(scope{in.Group, in.Handler, in.System, in.Destination}),
-		group:  in.Group, handler: in.Handler, id: in.ID, cause: in.Cause, propagator: c.providers.Propagator,
-	}}
-	ctx = context.WithValue(ctx, deliveryKey{}, &p.delivery)
-	if tracer := c.tracing.tracer(); tracer != nil {
-		ctx = p.start(ctx, tracer, in)
+	own := scope{in.Group, in.Handler, in.System, in.Destination}
+	p := &Processing{
+		Child: contexts.Under(ctx), consumer: c, source: c.meter.sources.source(own), id: in.ID,
+		header: spelled{in.Header, in.Spellings}, cause: in.Cause,
 	}
-	return ctx, p
+	if p.scope = &p.source.scope; *p.scope != own {
+		p.scope = &scope{group: in.Group, handler: in.Handler}
+	}
+	if tracer := c.tracing.tracer(); tracer != nil {
+		return p.start(tracer, in), p
+	}
+	return p, p
 }
 
-func (p *Processing) start(ctx context.Context, tracer trace.Tracer, in *Incoming) context.Context {
+func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Context) {
+	ctx = p
 	ambient := trace.SpanFromContext(ctx)
-	ctx = p.consumer.providers.propagator().Extract(ctx, header(in.Header))
+	outside := ambient.SpanContext()
+	ctx = p.consumer.providers.propagator().Extract(ctx, &p.header)
 	created := trace.SpanContextFromContext(ctx)
-	own := ambient.SpanContext().IsValid() && !ambient.SpanContext().IsRemote()
-	if own && created.Equal(ambient.SpanContext()) {
-		created = trace.SpanContext{} // the message has none
-	}
-	options := p.delivery.source.start
-	switch {
-	case own: // of a tracing middleware or an adapter, outside
+	parent := created
+	options := p.source.start
+	if outside.IsValid() && !outside.IsRemote() { // of a tracing middleware or an adapter
+		if created.Equal(outside) {
+			created = trace.SpanContext{} // the message has none
+		}
+		parent = outside
 		ctx = trace.ContextWithSpan(ctx, ambient)
-	case in.Link:
-		options = append(options[:len(options):len(options)], trace.WithNewRoot())
+	} else if in.Link {
+		parent = trace.SpanContext{}
+		options = p.source.startRoot
 	}
-	ctx, p.span = tracer.Start(ctx, p.delivery.source.spanName, options...)
+	unlikely := parent.IsValid() && !parent.IsSampled() // most samplers ask the parent first; to hand attributes over costs memory
+	if unlikely {
+		options = p.source.startBare
+	}
+	ctx, p.span = tracer.Start(ctx, p.source.spanName, options...)
 	if p.span.IsRecording() {
+		if unlikely {
+			p.span.SetAttributes(p.source.about...)
+		}
 		p.describe(in)
 		link(p.span, created, linkCreation)
 	}
@@ -114,28 +132,26 @@ func (p *Processing) describe(in *Incoming) {
 	if in.Origin != "" && in.Origin != in.Topic {
 		p.span.SetAttributes(keyOrigin.String(in.Origin))
 	}
-	if id := header(in.Header).Get(conversation); id != "" {
+	if id := p.header.Get(conversation); id != "" {
 		p.span.SetAttributes(keyConversation.String(id))
 	}
 }
 
 // Count counts a delivery of which the engine does not know.
 func (p *Processing) Count(ctx context.Context, a *Answer) {
-	d := &p.delivery
-	p.consumer.meter.Claim(ctx, d.group, d.handler, d.id, a)
+	p.consumer.meter.Claim(ctx, p.scope.group, p.scope.handler, p.id, a)
 }
 
 // Run says that the handler begins.
-func (p *Processing) Run() time.Time {
-	p.delivery.source.active.Add(1)
-	return time.Now()
+func (p *Processing) Run() (began Moment) {
+	p.source.active.Add(1)
+	return Now()
 }
 
-// Ran says how a handler's run ended that began at a time.
-func (p *Processing) Ran(ctx context.Context, began time.Time, f Failure) {
-	m := p.consumer.meter
-	p.delivery.source.active.Add(-1)
-	m.runTime.Record(ctx, time.Since(began).Seconds(), p.delivery.source.run(f).record...)
+// Ran says how a handler's run ended that began at a moment.
+func (p *Processing) Ran(ctx context.Context, began Moment, f Failure) {
+	p.source.active.Add(-1)
+	p.consumer.meter.runTime.Record(ctx, began.Elapsed().Seconds(), p.source.run(f).record...)
 }
 
 // End ends the delivery's span: with what was decided, and with an error if that is one.

@@ -105,7 +105,10 @@ type source struct {
 	active   atomic.Int64 // handlers at work
 	observed []metric.ObserveOption
 	spanName string
-	start    []trace.SpanStartOption
+
+	// What spans begin with: of parents that are sampled, of their own, and of parents that are not, which get about later.
+	start, startRoot, startBare []trace.SpanStartOption
+	about                       []attribute.KeyValue
 }
 
 var otherScope = scope{group: other, handler: other, system: other, destination: other}
@@ -126,16 +129,19 @@ func (t *sources) source(s scope) *source {
 }
 
 func newSource(s scope) *source {
+	kind := trace.WithSpanKind(trace.SpanKindConsumer)
+	about := []attribute.KeyValue{
+		keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"), keyDestination.String(s.destination),
+	}
 	return &source{
 		scope: s, plain: newLabels(s.attributes()...),
-		observed: []metric.ObserveOption{metric.WithAttributes(s.attributes()...)},
-		named:    newLabels(scope{group: s.group, handler: s.handler}.attributes()...),
-		spanName: "process " + s.destination,
-		start: []trace.SpanStartOption{
-			trace.WithSpanKind(trace.SpanKindConsumer),
-			trace.WithAttributes(keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"),
-				keyDestination.String(s.destination)),
-		},
+		observed:  []metric.ObserveOption{metric.WithAttributes(s.attributes()...)},
+		named:     newLabels(scope{group: s.group, handler: s.handler}.attributes()...),
+		spanName:  "process " + s.destination,
+		start:     []trace.SpanStartOption{kind, trace.WithAttributes(about...)},
+		startRoot: []trace.SpanStartOption{kind, trace.WithAttributes(about...), trace.WithNewRoot()},
+		startBare: []trace.SpanStartOption{kind},
+		about:     about,
 	}
 }
 

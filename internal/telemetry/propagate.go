@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/baggage"
@@ -43,6 +44,55 @@ func (h header) Keys() []string {
 	return keys
 }
 
+// Spellings say which names a header may hold in capitals: bit n is set for names of n bytes, the last bit for longer ones,
+// too. A search for what is not there costs more than the lookups that find something: this is one search for all of them.
+// Zero: nobody has looked.
+type Spellings uint64
+
+const looked Spellings = 1 // no name of no bytes has capitals
+
+// SpellingsOf looks at the names of a header.
+func SpellingsOf(h map[string]string) Spellings {
+	s := looked
+	for name := range h {
+		s |= spellingOf(name)
+	}
+	return s
+}
+
+func spellingOf(name string) (s Spellings) {
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'A' <= c && c <= 'Z':
+			s = lengthOf(name)
+		case c >= utf8.RuneSelf: // some of these are capitals of ASCII's
+			return ^Spellings(0)
+		}
+	}
+	return s
+}
+
+func lengthOf(name string) Spellings { return 1 << min(len(name), 63) }
+
+// Hold reports whether a header may hold a name, which is in lower case, in capitals.
+func (s Spellings) Hold(name string) bool { return s&(lengthOf(name)|looked) != looked }
+
+// spelled is a header whose spellings are known.
+type spelled struct {
+	header
+	spellings Spellings
+}
+
+var _ propagation.TextMapCarrier = (*spelled)(nil)
+
+// Get returns the value of a name. An exact match wins.
+func (h *spelled) Get(name string) string {
+	if v, ok := h.header[name]; ok || !h.spellings.Hold(name) && spellingOf(name) == 0 {
+		return v
+	}
+	return h.header.Get(name)
+}
+
 // Traceparent is the W3C traceparent of the current span, or "" without one.
 func Traceparent(ctx context.Context) string {
 	sc := trace.SpanContextFromContext(ctx)
@@ -50,13 +100,13 @@ func Traceparent(ctx context.Context) string {
 		return ""
 	}
 	trace, span := sc.TraceID(), sc.SpanID()
-	text := append(make([]byte, 0, len("00-")+2*len(trace)+1+2*len(span)+len("-00")), "00-"...)
-	text = append(hex.AppendEncode(text, trace[:]), '-')
-	text = hex.AppendEncode(text, span[:])
+	text := [...]byte{'0', '0', '-', 35: '-', 52: '-', 53: '0', 54: '0'}
+	hex.Encode(text[3:], trace[:])
+	hex.Encode(text[36:], span[:])
 	if sc.IsSampled() {
-		return string(append(text, "-01"...))
+		text[54] = '1'
 	}
-	return string(append(text, "-00"...))
+	return string(text[:])
 }
 
 // Inject writes the trace context of ctx into a message's header with the propagator of ctx, unless the header has

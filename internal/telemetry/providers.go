@@ -104,8 +104,8 @@ func propagatorOf(ctx context.Context) propagation.TextMapPropagator {
 	if p, ok := ctx.Value(propagatorKey{}).(propagation.TextMapPropagator); ok {
 		return p
 	}
-	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok && d.propagator != nil {
-		return d.propagator
+	if p, ok := ctx.Value(deliveryKey{}).(*Processing); ok && p.consumer.providers.Propagator != nil {
+		return p.consumer.providers.Propagator
 	}
 	return otel.GetTextMapPropagator()
 }

@@ -148,7 +148,7 @@ func describe(span trace.Span, a *Answer, detail Detail) {
 }
 
 // sourceOf returns the source of a delivery, or that of a guard that is used without one.
-func (m *Meter) sourceOf(d *delivery, mine bool, group, handler string) *source {
+func (m *Meter) sourceOf(d *Processing, mine bool, group, handler string) *source {
 	if mine {
 		return d.source
 	}
