@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -75,15 +76,29 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 // errForeignOutputs stops a migration from losing what the old way of consuming has stored.
 var errForeignOutputs = errors.New("consumer: the outcome holds outputs of a handler in a Router, which only Processor.Middleware can publish")
 
-// inside is the context key of the delivery that is being guarded: a context may outlive its delivery, by way of brokers
-// that keep contexts, so that the key alone does not tell.
-type (
-	insideKey struct{}
-	inside    struct {
-		key     dedupstore.Key
-		message any // what was delivered, where that has an identity
+// inside is the context of the delivery that is being guarded. A context may outlive its delivery, by way of brokers that
+// keep contexts, so that the key alone does not tell.
+type inside struct {
+	contexts.Child
+	key     dedupstore.Key
+	message any // what was delivered, where that has an identity
+}
+
+type insideKey struct{}
+
+// Value implements context.Context.
+func (i *inside) Value(key any) any {
+	if key == any(insideKey{}) {
+		return i
 	}
-)
+	return i.Child.Value(key)
+}
+
+// insideOf returns the delivery in whose guard a context is, or nil.
+func insideOf(ctx context.Context) *inside {
+	i, _ := ctx.Value(insideKey{}).(*inside)
+	return i
+}
 
 // A job is what a handler does, with its outputs. It is told whether a record is kept of them.
 type job func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
@@ -135,14 +150,13 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 		p.unidentified(ctx, d, found, decision, do)
 		return
 	}
-	this := inside{call.Key, message}
-	if ctx.Value(insideKey{}) == this && !p.policy.Shadow {
+	if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == message && !p.policy.Shadow {
 		decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
 		decision.Err = oncemill.NoEffect(&NestedError{Handler: d.Handler})
 		return
 	}
 	var err error
-	decision.Result, err = p.guard.Run(context.WithValue(ctx, insideKey{}, this), *call, p.work(ctx, found.observed, do))
+	decision.Result, err = p.guard.Run(&inside{contexts.Under(ctx), call.Key, message}, *call, p.work(ctx, found.observed, do))
 	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
 		decision.Action = Ack
 	} else {

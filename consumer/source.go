@@ -43,7 +43,7 @@ func WithSteering(ctx context.Context, s Steering) context.Context {
 // steeringOf returns the steering of a message, or nil. A context that has passed a guard carries that of another message,
 // whose handler has produced this one: some brokers keep contexts.
 func steeringOf(ctx context.Context) *Steering {
-	if ctx.Value(insideKey{}) != nil {
+	if insideOf(ctx) != nil {
 		return nil
 	}
 	s, _ := ctx.Value(steeringKey{}).(*Steering)
