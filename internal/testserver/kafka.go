@@ -205,6 +205,10 @@ func (b *kafkaBroker) properties() string {
 		"share.coordinator.state.topic.num.partitions=1",
 		"group.initial.rebalance.delay.ms=0",
 		"group.min.session.timeout.ms=100",
+		"group.share.min.record.lock.duration.ms=1000",
+		"group.share.min.heartbeat.interval.ms=1000",
+		"group.share.heartbeat.interval.ms=1000",
+		"group.share.min.session.timeout.ms=1000",
 		// A broker that was killed is let in again when its old session has ended.
 		"broker.session.timeout.ms=3000",
 		"broker.heartbeat.interval.ms=300",

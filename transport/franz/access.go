@@ -3,27 +3,47 @@ package franz
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
+// An alarm is how a group's member says what goes wrong.
+type alarm struct {
+	group  string
+	log    *slog.Logger
+	failed chan error // holds the first error that the worker cannot go on after
+}
+
+func newAlarm(group string, log *slog.Logger) alarm {
+	return alarm{group: group, log: log, failed: make(chan error, 1)}
+}
+
+// fail ends the run with an error.
+func (a *alarm) fail(err error) {
+	select {
+	case a.failed <- err:
+	default: // there is one
+	}
+}
+
 // fetchFailed deals with an error that came instead of records. Those that pass by themselves are kgo's business.
-func (s *session) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
+func (a *alarm) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
 	var loss *kgo.ErrDataLoss
 	var membership *kgo.ErrGroupSession
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	case errors.Is(err, kgo.ErrClientClosed):
-		s.fail(kgo.ErrClientClosed)
+		a.fail(kgo.ErrClientClosed)
 	case errors.As(err, &loss):
-		s.log.ErrorContext(ctx, "franz: the broker has lost records", "partition", placeName(loss.Topic, loss.Partition), "error", err)
-	case s.refused(topic, err) != nil:
-		s.fail(s.refused(topic, err))
+		a.log.ErrorContext(ctx, "franz: the broker has lost records", "partition", placeName(loss.Topic, loss.Partition), "error", err)
+	case a.refused(topic, err) != nil:
+		a.fail(a.refused(topic, err))
 	case errors.As(err, &membership):
-		s.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again", "group", s.group, "error", err)
+		a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again", "group", a.group, "error", err)
 	default:
-		s.log.ErrorContext(ctx, "franz: partition cannot be fetched for now", "partition", placeName(topic, partition), "error", err)
+		a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now", "partition", placeName(topic, partition), "error", err)
 	}
 }
 
@@ -56,7 +76,7 @@ var (
 
 // refused returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
 // about the group.
-func (s *session) refused(topic string, err error) error { return refusal(s.group, topic, err) }
+func (a *alarm) refused(topic string, err error) error { return refusal(a.group, topic, err) }
 
 func refusal(group, topic string, err error) error {
 	refusals := topicRefusals

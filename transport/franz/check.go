@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"strconv"
 	"time"
@@ -107,6 +108,18 @@ func (w *Worker) checkRetry(consumed []string) error {
 func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
 	group := option[string](cl, kgo.ConsumerGroup)
 	admin := kadm.NewClient(cl)
+	if err := checkTopics(ctx, cl, admin, group, topics); err != nil {
+		return err
+	}
+	if err := checkGroup(ctx, admin, group); err != nil {
+		return err
+	}
+	checkRetention(ctx, admin, topics, w.policy.Window, w.config.Logger)
+	return nil
+}
+
+// checkTopics makes sure that topics are there and may be looked up.
+func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group string, topics []string) error {
 	for _, topic := range topics { // one by one: kadm does not say which it may not look up
 		found, err := admin.ListTopicsWithInternal(ctx, topic)
 		if err == nil {
@@ -120,10 +133,6 @@ func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []strin
 		}
 		return &SetupError{Problem: fmt.Sprintf("topic %q cannot be looked up", topic), Err: err}
 	}
-	if err := checkGroup(ctx, admin, group); err != nil {
-		return err
-	}
-	w.checkRetention(ctx, admin, topics)
 	return nil
 }
 
@@ -164,7 +173,7 @@ func unsettled(err error) bool {
 
 // checkRetention warns of topics whose records can come back when their outcomes are forgotten. Not everybody may read
 // a topic's configuration, and nothing else hangs on it.
-func (w *Worker) checkRetention(ctx context.Context, admin *kadm.Client, topics []string) {
+func checkRetention(ctx context.Context, admin *kadm.Client, topics []string, window time.Duration, log *slog.Logger) {
 	if len(topics) == 0 {
 		return
 	}
@@ -173,9 +182,9 @@ func (w *Worker) checkRetention(ctx context.Context, admin *kadm.Client, topics 
 		return
 	}
 	for _, c := range configs {
-		if kept, known := retention(c); c.Err == nil && known && kept > w.policy.Window {
-			w.config.Logger.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are set back by more than that, records run again",
-				"topic", c.Name, "retention", kept, "window", w.policy.Window)
+		if kept, known := retention(c); c.Err == nil && known && kept > window {
+			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are set back by more than that, records run again",
+				"topic", c.Name, "retention", kept, "window", window)
 		}
 	}
 }

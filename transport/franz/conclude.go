@@ -26,7 +26,7 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 			"id", decision.ID, "error", decision.Err)
 		return true, 0
 	case consumer.Leave:
-		return false, max(s.policy.Lease/3, minDelay) // its owner may die, and then the record has to be here
+		return false, delayOf(decision, s.policy, tries)
 	}
 	if retry, ok := decision.Err.(*oncemill.RetryError); ok && !retry.Uncounted { //nolint:errorlint // the guard's own error
 		sent, err := s.postpone(ctx, d, rec, decision)
@@ -37,11 +37,21 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 			s.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record cannot be published to its retry topic, and waits in its place", "id", decision.ID, "partition", p.name(), "offset", rec.Offset, "error", err)
 		}
 	}
-	if decision.Delay <= 0 {
-		return false, min(minDelay<<min(tries-1, 8), maxDelay)
-	}
-	return false, decision.Delay
+	return false, delayOf(decision, s.policy, tries)
 }
+
+// delayOf is when a record is to be offered again that is not settled.
+func delayOf(decision consumer.Decision, policy oncemill.Policy, tries int) time.Duration {
+	switch {
+	case decision.Action == consumer.Leave:
+		return max(policy.Lease/3, minDelay) // its owner may die, and then the record has to be here
+	case decision.Delay > 0:
+		return decision.Delay
+	}
+	return backoff(tries)
+}
+
+func backoff(tries int) time.Duration { return min(minDelay<<min(tries-1, 8), maxDelay) }
 
 // Delays of records that are to be offered again, when the decision names none.
 const (

@@ -7,6 +7,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -19,18 +20,37 @@ const (
 	headerPosition  = "oncemill-position"       // retry topics: partition and offset in the source topic
 )
 
+// An intake turns records into deliveries.
+type intake struct {
+	copies   func(topic string) bool // whether a topic holds copies of records of others
+	consumed map[string]bool         // topics; nil: not known by name
+	holds    *oncemill.Holds
+}
+
+// consumed returns which topics a client consumes, if it knows them by name.
+func consumed(cl *kgo.Client) map[string]bool {
+	if option[bool](cl, kgo.ConsumeRegex) {
+		return nil
+	}
+	topics := map[string]bool{}
+	for _, topic := range cl.GetConsumeTopics() {
+		topics[topic] = true
+	}
+	return topics
+}
+
 // delivery turns a record into a delivery, and says when it is due.
-func (s *session) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
+func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
 	d = consumer.Delivery{
 		Topic:    rec.Topic,
 		System:   telemetry.SystemKafka,
-		Position: strconv.FormatInt(int64(rec.Partition), 10) + "-" + strconv.FormatInt(rec.Offset, 10),
+		Position: position(rec),
 		Header:   header(rec.Headers),
-		Holds:    s.holds,
+		Holds:    in.holds,
 		Payload:  rec.Value,
 	}
-	if s.config.retryIndex(rec.Topic) >= 0 {
-		if due, err = s.restore(&d); err != nil {
+	if in.copies(rec.Topic) {
+		if due, err = in.restore(&d); err != nil {
 			return d, due, err
 		}
 	}
@@ -43,13 +63,18 @@ func (s *session) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 	return d, due, nil
 }
 
+// position is where a record lies in its topic.
+func position(rec *kgo.Record) string {
+	return strconv.FormatInt(int64(rec.Partition), 10) + "-" + strconv.FormatInt(rec.Offset, 10)
+}
+
 // restore makes a record of a retry topic the delivery that it is a copy of.
-func (s *session) restore(d *consumer.Delivery) (due time.Time, err error) {
+func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	topic, copied := d.Header[producer.HeaderTopic]
 	if !copied {
 		return due, nil // somebody else has put it there
 	}
-	if s.consumed != nil && (!s.consumed[topic] || s.config.retryIndex(topic) >= 0) {
+	if in.consumed != nil && (!in.consumed[topic] || in.copies(topic)) {
 		return due, &SetupError{Problem: fmt.Sprintf(
 			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics retry topics of its own", d.Topic, topic)}
 	}

@@ -8,7 +8,8 @@
 //	err = w.Run(ctx, cl)
 //
 // A [Source] does the same for Watermill: consumer.Subscriber(source) is a Subscriber, and Processor.Middleware in the
-// Router steers it. A [Publisher] sends messages, many at once, and reports on each.
+// Router steers it. A [Publisher] sends messages, many at once, and reports on each. A [ShareWorker] is a worker for share
+// groups, where many members work on one partition, without order.
 //
 // # Guarantees of Worker and Source
 //
@@ -56,6 +57,27 @@
 // back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
 // milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also does so
 // when it waits for something else than its own next attempt: a busy key, a store that is down.
+//
+// # Share groups
+//
+// A ShareWorker needs Kafka 4.3 or later. Check says which settings of the group are needed.
+//
+//   - A record is accepted only when it is settled as above, or when its copy in the retry topic is confirmed. A rejected
+//     record is rejected at the broker and logged as an error; set consumer.Config.DeadLetters to have it somewhere.
+//   - What waits is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one delivery,
+//     however long it takes. Waiting takes no room in ShareConfig.Window, and holds up no other record.
+//   - The broker drops a record that was delivered share.delivery.count.limit times without being settled. Only shutdowns,
+//     crashes and lost connections use up deliveries. A record that has had more than half of them is not run: it goes on
+//     as a copy with the same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed.
+//   - A lock that is lost, with a connection or because the process stood still, brings the record again, here or
+//     elsewhere. The guard keeps the copies apart, and what has an outcome does not run again.
+//   - When Run's context ends, running handlers may finish within ShareConfig.Grace, acknowledgements reach the broker, and
+//     everything else is given back. Run leaves no goroutine behind.
+//
+// What they do not guarantee: order. That a record survives when process or connection die in each of the deliveries that
+// are left when it is to be copied (half of the limit, rounded up), before the copy is confirmed. That partitions which a dead
+// member had alone go on before share.session.timeout.ms is over. Members of the same group that are no ShareWorkers can
+// release records, and so use them up.
 //
 // # Guarantees of Publisher
 //

@@ -42,15 +42,15 @@ func (e *AccessError) Error() string {
 // Unwrap returns what the broker said.
 func (e *AccessError) Unwrap() error { return e.Err }
 
-// CommitError says that offsets of settled records are not confirmed by the broker. Nothing is lost: the next owner of the
-// partitions gets these records again, and duplicates are suppressed.
+// CommitError says that the broker has not confirmed what is settled: offsets, or acknowledgements of a share group. Nothing
+// is lost: these records are delivered again, and duplicates are suppressed.
 type CommitError struct {
 	Group string
 	Err   error
 }
 
 func (e *CommitError) Error() string {
-	return fmt.Sprintf("franz: offsets of group %q are not confirmed: %v", e.Group, e.Err)
+	return fmt.Sprintf("franz: what group %q has settled is not confirmed: %v", e.Group, e.Err)
 }
 
 // Unwrap returns why.

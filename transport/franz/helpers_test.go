@@ -27,6 +27,10 @@ import (
 
 // Nothing that the tests start outlives them, except for what Watermill's suite does not wait for itself.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == shareMember {
+		beShareMember(os.Args[2:])
+		return
+	}
 	const multiplier = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe."
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction(multiplier+"func2"), goleak.IgnoreAnyFunction(multiplier+"func3"))
 }
@@ -84,7 +88,8 @@ const group = "billing"
 type bench struct {
 	*ledger
 	t       testing.TB
-	cluster *kfake.Cluster
+	cluster *kfake.Cluster // nil: the real broker
+	addrs   []string
 	store   dedupstore.Store
 	admin   *kadm.Client
 	client  *kgo.Client // of the tests
@@ -107,6 +112,7 @@ func newBench(t testing.TB, partitions int32, opts ...kfake.Opt) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.cluster.Close)
+	b.addrs = b.cluster.ListenAddrs()
 	b.client = b.newClient()
 	b.admin = kadm.NewClient(b.client)
 	return b
@@ -114,7 +120,7 @@ func newBench(t testing.TB, partitions int32, opts ...kfake.Opt) *bench {
 
 func (b *bench) newClient(opts ...kgo.Opt) *kgo.Client {
 	b.t.Helper()
-	opts = append([]kgo.Opt{kgo.SeedBrokers(b.cluster.ListenAddrs()...), kgo.ProducerLinger(0), kgo.MetadataMinAge(50 * time.Millisecond)}, opts...)
+	opts = append([]kgo.Opt{kgo.SeedBrokers(b.addrs...), kgo.ProducerLinger(0), kgo.MetadataMinAge(50 * time.Millisecond)}, opts...)
 	cl, err := kgo.NewClient(opts...)
 	if err != nil {
 		b.t.Fatal(err)

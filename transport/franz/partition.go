@@ -2,14 +2,10 @@ package franz
 
 import (
 	"context"
-	"maps"
-	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/lanes"
 )
 
@@ -22,30 +18,16 @@ type partition struct {
 
 	before <-chan struct{} // closed when an earlier assignment has ended; nil: there was none
 	more   chan struct{}   // holds a token when the queue may have become longer
-	halted chan struct{}   // closed when nothing more is to be started
 	done   chan struct{}   // closed when nothing runs any more
 	cancel context.CancelCauseFunc
 
-	mu      sync.Mutex
-	queue   []*kgo.Record        // fetched, not taken
-	paused  bool                 // for fetching, because the queue is long
-	tracker tracker              // of what was taken
-	idle    map[*flight]struct{} // offered to the guard, which has not started the handler yet
+	gate                  // its lock is the partition's
+	queue   []*kgo.Record // fetched, not taken
+	paused  bool          // for fetching, because the queue is long
+	tracker tracker       // of what was taken
 }
-
-// A flight is one offer of a record to the guard.
-type flight struct{ cancel context.CancelCauseFunc }
 
 func (p *partition) name() string { return placeName(p.topic, p.number) }
-
-func (p *partition) isHalted() bool {
-	select {
-	case <-p.halted:
-		return true
-	default:
-		return false
-	}
-}
 
 // add queues records that were fetched. A long queue pauses fetching.
 func (p *partition) add(records []*kgo.Record) {
@@ -157,7 +139,7 @@ func lane(rec *kgo.Record) string {
 
 // handle offers a record until it is settled or the partition is halted.
 func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
-	d, due, err := p.s.delivery(rec)
+	d, due, err := p.s.intake.delivery(rec)
 	if err != nil {
 		p.s.fail(err)
 		return
@@ -167,7 +149,7 @@ func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
 	}
 	for tries := 1; ; tries++ {
 		d.Count = tries
-		decision, offered := p.offer(ctx, d, rec)
+		decision, offered := p.offer(ctx, p.s.slots, p.s.process, d, rec)
 		if !offered {
 			return
 		}
@@ -182,52 +164,6 @@ func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
 	}
 }
 
-// offer has a record decided. It reports false if the partition was halted before.
-func (p *partition) offer(ctx context.Context, d consumer.Delivery, rec *kgo.Record) (consumer.Decision, bool) {
-	select {
-	case p.s.slots <- struct{}{}:
-		defer func() { <-p.s.slots }()
-	case <-p.halted:
-		return consumer.Decision{}, false
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	f := &flight{cancel}
-	if !p.enter(f) {
-		return consumer.Decision{}, false
-	}
-	defer p.leave(f)
-	d.Header = maps.Clone(d.Header) // which the handler may change
-	return p.s.process(ctx, d, rec, func() error { return p.start(f) }), true
-}
-
-func (p *partition) enter(f *flight) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.isHalted() {
-		return false
-	}
-	p.idle[f] = struct{}{}
-	return true
-}
-
-func (p *partition) leave(f *flight) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.idle, f)
-}
-
-// start lets a handler run, unless the partition is halted.
-func (p *partition) start(f *flight) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.isHalted() {
-		return oncemill.NoEffect(stoppingError{})
-	}
-	delete(p.idle, f)
-	return nil
-}
-
 // halt starts nothing more, and drops what waits. Handlers that run go on.
 func (p *partition) halt() {
 	p.mu.Lock()
@@ -235,11 +171,8 @@ func (p *partition) halt() {
 	if p.isHalted() {
 		return
 	}
-	close(p.halted)
+	p.shut()
 	p.queue = nil
-	for f := range p.idle {
-		f.cancel(stoppingError{})
-	}
 }
 
 // resume makes kgo fetch the partition again should it come back. It is called when the partition is not fetched any more.
@@ -249,21 +182,6 @@ func (p *partition) resume() {
 	if p.paused {
 		p.paused = false
 		p.s.cl.ResumeFetchPartitions(p.only())
-	}
-}
-
-// wait reports false if the partition is halted before the time is over.
-func (p *partition) wait(d time.Duration) bool {
-	if d <= 0 {
-		return !p.isHalted()
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-p.halted:
-		return false
 	}
 }
 

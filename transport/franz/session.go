@@ -2,7 +2,6 @@ package franz
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -14,18 +13,15 @@ import (
 
 // A session is one Run: what a worker has while it is a member of a group.
 type session struct {
+	alarm
 	config  Config
 	policy  oncemill.Policy
 	process process
-	log     *slog.Logger
 
 	cl        *kgo.Client
-	group     string
-	consumed  map[string]bool // topics; nil: not known by name
-	rebalance time.Duration   // the rebalance timeout
-	slots     chan struct{}   // holds a token for each record that is being handled
-	holds     *oncemill.Holds
-	failed    chan error // holds the first error that the worker cannot go on after
+	intake    intake
+	rebalance time.Duration // the rebalance timeout
+	slots     chan struct{} // holds a token for each record that is being handled
 
 	committing sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
 	running    sync.WaitGroup
@@ -43,38 +39,26 @@ type place struct {
 }
 
 func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client) *session {
-	s := &session{
-		config: config, policy: policy, process: process, log: config.Logger,
-		cl:         cl,
-		group:      option[string](cl, kgo.ConsumerGroup),
+	return &session{
+		alarm:  newAlarm(option[string](cl, kgo.ConsumerGroup), config.Logger),
+		config: config, policy: policy, process: process,
+		cl: cl,
+		intake: intake{
+			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },
+			consumed: consumed(cl),
+			holds:    oncemill.NewHolds(max(1, config.Window/2)), // others need the room
+		},
 		rebalance:  option[time.Duration](cl, kgo.RebalanceTimeout),
 		slots:      make(chan struct{}, config.Window),
-		holds:      oncemill.NewHolds(max(1, config.Window/2)), // others need the room
-		failed:     make(chan error, 1),
 		partitions: map[place]*partition{},
 		ending:     map[place]<-chan struct{}{},
 	}
-	if !option[bool](cl, kgo.ConsumeRegex) {
-		s.consumed = map[string]bool{}
-		for _, topic := range cl.GetConsumeTopics() {
-			s.consumed[topic] = true
-		}
-	}
-	return s
 }
 
 // option returns the value of a client's option.
 func option[T any](cl *kgo.Client, opt any) T {
 	value, _ := cl.OptValue(opt).(T)
 	return value
-}
-
-// fail ends the run with an error.
-func (s *session) fail(err error) {
-	select {
-	case s.failed <- err:
-	default: // there is one
-	}
 }
 
 // run consumes until ctx ends or the worker cannot go on.
@@ -166,10 +150,9 @@ func (s *session) assigned(ctx context.Context, at place) *partition {
 		s: s, topic: at.topic, number: at.partition,
 		before: s.ending[at],
 		more:   make(chan struct{}, 1),
-		halted: make(chan struct{}),
 		done:   make(chan struct{}),
 		cancel: cancel,
-		idle:   map[*flight]struct{}{},
+		gate:   newGate(),
 	}
 	s.partitions[at] = p
 	s.running.Go(func() {

@@ -44,14 +44,19 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	case handle == nil:
 		return nil, errors.New("franz: NewWorker needs a Handler")
 	}
-	return newWorker(once.Policy(), config, func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
+	return newWorker(once.Policy(), config, guarded(once, handle))
+}
+
+// guarded runs a handler under a Processor.
+func guarded(once *consumer.Processor, handle Handler) process {
+	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
 		return once.Process(ctx, d, func(ctx context.Context) error {
 			if err := start(); err != nil {
 				return err
 			}
 			return handle(ctx, rec)
 		})
-	})
+	}
 }
 
 func newWorker(policy oncemill.Policy, config Config, process process) (*Worker, error) {

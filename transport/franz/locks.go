@@ -1,0 +1,177 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// locks are those that a broker keeps on the records that a member of a share group has in its hands. They are prolonged
+// until their records are settled.
+type locks struct {
+	cl    *kgo.Client
+	group string
+	log   *slog.Logger
+	every time.Duration // how often they are prolonged
+
+	// Held for writing while locks are prolonged. An acknowledgement beside that could be sent twice, and the broker would
+	// refuse with the second what stands beside it.
+	acking sync.RWMutex
+
+	mu      sync.Mutex
+	held    map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
+	refused map[place]error      // what the broker said of the last that it was told
+}
+
+// unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it marks as
+// "all of the last poll", to kgo, it would also accept by itself. A mark that is not answered keeps flush from returning, and
+// answers are not let through here. If there are marks, they prolong locks, and do no harm.
+func (l *locks) unknown(ctx context.Context) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cl.MarkAcks(kgo.AckRenew)
+	return l.flush(ctx, l.every) == nil
+}
+
+// add notes records that the broker has locked for this member.
+func (l *locks) add(records []*kgo.Record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, rec := range records {
+		l.held[rec] = true
+	}
+}
+
+// settle tells the broker what becomes of a record.
+func (l *locks) settle(rec *kgo.Record, status kgo.AckStatus) {
+	l.acking.RLock()
+	defer l.acking.RUnlock()
+	l.mu.Lock()
+	locked := l.held[rec]
+	delete(l.held, rec)
+	l.mu.Unlock()
+	if locked {
+		rec.Ack(status)
+	}
+}
+
+// prolongRegularly prolongs all locks, until ctx ends.
+func (l *locks) prolongRegularly(ctx context.Context) {
+	tick := time.NewTicker(l.every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			l.prolong(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (l *locks) prolong(ctx context.Context) {
+	l.acking.Lock()
+	defer l.acking.Unlock()
+	l.mu.Lock()
+	var records []*kgo.Record
+	for rec, locked := range l.held {
+		if locked {
+			records = append(records, rec)
+		}
+	}
+	l.mu.Unlock()
+	// A broker that does not answer must not keep the locks of others from being prolonged.
+	_ = l.flush(ctx, l.every/2) // what was said before
+	ctx, cancel := context.WithTimeout(ctx, l.every/2)
+	defer cancel()
+	l.renew(ctx, records)
+}
+
+// renew prolongs locks. The broker refuses all of a partition if one of them is lost, which then has to be found: it would
+// take the others along. Those that were lost with their session need not be: kgo knows them, and leaves them out.
+func (l *locks) renew(ctx context.Context, records []*kgo.Record) {
+	if len(records) == 0 || ctx.Err() != nil {
+		return // without records, kgo would take all
+	}
+	l.forgive()
+	l.cl.MarkAcks(kgo.AckRenew, records...)
+	_ = l.flush(ctx, l.every) // who does not answer may do so before the locks end
+	l.mu.Lock()
+	refused := maps.Clone(l.refused)
+	l.mu.Unlock()
+	for at, err := range refused {
+		if !errors.Is(err, kerr.InvalidRecordState) {
+			continue
+		}
+		var those []*kgo.Record
+		for _, rec := range records {
+			if (place{rec.Topic, rec.Partition}) == at {
+				those = append(those, rec)
+			}
+		}
+		if len(those) == 1 {
+			l.lose(ctx, those[0], err)
+			continue
+		}
+		l.renew(ctx, those[:len(those)/2])
+		l.renew(ctx, those[len(those)/2:])
+	}
+}
+
+// lose gives a lock up. Its record comes again, here or elsewhere, and the guard keeps the copies apart.
+func (l *locks) lose(ctx context.Context, rec *kgo.Record, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[rec] {
+		l.held[rec] = false
+	}
+	l.log.WarnContext(ctx, "franz: the lock of a record is lost, and the record is delivered again", "group", l.group, "topic", rec.Topic, "partition", rec.Partition,
+		"offset", rec.Offset, "error", err)
+}
+
+// flush waits until the broker has answered all that it was told.
+func (l *locks) flush(ctx context.Context, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return l.cl.FlushAcks(ctx)
+}
+
+// answered notes what the broker said.
+func (l *locks) answered(results kgo.ShareAckResults) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range results {
+		if r.Err == nil {
+			continue
+		}
+		l.refused[place{r.Topic, r.Partition}] = r.Err
+		l.log.Warn("franz: the broker has refused acknowledgements: these records are delivered again, and do not run again if they are settled", "group", l.group,
+			"partition", placeName(r.Topic, r.Partition), "error", r.Err)
+	}
+}
+
+// forgive forgets what the broker has refused.
+func (l *locks) forgive() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.refused)
+}
+
+// confirm waits until the broker has answered all, and returns an error if it has refused something that was not forgiven.
+func (l *locks) confirm(ctx context.Context, patience time.Duration) error {
+	if err := l.flush(ctx, patience); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, err := range l.refused {
+		return err
+	}
+	return nil
+}

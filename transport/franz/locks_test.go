@@ -1,0 +1,141 @@
+package franz
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/contexts"
+)
+
+// sharing polls n records of a fake cluster as a member of a share group, and returns a session that was not begun.
+func sharing(t *testing.T, n int, hooks func(*ShareWorker) kgo.Hook) (*kfake.Cluster, *shareSession, []*kgo.Record) {
+	t.Helper()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "orders", "later"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cluster.Close)
+	cluster.SetGroupConfigs("sharers", map[string]string{"share.auto.offset.reset": "earliest"})
+	config := ShareConfig{RetryTopic: "later", Logger: slog.New(slog.DiscardHandler)}.withDefaults()
+	w := &ShareWorker{config: config}
+	cl, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later"),
+		kgo.ShareMaxRecordsStrict(), kgo.ShareAckCallback(w.onAcked), kgo.WithHooks(hooks(w)), kgo.ProducerLinger(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cl.Close)
+	for range n {
+		if err := cl.ProduceSync(t.Context(), &kgo.Record{Topic: "orders", Value: []byte("o")}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.session = newShareSession(config, oncemill.Policy{}, nil, cl, nil, shareRules{lock: 10 * time.Second, limit: 5, renewal: time.Second})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var records []*kgo.Record
+	for len(records) < n && ctx.Err() == nil {
+		polled := cl.PollFetches(ctx).Records()
+		if len(records) == 0 && len(polled) > 0 && w.session.prove(ctx, polled) != nil {
+			return cluster, w.session, nil
+		}
+		for _, rec := range polled {
+			unveil(rec)
+		}
+		records = append(records, polled...)
+	}
+	if len(records) != n {
+		t.Fatalf("%d records, want %d", len(records), n)
+	}
+	w.session.locks.add(records)
+	return cluster, w.session, records
+}
+
+func veiling(w *ShareWorker) kgo.Hook { return shareHooks{w} }
+
+// An open hook lets the client see what it hands out, as if the veil did not work.
+type openHook struct{}
+
+func (openHook) OnFetchRecordBuffered(rec *kgo.Record) {
+	v := contexts.Veil(rec.Context)
+	v.Lift()
+	rec.Context = v
+}
+
+func TestShareSession_ClientThatWouldAcceptByItselfIsNoticed(t *testing.T) {
+	t.Parallel()
+	if _, s, records := sharing(t, 3, func(*ShareWorker) kgo.Hook { return openHook{} }); records != nil || s.proven {
+		t.Error("the client knows its records, and nobody notices")
+	}
+	if _, s, records := sharing(t, 3, veiling); records == nil || !s.proven {
+		t.Error("the client does not know its records, and is refused")
+	}
+}
+
+func TestLocks_OneLostLockTakesNoOthersAlong(t *testing.T) {
+	t.Parallel()
+	const n, lost = 40, 17
+	cluster, s, records := sharing(t, n, veiling)
+	var mu sync.Mutex
+	var renewed []int64
+	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		req := kreq.(*kmsg.ShareAcknowledgeRequest)
+		resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, topic := range req.Topics {
+			answer := kmsg.NewShareAcknowledgeResponseTopic()
+			answer.TopicID = topic.TopicID
+			for _, p := range topic.Partitions {
+				part := kmsg.NewShareAcknowledgeResponseTopicPartition()
+				part.Partition = p.Partition
+				var offsets []int64
+				for _, b := range p.AcknowledgementBatches {
+					for o := b.FirstOffset; o <= b.LastOffset; o++ {
+						offsets = append(offsets, o)
+					}
+				}
+				if slices.Contains(offsets, lost) { // as the broker does: all or nothing
+					part.ErrorCode = kerr.InvalidRecordState.Code
+				} else {
+					renewed = append(renewed, offsets...)
+				}
+				answer.Partitions = append(answer.Partitions, part)
+			}
+			resp.Topics = append(resp.Topics, answer)
+		}
+		return resp, nil, true
+	})
+	s.locks.prolong(t.Context())
+	mu.Lock()
+	if len(renewed) != n-1 {
+		t.Errorf("%d locks of %d were prolonged, want all but one: %v", len(renewed), n, renewed)
+	}
+	renewed = nil
+	mu.Unlock()
+	s.locks.prolong(t.Context())
+	mu.Lock()
+	if len(renewed) != n-1 {
+		t.Errorf("%d locks were prolonged the next time, want all but one", len(renewed))
+	}
+	mu.Unlock()
+	for _, rec := range records {
+		if held := s.locks.held[rec]; held != (rec.Offset != lost) {
+			t.Errorf("offset %d is held: %v", rec.Offset, held)
+		}
+	}
+	s.locks.settle(records[lost], kgo.AckAccept)
+	if err := s.locks.confirm(t.Context(), time.Second); err != nil {
+		t.Errorf("the broker was told of a record whose lock is lost: %v", err)
+	}
+}

@@ -1,0 +1,190 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// ShareConfig configures a ShareWorker. RetryTopic is required.
+type ShareConfig struct {
+	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the broker
+	// allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more than half of
+	// them: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
+	// should belong to one group: another group would handle them too. Required.
+	RetryTopic string
+
+	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
+	// the worker's hands. Zero: 256.
+	Window int
+
+	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
+	// Zero: 30 s.
+	Grace time.Duration
+
+	// Logger gets what operators must know. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+func (c ShareConfig) withDefaults() ShareConfig {
+	if c.Window == 0 {
+		c.Window = 256
+	}
+	if c.Grace == 0 {
+		c.Grace = 30 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.Logger = telemetry.Logger(c.Logger)
+	return c
+}
+
+// validate checks a config after its defaults were filled in.
+func (c ShareConfig) validate() error {
+	if problem := topicProblem(c.RetryTopic); problem != "" {
+		return fmt.Errorf("franz: ShareConfig.RetryTopic %s", problem)
+	}
+	switch {
+	case c.Window < 1:
+		return fmt.Errorf("franz: ShareConfig.Window is %d, want at least 1, or zero", c.Window)
+	case c.Grace < 0:
+		return fmt.Errorf("franz: ShareConfig.Grace is %v, want at least 0", c.Grace)
+	}
+	return nil
+}
+
+// A ShareWorker consumes topics as a member of a share group (KIP-932), and handles each record under a Processor: many
+// members can work on one partition, and a record that waits holds up no other. It is made first, then the client with
+// the worker's Opts, then it runs, once.
+type ShareWorker struct {
+	config  ShareConfig
+	policy  oncemill.Policy
+	process process
+
+	mu      sync.Mutex
+	made    *kgo.Client // the last client that was made with Opts
+	intact  bool        // its callback is that of Opts
+	used    bool
+	session *shareSession
+}
+
+// NewShareWorker returns a worker whose records are handled by handle, guarded by once. The handler must leave Record.Ack
+// alone. The error names the field of the config that is wrong.
+func NewShareWorker(once *consumer.Processor, handle Handler, config ShareConfig) (*ShareWorker, error) {
+	switch {
+	case once == nil:
+		return nil, errors.New("franz: NewShareWorker needs a Processor")
+	case handle == nil:
+		return nil, errors.New("franz: NewShareWorker needs a Handler")
+	}
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	return &ShareWorker{config: config, policy: once.Policy(), process: guarded(once, handle)}, nil
+}
+
+// maxShareFetch is how many records one fetch brings at most.
+const maxShareFetch = 500
+
+// Opts returns the options that a worker's client must be made with, beside those of its own: seed brokers,
+// kgo.ShareGroup, kgo.ConsumeTopics with the source topics and the retry topic, TLS. They are for one client at a time.
+//
+// They bound what one fetch brings, let the client fetch nothing ahead, as nobody prolongs the locks of what lies there, set
+// the callback for acknowledgements, and what PublisherOpts does. Options behind them win; Check refuses what would break
+// a guarantee.
+func (w *ShareWorker) Opts() []kgo.Opt {
+	return append(PublisherOpts(),
+		kgo.WithHooks(shareHooks{w}),
+		kgo.ShareMaxRecords(int32(min(w.config.Window, maxShareFetch))),
+		kgo.ShareMaxRecordsStrict(),
+		kgo.MaxConcurrentFetches(0),
+		kgo.ShareAckCallback(w.onAcked),
+	)
+}
+
+// shareHooks tell a worker which client was made with its options, and veil records.
+type shareHooks struct{ w *ShareWorker }
+
+// OnNewClient comes before anything is fetched.
+func (h shareHooks) OnNewClient(cl *kgo.Client) {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	h.w.made = cl
+	h.w.intact = sameFunc(cl.OptValue(kgo.ShareAckCallback), h.w.onAcked)
+}
+
+// OnFetchRecordBuffered comes before a record can be polled.
+func (shareHooks) OnFetchRecordBuffered(rec *kgo.Record) { veil(rec) }
+
+var (
+	_ kgo.HookNewClient           = shareHooks{}
+	_ kgo.HookFetchRecordBuffered = shareHooks{}
+)
+
+// Run consumes until ctx ends, and then drains: no record is started any more, running handlers may go on for
+// ShareConfig.Grace until their contexts are cancelled, what is settled is acknowledged, and the rest is released. It returns
+// nil when the broker has answered all that, and a *CommitError if it has not, or has refused some. It waits for every handler,
+// also for one that ignores its context.
+//
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, a *SetupError, or
+// kgo.ErrClientClosed.
+//
+// The client stays the caller's. Close it soon after Run returns: what it may have fetched last is locked until it leaves. A
+// client and a worker are for one Run.
+func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
+	rules, err := w.check(ctx, cl)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // nothing was begun
+		}
+		return err
+	}
+	s, err := w.begin(cl, rules)
+	if err != nil {
+		return err
+	}
+	defer w.end()
+	return s.run(ctx)
+}
+
+func (w *ShareWorker) begin(cl *kgo.Client, rules shareRules) (*shareSession, error) {
+	publisher, err := NewPublisher(cl, PublisherConfig{}) // for the retry topic
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.used {
+		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its Opts"}
+	}
+	w.used = true
+	w.session = newShareSession(w.config, w.policy, w.process, cl, publisher, rules)
+	return w.session, nil
+}
+
+func (w *ShareWorker) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.session = nil
+}
+
+// onAcked hears what the broker says to acknowledgements.
+func (w *ShareWorker) onAcked(cl *kgo.Client, results kgo.ShareAckResults) {
+	w.mu.Lock()
+	s := w.session
+	w.mu.Unlock()
+	if s != nil && s.cl == cl {
+		s.locks.answered(results)
+	}
+}

@@ -1,0 +1,347 @@
+package franz
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A shareSession is one Run of a ShareWorker.
+type shareSession struct {
+	alarm
+	gate
+	config  ShareConfig
+	policy  oncemill.Policy
+	process process
+	rules   shareRules
+
+	cl        *kgo.Client
+	publisher *Publisher // on the same client
+	intake    intake
+	slots     chan struct{} // holds a token for each record that is being handled
+	locks     locks
+	hands     hands
+	proven    bool // that the client does not settle by itself; only poll looks at it
+	running   sync.WaitGroup
+}
+
+func newShareSession(config ShareConfig, policy oncemill.Policy, process process, cl *kgo.Client, publisher *Publisher, rules shareRules) *shareSession {
+	a := newAlarm(option[string](cl, kgo.ShareGroup), config.Logger)
+	return &shareSession{
+		alarm: a, gate: newGate(),
+		config: config, policy: policy, process: process, rules: rules,
+		cl: cl, publisher: publisher,
+		intake: intake{
+			copies:   func(topic string) bool { return topic == config.RetryTopic },
+			consumed: consumed(cl),
+			holds:    oncemill.NewHolds(max(1, config.Window/2)),
+		},
+		slots: make(chan struct{}, config.Window),
+		locks: locks{cl: cl, group: a.group, log: a.log, every: rules.renewal, held: map[*kgo.Record]bool{}, refused: map[place]error{}},
+		hands: hands{window: config.Window, changed: make(chan struct{}, 1)},
+	}
+}
+
+// run consumes until ctx ends or the worker cannot go on.
+func (s *shareSession) run(ctx context.Context) error {
+	detached := telemetry.Spanless(context.WithoutCancel(ctx))
+	handlers, cancel := context.WithCancelCause(detached)
+	defer cancel(nil)
+	holding, release := context.WithCancel(detached)
+	defer release()
+	polling, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+
+	var helpers sync.WaitGroup
+	helpers.Go(func() { s.locks.prolongRegularly(holding) })
+	helpers.Go(func() {
+		select {
+		case err := <-s.failed:
+			stop(err)
+		case <-polling.Done():
+		}
+	})
+	s.running.Go(func() { s.poll(polling, handlers) })
+	<-polling.Done()
+	err := context.Cause(polling)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	s.halt()
+	s.drain(detached, cancel)
+	release()
+	helpers.Wait()
+	if confirmed := s.confirm(detached); err == nil {
+		err = confirmed
+	}
+	return err
+}
+
+// halt starts nothing more, and has everything that waits given back.
+func (s *shareSession) halt() {
+	s.locks.forgive()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shut()
+}
+
+// drain waits for what runs.
+func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc) {
+	ended := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(ended)
+	}()
+	grace := time.NewTimer(s.config.Grace)
+	defer grace.Stop()
+	select {
+	case <-ended:
+	case <-grace.C:
+		s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled", "group", s.group, "after", s.config.Grace)
+		cancel(errGrace)
+		<-ended
+	}
+}
+
+// confirm waits for the broker's answers to all acknowledgements. Beyond the end of a lock none can be a good one.
+func (s *shareSession) confirm(ctx context.Context) error {
+	if err := s.locks.confirm(ctx, s.rules.lock); err != nil {
+		return &CommitError{Group: s.group, Err: err}
+	}
+	return nil
+}
+
+// poll takes records as long as there is room, until ctx ends, which it does when the worker fails.
+func (s *shareSession) poll(ctx, handlers context.Context) {
+	for s.hands.room(ctx) {
+		fetches := s.cl.PollFetches(ctx)
+		if failed := s.take(ctx, handlers, fetches); failed && fetches.NumRecords() == 0 {
+			pause(ctx, pauseAfterErrors) // one that stays would be polled without end
+		}
+	}
+}
+
+// take deals with what was fetched, and reports whether something failed. When ctx has ended, records are given back.
+func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) (failed bool) {
+	var records []*kgo.Record
+	fetches.EachPartition(func(f kgo.FetchTopicPartition) {
+		if f.Err != nil && ctx.Err() == nil {
+			failed = true
+			s.fetchFailed(handlers, f.Topic, f.Partition, f.Err)
+		}
+		records = append(records, f.Records...)
+	})
+	if len(records) == 0 {
+		return failed
+	}
+	if err := s.prove(handlers, records); err != nil {
+		s.fail(err)
+		return true
+	}
+	s.locks.add(records)
+	s.hands.add(len(records))
+	s.start(handlers, records)
+	return failed
+}
+
+// knowing says that the client cannot be used.
+const knowing = "the client does not leave its records to this worker, and would accept them by itself with its next poll: use the version of franz-go that this module asks for, and no hook that replaces the contexts of records with others than those made of them"
+
+// prove makes records known to the client that it has handed out without knowing, and first makes sure that it did not.
+func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
+	s.proven = s.proven || s.locks.unknown(ctx)
+	known := s.proven
+	for _, rec := range records {
+		known = known && unveil(rec)
+	}
+	if !known {
+		return &SetupError{Problem: knowing}
+	}
+	return nil
+}
+
+// start has records handled. Those that have had most of their deliveries come first, and alone: a handler that takes the
+// process with it would use up another.
+func (s *shareSession) start(ctx context.Context, records []*kgo.Record) {
+	var copying sync.WaitGroup
+	for _, rec := range records {
+		if s.worn(rec) {
+			copying.Go(func() { s.carry(ctx, rec) })
+		}
+	}
+	copying.Wait()
+	for _, rec := range records {
+		if !s.worn(rec) {
+			s.running.Go(func() { s.handle(ctx, rec) })
+		}
+	}
+}
+
+// worn reports whether a record has had more than half of its deliveries.
+func (s *shareSession) worn(rec *kgo.Record) bool { return int(rec.DeliveryCount()) > s.rules.limit/2 }
+
+// handle offers a record until it is settled or the worker stops.
+func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
+	d, due, err := s.intake.delivery(rec)
+	if err != nil {
+		s.fail(err)
+		s.giveBack(ctx, rec)
+		return
+	}
+	if !s.rest(time.Until(due)) {
+		s.giveBack(ctx, rec)
+		return
+	}
+	for tries := 1; ; tries++ {
+		d.Count = int(rec.DeliveryCount()) - 1 + tries
+		decision, offered := s.offer(ctx, s.slots, s.process, d, rec)
+		if !offered {
+			s.giveBack(ctx, rec)
+			return
+		}
+		switch decision.Action {
+		case consumer.Ack:
+			s.settle(rec, kgo.AckAccept)
+			return
+		case consumer.Reject:
+			s.log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: record rejected: nobody has it as a dead letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+				"id", decision.ID, "error", decision.Err)
+			s.settle(rec, kgo.AckReject)
+			return
+		}
+		if !s.rest(delayOf(decision, s.policy, tries)) {
+			s.giveBack(ctx, rec)
+			return
+		}
+	}
+}
+
+// rest lets a record wait, which takes no room. It reports false if the worker stops before.
+func (s *shareSession) rest(d time.Duration) bool {
+	if d <= 0 {
+		return !s.isHalted()
+	}
+	s.hands.rest(1)
+	defer s.hands.rest(-1)
+	return s.wait(d)
+}
+
+func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
+	s.locks.settle(rec, status)
+	s.hands.add(-1)
+}
+
+// giveBack has a record delivered again, to whoever comes first.
+func (s *shareSession) giveBack(ctx context.Context, rec *kgo.Record) {
+	if int(rec.DeliveryCount()) >= s.rules.limit {
+		s.log.ErrorContext(ctx, "franz: record is lost: it has used up its deliveries, and could not be copied to the retry topic before the shutdown", "topic", rec.Topic, "partition", rec.Partition,
+			"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
+	}
+	s.settle(rec, kgo.AckRelease)
+}
+
+// carry copies a record to the retry topic, where it has all its deliveries before it, and settles it when that is
+// confirmed. It tries until it can, or the worker stops.
+func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) {
+	again := s.copyOf(rec)
+	for tries := 1; ; tries++ {
+		err := s.publish(ctx, again)
+		if err == nil {
+			s.log.WarnContext(ctx, "franz: record was delivered often without being settled, and goes on as a copy in the retry topic", "topic", rec.Topic, "partition", rec.Partition,
+				"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
+			s.settle(rec, kgo.AckAccept)
+			return
+		}
+		s.log.ErrorContext(ctx, "franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is begun", "topic", rec.Topic, "partition", rec.Partition,
+			"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic, "error", err)
+		if !s.wait(backoff(tries)) {
+			s.giveBack(ctx, rec)
+			return
+		}
+	}
+}
+
+// copyOf returns a record for the retry topic that is the same delivery: headers and key are as they were.
+func (s *shareSession) copyOf(rec *kgo.Record) *kgo.Record {
+	again := &kgo.Record{Topic: s.config.RetryTopic, Key: rec.Key, Value: rec.Value}
+	copied := rec.Topic == s.config.RetryTopic // then it says where it came from
+	for _, h := range rec.Headers {
+		switch {
+		case strings.EqualFold(h.Key, producer.HeaderResend): // it is said of the copy that is given up here
+		case !copied && (h.Key == producer.HeaderPurpose || h.Key == producer.HeaderTopic || h.Key == headerPosition || h.Key == headerNotBefore):
+		default:
+			again.Headers = append(again.Headers, h)
+		}
+	}
+	if !copied {
+		again.Headers = append(again.Headers,
+			kgo.RecordHeader{Key: producer.HeaderPurpose, Value: []byte(producer.PurposeRetry)},
+			kgo.RecordHeader{Key: producer.HeaderTopic, Value: []byte(rec.Topic)},
+			kgo.RecordHeader{Key: headerPosition, Value: []byte(position(rec))})
+	}
+	return again
+}
+
+// publish returns nil when all replicas in sync have a record.
+func (s *shareSession) publish(ctx context.Context, rec *kgo.Record) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.publisher.config.AckTimeout, errAckTimeout)
+	defer cancel()
+	sent := s.publisher.produce(ctx, &kgo.Record{Topic: rec.Topic, Key: rec.Key, Value: rec.Value, Headers: rec.Headers})
+	if sent.answer != nil {
+		sent.await(ctx)
+	}
+	return sent.err
+}
+
+// handsFull is how many windows of records a worker takes at most, those that wait among them.
+const handsFull = 10
+
+// hands say how many records a worker has.
+type hands struct {
+	window  int
+	changed chan struct{} // holds a token when there may be room
+
+	mu      sync.Mutex
+	total   int
+	resting int // of them: waiting for their time, which takes no room
+}
+
+func (h *hands) add(n int) { h.change(n, 0) }
+
+func (h *hands) rest(n int) { h.change(0, n) }
+
+func (h *hands) change(total, resting int) {
+	h.mu.Lock()
+	h.total += total
+	h.resting += resting
+	h.mu.Unlock()
+	select {
+	case h.changed <- struct{}{}:
+	default:
+	}
+}
+
+// room waits until there is room for more, and reports false if ctx ends before.
+func (h *hands) room(ctx context.Context) bool {
+	for ctx.Err() == nil {
+		h.mu.Lock()
+		free := h.total < handsFull*h.window && h.total-h.resting < h.window
+		h.mu.Unlock()
+		if free {
+			return true
+		}
+		select {
+		case <-h.changed:
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
