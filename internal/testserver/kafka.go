@@ -91,7 +91,7 @@ func (s *KafkaServer) CreateTopic(name string, partitions int) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), kafkaPatience)
 	defer cancel()
-	adm := kadm.NewClient(s.Client())
+	adm := kadm.NewClient(s.Client(kgo.MetadataMinAge(10 * time.Millisecond))) // else it would not look again for 5 s
 	if _, err := adm.CreateTopic(ctx, int32(partitions), 1, nil, name); err != nil {
 		s.t.Fatalf("testserver: create topic %s: %v", name, err)
 	}

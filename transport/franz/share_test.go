@@ -463,39 +463,80 @@ func TestShareWorker_HandlerLongerThanItsLockIsDeliveredOnce(t *testing.T) {
 	b.wantOnce(t, 1)
 }
 
-func TestShareWorker_BusyKeyUsesUpNoDelivery(t *testing.T) {
+func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 	t.Parallel()
-	const n = 100
+	const n, busy, window = 60, 4, 3
 	b := newShareBench(t, 1)
-	key := dedupstore.Key{Tenant: "default", Group: group, Handler: b.topic, ID: orderID(0)}
 	const lease = shareLock + time.Second
-	fingerprint, err := producer.FingerprintPayload([]byte(orderID(0)))
-	if err != nil {
-		t.Fatal(err)
+	for i := range busy {
+		key := dedupstore.Key{Tenant: "default", Group: group, Handler: b.topic, ID: orderID(i)}
+		fingerprint, err := producer.FingerprintPayload([]byte(orderID(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := b.store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
+	claimed := time.Now()
 	b.put(0, n, 1)
-	var deliveries atomic.Int32
-	work := b.handler(byRecord, nil)
-	m := b.begin(b.processor(consumer.Config{Hold: 100 * time.Millisecond}), func(ctx context.Context, rec *kgo.Record) error {
-		if string(rec.Value) == orderID(0) {
-			deliveries.Store(rec.DeliveryCount())
+	var again atomic.Int32
+	var first atomic.Int64 // when the first busy one ran
+	work := b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+		if id == orderID(0) {
+			first.Store(int64(time.Since(claimed)))
+		}
+		return nil
+	})
+	m := b.begin(b.processor(consumer.Config{Hold: consumer.NoHold}), func(ctx context.Context, rec *kgo.Record) error {
+		if rec.DeliveryCount() != 1 {
+			again.Add(1)
 		}
 		return work(ctx, rec)
-	}, franz.ShareConfig{Window: 2})
-	until(t, "the others, which do not wait", func() bool { return b.finished() == n-1 })
-	if took := time.Since(began); took > lease {
-		t.Logf("the others took %v: the machine is too slow to tell", took)
-	}
-	until(t, "the busy one after its lease", func() bool { return b.finished() == n })
+	}, franz.ShareConfig{Window: window})
+	until(t, "all, the busy ones after their leases", func() bool { return b.finished() == n })
 	b.wantSettled(b.topic)
 	m.leave()
-	if got := deliveries.Load(); got != 1 {
-		t.Errorf("it ran at delivery %d, want 1", got)
+	if got := again.Load(); got != 0 {
+		t.Errorf("%d records were delivered again", got)
 	}
+	if copies := b.records(b.retry); len(copies) > 0 {
+		t.Errorf("%d records had to be copied", len(copies))
+	}
+	if took := time.Duration(first.Load()); took < lease-200*time.Millisecond {
+		t.Errorf("a busy one ran after %v, the lease of its owner is %v", took, lease)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := busy; i < n; i++ {
+		if b.done[orderID(i)] != 1 {
+			t.Errorf("%s was done %d times, want once", orderID(i), b.done[orderID(i)])
+		}
+	}
+}
+
+// Which come first cannot be told by the time on a machine that is busy: the ones that wait stay busy until the others are done.
+func TestShareWorker_RecordsThatWaitHoldUpNoOthers(t *testing.T) {
+	t.Parallel()
+	const n, waiting, window = 40, 7, 3
+	b := newShareBench(t, 1)
+	b.put(0, n, 1)
+	var others atomic.Int32
+	m := b.begin(b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: 1000}}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+		i, err := strconv.Atoi(strings.TrimPrefix(id, "o"))
+		switch {
+		case err != nil:
+			return oncemill.Permanent(err)
+		case i < waiting && others.Load() < n-waiting:
+			return oncemill.RetryAfter(500*time.Millisecond, errors.New("not before the others"))
+		case i >= waiting:
+			others.Add(1)
+		}
+		return nil
+	}), franz.ShareConfig{Window: window})
+	until(t, "all", func() bool { return b.finished() == n })
+	b.wantSettled(b.topic)
+	m.leave()
 	b.wantOnce(t, n)
 }
 
