@@ -24,6 +24,7 @@ func TestRelay_PublishesIfAndOnlyIfCommitted(t *testing.T) {
 		g := newRig(t, configure)
 		g.write(message("before the start"))
 		g.start()
+		until(t, "what was written before the start", func() bool { return len(g.broker.got()) == 1 }) // calls run side by side
 		first, second, third := g.begin(message("first")), g.begin(message("second")), g.begin(message("rolled back"))
 		g.commit(second)
 		until(t, "the second", func() bool { return len(g.broker.got()) == 2 })
