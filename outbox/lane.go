@@ -29,7 +29,7 @@ func (r *Relay) healthy() lane {
 }
 
 // follower is a second lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
-// the first are awaited.
+// the first are awaited, or, if nobody knew before that they would come, while the first is recorded.
 func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
 
 // suspects is a lane that nobody wakes: no row is a suspect when it is committed.
@@ -47,8 +47,11 @@ const (
 func (r *Relay) work(ctx context.Context, l lane) {
 	idle := pace.Pace{Shortest: min(shortestPoll, r.cfg.PollInterval), Longest: r.cfg.PollInterval}
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
-	if l.follows != nil {
+	switch {
+	case l.follows != nil:
 		l.pause(ctx, 0)
+	case l.suspects: // what is healthy goes first
+		l.pause(ctx, idle.Shortest)
 	}
 	flowing := false // the broker acknowledged the batch before
 	for ctx.Err() == nil {
@@ -108,8 +111,8 @@ func (r *Relay) fault(ctx context.Context, what string, err error) {
 // A batch is what became of one lease.
 type batch struct{ rows, acknowledged int }
 
-// batch leases rows, publishes them and settles. Its error is the store's. While acknowledgements flow, a full batch calls
-// the follower.
+// batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower, as soon as it
+// is known that acknowledgements flow.
 func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, error) {
 	l, err := r.lease(ctx, from)
 	if err != nil {
@@ -118,20 +121,24 @@ func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, erro
 	if len(l.rows) == 0 {
 		return batch{}, nil
 	}
-	if len(l.rows) == from.limit && !from.suspects && flowing {
+	full := len(l.rows) == from.limit && !from.suspects
+	if full && flowing {
 		signal(r.more)
 	}
 	r.telemetry.Leased(ctx, len(l.rows))
 	results := r.publish(ctx, l.rows, from.suspects)
-	if err := r.settle(ctx, l, results); err != nil {
-		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
-	}
-	r.died(ctx, l.rows, results)
 	b := batch{rows: len(l.rows)}
 	for _, result := range results {
 		if result.State == Published || result.State == Removed {
 			b.acknowledged++
 		}
 	}
+	if full && !flowing && b.acknowledged > 0 {
+		signal(r.more)
+	}
+	if err := r.settle(ctx, l, results); err != nil {
+		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
+	}
+	r.died(ctx, l.rows, results)
 	return b, nil
 }

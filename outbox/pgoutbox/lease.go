@@ -1,11 +1,13 @@
 package pgoutbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,17 +34,18 @@ WITH ended AS (DELETE FROM {lease} WHERE ends_at <= (SELECT clock_timestamp()) R
 UPDATE {table} SET unknowns = coalesce(unknowns, 0) + 1
 WHERE number = ANY(ARRAY(SELECT unnest(numbers) FROM ended)) AND published_at IS NULL AND dead_at IS NULL`
 
+	// The rows come out of the index in the order in which they are due, and stay in it.
 	leaseSQL = `
-WITH held AS MATERIALIZED (SELECT unnest(numbers) AS number FROM {lease}),
-batch AS MATERIALIZED (
-	SELECT number, coalesce(due_at, written_at) AS due FROM {table}
+WITH held AS MATERIALIZED (SELECT unnest(numbers) AS number FROM {lease})
+INSERT INTO {lease} (token, ends_at, numbers)
+SELECT $1::text, clock_timestamp() + $2::bigint * interval '1 microsecond', array_agg(number)
+FROM (
+	SELECT number FROM {table}
 	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL
 		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp())
 		AND number NOT IN (SELECT number FROM held)
-	ORDER BY coalesce(due_at, written_at) LIMIT $3::bigint)
-INSERT INTO {lease} (token, ends_at, numbers)
-SELECT $1::text, clock_timestamp() + $2::bigint * interval '1 microsecond', array_agg(number ORDER BY due)
-FROM batch HAVING count(*) > 0`
+	ORDER BY coalesce(due_at, written_at) LIMIT $3::bigint) AS batch
+HAVING count(*) > 0`
 
 	suspectsSQL = `
 WITH held AS MATERIALIZED (SELECT unnest(numbers) AS number FROM {lease}),
@@ -58,17 +61,21 @@ FROM batch HAVING count(*) > 0`
 
 	// A plan must not depend on what the server knows about the table, which may be nothing: the server keeps plans, so that
 	// one that was good for a new table would read all of a large one.
-	byIndexSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+	byIndexSQL = `SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
 
-	// OFFSET 0 makes it look for each row by its number. (extract would calculate in numeric.)
-	readSQL = `
+	// What Lease reads of a row: as it is, because a NULL costs the server nothing, and what is made of it does.
+	rowSQL = `number, id, {topic}, {key}, header, payload, failures, unknowns, replays, not_before, written_at, due_at, ctid`
+
+	// The rows come in the order of their numbers. The client sorts them as the index of leaseSQL does, by ctid where they are
+	// due at once: the server would copy each one for that.
+	readSQL = `SELECT ` + rowSQL + `
+FROM {table} WHERE number = ANY((SELECT numbers FROM {lease} WHERE token = $1::text)::bigint[])`
+
+	// Their places are the client's to keep, not to find. OFFSET 0 makes it look for each row by its number.
+	orderedReadSQL = `
 SELECT o.*
 FROM {lease} l CROSS JOIN LATERAL unnest(l.numbers) WITH ORDINALITY AS held (number, n)
-	CROSS JOIN LATERAL (
-		SELECT number, id, {topic}, coalesce({key}, ''), coalesce(header::text, ''), payload,
-			coalesce(failures, 0), coalesce(unknowns, 0), coalesce(replays, 0),
-			date_part('epoch', clock_timestamp() - coalesce(not_before, written_at))
-		FROM {table} WHERE number = held.number OFFSET 0) AS o
+	CROSS JOIN LATERAL (SELECT ` + rowSQL + ` FROM {table} WHERE number = held.number OFFSET 0) AS o
 WHERE l.token = $1::text ORDER BY held.n`
 )
 
@@ -78,13 +85,8 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	if r.Suspects {
 		lease = o.sql.suspects
 	}
-	var rows []outbox.Row
-	read := reader{ordered: o.cfg.Ordered}
-	err := o.pipeline(ctx, 6, func(scan func(...any) error) error {
-		row, err := read.row(scan)
-		rows = append(rows, row)
-		return err
-	},
+	read := reader{ordered: o.cfg.Ordered, limit: r.Limit}
+	err := o.pipeline(ctx, 5, []eachRowFunc{read.clock, read.row},
 		begin,
 		statement{o.sql.leaseLock, []any{lockTimeoutOf(ctx)}},
 		statement{query: o.sql.takeOver},
@@ -96,7 +98,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	if err != nil {
 		return nil, err
 	}
-	return rows, nil
+	return read.inTurn(), nil
 }
 
 // lockTimeoutOf makes the server stop waiting for a lock when nobody waits for its answer any more.
@@ -111,54 +113,106 @@ func lockTimeoutOf(ctx context.Context) string {
 
 // A reader makes rows of what the server sends, one after the other in the same memory.
 type reader struct {
-	ordered  bool
-	fields   []any // where scan puts what follows
+	ordered  bool      // the rows come in their order
+	limit    int       // the most rows there can be
+	now      time.Time // by the server's clock
+	fields   []any     // where scan puts what follows
 	number   int64
-	id, key  string
+	id       string
 	topic    pgtype.DriverBytes // most rows have that of the row before
-	header   string
+	key      pgtype.Text
+	header   pgtype.DriverBytes // most rows have none
 	payload  []byte
-	failures int
-	unknowns int
-	replays  int
-	age      float64
+	failures pgtype.Int4
+	unknowns pgtype.Int4
+	replays  pgtype.Int4
+
+	notBefore, written, due pgtype.Timestamptz
+	at                      pgtype.TID
 
 	lastTopic string
+	rows      []outbox.Row
+	turns     []turn
 }
 
-func (r *reader) row(scan func(...any) error) (outbox.Row, error) {
+// A turn says when a row is due, where it lies in the table, and which one it is.
+type turn struct {
+	due   int64 // in microseconds
+	at    uint64
+	index int
+}
+
+func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil, nil) }
+
+func (r *reader) row(scan func(...any) error) error {
 	if r.fields == nil {
-		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns, &r.replays, &r.age}
+		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns, &r.replays,
+			&r.notBefore, &r.written, &r.due, &r.at}
 	}
 	if err := scan(r.fields...); err != nil {
-		return outbox.Row{}, err
+		return err
 	}
+	if n := len(r.rows); n == cap(r.rows) { // a few rows, or as many as there can be
+		more := max(1, min(max(16, 8*n), r.limit-n))
+		r.rows, r.turns = slices.Grow(r.rows, more), slices.Grow(r.turns, more)
+	}
+	r.turns = append(r.turns, turn{timeOr(r.due, r.written).UnixMicro(), uint64(r.at.BlockNumber)<<16 | uint64(r.at.OffsetNumber), len(r.rows)})
+	r.rows = append(r.rows, r.made())
+	return nil
+}
+
+func timeOr(t, instead pgtype.Timestamptz) time.Time {
+	if t.Valid {
+		return t.Time
+	}
+	return instead.Time
+}
+
+// made is the row that was scanned.
+func (r *reader) made() outbox.Row {
 	if string(r.topic) != r.lastTopic {
 		r.lastTopic = string(r.topic)
 	}
 	row := outbox.Row{
-		Number: r.number, Message: producer.Message{ID: r.id, Topic: r.lastTopic, Key: r.key, Payload: r.payload},
-		Failures: r.failures, Unknowns: r.unknowns, Age: max(0, time.Duration(r.age*float64(time.Second))),
+		Number: r.number, Message: producer.Message{ID: r.id, Topic: r.lastTopic, Key: r.key.String, Payload: r.payload},
+		Failures: int(r.failures.Int32), Unknowns: int(r.unknowns.Int32), Age: max(0, r.now.Sub(timeOr(r.notBefore, r.written))),
 	}
 	if r.ordered {
-		row.Lane = r.key
+		row.Lane = r.key.String
 	}
-	if r.header == "" { // most rows have nothing there
+	if len(r.header) == 0 { // most rows have nothing there
 		row.Message.Header = producer.Header{producer.HeaderID: r.id}
-	} else if err := json.Unmarshal([]byte(r.header), &row.Message.Header); err != nil {
+	} else if err := json.Unmarshal(r.header, &row.Message.Header); err != nil {
 		// A header that cannot be read, which only somebody else can have written, must not hold up other rows.
 		row.Problem = "header cannot be read: " + err.Error()
-		return row, nil //nolint:nilerr // see above
+		return row
 	} else {
 		if row.Message.Header == nil {
 			row.Message.Header = producer.Header{}
 		}
 		set(row.Message.Header, producer.HeaderID, r.id)
 	}
-	if r.replays > 0 {
-		markReplay(row.Message.Header, r.replays)
+	if n := int(r.replays.Int32); n > 0 {
+		markReplay(row.Message.Header, n)
 	}
-	return row, nil
+	return row
+}
+
+// inTurn returns the rows in their order: the longest due first, where they did not come in it.
+func (r *reader) inTurn() []outbox.Row {
+	if r.ordered {
+		return r.rows
+	}
+	slices.SortFunc(r.turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.at, b.at)) })
+	for i := range r.turns { // each cycle of places once, without a second list
+		at := i
+		for from := r.turns[at].index; from != i; from = r.turns[at].index {
+			r.rows[at], r.rows[from] = r.rows[from], r.rows[at]
+			r.turns[at].index, at = at, from
+		}
+		r.turns[at].index = at
+	}
+	return r.rows
 }
 
 // markReplay makes a message a copy that brokers do not take for a duplicate.
@@ -207,18 +261,35 @@ WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers)
 
 // Settle implements [outbox.Store]. It is one round trip.
 func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
-	s, err := sortResults(results)
+	settle, err := o.settlement(token, results)
 	if err != nil {
 		return err
 	}
-	settle := statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}
-	switch len(results) {
-	case len(s.published):
-		settle = statement{o.sql.settlePublished, []any{token, s.published}}
-	case len(s.removed):
-		settle = statement{o.sql.settleRemoved, []any{token, s.removed}}
+	return o.pipeline(ctx, 4, nil, begin, statement{query: byIndexSQL}, settle, commit)
+}
+
+// settlement is the statement that records results.
+func (o *Outbox) settlement(token string, results []outbox.Result) (statement, error) {
+	switch state, numbers := alike(results); state {
+	case outbox.Published:
+		return statement{o.sql.settlePublished, []any{token, numbers}}, nil
+	case outbox.Removed:
+		return statement{o.sql.settleRemoved, []any{token, numbers}}, nil
 	}
-	return o.pipeline(ctx, 3, nil, begin, statement{query: byIndexSQL}, settle, commit)
+	s, err := sortResults(results)
+	return statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}, err
+}
+
+// alike returns the state that all results have, and their numbers, or "".
+func alike(results []outbox.Result) (state outbox.State, numbers []int64) {
+	numbers = make([]int64, 0, len(results))
+	for _, r := range results {
+		if r.State != results[0].State {
+			return "", nil
+		}
+		state, numbers = r.State, append(numbers, r.Number)
+	}
+	return state, numbers
 }
 
 // sorted are results as the statement takes them.

@@ -12,10 +12,11 @@ var (
 	commit = statement{query: "COMMIT"}
 )
 
-// pipeline sends statements together, waits once, and calls fn for each row of the one with the index. The server goes on
+// pipeline sends statements together, waits once, and calls each function for the rows of a statement, from the one with the
+// index on. The server goes on
 // without the client: what the statements lock they do not keep while a client is slow. After an error inside of a
 // transaction the pool closes the connection, which rolls back.
-func (o *Outbox) pipeline(ctx context.Context, index int, fn func(scan func(...any) error) error, statements ...statement) error {
+func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, statements ...statement) error {
 	conn, err := o.pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -30,7 +31,7 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fn func(scan func(...a
 	for _, s := range statements {
 		batch.Queue(s.query, s.args...)
 	}
-	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fn))
+	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fns...))
 }
 
 // checkOn checks the schema in a transaction of its own.

@@ -45,19 +45,27 @@ func (s pgxSession) each(ctx context.Context, last statement, fn func(scan func(
 	return eachOfBatch(s.tx.SendBatch(ctx, &batch), len(before), fn)
 }
 
-// eachOfBatch passes over the results of the first statements, and calls fn for each row of the next one.
-func eachOfBatch(results pgx.BatchResults, skip int, fn func(scan func(...any) error) error) error {
+// An eachRowFunc takes a row.
+type eachRowFunc = func(scan func(...any) error) error
+
+// eachOfBatch passes over the results of the first statements, and calls each function for the rows of a further one.
+func eachOfBatch(results pgx.BatchResults, skip int, fns ...eachRowFunc) error {
 	err := func() error {
 		for range skip {
 			if _, err := results.Exec(); err != nil {
 				return err
 			}
 		}
-		rows, err := results.Query()
-		if err != nil {
-			return err
+		for _, fn := range fns {
+			rows, err := results.Query()
+			if err != nil {
+				return err
+			}
+			if err := eachRow(rows, fn); err != nil {
+				return err
+			}
 		}
-		return eachRow(rows, fn)
+		return nil
 	}()
 	if closed := results.Close(); err == nil {
 		err = closed
@@ -65,7 +73,7 @@ func eachOfBatch(results pgx.BatchResults, skip int, fn func(scan func(...any) e
 	return err
 }
 
-func eachRow(rows pgx.Rows, fn func(scan func(...any) error) error) error {
+func eachRow(rows pgx.Rows, fn eachRowFunc) error {
 	defer rows.Close()
 	scan := rows.Scan // once: each mention allocates
 	for rows.Next() {

@@ -38,7 +38,7 @@ func statementsFor(cfg Config) statements {
 		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), discard: in(discardSQL),
 	}
 	if cfg.Ordered {
-		s.lease, s.suspects = in(orderedLeaseSQL), in(orderedSuspectsSQL)
+		s.lease, s.suspects, s.read = in(orderedLeaseSQL), in(orderedSuspectsSQL), in(orderedReadSQL)
 	}
 	return s
 }

@@ -62,7 +62,7 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error
 // tidy runs a statement that counts, when it is its turn.
 func (o *Outbox) tidy(ctx context.Context, s statement) (int, error) {
 	var n int
-	err := o.pipeline(ctx, 2, func(scan func(...any) error) error { return scan(&n) },
+	err := o.pipeline(ctx, 2, []eachRowFunc{func(scan func(...any) error) error { return scan(&n) }},
 		begin, statement{o.sql.tidyLock, []any{lockTimeoutOf(ctx)}}, s, commit)
 	if err != nil {
 		return 0, err
