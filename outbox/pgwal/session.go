@@ -66,9 +66,10 @@ func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
 }
 
 const (
-	transitEvents = 256
+	transitEvents = 900 // a transaction with one row has three
 	transitBytes  = 4 << 20
-	burstSize     = 500
+	burstSize     = 500 // rows
+	burstEvents   = 5 * burstSize
 	confirmEvery  = 100 * time.Millisecond
 	longestBeat   = 5 * time.Second
 	shortestAway  = 50 * time.Millisecond // between calls, while the broker acknowledges nothing
@@ -158,13 +159,14 @@ func (s *session) feed(ctx context.Context, events <-chan event, to chan<- []eve
 
 // gather takes what is there, and waits for nothing.
 func (s *session) gather(e event, events <-chan event) []event {
-	burst := []event{e}
+	burst := append(make([]event, 0, 1+len(events)), e)
 	var size int64
-	for {
+	for rows := 0; ; {
 		if r := burst[len(burst)-1].row; r != nil {
+			rows++
 			size += int64(len(r.message.Payload))
 		}
-		if len(burst) == burstSize || size > transitBytes {
+		if rows == burstSize || len(burst) == burstEvents || size > transitBytes {
 			break
 		}
 		select {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -169,13 +171,11 @@ func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bo
 	if r.cfg.messages() {
 		return nil, r.park(ctx, batch)
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
-	defer cancel()
 	w := sortVerdicts(batch)
 	var text string
 	var done []int64
-	err = r.cfg.Pool.QueryRow(ctx, r.sql.settle, w.removed, w.published, w.unsent, w.dead, w.adopted, w.failures, w.unknowns, w.reasons,
-		w.copies, w.replays).Scan(&text, &done)
+	err = r.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&text, &done) },
+		r.sql.settle, w.removed, w.published, w.unsent, w.dead, w.adopted, w.failures, w.unknowns, w.reasons, w.copies, w.replays)
 	if err != nil {
 		return nil, r.explain("record results", err)
 	}
@@ -201,12 +201,12 @@ func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bo
 // the last word, or when the row becomes the table's by a due time: an outage writes nothing.
 const settleSQL = `
 WITH removed AS (
-	DELETE FROM {table} WHERE number = ANY($1::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+	DELETE FROM {table} WHERE number = ANY((SELECT $1::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
 		AND coalesce(replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], number)], 0)
 	RETURNING number),
 published AS (
 	UPDATE {table} SET published_at = clock_timestamp()
-	WHERE number = ANY($2::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+	WHERE number = ANY((SELECT $2::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
 		AND coalesce(replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], number)], 0)
 	RETURNING number),
 unsent AS (
