@@ -40,6 +40,9 @@ type decoder struct {
 	columns columns // of the table, once it was described
 	told    bool    // it was
 	xid     uint32  // of the transaction that is being shown
+
+	values [][]byte // of a row, in the same memory always
+	topic  string   // of the row before: most have the same
 }
 
 var errShort = errors.New("pgwal: a message of the server is cut short")
@@ -63,10 +66,21 @@ func (d *decoder) decode(data []byte) (event, error) {
 }
 
 func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
-	switch pglogrepl.MessageType(x.WALData[0]) {
-	case pglogrepl.MessageTypeInsert: // most messages: what pglogrepl makes of them is slow
-		return d.insert(x.WALData[1:])
-	case pglogrepl.MessageTypeBegin, pglogrepl.MessageTypeCommit, pglogrepl.MessageTypeRelation, pglogrepl.MessageTypeMessage:
+	switch data := x.WALData[1:]; pglogrepl.MessageType(x.WALData[0]) { // for most messages, what pglogrepl makes of them is slow
+	case pglogrepl.MessageTypeInsert:
+		return d.insert(data)
+	case pglogrepl.MessageTypeBegin: // place of the commit, time, number
+		if len(data) < 8+8+4 {
+			return event{}, errShort
+		}
+		d.xid = binary.BigEndian.Uint32(data[8+8:])
+		return event{kind: began}, nil
+	case pglogrepl.MessageTypeCommit: // flags, place of the commit, its end, time
+		if len(data) < 1+8+8+8 {
+			return event{}, errShort
+		}
+		return event{kind: committed, lsn: pglogrepl.LSN(binary.BigEndian.Uint64(data[1+8:]))}, nil
+	case pglogrepl.MessageTypeRelation, pglogrepl.MessageTypeMessage:
 	default:
 		return event{}, nil
 	}
@@ -75,11 +89,6 @@ func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
 		return event{}, fmt.Errorf("pgwal: read the log at %s: %w", x.WALStart, err)
 	}
 	switch m := m.(type) {
-	case *pglogrepl.BeginMessage:
-		d.xid = m.Xid
-		return event{kind: began}, nil
-	case *pglogrepl.CommitMessage:
-		return event{kind: committed, lsn: m.TransactionEndLSN}, nil
 	case *pglogrepl.RelationMessage:
 		return event{}, d.relation(m)
 	case *pglogrepl.LogicalDecodingMessage:
@@ -127,10 +136,11 @@ func (d *decoder) insert(b []byte) (event, error) {
 		return event{}, nil
 	}
 	c := d.columns
-	values, err := tuple(b[5:])
+	values, err := tuple(d.values[:0], b[5:])
 	if err != nil {
 		return event{}, err
 	}
+	d.values = values
 	get := func(i int) []byte {
 		if i < 0 || i >= len(values) {
 			return nil
@@ -144,32 +154,36 @@ func (d *decoder) insert(b []byte) (event, error) {
 		return event{}, &SetupError{"the outbox table", "has columns of other types than this package knows", nil}
 	}
 	r := &row{xid: d.xid, number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
-	r.message = producer.Message{ID: string(get(c.id)), Topic: string(get(c.topic)), Key: string(get(c.key)), Payload: slices.Clone(get(c.payload))}
+	if topic := get(c.topic); string(topic) != d.topic {
+		d.topic = string(topic)
+	}
+	r.message = producer.Message{ID: string(get(c.id)), Topic: d.topic, Key: string(get(c.key)), Payload: slices.Clone(get(c.payload))}
 	r.readHeader(get(c.header))
 	return event{kind: written, row: r}, nil
 }
 
-// tuple returns the values of a row, which are part of b; nil: NULL.
-func tuple(b []byte) ([][]byte, error) {
+// tuple appends the values of a row, which are part of b; nil: NULL.
+func tuple(values [][]byte, b []byte) ([][]byte, error) {
 	if len(b) < 2 {
 		return nil, errShort
 	}
-	values := make([][]byte, binary.BigEndian.Uint16(b))
+	n := int(binary.BigEndian.Uint16(b))
 	b = b[2:]
-	for i := range values {
+	for range n {
 		if len(b) < 1 {
 			return nil, errShort
 		}
 		kind := b[0]
 		b = b[1:]
 		if kind != pglogrepl.TupleDataTypeBinary && kind != pglogrepl.TupleDataTypeText {
+			values = append(values, nil)
 			continue
 		}
 		if len(b) < 4 || uint64(len(b)-4) < uint64(binary.BigEndian.Uint32(b)) {
 			return nil, errShort
 		}
-		n := 4 + int(binary.BigEndian.Uint32(b))
-		values[i], b = b[4:n:n], b[n:]
+		end := 4 + int(binary.BigEndian.Uint32(b))
+		values, b = append(values, b[4:end:end]), b[end:]
 	}
 	return values, nil
 }
@@ -177,16 +191,18 @@ func tuple(b []byte) ([][]byte, error) {
 // readHeader reads a header that somebody else may have written: one that cannot be read makes the row dead.
 func (r *row) readHeader(header []byte) {
 	m := &r.message
-	if len(header) > 0 {
+	if len(header) == 0 { // most rows have nothing there
+		m.Header = producer.Header{producer.HeaderID: m.ID}
+	} else {
 		if err := json.Unmarshal(header, &m.Header); err != nil {
 			r.problem = "header cannot be read: " + err.Error()
 			return
 		}
+		if m.Header == nil {
+			m.Header = producer.Header{}
+		}
+		setHeader(m.Header, producer.HeaderID, m.ID)
 	}
-	if m.Header == nil {
-		m.Header = producer.Header{}
-	}
-	setHeader(m.Header, producer.HeaderID, m.ID)
 	if r.replays > 0 { // a copy that brokers must not take for a duplicate
 		generation, _ := strconv.Atoi(m.Header.Get(producer.HeaderGeneration)) // 0: a first publication
 		setHeader(m.Header, producer.HeaderPurpose, producer.PurposeReplay)

@@ -43,6 +43,7 @@ type session struct {
 	acks    int // calls that acknowledged something
 
 	verdicts []verdict
+	spare    []verdict // memory for the next ones
 	settling bool
 	settleAt time.Time
 	held     bool // some of them cannot be recorded before settleAt

@@ -83,7 +83,7 @@ func (s *session) settle(working context.Context, now time.Time) {
 	}
 	n := min(len(s.verdicts), settleMost)
 	batch := s.verdicts[:n:n]
-	s.verdicts = s.verdicts[n:]
+	s.verdicts, s.spare = append(s.spare, s.verdicts[n:]...), nil
 	s.settling, s.held, s.settleAt = true, false, now
 	s.start(func() func() {
 		unseen, err := s.r.recordUntilDone(working, batch)
@@ -94,6 +94,8 @@ func (s *session) settle(working context.Context, now time.Time) {
 				return
 			}
 			s.recorded(batch, unseen)
+			clear(batch)
+			s.spare = batch[:0]
 		}
 	})
 }
@@ -183,6 +185,9 @@ func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bo
 	if err != nil {
 		return nil, err
 	}
+	if len(done) == len(w.rows) { // as nearly always
+		return nil, nil
+	}
 	for _, number := range done {
 		delete(w.rows, number)
 	}
@@ -234,21 +239,26 @@ type sorted struct {
 
 // sortVerdicts takes the last verdict of each row: the statement must not change a row twice.
 func sortVerdicts(batch []verdict) (w sorted) {
-	last := make(map[int64]int, len(batch))
 	w.rows = make(map[int64]*row, len(batch))
-	for i, v := range batch {
-		last[v.row.number] = i
+	for _, v := range batch {
+		w.rows[v.row.number] = v.row
+	}
+	var last map[int64]int // verdict of each row, if one has several
+	if len(w.rows) < len(batch) {
+		last = make(map[int64]int, len(batch))
+		for i, v := range batch {
+			last[v.row.number] = i
+		}
 	}
 	for i, v := range batch {
 		number := v.row.number
-		if last[number] == i {
-			w.rows[number] = v.row
-			if v.row.replays > 0 {
-				w.copies, w.replays = append(w.copies, number), append(w.replays, int32(v.row.replays))
-			}
+		if last != nil && last[number] != i {
+			continue
+		}
+		if v.row.replays > 0 {
+			w.copies, w.replays = append(w.copies, number), append(w.replays, int32(v.row.replays))
 		}
 		switch {
-		case last[number] != i:
 		case v.state == outbox.Removed:
 			w.removed = append(w.removed, number)
 		case v.state == outbox.Published:
