@@ -376,3 +376,25 @@ func TestRelay_ReadsTheNextBatchWhileAcknowledgementsAreAwaited(t *testing.T) {
 		}
 	})
 }
+
+// Once the broker has acknowledged a full batch, the next one does not wait until that is recorded.
+func TestRelay_TheNextBatchIsPublishedWhileTheFirstIsRecorded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		begin := time.Now()
+		s := new(fakeStore).write("a", "b")
+		s.onSettle = func(apply func()) error {
+			<-time.After(time.Second)
+			apply()
+			return nil
+		}
+		b := &broker{}
+		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 1}))
+		after(t, 10*time.Second)
+		stop()
+		for _, id := range []string{"a", "b"} {
+			if at := b.times(id, begin); len(at) != 1 || at[0] != 0 {
+				t.Errorf("%s was published at %v, want at once", id, at)
+			}
+		}
+	})
+}

@@ -289,3 +289,39 @@ func TestReplay_PublishedRowsComeAgainAsCopies(t *testing.T) {
 		}
 	}
 }
+
+// The numbers of rows say nothing about their order, and those of a lease are in that of the rows: settling compares the two
+// lists, and is cheap when they are alike.
+func TestLease_HandsOutTheLongestDueFirst(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"written_at", "date_trunc('day', written_at)"} { // due one after the other; at once
+		box, db := newBox(t)
+		var want []string
+		var all []producer.Message
+		for i := range 60 {
+			want = append(want, strconv.Itoa(i))
+			all = append(all, message(strconv.Itoa(i)))
+		}
+		write(t, box, db, all[:20]...)
+		for _, m := range all[20:] {
+			write(t, box, db, m)
+		}
+		mustExec(t, db, `UPDATE oncemill_outbox SET written_at = `+at)
+		mustExec(t, db, `UPDATE oncemill_outbox SET due_at = written_at - interval '1 hour' WHERE id = '59'`) // a retry
+		want = slices.Concat(want[59:], want[:59])
+		rows := lease(t, box, "t", time.Minute)
+		if diff := cmp.Diff(want, idsOf(rows)); diff != "" {
+			t.Errorf("due at %s: %s", at, diff)
+		}
+		var leased, numbers []int64
+		for _, row := range rows {
+			numbers = append(numbers, row.Number)
+		}
+		if err := db.QueryRow(t.Context(), `SELECT numbers FROM oncemill_outbox_lease`).Scan(&leased); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(leased, numbers); diff != "" {
+			t.Errorf("due at %s: the lease has other numbers, or another order: %s", at, diff)
+		}
+	}
+}
