@@ -51,7 +51,7 @@ func TestRelay_AnswersTheServerWhileThePublisherHangs(t *testing.T) {
 			}
 		})
 		g.start()
-		n := 1500 // more than fits on the way: the server has to wait, too
+		n := 2500 // more than fits on the way: the server has to wait, too
 		messages := numbered(n)
 		for i := range messages {
 			messages[i].Payload = make([]byte, 4<<10)

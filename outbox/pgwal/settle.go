@@ -258,10 +258,10 @@ func sortVerdicts(batch []verdict) (w sorted) {
 		if v.row.replays > 0 {
 			w.copies, w.replays = append(w.copies, number), append(w.replays, int32(v.row.replays))
 		}
-		switch {
-		case v.state == outbox.Removed:
+		switch v.state {
+		case outbox.Removed:
 			w.removed = append(w.removed, number)
-		case v.state == outbox.Published:
+		case outbox.Published:
 			w.published = append(w.published, number)
 		default:
 			w.unsent = append(w.unsent, number)
