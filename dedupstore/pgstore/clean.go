@@ -24,8 +24,9 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 }
 
 // RunCleaning deletes expired records in batches, at once and then every Config.CleanInterval, until ctx ends; then it
-// returns nil. Between two batches it rests for as long as a batch takes. Errors are logged, and it goes on. It may run in
-// every process: one at a time cleans.
+// returns nil. A batch is as large as takes a few milliseconds, and after each it rests for three times as long as that took:
+// what a server writes for a cleaning, and reads, delays the commits of others for no longer than a small batch does, and the
+// slower the server, the longer the rests. Errors are logged, and it goes on. It may run in every process: one at a time cleans.
 func (s *Store) RunCleaning(ctx context.Context) error {
 	for {
 		if err := s.cleanAll(ctx); err != nil && ctx.Err() == nil {
@@ -38,11 +39,36 @@ func (s *Store) RunCleaning(ctx context.Context) error {
 }
 
 func (s *Store) cleanAll(ctx context.Context) error {
+	batch := min(smallBatch, s.cfg.CleanBatch)
 	for {
 		start := time.Now()
-		removed, err := s.Clean(ctx, s.cfg.CleanBatch)
-		if err != nil || removed < s.cfg.CleanBatch || !pace.Sleep(ctx, time.Since(start)) {
+		removed, err := s.Clean(ctx, batch)
+		took := time.Since(start)
+		if err != nil || removed < batch || !pace.Sleep(ctx, min(restFactor*took, longestRest)) {
 			return err
 		}
+		batch = nextBatch(batch, s.cfg.CleanBatch, took)
 	}
+}
+
+const (
+	// batchTime is how long a batch should take.
+	batchTime = 5 * time.Millisecond
+
+	// smallBatch is the first batch, and the smallest one however slow the server is.
+	smallBatch = 100
+
+	// restFactor is how many times as long as a batch took the rest after it is, and longestRest what it is at most: with
+	// that, a server on which the smallest batch takes long still gets rid of some hundred records a second.
+	restFactor  = 3
+	longestRest = 250 * time.Millisecond
+)
+
+// nextBatch is how many records should take batchTime, after some have taken a while: at most twice as many.
+func nextBatch(batch, most int, took time.Duration) int {
+	next := 2 * batch
+	if took > batchTime/2 {
+		next = int(int64(batch) * int64(batchTime) / int64(took))
+	}
+	return min(max(next, smallBatch), most)
 }

@@ -36,7 +36,8 @@ type Config struct {
 	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.
 	CleanInterval time.Duration
 
-	// CleanBatch is how many records RunCleaning deletes in one transaction, 1 to 100,000. Zero: 1000.
+	// CleanBatch is how many records RunCleaning deletes in one transaction at most, 1 to 100,000. It deletes fewer where that
+	// many take longer than a few milliseconds. Zero: 1000.
 	CleanBatch int
 
 	// Logger gets what RunCleaning, and an inbox whose transaction a handler ended by itself, have to say. Nil:
