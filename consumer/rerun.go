@@ -1,0 +1,143 @@
+package consumer
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Rerun makes of a dead letter the message that asks for its rerun: publish it, synchronously, and only then delete or
+// acknowledge the dead letter. Of the dead letter it needs Header and Payload as the broker has them, and Key where the
+// broker keeps that apart, as Kafka does. It changes nothing, and the payload is shared.
+//
+// The message has the ID, topic, key, header and payload of the one that failed, and names the fence of the failure. The
+// consumer's record then begins anew: the handler gets its attempts again, under the same key and with the same Run.ID.
+// That happens once for each dead letter, however often the message is published or delivered, and not if the message
+// has succeeded meanwhile. A rerun that fails ends in a dead letter of its own, which can be run again. The message is
+// marked as a replay, as it would else be a duplicate for JetStream.
+//
+// An outcome that is unknown ("oncemill-outcome: unknown") can be run again like a failure, and its effect may then
+// happen TWICE: nobody knows whether it has happened. Find that out before, for each one; do not call Rerun for whatever
+// lies in the topic. The same holds, outside of an inbox, for failures that are exhausted: a run may have made its effect
+// before it erred or died. docs/operations.md, "Running a dead letter again", says how, and what to do if it has happened.
+//
+// It does what it says if
+//
+//   - the failure is still remembered (Policy.FailureWindow). Later a rerun is a first run, even if an earlier one has
+//     succeeded and that is forgotten, too;
+//   - the payload stays as it is: another one is a mismatch;
+//   - the message reaches the same tenant, group and handler. Where a Router subscribes to a pattern, or to a name that a
+//     source gives a meaning, that stands in Topic: set it to a subject that leads there;
+//   - the consumer finds IDs in the header oncemill-id first, as it does unless Config.Extractors says otherwise. An
+//     extractor that finds another one makes it another message.
+//
+// Every group that consumes the topic gets it. Those that have the message's outcome answer as to any duplicate.
+//
+// The error holds a *producer.InvalidError, which names the header and what to do instead: what is no dead letter, what
+// was never recorded (no usable ID, content that cannot be read, other content under a known ID, or a run without an ID
+// under MissingIDBypass), and what is incomplete cannot be run again.
+func Rerun(dead producer.Message) (producer.Message, error) {
+	m, err := rerun(dead)
+	if err != nil {
+		id := cmp.Or(dead.Header.Get(producer.HeaderOriginalID), dead.Header.Get(producer.HeaderID), dead.ID)
+		return producer.Message{}, fmt.Errorf("consumer: message %.600q cannot be run again: %w", id, err)
+	}
+	return m, nil
+}
+
+func rerun(dead producer.Message) (producer.Message, error) {
+	if err := rerunnable(dead.Header); err != nil {
+		return producer.Message{}, err
+	}
+	header, err := unescape(dead.Header)
+	if err != nil {
+		return producer.Message{}, err
+	}
+	fence := dead.Header.Get(producer.HeaderFence)
+	m := producer.Message{
+		ID:      dead.Header.Get(producer.HeaderOriginalID),
+		Topic:   dead.Header.Get(producer.HeaderTopic),
+		Key:     cmp.Or(header.Get(producer.HeaderKey), dead.Key),
+		Header:  header,
+		Payload: dead.Payload,
+	}
+	maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) || letterHeader(name) })
+	header[producer.HeaderID] = m.ID
+	header[producer.HeaderRerun] = fence
+	header[producer.HeaderPurpose] = producer.PurposeReplay
+	header[producer.HeaderGeneration] = fence
+	return m, nil
+}
+
+// rerunnable returns what keeps a dead letter from being run again, or nil.
+func rerunnable(header producer.Header) error {
+	wrong := func(name, format string, args ...any) error {
+		return &producer.InvalidError{Field: "header " + name, Problem: fmt.Sprintf(format, args...)}
+	}
+	if purpose := header.Get(producer.HeaderPurpose); purpose != producer.PurposeDeadLetter {
+		return wrong(producer.HeaderPurpose, "is %.80q, want %q: this is no dead letter", purpose, producer.PurposeDeadLetter)
+	}
+	switch outcome := header.Get(producer.HeaderOutcome); outcome { // before the fence, which may be of an earlier dead letter
+	case string(dedupstore.Failed), string(dedupstore.Unknown):
+	case outcomeMismatch:
+		return wrong(producer.HeaderOutcome, "is %q: the ID belongs to other content, and what is recorded is of that; if this is a message of its own, publish it with an ID of its own", outcome)
+	case outcomeRejected:
+		return wrong(producer.HeaderOutcome, "is %q: nothing was recorded that could run again; mend what header %s says, and publish it as a new message with an ID", outcome, producer.HeaderReason)
+	default:
+		return wrong(producer.HeaderOutcome, "is %.80q, want %q or %q", outcome, dedupstore.Failed, dedupstore.Unknown)
+	}
+	switch fence := header.Get(producer.HeaderFence); {
+	case fence == "":
+		return wrong(producer.HeaderFence, "is missing: nothing was recorded that could run again, as of a message without an ID under MissingIDBypass; publish it as a new message with an ID")
+	case !isFence(fence):
+		return wrong(producer.HeaderFence, "is %.80q, want a number above 0", fence)
+	case header.Get(producer.HeaderOriginalID) == "":
+		return wrong(producer.HeaderOriginalID, "is missing: without the message's ID nobody knows what to run again")
+	case header.Get(producer.HeaderTopic) == "":
+		return wrong(producer.HeaderTopic, "is missing: set it to where the message came from")
+	}
+	return nil
+}
+
+func isFence(s string) bool {
+	n, err := strconv.ParseUint(s, 10, 64)
+	return err == nil && n > 0
+}
+
+// unescape returns the header as it was before letter made it portable.
+func unescape(dead producer.Header) (producer.Header, error) {
+	header := make(producer.Header, len(dead))
+	for _, name := range slices.Sorted(maps.Keys(dead)) {
+		value := dead[name]
+		if n := len(producer.HeaderEscaped); len(name) >= n && strings.EqualFold(name[:n], producer.HeaderEscaped) {
+			plain, err := url.QueryUnescape(name[n:])
+			if err != nil {
+				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name), Problem: "has a name that is not URL query escaped"}
+			}
+			if value, err = url.QueryUnescape(value); err != nil {
+				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name), Problem: "has a value that is not URL query escaped"}
+			}
+			name = plain
+		}
+		header[name] = value
+	}
+	return header, nil
+}
+
+// letterHeader reports whether a header is the dead letter's own, or has a field in a message.
+func letterHeader(name string) bool {
+	return slices.ContainsFunc(letterHeaders, func(own string) bool { return strings.EqualFold(own, name) })
+}
+
+var letterHeaders = []string{
+	producer.HeaderID, producer.HeaderOriginalID, producer.HeaderTopic, producer.HeaderHandler, producer.HeaderOutcome,
+	producer.HeaderReason, producer.HeaderAttempts, producer.HeaderFence, producer.HeaderKey,
+	"_watermill_message_uuid", // where Watermill's stock marshalers put the dead letter's ID
+}

@@ -1,0 +1,563 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+// A desk is a consumer with dead letters, and an operator who runs them again.
+type desk struct {
+	t       *testing.T
+	store   *dedupstore.Memory
+	letters letters
+	once    *consumer.Processor
+
+	mu   sync.Mutex
+	runs []dedupstore.Key
+	ids  []string // of the effect, by run
+	err  error    // what the handler returns
+}
+
+func newDesk(t *testing.T, c consumer.Config) *desk {
+	t.Helper()
+	d := &desk{t: t, store: newStore(t)}
+	c.Tenant, c.DeadLetters, c.DeadLetterTopic = "acme", &d.letters, "dead"
+	d.once = newProcessor(t, d.store, c)
+	return d
+}
+
+func (d *desk) handle(ctx context.Context) error {
+	run := oncemill.FromContext(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.runs, d.ids = append(d.runs, run.Key), append(d.ids, run.ID("charge"))
+	return d.err
+}
+
+// deliver delivers a message until it is acknowledged.
+func (d *desk) deliver(in consumer.Delivery) consumer.Decision {
+	d.t.Helper()
+	for range 100 {
+		decision := d.once.Process(d.t.Context(), in, d.handle)
+		if decision.Action == consumer.Ack {
+			return decision
+		}
+		time.Sleep(decision.Delay)
+	}
+	d.t.Fatal("not acknowledged after 100 deliveries")
+	return consumer.Decision{}
+}
+
+// rerun runs the last dead letter again.
+func (d *desk) rerun() producer.Message {
+	d.t.Helper()
+	again, err := consumer.Rerun(d.last())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return again
+}
+
+func (d *desk) last() producer.Message {
+	d.t.Helper()
+	if len(d.letters.sent) == 0 {
+		d.t.Fatal("no dead letter")
+	}
+	return d.letters.sent[len(d.letters.sent)-1]
+}
+
+// arrives is a message as a broker delivers it.
+func arrives(t *testing.T, m producer.Message) consumer.Delivery {
+	t.Helper()
+	out, err := producer.Outgoing(t.Context(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := maps.Clone(out.Header)
+	if m.Key != "" {
+		header[producer.HeaderKey] = m.Key
+	}
+	return consumer.Delivery{Handler: "charge", Topic: m.Topic, Header: header, Payload: m.Payload}
+}
+
+// crash leaves a run whose holder has died.
+func (d *desk) crash(id string) {
+	d.t.Helper()
+	a, err := d.store.Claim(d.t.Context(), dedupstore.Request{
+		Key:   dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id},
+		Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
+	})
+	if err == nil {
+		err = d.store.Extend(d.t.Context(), a.Claim, time.Second) // it has started
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+}
+
+var errDeclined = errors.New("card declined")
+
+// ways are all ways in which what was recorded ends in a dead letter.
+var ways = map[string]struct {
+	config  consumer.Config
+	err     error // of the handler
+	crash   bool  // before the first delivery that is acknowledged
+	outcome string
+}{
+	"permanent":            {err: oncemill.Permanent(errDeclined), outcome: "failed"},
+	"exhausted":            {config: consumer.Config{Policy: oncemill.Policy{MaxAttempts: 3}}, err: errDeclined, outcome: "failed"},
+	"exhausted by crashes": {config: consumer.Config{Policy: oncemill.Policy{MaxAttempts: 1}}, crash: true, outcome: "failed"},
+	"unknown":              {config: consumer.Config{Policy: oncemill.Irreversible()}, err: errDeclined, outcome: "unknown"},
+	"parked after a crash": {config: consumer.Config{Policy: oncemill.Irreversible()}, crash: true, outcome: "unknown"},
+	"irreversible, refused": {
+		config: consumer.Config{Policy: oncemill.Irreversible()}, err: oncemill.Permanent(errDeclined), outcome: "failed",
+	},
+}
+
+func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				d := newDesk(t, way.config)
+				in := delivery("o1")
+				in.Header[producer.HeaderKey] = "customer 7"
+				if way.crash {
+					d.crash("o1")
+				}
+				d.err = way.err
+				d.deliver(in)
+				if got := d.letters.only(t).Header[producer.HeaderOutcome]; got != way.outcome {
+					t.Fatalf("dead letter of outcome %q, want %q", got, way.outcome)
+				}
+				key := dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: "o1"}
+
+				d.runs, d.ids = nil, nil
+				d.err = oncemill.Permanent(errors.New("still not mended"))
+				first := d.rerun()
+				for range 2 {
+					d.deliver(arrives(t, first))
+				}
+				if len(d.runs) != 1 || len(d.letters.sent) != 2 {
+					t.Fatalf("%d runs and %d dead letters, want one rerun and a second dead letter", len(d.runs), len(d.letters.sent))
+				}
+
+				d.err = nil
+				second := d.rerun()
+				if first.Topic != "orders" || first.Key != "customer 7" || string(first.Payload) != "order o1" || first.ID != "o1" {
+					t.Errorf("the rerun is %+v", first)
+				}
+				if a, b := first.Header[producer.HeaderGeneration], second.Header[producer.HeaderGeneration]; a == b {
+					t.Errorf("both reruns are of generation %q: JetStream would drop the second", a)
+				}
+				d.deliver(arrives(t, first)) // late
+				var wait sync.WaitGroup
+				for range 4 {
+					wait.Go(func() { d.deliver(arrives(t, second)) })
+				}
+				wait.Wait()
+				d.deliver(arrives(t, first))
+				d.deliver(arrives(t, second))
+				d.deliver(in)
+				if !slices.Equal(d.runs, []dedupstore.Key{key, key}) || d.ids[0] != d.ids[1] || d.ids[0] == "" {
+					t.Errorf("reruns %v with IDs %v, want two of the message's key with one ID", d.runs, d.ids)
+				}
+				if len(d.letters.sent) != 2 {
+					t.Errorf("%d dead letters, want no third", len(d.letters.sent))
+				}
+				if got := d.deliver(in); got.Result.Failure() != nil || !got.Result.Duplicate {
+					t.Errorf("the message is answered with %+v, want the success of the rerun", got)
+				}
+			})
+		})
+	}
+}
+
+func TestRerun_HasAllAttemptsAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		d := newDesk(t, consumer.Config{Policy: oncemill.Policy{MaxAttempts: 3}})
+		d.err = errDeclined
+		d.deliver(delivery("o1"))
+		d.deliver(arrives(t, d.rerun()))
+		if len(d.runs) != 6 || len(d.letters.sent) != 2 || d.last().Header[producer.HeaderAttempts] != "3" {
+			t.Errorf("%d runs, %d dead letters, the last after %s attempts; want 6, 2 and 3", len(d.runs), len(d.letters.sent), d.last().Header[producer.HeaderAttempts])
+		}
+	})
+}
+
+func TestRerun_FailureFromBeforeTheDeadLetterTopic(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		d := newDesk(t, consumer.Config{})
+		before := newProcessor(t, d.store, consumer.Config{Tenant: "acme"})
+		if got := before.Process(t.Context(), delivery("o1"), failing(oncemill.Permanent(errDeclined))); got.Action != consumer.Reject {
+			t.Fatalf("%+v", got)
+		}
+		d.deliver(delivery("o1"))
+		for range 2 {
+			d.deliver(arrives(t, d.rerun()))
+		}
+		if len(d.runs) != 1 {
+			t.Errorf("%d runs, want one", len(d.runs))
+		}
+	})
+}
+
+// The message goes to all who consume the topic, and asks for one failure of one of them.
+func TestRerun_IsADuplicateForOtherGroups(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		desks := map[string]*desk{}
+		for group, err := range map[string]error{"billing": errDeclined, "shipping": errDeclined, "mailing": nil} {
+			d := newDesk(t, consumer.Config{Group: group})
+			d.err = oncemill.Permanent(err)
+			d.deliver(delivery("o1"))
+			d.err = nil
+			desks[group] = d
+			time.Sleep(time.Second) // a fence is a time
+		}
+		again := arrives(t, desks["billing"].rerun())
+		for group, runs := range map[string]int{"billing": 2, "shipping": 1, "mailing": 1} {
+			desks[group].deliver(again)
+			if got := len(desks[group].runs); got != runs {
+				t.Errorf("%s: %d runs, want %d", group, got, runs)
+			}
+		}
+	})
+}
+
+// Whatever the ID was found in, the rerun has it where every consumer looks first.
+func TestRerun_KeepsTheIDWhereverItWasFound(t *testing.T) {
+	for name, in := range map[string]consumer.Delivery{
+		"nats":            {Header: producer.Header{"Nats-Msg-Id": "n1"}},
+		"cloud event":     {Header: producer.Header{"ce-id": "c1", "ce-source": "/shop", "ce-specversion": "1.0", "ce-type": "order"}},
+		"idempotency key": {Header: producer.Header{"Idempotency-Key": `"i1"`}},
+		"watermill":       {UUID: "w1"},
+		"position":        {Position: "3-17"},
+		"spelled":         {Header: producer.Header{"Oncemill-ID": "o1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				d := newDesk(t, consumer.Config{Extractors: append(producer.DefaultExtractors(), producer.ExtractPosition)})
+				in.Handler, in.Topic, in.Origin, in.Payload = "charge", "orders", "ORDERS", []byte("order")
+				d.err = oncemill.Permanent(errDeclined)
+				d.deliver(in)
+				d.err = nil
+				again := arrives(t, d.rerun())
+				again.Header["Nats-Msg-Id"], again.Position, again.Origin = "of this copy", "3-18", "ORDERS"
+				d.deliver(again)
+				d.deliver(again)
+				d.deliver(in)
+				if len(d.runs) != 2 || d.runs[0] != d.runs[1] || d.ids[0] != d.ids[1] {
+					t.Errorf("runs %v, want two under one key", d.runs)
+				}
+			})
+		})
+	}
+}
+
+func TestRerun_HeaderIsThatOfTheMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		d := newDesk(t, consumer.Config{})
+		in := delivery("o1")
+		sent := producer.Header{
+			"color": "blue", "not:portable": "two\nlines", " spaced ": " around ", "ünïcode": "\xff", "empty": "",
+			"plus+": "a+b %41", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+		}
+		maps.Copy(in.Header, sent)
+		in.Header[producer.HeaderKey] = " key\x00of bytes "
+		d.err = oncemill.Permanent(errDeclined)
+		d.deliver(in)
+
+		dead := d.last()
+		dead.Header["Nats-Msg-Id"] = "of the dead letter" // as it is read from a stream
+		dead.Header["Nats-Stream"] = "DEAD"
+		dead.Header["_watermill_message_uuid"] = dead.ID
+		dead.Header[producer.HeaderResend] = "1"
+		before := maps.Clone(dead.Header)
+		again, err := consumer.Rerun(dead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !maps.Equal(before, dead.Header) {
+			t.Error("the dead letter was changed")
+		}
+		fence := dead.Header[producer.HeaderFence]
+		want := producer.Message{ID: "o1", Topic: "orders", Key: " key\x00of bytes ", Header: maps.Clone(sent), Payload: []byte("order o1")}
+		maps.Copy(want.Header, producer.Header{
+			producer.HeaderID: "o1", producer.HeaderRerun: fence, producer.HeaderPurpose: "replay", producer.HeaderGeneration: fence,
+		})
+		if diff := cmp.Diff(want, again); diff != "" {
+			t.Errorf("rerun (-want +got):\n%s", diff)
+		}
+
+		http := producer.Message{Header: producer.Header{}, Payload: dead.Payload} // as spelled by what canonicalises names
+		for name, value := range dead.Header {
+			if strings.HasPrefix(name, "oncemill-") && !strings.HasPrefix(name, producer.HeaderEscaped) {
+				name = strings.ToUpper(name)
+			}
+			http.Header[name] = value
+		}
+		if again, err = consumer.Rerun(http); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, again); diff != "" {
+			t.Errorf("rerun of other spellings (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Where the broker has a place for the key, the dead letter's is that of the message.
+func TestRerun_KeyThatTheBrokerKeepsApart(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		d := newDesk(t, consumer.Config{})
+		in := delivery("o1")
+		in.Header[producer.HeaderKey] = "customer 7"
+		d.err = oncemill.Permanent(errDeclined)
+		d.deliver(in)
+		dead := producer.FromWatermillMessage("dead", producer.ToWatermillMessage(t.Context(), d.last()))
+		if _, kept := dead.Header[producer.HeaderKey]; kept || dead.Key != "customer 7" {
+			t.Fatalf("dead letter %+v, want its key apart", dead)
+		}
+		again, err := consumer.Rerun(dead)
+		if err != nil || again.Key != "customer 7" {
+			t.Errorf("%+v, %v", again, err)
+		}
+	})
+}
+
+func FuzzRerun_UndoesWhatTheDeadLetterDoesToAHeader(f *testing.F) {
+	f.Add("color", "blue")
+	f.Add("not:portable", "two\nlines")
+	f.Add("a+b%41", "\xff ")
+	f.Add("", "")
+	f.Fuzz(func(t *testing.T, name, value string) {
+		for _, own := range []string{"oncemill-", "nats-", "_watermill_message_uuid"} {
+			if strings.HasPrefix(strings.ToLower(name), own) || strings.HasPrefix(strings.ToUpper(name), strings.ToUpper(own)) {
+				t.Skip("a header of the copy, or this project's own")
+			}
+		}
+		var l letters
+		once := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		in := delivery("o1")
+		in.Header[name] = value
+		once.Process(t.Context(), in, failing(oncemill.Permanent(errDeclined)))
+		again, err := consumer.Rerun(l.only(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, found := again.Header[name]; !found || got != value {
+			t.Errorf("header %q is %q, %v; want %q", name, got, found, value)
+		}
+	})
+}
+
+func TestRerun_RefusesWhatCannotRunAgainAndSaysWhy(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		refused := func(what string, dead producer.Message, header, says string) {
+			t.Helper()
+			m, err := consumer.Rerun(dead)
+			if m.ID != "" || m.Topic != "" || m.Header != nil {
+				t.Errorf("%s: %+v, want no message", what, m)
+			}
+			if e := as[*producer.InvalidError](t, err); e.Field != "header "+header || !strings.Contains(e.Problem, says) {
+				t.Errorf("%s: %v, want it to name %s and to say %q", what, err, header, says)
+			}
+		}
+
+		d := newDesk(t, consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		d.err = oncemill.Permanent(errDeclined)
+		d.deliver(delivery("o1"))
+		good := d.last()
+		with := func(name, value string) producer.Message {
+			dead := good
+			dead.Header = good.Header.With(name, value)
+			if value == "" {
+				delete(dead.Header, name)
+			}
+			return dead
+		}
+		if _, err := consumer.Rerun(good); err != nil {
+			t.Fatal(err)
+		}
+		refused("nothing", producer.Message{}, producer.HeaderPurpose, "no dead letter")
+		refused("the message itself", producer.Message{ID: "o1", Topic: "orders", Header: delivery("o1").Header}, producer.HeaderPurpose, "no dead letter")
+		again, _ := consumer.Rerun(good)
+		refused("a rerun", again, producer.HeaderPurpose, `is "replay"`)
+		refused("no fence", with(producer.HeaderFence, ""), producer.HeaderFence, "is missing")
+		for _, fence := range []string{"0", "-1", "1.5", "soon", "99999999999999999999"} {
+			refused("fence "+fence, with(producer.HeaderFence, fence), producer.HeaderFence, fence)
+		}
+		refused("no ID", with(producer.HeaderOriginalID, ""), producer.HeaderOriginalID, "is missing")
+		refused("no topic", with(producer.HeaderTopic, ""), producer.HeaderTopic, "is missing")
+		refused("no outcome", with(producer.HeaderOutcome, ""), producer.HeaderOutcome, `is ""`)
+		refused("success", with(producer.HeaderOutcome, "succeeded"), producer.HeaderOutcome, `is "succeeded"`)
+		refused("escaped name", with(producer.HeaderEscaped+"%zz", "x"), `"`+producer.HeaderEscaped+`%zz"`, "name")
+		refused("escaped value", with(producer.HeaderEscaped+"a%20b", "%zz"), `"`+producer.HeaderEscaped+`a%20b"`, "value")
+
+		other := delivery("o1")
+		other.Payload = []byte("another amount")
+		other.Header[producer.HeaderFence] = "17" // copied from an earlier dead letter
+		d.deliver(other)
+		refused("mismatch", d.last(), producer.HeaderOutcome, "ID of its own")
+
+		unnamed := delivery("")
+		delete(unnamed.Header, producer.HeaderID)
+		if got := d.once.Process(t.Context(), unnamed, failing(d.err)); got.Action != consumer.Ack {
+			t.Fatalf("%+v", got)
+		}
+		refused("bypassed", d.last(), producer.HeaderFence, "MissingIDBypass")
+
+		for name, bad := range map[string]consumer.Delivery{"unusable ID": delivery("a\x00b"), "unreadable rerun": delivery("o1")} {
+			bad.Header[producer.HeaderRerun] = "yes, please"
+			d.deliver(bad)
+			refused(name, d.last(), producer.HeaderOutcome, producer.HeaderReason)
+		}
+		strict := newDesk(t, consumer.Config{})
+		strict.deliver(unnamed)
+		refused("no ID at all", strict.last(), producer.HeaderOutcome, "nothing was recorded")
+		if len(strict.runs) != 0 {
+			t.Error("a message without an ID ran")
+		}
+	})
+}
+
+// What is published is a stream's to refuse: within its duplicate window the rerun must be another message than the one
+// that failed, and copies of one rerun the same.
+func TestRerun_OverJetStreamWithinItsDuplicateWindow(t *testing.T) {
+	t.Parallel()
+	js := testserver.NATS(t).JetStream()
+	stream := func(name string) jetstream.Stream {
+		t.Helper()
+		s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+			Name: name, Subjects: []string{name + ".>"}, MaxAge: time.Hour, Duplicates: 10 * time.Minute,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	orders, graveyard := stream("orders"), stream("dead")
+	cons, err := orders.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead, err := graveyard.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "operator", AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	once := newProcessor(t, newStore(t), consumer.Config{DeadLetters: pub, DeadLetterTopic: "dead.billing"})
+
+	var mu sync.Mutex
+	var runs []oncemill.Run
+	var seen []nats.Header
+	w, err := natsjs.NewWorker(once, js, cons, func(ctx context.Context, msg jetstream.Msg) error {
+		mu.Lock()
+		defer mu.Unlock()
+		runs, seen = append(runs, oncemill.FromContext(ctx)), append(seen, msg.Headers())
+		if len(runs) < 3 {
+			return oncemill.Permanent(errDeclined)
+		}
+		return nil
+	}, natsjs.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+
+	order := producer.Message{ID: "o1", Topic: "orders.created", Key: "customer 7", Header: producer.Header{"color": "blue"}, Payload: []byte("order o1")}
+	publish := func(m producer.Message) {
+		t.Helper()
+		if err := pub.Publish(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(order)
+	for range 2 {
+		msg, err := dead.Next(jetstream.FetchMaxWait(30 * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		header := producer.Header{}
+		for name := range msg.Headers() {
+			header[name] = msg.Headers().Get(name)
+		}
+		again, err := consumer.Rerun(producer.Message{Header: header, Payload: msg.Data()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		publish(order) // the control: it is a duplicate
+		publish(again)
+		publish(again) // the operator is not sure
+		copied := nats.NewMsg(again.Topic)
+		for name, value := range again.Header {
+			copied.Header[name] = []string{value}
+		}
+		copied.Header.Set(producer.HeaderKey, again.Key)
+		copied.Data = again.Payload
+		if _, err := js.PublishMsg(t.Context(), copied); err != nil { // a copy that the stream does not recognise
+			t.Fatal(err)
+		}
+		if err := msg.DoubleAck(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settled := func() bool {
+		info, err := cons.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.AckFloor.Stream == 5 && info.NumPending == 0 && info.NumAckPending == 0
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(30 * time.Second); !settled(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatal("the consumer has not settled the message, two reruns and a copy of each")
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if info, err := orders.Info(t.Context()); err != nil || info.State.Msgs != 5 {
+		t.Errorf("stream %+v, %v; want the message, two reruns and a copy of each", info, err)
+	}
+	if info, err := graveyard.Info(t.Context()); err != nil || info.State.Msgs != 2 {
+		t.Errorf("dead letters %+v, %v; want two", info, err)
+	}
+	if len(runs) != 3 {
+		t.Fatalf("%d runs, want a first and two reruns", len(runs))
+	}
+	for i, run := range runs {
+		if run.Key != runs[0].Key || run.ID("charge") != runs[0].ID("charge") || run.Attempt != 1 {
+			t.Errorf("run %d: %+v, want it to be as %+v", i, run, runs[0])
+		}
+		if seen[i].Get("color") != "blue" || seen[i].Get(producer.HeaderKey) != "customer 7" || seen[i].Get(producer.HeaderOutcome) != "" {
+			t.Errorf("run %d has header %v", i, seen[i])
+		}
+	}
+}
