@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -65,12 +66,18 @@ func callAPI(client *http.Client, url string) natsjs.Handler {
 		switch {
 		case response.StatusCode < http.StatusMultipleChoices:
 			return err
+		case slices.Contains(passing, response.StatusCode):
+			return oncemill.RetryAfter(5*time.Second, fmt.Errorf("the API answers %s", response.Status))
 		case response.StatusCode < http.StatusInternalServerError:
 			return oncemill.Permanent(fmt.Errorf("the API answers %s", response.Status))
 		}
 		return fmt.Errorf("the API answers %s", response.Status)
 	}
 }
+
+// passing are the 4xx that say nothing of the transfer, only of this moment. 409 stands for a first call with this key that
+// still runs there, after a takeover: its transfer happens, and must not be stored as a failure here.
+var passing = []int{http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests}
 
 // outcomes is where notify keeps its outcomes: in Redis, or in the database. Call the function when it is not used any more.
 func (o options) outcomes(db database) (dedupstore.Store, func() error, error) {
