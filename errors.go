@@ -222,6 +222,28 @@ func (e *NoEffectError) Error() string { return e.Err.Error() }
 // Unwrap returns the error that had no effect.
 func (e *NoEffectError) Unwrap() error { return e.Err }
 
+// Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of the
+// message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or after
+// RetryAfter's delay, until it ends otherwise: nothing bounds how often. Under a policy that parks it needs NoEffect as
+// well. It returns nil for nil.
+func Uncounted(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &UncountedError{err}
+}
+
+// UncountedError is what Uncounted returns.
+type UncountedError struct{ Err error }
+
+func (e *UncountedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error that is to be retried.
+func (e *UncountedError) Unwrap() error { return e.Err }
+
+// Uncounted says that the attempt does not count.
+func (e *UncountedError) Uncounted() bool { return true }
+
 func is[E error](err error) bool {
 	var e E
 	return errors.As(err, &e)

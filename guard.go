@@ -132,8 +132,9 @@ func (r Result) Failure() error {
 //   - Permanent: failed; all duplicates get it.
 //   - NoEffect, RetryAfter or any other: released for another attempt, or failed when that was the last. Under a policy
 //     that parks, only NoEffect is released, and all others leave the outcome unknown.
-//   - an error with a method Uncounted() bool that returns true, or an error after the caller's context was cancelled:
-//     as above, but the attempt does not count; cancellations for as many times as the policy has attempts.
+//   - Uncounted, another error with a method Uncounted() bool that returns true, or an error after the caller's context was
+//     cancelled: as above, but the attempt does not count; cancellations for as many times as the policy has attempts.
+//     The next one is at once, after Uncounted with the policy's backoff, and with RetryAfter when that says.
 //
 // What a nested guard's error wraps says nothing about this run: a handler decides by wrapping it.
 type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)

@@ -279,6 +279,60 @@ func TestGuard_ShutdownWhileAHandlerRunsCountsNoAttempt(t *testing.T) {
 	})
 }
 
+func TestGuard_OutageOfOthersUsesUpNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Second, Max: time.Minute}})
+		outage := func(err error) error {
+			_, err = g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, err })
+			return err
+		}
+		for i := range 50 {
+			retry := as[*oncemill.RetryError](t, outage(fmt.Errorf("charge: %w", oncemill.Uncounted(errDown))))
+			longest := min(time.Minute, time.Second<<min(i, 10))
+			if !retry.Uncounted || retry.Attempt != 1 || retry.Delay > longest || retry.Delay < longest*4/5-1 || !errors.Is(retry, errDown) {
+				t.Fatalf("outage %d: %+v, want attempt 1 again, after at most %v", i, retry, longest)
+			}
+			time.Sleep(retry.Delay)
+		}
+		for _, err := range []error{
+			oncemill.RetryAfter(time.Hour, oncemill.Uncounted(errDown)), oncemill.Uncounted(oncemill.RetryAfter(time.Hour, errDown)),
+		} {
+			retry := as[*oncemill.RetryError](t, outage(err))
+			if !retry.Uncounted || retry.Attempt != 1 || retry.Delay != time.Hour {
+				t.Errorf("%+v, want attempt 1 again after an hour", retry)
+			}
+			time.Sleep(retry.Delay)
+		}
+		if retry := as[*oncemill.RetryError](t, outage(errDown)); retry.Uncounted || retry.Attempt != 1 {
+			t.Errorf("%+v, want a first attempt that counts", retry)
+		}
+		time.Sleep(time.Minute)
+		if res, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil || res.Attempt != 2 {
+			t.Errorf("when it is back: %+v, %v; want attempt 2", res, err)
+		}
+	})
+	if err := oncemill.Uncounted(nil); err != nil {
+		t.Errorf("Uncounted(nil) is %v", err)
+	}
+}
+
+func TestGuard_OutageOfOthersNeedsProofWhereThePolicyParks(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Irreversible())
+		run := func(id string, err error) (oncemill.Result, error) {
+			return g.Run(t.Context(), call(id), func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, err })
+		}
+		res, err := run("m1", oncemill.RetryAfter(time.Second, oncemill.Uncounted(errDown)))
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("%+v, %v; want an unknown outcome", res, err)
+		}
+		_, err = run("m2", oncemill.NoEffect(oncemill.Uncounted(errDown)))
+		if retry := as[*oncemill.RetryError](t, err); !retry.Uncounted {
+			t.Errorf("%+v, want an uncounted attempt", retry)
+		}
+	})
+}
+
 func TestGuard_SuccessDuringShutdownIsRecorded(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{})

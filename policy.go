@@ -26,7 +26,8 @@ type Policy struct {
 
 	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Runs that were
 	// interrupted, as by shutdown, do not, for as many times: adapters cancel a delivery that takes too long for them like
-	// one at shutdown. Zero: 10.
+	// one at shutdown. With the default backoff ten attempts take about 8 minutes: a longer outage of what the handler calls
+	// fails every message, unless MaxAttempts is larger or the handler returns Uncounted errors. Zero: 10.
 	MaxAttempts int
 
 	// Backoff says how long a failed run waits for its next attempt.
@@ -115,8 +116,10 @@ func LowValue() Policy { return Policy{Window: 24 * time.Hour} }
 // HighValue is for effects that cost money: 7 days, and failures for as long.
 func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
 
-// Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once. A run that crashed
-// or failed without proof (NoEffect) is parked as unknown for somebody to look at.
+// Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once while the store keeps
+// its records and within the window, see docs/guarantees.md for what it does not cover. A run that crashed, was cut off (by
+// shutdown, too) or failed without proof (NoEffect), whatever else its error says, is parked as unknown for somebody to
+// look at. Crashed ones are when the message, or the call, comes again.
 func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
 
 func (p Policy) withDefaults() Policy {

@@ -110,7 +110,8 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 	retry := &RetryError{Delay: g.policy.Backoff.delay(h.claim.Attempt), Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
 	if interrupted {
 		retry.Delay = 0
-		if _, conflict := mark[*dedupstore.ConflictError](handler); conflict { // the others may still be at it
+		_, conflict := mark[*dedupstore.ConflictError](handler)
+		if _, outage := mark[*UncountedError](handler); conflict || outage { // the others may still be at it, or away
 			retry.Delay = g.policy.Backoff.delay(h.claim.Returned + 1)
 		}
 	}
