@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
@@ -100,9 +101,12 @@ func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
 	}).FirstErr()
 }
 
+// hurry is the backoff of an example whose bank is back at once. The zero Backoff, 1 s doubled up to 5 min, is for real ones.
+var hurry = oncemill.Backoff{Min: 50 * time.Millisecond}
+
 // Consume implements shop.Broker.
 func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
-	return consume(ctx, b.names, store, b.pub, bank, kgo.SeedBrokers(b.brokers...), kgo.WithHooks(&b.got))
+	return consume(ctx, b.names, store, b.pub, bank, hurry, kgo.SeedBrokers(b.brokers...), kgo.WithHooks(&b.got))
 }
 
 // AtRest implements shop.Broker.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -16,13 +15,15 @@ import (
 )
 
 // consume charges orders until ctx ends. Then it drains: charges that have begun are finished and committed. The options
-// say how to reach Kafka, such as kgo.SeedBrokers.
-func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank, reach ...kgo.Opt) error {
+// say how to reach Kafka, such as kgo.SeedBrokers. A zero backoff is 1 s, doubled up to 5 min.
+func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank, backoff oncemill.Backoff, reach ...kgo.Opt) error {
+	policy := oncemill.HighValue() // charges cost money: their outcomes are remembered for 7 days
+	policy.Backoff = backoff
 	once, err := consumer.New(store, consumer.Config{
 		Group:           "billing",
 		DeadLetters:     pub,
 		DeadLetterTopic: n.dead(),
-		Policy:          oncemill.Policy{Backoff: oncemill.Backoff{Min: 50 * time.Millisecond}}, // the default is 1 s
+		Policy:          policy,
 	})
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
@@ -113,9 +114,12 @@ func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
 	return err
 }
 
+// hurry is the backoff of an example whose bank is back at once. The zero Backoff, 1 s doubled up to 5 min, is for real ones.
+var hurry = oncemill.Backoff{Min: 50 * time.Millisecond}
+
 // Consume implements shop.Broker.
 func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
-	return consume(ctx, b.js, b.names, store, b.pub, bank)
+	return consume(ctx, b.js, b.names, store, b.pub, bank, hurry)
 }
 
 func (b *broker) consumerInfo(ctx context.Context) (*jetstream.ConsumerInfo, error) {

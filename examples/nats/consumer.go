@@ -15,13 +15,16 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged.
-func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank) error {
+// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged. A zero
+// backoff is 1 s, doubled up to 5 min.
+func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank, backoff oncemill.Backoff) error {
+	policy := oncemill.HighValue() // charges cost money: their outcomes are remembered for 7 days
+	policy.Backoff = backoff
 	once, err := consumer.New(store, consumer.Config{
 		Group:           "billing",
 		DeadLetters:     pub,
 		DeadLetterTopic: n.dead(),
-		Policy:          oncemill.Policy{Backoff: oncemill.Backoff{Min: 50 * time.Millisecond}}, // the default is 1 s
+		Policy:          policy,
 	})
 	if err != nil {
 		return err
