@@ -15,7 +15,8 @@
 //   - What a run produced is published with the same IDs and bytes by whoever gets to it, never by two at once while
 //     their leases hold.
 //   - A handler whose claim is lost is cancelled with cause [ErrClaimLost], and its outcome is refused.
-//   - Attempts are counted in the store: crashes count, interruption by shutdown does not.
+//   - Attempts are counted in the store: crashes count, interruption by shutdown does not. (Under a policy that parks,
+//     both leave the outcome unknown.)
 //   - When the store does not answer, handlers do not run, unless the policy says otherwise. A store that is down is
 //     asked by one claim in each pause, not by every message; when it answers, everything that was held goes on.
 //

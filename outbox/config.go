@@ -48,8 +48,10 @@ type Config struct {
 	// RetryMin if that is longer.
 	RetryMax time.Duration
 
-	// Retention is how long published rows are kept. A broker that loses messages can be given them again from there.
-	// Zero: 24 h. DeleteAtOnce: not at all.
+	// Retention is how long published rows are kept. A broker that loses messages can be given them again from there
+	// (Replayer). Consumers have to recognise what comes again so late: their dedup windows must be at least twice this, plus
+	// the longest outage of the broker, as a row without an answer is sent again for as long as it takes. So with the
+	// default window of 24 h this has to be shorter, or the window longer. Zero: 24 h. DeleteAtOnce: not at all.
 	Retention time.Duration
 
 	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their numbers of

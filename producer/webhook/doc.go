@@ -1,12 +1,20 @@
 // Package webhook receives webhooks: it proves who sent a request, claims the event's ID, publishes one message, and
 // answers at once. What the event means is the business of a consumer behind the publisher.
 //
+//	guard, err := oncemill.NewGuard(store.Inbox(), oncemill.HighValue()) // a pgstore in the database of box, a pgoutbox
 //	verifier, err := webhook.GitHub(os.Getenv("GITHUB_SECRET"))
 //	hooks, err := webhook.New(guard, box, webhook.Config{Sender: "github", Verifier: verifier, Topic: "hooks.github"})
 //	http.Handle("/hooks/github", hooks)
 //
 // The publisher is best an outbox. With a guard over an inbox (dedupstore.Transactor), Publish gets a context that carries
-// the inbox's transaction: an outbox that joins it commits the message and the claim together.
+// the inbox's transaction: an outbox that joins it commits the message and the claim together. A guard over a leased store
+// has none: a pgoutbox as it is would refuse every event there, which is answered with 503. Give it one:
+//
+//	enqueue := webhook.PublisherFunc(func(ctx context.Context, m ...producer.Message) error {
+//		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return box.In(tx).Publish(ctx, m...) })
+//	})
+//
+// A sqliteoutbox has no Publish of its own: with sqlitestore, enqueue by box.InSQL(sqlitestore.Tx(ctx)).Publish.
 //
 // # Guarantees
 //

@@ -2,16 +2,23 @@
 // can be, for services that keep them and add consumer.Processor.Middleware to their Router. [JetStream] and [NATS] take
 // the adapter's own config and return its subscriber, which replaces the adapter's in the Router:
 //
-//	nc, err := natsgo.Connect(url, natsgo.MaxReconnects(-1)) // for this subscriber alone: its Close drains it
+//	import (
+//		wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream" // the adapters
+//		wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+//		"github.com/nats-io/nats.go" // the client
+//		"github.com/nats-io/nats.go/jetstream"
+//	)
 //
-//	sub, err := stocknats.JetStream(nc, jetstream.SubscriberConfig{
-//		ResourceInitializer: stocknats.Durable(func(topic string) (string, natsjs.ConsumerConfig) {
-//			return "orders", natsjs.ConsumerConfig{Durable: "billing", MaxDeliver: -1}
+//	nc, err := nats.Connect(url, nats.MaxReconnects(-1)) // for this subscriber alone: its Close drains it
+//
+//	sub, err := stocknats.JetStream(nc, wmjetstream.SubscriberConfig{
+//		ResourceInitializer: stocknats.Durable(func(topic string) (string, jetstream.ConsumerConfig) {
+//			return "orders", jetstream.ConsumerConfig{Durable: "billing", MaxDeliver: -1}
 //		}),
 //	}, stocknats.Config{})
 //
-//	sub, err := stocknats.NATS(nc, nats.SubscriberSubscriptionConfig{
-//		JetStream: nats.JetStreamConfig{DurablePrefix: "billing"},
+//	sub, err := stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{
+//		JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"},
 //	}, stocknats.Config{})
 //
 //	router.AddMiddleware(once.Middleware)
