@@ -206,3 +206,62 @@ func TestCheck_MissingPrivilegeIsNamed(t *testing.T) {
 	mustExec(t, pool, `GRANT SELECT ON oncemill_outbox_settings TO `+user)
 	check(false)
 }
+
+func TestMigrate_RightsThatTheDocsNameAreEnough(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]pgoutbox.Config{"unordered": {}, "ordered": {Ordered: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			boxIn(t, pool, cfg)
+			schema := schemaOf(t, pool)
+			user := schema + "_user"
+			mustExec(t, pool, `CREATE ROLE `+user+` LOGIN`)
+			t.Cleanup(func() { mustExec(t, pool, `DROP OWNED BY `+user); mustExec(t, pool, `DROP ROLE `+user) })
+			mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
+			mustExec(t, pool, `GRANT SELECT, INSERT, UPDATE, DELETE ON oncemill_outbox, oncemill_outbox_lease TO `+user)
+			mustExec(t, pool, `GRANT SELECT ON oncemill_outbox_settings TO `+user)
+			if cfg.Ordered {
+				mustExec(t, pool, `GRANT USAGE ON SEQUENCE oncemill_outbox_places TO `+user)
+			}
+			poor := poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user })
+			box := unmigrated(t, poor, cfg)
+			fatal := func(what string, n, want int, err error) {
+				t.Helper()
+				if err != nil || n != want {
+					t.Fatalf("%s: %d rows, error %v; want %d", what, n, err, want)
+				}
+			}
+
+			keyed := message("1")
+			keyed.Key = "k"
+			write(t, box, poor, keyed, message("2"))
+			rows := lease(t, box, "a", time.Minute)
+			fatal("Lease", len(rows), 2, nil)
+			settle(t, box, "a", outbox.Result{Number: rows[0].Number, State: outbox.Dead, Error: "refused"},
+				outbox.Result{Number: rows[1].Number, State: outbox.Published})
+			dead, err := box.Dead(t.Context(), 10)
+			fatal("Dead", len(dead), 1, err)
+			n, err := box.Requeue(t.Context(), dead[0].ID)
+			fatal("Requeue", n, 1, err)
+			n, err = box.Replay(t.Context(), outbox.ReplayRequest{Before: time.Now().Add(time.Hour), Limit: 10})
+			fatal("Replay", n, 1, err)
+			if s := stats(t, box); s.Pending != 2 {
+				t.Fatalf("%+v, want 2 pending rows", s)
+			}
+			rows = lease(t, box, "b", time.Minute)
+			fatal("Lease again", len(rows), 2, nil)
+			settle(t, box, "b", outbox.Result{Number: rows[0].Number, State: outbox.Dead, Error: "refused"},
+				outbox.Result{Number: rows[1].Number, State: outbox.Published})
+			dead, err = box.Dead(t.Context(), 10)
+			fatal("Dead again", len(dead), 1, err)
+			n, err = box.Discard(t.Context(), dead[0].ID)
+			fatal("Discard", n, 1, err)
+			n, err = box.Clean(t.Context(), 0, 10)
+			fatal("Clean", n, 1, err)
+			if err := box.Notify(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

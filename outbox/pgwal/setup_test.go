@@ -136,6 +136,28 @@ func TestRun_NamesAMissingRight(t *testing.T) {
 	wantSetupError(t, g.relay(as).Setup(t.Context()), user, "Setup needs CREATE")
 }
 
+func TestRun_RightsThatTheDocsNameAreEnough(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	user := g.config.Slot + "_user"
+	schema := g.config.Slot
+	g.exec(`CREATE ROLE ` + user + ` LOGIN REPLICATION`)
+	t.Cleanup(func() { g.exec(`DROP OWNED BY ` + user); g.exec(`DROP ROLE ` + user) })
+	g.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + user)
+	g.exec(`GRANT SELECT, INSERT, UPDATE, DELETE ON oncemill_outbox, oncemill_outbox_lease TO ` + user)
+	g.exec(`GRANT SELECT ON oncemill_outbox_settings TO ` + user)
+	pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.User = user
+		c.ConnConfig.RuntimeParams["search_path"] = schema
+	})
+	stop := g.start(func(c *pgwal.Config) { c.Pool = pool })
+	defer stop()
+	g.write(message("1"))
+	until(t, "the message to be published and recorded", func() bool {
+		return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NOT NULL`) == 1
+	})
+}
+
 func TestSetup_NamesAWrongWALLevel(t *testing.T) {
 	t.Parallel()
 	s := testserver.Postgres(t, "wal_level=replica")

@@ -70,7 +70,7 @@ var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is o
 
 // A CutShortError says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and
 // Run has waited for them. A handler that then returned an error did not use up an attempt, and its message was given
-// back.
+// back, unless the policy parks: then its outcome is unknown.
 type CutShortError struct {
 	Handlers int
 	Grace    time.Duration
