@@ -157,6 +157,9 @@ func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.An
 	})
 	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy { // see otherwise
 		telemetry.LinkOriginal(ctx, key.Group, key.Handler, key.ID, a.Trace)
+		if a.Status == dedupstore.AcquiredPublish && a.Fence == a.Claim.Fence { // the claim itself ended the message
+			g.ended(ctx, key, &a.Outcome)
+		}
 	}
 }
 

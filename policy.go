@@ -119,7 +119,8 @@ func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
 // Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once while the store keeps
 // its records and within the window, see docs/guarantees.md for what it does not cover. A run that crashed, was cut off (by
 // shutdown, too) or failed without proof (NoEffect), whatever else its error says, is parked as unknown for somebody to
-// look at. Crashed ones are when the message, or the call, comes again.
+// look at. One that crashed is parked by the next call for its key, such as a redelivery: of a Do that nobody repeats, nobody
+// hears.
 func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
 
 func (p Policy) withDefaults() Policy {

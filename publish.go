@@ -54,8 +54,11 @@ func (g *Guard) publishThen(ctx context.Context, call Call, h *holding, res Resu
 // matter: without its outcome it runs again.
 func (g *Guard) published(ctx context.Context, h *holding, then dedupstore.Settlement) error {
 	err := g.settle(ctx, h, then)
-	_, unfinished := then.(dedupstore.Finish)
+	finish, unfinished := then.(dedupstore.Finish)
 	switch {
+	case err == nil && unfinished:
+		g.ended(ctx, &h.claim.Key, &finish.Outcome)
+		return nil
 	case err == nil || !unfinished:
 		return nil
 	case errors.Is(err, dedupstore.ErrClaimLost):

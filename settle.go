@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // outcome makes the outcome of a run that returned no error: as it is to be stored, and as the caller gets it.
@@ -135,7 +136,22 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 	if err != nil {
 		return Result{}, g.unfinished(ctx, h, res.err, err)
 	}
+	g.ended(ctx, &h.claim.Key, &o)
 	return g.publishStored(ctx, call, h, res, sent)
+}
+
+// ended counts an outcome that has been stored just now, if it is no success: those are counted as runs.
+func (g *Guard) ended(ctx context.Context, key *dedupstore.Key, o *dedupstore.Outcome) {
+	end := telemetry.EndedPermanently
+	switch {
+	case o.Kind == dedupstore.Succeeded:
+		return
+	case o.Kind == dedupstore.Unknown:
+		end = telemetry.EndedUnknown
+	case o.Exhausted:
+		end = telemetry.EndedExhausted
+	}
+	g.meter.Ended(ctx, key.Group, key.Handler, key.ID, end)
 }
 
 // publishStored publishes what an outcome holds that was sent to the store at a time.

@@ -24,10 +24,11 @@ type asked struct {
 }
 
 const (
-	chargeOf = `job="billing",messaging_consumer_group_name="charge",messaging_destination_name="orders",oncemill_outcome=`
-	claimsOf = `oncemill_claims_total{` + chargeOf
-	timesOf  = `oncemill_claim_duration_seconds_count{job="billing",oncemill_store="redis",oncemill_outcome=`
-	boxOf    = `",oncemill_outbox_table="oncemill_outbox"`
+	chargeOf   = `job="billing",messaging_consumer_group_name="charge",messaging_destination_name="orders",oncemill_outcome=`
+	claimsOf   = `oncemill_claims_total{` + chargeOf
+	failuresOf = `oncemill_failures_total{job="billing",messaging_consumer_group_name="charge",messaging_destination_name="orders",oncemill_result=`
+	timesOf    = `oncemill_claim_duration_seconds_count{job="billing",oncemill_store="redis",oncemill_outcome=`
+	boxOf      = `",oncemill_outbox_table="oncemill_outbox"`
 )
 
 // What is rare, or has not happened yet, is where a query goes wrong.
@@ -41,6 +42,9 @@ var askedPanels = []asked{
 			claimsOf + `"bypassed",oncemill_bypass_reason="store_down",instance="a"}`: "_x40 1x20",
 			claimsOf + `"bypassed",oncemill_bypass_reason="store_down",instance="b"}`: "_x20 0+10x10 0x30",
 		}, []sample{{"{}", 101}}},
+	{"the first failures of a process are counted", "consumer-group.json", "Messages failed",
+		map[string]string{failuresOf + `"unknown",instance="a"}`: "3x60", failuresOf + `"unknown",instance="b"}`: "_x38 2x20", failuresOf + `"permanent"}`: "9x60"},
+		[]sample{{`{oncemill_result="permanent"}`, 0}, {`{oncemill_result="unknown"}`, 2}}},
 	{"nothing happened", "duplicates.json", "Unguarded runs", map[string]string{claimsOf + `"bypassed"}`: "9x60"}, []sample{{"{}", 0}}},
 	{"nothing is no share of nothing", "duplicates.json", "Duplicate ratio", map[string]string{claimsOf + `"claimed"}`: "9x60"}, nil},
 	{"what got no answer is no first delivery", "duplicates.json", "Duplicate ratio",

@@ -68,6 +68,7 @@ type shop struct {
 	round                             int
 	ill                               *moody // of ailing
 	once, ailing, open, lenient, look *consumer.Processor
+	last, parks                       *consumer.Processor // give up after one attempt: failed, and unknown
 	routed                            *consumer.Processor // in a Router
 	publisher                         producer.Publisher
 	rows                              *sqliteoutbox.Outbox
@@ -98,6 +99,8 @@ func newShop(t *testing.T) *shop {
 	s.lenient = s.processor(store, policy)
 	policy.StoreDown = oncemill.FailOpen
 	s.open = s.processor(down, policy)
+	s.last = s.processor(store, oncemill.Policy{MaxAttempts: 1})
+	s.parks = s.processor(store, oncemill.Policy{ExpiredLease: oncemill.Park})
 	s.look = s.processor(store, oncemill.Policy{Shadow: true})
 	s.startOutbox()
 	return s
@@ -205,6 +208,8 @@ func (s *shop) play() {
 		s.deliver(s.once, id("bad"), "x", 1, func(context.Context) error { return oncemill.Permanent(errors.New("planted")) })
 		s.deliver(s.ailing, id("later"), "x", 1, func(context.Context) error { return errors.New("planted") }) // then not due
 	}
+	s.deliver(s.last, id("spent"), "x", 1, func(context.Context) error { return errors.New("planted") })
+	s.deliver(s.parks, id("parked"), "x", 1, func(context.Context) error { return errors.New("planted") })
 	s.deliver(s.once, "", "x", 1, done)
 	s.deliver(s.lenient, "", "x", 1, done)
 	s.deliver(s.open, id("open"), "x", 1, done)

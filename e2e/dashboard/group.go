@@ -30,6 +30,8 @@ func consumerGroup() Dashboard {
 				over("{{"+group+"}}", sumBy(group, rate(losses, ofJob, group+`=~"$group"`)))),
 		}},
 		row{"Worth a look", 9, []Panel{
+			series("Messages failed", "short", "How many messages ended as failed (permanent), with their attempts spent (exhausted), or with nobody knowing what happened (unknown)?",
+				over("{{oncemill_result}}", sumBy("oncemill_result", lately(failures, ofGroup))).exemplified()),
 			series("Failures replayed", "ops", "How many duplicates get a stored failure, or an outcome that nobody knows?",
 				over("{{"+outcome+"}}", sumBy(outcome, rate(claims, ofGroup, outcome+`=~"duplicate_(failed|unknown)"`)))),
 			series("Other content under a known ID", "ops", "How many messages have the ID of another one?",

@@ -5,6 +5,7 @@ import "fmt"
 // Metrics by the names that Prometheus gives them, scraped or by OTLP.
 const (
 	claims        = "oncemill_claims_total"
+	failures      = "oncemill_failures_total"
 	shadowClaims  = "oncemill_shadow_claims_total"
 	claimTime     = "oncemill_claim_duration_seconds"
 	handlerTime   = "messaging_process_duration_seconds"
@@ -61,11 +62,22 @@ func grown(metric string, conditions ...string) string {
 	return fmt.Sprintf("increase(%s{%s}[$__range])", metric, joined(conditions))
 }
 
-// within is how many events there were in the time that is shown, however few. A counter that began in that time, with its
-// first events, has not grown by them: what it has counts, if that is more.
+// within is how many events there were in the time that is shown, however few.
 func within(metric string, conditions ...string) string {
-	series, more := metric+"{"+joined(conditions)+"}", grown(metric, conditions...)
-	begun := "(" + series + " unless " + series + " offset $__range)"
+	return during("$__range", metric, conditions)
+}
+
+// lately is how many events there were from one point of a picture to the next, however few.
+func lately(metric string, conditions ...string) string {
+	return during("$__rate_interval", metric, conditions)
+}
+
+// during is how many events there were in a time. A counter that began in that time, with its first events, has not grown by
+// them: what it has counts, if that is more.
+func during(time, metric string, conditions []string) string {
+	series := metric + "{" + joined(conditions) + "}"
+	more := "increase(" + series + "[" + time + "])"
+	begun := "(" + series + " unless " + series + " offset " + time + ")"
 	return begun + " > " + more + " or " + more + " or " + begun
 }
 

@@ -49,6 +49,7 @@ var ledgerMetrics = map[string]string{
 	"oncemill.store.errors":      "oncemill.store.operation",
 	"oncemill.lease.takeovers":   "",
 	"oncemill.lease.losses":      "",
+	"oncemill.failures":          "oncemill.result",
 	"oncemill.duplicate.delay":   "oncemill.outcome",
 }
 
@@ -276,6 +277,7 @@ func addAll(to, from map[string]int) {
 func (k *known) add(other known) {
 	addAll(k.Outcomes, other.Outcomes)
 	addAll(k.Errors, other.Errors)
+	addAll(k.Failures, other.Failures)
 	k.StoreErrors += other.StoreErrors
 	k.Takeovers += other.Takeovers
 	k.Losses += other.Losses
@@ -293,12 +295,13 @@ func (k *known) check(t *testing.T, counted map[string]map[string]int) {
 		"oncemill.store.errors":      {"claim": k.StoreErrors},
 		"oncemill.lease.takeovers":   {"": k.Takeovers},
 		"oncemill.lease.losses":      {"": k.Losses},
+		"oncemill.failures":          k.Failures,
 		"oncemill.duplicate.delay":   duplicates,
 	}
 	if diff := cmp.Diff(want, counted); diff != "" {
 		t.Errorf("metrics (-known +exported):\n%s", diff)
 	}
-	t.Logf("deliveries by outcome: %v; runs by error: %v; %d takeovers, %d losses, %d store errors", k.Outcomes, k.Errors, k.Takeovers, k.Losses, k.StoreErrors)
+	t.Logf("deliveries by outcome: %v; runs by error: %v; failures: %v; %d takeovers, %d losses, %d store errors", k.Outcomes, k.Errors, k.Failures, k.Takeovers, k.Losses, k.StoreErrors)
 	all := maps.Clone(k.Outcomes)
 	for _, name := range []string{
 		"claimed", "reclaimed", "publish_only", "duplicate_completed", "duplicate_failed", "duplicate_unknown", "duplicate_in_progress",
@@ -309,8 +312,11 @@ func (k *known) check(t *testing.T, counted map[string]map[string]int) {
 		}
 		delete(all, name)
 	}
-	died := full(4000, 320) / len(kinds)
-	if len(all) > 0 || k.Takeovers < died || k.Losses == 0 || k.StoreErrors == 0 {
-		t.Errorf("beside them: %v; %d takeovers after %d deaths, %d losses, %d store errors", all, k.Takeovers, died, k.Losses, k.StoreErrors)
+	each := full(4000, 320) / len(kinds) // messages of a kind
+	if n := k.Failures["permanent"]; n == 0 || n > each || k.Failures["exhausted"] == 0 || k.Failures["unknown"] == 0 {
+		t.Errorf("failures that were stored: %v; want some of each kind, and no more than %d permanent ones, as so many messages are", k.Failures, each)
+	}
+	if len(all) > 0 || k.Takeovers < each || k.Losses == 0 || k.StoreErrors == 0 {
+		t.Errorf("beside them: %v; %d takeovers after %d deaths, %d losses, %d store errors", all, k.Takeovers, each, k.Losses, k.StoreErrors)
 	}
 }

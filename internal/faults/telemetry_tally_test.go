@@ -27,13 +27,14 @@ type tally struct {
 type known struct {
 	Outcomes    map[string]int
 	Errors      map[string]int // runs by error.type; "": none
+	Failures    map[string]int // outcomes that are no success, by the result, as the store took them
 	StoreErrors int
 	Takeovers   int
 	Losses      int
 }
 
 func newTally() *tally {
-	return &tally{known: known{Outcomes: map[string]int{}, Errors: map[string]int{}}}
+	return &tally{known: known{Outcomes: map[string]int{}, Errors: map[string]int{}, Failures: map[string]int{}}}
 }
 
 // An errand is what is known of one delivery.
@@ -73,6 +74,9 @@ func (f *faulty) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.An
 		f.tally.failed()
 	case a.Found == dedupstore.Running && a.Status != dedupstore.Busy:
 		f.tally.tookOver()
+		if a.Status == dedupstore.AcquiredPublish { // nobody else has seen this outcome
+			f.tally.ended(a.Outcome)
+		}
 	}
 	return a, err
 }
@@ -84,7 +88,25 @@ func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Se
 	if kindOf(c.Key.ID) == "loses" && c.Attempt == 1 {
 		return dedupstore.ErrClaimLost
 	}
-	return f.Store.Settle(ctx, c, s)
+	err := f.Store.Settle(ctx, c, s)
+	if finish, ok := s.(dedupstore.Finish); ok && err == nil {
+		f.tally.ended(finish.Outcome)
+	}
+	return err
+}
+
+// ended notes an outcome that the store has taken.
+func (t *tally) ended(o dedupstore.Outcome) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case o.Kind == dedupstore.Unknown:
+		t.Failures["unknown"]++
+	case o.Exhausted:
+		t.Failures["exhausted"]++
+	case o.Kind == dedupstore.Failed:
+		t.Failures["permanent"]++
+	}
 }
 
 func (t *tally) failed() {
@@ -231,7 +253,7 @@ func (t *tally) once(tt *testing.T, p *consumer.Processor, id, content string, i
 
 // others are deliveries that need policies of their own.
 func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(dedupstore.Store, func(*consumer.Config)) *consumer.Processor) {
-	parks := newProcessor(store, func(c *consumer.Config) { c.Group, c.Policy.ExpiredLease = "parks", oncemill.Park })
+	parks := newProcessor(&faulty{store, t, math.MaxInt}, func(c *consumer.Config) { c.Group, c.Policy.ExpiredLease = "parks", oncemill.Park })
 	for range 3 {
 		t.once(tt, parks, "panics in a group that parks", "content", 0, t.handle)
 	}
@@ -242,15 +264,27 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 		c.Group, c.Policy.MaxAttempts = "ends", 1
 		c.DeadLetters, c.DeadLetterTopic = &moody{failed: map[string]bool{}}, "dead"
 	})
-	_, err := store.Claim(tt.Context(), dedupstore.Request{ // of a holder that dies in its last attempt
-		Key:   dedupstore.Key{Tenant: "default", Group: "ends", Handler: "charge", ID: "ended"},
-		Owner: "of-a-dead-holder", Lease: time.Millisecond, Retention: time.Hour, MaxAttempts: 1,
+	parksLater := newProcessor(&faulty{store, t, math.MaxInt}, func(c *consumer.Config) {
+		c.Group, c.Policy.ExpiredLease = "parks later", oncemill.Park
+		c.DeadLetters, c.DeadLetterTopic = &moody{failed: map[string]bool{}}, "dead"
 	})
-	if err != nil {
-		tt.Error(err)
+	dies := func(group, id string) { // in its last attempt, after the handler has begun
+		a, err := store.Claim(tt.Context(), dedupstore.Request{
+			Key:   dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: id},
+			Owner: "of-a-dead-holder", Lease: time.Millisecond, Retention: time.Hour, MaxAttempts: 1,
+		})
+		if err == nil {
+			err = store.Extend(tt.Context(), a.Claim, time.Millisecond)
+		}
+		if err != nil {
+			tt.Error(err)
+		}
 	}
+	dies("ends", "ended")
+	dies("parks later", "parked")
 	lasts(20 * time.Millisecond)
-	t.once(tt, ends, "ended", "content", 0, t.handle) // takes over, to publish
+	t.once(tt, ends, "ended", "content", 0, t.handle)        // takes over, to publish
+	t.once(tt, parksLater, "parked", "content", 0, t.handle) // the same
 	open := newProcessor(&faulty{store, t, 1}, func(c *consumer.Config) { c.Group, c.Policy.StoreDown = "open", oncemill.FailOpen })
 	for i := range 2 {
 		e := &errand{id: fmt.Sprintf("bypassed %d", i)}

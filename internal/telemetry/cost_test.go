@@ -37,16 +37,18 @@ func TestRecording_AllocatesNothing(t *testing.T) {
 		"a takeover": func() {
 			meter.Claim(ctx, "billing", "charge", "m1", &telemetry.Answer{Outcome: telemetry.Reclaimed, Taken: true})
 		},
-		"the duration of a claim":  func() { meter.ClaimTook(ctx, telemetry.Claimed, "", time.Millisecond) },
-		"the duration of a failed": func() { meter.ClaimTook(ctx, telemetry.StoreError, telemetry.StoreFull, time.Millisecond) },
-		"a run":                    func() { p.Ran(ctx, p.Run(), telemetry.NoFailure) },
-		"a run that failed":        func() { p.Ran(ctx, p.Run(), telemetry.FailedOther) },
-		"a renewal":                func() { meter.Renewal(ctx, telemetry.RenewalOK) },
-		"a loss":                   func() { meter.Loss(ctx, "billing", "charge") },
-		"a store error":            func() { meter.StoreError(ctx, "claim", "open", telemetry.StoreFailure(full)) },
-		"a claim in shadow mode":   func() { meter.Shadow(ctx, "billing", "charge", telemetry.Claimed) },
-		"a batch":                  func() { relay.Leased(own, 500) },
-		"a death":                  func() { relay.Died(own, "orders") },
+		"a failure":                    func() { meter.Ended(ctx, "billing", "charge", "m1", telemetry.EndedPermanently) },
+		"a failure without a delivery": func() { meter.Ended(own, "billing", "charge", "m1", telemetry.EndedUnknown) },
+		"the duration of a claim":      func() { meter.ClaimTook(ctx, telemetry.Claimed, "", time.Millisecond) },
+		"the duration of a failed":     func() { meter.ClaimTook(ctx, telemetry.StoreError, telemetry.StoreFull, time.Millisecond) },
+		"a run":                        func() { p.Ran(ctx, p.Run(), telemetry.NoFailure) },
+		"a run that failed":            func() { p.Ran(ctx, p.Run(), telemetry.FailedOther) },
+		"a renewal":                    func() { meter.Renewal(ctx, telemetry.RenewalOK) },
+		"a loss":                       func() { meter.Loss(ctx, "billing", "charge") },
+		"a store error":                func() { meter.StoreError(ctx, "claim", "open", telemetry.StoreFailure(full)) },
+		"a claim in shadow mode":       func() { meter.Shadow(ctx, "billing", "charge", telemetry.Claimed) },
+		"a batch":                      func() { relay.Leased(own, 500) },
+		"a death":                      func() { relay.Died(own, "orders") },
 	} {
 		record() // which makes the attributes
 		if n := testing.AllocsPerRun(100, record); n != 0 {

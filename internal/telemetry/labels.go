@@ -102,6 +102,7 @@ type source struct {
 	claims   [outcomes][details]atomic.Pointer[labels]
 	shadows  [outcomes]atomic.Pointer[labels]
 	runs     [failures]atomic.Pointer[labels]
+	ends     [ends]atomic.Pointer[labels]
 	active   atomic.Int64 // handlers at work
 	observed []metric.ObserveOption
 	spanName string
@@ -175,6 +176,11 @@ func (s *source) run(f Failure) *labels {
 		}
 		return newLabels(s.attributes(more...)...)
 	})
+}
+
+// end returns the attributes of an end without success.
+func (s *source) end(e End) *labels {
+	return cached(&s.ends[e], func() *labels { return newLabels(s.attributes(keyResult.String(e.String()))...) })
 }
 
 func cached(place *atomic.Pointer[labels], build func() *labels) *labels {

@@ -155,6 +155,21 @@ const (
 	resultUnexpected = "unexpected"
 )
 
+// An End is how a message ended that did not succeed: the oncemill.result of its outcome. The set is closed.
+type End uint8
+
+// The ends without success.
+const (
+	EndedPermanently End = iota // the handler said so
+	EndedExhausted              // the attempts were spent
+	EndedUnknown                // it was parked: it may or may not have happened
+	ends
+)
+
+var endNames = [ends]string{"permanent", "exhausted", "unknown"}
+
+func (e End) String() string { return endNames[e] }
+
 // States of rows.
 const (
 	rowsPending = "pending"

@@ -24,7 +24,7 @@ var (
 
 // Meter counts what the engine does. Its methods are safe for concurrent use.
 type Meter struct {
-	claims, renewals, takeovers, losses, storeErrors, oversize, shadowed metric.Int64Counter
+	claims, failures, renewals, takeovers, losses, storeErrors, oversize, shadowed metric.Int64Counter
 
 	claimTime, runTime, delay metric.Float64Histogram
 
@@ -41,6 +41,7 @@ func NewMeter(p Providers, store any) (*Meter, error) {
 	m := &Meter{store: storeName(store)}
 	set := maker{meter: p.meter()}
 	set.counter(&m.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy, not due or a store error, too.")
+	set.counter(&m.failures, "oncemill.failures", "{failure}", "Outcomes that are no success, when they are stored. Duplicates that get one count as claims only.")
 	set.counter(&m.renewals, "oncemill.lease.renewals", "{renewal}", "Heartbeats by result.")
 	set.counter(&m.takeovers, "oncemill.lease.takeovers", "{takeover}", "Claims of a run whose lease had expired: its holder died, or was too slow.")
 	set.counter(&m.losses, "oncemill.lease.losses", "{loss}", "Runs that lost their claim to another owner.")
@@ -131,6 +132,14 @@ func (m *Meter) Claim(ctx context.Context, group, handler, id string, a *Answer)
 	}
 	if recording && (mine || d == nil) { // else it is the span of the delivery whose handler asks for something else
 		describe(span, a, detail)
+	}
+}
+
+// Ended counts an outcome that is no success and has been stored.
+func (m *Meter) Ended(ctx context.Context, group, handler, id string, e End) {
+	if m.failures.Enabled(ctx) {
+		d, mine := deliveryOf(ctx, group, handler, id)
+		m.failures.Add(ctx, 1, m.sourceOf(d, mine, group, handler).end(e).add...)
 	}
 }
 
