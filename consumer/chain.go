@@ -3,6 +3,7 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -16,6 +17,7 @@ type Step struct {
 	kind       stepKind
 	name       string
 	middleware message.HandlerMiddleware
+	poisoned   message.HandlerMiddleware // of Guarded: inside a PoisonQueue, which has what is rejected
 	err        error
 
 	parks        bool // of Guarded: at most once
@@ -34,7 +36,7 @@ const (
 
 // Guarded is the step at which a Processor guards what stands inside it.
 func Guarded(p *Processor) Step {
-	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, parks: p.policy.ExpiredLease == oncemill.Park}
+	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, poisoned: p.middleware, parks: p.policy.ExpiredLease == oncemill.Park}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
@@ -140,6 +142,10 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		return nil, &OrderError{Problem: "Guarded is missing: add consumer.Guarded(processor)"}
 	}
 	var retry *Step
+	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.kind == poisonStep }) {
+		steps = slices.Clone(steps)
+		steps[guard].middleware = steps[guard].poisoned
+	}
 	middlewares := make([]message.HandlerMiddleware, len(steps))
 	for i, s := range steps {
 		middlewares[i] = s.middleware

@@ -29,12 +29,23 @@ type Config struct {
 	// adapter delivers one at a time. Zero: 10 s. NoHold: not at all.
 	Hold time.Duration
 
-	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic. It must be
-	// synchronous. Nil: they are rejected, which under Watermill's own adapters means delivered again until somebody acts,
-	// and in a worker or over Subscriber: ended, with an error in the log, and nobody has them.
+	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic, and only then are
+	// they acknowledged. It must be synchronous. While it cannot publish, they come again, may hold up what is behind them, and
+	// the log says so.
+	//
+	// Nil: messages get lost. They are rejected, which under Watermill's own adapters means delivered again until somebody
+	// acts, and in a worker or over Subscriber: ended. Kafka passes over them; JetStream terminates them, and a work-queue
+	// stream deletes them with that. Only the log has them then, without their payload; records keep none either. Workers
+	// and Middleware warn of that when they start.
 	DeadLetters producer.Publisher
 
-	// DeadLetterTopic is where dead letters go. Set together with DeadLetters.
+	// DeadLetterTopic is where dead letters go. Set together with DeadLetters. Make the topic, or the stream that listens on
+	// it, first. It must not be among what this group consumes, nor among what any group consumes that is not meant to
+	// handle dead letters: to other handlers they are messages like any other, with IDs of their own.
+	//
+	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is acknowledged,
+	// with an error in the log; a work-queue stream deletes it with that. Messages are dead letters by their header
+	// oncemill-purpose: who publishes one for its handler again leaves that out.
 	DeadLetterTopic string
 
 	// Extractors find the message ID, in this order. Nil: producer.DefaultExtractors().

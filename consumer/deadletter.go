@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -21,6 +22,29 @@ const (
 	outcomeMismatch = "mismatch" // a known ID with other content
 	outcomeRejected = "rejected" // no usable ID
 )
+
+// headerGaveUp names who gave a message up, and the dead letters that it was before: a token for each, joined by commas.
+// HeaderHandler is for people: it holds the last one alone, and names with slashes are ambiguous in it.
+const headerGaveUp = "oncemill-gave-up"
+
+func (p *Processor) token(handler string) string {
+	return ids.Derive("oncemill/gave-up", p.config.Tenant, p.config.Group, handler)
+}
+
+// gaveUp reports whether a dead letter is one of its own handler, or a descendant of one. Under the ID of its own, its
+// handler would run again for a message that it gave up, and for the dead letter of that, for ever.
+//
+//go:noinline
+func (p *Processor) gaveUp(d *Delivery) bool {
+	if tokens := d.Header.Get(headerGaveUp); tokens != "" {
+		return slices.Contains(strings.Split(tokens, ","), p.token(d.Handler))
+	}
+	return d.Header.Get(producer.HeaderHandler) == p.scope(d.Handler)
+}
+
+func (p *Processor) scope(handler string) string {
+	return p.config.Tenant + "/" + p.config.Group + "/" + handler
+}
 
 // deadLetter makes the dead letter of a failure. Whoever makes it for the same failure makes the same ID.
 func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outcome, attempt int, fence uint64) dedupstore.Produced {
@@ -46,7 +70,11 @@ func (p *Processor) letter(d Delivery, id, original, outcome, reason string) ded
 	header[producer.HeaderID] = id
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
 	header[producer.HeaderTopic] = d.Topic
-	header[producer.HeaderHandler] = p.config.Tenant + "/" + p.config.Group + "/" + d.Handler
+	header[producer.HeaderHandler] = p.scope(d.Handler)
+	header[headerGaveUp] = p.token(d.Handler)
+	if before := d.Header.Get(headerGaveUp); before != "" {
+		header[headerGaveUp] += "," + before
+	}
 	header[producer.HeaderOutcome] = outcome
 	header[producer.HeaderReason] = reason
 	if original != "" {
@@ -62,7 +90,7 @@ func (p *Processor) letter(d Delivery, id, original, outcome, reason string) ded
 func copyHeader(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
-	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration, producer.HeaderResend:
+	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration, producer.HeaderResend, headerGaveUp:
 		return true
 	}
 	return strings.HasPrefix(name, "nats-")
@@ -84,7 +112,7 @@ func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decisio
 	if publication := res.Publication; publication != nil {
 		res.Publication = nil
 		defer publication.Abandon() // nothing after Done; else, whatever happens, the key is not held for ever
-		if err := p.publishProduced(ctx, publication.Messages()); err != nil {
+		if err := p.publishProduced(ctx, call.Key.ID, publication.Messages()); err != nil {
 			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
 		}
 		if err := publication.Done(); err != nil {
@@ -92,7 +120,7 @@ func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decisio
 		}
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
-	} else if err := p.publishProduced(ctx, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
+	} else if err := p.publishProduced(ctx, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
 		pause := p.policy.Backoff.Min
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
 	}
@@ -100,15 +128,24 @@ func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decisio
 	return decision
 }
 
-func (p *Processor) publishProduced(ctx context.Context, produced []dedupstore.Produced) error {
-	if p.config.DeadLetters == nil {
-		return errors.New("consumer: the outcome holds messages, but Config.DeadLetters is nil")
-	}
+// errNoDeadLetters says that a Processor without dead letters got an outcome of one that has them.
+var errNoDeadLetters = errors.New("consumer: the outcome holds messages, but Config.DeadLetters is nil")
+
+// publishProduced publishes the dead letter of a message. Until it can, the message holds up what waits behind it.
+func (p *Processor) publishProduced(ctx context.Context, original string, produced []dedupstore.Produced) error {
 	messages := make([]producer.Message, len(produced))
 	for i, m := range produced {
 		messages[i] = producer.Message{ID: m.ID, Topic: m.Topic, Key: m.Key, Header: m.Header, Payload: m.Payload}
 	}
-	return p.config.DeadLetters.Publish(ctx, messages...)
+	err := errNoDeadLetters
+	if p.config.DeadLetters != nil {
+		err = p.config.DeadLetters.Publish(ctx, messages...)
+	}
+	if err != nil && ctx.Err() == nil { // not in a shutdown
+		p.log.ErrorContext(ctx, "oncemill: dead letter cannot be published: its message is not acknowledged, comes again, and may hold up others; does anything listen on the dead-letter topic?",
+			"id", original, "topic", p.config.DeadLetterTopic, "error", err)
+	}
+	return err
 }
 
 // undeliverable deals with a delivery that no record can be kept of: it is acknowledged only after its dead letter is.
@@ -120,7 +157,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	sum := sha256.Sum256(d.Payload)
 	id := ids.Derive("oncemill/undeliverable", p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original, string(sum[:]))
 	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
-	if err := p.publishProduced(ctx, []dedupstore.Produced{letter}); err != nil {
+	if err := p.publishProduced(ctx, original, []dedupstore.Produced{letter}); err != nil {
 		pause := p.policy.Backoff.Min
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
 	}

@@ -13,13 +13,17 @@
 //
 //   - A delivery is acknowledged only when this delivery read a final outcome, wrote one, or published what an outcome
 //     was waiting to publish. Exceptions, each counted: the guard was bypassed as the policy says, or a message that no
-//     record can be kept of (no usable ID, other content under a known ID) has its dead letter confirmed.
+//     record can be kept of (no usable ID, other content under a known ID) has its dead letter confirmed, or it is a dead
+//     letter of the handler's own.
+//   - A handler never runs for a dead letter that it made, nor for what came of one.
 //   - A busy key is held for a bounded time and then sent back with the delay that remains; never acknowledged.
 //   - What a handler returns is stored before it is published, and is published with the same IDs by a redelivery if
 //     the Router could not, without running the handler.
 //   - Nothing is recorded for a message without an ID.
 //
 // # What it does not guarantee
+//
+// Without Config.DeadLetters, what is rejected is lost, or delivered again for ever, as the transport has it.
 //
 // Under Watermill's own adapters the ack may be lost after all (shutdown, ack deadline): a redelivery then reads the
 // outcome. They cannot delay a single redelivery either, so that the delay of a decision is spent by the next delivery's

@@ -34,6 +34,19 @@ func (e *ContentError) Error() string {
 // Unwrap returns what could not be read.
 func (e *ContentError) Unwrap() error { return e.Err }
 
+// OwnDeadLetterError says that a dead letter came to the handler that had given its message up, or that had given up the
+// message of which it is a dead letter's dead letter. The handler did not run, and the delivery is acknowledged.
+type OwnDeadLetterError struct {
+	Topic      string // where it came from
+	Handler    string
+	ID         string // of the dead letter
+	OriginalID string // of the message; empty if it had none
+}
+
+func (e *OwnDeadLetterError) Error() string {
+	return fmt.Sprintf("consumer: message %q from %q is a dead letter of handler %q itself: let what it consumes not include its dead letters", e.ID, e.Topic, e.Handler)
+}
+
 // NestedError says that one delivery entered a guard twice: the middleware was added to the Router and to the handler,
 // or two processors guard one handler. The inner guard refused; the handler did not run, and no attempt was counted.
 type NestedError struct{ Handler string }

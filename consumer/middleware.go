@@ -26,7 +26,19 @@ import (
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
 // Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError when there is no
 // Config.DeadLetters, and so on as listed at oncemill.Guard.Run.
+//
+// Without Config.DeadLetters it logs a warning, once for each Processor.
 func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
+	if p.config.DeadLetters == nil && !p.policy.Shadow {
+		p.begun.Do(func() {
+			p.log.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other content under a known ID is rejected, and nobody has it; unless a poison queue outside of the middleware does, workers and sources end it, and only this log has it",
+				"tenant", p.config.Tenant, "group", p.config.Group)
+		})
+	}
+	return p.middleware(next)
+}
+
+func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()
 		d := Delivery{

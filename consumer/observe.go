@@ -115,7 +115,7 @@ func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, erro
 		return telemetry.FailedUnrecorded, err
 	case *oncemill.UnpublishedError:
 		return telemetry.FailedUnpublished, err
-	case *MissingIDError, *ContentError:
+	case *MissingIDError, *ContentError, *OwnDeadLetterError:
 		return telemetry.FailedRejected, err
 	}
 	if decision.Action == RetryLater && (errors.Is(err, context.Canceled) || interrupted(ctx, err)) {

@@ -26,6 +26,7 @@ type Processor struct {
 	log    *slog.Logger
 
 	telemetry *telemetry.Consumer
+	begun     sync.Once // warns of what Middleware begins without
 
 	mu       sync.Mutex
 	closing  bool
@@ -59,6 +60,11 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { retu
 
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
+
+// DeadLetters returns Config.DeadLetters and Config.DeadLetterTopic, for transports that compare them with what they consume.
+func (p *Processor) DeadLetters() (producer.Publisher, string) {
+	return p.config.DeadLetters, p.config.DeadLetterTopic
+}
 
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
@@ -201,6 +207,9 @@ func (p *Processor) identify(d *Delivery, found *identified) error {
 	call := &found.call
 	call.Hold, call.Holds = p.config.Hold, d.Holds
 	found.spellings = telemetry.SpellingsOf(d.Header)
+	if found.header(d, producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
+		return &OwnDeadLetterError{Topic: d.Topic, Handler: d.Handler, ID: d.Header.Get(producer.HeaderID), OriginalID: d.Header.Get(producer.HeaderOriginalID)}
+	}
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
@@ -260,9 +269,14 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
 	}
 	var content *ContentError
+	var own *OwnDeadLetterError
 	switch {
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
+	case errors.As(err, &own):
+		p.log.ErrorContext(ctx, "oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this group consumes must not include its dead letters",
+			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
+		return Decision{Action: Ack, Err: err}
 	case errors.As(err, &content):
 		return p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
 	}

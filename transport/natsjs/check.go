@@ -54,7 +54,7 @@ func (e *ConfigError) Error() string {
 }
 
 // check looks at a consumer and its stream.
-func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy) (limits, error) {
+func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy, dead burial) (limits, error) {
 	info, err := e.info(ctx, cons)
 	if err != nil {
 		return limits{}, err
@@ -67,7 +67,10 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 	if err := refusal(ctx, e.js.Conn(), l.nextSubject, probeNext); err != nil {
 		return limits{}, l.noRight(l.nextSubject, err)
 	}
-	e.checkStream(ctx, l, policy)
+	stream := e.checkStream(ctx, l, policy)
+	if err := e.checkBurial(ctx, l, stream, dead); err != nil {
+		return limits{}, err
+	}
 	return l, nil
 }
 
@@ -93,8 +96,10 @@ func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.
 }
 
 // api is what the subjects of requests to JetStream begin with.
-func (e *engine) api() string {
-	switch o := e.js.Options(); {
+func (e *engine) api() string { return api(e.js) }
+
+func api(js jetstream.JetStream) string {
+	switch o := js.Options(); {
 	case o.Domain != "":
 		return "$JS." + o.Domain + ".API."
 	case o.APIPrefix != "":
@@ -176,8 +181,9 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	return "", ""
 }
 
-// checkStream warns of a stream that keeps messages longer than their outcomes are remembered.
-func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Policy) {
+// checkStream warns of a stream that keeps messages longer than their outcomes are remembered. It returns the stream's
+// configuration, or nil if that cannot be had.
+func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Policy) *jetstream.StreamConfig {
 	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	err := refusal(ctx, e.js.Conn(), e.api()+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
@@ -186,7 +192,7 @@ func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Poli
 	}
 	if err != nil {
 		log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with Policy.Window", "error", err)
-		return
+		return nil
 	}
 	config := stream.CachedInfo().Config
 	window := cmp.Or(policy.Window, oncemill.LowValue().Window)
@@ -194,4 +200,5 @@ func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Poli
 		log.WarnContext(ctx, "natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that runs handlers again; set MaxAge to at most the window, or a longer window",
 			"maxAge", config.MaxAge, "window", window)
 	}
+	return &config
 }

@@ -71,4 +71,8 @@ type SourceConfig struct {
 	// Policy is what the guard behind the source uses, for Check to compare it with the consumer's settings: see
 	// consumer.Processor.Policy. Zero: oncemill.LowValue.
 	Policy oncemill.Policy
+
+	// DeadLetterTopic is consumer.Config.DeadLetterTopic of that guard, for Check to see that the consumer does not deliver
+	// it. Empty: not looked at. Needed with a work-queue stream, from which dead letters that come back are deleted.
+	DeadLetterTopic string
 }

@@ -62,6 +62,7 @@ func (c PublisherConfig) validate() error {
 // uses ends with the connection.
 type Publisher struct {
 	conn       *nats.Conn
+	js         jetstream.JetStream // for start-up checks alone
 	config     PublisherConfig
 	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
@@ -71,8 +72,8 @@ type Publisher struct {
 	telemetry  *telemetry.Sender
 }
 
-// NewPublisher returns a Publisher on the connection of js. Of js it takes nothing else: its acknowledgement timeout and
-// limit of pending messages are its own. One Publisher per connection is enough.
+// NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending
+// messages are its own, not those of js. One Publisher per connection is enough.
 func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -85,7 +86,7 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 	if err != nil {
 		return nil, fmt.Errorf("natsjs: make instruments: %w", err)
 	}
-	return &Publisher{conn: js.Conn(), config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
+	return &Publisher{conn: js.Conn(), js: js, config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
 }
 
 // MessagingSystem names JetStream in telemetry.

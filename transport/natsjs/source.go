@@ -17,6 +17,8 @@ type Source struct {
 	consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
 	policy   oncemill.Policy
 	engine   engine
+
+	deadLetters string // topic
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -33,7 +35,7 @@ func NewSource(js jetstream.JetStream, config SourceConfig) (*Source, error) {
 	case config.Consumer == nil:
 		return nil, errors.New("natsjs: SourceConfig.Consumer is nil, want what returns the consumer of a topic")
 	}
-	return &Source{consumer: config.Consumer, policy: config.Policy, engine: engine{js: js, config: config.Config, lookEvery: lookEvery}}, nil
+	return &Source{consumer: config.Consumer, policy: config.Policy, deadLetters: config.DeadLetterTopic, engine: engine{js: js, config: config.Config, lookEvery: lookEvery}}, nil
 }
 
 // Check is Worker.Check for the consumer of a topic.
@@ -50,7 +52,7 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 	if cons == nil {
 		return nil, limits{}, fmt.Errorf("natsjs: SourceConfig.Consumer returned none for topic %q", topic)
 	}
-	l, err := s.engine.check(ctx, cons, s.policy)
+	l, err := s.engine.check(ctx, cons, s.policy, burial{topic: s.deadLetters})
 	if err == nil && l.maxDeliver > 0 {
 		s.engine.config.Logger.WarnContext(ctx, "natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a delivery; set it to -1",
 			"stream", l.stream, "consumer", l.consumer, "maxDeliver", l.maxDeliver)

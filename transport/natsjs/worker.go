@@ -47,8 +47,19 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 // Check looks at the consumer and its stream, and returns an error that says what to set if the worker's guarantees
 // cannot be kept. It logs a warning for what is unwise. It changes nothing.
 func (w *Worker) Check(ctx context.Context) error {
-	_, err := w.engine.check(ctx, w.cons, w.once.Policy())
+	_, err := w.check(ctx)
 	return err
+}
+
+func (w *Worker) check(ctx context.Context) (limits, error) {
+	publisher, topic := w.once.DeadLetters()
+	policy := w.once.Policy()
+	l, err := w.engine.check(ctx, w.cons, policy, burial{publisher, topic})
+	if err == nil && publisher == nil && !policy.Shadow {
+		w.engine.config.Logger.WarnContext(ctx, "natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable ID or other content under a known ID are terminated, and only this log has them; a work-queue stream deletes them",
+			"stream", l.stream, "consumer", l.consumer)
+	}
+	return l, err
 }
 
 // ErrRunning is what a second Run of a Worker returns while the first one runs.
@@ -63,7 +74,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer w.running.Store(false)
-	limits, err := w.engine.check(ctx, w.cons, w.once.Policy())
+	limits, err := w.check(ctx)
 	if err != nil {
 		return err
 	}

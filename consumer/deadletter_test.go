@@ -1,0 +1,265 @@
+package consumer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// logged returns a processor that logs to a buffer.
+func logged(t *testing.T, c consumer.Config) (*consumer.Processor, *bytes.Buffer) {
+	t.Helper()
+	var log bytes.Buffer
+	c.Policy.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	if c.Group == "" {
+		c.Group = "billing"
+	}
+	p, err := consumer.New(newStore(t), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, &log
+}
+
+// comeBack is the delivery of a dead letter.
+func comeBack(handler string, m producer.Message) consumer.Delivery {
+	return consumer.Delivery{Handler: handler, Topic: m.Topic, Header: m.Header, Payload: m.Payload}
+}
+
+var errDeclined = oncemill.Permanent(errors.New("declined"))
+
+func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
+	foreign := func(c *consumer.Config) {
+		c.Extractors = []producer.Extractor{producer.ExtractNatsMsgID} // which no dead letter has
+	}
+	for name, tc := range map[string]struct {
+		configure func(*consumer.Config)
+		change    func(*consumer.Delivery)
+		first     consumer.Action
+		runs      int
+	}{
+		"failed":             {runs: 1},
+		"without an ID":      {change: func(d *consumer.Delivery) { d.Header = nil }},
+		"with unusable ID":   {change: func(d *consumer.Delivery) { d.Header[producer.HeaderID] = "~x" }},
+		"unreadable rerun":   {change: func(d *consumer.Delivery) { d.Header[producer.HeaderRerun] = "x" }},
+		"IDs of others":      {configure: foreign},
+		"fixed handler":      {configure: func(c *consumer.Config) { c.Handler = "fixed" }, runs: 1},
+		"unknown":            {configure: func(c *consumer.Config) { c.Policy = oncemill.Irreversible() }, runs: 1},
+		"bypass without IDs": {configure: func(c *consumer.Config) { c.Policy.MissingID = oncemill.MissingIDBypass; foreign(c) }, runs: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				var l letters
+				c := consumer.Config{DeadLetters: &l, DeadLetterTopic: "orders.dead"}
+				if tc.configure != nil {
+					tc.configure(&c)
+				}
+				p, log := logged(t, c)
+				runs := 0
+				declines := func(context.Context) error { runs++; return errDeclined }
+				d := delivery("o1")
+				if tc.change != nil {
+					tc.change(&d)
+				}
+				if got := p.Process(t.Context(), d, declines); got.Action != consumer.Ack {
+					t.Fatalf("%+v", got)
+				}
+				letter := l.only(t)
+				for range 3 {
+					got := p.Process(t.Context(), comeBack("charge", letter), declines)
+					if own := as[*consumer.OwnDeadLetterError](t, got.Err); got.Action != consumer.Ack || own.ID != letter.ID || own.Topic != "orders.dead" {
+						t.Errorf("%+v", got)
+					}
+				}
+				l.only(t)
+				if runs != tc.runs {
+					t.Errorf("handler ran %d times, want %d", runs, tc.runs)
+				}
+				if n := strings.Count(log.String(), "own dead letter came back"); n != 3 {
+					t.Errorf("said %d times, want 3:\n%s", n, log)
+				}
+			})
+		})
+	}
+}
+
+func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		letter := l.only(t)
+		store := newStore(t)
+		ran := func(who, handler string, c consumer.Config) {
+			t.Helper()
+			runs := 0
+			p := newProcessor(t, store, c)
+			if d := p.Process(t.Context(), comeBack(handler, letter), func(context.Context) error { runs++; return nil }); d.Action != consumer.Ack || runs != 1 {
+				t.Errorf("%s: %+v after %d runs, want one", who, d, runs)
+			}
+		}
+		ran("another group", "charge", consumer.Config{Group: "undertaker"})
+		ran("another handler", "bury", consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		ran("another tenant", "charge", consumer.Config{Tenant: "acme"})
+		ran("another scope that reads the same", "charge", consumer.Config{Tenant: "default/billing"}) // default/billing/billing/charge
+		ran("a trial", "charge", consumer.Config{Policy: oncemill.Policy{Shadow: true}})
+
+		again := comeBack("charge", letter) // as an operator sends the message again
+		again.Header = letter.Header.With(producer.HeaderPurpose, producer.PurposeReplay).With(producer.HeaderID, "o1").With(producer.HeaderRerun, letter.Header[producer.HeaderFence])
+		runs := 0
+		if d := p.Process(t.Context(), again, func(context.Context) error { runs++; return nil }); d.Action != consumer.Ack || runs != 1 {
+			t.Errorf("rerun: %+v after %d runs", d, runs)
+		}
+	})
+}
+
+// Two scopes whose texts are equal, because names may hold slashes, are two.
+func TestProcess_SlashesInNamesDoNotMakeADeadLetterOnesOwn(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{Group: "a", Handler: "b/c", DeadLetters: &l, DeadLetterTopic: "dead"})
+		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		runs := 0
+		p = newProcessor(t, newStore(t), consumer.Config{Group: "a/b", Handler: "c"})
+		p.Process(t.Context(), comeBack("", l.only(t)), func(context.Context) error { runs++; return nil })
+		if runs != 1 {
+			t.Errorf("%d runs, want 1", runs)
+		}
+	})
+}
+
+// Groups that consume each other's dead letters end.
+func TestProcess_DeadLettersOfDeadLettersEnd(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		groups := map[string]*consumer.Processor{}
+		for _, group := range []string{"a", "b", "c"} {
+			groups[group] = newProcessor(t, newStore(t), consumer.Config{Group: group, DeadLetters: &l, DeadLetterTopic: "dead"})
+		}
+		runs := map[string]int{}
+		everybody := func(d consumer.Delivery) {
+			for group, p := range groups {
+				if got := p.Process(t.Context(), d, func(context.Context) error { runs[group]++; return errDeclined }); got.Action != consumer.Ack {
+					t.Errorf("%+v", got)
+				}
+			}
+		}
+		everybody(delivery("o1"))
+		for done := 0; done < len(l.sent); done++ {
+			if done > 100 {
+				t.Fatalf("no end: %v", runs)
+			}
+			everybody(comeBack("charge", l.sent[done]))
+		}
+		// Each group has the message, those of the two others, and those that these made of each other's.
+		for group, n := range runs {
+			if n != 1+2+2 {
+				t.Errorf("group %s ran %d times, want 5", group, n)
+			}
+		}
+	})
+}
+
+func TestMiddleware_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var charge, bury handler
+		decline := func(*message.Message, int) ([]*message.Message, error) { return nil, errDeclined }
+		charge.then, bury.then = decline, decline
+		var p *consumer.Processor
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			p = newProcessor(t, newStore(t), consumer.Config{DeadLetters: sameTopic{ps}, DeadLetterTopic: "orders"})
+			r.AddMiddleware(p.Middleware)
+			for name, h := range map[string]*handler{"charge": &charge, "bury": &bury} {
+				r.AddConsumerHandler(name, "orders", ps, func(m *message.Message) error {
+					_, err := h.handle(m)
+					return err
+				})
+			}
+		})
+		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		charge.want(t, 2) // the order, and the dead letter of the other
+		bury.want(t, 2)
+		r.stop(t, p)
+	})
+}
+
+// sameTopic publishes dead letters as Watermill messages.
+type sameTopic struct{ to message.Publisher }
+
+func (s sameTopic) Publish(_ context.Context, messages ...producer.Message) error {
+	for _, m := range messages {
+		out := message.NewMessage(m.ID, m.Payload)
+		out.Metadata = message.Metadata(m.Header)
+		if err := s.to.Publish(m.Topic, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestProcess_DeadLetterThatCannotBePublishedIsSaidLoudly(t *testing.T) {
+	for name, d := range map[string]consumer.Delivery{"failed": delivery("o1"), "without an ID": {Handler: "charge", Topic: "orders", Payload: []byte("x")}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p, log := logged(t, consumer.Config{DeadLetters: &letters{fail: errors.New("no stream listens")}, DeadLetterTopic: "nowhere"})
+				got := p.Process(t.Context(), d, failing(errDeclined))
+				as[*oncemill.UnpublishedError](t, got.Err)
+				for _, want := range []string{"level=ERROR", "dead letter cannot be published", "topic=nowhere", "no stream listens"} {
+					if !strings.Contains(log.String(), want) {
+						t.Errorf("the log does not say %q:\n%s", want, log)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestMiddleware_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
+	t.Parallel()
+	next := message.HandlerFunc(func(*message.Message) ([]*message.Message, error) { return nil, nil })
+	for name, tc := range map[string]struct {
+		config consumer.Config
+		chain  []consumer.Step
+		want   int
+	}{
+		"none":                {want: 1},
+		"dead letters":        {config: consumer.Config{DeadLetters: &letters{}, DeadLetterTopic: "dead"}},
+		"a trial":             {config: consumer.Config{Policy: oncemill.Policy{Shadow: true}}},
+		"inside a poison one": {chain: []consumer.Step{consumer.PoisonQueue(&flaky{}, "poison")}},
+		"a chain without one": {chain: []consumer.Step{}, want: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, log := logged(t, tc.config)
+			for range 2 {
+				mws := []message.HandlerMiddleware{p.Middleware}
+				if tc.chain != nil {
+					var err error
+					if mws, err = consumer.Chain(append(tc.chain, consumer.Guarded(p))...); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, mw := range mws {
+					mw(next)
+				}
+			}
+			if n := strings.Count(log.String(), "no Config.DeadLetters"); n != tc.want || (n > 0 && !strings.Contains(log.String(), "level=WARN")) {
+				t.Errorf("warned %d times, want %d:\n%s", n, tc.want, log)
+			}
+		})
+	}
+}

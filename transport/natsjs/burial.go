@@ -1,0 +1,90 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A burial is where dead letters go, as far as it is known. No topic: nowhere.
+type burial struct {
+	publisher producer.Publisher // nil: not known
+	topic     string
+}
+
+// elsewhere reports whether dead letters are known to go to another messaging system.
+func (b burial) elsewhere() bool {
+	p, says := b.publisher.(interface{ MessagingSystem() string })
+	return says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemNATS
+}
+
+// checkBurial says when dead letters come back to the consumer, or arrive nowhere. The guard knows its own dead letters and
+// acknowledges them, which is the end of them in a work-queue stream. A stream of nil is not known.
+func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.StreamConfig, dead burial) error {
+	if dead.topic == "" || dead.elsewhere() {
+		return nil
+	}
+	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer, "topic", dead.topic)
+	if field, covered := l.delivers(stream, dead.topic); covered {
+		if stream != nil && stream.Retention == jetstream.WorkQueuePolicy {
+			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field,
+				Problem: fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what it has had: set filters without that subject, or another DeadLetterTopic", dead.topic)}
+		}
+		log.ErrorContext(ctx, "natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of other handlers on the same subject are handled: set filters without that subject, or another DeadLetterTopic",
+			"field", field)
+	}
+	if p, ours := dead.publisher.(*Publisher); ours {
+		if err := p.listens(ctx, dead.topic); err != nil {
+			log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
+		}
+	}
+	return nil
+}
+
+// delivers reports whether a consumer delivers a subject, and which field of its configuration says so.
+func (l limits) delivers(stream *jetstream.StreamConfig, subject string) (field string, yes bool) {
+	field, patterns := "FilterSubjects", l.config.FilterSubjects
+	switch {
+	case l.config.FilterSubject != "":
+		field, patterns = "FilterSubject", []string{l.config.FilterSubject}
+	case len(patterns) == 0 && stream != nil:
+		field, patterns = "FilterSubject, which is empty,", stream.Subjects
+	}
+	listens := stream == nil || slices.ContainsFunc(stream.Subjects, func(p string) bool { return covers(p, subject) })
+	return field, listens && slices.ContainsFunc(patterns, func(p string) bool { return covers(p, subject) })
+}
+
+// covers reports whether a pattern of NATS matches a subject.
+func covers(pattern, subject string) bool {
+	for {
+		want, patterns, more := strings.Cut(pattern, ".")
+		have, rest, on := strings.Cut(subject, ".")
+		switch {
+		case want == ">":
+			return true
+		case want != "*" && want != have, more != on:
+			return false
+		case !more:
+			return true
+		}
+		pattern, subject = patterns, rest
+	}
+}
+
+// listens returns an error if no stream is seen to listen on a subject. It returns nil also if that cannot be found out.
+func (p *Publisher) listens(ctx context.Context, subject string) error {
+	if p.conn.IsClosed() || refusal(ctx, p.conn, api(p.js)+"STREAM.NAMES", probeInfo) != nil {
+		return nil
+	}
+	if _, err := p.js.StreamNameBySubject(ctx, subject); errors.Is(err, jetstream.ErrStreamNotFound) {
+		return err
+	}
+	return nil
+}
