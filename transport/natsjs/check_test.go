@@ -40,7 +40,10 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, c.consumer)
+			r := newRig(t, c.consumer).buried("dead.orders")
+			if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "dead", Subjects: []string{"dead.>"}}); err != nil {
+				t.Fatal(err)
+			}
 			r.config = c.config
 			w := r.worker(succeed)
 			err := w.Check(t.Context())

@@ -24,8 +24,9 @@ type Config struct {
 	// BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
 	Order func(jetstream.Msg) string
 
-	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Zero:
-	// 30 s.
+	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make it
+	// longer than the longest handler, above all under a policy that parks: a run that is cut off, and that does not return
+	// oncemill.NoEffect, ends as unknown there. Zero: 30 s.
 	Grace time.Duration
 
 	// DoubleAck waits until the server has confirmed each ack, which costs a round trip, and repeats it for up to 10 s.

@@ -29,9 +29,19 @@
 //     its last delivery is run instead. No goroutine is left.
 //   - Run ends with an error that names what is wrong when the consumer is deleted or changed, the connection is closed or a
 //     right is missing. Everything else is logged, once, and tried again: reconnects, a new leader, restarts of the server.
+//   - A handler does not run for its own dead letters, if its consumer delivers them: they are acknowledged, with an error
+//     in the log. Check says so at the start, and refuses it for a work-queue stream, which would delete them. It also says when
+//     no stream listens on the dead-letter topic of a Publisher of this package, as far as it may look.
 //   - Check, with which Run begins, refuses a consumer that breaks these guarantees, and says what to set.
 //
 // # What they do not guarantee
+//
+// Messages that are rejected, without consumer.Config.DeadLetters: those that failed for good or are unknown, have no usable ID,
+// or other content under a known ID, are terminated. A stream with limits keeps them, and nobody gets them; a work-queue
+// stream deletes them. There is a warning at the start.
+//
+// A second run of what was cut off, under a policy that parks (oncemill.Irreversible): a run that Grace ends, and any error
+// without oncemill.NoEffect, oncemill.RetryAfter included, make the outcome unknown, and the message is not tried again.
 //
 // Order, where there are several at once: two workers, or two subscriptions, of one consumer each keep the order of what
 // they get, and nothing keeps it between them. After a crash, a lost claim or an ended grace the messages that were in
@@ -57,7 +67,8 @@
 //
 // The right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of the stream and consumer, and
 // to subscribe to the connection's inboxes. Where $JS.API.STREAM.INFO, or subscribing to
-// $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a warning. TermWithReason needs nats-server 2.10.4.
+// $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a warning. Without $JS.API.STREAM.NAMES
+// nobody looks for the stream of dead letters. TermWithReason needs nats-server 2.10.4.
 //
 // # What a message is
 //

@@ -72,6 +72,7 @@ type rig struct {
 	policy oncemill.Policy
 	config natsjs.Config
 	hold   time.Duration
+	dead   consumer.Config // DeadLetters and DeadLetterTopic of it
 	log    lockedBuffer
 
 	mu       sync.Mutex
@@ -130,7 +131,7 @@ func (r *rig) processor() *consumer.Processor {
 	r.t.Helper()
 	policy := r.policy
 	policy.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
-	once, err := consumer.New(r.store, consumer.Config{Group: "billing", Hold: r.hold, Policy: policy})
+	once, err := consumer.New(r.store, consumer.Config{Group: "billing", Hold: r.hold, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -241,7 +242,7 @@ func (r *rig) source() *natsjs.Source {
 	config := r.config
 	config.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
 	s, err := natsjs.NewSource(r.js, natsjs.SourceConfig{
-		Config: config, Policy: r.policy,
+		Config: config, Policy: r.policy, DeadLetterTopic: r.dead.DeadLetterTopic,
 		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
 			return r.js.Consumer(ctx, "orders", "billing")
 		},

@@ -69,8 +69,9 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
 
 // A CutShortError says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and
-// Run has waited for them. A handler that then returned an error did not use up an attempt, and its message was given
-// back, unless the policy parks: then its outcome is unknown.
+// Run has waited for them. The message of a handler that then returned an error was given back, and the run did not use
+// up an attempt, unless the policy parks (oncemill.Irreversible): then its outcome is unknown, and it does not run again.
+// Make Grace longer than the longest handler.
 type CutShortError struct {
 	Handlers int
 	Grace    time.Duration

@@ -1,0 +1,239 @@
+package natsjs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
+)
+
+var errDeclined = oncemill.Permanent(errors.New("declined"))
+
+// buried gives the rig dead letters on a subject.
+func (r *rig) buried(topic string) *rig {
+	r.t.Helper()
+	pub, err := natsjs.NewPublisher(r.js, natsjs.PublisherConfig{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.dead = consumer.Config{DeadLetters: pub, DeadLetterTopic: topic}
+	return r
+}
+
+// odd declines every second message, and everything that it does not know.
+func odd(_ context.Context, msg jetstream.Msg) error {
+	var n int
+	if _, err := fmt.Sscanf(msg.Headers().Get(producer.HeaderID), "o%d", &n); err != nil || n%2 == 1 {
+		return errDeclined
+	}
+	return nil
+}
+
+func TestWorker_RunsNothingForItsOwnDeadLetters(t *testing.T) {
+	t.Parallel()
+	const n = 20
+	for name, c := range map[string]struct {
+		topic  string
+		filter string
+		acks   int // of this consumer
+		said   int
+	}{
+		"outside of what it consumes": {"orders.dead", "orders.all", n, 0},
+		"among what it consumes":      {"orders.dead", "", n + n/2, n / 2},
+		"among its filter":            {"orders.dead", "orders.*", n + n/2, n / 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{FilterSubject: c.filter}).buried(c.topic)
+			r.publish(n, oneLane)
+			stop := r.start(r.worker(odd))
+			until(t, "all acks", func() bool {
+				info := r.info()
+				return info.NumAckPending == 0 && info.NumPending == 0 && info.AckFloor.Consumer == uint64(c.acks)
+			})
+			r.stops(stop)
+			if _, runs := r.done(); runs != n {
+				t.Errorf("%d runs of %d messages", runs, n)
+			}
+			stream, err := r.js.Stream(t.Context(), "orders")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := stream.CachedInfo().State.Msgs; got != n+n/2 {
+				t.Errorf("%d messages in the stream, want %d: the dead letters are kept", got, n+n/2)
+			}
+			log := r.log.String()
+			if got := strings.Count(log, "own dead letter came back"); got != c.said {
+				t.Errorf("said %d times, want %d", got, c.said)
+			}
+			if at := strings.Contains(log, "the consumer is given its own dead letters"); at != (c.said > 0) {
+				t.Errorf("at the start it was said: %v", at)
+			}
+
+			// Who is meant to have them has them.
+			cons, err := r.js.CreateConsumer(t.Context(), "orders", jetstream.ConsumerConfig{Durable: "undertaker", FilterSubject: "orders.dead", AckPolicy: jetstream.AckExplicitPolicy})
+			if err != nil {
+				t.Fatal(err)
+			}
+			once, err := consumer.New(r.store, consumer.Config{Group: "undertaker", Policy: oncemill.Policy{Logger: slog.New(slog.DiscardHandler)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := natsjs.NewWorker(once, r.js, cons, func(_ context.Context, msg jetstream.Msg) error {
+				r.count(r.finished, msg.Headers().Get(producer.HeaderOriginalID))
+				return nil
+			}, natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop = r.start(w)
+			r.finishes(n)
+			r.stops(stop)
+		})
+	}
+}
+
+func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("orders.dead")
+	r.policy.MaxAttempts = 2
+	r.publish(1, oneLane)
+	runs := r.routed(20)
+	r.acked(2)
+	if n := runs.Load(); n != 2 {
+		t.Errorf("%d runs, want the two attempts", n)
+	}
+}
+
+func TestWorker_DeadLettersThatAWorkQueueWouldDeleteAreRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("jobs.dead")
+	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "jobs", Subjects: []string{"jobs.>"}, Retention: jetstream.WorkQueuePolicy}); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		filters []string
+		field   string
+	}{
+		{nil, "FilterSubject, which is empty,"},
+		{[]string{"jobs.*"}, "FilterSubject"},
+		{[]string{"jobs.a", "jobs.dead"}, "FilterSubjects"},
+		{[]string{"jobs.a", "jobs.*.dead", "jobs.dead.>"}, ""},
+	} {
+		config := jetstream.ConsumerConfig{Durable: fmt.Sprint("c", i), AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: c.filters}
+		if len(c.filters) == 1 {
+			config.FilterSubject, config.FilterSubjects = c.filters[0], nil
+		}
+		var err error
+		if r.cons, err = r.js.CreateConsumer(t.Context(), "jobs", config); err != nil {
+			t.Fatal(err)
+		}
+		source, err := natsjs.NewSource(r.js, natsjs.SourceConfig{DeadLetterTopic: "jobs.dead",
+			Consumer: func(context.Context, string) (jetstream.Consumer, error) { return r.cons, nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for who, err := range map[string]error{"worker": r.worker(succeed).Check(t.Context()), "source": source.Check(t.Context(), "jobs")} {
+			var wrong *natsjs.ConfigError
+			if c.field == "" && err != nil || c.field != "" && (!errors.As(err, &wrong) || wrong.Field != c.field) {
+				t.Errorf("%v, %s: %v, want an error about %q", c.filters, who, err, c.field)
+			}
+		}
+		if err := r.js.DeleteConsumer(t.Context(), "jobs", config.Durable); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWorker_DeadLetterTopicWithoutAStreamIsSaidAtTheStart(t *testing.T) {
+	t.Parallel()
+	const said = "no stream is seen to listen on DeadLetterTopic"
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("nowhere.dead")
+	if err := r.worker(succeed).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, said) || !strings.Contains(log, "topic=nowhere.dead") {
+		t.Errorf("log:\n%s", log)
+	}
+	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "dead", Subjects: []string{"nowhere.*"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.worker(succeed).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if log := r.log.String(); strings.Count(log, said) != 1 {
+		t.Errorf("said although there is a stream:\n%s", log)
+	}
+}
+
+// A publisher to another system.
+type elsewhere struct{ producer.Publisher }
+
+func (elsewhere) MessagingSystem() string { return "kafka" }
+
+func TestWorker_DeadLettersOfAnotherSystemAreNotLookedFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.dead = consumer.Config{DeadLetters: elsewhere{}, DeadLetterTopic: "orders.dead"}
+	if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String(), "dead letters") {
+		t.Errorf("%v, log:\n%s", err, r.log.String())
+	}
+}
+
+func TestWorker_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	stop := r.start(r.worker(succeed))
+	r.publish(1, oneLane)
+	r.finishes(1)
+	r.stops(stop)
+	if log := r.log.String(); strings.Count(log, "no consumer.Config.DeadLetters") != 1 || !strings.Contains(log, "level=WARN") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// What the documentation of CutShortError says of policies that park.
+func TestWorker_RunThatGraceCutsShortIsUnknownWhereThePolicyParks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("orders.dead")
+	r.policy = oncemill.Irreversible()
+	r.config.Grace = 1
+	r.publish(1, oneLane)
+	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}))
+	until(t, "a run", func() bool { _, runs := r.done(); return runs == 1 })
+	var cut *natsjs.CutShortError
+	if err := stop(); !errors.As(err, &cut) {
+		t.Fatalf("Run: %v", err)
+	}
+	stream, err := r.js.Stream(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = r.start(r.worker(succeed)) // its message comes again, and does not run
+	var letter *jetstream.RawStreamMsg
+	until(t, "the dead letter", func() bool {
+		letter, err = stream.GetLastMsgForSubject(t.Context(), "orders.dead")
+		return err == nil
+	})
+	r.acked(2)
+	r.stops(stop)
+	if _, runs := r.done(); runs != 1 {
+		t.Errorf("%d runs", runs)
+	}
+	if outcome := letter.Header.Get(producer.HeaderOutcome); outcome != string(dedupstore.Unknown) {
+		t.Errorf("outcome %q, want unknown", outcome)
+	}
+}
