@@ -39,6 +39,9 @@ func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 			return err
 		}
 	}
+	if err := w.checkBurial(ctx, cl); err != nil {
+		return err
+	}
 	return w.checkBroker(ctx, cl, topics)
 }
 

@@ -30,7 +30,8 @@ type Config struct {
 	Window int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled. At
-	// most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Zero: 30 s.
+	// most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer than the
+	// longest handler, above all under a policy that parks: a run that is cut off ends as unknown there. Zero: 30 s.
 	Grace time.Duration
 
 	// CommitEvery is how often offsets are committed. They are also committed when partitions are revoked and at the end of

@@ -71,7 +71,7 @@ func position(rec *kgo.Record) string {
 // restore makes a record of a retry topic the delivery that it is a copy of.
 func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	topic, copied := d.Header[producer.HeaderTopic]
-	if !copied {
+	if !copied || d.Header[producer.HeaderPurpose] == producer.PurposeDeadLetter {
 		return due, nil // somebody else has put it there
 	}
 	if in.consumed != nil && (!in.consumed[topic] || in.copies(topic)) {

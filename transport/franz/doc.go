@@ -31,12 +31,21 @@
 //   - When Run's context ends, running handlers may finish within Config.Grace, and the last commit is confirmed before
 //     Run returns nil. Run leaves no goroutine behind. Closing the client, which leaves the group, is up to the caller.
 //   - What cannot work is refused by Check with an error that says what to set: a client without the worker's options, a
-//     missing topic or right, a rebalance timeout that is too short.
+//     missing topic or right, a rebalance timeout that is too short, a client that consumes the DeadLetterTopic of its
+//     own Processor. A DeadLetterTopic of a Publisher of this package that is not there is said in the log.
 //
 // Offsets that are set back deliver records again; within the policy's Window their outcomes are still known, and nothing
 // runs twice. Check warns of topics that keep records for longer.
 //
 // # What they do not guarantee
+//
+// Records that are rejected, without consumer.Config.DeadLetters: those that failed for good or are unknown, have no usable ID, or
+// other content under a known ID, are passed over, and the group does not get them again. There is a warning when a worker
+// starts.
+//
+// A second run of what was cut off, under a policy that parks (oncemill.Irreversible): a run whose context ends by Config.Grace, a
+// revocation or a lost partition, and any error without oncemill.NoEffect, oncemill.RetryAfter included, make the outcome
+// unknown, and the record is not tried again. Under other policies it runs again.
 //
 // Order when a record goes to a retry topic: what follows it goes on. Order across a handler that ignores the end of its
 // context: its partition may have another owner by then, whom the record's claim keeps from running it, but not the next.

@@ -23,6 +23,7 @@ type Worker struct {
 	config  Config
 	policy  oncemill.Policy
 	process process
+	once    *consumer.Processor // nil: a Source's, which is not known
 
 	mu      sync.Mutex
 	made    *kgo.Client // the last client that was made with Opts
@@ -44,7 +45,12 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	case handle == nil:
 		return nil, errors.New("franz: NewWorker needs a Handler")
 	}
-	return newWorker(once.Policy(), config, guarded(once, handle))
+	w, err := newWorker(once.Policy(), config, guarded(once, handle))
+	if err != nil {
+		return nil, err
+	}
+	w.once = once
+	return w, nil
 }
 
 // guarded runs a handler under a Processor.

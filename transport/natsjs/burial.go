@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -78,8 +79,13 @@ func covers(pattern, subject string) bool {
 	}
 }
 
+// lookPatience bounds the look for the stream of dead letters.
+const lookPatience = 5 * time.Second
+
 // listens returns an error if no stream is seen to listen on a subject. It returns nil also if that cannot be found out.
 func (p *Publisher) listens(ctx context.Context, subject string) error {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
+	defer cancel()
 	if p.conn.IsClosed() || refusal(ctx, p.conn, api(p.js)+"STREAM.NAMES", probeInfo) != nil {
 		return nil
 	}

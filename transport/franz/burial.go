@@ -1,0 +1,72 @@
+package franz
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// checkBurial looks at where dead letters go. The guard knows those of a handler by its name, which here is the topic: it
+// does not know that this worker's handler is the same one for the topic of the dead letters.
+func (w *Worker) checkBurial(ctx context.Context, cl *kgo.Client) error {
+	if w.once == nil {
+		return nil
+	}
+	publisher, topic := w.once.DeadLetters()
+	if publisher == nil {
+		if !w.policy.Shadow {
+			w.config.Logger.WarnContext(ctx, "franz: no consumer.Config.DeadLetters: records that fail for good, have no usable ID or other content under a known ID are passed over, and only this log says which")
+		}
+		return nil
+	}
+	if p, says := publisher.(interface{ MessagingSystem() string }); says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemKafka {
+		return nil
+	}
+	if consumes(cl, topic) {
+		return &SetupError{Problem: fmt.Sprintf("the client consumes topic %q, which is the DeadLetterTopic of its Processor: its handler would run for its own dead letters; "+
+			"leave the topic out, and have a worker with another Processor handle dead letters", topic)}
+	}
+	if p, ours := publisher.(*Publisher); ours && !p.finds(ctx, topic) {
+		w.config.Logger.ErrorContext(ctx, "franz: DeadLetterTopic is not there: the first record that has to be dead-lettered will hold up others; create it", "topic", topic)
+	}
+	return nil
+}
+
+// consumes reports whether a client consumes a topic, or would if it were there.
+func consumes(cl *kgo.Client, topic string) bool {
+	named := option[map[string]*regexp.Regexp](cl, kgo.ConsumeTopics)
+	if !option[bool](cl, kgo.ConsumeRegex) {
+		_, yes := named[topic]
+		return yes || slices.Contains(cl.GetConsumeTopics(), topic) // those that were added
+	}
+	matches := func(pattern string) bool {
+		re, err := regexp.Compile(pattern)
+		return err == nil && re.MatchString(topic)
+	}
+	return !slices.ContainsFunc(option[[]string](cl, kgo.ConsumeExcludeTopics), matches) &&
+		slices.ContainsFunc(slices.Collect(maps.Keys(named)), matches)
+}
+
+// lookPatience bounds the look for the topic of dead letters.
+const lookPatience = 5 * time.Second
+
+// finds reports whether a topic is there, or will be when it is published to, or cannot be looked up.
+func (p *Publisher) finds(ctx context.Context, topic string) bool {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
+	defer cancel()
+	found, err := kadm.NewClient(p.cl).ListTopicsWithInternal(ctx, topic)
+	if err == nil {
+		err = found[topic].Err
+	}
+	return !errors.Is(err, kerr.UnknownTopicOrPartition) || comesLater(p.cl, err)
+}
