@@ -44,10 +44,10 @@
 // without oncemill.NoEffect, oncemill.RetryAfter included, make the outcome unknown, and the message is not tried again.
 //
 // Order, where there are several at once: two workers, or two subscriptions, of one consumer each keep the order of what
-// they get, and nothing keeps it between them. After a crash, a lost claim or an ended grace the messages that were in
-// flight come again, after AckWait, behind those that were delivered since. A drain gives back the rest of a lane in its
-// order, but not before what another worker has already. A consumer with MaxAckPending 1 has a strict order over all
-// workers, at one message at a time.
+// they get, and nothing keeps it between them. After a crash, a broken connection, a lost claim or an ended grace the messages
+// that were in flight, or on their way, come again, after AckWait, behind those that were delivered since. A drain gives back
+// the rest of a lane in its order, but not before what another worker has already. A consumer with MaxAckPending 1 has a
+// strict order over all workers, at one message at a time.
 //
 // One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set nobody
 // waits for its receipt. The record of the message then has the outcome, and the handler does not run.

@@ -21,6 +21,8 @@ type fetched struct {
 // subscription.
 type request struct {
 	receive func(*nats.Msg, time.Time)
+	nc      *nats.Conn
+	sub     *nats.Subscription
 	ended   chan struct{} // closed: the server has ended it
 
 	mu    sync.Mutex
@@ -32,14 +34,15 @@ type request struct {
 // fetch asks for n messages, and returns when they have come, or no more will.
 func (s *session) fetch(work context.Context, n int) fetched {
 	receive := func(m *nats.Msg, now time.Time) { s.receive(work, m, now) }
-	r := &request{receive: receive, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
+	r := &request{receive: receive, nc: s.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
 	inbox := s.nc.NewInbox()
 	sub, err := s.nc.Subscribe(inbox, r.take)
 	if err != nil {
 		return fetched{asked: n, answered: true, err: err}
 	}
 	defer func() { _ = sub.Unsubscribe() }() // it fails where there is no connection any more
-	err = sub.SetPendingLimits(-1, -1)       // nothing may be dropped, and n bounds it
+	r.sub = sub
+	err = sub.SetPendingLimits(-1, -1) // nothing may be dropped, and n bounds it
 	if err == nil {
 		err = s.nc.PublishRequest(s.limits.nextSubject, inbox, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, s.limits.expires.Nanoseconds()))
 	}
@@ -49,7 +52,8 @@ func (s *session) fetch(work context.Context, n int) fetched {
 	return r.wait(s.limits.expires + time.Second)
 }
 
-// wait returns when the request has ended, or nothing has come for so long: then the server does not answer.
+// wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server does
+// not answer.
 func (r *request) wait(silence time.Duration) fetched {
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
@@ -59,7 +63,11 @@ func (r *request) wait(silence time.Duration) fetched {
 			return r.f
 		case <-timer.C:
 		}
-		left := r.giveUp(silence)
+		left := r.left(silence)
+		if left <= 0 {
+			r.arrive()
+			left = r.giveUp(silence)
+		}
 		if left <= 0 {
 			return r.f
 		}
@@ -67,11 +75,30 @@ func (r *request) wait(silence time.Duration) fetched {
 	}
 }
 
-// giveUp ends the request, unless something has come within so long: then it returns how much of that is left.
+// left is how much is left of so long a silence.
+func (r *request) left(silence time.Duration) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return silence - time.Since(r.heard)
+}
+
+// arrive returns when all that the server has sent is here, for the silence may be that of the network, or of this process:
+// messages that are not taken come again after AckWait, behind others of their lanes.
+func (r *request) arrive() {
+	if r.nc.IsConnected() { // else nothing of it will come
+		_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
+	}
+}
+
+// giveUp ends the request, unless something has come within so long, or is here and not taken yet: then it returns for how
+// long to go on.
 func (r *request) giveUp(silence time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	left := silence - time.Since(r.heard)
+	if waiting, _, err := r.sub.Pending(); left <= 0 && err == nil && waiting > 0 {
+		return silence
+	}
 	if left <= 0 {
 		r.over = true
 	}
