@@ -114,7 +114,7 @@ func (d *desk) crash(id string) {
 	time.Sleep(time.Second)
 }
 
-var errDeclined = errors.New("card declined")
+var errRefused = errors.New("card declined")
 
 // ways are all ways in which what was recorded ends in a dead letter.
 var ways = map[string]struct {
@@ -123,13 +123,13 @@ var ways = map[string]struct {
 	crash   bool  // before the first delivery that is acknowledged
 	outcome string
 }{
-	"permanent":            {err: oncemill.Permanent(errDeclined), outcome: "failed"},
-	"exhausted":            {config: consumer.Config{Policy: oncemill.Policy{MaxAttempts: 3}}, err: errDeclined, outcome: "failed"},
+	"permanent":            {err: oncemill.Permanent(errRefused), outcome: "failed"},
+	"exhausted":            {config: consumer.Config{Policy: oncemill.Policy{MaxAttempts: 3}}, err: errRefused, outcome: "failed"},
 	"exhausted by crashes": {config: consumer.Config{Policy: oncemill.Policy{MaxAttempts: 1}}, crash: true, outcome: "failed"},
-	"unknown":              {config: consumer.Config{Policy: oncemill.Irreversible()}, err: errDeclined, outcome: "unknown"},
+	"unknown":              {config: consumer.Config{Policy: oncemill.Irreversible()}, err: errRefused, outcome: "unknown"},
 	"parked after a crash": {config: consumer.Config{Policy: oncemill.Irreversible()}, crash: true, outcome: "unknown"},
 	"irreversible, refused": {
-		config: consumer.Config{Policy: oncemill.Irreversible()}, err: oncemill.Permanent(errDeclined), outcome: "failed",
+		config: consumer.Config{Policy: oncemill.Irreversible()}, err: oncemill.Permanent(errRefused), outcome: "failed",
 	},
 }
 
@@ -194,7 +194,7 @@ func TestRerun_DeadLetterRunsAgainOnceUnderItsKey(t *testing.T) {
 func TestRerun_HasAllAttemptsAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		d := newDesk(t, consumer.Config{Policy: oncemill.Policy{MaxAttempts: 3}})
-		d.err = errDeclined
+		d.err = errRefused
 		d.deliver(delivery("o1"))
 		d.deliver(arrives(t, d.rerun()))
 		if len(d.runs) != 6 || len(d.letters.sent) != 2 || d.last().Header[producer.HeaderAttempts] != "3" {
@@ -207,7 +207,7 @@ func TestRerun_FailureFromBeforeTheDeadLetterTopic(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		d := newDesk(t, consumer.Config{})
 		before := newProcessor(t, d.store, consumer.Config{Tenant: "acme"})
-		if got := before.Process(t.Context(), delivery("o1"), failing(oncemill.Permanent(errDeclined))); got.Action != consumer.Reject {
+		if got := before.Process(t.Context(), delivery("o1"), failing(oncemill.Permanent(errRefused))); got.Action != consumer.Reject {
 			t.Fatalf("%+v", got)
 		}
 		d.deliver(delivery("o1"))
@@ -224,7 +224,7 @@ func TestRerun_FailureFromBeforeTheDeadLetterTopic(t *testing.T) {
 func TestRerun_IsADuplicateForOtherGroups(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		desks := map[string]*desk{}
-		for group, err := range map[string]error{"billing": errDeclined, "shipping": errDeclined, "mailing": nil} {
+		for group, err := range map[string]error{"billing": errRefused, "shipping": errRefused, "mailing": nil} {
 			d := newDesk(t, consumer.Config{Group: group})
 			d.err = oncemill.Permanent(err)
 			d.deliver(delivery("o1"))
@@ -256,7 +256,7 @@ func TestRerun_KeepsTheIDWhereverItWasFound(t *testing.T) {
 			virtual(t, func(t *testing.T) {
 				d := newDesk(t, consumer.Config{Extractors: append(producer.DefaultExtractors(), producer.ExtractPosition)})
 				in.Handler, in.Topic, in.Origin, in.Payload = "charge", "orders", "ORDERS", []byte("order")
-				d.err = oncemill.Permanent(errDeclined)
+				d.err = oncemill.Permanent(errRefused)
 				d.deliver(in)
 				d.err = nil
 				again := arrives(t, d.rerun())
@@ -282,7 +282,7 @@ func TestRerun_HeaderIsThatOfTheMessage(t *testing.T) {
 		}
 		maps.Copy(in.Header, sent)
 		in.Header[producer.HeaderKey] = " key\x00of bytes "
-		d.err = oncemill.Permanent(errDeclined)
+		d.err = oncemill.Permanent(errRefused)
 		d.deliver(in)
 
 		dead := d.last()
@@ -329,7 +329,7 @@ func TestRerun_KeyThatTheBrokerKeepsApart(t *testing.T) {
 		d := newDesk(t, consumer.Config{})
 		in := delivery("o1")
 		in.Header[producer.HeaderKey] = "customer 7"
-		d.err = oncemill.Permanent(errDeclined)
+		d.err = oncemill.Permanent(errRefused)
 		d.deliver(in)
 		dead := producer.FromWatermillMessage("dead", producer.ToWatermillMessage(t.Context(), d.last()))
 		if _, kept := dead.Header[producer.HeaderKey]; kept || dead.Key != "customer 7" {
@@ -357,7 +357,7 @@ func FuzzRerun_UndoesWhatTheDeadLetterDoesToAHeader(f *testing.F) {
 		once := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		in := delivery("o1")
 		in.Header[name] = value
-		once.Process(t.Context(), in, failing(oncemill.Permanent(errDeclined)))
+		once.Process(t.Context(), in, failing(oncemill.Permanent(errRefused)))
 		again, err := consumer.Rerun(l.only(t))
 		if err != nil {
 			t.Fatal(err)
@@ -382,7 +382,7 @@ func TestRerun_RefusesWhatCannotRunAgainAndSaysWhy(t *testing.T) {
 		}
 
 		d := newDesk(t, consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
-		d.err = oncemill.Permanent(errDeclined)
+		d.err = oncemill.Permanent(errRefused)
 		d.deliver(delivery("o1"))
 		good := d.last()
 		with := func(name, value string) producer.Message {
@@ -477,7 +477,7 @@ func TestRerun_OverJetStreamWithinItsDuplicateWindow(t *testing.T) {
 		defer mu.Unlock()
 		runs, seen = append(runs, oncemill.FromContext(ctx)), append(seen, msg.Headers())
 		if len(runs) < 3 {
-			return oncemill.Permanent(errDeclined)
+			return oncemill.Permanent(errRefused)
 		}
 		return nil
 	}, natsjs.Config{Logger: quiet})

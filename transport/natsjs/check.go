@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
@@ -67,11 +68,28 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 	if err := refusal(ctx, e.js.Conn(), l.nextSubject, probeNext); err != nil {
 		return limits{}, l.noRight(l.nextSubject, err)
 	}
+	if err := e.sees(ctx, l, info); err != nil {
+		return limits{}, err
+	}
 	stream := e.checkStream(ctx, l, policy)
 	if err := e.checkBurial(ctx, l, stream, dead); err != nil {
 		return limits{}, err
 	}
 	return l, nil
+}
+
+// sees returns an error if the JetStream of the engine, which asks for the messages, does not see the consumer that was looked
+// at: one of another domain or account would be asked for in vain, or its namesake here for its messages.
+func (e *engine) sees(ctx context.Context, l limits, info *jetstream.ConsumerInfo) error {
+	cons, err := e.js.Consumer(ctx, l.stream, l.consumer)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders), missing(err), err == nil && !cons.CachedInfo().Created.Equal(info.Created):
+		return errors.Join(&ConfigError{Stream: l.stream, Consumer: l.consumer, Field: "Config",
+			Problem: "is not that of the JetStream given: take the consumer from the same one, of its domain and account"}, err)
+	case err != nil:
+		return fmt.Errorf("natsjs: consumer %q of stream %q: cannot be looked at: %w", l.consumer, l.stream, err)
+	}
+	return nil
 }
 
 // info asks the server for a consumer.

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -255,4 +256,45 @@ func TestWorker_MessagesThatTheServerGivesUpAreReported(t *testing.T) {
 	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, fmt.Sprint("sequence=", 2)) {
 		t.Errorf("log:\n%s", log)
 	}
+}
+
+// The JetStream given asks for the messages: it must be the one in which the consumer is.
+func TestWorker_CheckRefusesConsumersOfAnotherJetStream(t *testing.T) {
+	t.Parallel()
+	namesake := testserver.NATS(t).JetStream()
+	for name, other := range map[string]func(*testing.T, *rig) jetstream.JetStream{
+		"of a domain that is not there": func(t *testing.T, r *rig) jetstream.JetStream {
+			js, err := jetstream.NewWithDomain(r.js.Conn(), "leaf")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return js
+		},
+		"without it":      func(t *testing.T, _ *rig) jetstream.JetStream { return testserver.NATS(t).JetStream() },
+		"with a namesake": func(*testing.T, *rig) jetstream.JetStream { return namesake },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			mine := r.cons
+			if r.js = other(t, r); r.js == namesake {
+				r.open(jetstream.ConsumerConfig{})
+			}
+			r.cons = mine
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var refused *natsjs.ConfigError
+			if err := r.worker(succeed).Run(ctx); !errors.As(err, &refused) || !strings.Contains(err.Error(), "is not that of the JetStream given") {
+				t.Errorf("Run: %v, want a ConfigError", err)
+			}
+		})
+	}
+	t.Run("on another connection", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, jetstream.ConsumerConfig{})
+		r.js = r.server.JetStream()
+		if err := r.worker(succeed).Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }

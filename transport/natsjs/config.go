@@ -66,7 +66,8 @@ func (c Config) validate() error {
 type SourceConfig struct {
 	Config
 
-	// Consumer returns the consumer whose messages a topic stands for. It is called by each Check and Run. Required.
+	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which asks for
+	// them. It is called by each Check and Run. Required.
 	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
 
 	// Policy is what the guard behind the source uses, for Check to compare it with the consumer's settings: see

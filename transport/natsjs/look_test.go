@@ -165,6 +165,42 @@ func TestWorker_ConsumerThatIsMadeAnewOtherwiseIsNoticed(t *testing.T) {
 	r.wantChanged(await(t, ended), "AckWait", "30s", "40s")
 }
 
+// Groups can be added while requests without one are outstanding: from then on the server refuses them all.
+func TestWorker_PriorityGroupsThatAreAddedEndTheRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	w := r.worker(succeed)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(t.Context()) }()
+	r.acked(1)
+	config := r.info().Config
+	config.PriorityGroups, config.PriorityPolicy, config.PinnedTTL = []string{"a"}, jetstream.PriorityPolicyPinned, time.Minute
+	r.open(config)
+	r.wantChanged(await(t, ended), "PriorityGroups", "[]", "[a]")
+}
+
+// Made anew without acks, a consumer forgets what it delivers: a crash loses it.
+func TestWorker_ConsumerThatIsMadeAnewWithoutAcksEndsTheRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	w := r.worker(succeed)
+	w.LookEvery(lookEvery)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(t.Context()) }()
+	r.acked(1)
+	config := r.info().Config
+	config.AckPolicy = jetstream.AckNonePolicy
+	if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.js.CreateConsumer(t.Context(), "orders", config); err != nil {
+		t.Fatal(err)
+	}
+	r.wantChanged(await(t, ended), "AckPolicy", "AckExplicit", "AckNone")
+}
+
 // What is not about how the worker works is no reason to end, nor is a look that fails: fetches tell.
 func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 	t.Parallel()

@@ -202,6 +202,9 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		field   string
 		is, was any
 	}{
+		{"DeliverSubject", is.DeliverSubject, was.DeliverSubject},
+		{"AckPolicy", is.AckPolicy, was.AckPolicy},
+		{"PriorityGroups", fmt.Sprint(is.PriorityGroups), fmt.Sprint(was.PriorityGroups)},
 		{"AckWait", is.AckWait, was.AckWait},
 		{"BackOff", fmt.Sprint(is.BackOff), fmt.Sprint(was.BackOff)},
 		{"MaxDeliver", is.MaxDeliver, was.MaxDeliver},

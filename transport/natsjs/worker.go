@@ -24,8 +24,9 @@ type Worker struct {
 	running atomic.Bool
 }
 
-// NewWorker returns a Worker for a pull consumer. The error names the field of the config, or the argument, that is
-// wrong. Nothing is sent to the server.
+// NewWorker returns a Worker for a pull consumer, which must be one of js: its messages are asked for and settled by js and its
+// connection, not by methods of cons, which only says what it is. The error names the field of the config, or the argument,
+// that is wrong. Nothing is sent to the server.
 func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle Handler, config Config) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
