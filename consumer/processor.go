@@ -206,12 +206,12 @@ func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.C
 func (p *Processor) identify(d *Delivery, found *identified) error {
 	call := &found.call
 	call.Hold, call.Holds = p.config.Hold, d.Holds
-	found.spellings = telemetry.SpellingsOf(d.Header)
+	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
+	identity, err := producer.Extract(in, p.config.Extractors...)
+	found.spellings = telemetry.SpellingsOf(d.Header) // an extractor may have written to it
 	if found.header(d, producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
 		return &OwnDeadLetterError{Topic: d.Topic, Handler: d.Handler, ID: d.Header.Get(producer.HeaderID), OriginalID: d.Header.Get(producer.HeaderOriginalID)}
 	}
-	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
-	identity, err := producer.Extract(in, p.config.Extractors...)
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {
 			err = nil

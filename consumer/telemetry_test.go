@@ -385,3 +385,20 @@ func TestProcess_ItsMeasurementsAreExamplesOfItsSpan(t *testing.T) {
 		}
 	}
 }
+
+// An extractor that also translates what a foreign producer calls its trace is heard, however it spells that.
+func TestProcess_AHeaderThatAnExtractorAddsIsRead(t *testing.T) {
+	t.Parallel()
+	c, spans, _ := traced()
+	c.Extractors = []producer.Extractor{func(in producer.Incoming) (producer.Identity, error) {
+		in.Header["Traceparent"] = "00-" + messageTrace + "-00f067aa0ba902b7-01"
+		return producer.ExtractMessageID(in)
+	}}
+	d := newProcessor(t, newStore(t), c).Process(t.Context(), delivery("m1"), func(context.Context) error { return nil })
+	if d.Action != consumer.Ack {
+		t.Fatal(d)
+	}
+	if got := spans.Ended()[0].SpanContext().TraceID().String(); got != messageTrace {
+		t.Errorf("the span is of trace %s, want %s", got, messageTrace)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"regexp"
 	"slices"
@@ -13,19 +14,17 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
 // checkBurial looks at where dead letters go. The guard knows those of a handler by its name, which here is the topic: it
-// does not know that this worker's handler is the same one for the topic of the dead letters.
-func (w *Worker) checkBurial(ctx context.Context, cl *kgo.Client) error {
-	if w.once == nil {
-		return nil
-	}
-	publisher, topic := w.once.DeadLetters()
+// does not know that a worker's handler is the same one for the topic of the dead letters.
+func checkBurial(ctx context.Context, cl *kgo.Client, once *consumer.Processor, log *slog.Logger) error {
+	publisher, topic := once.DeadLetters()
 	if publisher == nil {
-		if !w.policy.Shadow {
-			w.config.Logger.WarnContext(ctx, "franz: no consumer.Config.DeadLetters: records that fail for good, have no usable ID or other content under a known ID are passed over, and only this log says which")
+		if !once.Policy().Shadow {
+			log.WarnContext(ctx, "franz: no consumer.Config.DeadLetters: records that fail for good, have no usable ID or other content under a known ID are passed over, and only this log says which")
 		}
 		return nil
 	}
@@ -37,7 +36,7 @@ func (w *Worker) checkBurial(ctx context.Context, cl *kgo.Client) error {
 			"leave the topic out, and have a worker with another Processor handle dead letters", topic)}
 	}
 	if p, ours := publisher.(*Publisher); ours && !p.finds(ctx, topic) {
-		w.config.Logger.ErrorContext(ctx, "franz: DeadLetterTopic is not there: the first record that has to be dead-lettered will hold up others; create it", "topic", topic)
+		log.ErrorContext(ctx, "franz: DeadLetterTopic is not there: the first record that has to be dead-lettered will hold up others; create it", "topic", topic)
 	}
 	return nil
 }

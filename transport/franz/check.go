@@ -39,8 +39,10 @@ func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 			return err
 		}
 	}
-	if err := w.checkBurial(ctx, cl); err != nil {
-		return err
+	if w.once != nil {
+		if err := checkBurial(ctx, cl, w.once, w.config.Logger); err != nil {
+			return err
+		}
 	}
 	return w.checkBroker(ctx, cl, topics)
 }

@@ -68,7 +68,7 @@ func (c ShareConfig) validate() error {
 // the worker's Opts, then it runs, once.
 type ShareWorker struct {
 	config  ShareConfig
-	policy  oncemill.Policy
+	once    *consumer.Processor
 	process process
 
 	mu      sync.Mutex
@@ -91,7 +91,7 @@ func NewShareWorker(once *consumer.Processor, handle Handler, config ShareConfig
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &ShareWorker{config: config, policy: once.Policy(), process: guarded(once, handle)}, nil
+	return &ShareWorker{config: config, once: once, process: guarded(once, handle)}, nil
 }
 
 // maxShareFetch is how many records one fetch brings at most.
@@ -169,7 +169,7 @@ func (w *ShareWorker) begin(cl *kgo.Client, rules shareRules) (*shareSession, er
 		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its Opts"}
 	}
 	w.used = true
-	w.session = newShareSession(w.config, w.policy, w.process, cl, publisher, rules)
+	w.session = newShareSession(w.config, w.once.Policy(), w.process, cl, publisher, rules)
 	return w.session, nil
 }
 

@@ -44,6 +44,9 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	if err := w.checkClient(cl); err != nil {
 		return shareRules{}, err
 	}
+	if err := checkBurial(ctx, cl, w.once, w.config.Logger); err != nil {
+		return shareRules{}, err
+	}
 	group, topics, admin := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics(), kadm.NewClient(cl)
 	if err := checkTopics(ctx, cl, admin, group, topics); err != nil {
 		return shareRules{}, err
@@ -60,7 +63,7 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	checkRetention(ctx, admin, topics, w.policy.Window, w.config.Logger)
+	checkRetention(ctx, admin, topics, w.once.Policy().Window, w.config.Logger)
 	return rules, nil
 }
 
