@@ -228,6 +228,7 @@ func TestWorker_RightToLookIsNamed(t *testing.T) {
 func TestWorker_OptionalRightsAreWarnings(t *testing.T) {
 	t.Parallel()
 	r := limited(t, jetstream.ConsumerConfig{MaxDeliver: 20}, []string{"$JS.API.STREAM.INFO.orders"}, []string{"$JS.EVENT.>"})
+	r.dead = consumer.Config{DeadLetters: elsewhere{}, DeadLetterTopic: "dead"} // or there is a third
 	r.publish(10, oneLane)
 	stop := r.start(r.worker(succeed))
 	r.finishes(10)

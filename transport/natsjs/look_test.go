@@ -230,6 +230,7 @@ func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
+			r.dead = consumer.Config{DeadLetters: elsewhere{}, DeadLetterTopic: "dead"} // or there is a warning
 			cons := &looked{Consumer: r.cons}
 			r.cons = cons
 			w := r.worker(succeed)
