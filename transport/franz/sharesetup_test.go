@@ -34,6 +34,21 @@ func TestNewShareWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 	}
 }
 
+func TestShareWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, kfake.SeedTopics(1, "later", "dead"))
+	shareGroup(b, nil)
+	once := b.processor(consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "dead"})
+	w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{RetryTopic: "later", Logger: b.logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := b.newClient(append(w.Opts(), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later", "dead"))...)
+	if err := as[*franz.SetupError](t, w.Check(t.Context(), cl)); !strings.Contains(err.Error(), `"dead"`) {
+		t.Errorf("error %q does not name the topic", err)
+	}
+}
+
 // shareGroup is a share group of a fake cluster, with settings that win over good ones.
 func shareGroup(b *bench, settings map[string]string) {
 	good := map[string]string{
