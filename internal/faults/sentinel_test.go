@@ -63,11 +63,11 @@ func forgottenBy(
 func kill(t *testing.T, trio *testserver.Sentinel, c *courier) forgotten {
 	t.Helper()
 	old := trio.KillMaster()
-	granted, finished := c.granted()
 	trio.ReleaseReplication()
 	killed := time.Now()
 	c.gate.Lock() // deliveries that are under way end, no other one begins
 	defer c.gate.Unlock()
+	granted, finished := c.granted() // not before: a grant may be on its way to the ledger when the master dies
 	next := trio.AwaitMaster(old)
 	f := forgottenBy(t, c, next, granted, finished)
 	t.Logf("%v after the kill: of %d runs, %d of them finished, the new master has no record of %d and no outcome of %d",
