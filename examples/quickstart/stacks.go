@@ -30,8 +30,9 @@ const (
 
 var stackNames = []string{guarded, unguarded, deduplicator}
 
-// lease is how long a dead handler's order waits. Real programs use the default of 30 s.
-const lease = 2 * time.Second
+// lease is how long a dead handler's order waits, and how long a busy disk may take for a heartbeat. Real programs use the
+// default of 30 s.
+const lease = 5 * time.Second
 
 // workers is how many messages a stack handles at a time: the stock adapter delivers one a subscription.
 const workers = 4
@@ -140,7 +141,7 @@ func (s *stack) subscriber(b *broker) (message.Subscriber, error) {
 		ResourceInitializer: func(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
 			cons, err := js.CreateOrUpdateConsumer(ctx, s.names.stream(), jetstream.ConsumerConfig{
 				Durable: s.name, FilterSubject: topic, AckPolicy: jetstream.AckExplicitPolicy,
-				AckWait: 5 * time.Second, MaxDeliver: -1, MaxAckPending: 256,
+				AckWait: 2 * lease, MaxDeliver: -1, MaxAckPending: 256,
 			})
 			return cons, nil, err
 		},
