@@ -105,6 +105,57 @@ func TestClean_IsBounded(t *testing.T) {
 	}
 }
 
+// cleaned runs a cleaning that looks only once until something is so.
+func cleaned(t *testing.T, s *Store, what string, met func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.RunCleaning(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("RunCleaning returned %v, want nil", err)
+		}
+	}()
+	until(t, what, met)
+}
+
+// A run under a policy that parks begins with a heartbeat. For as long as its window lasts no record expires, and yet the
+// heartbeats have to go.
+func TestRunCleaning_DeletesAllHeartbeatsThatMeanNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{CleanInterval: time.Hour})
+	fill(t, pool, 3000, "1 hour")
+	mustExec(t, pool, `
+INSERT INTO oncemill_dedup_beats (id, fence, state, lease_until, expires_at)
+SELECT id, fence, 'running', now() - interval '1 hour', now() + interval '1 hour' FROM oncemill_dedup`)
+	running := runOf(t, s, "running")
+	if err := s.Extend(t.Context(), running, long); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, pool, `UPDATE oncemill_dedup_beats SET lease_until = now() - interval '1 day' WHERE id = $1`, idOf(running.Key.String()))
+	cleaned(t, s, "the end of the heartbeats of finished runs", func() bool { _, beats := recordsIn(t, pool); return beats == 1 })
+	if records, beats := recordsIn(t, pool); records != 3001 || beats != 1 {
+		t.Errorf("%d records and %d heartbeats are left, want 3001, and the one of a run that is not finished", records, beats)
+	}
+}
+
+// Some records live longer than they were made for, by heartbeats. Others must not wait for the next look because of them.
+func TestRunCleaning_GoesOnWhereSomeRecordsMustStay(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{CleanInterval: time.Hour})
+	fill(t, pool, 3000, "-1 hour")
+	mustExec(t, pool, `
+INSERT INTO oncemill_dedup_beats (id, fence, state, lease_until, expires_at)
+SELECT id, fence, state, now(), now() + interval '1 hour' FROM oncemill_dedup WHERE fence % 50 = 1`)
+	cleaned(t, s, "the end of what has expired", func() bool { records, _ := recordsIn(t, pool); return records == 60 })
+	if records, beats := recordsIn(t, pool); records != 60 || beats != 60 {
+		t.Errorf("%d records and %d heartbeats are left, want 60 of each", records, beats)
+	}
+}
+
 func isInvalid(err error, field string) bool {
 	invalid, ok := errors.AsType[*dedupstore.InvalidError](err)
 	return ok && invalid.Field == field

@@ -50,6 +50,9 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 			if _, err := s.Clean(t.Context(), 1); err != nil {
 				t.Error(err)
 			}
+			if _, err := s.cleanBeats(t.Context(), 1); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }

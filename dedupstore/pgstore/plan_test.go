@@ -86,6 +86,9 @@ WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`
 		if _, err := s.Clean(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
+		if _, err := s.cleanBeats(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
 	}
 	pool.Close()
 	look(func() bool { return finds >= 100 })

@@ -45,6 +45,15 @@ const (
 	callBegin   = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
 	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
 	callCleanUp = `SELECT {clean_up}($1::bigint)`
+
+	// What clean_up does beside, under the same lock. OFFSET 0 makes it look for each record by its ID.
+	callCleanBeats = `
+WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) AS ours)
+DELETE FROM {beats} d WHERE d.id = ANY (ARRAY(
+	SELECT b.id FROM {beats} b
+	WHERE (SELECT ours FROM turn) AND b.lease_until < (SELECT clock_timestamp() - interval '1 minute') AND NOT EXISTS (
+		SELECT FROM {records} x WHERE x.id = b.id AND x.fence = b.fence AND x.state = b.state OFFSET 0)
+	ORDER BY b.lease_until LIMIT $1::bigint FOR UPDATE SKIP LOCKED))`
 )
 
 // What nearly every message needs is done by statements that are no functions, which costs half as much. Before them come
@@ -64,7 +73,8 @@ const (
 type statements struct {
 	schema, functions, present, version, keep    string
 	fresh, claim, finish, settle, settleIn, join string
-	extend, open, begin, decide, cleanUp         string
+	extend, open, begin, decide                  string
+	cleanUp, cleanBeats                          string
 }
 
 func statementsFor(cfg Config) statements {
@@ -74,7 +84,8 @@ func statementsFor(cfg Config) statements {
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), claim: in(callClaim), finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
-		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
+		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
+		cleanUp: in(callCleanUp), cleanBeats: in(callCleanBeats),
 	}
 }
 
