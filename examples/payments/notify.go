@@ -34,13 +34,23 @@ func notify(ctx context.Context, o options, b *broker, store dedupstore.Store, p
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: window}, Timeout: 5 * time.Second}
+	client := newClient()
 	defer client.CloseIdleConnections()
 	worker, err := natsjs.NewWorker(once, b.js, cons, callAPI(client, o.api), natsjs.Config{Window: window})
 	if err != nil {
 		return err
 	}
 	return worker.Run(ctx)
+}
+
+// newClient returns a client that takes a redirect for an answer: it would follow one by GET, and what it finds there, such
+// as the page of a login, would be taken for a transfer.
+func newClient() *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{MaxIdleConnsPerHost: window},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       5 * time.Second,
+	}
 }
 
 // callAPI is the handler. It may call a second time, after a crash or a lost answer, but never two at once, and always with

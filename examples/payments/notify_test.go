@@ -54,11 +54,31 @@ func TestNotify_AnswersThatTimeMendsAreNotStored(t *testing.T) {
 	}
 }
 
+// A client that follows a redirect asks for the page that it leads to, by GET: that there is one is no transfer.
+func TestNotify_RedirectIsNoTransfer(t *testing.T) {
+	t.Parallel()
+	err := notifiedBy(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/transfers" {
+			http.Redirect(w, r, "/login", http.StatusFound)
+		}
+	}))
+	if _, permanent := errors.AsType[*oncemill.PermanentError](err); !permanent {
+		t.Errorf("the handler returned %v, want a permanent error", err)
+	}
+}
+
 // notified returns what the handler says of an API that answers with a status.
-func notified(t *testing.T, status int) (handled error) {
+func notified(t *testing.T, status int) error {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+	return notifiedBy(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+}
+
+func notifiedBy(t *testing.T, api http.Handler) (handled error) {
+	t.Helper()
+	server := httptest.NewServer(api)
 	defer server.Close()
+	client := newClient()
+	defer client.CloseIdleConnections()
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +90,7 @@ func notified(t *testing.T, status int) (handled error) {
 	ran := false
 	call := oncemill.Call{Key: dedupstore.Key{Tenant: "default", Group: "notify", Handler: "receipts", ID: "4711"}}
 	_, _ = guard.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		ran, handled = true, callAPI(server.Client(), server.URL)(ctx, receiptMsg{})
+		ran, handled = true, callAPI(client, server.URL)(ctx, receiptMsg{})
 		return dedupstore.Outcome{}, handled
 	})
 	if !ran {
