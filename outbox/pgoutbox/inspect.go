@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -38,16 +36,17 @@ func (o *Outbox) Stats(ctx context.Context) (outbox.Stats, error) {
 }
 
 // Dead implements [outbox.Inspector].
-func (o *Outbox) Dead(ctx context.Context, limit int) ([]outbox.DeadRow, error) {
-	found, err := o.pool.Query(ctx, o.sql.dead, int64(limit))
+func (o *Outbox) Dead(ctx context.Context, limit int) (rows []outbox.DeadRow, err error) {
+	err = o.pipeline(ctx, 2, []eachRowFunc{func(scan func(...any) error) error {
+		var r outbox.DeadRow
+		err := scan(&r.ID, &r.Topic, &r.Written, &r.Died, &r.Failures, &r.Unknowns, &r.Error)
+		rows = append(rows, r)
+		return err
+	}}, begin, statement{query: byIndexSQL}, statement{o.sql.dead, []any{int64(limit)}}, commit)
 	if err != nil {
-		return nil, o.explain(err)
+		return nil, err
 	}
-	rows, err := pgx.CollectRows(found, func(row pgx.CollectableRow) (r outbox.DeadRow, err error) {
-		err = row.Scan(&r.ID, &r.Topic, &r.Written, &r.Died, &r.Failures, &r.Unknowns, &r.Error)
-		return r, err
-	})
-	return rows, o.explain(err)
+	return rows, nil
 }
 
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.

@@ -60,8 +60,11 @@ SELECT $1::text, clock_timestamp() + $2::bigint * interval '1 microsecond', arra
 FROM batch HAVING count(*) > 0`
 
 	// A plan must not depend on what the server knows about the table, which may be nothing: the server keeps plans, so that
-	// one that was good for a new table would read all of a large one.
-	byIndexSQL = `SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+	// one that was good for a new table would read all of a large one. Values may come as text, which pgx reads in one
+	// style.
+	byIndexSQL = `
+SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 
 	// What Lease reads of a row: as it is, because a NULL costs the server nothing, and what is made of it does.
 	rowSQL = `number, id, {topic}, {key}, header, payload, failures, unknowns, replays, not_before, written_at, due_at, ctid`
@@ -142,7 +145,7 @@ type turn struct {
 	index int
 }
 
-func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil, nil) }
+func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil, nil, nil, nil) }
 
 func (r *reader) row(scan func(...any) error) error {
 	if r.fields == nil {

@@ -75,6 +75,34 @@ func TestOutbox_WorksInEachModeOfPgx(t *testing.T) {
 	}
 }
 
+// Modes that suit poolers get values as text, which databases may be told to write in other ways.
+func TestOutbox_WorksWithAnyStyleOfText(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		for _, ordered := range []bool{false, true} {
+			t.Run(mode.String(), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t, func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode = mode
+					c.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
+					c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+				})
+				box := boxIn(t, pool, pgoutbox.Config{Ordered: ordered})
+				write(t, box, pool, message("1"))
+				rows := lease(t, box, "t", time.Minute)
+				if len(rows) != 1 || rows[0].Age > time.Minute || string(rows[0].Message.Payload) != "payload of 1" {
+					t.Fatalf("%+v, want the row that was written", rows)
+				}
+				settle(t, box, "t", outbox.Result{Number: rows[0].Number, State: outbox.Dead})
+				dead, err := box.Dead(t.Context(), 10)
+				if err != nil || len(dead) != 1 || time.Since(dead[0].Died) > time.Minute {
+					t.Errorf("dead are %+v, %v, want the row", dead, err)
+				}
+			})
+		}
+	}
+}
+
 func TestInSQL_WritesInATransactionOfDatabaseSQL(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {

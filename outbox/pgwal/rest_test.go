@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
@@ -363,5 +367,33 @@ func TestEmitter_WritesThroughDatabaseSQL(t *testing.T) {
 	g.awaitConfirmed()
 	if got := g.broker.got(); !slices.Equal(got, []string{"committed", "committed too"}) {
 		t.Errorf("published %q", got)
+	}
+}
+
+// A pool may get values as text, which databases may be told to write in other ways.
+func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t)
+			g.write(message("1")) // is looked up
+			pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				c.ConnConfig.RuntimeParams["search_path"] = g.config.Slot
+				c.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
+				c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+			})
+			stop := g.start(func(c *pgwal.Config) { c.Pool = pool })
+			defer stop()
+			published := func() bool {
+				return value[bool](g, `SELECT bool_and(published_at IS NOT NULL) FROM oncemill_outbox`)
+			}
+			until(t, "the row to be published", published)
+			if n, err := g.box.Replay(t.Context(), outbox.ReplayRequest{Before: time.Now().Add(time.Hour), Limit: 1}); n != 1 || err != nil {
+				t.Fatal(n, err)
+			}
+			until(t, "the copy, which the log does not show", published)
+		})
 	}
 }

@@ -70,8 +70,11 @@ DELETE FROM {table} WHERE number = ANY(ARRAY(
 	// pgoutbox's lock for what works on published rows. Nothing waits for it here: looks are for rows that are due, too.
 	tidyLockSQL = `SELECT pg_try_advisory_xact_lock('{lease}'::regclass::oid::integer, -2)`
 
-	// The plan must not depend on what the server knows about the table, which may be nothing.
-	planSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+	// The plan must not depend on what the server knows about the table, which may be nothing. Values may come as text, which
+	// pgx reads in one style.
+	planSQL = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 )
 
 // lookUp takes the rows out of a burst that the table says are settled, or in other hands, and gives the others their
