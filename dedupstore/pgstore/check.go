@@ -15,8 +15,9 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old or only reads; a *SchemaError if the tables are missing, older than this package, or
-// not for the database user. A newer schema is fine as long as it has the functions that this version uses.
+// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old, only reads, or writes values in a way
+// that the pool cannot read; a *SchemaError if the tables are missing, older than this package, or not for the database user.
+// A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -39,20 +40,21 @@ type server struct {
 	number                           int
 	reads                            bool
 	fsync, pages, commits, isolation string
-	statement, idle, transaction     int // ms; 0: no limit
+	bytes                            string // how it writes bytea as text
+	statement, idle, transaction     int    // ms; 0: no limit
 }
 
 const lookSQL = `
 SELECT current_setting('server_version'), current_setting('server_version_num')::integer,
 	pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean,
 	current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
-	current_setting('default_transaction_isolation'),
+	current_setting('default_transaction_isolation'), current_setting('bytea_output'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0) -- since PostgreSQL 17`
 
 func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
-	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation,
+	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation, &f.bytes,
 		&f.statement, &f.idle, &f.transaction)
 	switch {
 	case err != nil:
@@ -61,8 +63,16 @@ func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) 
 		return f, &ServerError{Setting: "server_version", Value: f.version, Advice: "use PostgreSQL 14 or later"}
 	case f.reads:
 		return f, &ServerError{Setting: "transaction_read_only", Value: "on", Advice: "connect to the primary, with default_transaction_read_only off"}
+	case f.bytes != "hex" && getsText(conn):
+		return f, &ServerError{Setting: "bytea_output", Value: f.bytes, Advice: "set it to hex: in the query mode of this pool pgx reads no other, and so no result and no message of an outcome"}
 	}
 	return f, nil
+}
+
+// getsText reports whether the connection gets results as text.
+func getsText(conn *pgx.Conn) bool {
+	mode := conn.Config().DefaultQueryExecMode
+	return mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol
 }
 
 func (f server) report() dedupstore.Report {

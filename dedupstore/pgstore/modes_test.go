@@ -57,6 +57,36 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 	}
 }
 
+// In modes that suit poolers results are text, of which pgx reads one style: an outcome that cannot be read holds up its
+// message for ever.
+func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
+	t.Parallel()
+	for mode, readable := range map[pgx.QueryExecMode]bool{
+		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true, pgx.QueryExecModeDescribeExec: true,
+		pgx.QueryExecModeExec: false, pgx.QueryExecModeSimpleProtocol: false,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+			})
+			s := newStore(t, pool, Config{})
+			_, err := s.Check(t.Context())
+			if server, ok := errors.AsType[*ServerError](err); readable != (err == nil) || !readable && (!ok || server.Setting != "bytea_output") {
+				t.Errorf("Check returned %v, although bytes can be read: %v", err, readable)
+			}
+			outcome := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("42")}
+			if err := s.Settle(t.Context(), runOf(t, s, "1"), dedupstore.Finish{Outcome: outcome, Retention: long}); err != nil {
+				t.Fatal(err)
+			}
+			if a, err := s.Claim(t.Context(), request("1")); readable != (err == nil && string(a.Outcome.Result) == "42") {
+				t.Errorf("a duplicate got %+v, %v, although bytes can be read: %v", a, err, readable)
+			}
+		})
+	}
+}
+
 // awkward stores and reads what is hard to write down.
 func awkward(t *testing.T, s *Store) {
 	t.Helper()
