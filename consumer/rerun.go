@@ -25,8 +25,9 @@ import (
 //
 // An outcome that is unknown ("oncemill-outcome: unknown") can be run again like a failure, and its effect may then
 // happen TWICE: nobody knows whether it has happened. Find that out before, for each one; do not call Rerun for whatever
-// lies in the topic. The same holds, outside of an inbox, for failures that are exhausted: a run may have made its effect
-// before it erred or died. docs/operations.md, "Running a dead letter again", says how, and what to do if it has happened.
+// lies in the topic. The same holds, outside of an inbox, for failures: a run may have made its effect before it erred or
+// died, also one before the run in which the handler refused the message. docs/operations.md, "Running a dead letter again",
+// says how, and what to do if it has happened.
 //
 // It does what it says if
 //
