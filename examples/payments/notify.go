@@ -69,7 +69,7 @@ func callAPI(client *http.Client, url string) natsjs.Handler {
 		request.Header.Set("Idempotency-Key", oncemill.FromContext(ctx).ID("transfer"))
 		response, err := client.Do(request)
 		if err != nil {
-			return err // tried again
+			return oncemill.Uncounted(err) // tried again for as long as the API is away
 		}
 		defer response.Body.Close()
 		_, err = io.Copy(io.Discard, response.Body)
@@ -77,11 +77,13 @@ func callAPI(client *http.Client, url string) natsjs.Handler {
 		case response.StatusCode < http.StatusMultipleChoices:
 			return err
 		case slices.Contains(passing, response.StatusCode):
-			return oncemill.RetryAfter(5*time.Second, fmt.Errorf("the API answers %s", response.Status))
+			return oncemill.RetryAfter(5*time.Second, oncemill.Uncounted(fmt.Errorf("the API answers %s", response.Status)))
 		case response.StatusCode < http.StatusInternalServerError:
 			return oncemill.Permanent(fmt.Errorf("the API answers %s", response.Status))
+		case response.StatusCode == http.StatusInternalServerError: // it may be this transfer: MaxAttempts bounds that
+			return fmt.Errorf("the API answers %s", response.Status)
 		}
-		return fmt.Errorf("the API answers %s", response.Status)
+		return oncemill.Uncounted(fmt.Errorf("the API answers %s", response.Status))
 	}
 }
 

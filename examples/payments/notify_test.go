@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // A receiptMsg is a message that holds a receipt.
@@ -67,18 +68,51 @@ func TestNotify_RedirectIsNoTransfer(t *testing.T) {
 	}
 }
 
+// However long it lasts: nobody may take the transfer for one that failed.
+func TestNotify_WhatTimeMendsUsesUpNoAttempt(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{
+		http.StatusConflict, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+	} {
+		if err := notified(t, status); !uncounted(err) {
+			t.Errorf("%d is %v, want an error that counts no attempt", status, err)
+		}
+	}
+	if err := notified(t, http.StatusInternalServerError); uncounted(err) {
+		t.Errorf("500 is %v, want an error that counts: it may come for this transfer always", err)
+	}
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	client := newClient()
+	defer client.CloseIdleConnections()
+	if err := handled(t, callAPI(client, gone.URL)); !uncounted(err) {
+		t.Errorf("an API that is away is %v, want an error that counts no attempt", err)
+	}
+}
+
+func uncounted(err error) bool {
+	_, is := errors.AsType[*oncemill.UncountedError](err)
+	return is
+}
+
 // notified returns what the handler says of an API that answers with a status.
 func notified(t *testing.T, status int) error {
 	t.Helper()
 	return notifiedBy(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 }
 
-func notifiedBy(t *testing.T, api http.Handler) (handled error) {
+func notifiedBy(t *testing.T, api http.Handler) error {
 	t.Helper()
 	server := httptest.NewServer(api)
 	defer server.Close()
 	client := newClient()
 	defer client.CloseIdleConnections()
+	return handled(t, callAPI(client, server.URL))
+}
+
+// handled returns what the handler says in a run.
+func handled(t *testing.T, handle natsjs.Handler) (says error) {
+	t.Helper()
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -90,11 +124,11 @@ func notifiedBy(t *testing.T, api http.Handler) (handled error) {
 	ran := false
 	call := oncemill.Call{Key: dedupstore.Key{Tenant: "default", Group: "notify", Handler: "receipts", ID: "4711"}}
 	_, _ = guard.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		ran, handled = true, callAPI(client, server.URL)(ctx, receiptMsg{})
-		return dedupstore.Outcome{}, handled
+		ran, says = true, handle(ctx, receiptMsg{})
+		return dedupstore.Outcome{}, says
 	})
 	if !ran {
 		t.Fatal("the handler did not run")
 	}
-	return handled
+	return says
 }
