@@ -53,8 +53,8 @@ func newClient() *http.Client {
 	}
 }
 
-// callAPI is the handler. It may call a second time, after a crash or a lost answer, but never two at once, and always with
-// the same idempotency key.
+// callAPI is the handler. It may call a second time, after a crash or a lost answer, and beside the first call if its process
+// stood still for longer than the lease; always with the same idempotency key.
 func callAPI(client *http.Client, url string) natsjs.Handler {
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		var r receipt
