@@ -14,7 +14,7 @@
 //	go run ./examples/outbox -listen 127.0.0.1:8080    # only the service, until interrupted
 //
 // A run with books removes what it has made there. The service keeps it, for the next start: the schema oncemill_demo, and
-// the stream OUTBOX-demo or the topic shop.demo.orders.
+// the stream OUTBOX-demo or the topic outbox.demo.orders.
 //
 // What you would write yourself stands in postgres.go (sqlite.go), handler.go, serve.go, and the publishers of nats.go and
 // kafka.go. Exit status: 0 if the books balance, 1 if they do not or something broke, 2 for wrong flags.

@@ -32,6 +32,9 @@ type options struct {
 // temporary reports whether everything that the run makes at servers is to be removed at its end.
 func (o options) temporary() bool { return o.listen == "" }
 
+// topic is where events go: a name of this example alone, so that others can use the same servers.
+func (o options) topic() string { return "outbox." + o.run + ".orders" }
+
 func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("outbox", flag.ContinueOnError)

@@ -100,7 +100,7 @@ func TestOutbox_BooksBalanceOnPostgresAndKafkaAndNothingIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, topic := range topics.Names() {
-		if strings.HasPrefix(topic, "shop.") {
+		if strings.HasPrefix(topic, "outbox.") {
 			t.Errorf("topic %s is left", topic)
 		}
 	}

@@ -68,7 +68,7 @@ type rig struct {
 func openRig(ctx context.Context, o options, dir string, reserve reserving) (*rig, error) {
 	var r rig
 	var err error
-	topic := "shop." + o.run + ".orders"
+	topic := o.topic()
 	if o.embedded {
 		r.database, err = openSQLite(ctx, dir, topic, reserve)
 	} else {

@@ -79,7 +79,7 @@ func listen(ctx context.Context, o options, r *rig, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("-listen: %w", err)
 	}
-	say(out, "taking orders until interrupted; events go to shop.%s.orders\n", o.run)
+	say(out, "taking orders until interrupted; events go to %s\n", o.topic())
 	say(out, "  curl -d '{\"id\":\"4711\",\"cents\":1200}' http://%s/orders\n", l.Addr())
 	if err := serve(ctx, l, handler(r.place), relay(r.database.outbox(), r.publisher)); err != nil {
 		return err

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
@@ -309,6 +311,10 @@ func TestOutbox_ListensAgainOnTheSameServers(t *testing.T) {
 	db, servers := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
 	args := []string{"-postgres", db.DSN(), "-nats", servers.URL()}
 	js := servers.JetStream()
+	// examples/nats keeps its stream: README lets both run on one server.
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "SHOP-demo", Subjects: []string{"shop.demo.orders"}}); err != nil {
+		t.Fatal(err)
+	}
 	whileListening(t, posts(t, http.StatusCreated), args...)
 	whileListening(t, func(l *load) {
 		posts(t, http.StatusOK)(l)
