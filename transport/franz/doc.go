@@ -77,14 +77,15 @@
 //     however long it takes. Waiting takes no room in ShareConfig.Window, and holds up no other record.
 //   - The broker drops a record that was delivered share.delivery.count.limit times without being settled. Only shutdowns,
 //     crashes and lost connections use up deliveries. A record that has had more than half of them is not run: it goes on
-//     as a copy with the same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed.
+//     as a copy with the same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed. One that the
+//     topic refuses, because it is too large for it, is run where it is.
 //   - A lock that is lost, with a connection or because the process stood still, brings the record again, here or
 //     elsewhere. The guard keeps the copies apart, and what has an outcome does not run again.
 //   - When Run's context ends, running handlers may finish within ShareConfig.Grace, acknowledgements reach the broker, and
 //     everything else is given back. Run leaves no goroutine behind.
 //
 // What they do not guarantee: order. That a record survives when process or connection die in each of the deliveries that
-// are left when it is to be copied (half of the limit, rounded up), before the copy is confirmed. That partitions which a dead
+// are left when it is to be copied (half of the limit, rounded up), before the copy is confirmed, or, if the retry topic refuses it, before it is settled. That partitions which a dead
 // member had alone go on before share.session.timeout.ms is over. Members of the same group that are no ShareWorkers can
 // release records, and so use them up.
 //

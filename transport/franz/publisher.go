@@ -144,14 +144,12 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
 	flights := make([]produced, len(messages))
-	for !p.alone.TryRLock() { // its holder waits for acknowledgements, for as long as its own timeout
-		if pause(ctx, stall); ctx.Err() != nil {
-			for i, m := range messages {
-				_, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
-				flights[i] = produced{err: context.Cause(ctx), unknown: true, sending: sending}
-			}
-			return flights
+	if !p.join(ctx) {
+		for i, m := range messages {
+			_, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
+			flights[i] = produced{err: context.Cause(ctx), unknown: true, sending: sending}
 		}
+		return flights
 	}
 	defer p.alone.RUnlock()
 	for i, m := range messages {
@@ -163,6 +161,40 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 		}
 	}
 	return flights
+}
+
+// join waits until nobody sends alone, who waits for an acknowledgement for as long as its own timeout. It reports false if
+// ctx ends before.
+func (p *Publisher) join(ctx context.Context) bool {
+	for !p.alone.TryRLock() {
+		if pause(ctx, stall); ctx.Err() != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// relay sends a record as it is. It reports whether the record itself was refused, and would be again.
+func (p *Publisher) relay(ctx context.Context, record *kgo.Record) (refused bool, err error) {
+	f := p.sendRecord(ctx, record)
+	if f.err != nil && refusesBatch(f.err) {
+		f.unknown, f.err = p.sendAlone(ctx, record)
+	}
+	return f.err != nil && !f.unknown, f.err
+}
+
+func (p *Publisher) sendRecord(ctx context.Context, record *kgo.Record) produced {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
+	defer cancel()
+	if !p.join(ctx) {
+		return produced{err: context.Cause(ctx), unknown: true}
+	}
+	defer p.alone.RUnlock()
+	f := p.produce(ctx, &kgo.Record{Topic: record.Topic, Key: record.Key, Value: record.Value, Headers: record.Headers})
+	if f.answer != nil {
+		f.await(ctx)
+	}
+	return f
 }
 
 // stall is how long to wait for room in the client's buffer before it is asked again.

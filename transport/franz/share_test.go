@@ -802,6 +802,11 @@ func (s *scoped) handlers() (names []string) {
 	return names
 }
 
+// nowhere sends records to a partition that there is not.
+var nowhere = kgo.BasicConsistentPartitioner(func(string) func(*kgo.Record, int) int {
+	return func(*kgo.Record, int) int { return -1 }
+})
+
 func TestShareWorker_RecordThatCannotBeCopiedIsSaidToBeLostOnlyWhenItIs(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -817,7 +822,7 @@ func TestShareWorker_RecordThatCannotBeCopiedIsSaidToBeLostOnlyWhenItIs(t *testi
 			b := newShareBench(t, 1, "share.delivery.count.limit=4")
 			b.put(0, 1, 1)
 			b.release(1, tc.releases)
-			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{}, kgo.ProducerBatchMaxBytes(1<<10), kgo.MaxBufferedBytes(1))
+			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{}, kgo.RecordPartitioner(nowhere))
 			until(t, "the copy to be refused", func() bool { return strings.Contains(b.log.String(), "cannot be copied") })
 			m.leave()
 			if runs := b.started(); runs != 0 {
@@ -834,4 +839,53 @@ func TestShareWorker_RecordThatCannotBeCopiedIsSaidToBeLostOnlyWhenItIs(t *testi
 			again.leave()
 		})
 	}
+}
+
+// limit bounds what the retry topic takes at once.
+func (b *shareBench) limit(size int) {
+	b.t.Helper()
+	value := strconv.Itoa(size)
+	resp, err := b.admin.AlterTopicConfigs(b.t.Context(), []kadm.AlterConfig{{Name: "max.message.bytes", Value: &value}}, b.retry)
+	if err == nil {
+		_, err = resp.On(b.retry, func(r *kadm.AlterConfigsResponse) error { return r.Err })
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func TestShareWorker_CopiesThatAreTooLargeTogetherAreMadeOneByOne(t *testing.T) {
+	t.Parallel()
+	const n = 20
+	b := newShareBench(t, 1, "share.delivery.count.limit=4")
+	b.limit(400) // one of them, but not all
+	b.put(0, n, 1)
+	b.release(n, 2)
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{}, kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.ProducerLinger(100*time.Millisecond))
+	until(t, "all messages", func() bool { return b.finished() == n })
+	b.wantSettled(b.topic)
+	b.wantSettled(b.retry)
+	m.leave()
+	b.wantOnce(t, n)
+}
+
+func TestShareWorker_RecordThatTheRetryTopicRefusesIsHandledInPlace(t *testing.T) {
+	t.Parallel()
+	b := newShareBench(t, 1, "share.delivery.count.limit=4")
+	b.limit(400)
+	large := order(0)
+	large.Topic = b.topic
+	large.Headers = append(large.Headers, kgo.RecordHeader{Key: "note", Value: make([]byte, 1000)})
+	if err := b.client.ProduceSync(t.Context(), large).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	b.put(1, 1, 1)
+	b.release(2, 2)
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{}, kgo.ProducerBatchCompression(kgo.NoCompression()))
+	until(t, "both messages", func() bool { return b.finished() == 2 })
+	b.wantSettled(b.topic)
+	b.wantSettled(b.retry)
+	m.leave()
+	b.wantOnce(t, 2)
+	wantLog(t, b.bench, "level=ERROR", "refuses", "offset=0")
 }

@@ -172,14 +172,15 @@ func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 // process with it would use up another.
 func (s *shareSession) start(ctx context.Context, records []*kgo.Record) {
 	var copying sync.WaitGroup
-	for _, rec := range records {
-		if s.worn(rec) {
-			copying.Go(func() { s.carry(ctx, rec) })
+	stays := make([]bool, len(records))
+	for i, rec := range records {
+		if stays[i] = !s.worn(rec); !stays[i] {
+			copying.Go(func() { stays[i] = !s.carry(ctx, rec) })
 		}
 	}
 	copying.Wait()
-	for _, rec := range records {
-		if !s.worn(rec) {
+	for i, rec := range records {
+		if stays[i] {
 			s.running.Go(func() { s.handle(ctx, rec) })
 		}
 	}
@@ -249,22 +250,26 @@ func (s *shareSession) giveBack(ctx context.Context, rec *kgo.Record) {
 }
 
 // carry copies a record to the retry topic, where it has all its deliveries before it, and settles it when that is
-// confirmed. It tries until it can, or the worker stops.
-func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) {
+// confirmed. It tries until it can, or the worker stops. It reports false if the topic does not take such a record: no other
+// try would change that, and nothing else could be begun any more.
+func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	again := s.copyOf(rec)
+	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
 	for tries := 1; ; tries++ {
-		err := s.publish(ctx, again)
-		if err == nil {
-			s.log.WarnContext(ctx, "franz: record was delivered often without being settled, and goes on as a copy in the retry topic", "topic", rec.Topic, "partition", rec.Partition,
-				"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
+		refused, err := s.publisher.relay(ctx, again)
+		switch {
+		case err == nil:
+			log.WarnContext(ctx, "franz: record was delivered often without being settled, and goes on as a copy in the retry topic")
 			s.settle(rec, kgo.AckAccept)
-			return
+			return true
+		case refused:
+			log.ErrorContext(ctx, "franz: the retry topic refuses a record that has few deliveries left: it is handled here, and lost if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, take what the source topics do", "error", err)
+			return false
 		}
-		s.log.ErrorContext(ctx, "franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is begun", "topic", rec.Topic, "partition", rec.Partition,
-			"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic, "error", err)
+		log.ErrorContext(ctx, "franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is begun", "error", err)
 		if !s.wait(backoff(tries)) {
 			s.giveBack(ctx, rec)
-			return
+			return true
 		}
 	}
 }
@@ -288,17 +293,6 @@ func (s *shareSession) copyOf(rec *kgo.Record) *kgo.Record {
 			kgo.RecordHeader{Key: headerPosition, Value: []byte(position(rec))})
 	}
 	return again
-}
-
-// publish returns nil when all replicas in sync have a record.
-func (s *shareSession) publish(ctx context.Context, rec *kgo.Record) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, s.publisher.config.AckTimeout, errAckTimeout)
-	defer cancel()
-	sent := s.publisher.produce(ctx, &kgo.Record{Topic: rec.Topic, Key: rec.Key, Value: rec.Value, Headers: rec.Headers})
-	if sent.answer != nil {
-		sent.await(ctx)
-	}
-	return sent.err
 }
 
 // handsFull is how many windows of records a worker takes at most, those that wait among them.
