@@ -27,6 +27,8 @@ type locks struct {
 	mu      sync.Mutex
 	held    map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
 	refused map[place]error      // what the broker said of the last that it was told
+	astray  map[string]bool      // topics of which something was refused: see bringBack
+	strayed chan struct{}        // holds a token when there are such
 }
 
 // unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it marks as
@@ -151,6 +153,13 @@ func (l *locks) answered(results kgo.ShareAckResults) {
 			continue
 		}
 		l.refused[place{r.Topic, r.Partition}] = r.Err
+		if errors.Is(r.Err, kerr.InvalidRecordState) {
+			l.astray[r.Topic] = true
+			select {
+			case l.strayed <- struct{}{}:
+			default:
+			}
+		}
 		l.log.Warn("franz: the broker has refused acknowledgements: these records are delivered again, and do not run again if they are settled", "group", l.group,
 			"partition", placeName(r.Topic, r.Partition), "error", r.Err)
 	}

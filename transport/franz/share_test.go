@@ -889,3 +889,67 @@ func TestShareWorker_RecordThatTheRetryTopicRefusesIsHandledInPlace(t *testing.T
 	b.wantOnce(t, 2)
 	wantLog(t, b.bench, "level=ERROR", "refuses", "offset=0")
 }
+
+// A stalled wire holds back what goes over it while its lock is held for writing.
+type stalled struct {
+	net.Conn
+	wire *sync.RWMutex
+}
+
+func (c stalled) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.wire.RLock()
+	defer c.wire.RUnlock()
+	return n, err
+}
+
+func (c stalled) Write(p []byte) (int, error) {
+	c.wire.RLock()
+	defer c.wire.RUnlock()
+	return c.Conn.Write(p)
+}
+
+// The test's broker is number 1: there is no broker 0, which kgo looks for after a refusal.
+func TestShareWorker_PartitionOfWhichSomethingWasRefusedIsFetchedOn(t *testing.T) {
+	t.Parallel()
+	const lost, n = 20, 40
+	b := newShareBench(t, 1, "share.session.timeout.ms=45000")
+	b.put(0, lost, 1)
+	release := make(chan struct{})
+	free := sync.OnceFunc(func() { close(release) })
+	defer free()
+	store := &counting{Store: b.store, id: orderID(lost)}
+	b.store = store
+	var wire sync.RWMutex
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		return stalled{c, &wire}, err
+	}
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(context.Context, string, int) error {
+		<-release
+		return nil
+	}), franz.ShareConfig{}, kgo.Dialer(dial), kgo.FetchMaxWait(shareLock/6))
+	until(t, "the first runs", func() bool { return b.started() == lost })
+	thief := b.newClient(kgo.ShareGroup(b.group), kgo.ConsumeTopics(b.topic), kgo.FetchMaxWait(100*time.Millisecond), kgo.MaxConcurrentFetches(0))
+	b.await(2)
+	wire.Lock()
+	for stolen := 0; stolen < lost; { // when the locks have ended
+		stolen += thief.PollFetches(t.Context()).NumRecords()
+	}
+	wire.Unlock()
+	thief.MarkAcks(kgo.AckAccept)
+	if err := thief.FlushAcks(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.put(lost, n-lost, 1)
+	until(t, "the others' runs", func() bool { return b.started() == n })
+	lasts(shareLock + time.Second)
+	claims, copies := store.claims.Load(), len(b.records(b.retry))
+	free()
+	b.wantSettled(b.topic)
+	m.leave()
+	b.wantOnce(t, n)
+	if claims != 1 || copies != 0 {
+		t.Errorf("a record whose lock was not lost was claimed %d times, and %d were copied, want 1 and 0", claims, copies)
+	}
+}

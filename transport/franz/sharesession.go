@@ -45,7 +45,10 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 			holds:    oncemill.NewHolds(max(1, config.Window/2)),
 		},
 		slots: make(chan struct{}, config.Window),
-		locks: locks{cl: cl, group: a.group, log: a.log, every: rules.renewal, held: map[*kgo.Record]bool{}, refused: map[place]error{}},
+		locks: locks{
+			cl: cl, group: a.group, log: a.log, every: rules.renewal,
+			held: map[*kgo.Record]bool{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
+		},
 		hands: hands{window: config.Window, changed: make(chan struct{}, 1)},
 	}
 }
@@ -62,6 +65,7 @@ func (s *shareSession) run(ctx context.Context) error {
 
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.locks.prolongRegularly(holding) })
+	helpers.Go(func() { s.locks.bringBack(polling) })
 	helpers.Go(func() {
 		select {
 		case err := <-s.failed:
