@@ -44,8 +44,9 @@ type Config struct {
 	// handle dead letters: to other handlers they are messages like any other, with IDs of their own.
 	//
 	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is acknowledged,
-	// with an error in the log; a work-queue stream deletes it with that. Messages are dead letters by their header
-	// oncemill-purpose: who publishes one for its handler again leaves that out.
+	// with an error in the log; a work-queue stream deletes it with that. One that comes from elsewhere than DeadLetterTopic,
+	// because somebody has sent it to its handler as it is, is published there again before. Rerun makes of a dead letter the
+	// message that its handler runs for.
 	DeadLetterTopic string
 
 	// Extractors find the message ID, in this order. Nil: producer.DefaultExtractors().

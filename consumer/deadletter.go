@@ -42,6 +42,40 @@ func (p *Processor) gaveUp(d *Delivery) bool {
 	return d.Header.Get(producer.HeaderHandler) == p.scope(d.Handler)
 }
 
+// ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic, somebody has
+// sent it as it is, and need not have it any more: it goes back there before it is acknowledged. It does so once, for what is
+// delivered by a pattern comes from there, too.
+func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadLetterError) Decision {
+	p.log.ErrorContext(ctx, "oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
+		"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
+	tokens, token := d.Header.Get(headerGaveUp), p.token(d.Handler)
+	fromThere := d.Topic == p.config.DeadLetterTopic
+	if steering := steeringOf(ctx); steering != nil { // a Router may have another name for the topic
+		fromThere = fromThere || steering.Delivery.Topic == p.config.DeadLetterTopic
+	}
+	if p.config.DeadLetters == nil || fromThere || strings.Count(tokens, token) > 1 {
+		return Decision{Action: Ack, Err: own}
+	}
+	if own.ID == "" {
+		return p.undeliverable(ctx, d, own.OriginalID, outcomeRejected, own)
+	}
+	header := carried(d.Header)
+	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
+	header[producer.HeaderGeneration] = "2" // for JetStream it were a duplicate of the first
+	header[headerGaveUp] = strings.Trim(tokens+","+token, ",")
+	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
+	if err := p.publishProduced(ctx, own.OriginalID, []dedupstore.Produced{letter}); err != nil {
+		return p.unburied(err)
+	}
+	return Decision{Action: Ack, Err: own}
+}
+
+// unburied is what to do with a delivery whose dead letter cannot be published.
+func (p *Processor) unburied(err error) Decision {
+	pause := p.policy.Backoff.Min
+	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
+}
+
 func (p *Processor) scope(handler string) string {
 	return p.config.Tenant + "/" + p.config.Group + "/" + handler
 }
@@ -57,16 +91,7 @@ func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outc
 
 // letter wraps a delivery, as it came, into a dead letter.
 func (p *Processor) letter(d Delivery, id, original, outcome, reason string) dedupstore.Produced {
-	header := producer.Header{}
-	for name, value := range d.Header {
-		if copyHeader(name) {
-			continue
-		}
-		if !portable(name, value) {
-			name, value = producer.HeaderEscaped+url.QueryEscape(name), url.QueryEscape(value)
-		}
-		header[name] = value
-	}
+	header := carried(d.Header)
 	header[producer.HeaderID] = id
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
 	header[producer.HeaderTopic] = d.Topic
@@ -81,6 +106,21 @@ func (p *Processor) letter(d Delivery, id, original, outcome, reason string) ded
 		header[producer.HeaderOriginalID] = original
 	}
 	return dedupstore.Produced{ID: id, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
+}
+
+// carried is what a dead letter has of a header.
+func carried(of producer.Header) producer.Header {
+	header := producer.Header{}
+	for name, value := range of {
+		if copyHeader(name) {
+			continue
+		}
+		if !portable(name, value) {
+			name, value = producer.HeaderEscaped+url.QueryEscape(name), url.QueryEscape(value)
+		}
+		header[name] = value
+	}
+	return header
 }
 
 // copyHeader reports whether a header belongs to the copy that was delivered, not to the message: it must not be passed
@@ -121,8 +161,7 @@ func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decisio
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
 	} else if err := p.publishProduced(ctx, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
-		pause := p.policy.Backoff.Min
-		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
+		return p.unburied(err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", p.config.DeadLetterTopic, "error", decision.Err)
 	return decision
@@ -158,8 +197,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	id := ids.Derive("oncemill/undeliverable", p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original, string(sum[:]))
 	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
 	if err := p.publishProduced(ctx, original, []dedupstore.Produced{letter}); err != nil {
-		pause := p.policy.Backoff.Min
-		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
+		return p.unburied(err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "error", cause)
 	return Decision{Action: Ack, Err: cause}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -92,6 +93,52 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An operator, or a tool, that sends a dead letter to its handler as it is may have deleted it by then.
+func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBackOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		first := l.only(t)
+		never := func(context.Context) error { t.Error("the handler ran"); return nil }
+		send := func(m producer.Message) consumer.Decision {
+			d := comeBack("charge", m)
+			d.Topic = "orders"
+			return p.Process(t.Context(), d, never)
+		}
+
+		l.fail = errors.New("no stream listens")
+		if got := send(first); got.Action != consumer.RetryLater {
+			t.Errorf("while it cannot go back: %+v", got)
+		}
+		l.fail = nil
+		if got := send(first); got.Action != consumer.Ack || len(l.sent) != 2 {
+			t.Fatalf("%+v, and %d dead letters, want it to go back", got, len(l.sent))
+		}
+		back := l.sent[1]
+		if back.ID != first.ID || back.Topic != "dead" || !bytes.Equal(back.Payload, first.Payload) {
+			t.Errorf("went back as %+v", back)
+		}
+		want, err := consumer.Rerun(first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := consumer.Rerun(back); err != nil || !cmp.Equal(got, want) {
+			t.Errorf("cannot be run again as the first: %v\n%s", err, cmp.Diff(want, got))
+		}
+		if got := send(back); got.Action != consumer.Ack || len(l.sent) != 2 {
+			t.Errorf("it goes round: %+v, %d dead letters", got, len(l.sent))
+		}
+		first.Header = first.Header.With(producer.HeaderID, "")
+		if got := send(first); got.Action != consumer.Ack || len(l.sent) != 3 || l.sent[2].ID == "" {
+			t.Fatalf("without its ID: %+v, and %d dead letters, want it to go back under another", got, len(l.sent))
+		}
+		if got := send(l.sent[2]); got.Action != consumer.Ack || len(l.sent) != 3 {
+			t.Errorf("that goes round: %+v, %d dead letters", got, len(l.sent))
+		}
+	})
 }
 
 func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {

@@ -14,7 +14,7 @@
 //   - A delivery is acknowledged only when this delivery read a final outcome, wrote one, or published what an outcome
 //     was waiting to publish. Exceptions, each counted: the guard was bypassed as the policy says, or a message that no
 //     record can be kept of (no usable ID, other content under a known ID) has its dead letter confirmed, or it is a dead
-//     letter of the handler's own.
+//     letter of the handler's own, which goes back to DeadLetterTopic before if somebody sent it from there.
 //   - A handler never runs for a dead letter that it made, nor for what came of one.
 //   - A busy key is held for a bounded time and then sent back with the delay that remains; never acknowledged.
 //   - What a handler returns is stored before it is published, and is published with the same IDs by a redelivery if

@@ -274,9 +274,7 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
 	case errors.As(err, &own):
-		p.log.ErrorContext(ctx, "oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this group consumes must not include its dead letters",
-			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
-		return Decision{Action: Ack, Err: err}
+		return p.ownDeadLetter(ctx, d, own)
 	case errors.As(err, &content):
 		return p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
 	}
