@@ -172,10 +172,19 @@ func (l *locks) forgive() {
 	clear(l.refused)
 }
 
-// confirm waits until the broker has answered all, and returns an error if it has refused something that was not forgiven.
+// confirm waits until the broker has answered all, and returns an error if it has refused something that was not forgiven. It
+// asks more than once: what the broker puts off, kgo sends with the next flush.
 func (l *locks) confirm(ctx context.Context, patience time.Duration) error {
-	if err := l.flush(ctx, patience); err != nil {
-		return err
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		err := l.flush(ctx, patience/10)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return err
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -139,3 +139,36 @@ func TestLocks_OneLostLockTakesNoOthersAlong(t *testing.T) {
 		t.Errorf("the broker was told of a record whose lock is lost: %v", err)
 	}
 }
+
+func TestLocks_AcknowledgementThatIsPutOffIsSaidAgainAtTheEnd(t *testing.T) {
+	t.Parallel()
+	cluster, s, records := sharing(t, 3, veiling)
+	var asked int
+	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		req := kreq.(*kmsg.ShareAcknowledgeRequest)
+		resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
+		asked++
+		for _, topic := range req.Topics {
+			answer := kmsg.NewShareAcknowledgeResponseTopic()
+			answer.TopicID = topic.TopicID
+			for _, p := range topic.Partitions {
+				part := kmsg.NewShareAcknowledgeResponseTopicPartition()
+				part.Partition = p.Partition
+				part.CurrentLeader.LeaderID, part.CurrentLeader.LeaderEpoch = -1, -1
+				if asked == 1 { // as while the coordinator moves
+					part.ErrorCode = kerr.CoordinatorNotAvailable.Code
+				}
+				answer.Partitions = append(answer.Partitions, part)
+			}
+			resp.Topics = append(resp.Topics, answer)
+		}
+		return resp, nil, true
+	})
+	for _, rec := range records {
+		s.locks.settle(rec, kgo.AckAccept)
+	}
+	if err := s.locks.confirm(t.Context(), 10*time.Second); err != nil || asked < 2 {
+		t.Errorf("%v, after %d requests, want it to be said again", err, asked)
+	}
+}
