@@ -62,8 +62,8 @@ const (
 // postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the copy is
 // confirmed.
 func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision) (bool, error) {
-	if len(s.config.Retry) == 0 {
-		return false, nil
+	if len(s.config.Retry) == 0 || d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter {
+		return false, nil // a copy of a dead letter would not say of what it is one
 	}
 	id := d.Header.Get(producer.HeaderID)
 	if id == "" {

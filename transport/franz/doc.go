@@ -65,7 +65,8 @@
 // Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three headers bring the copy
 // back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
 // milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also does so
-// when it waits for something else than its own next attempt: a busy key, a store that is down.
+// when it waits for something else than its own next attempt (a busy key, a store that is down), or is a dead letter, of which a
+// copy would not say where its message came from.
 //
 // # Share groups
 //
@@ -87,7 +88,8 @@
 // What they do not guarantee: order. That a record survives when process or connection die in each of the deliveries that
 // are left when it is to be copied (half of the limit, rounded up), before the copy is confirmed, or, if the retry topic refuses it, before it is settled. That partitions which a dead
 // member had alone go on before share.session.timeout.ms is over. Members of the same group that are no ShareWorkers can
-// release records, and so use them up.
+// release records, and so use them up. That a dead letter stays one: its copy in the retry topic does not say where its message
+// came from, and consumer.Rerun refuses it, so have a Worker run dead letters again.
 //
 // # Guarantees of Publisher
 //

@@ -158,3 +158,39 @@ func TestWorker_RetryTopicsOfOthersStopIt(t *testing.T) {
 		t.Errorf("committed %d: another group's record was passed over", got)
 	}
 }
+
+// Who runs dead letters again needs them as they were.
+func TestWorker_DeadLetterThatFailsKeepsItsHeaders(t *testing.T) {
+	t.Parallel()
+	b, config, topics := retrying(t)
+	dead := order(0)
+	for name, value := range map[string]string{
+		producer.HeaderPurpose: producer.PurposeDeadLetter, producer.HeaderTopic: "payments", producer.HeaderOutcome: "failed",
+		producer.HeaderFence: "3", producer.HeaderOriginalID: "p1",
+	} {
+		dead.Headers = append(dead.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
+	}
+	if err := b.client.ProduceSync(t.Context(), dead).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	runs, ended := 0, make(chan error, 1) // one at a time
+	m := b.start(b.processor(consumer.Config{}), func(_ context.Context, rec *kgo.Record) error {
+		if runs++; runs == 1 {
+			return errors.New("the rerun cannot be published")
+		}
+		header := producer.Header{}
+		for _, h := range rec.Headers {
+			header[h.Key] = string(h.Value)
+		}
+		again, err := consumer.Rerun(producer.Message{Header: header, Payload: rec.Value})
+		if err == nil && again.Topic != "payments" {
+			err = errors.New("it would run again in " + again.Topic)
+		}
+		ended <- err
+		return nil
+	}, config, topics)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	m.leave()
+}
