@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"sync"
 	"time"
 
@@ -24,11 +23,12 @@ type locks struct {
 	// refuse with the second what stands beside it.
 	acking sync.RWMutex
 
-	mu      sync.Mutex
-	held    map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
-	refused map[place]error      // what the broker said of the last that it was told
-	astray  map[string]bool      // topics of which something was refused: see bringBack
-	strayed chan struct{}        // holds a token when there are such
+	mu       sync.Mutex
+	held     map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
+	refused  map[place]error      // what the broker said of the last that it was told
+	renewals map[place]error      // the same of a renewal under way; nil: there is none
+	astray   map[string]bool      // topics of which something was refused: see bringBack
+	strayed  chan struct{}        // holds a token when there are such
 }
 
 // unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it marks as
@@ -101,12 +101,10 @@ func (l *locks) renew(ctx context.Context, records []*kgo.Record) {
 	if len(records) == 0 || ctx.Err() != nil {
 		return // without records, kgo would take all
 	}
-	l.forgive()
+	l.renewal(map[place]error{})
 	l.cl.MarkAcks(kgo.AckRenew, records...)
 	_ = l.flush(ctx, l.every) // who does not answer may do so before the locks end
-	l.mu.Lock()
-	refused := maps.Clone(l.refused)
-	l.mu.Unlock()
+	refused := l.renewal(nil)
 	for at, err := range refused {
 		if !errors.Is(err, kerr.InvalidRecordState) {
 			continue
@@ -152,7 +150,11 @@ func (l *locks) answered(results kgo.ShareAckResults) {
 		if r.Err == nil {
 			continue
 		}
-		l.refused[place{r.Topic, r.Partition}] = r.Err
+		if l.renewals != nil {
+			l.renewals[place{r.Topic, r.Partition}] = r.Err
+		} else {
+			l.refused[place{r.Topic, r.Partition}] = r.Err
+		}
 		if errors.Is(r.Err, kerr.InvalidRecordState) {
 			l.astray[r.Topic] = true
 			select {
@@ -170,6 +172,15 @@ func (l *locks) forgive() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.refused)
+}
+
+// renewal says where to note what the broker refuses, while nothing else is told it than to prolong locks; nil: with the rest. It
+// returns what was noted.
+func (l *locks) renewal(refused map[place]error) (before map[place]error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before, l.renewals = l.renewals, refused
+	return before
 }
 
 // confirm waits until the broker has answered all, and returns an error if it has refused something that was not forgiven. It

@@ -2,6 +2,7 @@ package franz
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -170,5 +171,37 @@ func TestLocks_AcknowledgementThatIsPutOffIsSaidAgainAtTheEnd(t *testing.T) {
 	}
 	if err := s.locks.confirm(t.Context(), 10*time.Second); err != nil || asked < 2 {
 		t.Errorf("%v, after %d requests, want it to be said again", err, asked)
+	}
+}
+
+func TestLocks_RefusedAcknowledgementIsRememberedOverRenewals(t *testing.T) {
+	t.Parallel()
+	cluster, s, records := sharing(t, 3, veiling)
+	refuse := true
+	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		req := kreq.(*kmsg.ShareAcknowledgeRequest)
+		resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
+		for _, topic := range req.Topics {
+			answer := kmsg.NewShareAcknowledgeResponseTopic()
+			answer.TopicID = topic.TopicID
+			for _, p := range topic.Partitions {
+				part := kmsg.NewShareAcknowledgeResponseTopicPartition()
+				part.Partition = p.Partition
+				part.CurrentLeader.LeaderID, part.CurrentLeader.LeaderEpoch = -1, -1
+				if refuse {
+					part.ErrorCode = kerr.InvalidRecordState.Code
+				}
+				answer.Partitions = append(answer.Partitions, part)
+			}
+			resp.Topics = append(resp.Topics, answer)
+		}
+		refuse = false
+		return resp, nil, true
+	})
+	s.locks.settle(records[0], kgo.AckAccept)
+	s.locks.prolong(t.Context()) // of the others
+	if err := s.locks.confirm(t.Context(), time.Second); !errors.Is(err, kerr.InvalidRecordState) {
+		t.Errorf("confirmed with %v, want %v", err, kerr.InvalidRecordState)
 	}
 }
