@@ -141,7 +141,7 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 	if _, err := s.Clean(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
-	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_2 FROM PUBLIC`)
+	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_3 FROM PUBLIC`)
 	if _, err := s.Check(t.Context()); schemaProblem(err, "GRANT EXECUTE ON FUNCTION") != nil {
 		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
 	}
@@ -199,12 +199,12 @@ func TestCheck_ComparesVersions(t *testing.T) {
 	check("")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 99`)
 	check("")
-	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_2`)
+	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_3`)
 	check("use a newer version of this package")
-	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 2`)
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 3`)
 	check("call Migrate")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 1`)
-	check("has schema version 1, want at least 2: call Migrate")
+	check("has schema version 1, want at least 3: call Migrate")
 	if err := s.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}

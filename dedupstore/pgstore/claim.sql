@@ -23,11 +23,13 @@ DECLARE
 	started boolean;
 	held    boolean;
 	step    text;
+	waits   text; -- what a commit waits for that is not relaxed
 	set     text;
 BEGIN
 	set := set_config('enable_seqscan', 'off', true);
 	set := set_config('lock_timeout', '1s', true); -- for who inserts the same key: an error, and each claim goes alone
 	IF relaxed THEN
+		waits := coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on');
 		set := set_config('synchronous_commit', 'off', true);
 	ELSIF current_setting('synchronous_commit') = 'off' THEN
 		set := set_config('synchronous_commit', 'on', true);
@@ -144,6 +146,10 @@ BEGIN
 				EXIT;
 			END IF;
 			a_status := 'acquired_publish';
+			-- An outcome, and a message is acknowledged on the strength of it: were it forgotten, its run could still commit.
+			IF relaxed AND step <> 'publish' THEN
+				set := set_config('synchronous_commit', waits, true);
+			END IF;
 			IF step = 'park' THEN
 				r.kind := 'unknown'; r.exhausted := NULL; r.reason := 'the lease of a started run expired';
 			ELSIF step = 'exhaust' THEN

@@ -29,8 +29,9 @@ type Config struct {
 
 	// RelaxedClaims makes claims of the leased form (not of an inbox) not wait for the disk. A server that crashes may then
 	// forget those of its last moments: their messages may run beside, or after, a run that is under way. False: they wait,
-	// also where the database has synchronous_commit = off. Those of an inbox never wait: a run whose claim is forgotten
-	// cannot commit. Heartbeats and settlements always wait, and a policy that parks begins with a heartbeat.
+	// also where the database has synchronous_commit = off. Those of an inbox do not wait: a run whose claim is forgotten
+	// cannot commit. Claims that write an outcome (attempts spent, or parked), heartbeats and settlements always wait, and a
+	// policy that parks begins with a heartbeat.
 	RelaxedClaims bool
 
 	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.

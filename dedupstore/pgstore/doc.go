@@ -33,7 +33,7 @@
 //     fail. Under SERIALIZABLE PostgreSQL may still refuse a transaction because of rows in the same page, above all
 //     while the tables are small; the inbox then repeats it.
 //   - Commits wait for the disk, also where the database or the handler has set synchronous_commit = off. Only those of an
-//     inbox's claims do not, where nothing can be lost by it.
+//     inbox's claims do not, unless they write an outcome: nothing can be lost by it.
 //   - Nothing is kept in a session, which PgBouncer in transaction mode asks for, if the pool's default_query_exec_mode
 //     suits that too.
 //

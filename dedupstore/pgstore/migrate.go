@@ -10,7 +10,7 @@ import (
 )
 
 // version is the schema's that this package needs.
-const version = 2
+const version = 3
 
 const (
 	versionSQL = `SELECT version FROM {settings}`
