@@ -284,3 +284,32 @@ func TestInbox_RunOfSeveralLeasesKeepsItsClaim(t *testing.T) {
 		inbox.effects(t, 1)
 	})
 }
+
+// A dead letter is as large as its message. It must not be out while another run can still succeed.
+func TestInbox_DeadLettersOfAnySizeAreStoredBeforeTheyArePublished(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		inbox.records.extend = func(func() error) error { return errDown }
+		g := newGuard(t, inbox, oncemill.Policy{MaxProducedBytes: 1})
+		var dead publisher
+		copied := call("m1")
+		copied.DeadLetter = func(o dedupstore.Outcome, _ int, _ uint64) []dedupstore.Produced {
+			return []dedupstore.Produced{{ID: "dead:" + string(o.Kind), Payload: []byte("as large as the message")}}
+		}
+		copied.Publish = dead.publish
+		c := copied
+		c.Publish = func(ctx context.Context, produced []dedupstore.Produced) error {
+			time.Sleep(2 * g.Policy().Lease)
+			res, err := g.Run(t.Context(), copied, inbox.charging(t, nil).run)
+			if err != nil || res.Outcome.Kind != dedupstore.Failed {
+				t.Errorf("a copy, after the lease: %+v, %v", res, err)
+			}
+			return dead.publish(ctx, produced)
+		}
+		if _, err := g.Run(t.Context(), c, inbox.charging(t, failing(oncemill.Permanent(errRefused))).run); err != nil {
+			t.Errorf("who has published the stored dead letter: %v", err)
+		}
+		dead.want(t, "dead:failed", "dead:failed")
+		inbox.effects(t, 0)
+	})
+}

@@ -86,7 +86,7 @@ func (g *Guard) conclude(ctx context.Context, call Call, h *holding, res Result,
 	o.Produced = g.deadLetter(ctx, call, o, h.claim.Attempt, h.claim.Fence)
 	res.Outcome = o
 	g.truncate(&o)
-	if size(o.Produced) > g.policy.MaxProducedBytes {
+	if g.inbox == nil && size(o.Produced) > g.policy.MaxProducedBytes { // over an inbox it says that there is no effect
 		return g.publishFirst(ctx, call, h, res, o)
 	}
 	return g.finish(ctx, call, h, res, o)
