@@ -144,39 +144,42 @@ func TestStock_WhatComesDuringADrainIsGivenBackAtItsEnd(t *testing.T) {
 
 func TestStock_MessagesOnTheirWayAtTheEndNeitherPanicNorAreLost(t *testing.T) {
 	t.Parallel()
-	for i := range 6 { // the adapter by itself panics every other time
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			t.Parallel()
-			decoding := make(chan struct{}, 10)
-			r := newRig(t, setup{adapter: "jetstream", decode: func([]byte) error {
-				decoding <- struct{}{}
-				<-time.After(150 * time.Millisecond)
-				return nil
-			}})
-			r.publish("o1", "o2")
-			sub := r.subscriber()
-			ctx, cancel := context.WithCancel(t.Context())
-			messages, err := sub.Subscribe(ctx, "orders")
-			if err != nil {
-				t.Fatal(err)
-			}
-			<-decoding
-			cancel()
-			for range messages {
-				t.Error("handed over after the end")
-			}
-			ended := time.Now()
-			<-time.After(400 * time.Millisecond) // the adapter's closed flag would hide the danger
-			if err := sub.Close(); err != nil {
-				t.Error(err)
-			}
-			r.serve()
-			r.settled()
-			if d := time.Since(ended); d > 10*time.Second { // the ack wait is 30 s
-				t.Errorf("all settled %v after the end", d)
-			}
-			r.wantRunsOnce([]string{"o1", "o2"})
-		})
+	// What the client of a push consumer has, and the adapter has not, comes back at its ack deadline.
+	for adapter, names := range map[string][]string{"jetstream": {"o1", "o2"}, "nats": {"o1"}} {
+		for i := range 6 { // the adapters by themselves panic every other time
+			t.Run(fmt.Sprint(adapter, " ", i), func(t *testing.T) {
+				t.Parallel()
+				decoding := make(chan struct{}, 10)
+				r := newRig(t, setup{adapter: adapter, decode: func([]byte) error {
+					decoding <- struct{}{}
+					<-time.After(150 * time.Millisecond)
+					return nil
+				}})
+				r.publish(names...)
+				sub := r.subscriber()
+				ctx, cancel := context.WithCancel(t.Context())
+				messages, err := sub.Subscribe(ctx, "orders")
+				if err != nil {
+					t.Fatal(err)
+				}
+				<-decoding
+				cancel()
+				for range messages {
+					t.Error("handed over after the end")
+				}
+				ended := time.Now()
+				<-time.After(400 * time.Millisecond) // the adapter's closed flag would hide the danger
+				if err := sub.Close(); err != nil {
+					t.Error(err)
+				}
+				r.serve()
+				r.settled()
+				if d := time.Since(ended); d > 10*time.Second { // the ack wait is 30 s
+					t.Errorf("all settled %v after the end", d)
+				}
+				r.wantRunsOnce(names)
+			})
+		}
 	}
 }
 

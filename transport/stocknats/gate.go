@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A gate stands before an adapter's subscription. The package jetstream sends on a closed channel, which ends the
-// process, if a message comes to it after the end of its context: a shut gate keeps them away.
+// A gate stands before an adapter's subscription. Both packages send on a closed channel, which ends the process, if a
+// message comes to it after the end of its context: a shut gate keeps them away.
 type gate struct {
 	mu      sync.Mutex
 	shut    bool

@@ -44,9 +44,9 @@ func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Con
 		adapter.AckWaitTimeout = longestWork
 	}
 	adapter.NakDelay = s.steering
-	adapter.Unmarshaler = pushUnmarshaler{adapter.Unmarshaler}
 	adapter.JetStream.SubscribeOptions = append(slices.Clone(adapter.JetStream.SubscribeOptions), nats.ManualAck())
-	inner, err := wmnats.NewSubscriberWithNatsConn(nc, adapter, watermill.NewSlogLogger(s.config.Logger))
+	log := shutLogger{watermill.NewSlogLogger(s.config.Logger)}
+	inner, err := wmnats.NewSubscriberWithNatsConn(nc, adapter, log)
 	if err != nil {
 		return nil, fmt.Errorf("stocknats: %w", err)
 	}
@@ -54,7 +54,11 @@ func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Con
 	if err != nil {
 		return nil, fmt.Errorf("stocknats: %w", err)
 	}
-	s.inner = inner
+	s.inner = pushSubscriber{inner, func(g *gate) (*wmnats.Subscriber, error) {
+		adapter := adapter
+		adapter.Unmarshaler = gatedUnmarshaler{pushUnmarshaler{adapter.Unmarshaler}, g}
+		return wmnats.NewSubscriberWithNatsConn(nc, adapter, log)
+	}}
 	s.prepare = func(ctx context.Context, topic string) error {
 		ctx, cancel := context.WithTimeout(ctx, setupTimeout)
 		defer cancel()
@@ -68,6 +72,24 @@ func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Con
 	}
 	return s, nil
 }
+
+// A pushSubscriber makes an adapter for each subscription, since that is what has a gate.
+type pushSubscriber struct {
+	closer interface{ Close() error } // drains the connection
+	behind func(*gate) (*wmnats.Subscriber, error)
+}
+
+// Subscribe subscribes behind the gate of ctx.
+func (s pushSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	adapter, err := s.behind(gateOf(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return adapter.Subscribe(ctx, topic)
+}
+
+// Close drains the connection; the subscriptions have ended with their contexts.
+func (s pushSubscriber) Close() error { return s.closer.Close() }
 
 // setupTimeout bounds how long Subscribe looks for a consumer.
 const setupTimeout = 10 * time.Second

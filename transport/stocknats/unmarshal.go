@@ -1,9 +1,11 @@
 package stocknats
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/ThreeDotsLabs/watermill"
 	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
 	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -30,6 +32,35 @@ func (u pushUnmarshaler) Unmarshal(msg *nats.Msg) (*message.Message, error) {
 		}
 		return u.inner.Unmarshal(msg)
 	}), nil
+}
+
+// A gatedUnmarshaler is the last place before the adapter hands a message over, and so where its gate is.
+type gatedUnmarshaler struct {
+	wmnats.Unmarshaler
+	gate *gate
+}
+
+// Unmarshal gives back what comes after the end. The adapter forgets a message that cannot be decoded.
+func (u gatedUnmarshaler) Unmarshal(msg *nats.Msg) (*message.Message, error) {
+	decoded, err := u.Unmarshaler.Unmarshal(msg)
+	if err == nil && !u.gate.pass() {
+		_ = msg.NakWithDelay(giveBackDelay) // lost, it comes back at its ack deadline
+		return nil, errShut
+	}
+	return decoded, err
+}
+
+// errShut is no error: a message came too late.
+var errShut = errors.New("stocknats: the subscription has ended")
+
+// A shutLogger does not log errShut.
+type shutLogger struct{ watermill.LoggerAdapter }
+
+// Error logs what is an error.
+func (l shutLogger) Error(msg string, err error, fields watermill.LogFields) {
+	if !errors.Is(err, errShut) {
+		l.LoggerAdapter.Error(msg, err, fields)
+	}
 }
 
 // Unmarshal never returns an error.
