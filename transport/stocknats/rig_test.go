@@ -190,12 +190,18 @@ func (r *rig) info() jetstream.ConsumerInfo {
 	return *info
 }
 
-// settled waits until everything is acknowledged or terminated.
+// settled waits until everything that the stream has is acknowledged or terminated. The server counts a message as pending
+// only after it has confirmed it to the publisher.
 func (r *rig) settled() {
 	r.t.Helper()
+	stream, err := r.js.Stream(context.Background(), "orders")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	last := stream.CachedInfo().State.LastSeq
 	until(r.t, "everything to be settled", func() bool {
 		info := r.info()
-		return info.NumAckPending == 0 && info.NumPending == 0
+		return info.Delivered.Stream >= last && info.NumAckPending == 0 && info.NumPending == 0
 	})
 }
 
