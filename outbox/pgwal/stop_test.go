@@ -48,7 +48,7 @@ func TestRelay_AnswersTheServerWhileItStops(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(c *pgwal.Config) {
 		config := c.Pool.Config()
-		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "1s"
+		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "1500ms"
 		c.Pool = testserver.SharedPostgres(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
 		c.Prefix = c.Slot
 	})

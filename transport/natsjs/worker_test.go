@@ -41,7 +41,7 @@ func TestWorker_SlowHandlersAreNotOvertakenByAckWait(t *testing.T) {
 	}{{1, nil}, {20, nil}, {20, natsjs.BySubject}} {
 		t.Run(fmt.Sprintf("window %d, lanes %v", c.window, c.order != nil), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+			r := newRig(t, jetstream.ConsumerConfig{AckWait: 3 * time.Second}) // half of it is the margin of a machine that is busy
 			r.config.Window, r.config.Order = c.window, c.order
 			r.publish(20, oneLane)
 			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(200 * time.Millisecond); return nil }))
