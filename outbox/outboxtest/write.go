@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
@@ -109,21 +110,22 @@ var writeCases = []testCase{
 		k.wants("after a call that was refused", "later")
 	}},
 	{"write/not-before-its-time", "a delayed message is published early", func(k *kit) {
-		delayed := message("delayed")
+		later, delayed := message("later"), message("delayed")
+		later.NotBefore = time.Now().Add(long)
 		delayed.NotBefore = time.Now().Add(10 * short)
-		k.write(delayed, message("now"))
-		k.wants("before the time", "now")
+		k.write(later, delayed, message("now"))
 		for range 50 {
-			k.pass()
 			l := k.lease()
-			if len(l.rows) < 2 {
-				k.settle(l)
-				continue
+			if slices.Contains(l.ids(), "delayed") {
+				if early := time.Until(delayed.NotBefore); early > 0 {
+					k.Errorf("handed out %v early", early)
+				}
+				k.same("after the time", l.ids(), []string{"delayed", "now"})
+				return
 			}
-			if early := time.Until(delayed.NotBefore); early > 0 {
-				k.Errorf("handed out %v early", early)
-			}
-			return
+			k.same("before the time", l.ids(), []string{"now"})
+			k.settle(l)
+			k.pass()
 		}
 		k.Error("never handed out")
 	}},
