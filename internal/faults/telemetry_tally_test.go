@@ -28,21 +28,23 @@ type known struct {
 	Outcomes    map[string]int
 	Errors      map[string]int // runs by error.type; "": none
 	Failures    map[string]int // outcomes that are no success, by the result, as the store took them
-	StoreErrors int
+	StoreErrors map[string]int // by operation: of settlements those that were given up
 	Takeovers   int
 	Losses      int
 }
 
 func newTally() *tally {
-	return &tally{known: known{Outcomes: map[string]int{}, Errors: map[string]int{}, Failures: map[string]int{}}}
+	return &tally{known: known{Outcomes: map[string]int{}, Errors: map[string]int{}, Failures: map[string]int{}, StoreErrors: map[string]int{}}}
 }
 
 // An errand is what is known of one delivery.
 type errand struct {
-	id      string
-	attempt int  // of the run that it made
-	letter  bool // it has published a dead letter
-	other   bool // its content is not the first one's
+	id        string
+	other     bool // its content is not the first one's
+	attempt   int  // of the run that it was granted
+	publishes bool // it was granted the publish step of another one
+	ran       bool // its handler did
+	unstored  bool // its last settlement failed
 }
 
 type errandKey struct{}
@@ -61,39 +63,56 @@ var errFault = errors.New("a fault of the test")
 func (f *faulty) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	fault := rand.N(f.rate)
 	if fault == 0 {
-		f.tally.failed()
+		f.tally.failed("claim")
 		return dedupstore.Answer{}, errFault
 	}
 	a, err := f.Store.Claim(ctx, r)
 	if err == nil && fault == 1 { // the answer is lost
-		f.tally.failed()
+		f.tally.failed("claim")
 		return dedupstore.Answer{}, errFault
 	}
 	switch {
 	case err != nil: // on a machine that is slow, the context has ended
-		f.tally.failed()
+		f.tally.failed("claim")
+		return a, err
 	case a.Found == dedupstore.Running && a.Status != dedupstore.Busy:
 		f.tally.tookOver()
 		if a.Status == dedupstore.AcquiredPublish { // nobody else has seen this outcome
 			f.tally.ended(a.Outcome)
 		}
 	}
-	return a, err
+	switch e := errandOf(ctx); a.Status {
+	case dedupstore.AcquiredRun:
+		e.attempt = a.Claim.Attempt
+	case dedupstore.AcquiredPublish:
+		e.publishes = true
+	}
+	return a, nil
 }
 
-func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) (err error) {
+	e := errandOf(ctx)
+	defer func() {
+		givesBack := e.attempt > 0 && !e.ran // which is tried once, and no error
+		e.unstored = err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !givesBack
+	}()
 	if rand.N(f.rate) == 0 {
 		return errFault // and is asked again
 	}
 	if kindOf(c.Key.ID) == "loses" && c.Attempt == 1 {
 		return dedupstore.ErrClaimLost
 	}
-	err := f.Store.Settle(ctx, c, s)
+	err = f.Store.Settle(ctx, c, s)
 	if finish, ok := s.(dedupstore.Finish); ok && err == nil {
 		f.tally.ended(finish.Outcome)
 	}
 	return err
 }
+
+// unsettling is a store that never takes a settlement.
+type unsettling struct{ dedupstore.Store }
+
+func (unsettling) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return errFault }
 
 // ended notes an outcome that the store has taken.
 func (t *tally) ended(o dedupstore.Outcome) {
@@ -109,10 +128,10 @@ func (t *tally) ended(o dedupstore.Outcome) {
 	}
 }
 
-func (t *tally) failed() {
+func (t *tally) failed(operation string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.StoreErrors++
+	t.StoreErrors[operation]++
 }
 
 func (t *tally) tookOver() {
@@ -139,10 +158,17 @@ func (t *tally) answered(e *errand, d consumer.Decision) {
 	if errors.As(d.Err, &lost) {
 		t.Losses++
 	}
+	if e.unstored {
+		t.StoreErrors["settle"]++
+	}
+	unanswered := errors.As(d.Err, &down) && down.Op == "claim"
+	if down != nil && !unanswered { // on a machine that is slow, the lease could not be renewed before the run
+		t.StoreErrors[down.Op]++
+	}
 	switch {
 	case errors.As(d.Err, &missing):
 		outcome = "rejected"
-	case errors.As(d.Err, &down):
+	case unanswered:
 		outcome = "store_error"
 	case e.other:
 		outcome = "fingerprint_mismatch"
@@ -155,7 +181,7 @@ func (t *tally) answered(e *errand, d consumer.Decision) {
 	case e.attempt == 1:
 		outcome = "claimed"
 	case e.attempt > 1:
-	case e.letter:
+	case e.publishes:
 		outcome = "publish_only"
 	case d.Result.Outcome.Kind == dedupstore.Failed:
 		outcome = "duplicate_failed"
@@ -173,11 +199,9 @@ type moody struct {
 	failed map[string]bool
 }
 
-func (m *moody) Publish(ctx context.Context, messages ...producer.Message) error {
+func (m *moody) Publish(_ context.Context, messages ...producer.Message) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := errandOf(ctx)
-	e.letter = true
 	for _, letter := range messages {
 		if first := !m.failed[letter.ID]; first {
 			m.failed[letter.ID] = true
@@ -204,8 +228,8 @@ func kindOf(id string) (kind string) {
 // handle is the handler of all messages.
 func (t *tally) handle(ctx context.Context) error {
 	e := errandOf(ctx)
+	e.ran = true
 	run := oncemill.FromContext(ctx)
-	e.attempt = run.Attempt
 	switch kind := kindOf(e.id); {
 	case kind == "retries" && run.Attempt <= 2:
 		t.ran("retry_after")
@@ -285,6 +309,8 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 	lasts(20 * time.Millisecond)
 	t.once(tt, ends, "ended", "content", 0, t.handle)        // takes over, to publish
 	t.once(tt, parksLater, "parked", "content", 0, t.handle) // the same
+	deaf := newProcessor(&faulty{unsettling{store}, t, math.MaxInt}, func(c *consumer.Config) { c.Group = "deaf" })
+	t.once(tt, deaf, "works and cannot say so", "content", 0, t.handle)
 	open := newProcessor(&faulty{store, t, 1}, func(c *consumer.Config) { c.Group, c.Policy.StoreDown = "open", oncemill.FailOpen })
 	for i := range 2 {
 		e := &errand{id: fmt.Sprintf("bypassed %d", i)}
