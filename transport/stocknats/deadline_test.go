@@ -22,10 +22,10 @@ func TestStock_HandlersLongerThanTheAckDeadlineAreNotDeliveredAgain(t *testing.T
 			t.Parallel()
 			each(t, func(t *testing.T, adapter string) {
 				r := newRig(t, setup{
-					adapter: adapter, ackWait: time.Second, patience: patience,
+					adapter: adapter, ackWait: 2 * time.Second, patience: patience,
 					handle: func(msg *message.Message, _ int) error {
 						select {
-						case <-time.After(2500 * time.Millisecond):
+						case <-time.After(3500 * time.Millisecond):
 						case <-msg.Context().Done():
 						}
 						return msg.Context().Err()
