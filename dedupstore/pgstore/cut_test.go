@@ -211,7 +211,7 @@ func TestStore_ConnectionsLostAtEachStatement(t *testing.T) {
 	direct := newPool(t)
 	newStore(t, direct, Config{})
 	pool, p := behind(t, direct)
-	g := newGuard(t, unmigrated(t, pool, Config{}), leaseOfCuts)
+	g := newGuard(t, unmigrated(t, pool, Config{}), 3*leaseOfCuts) // or a slow settlement misses the end of its lease
 	for _, f := range []fault{cutBefore, cutAfter} {
 		for n := range 4 {
 			id := fmt.Sprintf("cut-%d-%d", f, n)

@@ -55,7 +55,8 @@ func TestJoin_HandlersMayWorkOnAfterTheCommit(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	const lease = 600 * time.Millisecond
+	runOf(t, s, "first") // a guard gives a claim a sixth of its lease: not to be spent on connecting
+	const lease = 1500 * time.Millisecond
 	res, err := newGuard(t, s, lease).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
 		tx := ownPgx(t, pool, "")
 		err := errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
