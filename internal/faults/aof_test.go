@@ -42,7 +42,7 @@ func (d durable) cut(t *testing.T, bytes int) int {
 func TestRedis_CutTailOfTheAppendOnlyFileRepeatsNoMoreThanWhatWasInIt(t *testing.T) {
 	t.Parallel()
 	server := newDurable(t, "always")
-	r := newRig(t, client(t, server.Addr), setup{lease: time.Second})
+	r := newRig(t, client(t, server.Addr), setup{lease: 3 * time.Second})
 	lost := 0
 	for range full(20, 1) {
 		r.publish(200)

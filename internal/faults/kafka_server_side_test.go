@@ -124,8 +124,8 @@ func restartServerSide(t *testing.T, k kafka) {
 		if err := goes.cl.LeaveGroupContext(t.Context()); !errors.Is(err, kerr.InvalidRequest) {
 			t.Errorf("a static member has left with %v, want what the broker says to a request without an instance ID", err)
 		}
+		gone := time.Now() // its last heartbeat is not older than an interval
 		goes.leave()
-		gone := time.Now()
 		goes = r.joinAs("pod-1")
 		r.takesOver("pod-1", was)
 		if away := time.Since(gone); away < session/2 {

@@ -14,7 +14,7 @@ import (
 // Full: the server stays full for 20 s, and 20,000 messages wait.
 func TestRedis_AtMaxmemoryWhatRunsIsFinishedAndNothingIsBegun(t *testing.T) {
 	t.Parallel()
-	const running, lease = 20, 2 * time.Second
+	const running, lease = 20, 3 * time.Second
 	server := testserver.Redis(t, "--maxmemory-policy", "noeviction")
 	admin := server.Client()
 	limit := func(bytes string) {

@@ -112,7 +112,9 @@ func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Se
 // unsettling is a store that never takes a settlement.
 type unsettling struct{ dedupstore.Store }
 
-func (unsettling) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return errFault }
+func (unsettling) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+	return errFault
+}
 
 // ended notes an outcome that the store has taken.
 func (t *tally) ended(o dedupstore.Outcome) {
