@@ -39,6 +39,7 @@ func TestFront_OfRedisAndPostgresKeepsTheContractOfAnInbox(t *testing.T) {
 		storetest.RunInbox(t, func(t *testing.T) storetest.InboxSubject {
 			return storetest.InboxSubject{
 				Inbox: front,
+				Lags:  true,
 				Effect: func(ctx context.Context, name string) error {
 					_, err := pgstore.Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ($1)`, name)
 					return err

@@ -44,6 +44,9 @@ type InboxSubject struct {
 	// called again with false. It is used with LoseCommit, which is needed for it, and of which nothing may remain then if the
 	// transaction does not come to its commit.
 	HideRecord func(c dedupstore.Claim, hidden bool)
+
+	// Lags says that claims may find a committed run Busy for a moment yet, as those of a front do until it is told.
+	Lags bool
 }
 
 // RunInbox tests the transactional form of a store, in the way in which Run tests the leased one; give Run the same store,
