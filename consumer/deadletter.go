@@ -44,8 +44,15 @@ func (p *Processor) gaveUp(d *Delivery) bool {
 
 // ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic, somebody has
 // sent it as it is, and need not have it any more: it goes back there before it is acknowledged. It does so once, for what is
-// delivered by a pattern comes from there, too.
+// delivered by a pattern comes from there, too. Without DeadLetters it cannot go back, and is not of this Processor's
+// making: whoever handles dead letters under the names of those who made them keeps them.
 func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadLetterError) Decision {
+	if p.config.DeadLetters == nil {
+		pause := p.policy.Backoff.Max
+		p.log.ErrorContext(ctx, "oncemill: dead letter came to the group and handler that made it, which have no DeadLetters here: it is not handled, and comes again; who handles dead letters needs a Group or a Handler of its own",
+			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "again_in", pause)
+		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: own}
+	}
 	p.log.ErrorContext(ctx, "oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
 		"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
 	tokens, token := d.Header.Get(headerGaveUp), p.token(d.Handler)
@@ -53,7 +60,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	if steering := steeringOf(ctx); steering != nil { // a Router may have another name for the topic
 		fromThere = fromThere || steering.Delivery.Topic == p.config.DeadLetterTopic
 	}
-	if p.config.DeadLetters == nil || fromThere || strings.Count(tokens, token) > 1 {
+	if fromThere || strings.Count(tokens, token) > 1 {
 		return Decision{Action: Ack, Err: own}
 	}
 	if own.ID == "" {

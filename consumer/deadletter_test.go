@@ -141,6 +141,21 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBackOnce(t *testing.T) {
 	})
 }
 
+// Who handles dead letters as the group and handler that made them would lose them all by acknowledging.
+func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		reader, log := logged(t, consumer.Config{})
+		got := reader.Process(t.Context(), comeBack("charge", l.only(t)), func(context.Context) error { t.Error("the handler ran"); return nil })
+		own := as[*consumer.OwnDeadLetterError](t, got.Err)
+		if got.Action != consumer.RetryLater || got.Delay <= 0 || own.OriginalID != "o1" || !strings.Contains(log.String(), "a Group or a Handler of its own") {
+			t.Errorf("%+v\n%s", got, log)
+		}
+	})
+}
+
 func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters

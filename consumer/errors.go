@@ -35,8 +35,8 @@ func (e *ContentError) Error() string {
 func (e *ContentError) Unwrap() error { return e.Err }
 
 // OwnDeadLetterError says that a dead letter came to the handler that had given its message up, or that had given up the
-// message of which it is a dead letter's dead letter. The handler did not run, and the delivery is acknowledged, if
-// it came from elsewhere than DeadLetterTopic when it is there again.
+// message of which it is a dead letter's dead letter. The handler did not run. The delivery is acknowledged, if it came from
+// elsewhere than DeadLetterTopic when it is there again; where there are no DeadLetters it comes again.
 type OwnDeadLetterError struct {
 	Topic      string // where it came from
 	Handler    string
