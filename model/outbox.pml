@@ -73,6 +73,7 @@
 #define SENT_PAST_REFUSED      21  /* the relay sends the next row of a key after a refusal */
 #define SENT_PAST_UNKNOWN      22  /* … after an attempt without an answer */
 #define KEY_SENT_AT_ONCE       23  /* the relay sends the rows of a key without waiting for answers between them */
+#define COMMIT_NOT_ON_DISK     24  /* a writer's commit is seen before it would survive a crash of the server */
 
 /* Statements that are stronger than the protocol: each has a counterexample. */
 #define EXACTLY_ONE_COPY            1 /* no row arrives twice */
@@ -341,6 +342,10 @@ end:	do
 
 	/* The server crashes: a lease that was not on disk yet is gone. What else it forgets nobody was told of. */
 	:: d_step { !calm && g_losses < LOSSES && held[1] -> g_losses++; g_cause = g_cause | held[1]; held[1] = 0; ended = ended & ~row(1); zombie(1) }
+
+	:: d_step { mutant(COMMIT_NOT_ON_DISK) && !calm && in(pending, 1) && !in(g_before[2], 1) ->
+		pending = pending & ~row(1); g_committed = g_committed & ~row(1); g_rolled = g_rolled | row(1);
+		for (u : 1 .. N) { held[u] = held[u] & ~row(1) } u = 0 }
 
 	/* Operators. */
 	:: d_step { !calm && g_operations < OPERATIONS && dead -> g_operations++;   /* Requeue */

@@ -63,7 +63,7 @@ type Inspector interface {
 	Requeue(ctx context.Context, ids ...string) (int, error)
 
 	// Discard removes the dead rows with these message IDs for good, and says how many there were. What waited for them
-	// goes on.
+	// goes on. A copy of an earlier attempt without an answer may have been published, or arrive even now.
 	Discard(ctx context.Context, ids ...string) (int, error)
 }
 

@@ -14,6 +14,8 @@
 // # Guarantees
 //
 //   - A row is there if and only if the transaction that wrote it committed.
+//   - What a relay can see survives a crash of the server: the commit of a transaction that writes rows waits for the disk,
+//     also where synchronous_commit is off, unless the transaction switches it off after it wrote them.
 //   - Any number of relays may share the outbox. Leases are rows of a small table, one for each batch, so that rows are
 //     not written when they are leased. No transaction is open, and no lock held, while messages are published, or while a
 //     relay does not answer.
@@ -50,7 +52,9 @@
 //   - A message that is refused, gets no answer, or is delayed by NotBefore holds up the later ones of its key, and of no
 //     other key. So does a dead one, until Requeue or Discard, unless [Config.SkipDead]. Each look passes over what is
 //     held up, and reads all delayed and dead rows that have a key: an ordered outbox is no place for many of either.
-//   - Of one key there is one message at a time on its way to the broker.
+//   - Of one key there is one message at a time on its way to the broker, as far as its relay knows.
+//   - A dead message that Discard or SkipDead has let others pass may still arrive behind them, if an attempt of it got no
+//     answer: a copy that is on its way, or in the hands of a relay that is frozen, cannot be called back.
 //   - Requeue and Replay publish at a later time; nothing is put back into its old place among what was published since.
 //
 // # Debezium

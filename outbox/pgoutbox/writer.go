@@ -143,6 +143,8 @@ func chunks(records []record) func(yield func([]record) bool) {
 }
 
 const (
+	// The condition is always true. What it does: the commit waits for the disk, because a relay publishes what it can see, and a
+	// server that crashed would have forgotten the rest of the transaction.
 	insertSQL = `
 INSERT INTO {table} (number, due_at, not_before, place, id, {topic}, {type_column}copy, {key}, header, payload)
 SELECT m.number, m.not_before, m.not_before, {place},
@@ -153,6 +155,8 @@ FROM (
 	FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::bytea[])
 		WITH ORDINALITY AS u (number, delayed, id, topic, type, copy, key, header, payload, n)
 	ORDER BY u.n) AS m
+WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END)
+	IS DISTINCT FROM 'off'
 ON CONFLICT (number) DO NOTHING
 RETURNING number`
 
