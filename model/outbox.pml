@@ -234,17 +234,21 @@ inline arrive(r) {
 inline send(r) {                                                /* the relay sends one row, and hears or does not hear of it */
 	todo = todo & ~row(r);
 	if
-	:: !(POISON && r == 1) -> d_step {                              /* it arrives, and that is heard */
+	:: !(POISON && r == 1) ->                                       /* it arrives … */
 		if :: (g_zombies & row(me)) && !in(arrived, r) ->
 			assert(!strict(HOLDER_SENDS_FIRST_COPIES));
 			if :: ORDERED && r == 2 && in(sent, 1) -> witness(SAW_ZOMBIE_CHAIN) :: else fi
 		:: else fi;
-		arrive(r); sent = sent | row(r) }
-	:: faulty && !(POISON && r == 1) -> d_step { arrive(r); none = none | row(r); g_cause = g_cause | row(r) } /* … not heard */
-	:: faulty && LATE && !(POISON && r == 1) -> d_step { late = late | row(r); none = none | row(r); g_cause = g_cause | row(r) } /* … later */
+		arrive(r);
+		if
+		:: sent = sent | row(r)                                     /* … and that is heard, or not */
+		:: faulty -> none = none | row(r); g_cause = g_cause | row(r)
+		fi
+	:: faulty && LATE && !(POISON && r == 1) ->                     /* it arrives later */
+		late = late | row(r); none = none | row(r); g_cause = g_cause | row(r)
 	:: faulty -> none = none | row(r)                               /* it is lost */
-	:: r == 1 && (faulty || POISON) -> d_step { no = no | row(r);
-		g_refused = (g_refused < MAX_ATTEMPTS -> g_refused + 1 : g_refused) }
+	:: r == 1 && (faulty || POISON) -> no = no | row(r);            /* it is refused */
+		g_refused = (g_refused < MAX_ATTEMPTS -> g_refused + 1 : g_refused)
 	fi;
 	if                                                              /* a failure stops its key */
 	:: in(no, r) && mutant(SENT_PAST_REFUSED) || in(none, r) && mutant(SENT_PAST_UNKNOWN) || in(sent, r)
@@ -253,7 +257,7 @@ inline send(r) {                                                /* the relay sen
 }
 
 proctype batch(byte me; bit faulty; mtype:request kind) {
-	byte mine, todo, sent, no, none, u;
+	byte todo, sent, no, none, u, r;
 
 	atomic {
 		started == me - 1 || !faulty -> started = (faulty -> me : N);   /* batches are numbered as they begin */
@@ -262,42 +266,44 @@ proctype batch(byte me; bit faulty; mtype:request kind) {
 		:: true
 		fi;
 		if
-		:: d_step { lease(me, kind, mine); todo = mine }
-		:: faulty -> d_step { lease(me, kind, mine); mine = 0 }; goto settling /* no answer: what may be leased is given back */
+		:: d_step { lease(me, kind, todo) };
+			if :: true :: faulty -> todo = 0; goto settling fi      /* no answer: what may be leased is given back */
 		:: faulty && LATE && nfull(net) -> net!kind,me,0,0,0; goto settling
 		fi;
-		if :: mine == 0 -> goto gone :: else fi;
-		if :: mutant(RECORDED_BEFORE_ACK) -> settle(me, mine, 0, 0) :: else fi;
-		mine = 0
+		if :: todo == 0 -> goto gone :: mutant(RECORDED_BEFORE_ACK) && todo -> sent = todo; goto settling :: else fi
 	};
 
 	do
-	:: in(todo, 1) -> send(1)
-	:: in(todo, 2) && (!first_is_in(todo) || mutant(KEY_SENT_AT_ONCE)) -> send(2)
-	:: in(todo, 3) -> send(3)
+	:: atomic { todo ->
+		if
+		:: in(todo, 1) -> r = 1
+		:: in(todo, 2) && (!first_is_in(todo) || mutant(KEY_SENT_AT_ONCE)) -> r = 2
+		:: in(todo, 3) -> r = 3
+		fi;
+		send(r); r = 0 }
 	:: faulty && todo -> todo = 0                                   /* the time is over: the rest is given back */
 	:: todo == 0 -> break
 	od;
 	if
-	:: faulty && none -> none = 0                                    /* a stop cut it short: given back, with nothing counted */
+	:: faulty && none -> none = 0                                   /* a stop cut it short: given back, with nothing counted */
 	:: mutant(UNKNOWN_IS_PUBLISHED) -> sent = sent | none; none = 0
 	:: true
 	fi;
 
 settling:
 	if
-	:: mutant(SETTLE_IN_TWO_STEPS) -> mine = held[me]; held[me] = 0;
-		d_step { mine = mine & pending & ~all_held; record(mine, sent, no, none) }; goto gone
+	:: mutant(SETTLE_IN_TWO_STEPS) -> todo = held[me]; held[me] = 0;
+		d_step { todo = todo & pending & ~all_held; record(todo, sent, no, none) }; goto gone
 	:: else
 	fi;
 	do
-	:: d_step { settle(me, sent, no, none) } -> break
-	:: faulty -> d_step { settle(me, sent, no, none) }              /* the answer is lost: sent again */
+	:: atomic { settle(me, sent, no, none);
+		if :: break :: faulty fi }                                  /* or the answer is lost: sent again */
 	:: faulty && LATE && nfull(net) -> net!SETTLE,me,sent,no,none   /* delayed: sent again; this one comes some time */
 	:: faulty -> goto gone
 	od;
 gone:
-	atomic { live--; g_gone = g_gone | (WITNESS -> row(me) : 0); mine = 0; todo = 0; sent = 0; no = 0; none = 0 }
+	atomic { live--; g_gone = g_gone | (WITNESS -> row(me) : 0); todo = 0; sent = 0; no = 0; none = 0 }
 }
 
 /* ---------------------------------------------------------------- the world: what may happen at any time */
