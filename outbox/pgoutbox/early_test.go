@@ -41,7 +41,7 @@ type frozenBroker struct {
 
 func (b *frozenBroker) Publish(_ context.Context, messages ...producer.Message) error {
 	if b.faults.Load() && rand.N(3) == 0 {
-		time.Sleep(rand.N(30 * time.Millisecond)) // the relay is frozen
+		<-time.After(rand.N(30 * time.Millisecond)) // the relay is frozen
 	}
 	var failures []producer.Failure
 	for i, m := range messages {
@@ -56,7 +56,7 @@ func (b *frozenBroker) Publish(_ context.Context, messages ...producer.Message) 
 			fails(true)
 		case n == 1:
 			b.late.Go(func() {
-				time.Sleep(rand.N(50 * time.Millisecond))
+				<-time.After(rand.N(50 * time.Millisecond))
 				b.arrive(m)
 			})
 			fails(true)
