@@ -128,8 +128,8 @@ func TestStock_WhatComesDuringADrainIsGivenBackAtItsEnd(t *testing.T) {
 	within(t, "the handler", started)
 	s.cancel()
 	until(t, "the drain", func() bool {
-		r.publish("o2") // until one comes too late
-		return r.info().NumAckPending == 2
+		r.publish("o2")                    // until one comes too late
+		return r.info().NumAckPending >= 2 // the server may know of one only when another is out
 	})
 	close(release)
 	within(t, "the Router", s.ended)
