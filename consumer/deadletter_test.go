@@ -218,7 +218,7 @@ func TestProcess_DeadLettersOfDeadLettersEnd(t *testing.T) {
 			}
 		}
 		everybody(delivery("o1"))
-		for done := 0; done < len(l.sent); done++ {
+		for done := 0; done < len(l.sent); done++ { //nolint:intrange // it grows
 			if done > 100 {
 				t.Fatalf("no end: %v", runs)
 			}

@@ -16,16 +16,18 @@ func (v *valued) Value(k any) any {
 	return v.Child.Value(k)
 }
 
+type lower struct{}
+
 // A context that embeds a child ends with its parent, and for the same cause.
 func TestChild_EndsWithItsParent(t *testing.T) {
 	parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, 7))
 	ctx := &valued{contexts.Under(parent)}
-	below, end := context.WithCancel(context.WithValue(ctx, "below", 9))
+	below, end := context.WithCancel(context.WithValue(ctx, lower{}, 9))
 	defer end()
 	if ctx.Err() != nil || below.Err() != nil {
 		t.Fatalf("before the end: %v, below it %v", ctx.Err(), below.Err())
 	}
-	if below.Value(key{}) != 7 || below.Value("own") != 8 || below.Value("below") != 9 || parent.Value("own") != nil {
+	if below.Value(key{}) != 7 || below.Value("own") != 8 || below.Value(lower{}) != 9 || parent.Value("own") != nil {
 		t.Error("values are not where they belong")
 	}
 	cancel(errParent)

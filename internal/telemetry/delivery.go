@@ -85,7 +85,8 @@ func (c *Consumer) Begin(ctx context.Context, in *Incoming) (context.Context, *P
 		p.scope = &scope{group: in.Group, handler: in.Handler}
 	}
 	if tracer := c.tracing.tracer(); tracer != nil {
-		return p.start(tracer, in), p
+		ctx = p.start(tracer, in)
+		return ctx, p
 	}
 	return p, p
 }
