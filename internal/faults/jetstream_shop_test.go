@@ -62,20 +62,19 @@ func (s *shop) make(stream jetstream.StreamConfig, ackWait time.Duration) {
 	stream.Name, stream.Subjects = ordersStream, []string{ordersStream}
 	letters.Name, letters.Subjects, letters.Retention = lettersStream, []string{lettersStream}, jetstream.LimitsPolicy
 	for _, config := range []jetstream.StreamConfig{stream, letters} {
-		if _, err := createStream(s.t, s.js, config); err != nil {
-			s.t.Fatal(err)
-		}
+		createStream(s.t, s.js, config)
 	}
 	s.makeConsumer(stream, ackWait)
 }
 
 func (s *shop) makeConsumer(stream jetstream.StreamConfig, ackWait time.Duration) {
 	s.t.Helper()
-	if _, err := s.js.CreateConsumer(s.t.Context(), ordersStream, jetstream.ConsumerConfig{
+	config := jetstream.ConsumerConfig{
 		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: 5, Replicas: stream.Replicas,
-	}); err != nil {
-		s.t.Fatal(err)
 	}
+	testserver.Ask(s.t, "consumer "+consumerName, func(ctx context.Context) (jetstream.Consumer, error) {
+		return s.js.CreateConsumer(ctx, ordersStream, config)
+	})
 }
 
 // watch counts the messages that the server gives up.
@@ -285,14 +284,11 @@ func orderKey(id string) dedupstore.Key {
 func (s *shop) letters() map[string]int {
 	s.t.Helper()
 	all := map[string]int{}
-	stream, err := s.js.Stream(s.t.Context(), lettersStream)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stream := lookAt(s.t, s.js, lettersStream)
 	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
-		msg, err := stream.GetMsg(s.t.Context(), seq)
-		if err != nil {
-			s.t.Fatal(err)
+		msg := messageAt(s.t, stream, seq)
+		if msg == nil {
+			s.t.Fatalf("dead letter %d is not in its stream", seq)
 		}
 		all[msg.Header.Get(producer.HeaderOriginalID)]++
 	}
@@ -307,14 +303,28 @@ func (s *shop) mustHaveGivenUpNothing() {
 	}
 }
 
-// createStream makes a stream. A cluster that has just begun may take a moment until all its nodes can be placed on.
-func createStream(t *testing.T, js jetstream.JetStream, config jetstream.StreamConfig) (stream jetstream.Stream, err error) {
+// createStream makes a stream.
+func createStream(t *testing.T, js jetstream.JetStream, config jetstream.StreamConfig) {
 	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(30 * time.Second); ; <-tick.C {
-		if stream, err = js.CreateOrUpdateStream(t.Context(), config); err == nil || time.Now().After(end) {
-			return stream, err
+	testserver.Ask(t, "stream "+config.Name, func(ctx context.Context) (jetstream.Stream, error) {
+		return js.CreateOrUpdateStream(ctx, config)
+	})
+}
+
+// lookAt is a stream as it is now.
+func lookAt(t *testing.T, js jetstream.JetStream, name string) jetstream.Stream {
+	t.Helper()
+	return testserver.Ask(t, "stream "+name, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, name) })
+}
+
+// messageAt is a message of a stream, or nil if the stream does not hold it any more.
+func messageAt(t *testing.T, stream jetstream.Stream, seq uint64) *jetstream.RawStreamMsg {
+	t.Helper()
+	return testserver.Ask(t, fmt.Sprint("message ", seq), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		msg, err := stream.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, nil
 		}
-	}
+		return msg, err
+	})
 }

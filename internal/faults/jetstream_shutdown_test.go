@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -87,18 +86,11 @@ func (s *shop) settled() map[string]bool {
 func (s *shop) kept() map[string]bool {
 	s.t.Helper()
 	kept := map[string]bool{}
-	stream, err := s.js.Stream(s.t.Context(), ordersStream)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stream := lookAt(s.t, s.js, ordersStream)
 	state := stream.CachedInfo().State
 	for seq := state.FirstSeq; state.Msgs > 0 && seq <= state.LastSeq; seq++ {
-		msg, err := stream.GetMsg(s.t.Context(), seq)
-		switch {
-		case err == nil:
+		if msg := messageAt(s.t, stream, seq); msg != nil {
 			kept[string(msg.Data)] = true
-		case !errors.Is(err, jetstream.ErrMsgNotFound):
-			s.t.Fatal(err)
 		}
 	}
 	return kept

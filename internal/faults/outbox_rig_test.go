@@ -68,9 +68,7 @@ func newMint(t *testing.T, dsn string, urls []string, js jetstream.JetStream, st
 	m.exec(`CREATE TABLE counters (key text PRIMARY KEY, n bigint NOT NULL)`)
 	m.exec(`CREATE TABLE orders (id text PRIMARY KEY, key text NOT NULL, n bigint NOT NULL)`)
 	stream.Name, stream.Subjects, stream.Duplicates = ordersStream, []string{ordersStream}, 100*time.Millisecond
-	if _, err := createStream(t, js, stream); err != nil {
-		t.Fatal(err)
-	}
+	createStream(t, js, stream)
 	return m
 }
 
@@ -363,18 +361,14 @@ func (m *mint) stream() (ids []string) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(m.t.Context(), patience)
 	defer cancel()
-	s, err := m.js.Stream(ctx, ordersStream)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	s := lookAt(m.t, m.js, ordersStream)
 	last := s.CachedInfo().State.LastSeq
 	if last == 0 {
 		return nil
 	}
-	cons, err := s.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	cons := testserver.Ask(m.t, "a reader of the stream", func(ctx context.Context) (jetstream.Consumer, error) {
+		return s.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+	})
 	messages, err := cons.Messages()
 	if err != nil {
 		m.t.Fatal(err)

@@ -124,16 +124,26 @@ func (c *NATSNodes) probe(ctx context.Context) error {
 // await repeats a step, for as long as a cluster may take to elect somebody.
 func (c *NATSNodes) await(what string, step func(context.Context) error) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), 2*patience)
+	Ask(c.t, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, step(ctx) })
+}
+
+// Ask repeats a request to NATS servers until it succeeds, and fails the test if it never does. A cluster may change its
+// leaders at any moment, also when nobody has harmed it, and what is asked just then is refused or not answered. A
+// request must do no harm when it is made again.
+func Ask[T any](t testing.TB, what string, request func(context.Context) (T, error)) (answer T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*patience)
 	defer cancel()
-	err := until(ctx, func() error {
+	err := until(ctx, func() (err error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second) // a request to a node that dies is not answered
 		defer cancel()
-		return step(ctx)
+		answer, err = request(ctx)
+		return err
 	})
 	if err != nil {
-		c.t.Fatalf("testserver: NATS cluster: await %s: %v", what, err)
+		t.Fatalf("testserver: NATS: await %s: %v", what, err)
 	}
+	return answer
 }
 
 // URLs are where clients connect to, by node. They stay through restarts.

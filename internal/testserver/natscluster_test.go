@@ -27,25 +27,14 @@ func TestNATSCluster_MessagesOutliveAProcessThatLedThem(t *testing.T) {
 }
 
 func messagesOutliveLeader(t *testing.T, c *NATSNodes, kills int) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	js := c.JetStream()
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}, Replicas: 3}); err != nil {
-		t.Fatal(err)
-	}
+	config := jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}, Replicas: 3}
+	Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) { return js.CreateStream(ctx, config) })
 	publish := func(text string) {
 		t.Helper()
-		var last error
-		for ctx.Err() == nil { // there is no leader for a moment
-			try, cancel := context.WithTimeout(ctx, time.Second)
-			_, last = js.Publish(try, "orders", []byte(text), jetstream.WithMsgID(text))
-			cancel()
-			if last == nil {
-				return
-			}
-			pause()
-		}
-		t.Fatal(last)
+		Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
+			return js.Publish(ctx, "orders", []byte(text), jetstream.WithMsgID(text))
+		})
 	}
 	var want []string
 	for i := range kills {
@@ -61,7 +50,7 @@ func messagesOutliveLeader(t *testing.T, c *NATSNodes, kills int) {
 		c.Restart(node)
 		c.AwaitCurrent("orders")
 	}
-	if got := payloads(ctx, t, js, len(want)); !slices.Equal(got, want) {
+	if got := payloads(t, js, len(want)); !slices.Equal(got, want) {
 		t.Errorf("the stream holds %q, want %q", got, want)
 	}
 	if len(c.URLs()) != 3 {
@@ -70,20 +59,16 @@ func messagesOutliveLeader(t *testing.T, c *NATSNodes, kills int) {
 }
 
 // payloads reads the stream from its beginning.
-func payloads(ctx context.Context, t *testing.T, js jetstream.JetStream, n int) (all []string) {
+func payloads(t *testing.T, js jetstream.JetStream, n int) (all []string) {
 	t.Helper()
-	s, err := js.Stream(ctx, "orders")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, "orders") })
 	if last := s.CachedInfo().State.LastSeq; last != uint64(n) {
 		t.Errorf("the stream's last sequence is %d, want %d", last, n)
 	}
 	for seq := range n {
-		msg, err := s.GetMsg(ctx, uint64(seq)+1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		msg := Ask(t, "a message", func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+			return s.GetMsg(ctx, uint64(seq)+1)
+		})
 		all = append(all, string(msg.Data))
 	}
 	return all
