@@ -3,12 +3,12 @@ package pgstore
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -88,12 +88,16 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 		clear(answers)
 		var batch pgx.Batch
 		batch.Queue(settings)
-		for _, one := range order {
-			r := one.request
-			batch.Queue(f.store.sql.fresh, one.id, one.key, r.Owner, micros(r.Lease), micros(r.Retention), printOf(r), r.Trace).QueryRow(one.read)
+		for rest := order; len(rest) > 0; {
+			n := alike(rest)
+			f.store.queueFresh(&batch, rest[:n])
+			rest = rest[n:]
 		}
 		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})
+	if err != nil {
+		clear(answers)
+	}
 	if codeOf(err) == codeLocked && len(order) == 1 {
 		answers[0] = answer{status: contended, found: string(dedupstore.Absent)}
 		return nil
@@ -109,16 +113,54 @@ type fresh struct {
 	key     string
 }
 
-// read leaves the answer as it is if there was a record.
-func (f *fresh) read(row pgx.Row) error {
-	var fence int64
-	err := row.Scan(&fence)
-	if err == nil {
-		*f.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent), fence: fence, attempt: 1}
-	} else if errors.Is(err, pgx.ErrNoRows) {
-		err = nil
+// mostTogether is how many claims fresh_many.sql makes.
+const mostTogether = 16
+
+// alike is how many of the first claims may share a statement.
+func alike(claims []*fresh) int {
+	n := 1
+	for n < min(len(claims), mostTogether) && claims[n].request.Lease == claims[0].request.Lease && claims[n].request.Retention == claims[0].request.Retention {
+		n++
 	}
-	return err
+	return n
+}
+
+// queueFresh makes claims that are alike. The answers of keys that had a record stay as they are.
+func (s *Store) queueFresh(batch *pgx.Batch, claims []*fresh) {
+	lease := micros(claims[0].request.Lease)
+	life := lease + micros(claims[0].request.Retention)
+	ends := [...]pgtype.Interval{interval(lease), interval(life), interval(life + life/16)}
+	var query *pgx.QueuedQuery
+	if len(claims) == 1 {
+		c := claims[0]
+		query = batch.Queue(s.sql.fresh, c.id, c.key, c.request.Owner, ends[0], ends[1], ends[2], printOf(c.request), c.request.Trace)
+	} else {
+		n := len(claims)
+		ids, keys, owners, prints, traces := make([][]byte, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+		for i, c := range claims {
+			ids[i], keys[i], owners[i], prints[i], traces[i] = c.id, c.key, c.request.Owner, printOf(c.request), c.request.Trace
+		}
+		query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces)
+	}
+	query.Query(func(rows pgx.Rows) error {
+		var key string
+		var fence int64
+		_, err := pgx.ForEachRow(rows, []any{&key, &fence}, func() error {
+			for _, c := range claims {
+				if c.answer.status == "" && c.key == key { // of two claims of a key, the first has it
+					*c.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent), fence: fence, attempt: 1}
+					break
+				}
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+// interval is so many microseconds.
+func interval(micros int64) pgtype.Interval {
+	return pgtype.Interval{Microseconds: micros, Valid: true}
 }
 
 // claimRest answers the claims at some places.

@@ -3,10 +3,9 @@
 -- of this version are missing, or not for this user, it is refused or does nothing: what it claimed there could not be settled.
 -- The time is the clock's: in the simple protocol all claims of a batch are one statement, and one of them may have waited.
 INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key, print, trace)
-SELECT $1::bytea, extract(epoch FROM a.t) * 1000000, a.t, a.t + a.lease, a.t + a.life, a.t + a.life * 1.0625,
-	1, 0, 'running', $3::text, $2::text, $6::text, $7::text
-FROM (SELECT clock_timestamp() AS t, $4::bigint * interval '1 microsecond' AS lease,
-	($4::bigint + $5::bigint) * interval '1 microsecond' AS life) AS a
+SELECT $1::bytea, date_part('epoch', a.t) * 1000000, a.t, a.t + $4::interval, a.t + $5::interval, a.t + $6::interval,
+	1, 0, 'running', $3::text, $2::text, $7::text, $8::text
+FROM (SELECT clock_timestamp() AS t) AS a
 WHERE NOT EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
 	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')
-ON CONFLICT (id) DO NOTHING RETURNING fence
+ON CONFLICT (id) DO NOTHING RETURNING key, fence

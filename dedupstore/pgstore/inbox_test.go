@@ -82,7 +82,7 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
-			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), micros(long), micros(long), "", ""); err != nil {
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
 				t.Fatal(err)
 			}
 			var results []dedupstore.ClaimResult
@@ -118,7 +118,7 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	tx := begin(t, pool, pgx.ReadCommitted)
 	for _, id := range []string{"1", "2"} {
 		key := request(id).Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), micros(long), micros(long), "", ""); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}

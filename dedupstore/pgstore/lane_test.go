@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -190,5 +191,71 @@ func TestStore_ConcurrentOperationsShareStatements(t *testing.T) {
 	group.Wait()
 	if n := requests.Load(); n > messages {
 		t.Errorf("%d claims and settlements took %d requests: they do not travel together", 2*messages, n)
+	}
+}
+
+// TestClaimMany_EachGetsWhatItAskedFor has a batch that is more than one statement carries, of several leases and windows, and in
+// which some keys are asked for twice.
+func TestClaimMany_EachGetsWhatItAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			s := newStore(t, pool, Config{})
+			var requests []dedupstore.Request
+			for i := range 100 {
+				r := request(fmt.Sprint(i % 90)) // the last ten are twins
+				r.Lease += time.Duration(i%90/40) * time.Minute
+				r.Retention += time.Duration(i%90/60) * time.Hour
+				r.Trace, r.Fingerprint = fmt.Sprint("trace-", i%90), dedupstore.Fingerprint{Scheme: "v1", Sum: fmt.Sprint(i % 90)}
+				requests = append(requests, r)
+			}
+			granted := map[string]dedupstore.Claim{}
+			for i, result := range s.ClaimMany(t.Context(), requests) {
+				if result.Err != nil {
+					t.Fatal(result.Err)
+				}
+				c := result.Answer.Claim
+				_, twin := granted[requests[i].Key.ID]
+				switch result.Answer.Status {
+				case dedupstore.AcquiredRun:
+					if twin || c.Owner != requests[i].Owner {
+						t.Errorf("claim %d was granted to %q; its key was granted before: %v", i, c.Owner, twin)
+					}
+					granted[c.Key.ID] = c
+				case dedupstore.Busy:
+					if i%90 >= 10 {
+						t.Errorf("claim %d is busy, and has no twin", i)
+					}
+				default:
+					t.Errorf("claim %d was answered %q", i, result.Answer.Status)
+				}
+			}
+			if len(granted) != 90 {
+				t.Errorf("%d keys were granted, want 90", len(granted))
+			}
+			for i := range 90 {
+				r, c := requests[i], granted[requests[i].Key.ID]
+				var lease, life, clean time.Duration
+				var owner, trace, print string
+				var fence int64
+				if err := pool.QueryRow(t.Context(), `
+SELECT lease_until - first_at, expires_at - first_at, clean_at - first_at, owner, trace, print, fence FROM oncemill_dedup WHERE key = $1`,
+					r.Key.String()).Scan(&lease, &life, &clean, &owner, &trace, &print, &fence); err != nil {
+					t.Fatal(err)
+				}
+				wantLife := r.Lease + r.Retention
+				for _, d := range [][2]time.Duration{{lease, r.Lease}, {life, wantLife}, {clean, wantLife + wantLife/16}} {
+					if off := d[0] - d[1]; off.Abs() > 100*time.Millisecond {
+						t.Errorf("record %d ends %v, %v and %v after its claim, want %v, %v and a sixteenth more", i, lease, life, clean, r.Lease, wantLife)
+						break
+					}
+				}
+				if owner != c.Owner || fence != int64(c.Fence) || trace != r.Trace || print != "v1:"+r.Fingerprint.Sum {
+					t.Errorf("record %d is of owner %q, fence %d, trace %q, print %q", i, owner, fence, trace, print)
+				}
+			}
+		})
 	}
 }

@@ -62,6 +62,13 @@ func (s *settling) plain() bool {
 	return s.step == "done" && s.kind == string(dedupstore.Succeeded) && !s.exhausted && !s.truncated && s.reason == "" && s.stubs == nil
 }
 
+// foreseen reports whether the date of cleaning that the claim has set does for the outcome: it is late enough, unless the run
+// took longer than a sixteenth of the window, after which cleaning has a look and postpones it; and it is not much too late.
+func (s *settling) foreseen(c dedupstore.Claim) bool {
+	life := micros(c.Lease) + micros(c.Retention)
+	return micros(c.Retention) >= s.retention && life+life/16 <= 3*s.retention
+}
+
 // args are the arguments of the function that finishes within a transaction.
 func (s *settling) args(token string) []any {
 	return []any{

@@ -16,6 +16,9 @@ var (
 	//go:embed fresh.sql
 	freshSQL string
 
+	//go:embed fresh_many.sql
+	freshManySQL string
+
 	//go:embed claim.sql
 	claimSQL string
 
@@ -63,6 +66,9 @@ const (
 	callInsist = `SELECT set_config('enable_seqscan', 'off', true),
 	CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
 
+	// callIndexes comes before a settlement, which sees to its durability by itself.
+	callIndexes = `SET LOCAL enable_seqscan = off`
+
 	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless their
 	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes alone.
 	waitTogether = `, set_config('lock_timeout', '1s', true)`
@@ -71,10 +77,11 @@ const (
 
 // statements are the SQL of one store.
 type statements struct {
-	schema, functions, present, version, keep    string
-	fresh, claim, finish, settle, settleIn, join string
-	extend, open, begin, decide                  string
-	cleanUp, cleanBeats                          string
+	schema, functions, present, version, keep string
+	fresh, freshMany, claim                   string
+	finish, settle, settleIn, join            string
+	extend, open, begin, decide               string
+	cleanUp, cleanBeats                       string
 }
 
 func statementsFor(cfg Config) statements {
@@ -83,7 +90,8 @@ func statementsFor(cfg Config) statements {
 	return statements{
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
 		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
-		fresh: in(uncommented(freshSQL)), claim: in(callClaim), finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
+		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
+		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
 		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
 		cleanUp: in(callCleanUp), cleanBeats: in(callCleanBeats),
 	}

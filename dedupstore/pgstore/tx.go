@@ -80,8 +80,8 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	}
 	// One round trip: the server leaves out the commit if it refuses the settlement.
 	var batch pgx.Batch
-	if sql := &p.run.store.sql; s.plain() {
-		batch.Queue(callInsist)
+	if sql := &p.run.store.sql; s.plain() && s.foreseen(p.run.claim) {
+		batch.Queue(callIndexes)
 		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result)
 	} else {
 		batch.Queue(sql.settleIn, s.args(p.run.token)...)
