@@ -73,8 +73,8 @@ type breaker struct {
 	policy  StoreDown
 	log     *slog.Logger
 
-	// healthy says that the last claim was answered. Then a further answer changes nothing, and the circuit need not be
-	// told: it counts failures in a row only.
+	// healthy says that the last claim was answered, and that the breaker is closed. Then a further answer changes nothing,
+	// and the circuit need not be told: it counts failures in a row only.
 	healthy atomic.Bool
 
 	mu    sync.Mutex
@@ -161,7 +161,7 @@ func (b *breaker) verdict(ctx context.Context, key *dedupstore.Key, err error) e
 	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull),
 		errors.Is(err, dedupstore.ErrNotDurable), errors.Is(err, ErrClaimLost):
 		b.first, b.more = dedupstore.Key{}, false
-		b.healthy.Store(true)
+		b.healthy.Store(!b.down) // an answer to what was sent before it opened closes nothing
 		return nil
 	case is[*dedupstore.InvalidError](err), ended(ctx):
 		return errNoVerdict
@@ -253,6 +253,7 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		b.rest()
 	case to == gobreaker.StateOpen:
 		b.down, b.since, b.pause = true, time.Now(), minOpen
+		b.healthy.Store(false)
 		b.rest()
 		cause := b.cause
 		b.notes = append(b.notes, func() {

@@ -373,3 +373,46 @@ func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 		}
 	})
 }
+
+// A claim that was sent before the store failed may be answered after the breaker has opened. That closes nothing, and must
+// not let the claims after it pass an open breaker by: one failure, much later, would be the end of a pause that nobody began.
+func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilence(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newOutage(t)
+		var log bytes.Buffer
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		slow := make(chan struct{})
+		store.set(func(_ context.Context, r dedupstore.Request) error {
+			if r.Key.ID == "slow" {
+				<-slow
+				return nil
+			}
+			return errDown
+		})
+		var wg sync.WaitGroup
+		g.Run(t.Context(), call("first"), (&counter{}).run) // from now on failures count
+		wg.Go(func() { g.Run(t.Context(), call("slow"), (&counter{}).run) })
+		synctest.Wait()
+		for i := range 5 {
+			time.Sleep(50 * time.Millisecond)
+			g.Run(t.Context(), call(fmt.Sprint("down ", i)), (&counter{}).run)
+		}
+		wantOpen(t, store, g)
+		close(slow)
+		wg.Wait()
+		store.set(nil)
+		for i := range 10 { // the store is well, and asked by everybody soon
+			time.Sleep(time.Second)
+			g.Run(t.Context(), call(fmt.Sprint("well ", i)), (&counter{}).run)
+		}
+		if !strings.Contains(log.String(), "answers again") {
+			t.Errorf("nobody says that the store is back:\n%s", log.String())
+		}
+		store.set(refuses)
+		g.Run(t.Context(), call("one failure"), (&counter{}).run)
+		store.set(nil)
+		if res, err := g.Run(t.Context(), call("another key"), (&counter{}).run); err != nil || res.Bypassed {
+			t.Errorf("after one failure: %+v, %v; want it guarded", res, err)
+		}
+	})
+}
