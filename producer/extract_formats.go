@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"unicode/utf8"
 )
 
 // ExtractCloudEvent finds the id of a CloudEvent (CloudEvents 1.0), which is unique together with its source: in
 // headers ce_id and ce_source (Kafka) or ce-id and ce-source (NATS, HTTP), or, where the header content-type says
 // application/cloudevents+json, in the members id and source of the payload. Header values are taken as they stand,
-// without percent decoding. One without the other is an error.
+// without percent decoding. One without the other is an error, and so is what is not UTF-8.
 func ExtractCloudEvent(in Incoming) (Identity, error) {
 	for _, prefix := range [...]string{"ce_", "ce-"} {
 		id, noID := in.Header.require(prefix + "id")
@@ -53,8 +54,8 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 	return Identity{foreignID("ce", source, id), SourceCloudEvent}, nil
 }
 
-// topMembers reads the named string members of a JSON object. Those that are there twice, or are not strings, are
-// errors.
+// topMembers reads the named string members of a JSON object. Those that are there twice, or are not strings of Unicode
+// text, are errors.
 func topMembers(payload []byte, names ...string) (Header, error) {
 	dec := json.NewDecoder(bytes.NewReader(payload))
 	notJSON := &InvalidError{"payload", "is not a JSON object, although the header content-type says that it is a CloudEvent"}
@@ -81,6 +82,9 @@ func topMembers(payload []byte, names ...string) (Header, error) {
 			var text string
 			if json.Unmarshal(value, &text) != nil || value[0] != '"' {
 				return nil, &InvalidError{"payload member " + wanted, "is not a string"}
+			}
+			if _, err := canonicalize(value); err != nil || !utf8.Valid(value) { // encoding/json takes what it cannot read for U+FFFD
+				return nil, &InvalidError{"payload member " + wanted, "is not UTF-8, or holds half of a surrogate pair"}
 			}
 			members[wanted] = text
 		}
