@@ -25,11 +25,13 @@ type Config struct {
 	// would not be scoped by it.
 	Route func(*http.Request) string
 
-	// Supports says of which requests keys are honoured. GET, HEAD, OPTIONS, TRACE and CONNECT never are. Nil: POST and PATCH.
+	// Supports says of which requests keys are honoured, without reading the body. GET, HEAD, OPTIONS, TRACE and CONNECT never
+	// are. Nil: POST and PATCH.
 	Supports func(*http.Request) bool
 
-	// Required says which of them must have a key; others than those are run under a key that is made for the request
-	// alone, so that a handler always has its Run and, with an inbox, its transaction. Nil: all. Optional: none.
+	// Required says which of them must have a key, without reading the body; others than those are run under a key that is
+	// made for the request alone, so that a handler always has its Run and, with an inbox, its transaction. Nil: all.
+	// Optional: none.
 	Required func(*http.Request) bool
 
 	// Unsupported says what to do with a key on a request that is not supported. Zero: IgnoreKey.

@@ -36,7 +36,8 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 }
 
 // Wrap returns a handler that runs next once a key. Put it inside of what authenticates, limits rates and recovers from
-// panics, and outside of what must be repeated or rolled back together with the handler.
+// panics, and outside of what must be repeated or rolled back together with the handler. Nothing around it may read the
+// body, also as a form.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 }
@@ -82,17 +83,22 @@ func (c *Config) hasKey(h http.Header) bool {
 func (m *Middleware) exchange(w http.ResponseWriter, r *http.Request) (*exchange, *Problem) {
 	c := &m.config
 	id, err := c.clientKey(r.Header)
+	made := id == ""
 	switch {
 	case err != nil:
 		return nil, invalidKey(err)
-	case id == "" && c.Required(r):
+	case made && c.Required(r):
 		return nil, missing(c.Headers[0])
-	case id == "":
+	case made:
 		id = ids.New()
 	}
 	body, problem := m.body(w, r)
 	if problem != nil {
 		return nil, problem
+	}
+	if len(body) == 0 && hadBody(r) && !made {
+		c.Logger.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before: let nothing do so that stands around the middleware, nor Config.Supports or Config.Required")
+		return nil, misconfigured()
 	}
 	x := &exchange{m: m, w: w, r: r, body: body}
 	reader := newReader(body)
@@ -137,6 +143,12 @@ func (m *Middleware) body(w http.ResponseWriter, r *http.Request) ([]byte, *Prob
 		return nil, unreadable()
 	}
 	return b.Bytes(), nil
+}
+
+// hadBody reports whether somebody has read the body of a request already, such as by Request.FormValue. The handler would
+// find the form, and the fingerprint nothing of it.
+func hadBody(r *http.Request) bool {
+	return r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil
 }
 
 // A reader is a body that has been read before.

@@ -39,7 +39,7 @@ const (
 	CodeUncommitted = "not-committed"    // 500: rolled back, because the transaction could not be committed
 	CodeUnavailable = "unavailable"      // 503: try again with the same key
 	CodeNoAccount   = "account-unknown"  // 403: Config.Account
-	CodeInternal    = "misconfigured"    // 500: no route, or a stored response that cannot be read
+	CodeInternal    = "misconfigured"    // 500: no route, a body that was read before, or a stored response that cannot be read
 )
 
 // Write sends the problem as application/problem+json. It is what Config.WriteProblem is if it is nil.
