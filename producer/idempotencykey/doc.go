@@ -44,9 +44,11 @@
 //
 // Up to Config.MaxResponseBody a response is held back until it is stored. With a lease alone, a handler may flush: then the
 // response leaves at once and is kept all the same, if it stays within the limit. One that grows over the limit leaves too, and
-// so does what is sent over a hijacked connection; repeats are told that the work is done (410, code response-dropped).
+// so does one that is shorter than its Content-Length, and what is sent over a hijacked connection; repeats are told that the
+// work is done (410, code response-dropped).
 // With an inbox nothing may leave before the commit: flushing and hijacking are not supported, informational responses are
-// dropped, and a response over the limit becomes a 500 (code response-refused) that rolls the writes back.
+// dropped, and a response over the limit, or shorter than its Content-Length, becomes a 500 (code response-refused) that rolls
+// the writes back.
 //
 // Informational responses and trailers are not part of what is kept. Requests of methods without effect (GET, HEAD, OPTIONS,
 // TRACE) never have a key.

@@ -35,7 +35,7 @@ const (
 	CodeTooLarge    = "body-too-large"   // 413: Config.MaxRequestBody
 	CodeNotKept     = "response-dropped" // 410: the work is done, its response is not kept
 	CodeUnknown     = "outcome-unknown"  // 500: the run ended without a response; it may have had an effect
-	CodeRefused     = "response-refused" // 500: rolled back, because the response could not be held until the commit
+	CodeRefused     = "response-refused" // 500: rolled back, because the response could not be held until the commit, or was not whole
 	CodeUncommitted = "not-committed"    // 500: rolled back, because the transaction could not be committed
 	CodeUnavailable = "unavailable"      // 503: try again with the same key
 	CodeNoAccount   = "account-unknown"  // 403: Config.Account

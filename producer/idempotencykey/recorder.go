@@ -30,6 +30,7 @@ type loss string
 const (
 	lostTooLarge loss = "too large"
 	lostHijacked loss = "connection taken over"
+	lostShort    loss = "shorter than announced"
 )
 
 func newRecorder(w http.ResponseWriter, limit int, held bool) *recorder {
@@ -105,6 +106,16 @@ func (rec *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// end says that the handler has written what it has. A response that is shorter than its Content-Length is not whole, and
+// the server lets the client know.
+func (rec *recorder) end() {
+	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
+	announced, err := strconv.Atoi(rec.sent.Get("Content-Length"))
+	if err == nil && rec.lost == "" && bodyAllowed(rec.status) && rec.body.Len() < announced {
+		rec.lost = lostShort
+	}
+}
+
 // lose gives the response up as one to be kept. What was held leaves, unless nothing may.
 func (rec *recorder) lose(why loss) {
 	rec.lost = why
@@ -146,7 +157,7 @@ func (rec *recorder) finish() {
 	if rec.lost == lostHijacked {
 		return
 	}
-	if !rec.passing && bodyAllowed(rec.status) && !rec.trailing() {
+	if !rec.passing && rec.lost != lostShort && bodyAllowed(rec.status) && !rec.trailing() {
 		rec.sent.Set("Content-Length", strconv.Itoa(rec.body.Len()))
 	}
 	rec.pass()

@@ -128,19 +128,23 @@ func rolledBack(res oncemill.Result, replayed string) *Problem {
 	return p
 }
 
-func refused() *Problem {
-	return &Problem{
+func refused(why loss) *Problem {
+	p := &Problem{
 		Status: http.StatusInternalServerError, Code: CodeRefused, Title: "The response is too large to be kept",
 		Detail: "Nothing was committed: the response could not be held until the commit.",
 	}
+	if why == lostShort {
+		p.Title, p.Detail = "The response is not whole", "Nothing was committed: the response was shorter than it had announced."
+	}
+	return p
 }
 
 // refuse puts another response in the place of the handler's, and encodes it. One of Config.WriteProblem that cannot be held
 // either is left out but for its status.
 func (rec *recorder) refuse(m *Middleware, r *http.Request) []byte {
-	most := m.policy.MaxResultBytes
+	most, why := m.policy.MaxResultBytes, rec.lost
 	*rec = *newRecorder(rec.to, most, rec.held)
-	m.refuse(rec, r, refused())
+	m.refuse(rec, r, refused(why))
 	rec.WriteHeader(http.StatusInternalServerError)
 	data := rec.encode(m.config.StoreHeaders, most)
 	if rec.lost != "" || rec.status < http.StatusInternalServerError { // which would commit
