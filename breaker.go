@@ -108,14 +108,15 @@ type refusalError struct {
 
 func (e *refusalError) Error() string { return e.cause.Error() }
 
-// claim asks the store, or fails at once with a *refusalError while the store is down.
-func (b *breaker) claim(ctx context.Context, key *dedupstore.Key, ask func() error) error {
+// claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the caller:
+// its error is taken for the store's.
+func (b *breaker) claim(key *dedupstore.Key, ask func() error) error {
 	if !b.healthy.Load() {
-		return b.guarded(ctx, key, ask)
+		return b.guarded(key, ask)
 	}
 	err := ask()
 	if err != nil {
-		b.report(ctx, key, err)
+		b.report(key, err)
 	}
 	return err
 }
@@ -123,15 +124,15 @@ func (b *breaker) claim(ctx context.Context, key *dedupstore.Key, ask func() err
 // report tells the circuit of a claim that failed while everything was well.
 //
 //go:noinline
-func (b *breaker) report(ctx context.Context, key *dedupstore.Key, err error) {
+func (b *breaker) report(key *dedupstore.Key, err error) {
 	defer b.tell()
-	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(ctx, key, err) })
+	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, err) })
 }
 
 // guarded is claim while failures count.
 //
 //go:noinline
-func (b *breaker) guarded(ctx context.Context, key *dedupstore.Key, ask func() error) error {
+func (b *breaker) guarded(key *dedupstore.Key, ask func() error) error {
 	if err := b.refused(); err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func (b *breaker) guarded(ctx context.Context, key *dedupstore.Key, ask func() e
 	_, _ = b.circuit.Execute(func() (struct{}, error) {
 		asked = true
 		err = ask()
-		return struct{}{}, b.verdict(ctx, key, err)
+		return struct{}{}, b.verdict(key, err)
 	})
 	if !asked {
 		return b.probing()
@@ -154,7 +155,7 @@ var errNoVerdict = errors.New("no verdict")
 
 // verdict is what a claim says about the store: nil that it is up, errNoVerdict nothing, and any other that it is down.
 // A full store, a record that cannot be read and a claim that is not durable are answers: other keys work.
-func (b *breaker) verdict(ctx context.Context, key *dedupstore.Key, err error) error {
+func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -163,7 +164,7 @@ func (b *breaker) verdict(ctx context.Context, key *dedupstore.Key, err error) e
 		b.first, b.more = dedupstore.Key{}, false
 		b.healthy.Store(!b.down) // an answer to what was sent before it opened closes nothing
 		return nil
-	case is[*dedupstore.InvalidError](err), ended(ctx):
+	case is[*dedupstore.InvalidError](err):
 		return errNoVerdict
 	case b.first == dedupstore.Key{}:
 		b.first = *key
@@ -184,13 +185,6 @@ func (b *breaker) tell() {
 	for _, note := range notes {
 		note()
 	}
-}
-
-// ended reports whether the context ended, or is just about to: clients make deadlines of connections from a context's
-// own, and may notice it first.
-func ended(ctx context.Context) bool {
-	deadline, ok := ctx.Deadline()
-	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // refused returns a *refusalError unless the store is up or due to be probed.

@@ -16,33 +16,26 @@ import (
 
 // What a failed claim says about the store, and what it does not.
 
-func TestGuard_CallersCancellationDoesNotOpenTheBreaker(t *testing.T) {
+// A claim does not end with its caller, so what became of it says something about the store however little the caller waits.
+func TestGuard_StoreThatHangsIsNoticedByCallersWhoDoNotWaitForIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newOutage(t)
 		store.set(hangs)
-		g := newGuard(t, store, oncemill.Policy{})
-		for i := range 20 {
+		g := newGuard(t, store, oncemill.Policy{StoreDown: oncemill.FailOpen})
+		impatient := func(i int) (oncemill.Result, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
 			if i%2 == 0 {
-				ctx, cancel = context.WithCancel(t.Context())
-				time.AfterFunc(time.Second, cancel)
+				time.AfterFunc(500*time.Millisecond, cancel)
 			}
-			g.Run(ctx, call("m1"), nil)
-			cancel()
+			return g.Run(ctx, call(fmt.Sprint(i)), (&counter{}).run)
 		}
-		store.set(func(ctx context.Context, _ dedupstore.Request) error { // a connection's deadline, made from the context's
-			deadline, _ := ctx.Deadline()
-			time.Sleep(time.Until(deadline))
-			return errDown
-		})
-		for range 20 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			g.Run(ctx, call("m1"), nil)
-			cancel()
+		for i := range 3 {
+			impatient(i)
 		}
-		store.set(nil)
-		if _, err := g.Run(t.Context(), call("m2"), (&counter{}).run); err != nil {
-			t.Errorf("%v, want the store asked", err)
+		start := time.Now()
+		if res, err := impatient(3); err != nil || !res.Bypassed || time.Since(start) > 0 {
+			t.Errorf("%+v, %v after %v; want it bypassed at once", res, err, time.Since(start))
 		}
 	})
 }
