@@ -43,7 +43,8 @@
 // # Responses that are not kept
 //
 // Up to Config.MaxResponseBody a response is held back until it is stored. With a lease alone, a handler may flush: then the
-// response leaves at once and is kept all the same, if it stays within the limit. One that grows over the limit leaves too, and
+// response leaves at once and is kept all the same, if it stays within the limit and the handler returns before the end of its
+// context; Write and Flush have no errors then when the client has gone. One that grows over the limit leaves too, and
 // so does one that is shorter than its Content-Length, and what is sent over a hijacked connection; repeats are told that the
 // work is done (410, code response-dropped).
 // With an inbox nothing may leave before the commit: flushing and hijacking are not supported, informational responses are

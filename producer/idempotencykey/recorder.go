@@ -30,7 +30,7 @@ type loss string
 const (
 	lostTooLarge loss = "too large"
 	lostHijacked loss = "connection taken over"
-	lostShort    loss = "shorter than announced"
+	lostShort    loss = "not whole"
 )
 
 func newRecorder(w http.ResponseWriter, limit int, held bool) *recorder {
@@ -100,18 +100,22 @@ func (rec *recorder) Write(p []byte) (int, error) {
 	switch {
 	case rec.lost != "" && rec.held:
 		return 0, ErrResponseTooLarge
+	case rec.passing && rec.lost == "": // a client that has gone does not keep the rest from being kept
+		rec.to.Write(p) //nolint:errcheck // see above
 	case rec.passing:
 		return rec.to.Write(p)
 	}
 	return len(p), nil
 }
 
-// end says that the handler has written what it has. A response that is shorter than its Content-Length is not whole, and
-// the server lets the client know.
-func (rec *recorder) end() {
+// end says that the handler has returned, perhaps after the end of its context. A response that is shorter than its
+// Content-Length is not whole, and the server lets the client know. Of one that was flushed nobody can tell whether its
+// handler has stopped in the middle.
+func (rec *recorder) end(late bool) {
 	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
 	announced, err := strconv.Atoi(rec.sent.Get("Content-Length"))
-	if err == nil && rec.lost == "" && bodyAllowed(rec.status) && rec.body.Len() < announced {
+	short := err == nil && bodyAllowed(rec.status) && rec.body.Len() < announced
+	if rec.lost == "" && (short || late && rec.passing) {
 		rec.lost = lostShort
 	}
 }

@@ -62,7 +62,7 @@ func (x *exchange) handle(ctx context.Context) (dedupstore.Outcome, error) {
 		x.rec = nil
 		return dedupstore.Outcome{}, context.Cause(ctx)
 	}
-	rec.end()
+	rec.end(ctx.Err() != nil)
 	data := rec.encode(c.StoreHeaders, x.m.policy.MaxResultBytes)
 	if rec.held && rec.lost != "" {
 		data = rec.refuse(x.m, r)

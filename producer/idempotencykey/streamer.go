@@ -2,6 +2,7 @@ package idempotencykey
 
 import (
 	"bufio"
+	"errors"
 	"net"
 	"net/http"
 	"time"
@@ -10,14 +11,19 @@ import (
 // A streamer is a recorder whose response may leave before the run is over.
 type streamer struct{ *recorder }
 
-// FlushError sends what has been written. It is still kept, up to the limit.
+// FlushError sends what has been written. It is still kept, up to the limit, also if its client has gone: then there is no
+// error, at which handlers would stop.
 func (s *streamer) FlushError() error {
 	if s.lost == lostHijacked {
 		return http.ErrHijacked
 	}
 	s.WriteHeader(http.StatusOK)
 	s.pass()
-	return http.NewResponseController(s.to).Flush()
+	err := http.NewResponseController(s.to).Flush()
+	if s.lost == "" && !errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
 }
 
 // Flush implements http.Flusher.
