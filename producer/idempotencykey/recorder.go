@@ -109,13 +109,14 @@ func (rec *recorder) Write(p []byte) (int, error) {
 }
 
 // end says that the handler has returned, perhaps after the end of its context. A response that is shorter than its
-// Content-Length is not whole, and the server lets the client know. Of one that was flushed nobody can tell whether its
-// handler has stopped in the middle.
+// Content-Length is not whole, and the server lets the client know; nor does it send more, where the length is the handler's.
+// Of a response that was flushed nobody can tell whether its handler has stopped in the middle.
 func (rec *recorder) end(late bool) {
 	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
 	announced, err := strconv.Atoi(rec.sent.Get("Content-Length"))
-	short := err == nil && bodyAllowed(rec.status) && rec.body.Len() < announced
-	if rec.lost == "" && (short || late && rec.passing) {
+	broken := rec.body.Len() < announced || rec.body.Len() > announced && (rec.passing || rec.trailing())
+	broken = broken && err == nil && bodyAllowed(rec.status)
+	if rec.lost == "" && (broken || late && rec.passing) {
 		rec.lost = lostShort
 	}
 }
@@ -134,10 +135,11 @@ func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// name sets the content type that net/http would find out, so that it is part of what is kept.
+// name sets the content type that net/http would find out, so that it is part of what is kept. It finds out nothing once the
+// header has left.
 func (rec *recorder) name() {
 	_, typed := rec.sent["Content-Type"]
-	if !typed && rec.sent.Get("Content-Encoding") == "" && rec.body.Len() > 0 {
+	if !typed && !rec.passing && rec.sent.Get("Content-Encoding") == "" && rec.body.Len() > 0 {
 		rec.sent.Set("Content-Type", http.DetectContentType(rec.body.Bytes()))
 	}
 }
@@ -147,8 +149,8 @@ func (rec *recorder) pass() {
 	if rec.passing {
 		return
 	}
-	rec.passing = true
 	rec.name()
+	rec.passing = true
 	replaceHeader(rec.to.Header(), rec.sent)
 	rec.to.WriteHeader(rec.status)
 	if rec.body.Len() > 0 {

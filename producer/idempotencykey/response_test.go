@@ -30,6 +30,10 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 			w.(http.Flusher).Flush()
 			w.Write(blob[10:100])
 		},
+		"flushed before the body": func(w http.ResponseWriter, _ *http.Request) {
+			w.(http.Flusher).Flush()
+			io.WriteString(w, "<html>")
+		},
 		"no type": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header()["Content-Type"] = nil
 			io.WriteString(w, "<html><script>alert(1)</script></html>")

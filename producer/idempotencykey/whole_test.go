@@ -40,6 +40,20 @@ func TestMiddleware_ResponseThatIsShorterThanItSaysIsNotKeptAsWhole(t *testing.T
 	}
 }
 
+func TestMiddleware_FlushedResponseThatIsLongerThanItSaysIsNotKeptAsWhole(t *testing.T) {
+	t.Parallel()
+	rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "4")
+		io.WriteString(w, "paid")
+		w.(http.Flusher).Flush()
+		io.WriteString(w, "more") // which the server does not send
+	})
+	if a := rg.pay("k"); a.status != 200 || a.body != "paid" {
+		t.Errorf("answered %d %q", a.status, a.body)
+	}
+	wantProblem(t, rg.pay("k"), 410, idempotencykey.CodeNotKept)
+}
+
 func TestInbox_ResponseThatIsShorterThanItSaysIsRolledBack(t *testing.T) {
 	t.Parallel()
 	b, l := newInbox(t), &ledger{}
