@@ -11,8 +11,9 @@ import (
 // Config configures a Middleware. Account must be set; everything else has a default.
 type Config struct {
 	// Account names the account that a request acts for, from what authentication has found out, never from what the client
-	// can choose freely: two accounts may use the same key and never see each other's responses. An error or an empty name is
-	// answered with 403. SingleTenant is for services that have one account only.
+	// can choose freely: two accounts may use the same key and never see each other's responses. A repeat gets its response
+	// without the handler: users of whom one may not see what another may are accounts of their own here. An error
+	// or an empty name is answered with 403. SingleTenant is for services that have one account only.
 	Account func(*http.Request) (string, error)
 
 	// Group is the API that the keys belong to, as the dedupstore.Key has it: 1 to 128 bytes. Renaming it forgets all keys.

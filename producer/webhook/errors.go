@@ -19,8 +19,8 @@ type InvalidError struct {
 
 func (e *InvalidError) Error() string { return "webhook: " + e.Field + " " + e.Problem }
 
-// publishError is an error of the publisher: the event may come again at once, as often as the sender likes. An outage must
-// not use up its attempts.
+// publishError is an error of the publisher: the event may come again, as often as the sender likes. An outage must not use up
+// its attempts.
 type publishError struct{ err error }
 
 func (e *publishError) Error() string { return "publish the event: " + e.err.Error() }
