@@ -22,8 +22,9 @@ type Config struct {
 	Group string
 
 	// Route names the route of a request, one of few. Nil: http.Request.Pattern, which a ServeMux sets, so that the
-	// middleware has to be wrapped around the handlers in it. Requests without a route are answered with 500: keys
-	// would not be scoped by it.
+	// middleware has to be wrapped around the handlers in it. Another text forgets the route's keys, also if only a wildcard in
+	// the pattern has another name: give a fixed one where routes may be renamed. Requests without a route are answered with
+	// 500: keys would not be scoped by it.
 	Route func(*http.Request) string
 
 	// Supports says of which requests keys are honoured, without reading the body. GET, HEAD, OPTIONS, TRACE and CONNECT never
