@@ -3,6 +3,7 @@ package idempotencykey_test
 import (
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/oncemill/oncemill"
@@ -56,16 +57,27 @@ func TestMiddleware_FlushedResponseThatIsLongerThanItSaysIsNotKeptAsWhole(t *tes
 
 func TestInbox_ResponseThatIsShorterThanItSaysIsRolledBack(t *testing.T) {
 	t.Parallel()
-	b, l := newInbox(t), &ledger{}
-	rg := serve(t, newGuard(t, b, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		write(r.Context(), "row")
-		short(l)(w, r)
-	})
-	wantProblem(t, rg.pay("k"), 500, idempotencykey.CodeRefused)
-	a := rg.pay("k")
-	wantProblem(t, a, 500, idempotencykey.CodeRefused)
-	if !a.replayed() || b.count() != 0 {
-		t.Errorf("replayed %v, %d rows", a.replayed(), b.count())
+	for _, kind := range []string{onPostgresInbox, onSQLiteInbox} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			b, l := openFor(t, kind, newPlace(t, kind)), &ledger{}
+			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+				if err := b.pay(r, "debit"); err != nil {
+					t.Error(err)
+				}
+				short(l)(w, r)
+			})
+			for _, replayed := range []bool{false, true} {
+				a := rg.pay("k")
+				wantProblem(t, a, 500, idempotencykey.CodeRefused)
+				if a.replayed() != replayed || !strings.Contains(a.body, "shorter") {
+					t.Errorf("replayed %v: %s", a.replayed(), a.body)
+				}
+			}
+			if n, rows := b.payments("debit"), b.rows("debit"); n+rows != 0 {
+				t.Errorf("%d debits, %d rows in the outbox", n, rows)
+			}
+			wantRuns(t, l, 1)
+		})
 	}
-	wantRuns(t, l, 1)
 }
