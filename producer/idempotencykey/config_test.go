@@ -45,6 +45,10 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 	if _, err := idempotencykey.New(nil, idempotencykey.Config{Account: idempotencykey.SingleTenant}); err == nil {
 		t.Error("a guard that is nil was taken")
 	}
+	ignoring := newGuard(t, newMemory(t), oncemill.Policy{Mismatch: oncemill.MismatchIgnore})
+	if _, err := idempotencykey.New(ignoring, idempotencykey.Config{Account: idempotencykey.SingleTenant}); err == nil {
+		t.Error("a policy under which other requests with a key get its response was taken")
+	}
 	tiny := newGuard(t, newMemory(t), oncemill.Policy{MaxResultBytes: 1000})
 	if _, err := idempotencykey.New(tiny, idempotencykey.Config{Account: idempotencykey.SingleTenant}); err == nil {
 		t.Error("a policy that leaves no room for headers was taken")

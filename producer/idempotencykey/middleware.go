@@ -28,6 +28,9 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 		return nil, &dedupstore.InvalidError{Field: "guard", Problem: "is nil"}
 	}
 	policy := guard.Policy()
+	if policy.Mismatch == oncemill.MismatchIgnore {
+		return nil, &dedupstore.InvalidError{Field: "guard", Problem: `has a policy with Mismatch "ignore": another request under a key would get its response, also one of another path`}
+	}
 	c = c.withDefaults(policy)
 	if err := c.validate(policy); err != nil {
 		return nil, err
