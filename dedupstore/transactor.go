@@ -22,7 +22,8 @@ type Transactor interface {
 	// *UndecidedError says that nothing is, and that the record is as it was:
 	//   - what the last call of work returned, itself and not wrapped;
 	//   - ErrClaimLost, as of Settle;
-	//   - an error that is ErrEnded, if work ended the transaction itself: then effects may be committed without an outcome;
+	//   - an error that is ErrEnded, if work ended the transaction itself, and returned nil or may have committed: then effects may
+	//     be committed without an outcome;
 	//   - *ConflictError, if the database refused the transaction again and again because of others;
 	//   - or why it could not begin, settle or commit.
 	//

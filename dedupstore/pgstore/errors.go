@@ -15,7 +15,8 @@ var (
 	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: return nil to commit it, an error to roll it back")
 
 	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it wrote is
-	// committed or lost without an outcome; the guard parks it as unknown. Correct the handler. It is dedupstore.ErrEnded.
+	// committed or lost without an outcome; the guard parks it as unknown, also if the handler returned an error, which this
+	// one wraps. Correct the handler. It is dedupstore.ErrEnded.
 	ErrTxEnded = fmt.Errorf("pgstore: %w", dedupstore.ErrEnded)
 
 	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler returned

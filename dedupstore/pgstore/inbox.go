@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -50,9 +51,9 @@ type session interface {
 	// commit settles and commits. ctx bounds it.
 	commit(ctx context.Context, s *settling) error
 
-	// end rolls back what is not committed, and gives the connection back. It reports false if there was no transaction
-	// any more to roll back. The handler cannot use the transaction after it. It does not heed the end of ctx, and takes
-	// endTimeout at most.
+	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended the
+	// transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the end of
+	// ctx, and takes endTimeout at most.
 	end(ctx context.Context) (open bool)
 }
 
@@ -121,7 +122,7 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 		}
 		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}, work)
 		ours = false
-		if !conflicts(err) {
+		if !conflicts(err) || errors.Is(err, ErrTxEnded) {
 			return err
 		}
 		conflict = &dedupstore.ConflictError{Err: err}
@@ -150,21 +151,20 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	case err != nil:
 		return fmt.Errorf("pgstore: begin: %w", i.store.explain(err))
 	}
-	done := false
-	end := func() {
-		if done {
-			return
-		}
-		done = true
+	end := sync.OnceValue(func() (open bool) {
 		defer i.store.slots.free()
-		if !s.end(ctx) {
+		if open = s.end(ctx); !open {
 			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
 				"key", r.claim.Key.String(), "fence", r.claim.Fence)
 		}
-	}
+		return open
+	})
 	defer end() // also when work panics
 	settlement, err := work(s.context(ctx))
 	if err != nil {
+		if !end() { // another run could make the effects once more
+			err = fmt.Errorf("%w: %w", ErrTxEnded, err)
+		}
 		return err
 	}
 	settled, err := r.finishing(settlement)

@@ -210,31 +210,81 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 	}
 }
 
-func TestInbox_SaysIfAHandlerCommitsAndFails(t *testing.T) {
+// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that end the transaction by themselves, and then return an error:
+// what they committed must not be made once more.
+func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	for _, sqlForm := range []bool{false, true} {
+	conflict := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: codeSerialization}
+	exec := func(query string) func(context.Context, handle) error {
+		return func(ctx context.Context, h handle) error { return h.exec(ctx, query) }
+	}
+	for name, one := range map[string]struct {
+		sql  bool
+		end  func(context.Context, handle) error
+		fail error
+	}{
+		"pgx":               {false, exec(`COMMIT`), errors.New("no")},
+		"sql":               {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, errors.New("no")},
+		"sql, by statement": {true, exec(`COMMIT`), errors.New("no")},
+		"pgx, conflict":     {false, exec(`COMMIT`), conflict},
+		"sql, conflict":     {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, conflict},
+	} {
 		var log bytes.Buffer
 		s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		inbox, id := s.Inbox(), "pgx"
-		if sqlForm {
-			inbox, id = s.InboxSQL(), "sql"
+		inbox, on := s.Inbox(), onPgx
+		if one.sql {
+			inbox, on = s.InboxSQL(), onSQL
 		}
-		c := runOf(t, inbox, id)
-		boom := errors.New("no")
-		err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-			if sqlForm {
-				return nil, errors.Join(SQLTx(ctx).Commit(), boom)
+		g := newGuard(t, inbox, 30*time.Second)
+		for range 2 {
+			res, err := g.Run(t.Context(), callOf(name), func(ctx context.Context) (dedupstore.Outcome, error) {
+				h := on(ctx)
+				return dedupstore.Outcome{}, errors.Join(h.exec(ctx, insertEffect, name), one.end(ctx, h), one.fail)
+			})
+			if err != nil || res.Outcome.Kind != dedupstore.Unknown || !strings.Contains(res.Outcome.Reason, one.fail.Error()) {
+				t.Errorf("%s: the run ended as %+v, %v, want an unknown outcome with the handler's error", name, res.Outcome, err)
 			}
-			_, err := Tx(ctx).Exec(ctx, `COMMIT`)
-			return nil, errors.Join(err, boom)
+		}
+		wantEffects(t, pool, name, 1)
+		if !strings.Contains(log.String(), "ended the inbox's transaction by itself") {
+			t.Errorf("%s: the log is %q", name, log.String())
+		}
+	}
+}
+
+// TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure is for handlers that defer tx.Rollback, as those of database/sql do, and for
+// commits that the server refused.
+func TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	var log bytes.Buffer
+	s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	mustExec(t, pool, `CREATE TABLE odd (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)`)
+	mustExec(t, pool, `INSERT INTO odd VALUES (1)`)
+	for name, end := range map[string]func(context.Context) error{
+		"rollback": func(ctx context.Context) error { return SQLTx(ctx).Rollback() },
+		"aborted": func(ctx context.Context) error {
+			_, _ = SQLTx(ctx).ExecContext(ctx, `SELECT 1/0`)
+			return SQLTx(ctx).Commit()
+		},
+		"refused": func(ctx context.Context) error {
+			_, err := SQLTx(ctx).ExecContext(ctx, `INSERT INTO odd VALUES (1)`)
+			return errors.Join(err, SQLTx(ctx).Commit())
+		},
+	} {
+		c := runOf(t, s.InboxSQL(), name)
+		boom := errors.New("no")
+		err := s.InboxSQL().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return nil, errors.Join(onSQL(ctx).exec(ctx, insertEffect, name), end(ctx), boom)
 		})
-		if !errors.Is(err, boom) {
-			t.Errorf("the run returned %v, want the handler's error", err)
+		if !errors.Is(err, boom) || errors.Is(err, dedupstore.ErrEnded) {
+			t.Errorf("%s: the run returned %v, want the handler's error alone", name, err)
 		}
-		if !strings.Contains(log.String(), "ended the inbox's transaction by itself") || !strings.Contains(log.String(), id) {
-			t.Errorf("%s: the log is %q", id, log.String())
-		}
+		wantEffects(t, pool, name, 0)
+	}
+	if log.Len() > 0 {
+		t.Errorf("the log says %q", log.String())
 	}
 }
 

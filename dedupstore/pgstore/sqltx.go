@@ -3,8 +3,10 @@ package pgstore
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -13,7 +15,7 @@ import (
 )
 
 // SQLTx returns the transaction that the inbox has begun for the handler. The inbox commits it or rolls it back when the
-// handler has returned; a handler that does so by itself gets ErrTxEnded for its run.
+// handler has returned; a handler that does so by itself gets ErrTxEnded for its run, unless it calls Rollback and returns an error.
 //
 // It panics outside a run of [Store.InboxSQL].
 func SQLTx(ctx context.Context) *sql.Tx {
@@ -30,7 +32,53 @@ type sqlSession struct {
 	db     *sql.DB // for this one transaction: so the store holds nothing that must be closed
 	tx     *sql.Tx
 	cancel context.CancelFunc
-	over   bool // the commit was sent
+	over   bool        // the commit was sent
+	ended  atomic.Bool // the transaction was over before it was rolled back, and may have been committed
+}
+
+// A watched connector makes connections whose transaction tells the session how it ended: a *sql.Tx does not.
+type watchedConnector struct {
+	driver.Connector
+	session *sqlSession
+}
+
+// Connect implements [driver.Connector].
+func (w watchedConnector) Connect(ctx context.Context) (driver.Conn, error) {
+	conn, err := w.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return watchedConn{conn.(*stdlib.Conn), w.session}, nil
+}
+
+type watchedConn struct {
+	*stdlib.Conn
+	session *sqlSession
+}
+
+// BeginTx implements [driver.ConnBeginTx].
+func (w watchedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	tx, err := w.Conn.BeginTx(ctx, opts)
+	return watchedTx{tx, w}, err
+}
+
+type watchedTx struct {
+	driver.Tx
+	conn watchedConn
+}
+
+// Commit implements [driver.Tx].
+func (w watchedTx) Commit() error {
+	err := w.Tx.Commit()
+	w.conn.session.ended.Store(!refused(err) && !errors.Is(err, pgx.ErrTxCommitRollback))
+	return err
+}
+
+// Rollback implements [driver.Tx].
+func (w watchedTx) Rollback() error {
+	conn := w.conn.Conn.Conn()
+	w.conn.session.ended.Store(!conn.IsClosed() && conn.PgConn().TxStatus() == idle)
+	return w.Tx.Rollback()
 }
 
 var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
@@ -41,7 +89,9 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 	// The package rolls back when the context of a transaction ends: this one ends with the session.
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	q := &sqlSession{run: r, db: stdlib.OpenDBFromPool(s.pool), cancel: cancel}
+	q := &sqlSession{run: r, cancel: cancel}
+	q.db = sql.OpenDB(watchedConnector{stdlib.GetPoolConnector(s.pool), q})
+	q.db.SetMaxIdleConns(0) // the pool keeps them
 	var err error
 	if q.tx, err = q.db.BeginTx(own, &sql.TxOptions{Isolation: sqlLevels[s.cfg.Isolation]}); err == nil {
 		exec := func(ctx context.Context, query string, args ...any) error {
@@ -97,9 +147,9 @@ func (q *sqlSession) end(ctx context.Context) (open bool) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	stop := context.AfterFunc(bounded, q.cancel)
-	err := q.tx.Rollback()
+	_ = q.tx.Rollback()
 	stop()
 	q.cancel()
 	q.db.Close()
-	return q.over || !errors.Is(err, sql.ErrTxDone)
+	return q.over || !q.ended.Load()
 }

@@ -56,6 +56,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 
 // Status of a connection.
 const (
+	idle    = 'I'
 	inTx    = 'T'
 	aborted = 'E'
 )
@@ -101,7 +102,7 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	p.tx.ended.Store(true)
-	open = p.over || p.conn.Conn().IsClosed() || p.conn.Conn().PgConn().TxStatus() != 'I'
+	open = p.over || p.conn.Conn().IsClosed() || p.conn.Conn().PgConn().TxStatus() != idle
 	rollback(ctx, p.conn)
 	p.conn.Release()
 	return open
@@ -110,7 +111,7 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 // rollback rolls back if there is something to, also when ctx has ended. If that fails, the pool closes the connection.
 func rollback(ctx context.Context, pooled *pgxpool.Conn) {
 	conn := pooled.Conn()
-	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
+	if conn.IsClosed() || conn.PgConn().TxStatus() == idle {
 		return
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)

@@ -27,8 +27,8 @@ func (e *SchemaError) Error() string {
 	return fmt.Sprintf("sqlitestore: table %q has version %d, this program knows version %d: update the program", e.Table, e.Has, e.Want)
 }
 
-// EndedError says that the transaction of a run was over when its handler returned without an error. No outcome was
-// written. What the handler wrote is there if it committed; the guard parks the run as unknown. Handlers must leave the
+// EndedError says that the transaction of a run was over when its handler returned without an error, or that the handler committed
+// it and then returned an error. No outcome was written. What the handler wrote is there if it committed; the guard parks the run as unknown. Handlers must leave the
 // transaction that [Tx] gives them to the store. It is [dedupstore.ErrEnded].
 type EndedError struct {
 	Err error // what the database said

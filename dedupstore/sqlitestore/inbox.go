@@ -109,7 +109,7 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	case !rec.heldBy(c) || rec.state != dedupstore.Running:
 		return dedupstore.ErrClaimLost
 	}
-	if _, err := t.ExecContext(ctx, "SAVEPOINT "+savepoint); err != nil {
+	if err := s.mark(ctx, t, rec); err != nil {
 		return ended(ctx, fmt.Errorf("sqlitestore: begin: %w", err))
 	}
 	s.runs.hold(run, *rec)
@@ -117,7 +117,7 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), &running{store: s, tx: t.Tx}))
 	switch {
 	case err != nil:
-		return err
+		return s.undone(context.WithoutCancel(ctx), t, c, err)
 	case !attached():
 		return context.Cause(ctx)
 	}
@@ -148,6 +148,35 @@ func notBegun(err error) error {
 // savepoint is set when a run's transaction begins, and is there as long as the transaction is: by it the store sees that
 // it still writes in the same one, and not outside of any.
 const savepoint = "oncemill_run"
+
+// markSQL marks the record of a run in its transaction. What finishes the run writes over it, a rollback takes it back: it stays
+// only if the handler commits by itself.
+const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
+
+// mark prepares a transaction to be told apart.
+func (s *Store) mark(ctx context.Context, t *lockedTx, rec *record) error {
+	_, err := t.ExecContext(ctx, "SAVEPOINT "+savepoint)
+	if err == nil {
+		_, err = t.StmtContext(ctx, s.statements.mark).ExecContext(ctx, rec.number)
+	}
+	return err
+}
+
+// undone rolls back and returns the error of a handler; but an EndedError if the handler has committed by itself, or that cannot
+// be known: another run could make the effects once more.
+func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, failure error) error {
+	if _, err := t.ExecContext(ctx, "ROLLBACK TO "+savepoint); err == nil {
+		return failure
+	}
+	t.abort()
+	ctx, cancel := context.WithTimeout(ctx, c.Lease)
+	defer cancel()
+	rec, err := load(ctx, s.statements.load, c.Key.String(), clock())
+	if err != nil || rec.heldBy(c) && rec.state == dedupstore.Running && rec.decided == rec.fence {
+		return &EndedError{Err: errors.Join(failure, err)}
+	}
+	return failure
+}
 
 // finish settles and commits.
 func (s *Store) finish(ctx context.Context, t *lockedTx, rec *record, c dedupstore.Claim, finish dedupstore.Finish) error {

@@ -142,6 +142,72 @@ func TestInbox_AHandlerThatEndsTheTransactionIsTold(t *testing.T) {
 	}
 }
 
+// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that return an error after they ended the transaction by
+// themselves: what was committed must not be made once more, and what was rolled back is an ordinary failure.
+func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	exec := func(query string) func(context.Context, *sql.Tx) error {
+		return func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, query)
+			return err
+		}
+	}
+	boom := errors.New("boom")
+	for id, tc := range map[string]struct {
+		end       func(context.Context, *sql.Tx) error
+		committed bool
+	}{
+		"Commit":           {func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }, true},
+		"COMMIT":           {exec("COMMIT"), true},
+		"COMMIT and BEGIN": {exec("COMMIT; BEGIN"), true},
+		"Rollback":         {func(_ context.Context, tx *sql.Tx) error { return tx.Rollback() }, false},
+		"ROLLBACK":         {exec("ROLLBACK"), false},
+		"by SQLite":        {exec("INSERT OR ROLLBACK INTO ledger (entry, id) SELECT 1, '' UNION ALL SELECT 1, ''"), false},
+		"nothing":          {func(context.Context, *sql.Tx) error { return nil }, false},
+		"cancelled": {func(ctx context.Context, _ *sql.Tx) error {
+			ctx.Value(cancelKey{}).(context.CancelFunc)()
+			return nil
+		}, false},
+	} {
+		r := request(id)
+		c := claim(t, s, r, dedupstore.AcquiredRun).Claim
+		ctx, cancel := context.WithCancel(t.Context())
+		err := s.Inbox().InTx(context.WithValue(ctx, cancelKey{}, cancel), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return nil, errors.Join(charge(ctx, Tx(ctx), id), tc.end(ctx, Tx(ctx)), boom)
+		})
+		cancel()
+		if !errors.Is(err, boom) || errors.Is(err, dedupstore.ErrEnded) != tc.committed {
+			t.Errorf("%s: the run returned %v, want the handler's error, and ErrEnded: %v", id, err, tc.committed)
+		}
+		if n := charges(t, db, id); (n == 1) != tc.committed {
+			t.Errorf("%s: %d charges", id, n)
+		}
+		if again := claim(t, s, r, dedupstore.AcquiredRun).Claim; again != c {
+			t.Errorf("%s: the record changed: %+v, want %+v", id, again, c)
+		}
+	}
+
+	g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{MaxAttempts: 5, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		res, err := g.Run(t.Context(), oncemill.Call{Key: request("guarded").Key}, func(ctx context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, errors.Join(charge(ctx, Tx(ctx), "guarded"), Tx(ctx).Commit(), boom)
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown || !strings.Contains(res.Outcome.Reason, boom.Error()) {
+			t.Errorf("the run ended as %+v, %v, want an unknown outcome with the handler's error", res.Outcome, err)
+		}
+	}
+	if n := charges(t, db, "guarded"); n != 1 {
+		t.Errorf("%d charges, want one", n)
+	}
+}
+
+type cancelKey struct{}
+
 func TestInbox_TwinIsAnsweredWhileTheHandlerRuns(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)

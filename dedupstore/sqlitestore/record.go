@@ -25,7 +25,7 @@ type record struct {
 	fingerprint                dedupstore.Fingerprint
 	settled                    []string
 	trace                      string
-	decided                    uint64 // the fence under which the outcome was decided
+	decided                    uint64 // the fence under which the outcome was decided; of a run, see markSQL
 	outcome                    dedupstore.Outcome
 }
 

@@ -114,7 +114,7 @@ func (s *Store) in(query string) string { return strings.ReplaceAll(query, "{tab
 
 // statements are those of operations. They belong to the database, which closes them.
 type statements struct {
-	load, save, update, touch, clean *sql.Stmt
+	load, save, update, touch, mark, clean *sql.Stmt
 }
 
 // prepare looks at the version of the table before the first operation, and prepares the statements.
@@ -141,7 +141,7 @@ func (s *Store) prepare(ctx context.Context) error {
 	}
 	var made statements
 	for query, stmt := range map[string]**sql.Stmt{
-		loadSQL: &made.load, saveSQL: &made.save, updateSQL: &made.update, touchSQL: &made.touch, cleanSQL: &made.clean,
+		loadSQL: &made.load, saveSQL: &made.save, updateSQL: &made.update, touchSQL: &made.touch, markSQL: &made.mark, cleanSQL: &made.clean,
 	} {
 		var err error
 		if *stmt, err = s.db.PrepareContext(ctx, s.in(query)); err != nil { //nolint:sqlclosecheck // they are the store's
@@ -155,7 +155,7 @@ func (s *Store) prepare(ctx context.Context) error {
 }
 
 func (m statements) close() {
-	for _, stmt := range []*sql.Stmt{m.load, m.save, m.update, m.touch, m.clean} {
+	for _, stmt := range []*sql.Stmt{m.load, m.save, m.update, m.touch, m.mark, m.clean} {
 		if stmt != nil {
 			stmt.Close()
 		}
