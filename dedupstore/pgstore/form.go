@@ -104,14 +104,24 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 		return dedupstore.ErrClaimLost
 	}
 	f.store.granted.take(c.Owner)
-	defer f.store.joined.take(c.Owner)
-	return f.verdict(ctx, "settle", func() (string, error) { return f.settles.do(ctx, s) })
+	err = f.verdict(ctx, "settle", func() (string, error) {
+		verdict, err := f.settles.do(ctx, s)
+		if verdict == repeated && s.step == "publishing" && f.store.joined.has(c.Owner) {
+			err = errJoinedOutputs
+		}
+		return verdict, err
+	})
+	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
+		f.store.joined.take(c.Owner)
+	}
+	return err
 }
 
 // Verdicts of the functions.
 const (
 	contended = "contended" // somebody has the record locked
 	lost      = "lost"
+	repeated  = "repeated"
 	settled   = "settled" // of a heartbeat: there is nothing to extend, as this owner has finished
 )
 

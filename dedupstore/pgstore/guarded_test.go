@@ -96,6 +96,46 @@ func TestJoin_AnOutcomeOfAnotherKindIsNoRepetition(t *testing.T) {
 	}
 }
 
+// TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly: no record has them, and what could not be published at once would be lost.
+func TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	receipt := dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}
+	call := callOf("1")
+	call.Publish = func(context.Context, []dedupstore.Produced) error {
+		t.Error("published without a record of it")
+		return nil
+	}
+	_, err := newGuard(t, s, 30*time.Second).Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+		tx := ownPgx(t, pool, "")
+		return receipt, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
+	})
+	if _, told := errors.AsType[*dedupstore.InvalidError](err); !told || !strings.Contains(err.Error(), "through an outbox") {
+		t.Errorf("%v, want an InvalidError that says what to do", err)
+	}
+	wantEffects(t, pool, "1", 1)
+	if a := claim(t, s, request("1"), dedupstore.Done); a.Outcome.Kind != dedupstore.Succeeded {
+		t.Errorf("the outcome is %+v", a.Outcome)
+	}
+	if len(s.joined.until) != 0 {
+		t.Errorf("%d owners are remembered", len(s.joined.until))
+	}
+
+	// A handler that rolled its Join back has settled nothing.
+	call, published := callOf("2"), 0
+	call.Publish = func(context.Context, []dedupstore.Produced) error {
+		published++
+		return nil
+	}
+	if _, err = newGuard(t, s, 30*time.Second).Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+		tx := ownPgx(t, pool, "")
+		return receipt, errors.Join(tx.join(ctx, s), tx.rollback())
+	}); err != nil || published != 1 {
+		t.Errorf("after a Join that was rolled back: %v, published %d times", err, published)
+	}
+}
+
 func TestMigrate_MakesMissingFunctionsAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -21,7 +21,8 @@ import (
 // Join last, commit at once, and return: from Join to commit the record is locked, so that heartbeats wait, and a transaction
 // that stays open for longer than the lease loses its claim's context. Work after the commit is under no lease.
 //
-// A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction.
+// A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction. With messages
+// that the handler returns the guard's Finish is refused, and says so: they are not published.
 //
 // Errors: ErrClaimLost of package dedupstore if the claim does not hold any more, or is of another store; ErrSettled,
 // ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors of
