@@ -43,7 +43,7 @@ func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answ
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	a, err := f.claims.do(ctx, &r)
+	a, err := f.ask(ctx, &r)
 	if err == nil && a.status == contended {
 		a, err = f.claimAgain(ctx, &r)
 	}
@@ -53,6 +53,17 @@ func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answ
 	return a.read(&r)
 }
 
+// ask makes a claim together with others, or alone if its key is stuck.
+func (f *form) ask(ctx context.Context, r *dedupstore.Request) (answer, error) {
+	if f.store.stuck.has(r.Key) {
+		if err := ctx.Err(); err != nil {
+			return answer{}, err
+		}
+		return f.claims.alone(ctx, r)
+	}
+	return f.claims.do(ctx, r)
+}
+
 // claimAgain tries a claim again that found a record locked by whoever is just about to change it.
 func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer, err error) {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 8 * time.Millisecond}
@@ -60,7 +71,7 @@ func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer,
 		if !pace.Sleep(ctx, pauses.Next()) {
 			return answer{}, ctx.Err()
 		}
-		if a, err = f.claims.do(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
+		if a, err = f.ask(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
 			return a, err
 		}
 	}

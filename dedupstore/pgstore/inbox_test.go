@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -137,6 +138,58 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 				t.Errorf("claim %d of a batch was answered %q, %v, want %s", i, r.Answer.Status, r.Err, want)
 			}
 		}
+	}
+}
+
+// TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers has a client that was cut off with many keys, whose claims come again and
+// again: each batch with one of them would wait for a second, and then go one by one.
+func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	tx := begin(t, pool, pgx.ReadCommitted)
+	var batch []*dedupstore.Request
+	for i := range 20 {
+		r := request(fmt.Sprint(i))
+		key := r.Key.String()
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+			t.Fatal(err)
+		}
+		batch = append(batch, &r)
+	}
+	var all sync.WaitGroup
+	for _, r := range batch {
+		all.Go(func() {
+			if a, err := s.Claim(t.Context(), *r); err != nil || a.Status != dedupstore.Busy {
+				t.Errorf("a claim of a key that is stuck was answered %q, %v, want busy", a.Status, err)
+			}
+		})
+	}
+	all.Wait()
+	for _, known := range []bool{false, true} { // whether new keys are tried first
+		s.leased.known.Store(known)
+		neighbour := request(fmt.Sprint("neighbour-", known))
+		answers, err := s.leased.execClaims(t.Context(), append(slices.Clone(batch), &neighbour)) // in one go
+		if err != nil {
+			t.Fatalf("the batch was refused: %v", err)
+		}
+		for i, a := range answers[:len(batch)] {
+			if a.status != contended {
+				t.Errorf("claim %d was answered %q, want contended", i, a.status)
+			}
+		}
+		if a := answers[len(batch)]; a.status != string(dedupstore.AcquiredRun) {
+			t.Errorf("the neighbour was answered %q", a.status)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range batch {
+		until(t, "a key that is free again", func() bool { return ask(t, s, *r).Status == dedupstore.AcquiredRun })
+	}
+	if s.stuck.some() {
+		t.Errorf("%d keys are still remembered", len(s.stuck.keys))
 	}
 }
 

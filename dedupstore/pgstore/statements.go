@@ -70,9 +70,11 @@ const (
 	callIndexes = `SET LOCAL enable_seqscan = off`
 
 	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless their
-	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes alone.
+	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes alone;
+	// the first that is stuck says what the others may wait for.
 	waitTogether = `, set_config('lock_timeout', '1s', true)`
 	waitAlone    = `, set_config('lock_timeout', '30ms', true)`
+	waitBriefly  = `, set_config('lock_timeout', '5ms', true)`
 )
 
 // statements are the SQL of one store.

@@ -25,6 +25,7 @@ type Store struct {
 	granted  owners        // whose claims this program made, and that have not begun to run
 	joined   owners        // whose runs have called Join
 	slots    slots
+	stuck    stuck
 }
 
 var (
