@@ -24,6 +24,11 @@ func (c *NATSNodes) leader(ctx context.Context, stream string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	return c.leads(cluster)
+}
+
+// leads is the node that leads, if it runs.
+func (c *NATSNodes) leads(cluster *jetstream.ClusterInfo) (int, error) {
 	for i, node := range c.nodes {
 		if cluster.Leader == natsName(i) && node.runs() {
 			return i, nil
@@ -32,6 +37,25 @@ func (c *NATSNodes) leader(ctx context.Context, stream string) (int, error) {
 	return 0, fmt.Errorf("its leader is %q", cluster.Leader)
 }
 
+// ConsumerLeader is the node that leads a consumer. It waits until one that runs does.
+func (c *NATSNodes) ConsumerLeader(stream, consumer string) (leader int) {
+	c.t.Helper()
+	c.await("a leader of consumer "+consumer, func(ctx context.Context) error {
+		cons, err := c.js.Consumer(ctx, stream, consumer)
+		if err != nil {
+			return err
+		}
+		if cons.CachedInfo().Cluster == nil {
+			return errNoCluster
+		}
+		leader, err = c.leads(cons.CachedInfo().Cluster)
+		return err
+	})
+	return leader
+}
+
+var errNoCluster = errors.New("the server says nothing about a cluster")
+
 // ask is what the cluster says about a stream's replicas.
 func (c *NATSNodes) ask(ctx context.Context, stream string) (*jetstream.ClusterInfo, error) {
 	s, err := c.js.Stream(ctx, stream)
@@ -39,7 +63,7 @@ func (c *NATSNodes) ask(ctx context.Context, stream string) (*jetstream.ClusterI
 		return nil, err
 	}
 	if s.CachedInfo().Cluster == nil {
-		return nil, errors.New("the server says nothing about a cluster")
+		return nil, errNoCluster
 	}
 	return s.CachedInfo().Cluster, nil
 }

@@ -52,6 +52,11 @@
 // One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set nobody
 // waits for its receipt. The record of the message then has the outcome, and the handler does not run.
 //
+// A MaxDeliver, while the leader of a replicated consumer has lost its majority and has not noticed, which takes it up to 20 s:
+// it counts deliveries that it does not make. A worker that gets no answer does not ask such a leader again, but each has asked
+// once or twice by then. With many workers and an AckWait of a second or two, a message can be given up that nobody was
+// sent. A MaxDeliver of -1 avoids it.
+//
 // Room for others, where messages have to wait here: as many as Window, in lanes or with a MaxDeliver that is nearly used up,
 // stop the worker until the first of them is due. A MaxDeliver of -1, which is JetStream's default, avoids the latter.
 //

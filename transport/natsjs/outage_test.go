@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/producer"
 )
 
 func TestWorker_DeletedConsumerEndsTheRun(t *testing.T) {
@@ -109,4 +112,61 @@ func TestWorker_RunningHandlersSurviveARestartOfTheServer(t *testing.T) {
 	if info := r.info(); info.Delivered.Consumer != 5 {
 		t.Errorf("%d deliveries of 5 messages", info.Delivered.Consumer)
 	}
+}
+
+// A lonely consumer is one whose leader says that it has not heard of its two replicas for a minute.
+type lonely struct {
+	jetstream.Consumer
+	alone atomic.Bool
+	looks atomic.Int64 // while it was alone
+}
+
+func (l *lonely) Info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	if !l.alone.Load() {
+		return l.Consumer.Info(ctx)
+	}
+	l.looks.Add(1)
+	info := *l.CachedInfo()
+	info.Cluster = &jetstream.ClusterInfo{Leader: "a", Replicas: []*jetstream.PeerInfo{{Name: "b", Active: time.Minute}, {Name: "c", Active: time.Minute}}}
+	return &info, nil
+}
+
+// A leader that has lost its majority counts deliveries that it does not make: after trouble it is not asked for messages.
+func TestWorker_LeaderWithoutAMajorityIsNotAskedAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	cons := &lonely{Consumer: r.cons}
+	r.cons = cons
+	publish := func(id string) {
+		t.Helper()
+		msg := nats.NewMsg("orders.all")
+		msg.Header.Set(producer.HeaderID, id)
+		until(t, "the message to be in the stream", func() bool {
+			_, err := r.js.PublishMsg(t.Context(), msg, jetstream.WithMsgID(id))
+			return err == nil
+		})
+	}
+	publish("o0")
+	stop := r.start(r.worker(succeed))
+	r.finishes(1)
+	cons.alone.Store(true)
+	r.server.Shutdown()
+	until(t, "trouble", func() bool { return strings.Contains(r.log.String(), "cannot be fetched") })
+	r.server.Restart()
+	publish("o1")
+	from := cons.looks.Load()
+	until(t, "looks at the consumer", func() bool {
+		finished, _ := r.done()
+		return cons.looks.Load() > from+5 || finished > 1
+	})
+	info, err := cons.Consumer.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Delivered.Consumer != 1 {
+		t.Errorf("%d deliveries, want that of the first message", info.Delivered.Consumer)
+	}
+	cons.alone.Store(false)
+	r.finishes(2)
+	r.stops(stop)
 }

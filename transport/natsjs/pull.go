@@ -33,7 +33,11 @@ func (s *session) pull(ctx, work context.Context) error {
 	for ctx.Err() == nil {
 		n, wait := s.room(time.Now(), t.until)
 		if n > 0 {
-			s.fetches.Go(func() { s.ended <- s.fetch(work, n) })
+			fetch := func() fetched { return s.fetch(work, n) }
+			if t.pause > 0 {
+				fetch = func() fetched { return s.fetchAgain(ctx, work, n) }
+			}
+			s.fetches.Go(func() { s.ended <- fetch() })
 			continue
 		}
 		pace.Reset(wait)
@@ -91,6 +95,40 @@ func (s *session) free() (n int, small bool) {
 		return 0, small
 	}
 	return n, small
+}
+
+// errAlone is the trouble with a leader that must not be asked.
+var errAlone = errors.New("natsjs: the consumer's leader hears nothing of most of its replicas")
+
+// fetchAgain is fetch after trouble. A leader that has lost its majority takes up to 20 s to notice, and until then counts,
+// for each request, deliveries of messages that it does not send: it is not asked. Where nobody says how it is, the request does
+// no harm, and may be what is answered first.
+func (s *session) fetchAgain(ctx, work context.Context, n int) fetched {
+	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	info, err := s.cons.Info(short)
+	if ctx.Err() != nil || err == nil && alone(info.Cluster) {
+		return fetched{asked: n, answered: true, err: errAlone}
+	}
+	return s.fetch(work, n)
+}
+
+// heardWithin is how long a leader may have heard nothing of a replica that is well: it asks each after a second or two.
+const heardWithin = 2 * time.Second
+
+// alone reports whether a leader hears of too few replicas to make a majority with them. A replica that has said nothing since
+// it leads has a zero, and counts as heard: better asked once too often than never again.
+func alone(c *jetstream.ClusterInfo) bool {
+	if c == nil {
+		return false
+	}
+	heard := 1 // the leader
+	for _, r := range c.Replicas {
+		if r.Active <= heardWithin {
+			heard++
+		}
+	}
+	return 2*heard <= 1+len(c.Replicas)
 }
 
 // trouble is what stands between us and the messages.
