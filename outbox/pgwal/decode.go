@@ -19,7 +19,7 @@ import (
 // An event is what the log shows, in its order.
 type event struct {
 	kind eventKind
-	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown
+	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown; began: where the commit begins
 	row  *row          // written
 	ping bool          // alive: the server wants an answer
 }
@@ -74,7 +74,7 @@ func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
 			return event{}, errShort
 		}
 		d.xid = binary.BigEndian.Uint32(data[8+8:])
-		return event{kind: began}, nil
+		return event{kind: began, lsn: pglogrepl.LSN(binary.BigEndian.Uint64(data))}, nil
 	case pglogrepl.MessageTypeCommit: // flags, place of the commit, its end, time
 		if len(data) < 1+8+8+8 {
 			return event{}, errShort

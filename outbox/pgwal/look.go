@@ -52,10 +52,11 @@ func (s *session) look(working context.Context, now time.Time) {
 	if wal {
 		l.walAt = now.Add(walEvery)
 	}
-	ask := request{confirmed: s.r.cfg.messages()}
+	var ask request
 	if !s.r.cfg.messages() {
 		ask = s.ask(now)
 	}
+	ask.confirmed = s.r.cfg.messages() || len(s.known.acked) > 0
 	s.start(func() func() {
 		began := time.Now()
 		found := s.r.see(working, ask)

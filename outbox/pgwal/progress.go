@@ -9,6 +9,7 @@ import (
 // A txn is a transaction of the log with messages that are not all settled.
 type txn struct {
 	before    pglogrepl.LSN // up to where everything was shown when it began
+	commit    pglogrepl.LSN // where its commit begins
 	end       pglogrepl.LSN // zero: its end was not shown yet
 	unsettled int
 	place     *list.Element
@@ -22,15 +23,15 @@ type progress struct {
 	shown pglogrepl.LSN
 }
 
-func (p *progress) begin() {
-	p.now = &txn{before: p.shown}
+func (p *progress) begin(commit pglogrepl.LSN) {
+	p.now = &txn{before: p.shown, commit: commit}
 	p.now.place = p.open.PushBack(p.now)
 }
 
 // add counts a message of the transaction that is being shown.
 func (p *progress) add() *txn {
 	if p.now == nil {
-		p.begin() // never: messages are shown between begin and commit
+		p.begin(p.shown) // never: messages are shown between begin and commit
 	}
 	p.now.unsettled++
 	return p.now

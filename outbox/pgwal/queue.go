@@ -29,11 +29,11 @@ type row struct {
 // An origin names what the log shows, so that it is known when it is shown again. A place in the log alone is not enough:
 // another server that takes over may write something else there.
 type origin struct {
-	at        int64
-	id, topic string
+	number, at int64
+	id, topic  string
 }
 
-func (r *row) origin() origin { return origin{r.at, r.message.ID, r.message.Topic} }
+func (r *row) origin() origin { return origin{r.number, r.at, r.message.ID, r.message.Topic} }
 
 // A queue holds messages until they are acknowledged or dead. Of each key only the first one is offered.
 type queue struct {

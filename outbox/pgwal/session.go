@@ -266,7 +266,7 @@ func (s *session) take(burst []event) error {
 	for _, e := range burst {
 		switch e.kind {
 		case began:
-			s.progress.begin()
+			s.progress.begin(e.lsn)
 		case committed:
 			s.settledTxn(s.progress.commit(e.lsn))
 		case alive:
@@ -398,4 +398,7 @@ func (s *session) remember() {
 		}
 	}
 	s.known.until = max(s.known.until, s.progress.shown)
+	if t := s.progress.now; t != nil { // it will be shown from its begin, until more than its commit is confirmed
+		s.known.until = max(s.known.until, t.commit+1)
+	}
 }
