@@ -32,11 +32,12 @@ func (r *Relay) gauges(ctx context.Context) (stop func(), err error) {
 	if r.cfg.messages() {
 		return func() {}, nil
 	}
+	query := r.sql.stats // it is the same always, and the others change with the connection
 	return r.telemetry.Watch(ctx, func(ctx context.Context) (s telemetry.Stats, err error) {
 		ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 		defer cancel()
 		var oldest float64
-		err = r.cfg.Pool.QueryRow(ctx, r.sql.stats).Scan(&s.Pending, &oldest, &s.Dead)
+		err = r.cfg.Pool.QueryRow(ctx, query).Scan(&s.Pending, &oldest, &s.Dead)
 		s.Oldest = time.Duration(oldest * float64(time.Second))
 		return s, err
 	})
