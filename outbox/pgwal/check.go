@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -22,7 +23,9 @@ type facts struct {
 	settings bool   // the table is an outbox
 	debezium bool
 
-	publication, publishes, covers bool // it is there, has inserts, has the table
+	publication, publishes, covers bool   // it is there, has inserts, has the table
+	purpose                        string // its comment
+	foreign                        string // another outbox table that it has; empty: none
 
 	slot, active, ours bool // it is there, in use, of this database
 	plugin, status     string
@@ -40,7 +43,13 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END`
 
 	publicationSQL = `
-SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2)
+SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2),
+	coalesce(obj_description(p.oid, 'pg_publication'), ''), coalesce((
+		SELECT n.nspname || '.' || c.relname
+		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE r.prpubid = p.oid AND ($3 OR c.oid <> $2)
+			AND EXISTS (SELECT FROM pg_class s WHERE s.relnamespace = c.relnamespace AND s.relname = c.relname || '_settings')
+		LIMIT 1), '')
 FROM pg_publication p WHERE p.pubname = $1`
 
 	slotSQL = `
@@ -77,7 +86,8 @@ func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 			return f, err
 		}
 	}
-	err = c.QueryRow(ctx, publicationSQL, r.cfg.Publication, f.table).Scan(&f.publishes, &f.covers)
+	err = c.QueryRow(ctx, publicationSQL, r.cfg.Publication, f.table, r.cfg.messages()).Scan(
+		&f.publishes, &f.covers, &f.purpose, &f.foreign)
 	if f.publication = err == nil; optional(err) != nil {
 		return f, err
 	}
@@ -111,7 +121,31 @@ func (r *Relay) serverProblem(f facts) error {
 	case f.slot && f.plugin != plugin:
 		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin), nil}
 	}
-	return nil
+	return r.strangers(f)
+}
+
+// purpose is what the comment of a publication begins with whose slot is for messages of an Emitter: nothing else on the
+// server says whose they are.
+const purpose = "oncemill/pgwal: "
+
+// strangers says that the slot is for others. A relay confirms all that the log shows and publishes its own part only, so
+// two that share a slot would confirm each other's messages. The slot itself cannot be asked; the publication beside it
+// can.
+func (r *Relay) strangers(f facts) error {
+	if !f.publication || r.cfg.Publication != r.cfg.Slot {
+		return nil
+	}
+	prefix, emitted := strings.CutPrefix(f.purpose, purpose)
+	var others string
+	switch {
+	case emitted && prefix != r.cfg.Prefix:
+		others = fmt.Sprintf("messages of an Emitter with prefix %q", prefix)
+	case f.foreign != "" && !emitted && (r.cfg.messages() || !f.covers):
+		others = fmt.Sprintf("outbox table %q", f.foreign)
+	default:
+		return nil
+	}
+	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), "is for " + others + ", as its publication says: set Config.Slot to a name of your own", nil}
 }
 
 // check says what does not fit, so that reading the log would be useless.

@@ -40,8 +40,10 @@ type Config struct {
 	Table string
 
 	// Slot is the name of the replication slot, of which a server has one for all of its databases: up to 63 lower case
-	// letters, digits and underscores. All relays that take over from each other name the same one. Empty: made of Schema
-	// and Table, and of Prefix if that is set.
+	// letters, digits and underscores. All relays that take over from each other name the same one, and no others:
+	// what a relay does not publish it confirms all the same. Empty: made of Schema and Table, and of Prefix if that is set;
+	// that is one name for tables that only the search path tells apart, and for prefixes that differ only in signs or case,
+	// so that Setup and Run refuse the second one.
 	Slot string
 
 	// Publication is the name of the publication, which is part of the database. As Slot. Empty: as Slot.

@@ -72,7 +72,8 @@ func (r *Relay) setupPublication(ctx context.Context, c conn, f facts) error {
 	var statement string
 	switch {
 	case !f.publication && r.cfg.messages():
-		statement = `CREATE PUBLICATION ` + name + ` WITH (publish = 'insert')`
+		statement = `CREATE PUBLICATION ` + name + ` WITH (publish = 'insert');
+COMMENT ON PUBLICATION ` + name + ` IS '` + purpose + r.cfg.Prefix + `'` // a prefix needs no escaping
 	case !f.publication:
 		statement = `CREATE PUBLICATION ` + name + ` FOR TABLE ` + table + ` WITH (publish = 'insert')`
 	case !f.publishes:
@@ -82,7 +83,8 @@ func (r *Relay) setupPublication(ctx context.Context, c conn, f facts) error {
 	default:
 		return nil
 	}
-	if _, err := c.Exec(ctx, statement); err != nil && !hasCode(err, codeDuplicateObject) {
+	if _, err := c.Exec(ctx, statement, pgx.QueryExecModeSimpleProtocol); err != nil && // it may be two statements
+		!hasCode(err, codeDuplicateObject) {
 		return r.explain("make the publication", err)
 	}
 	return nil
@@ -114,7 +116,14 @@ func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
 // the relays before: a slot in use is an error.
 func (r *Relay) Drop(ctx context.Context) error {
 	return r.alone(ctx, func(c conn) error {
-		_, err := c.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, r.cfg.Slot)
+		f, err := r.lookOn(ctx, c)
+		if err != nil {
+			return r.explain("look at the server", err)
+		}
+		if err := r.strangers(f); err != nil {
+			return err
+		}
+		_, err = c.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()`, r.cfg.Slot)
 		if hasCode(err, codeInUse) {
 			return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), "is in use: stop the relays first", err}
 		}
