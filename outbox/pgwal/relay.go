@@ -23,6 +23,7 @@ type Relay struct {
 	log       *slog.Logger
 	telemetry *telemetry.Relay
 	running   atomic.Bool
+	silence   time.Duration // how long the server may say nothing
 	wal       walWatch
 }
 
@@ -41,14 +42,22 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
-	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer}, nil
+	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence}, nil
 }
 
 const (
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 5 * time.Second
 	turnEvery     = 400 * time.Millisecond
+
+	shortestSilence = time.Minute
+	longestSilence  = 24 * time.Hour
 )
+
+// errSilent says that nothing came from the server, not even answers. It may be gone, or at a large transaction: with
+// wal_sender_timeout = 0 it answers nobody while it decodes one, and begins again with each connection. So each one waits
+// twice as long as the one before.
+var errSilent = errors.New("pgwal: the server does not answer any more")
 
 // Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published, records
 // and confirms what was acknowledged, which takes at most StoreTimeout, and returns nil. A publisher that does not obey its context makes it wait longer.
@@ -71,7 +80,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	known := newMemory()
 	for ctx.Err() == nil {
-		began := time.Now()
+		began, silence := time.Now(), r.silence
 		err := r.once(ctx, known)
 		switch {
 		case ctx.Err() != nil:
@@ -85,6 +94,10 @@ func (r *Relay) Run(ctx context.Context) error {
 		default:
 			if time.Since(began) > longestFault {
 				faults.Reset()
+			}
+			r.silence = shortestSilence
+			if errors.Is(err, errSilent) {
+				r.silence = min(2*silence, longestSilence)
 			}
 			pause := pace.Jitter(faults.Next())
 			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again", "slot", r.cfg.Slot, "in", pause, "error", err)

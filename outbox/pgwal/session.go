@@ -311,7 +311,7 @@ func (s *session) tick(working context.Context, now time.Time) error {
 	s.look(working, now)
 	if !now.Before(s.beatAt) || s.progress.confirmed() > s.sent && now.Sub(s.sentAt) >= confirmEvery {
 		if s.stream.silent() {
-			return errors.New("pgwal: the server does not answer any more")
+			return errSilent
 		}
 		return s.confirm(now)
 	}

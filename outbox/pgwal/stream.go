@@ -17,13 +17,13 @@ import (
 type stream struct {
 	conn     *pgconn.PgConn
 	decoder  decoder
-	reading  atomic.Int64 // since when the reader waits for the server, Unix nanoseconds; 0: it does not
+	reading  atomic.Int64  // since when the reader waits for the server, Unix nanoseconds; 0: it does not
+	silence  time.Duration // longer means that the server is gone: it answers each heartbeat, if it is not busy
 	finished chan struct{}
 }
 
 const (
 	writeTimeout = 5 * time.Second
-	silence      = 30 * time.Second // the server answers each heartbeat: longer means that it is gone
 	closeTimeout = 2 * time.Second
 )
 
@@ -59,7 +59,7 @@ func (r *Relay) open(ctx context.Context, table uint32) (*stream, error) {
 		}
 		return nil, r.explain("start replication", err)
 	}
-	return &stream{conn: conn, decoder: decoder{prefix: r.cfg.Prefix, table: table}, finished: make(chan struct{})}, nil
+	return &stream{conn: conn, decoder: decoder{prefix: r.cfg.Prefix, table: table}, silence: r.silence, finished: make(chan struct{})}, nil
 }
 
 func closeConn(ctx context.Context, conn *pgconn.PgConn) {
@@ -103,7 +103,7 @@ func (s *stream) read(ctx context.Context, to func(context.Context, event)) erro
 // silent says whether the server has not answered for too long.
 func (s *stream) silent() bool {
 	since := s.reading.Load()
-	return since != 0 && time.Since(time.Unix(0, since)) > silence
+	return since != 0 && time.Since(time.Unix(0, since)) > s.silence
 }
 
 // confirm tells the server that everything before lsn is settled, and asks for an answer.
