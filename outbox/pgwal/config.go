@@ -93,7 +93,8 @@ type Config struct {
 	// Retention is how long published rows are kept in the table. Zero: 24 h. outbox.DeleteAtOnce: not at all.
 	Retention time.Duration
 
-	// WarnWAL is how many bytes of log the slot may retain before the relay warns. Zero: 1 GiB.
+	// WarnWAL is how many bytes of log the slot may retain before the relay warns. It warns at half of
+	// max_slot_wal_keep_size, if that is less. Zero: 1 GiB.
 	WarnWAL int64
 
 	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their numbers of

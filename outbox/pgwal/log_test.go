@@ -83,3 +83,11 @@ func TestRelay_WarnsOfRetainedLog(t *testing.T) {
 		t.Errorf("%d warnings at once", n)
 	}
 }
+
+func TestRelay_WarnsBeforeTheSlotIsLost(t *testing.T) {
+	t.Parallel()
+	g := newRigOn(t, testserver.Postgres(t, "max_slot_wal_keep_size=32"))
+	g.exec(`SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 20)`)
+	g.start()
+	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "keep much log") })
+}

@@ -28,7 +28,11 @@ func (w *walWatch) look(ctx context.Context, r *Relay, f facts) {
 		r.log.WarnContext(ctx, "pgwal: max_slot_wal_keep_size is unlimited: if no relay runs or the broker is away for long, the log fills the server's disk; set it to what the disk can spare")
 	}
 	now := time.Now()
-	if f.retained < r.cfg.WarnWAL || now.Before(w.warnAt) {
+	most := r.cfg.WarnWAL
+	if f.keepWAL > 0 {
+		most = min(most, f.keepWAL<<20/2)
+	}
+	if f.retained < most || now.Before(w.warnAt) {
 		return
 	}
 	w.warnAt = now.Add(warnEvery)
