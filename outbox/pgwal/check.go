@@ -14,6 +14,7 @@ import (
 // facts are what the server says about itself and what the relay needs there.
 type facts struct {
 	version       int
+	standby       bool
 	walLevel      string
 	senderTimeout time.Duration // zero: none
 	keepWAL       int64         // max_slot_wal_keep_size in MB; -1: no limit
@@ -40,7 +41,7 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
 	current_database(), coalesce(to_regclass($1)::oid, 0), to_regclass($2) IS NOT NULL,
-	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END`
+	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END, pg_is_in_recovery()`
 
 	publicationSQL = `
 SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2),
@@ -76,7 +77,7 @@ func (r *Relay) look(ctx context.Context) (f facts, err error) {
 func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 	var timeout int64
 	if err := c.QueryRow(ctx, serverSQL, r.cfg.located(""), r.cfg.located("_settings")).Scan(
-		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end); err != nil {
+		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby); err != nil {
 		return f, err
 	}
 	f.senderTimeout = time.Duration(timeout) * time.Millisecond
@@ -153,6 +154,9 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 	f, err := r.look(ctx)
 	if err != nil {
 		return facts{}, err
+	}
+	if f.standby { // while another server takes over, and what is missing here may be there
+		return facts{}, errors.New("pgwal: the server is a standby: Config.Pool must lead to the primary")
 	}
 	if err := r.serverProblem(f); err != nil {
 		return facts{}, err

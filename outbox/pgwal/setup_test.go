@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -200,6 +202,26 @@ func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 
 	wantSetupError(t, messages.run(), "is lost", "Drop and Setup")
 	wantSetupError(t, messages.relay().Setup(t.Context()), "is lost", "Drop and Setup")
+}
+
+// While another server takes over, a name may lead to one that has no slot.
+func TestRelay_WaitsWhereTheServerIsAStandby(t *testing.T) {
+	t.Parallel()
+	s := testserver.Postgres(t)
+	g := newRigOn(t, s)
+	if err := g.relay().Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	signal := filepath.Join(value[string](g, `SHOW data_directory`), "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.Kill()
+	s.Restart()
+	stop := g.start()
+	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "is a standby") })
+	stop() // Run has not ended before
+	until(t, "the promotion", func() bool { return value[bool](g, `SELECT pg_promote()`) })
 }
 
 // With a standby that never answers, the log shows commits that nobody sees.
