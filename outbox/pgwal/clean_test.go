@@ -74,3 +74,12 @@ func TestRelay_CleaningAndReplayTakeTurns(t *testing.T) {
 		t.Errorf("Replay promised %d copies, %d were published", n, copies)
 	}
 }
+
+func TestRelay_CleansFasterThanItLooks(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.PollInterval = 10 * time.Second })
+	g.exec(`INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
+		SELECT n, now() - interval '2 days', n, 'orders', '' FROM generate_series(1, 5500) AS n`)
+	g.start()
+	until(t, "all to be removed", func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox`) == 0 })
+}

@@ -36,6 +36,7 @@ type sight struct {
 	unseen  unseen
 	swept   bool // unseen is new
 	cleaned bool // as far as is due now
+	unclean bool // there is more to clean
 	faults  []error
 
 	confirmed pglogrepl.LSN // as the server knows it
@@ -128,7 +129,8 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		found.swept = !fault(err)
 	}
 	if q.clean {
-		done, err := r.clean(ctx, cleanSize)
+		done, more, err := r.clean(ctx, cleanSize)
+		found.unclean = more
 		found.cleaned = fault(err) || done
 	}
 	return found
@@ -159,7 +161,10 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 		}
 	}
 	pause := max(s.r.cfg.PollInterval, restful*cost)
-	if found.full && s.room() > 0 {
+	switch {
+	case len(found.faults) > 0: // what it cost was waiting
+		pause = max(s.r.cfg.PollInterval, cost)
+	case found.full && s.room() > 0 || found.unclean: // no more may be published than cleaned
 		pause = min(cost, s.r.cfg.PollInterval)
 	}
 	l.at = now.Add(pause)

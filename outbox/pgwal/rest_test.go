@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -37,6 +38,30 @@ func TestRelay_PublishesDelayedRowsWhenTheyAreDue(t *testing.T) {
 	if got := g.broker.got(); !slices.Equal(got, []string{"first", "now", "late"}) {
 		t.Errorf("published %q", got)
 	}
+}
+
+func TestRelay_DelayedRowsDoNotWaitForLongWhereALookFailed(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.StoreTimeout = 1500 * time.Millisecond })
+	g.start()
+	g.write(message("first"))
+	g.awaitConfirmed()
+	late := message("late")
+	late.NotBefore = time.Now().Add(time.Second)
+	g.write(late)
+	lock, err := g.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	if _, err := lock.Exec(t.Context(), `LOCK TABLE oncemill_outbox`); err != nil { // as a migration
+		t.Fatal(err)
+	}
+	until(t, "a look to fail", func() bool { return strings.Contains(g.log.String(), "looking at the table failed") })
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the delayed row", func() bool { return g.broker.copies()["late"] == 1 })
 }
 
 func TestRelay_PublishesReplayedRows(t *testing.T) {

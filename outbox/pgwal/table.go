@@ -230,8 +230,8 @@ func (r *Relay) mark(ctx context.Context, u unseen) (int, error) {
 	return int(tag.RowsAffected()), err
 }
 
-// clean removes published rows whose retention is over. It reports false if there may be more: it is to be called again.
-func (r *Relay) clean(ctx context.Context, limit int) (done bool, err error) {
+// clean removes published rows whose retention is over. Not done: it is not its turn, or there are more.
+func (r *Relay) clean(ctx context.Context, limit int) (done, more bool, err error) {
 	age := max(0, r.cfg.Retention) // DeleteAtOnce: rows that were kept under another config go too
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
@@ -244,10 +244,11 @@ func (r *Relay) clean(ctx context.Context, limit int) (done bool, err error) {
 			return err
 		}
 		tag, err := tx.Exec(ctx, r.sql.clean, age.Microseconds(), int64(limit))
-		done = tag.RowsAffected() < int64(limit)
+		more = err == nil && tag.RowsAffected() == int64(limit)
+		done = !more
 		return err
 	})
-	return done, err
+	return done, more, err
 }
 
 // confirmed is up to where the server will show nothing again.
