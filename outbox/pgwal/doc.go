@@ -29,11 +29,13 @@
 //     time is the log's, any other the table's.
 //   - Any number of relays may run with one slot. One works, and another takes over within about a second of the end of its
 //     connection. One that hangs as a whole is given up by the server after wal_sender_timeout (60 s by default).
+//   - The server can be stopped while messages wait. It waits for those who read its log until they have confirmed all of it;
+//     a relay leaves when it hears, by its next look, that no more connections are taken.
 //   - A publisher that fails, hangs or panics delays what it was given together once, at most for [Config.PublishTimeout].
 //     Then each of these messages is published by a call of its own, ever more slowly, up to 32 of them side by side. One
 //     without an answer never dies. The server gets its answers meanwhile.
 //   - Memory is bounded for rows: reading stops at [Config.MaxPending] messages, also in the middle of a transaction. For an
-//     Emitter, what is acknowledged and not confirmed is remembered without its payload: about 80 bytes for each message
+//     Emitter, what is acknowledged and not confirmed is remembered without its payload: some 120 bytes for each message
 //     of a transaction that is not settled as a whole, which nothing bounds, and as much for those of up to 100,000
 //     settled transactions behind such a one.
 //   - A clean stop leaves no row that is published again. With an Emitter that is so only if nothing waits for its next

@@ -40,6 +40,7 @@ const (
 	codeInUse              = "55006"
 	codeTooManySlots       = "53400"
 	codeTooManyConnections = "53300"
+	codeCannotConnectNow   = "57P03"
 )
 
 func hasCode(err error, code string) bool {

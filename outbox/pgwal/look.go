@@ -57,7 +57,6 @@ func (s *session) look(working context.Context, now time.Time) {
 	if !s.r.cfg.messages() {
 		ask = s.ask(now)
 	}
-	ask.confirmed = s.r.cfg.messages() || len(s.known.acked) > 0
 	s.start(func() func() {
 		began := time.Now()
 		found := s.r.see(working, ask)
@@ -76,8 +75,6 @@ type request struct {
 	unseen  unseen  // to be made due; empty: none
 	sweep   bool
 	clean   bool
-
-	confirmed bool // what the server knows
 }
 
 func (s *session) ask(now time.Time) request {
@@ -115,10 +112,8 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		}
 	}
 	var err error
-	if q.confirmed {
-		found.confirmed, err = r.confirmed(ctx)
-		fault(err)
-	}
+	found.confirmed, err = r.confirmed(ctx)
+	fault(err)
 	if q.limit > 0 {
 		if found.rows, err = r.rest(ctx, q.exclude, q.limit); !fault(err) && len(found.rows) == q.limit {
 			found.full = true
@@ -147,6 +142,7 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 		}
 	}
 	for _, err := range found.faults {
+		s.leave = s.leave || hasCode(err, codeCannotConnectNow)
 		if ctx.Err() == nil {
 			s.r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again", "error", s.r.explain("look at the table", err))
 		}

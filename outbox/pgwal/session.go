@@ -52,6 +52,7 @@ type session struct {
 	sentAt, beatAt time.Time
 
 	looks looks
+	leave bool // the server stops
 }
 
 func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
@@ -305,6 +306,9 @@ func (s *session) admit(r *row, acked bool) {
 
 // tick does what it is time for.
 func (s *session) tick(working context.Context, now time.Time) error {
+	if s.leave {
+		return errors.New("pgwal: the server stops, and would wait for a relay that has not confirmed everything")
+	}
 	s.queue.wake(now)
 	s.dispatch(working, now)
 	s.settle(working, now)

@@ -1,0 +1,38 @@
+package pgwal_test
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/pgwal"
+)
+
+// The server stops when the relay has confirmed all of the log, or has gone: what waits for the broker must not hold it up.
+func TestRelay_LetsTheServerStop(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		s := testserver.Postgres(t)
+		g := newRigOn(t, s, configure, func(c *pgwal.Config) { c.RetryMin, c.RetryMax = time.Hour, time.Hour })
+		g.broker.set(refuse("order"))
+		g.start()
+		g.write(message("order"))
+		until(t, "an attempt", func() bool { return g.broker.attempts("order") > 0 })
+		p := s.Process()
+		if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil { // a fast shutdown
+			t.Fatal(err)
+		}
+		until(t, "the end of the server", func() bool {
+			select {
+			case <-p.Ended():
+				return true
+			default:
+				return false
+			}
+		})
+		g.broker.set(nil)
+		s.Restart()
+		until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
+	})
+}
