@@ -16,6 +16,7 @@ type facts struct {
 	version       int
 	standby       bool
 	walLevel      string
+	standbys      string        // synchronous_standby_names
 	senderTimeout time.Duration // zero: none
 	keepWAL       int64         // max_slot_wal_keep_size in MB; -1: no limit
 	database      string
@@ -41,7 +42,8 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
 	current_database(), coalesce(to_regclass($1)::oid, 0), to_regclass($2) IS NOT NULL,
-	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END, pg_is_in_recovery()`
+	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END, pg_is_in_recovery(),
+	current_setting('synchronous_standby_names')`
 
 	publicationSQL = `
 SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2),
@@ -77,7 +79,7 @@ func (r *Relay) look(ctx context.Context) (f facts, err error) {
 func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 	var timeout int64
 	if err := c.QueryRow(ctx, serverSQL, r.cfg.located(""), r.cfg.located("_settings")).Scan(
-		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby); err != nil {
+		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby, &f.standbys); err != nil {
 		return f, err
 	}
 	f.senderTimeout = time.Duration(timeout) * time.Millisecond
@@ -115,6 +117,8 @@ func (r *Relay) serverProblem(f facts) error {
 		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version), nil}
 	case f.walLevel != "logical":
 		return &SetupError{"the server", fmt.Sprintf("has wal_level %s: set wal_level = logical and restart it", f.walLevel), nil}
+	case strings.Contains(f.standbys, "*"): // who reads the log counts as a standby
+		return &SetupError{"the server", fmt.Sprintf("has synchronous_standby_names = '%s', so that all commits would wait for what the broker acknowledges: name the standbys", f.standbys), nil}
 	case f.table == 0 || !f.settings:
 		return &SetupError{name, "is missing where the connection looks for it: call pgoutbox's Migrate, or set Config.Schema", nil}
 	case f.slot && !f.ours:

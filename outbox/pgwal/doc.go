@@ -74,5 +74,7 @@
 // where a standby takes over that does not have the slot: PostgreSQL 17 can copy slots to standbys. Where that cannot be
 // borne, use the table.
 //
-// With synchronous replication, messages may be published before the standby has their transaction.
+// With synchronous replication, messages may be published before the standby has their transaction. Where
+// synchronous_standby_names has a *, whoever reads the log counts as a standby, and commits would wait until the broker has
+// acknowledged: Setup and Run refuse it.
 package pgwal

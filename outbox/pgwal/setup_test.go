@@ -179,6 +179,21 @@ func TestSetup_NamesAWrongWALLevel(t *testing.T) {
 	wantSetupError(t, r.Run(t.Context()), "wal_level", "set wal_level = logical")
 }
 
+// Whoever reads the log would be a synchronous standby: with the broker away no commit of the server would end.
+func TestSetup_RefusesToBeASynchronousStandby(t *testing.T) {
+	t.Parallel()
+	s := testserver.Postgres(t)
+	g := newRigOn(t, s)
+	g.exec(`ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (*)'`)
+	g.exec(`SELECT pg_reload_conf()`)
+	until(t, "the setting", func() bool { return value[bool](g, `SELECT current_setting('synchronous_standby_names') <> ''`) })
+	wantSetupError(t, g.relay().Setup(t.Context()), "synchronous_standby_names", "name the standbys")
+	wantSetupError(t, g.run(), "synchronous_standby_names", "name the standbys")
+	g.exec(`ALTER SYSTEM RESET synchronous_standby_names`)
+	g.exec(`SELECT pg_reload_conf()`)
+	until(t, "the setting", func() bool { return value[bool](g, `SELECT current_setting('synchronous_standby_names') = ''`) })
+}
+
 func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 	t.Parallel()
 	s := testserver.Postgres(t, "max_slot_wal_keep_size=1", "max_wal_size=32", "min_wal_size=32", "wal_keep_size=0")
