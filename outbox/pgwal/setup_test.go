@@ -182,16 +182,21 @@ func TestSetup_NamesAWrongWALLevel(t *testing.T) {
 // Whoever reads the log would be a synchronous standby: with the broker away no commit of the server would end.
 func TestSetup_RefusesToBeASynchronousStandby(t *testing.T) {
 	t.Parallel()
-	s := testserver.Postgres(t)
-	g := newRigOn(t, s)
-	g.exec(`ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (*)'`)
-	g.exec(`SELECT pg_reload_conf()`)
-	until(t, "the setting", func() bool { return value[bool](g, `SELECT current_setting('synchronous_standby_names') <> ''`) })
-	wantSetupError(t, g.relay().Setup(t.Context()), "synchronous_standby_names", "name the standbys")
-	wantSetupError(t, g.run(), "synchronous_standby_names", "name the standbys")
-	g.exec(`ALTER SYSTEM RESET synchronous_standby_names`)
-	g.exec(`SELECT pg_reload_conf()`)
-	until(t, "the setting", func() bool { return value[bool](g, `SELECT current_setting('synchronous_standby_names') = ''`) })
+	s := testserver.Postgres(t, "synchronous_standby_names=FIRST 1 (*)", "synchronous_commit=local")
+	pool := s.Pool(t)
+	box, err := pgoutbox.New(pool, pgoutbox.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := pgwal.New(pgwal.Config{Pool: pool, Logger: slog.New(slog.DiscardHandler)}, newBroker())
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSetupError(t, r.Setup(t.Context()), "synchronous_standby_names", "name the standbys")
+	wantSetupError(t, r.Run(t.Context()), "synchronous_standby_names", "name the standbys")
 }
 
 func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
@@ -223,6 +228,7 @@ func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 func TestRelay_WaitsWhereTheServerIsAStandby(t *testing.T) {
 	t.Parallel()
 	s := testserver.Postgres(t)
+	s.Process() // it has to be the test's own
 	g := newRigOn(t, s)
 	if err := g.relay().Drop(t.Context()); err != nil {
 		t.Fatal(err)

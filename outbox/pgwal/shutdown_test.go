@@ -14,12 +14,12 @@ func TestRelay_LetsTheServerStop(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
 		s := testserver.Postgres(t)
+		p := s.Process()
 		g := newRigOn(t, s, configure, func(c *pgwal.Config) { c.RetryMin, c.RetryMax = time.Hour, time.Hour })
 		g.broker.set(refuse("order"))
 		g.start()
 		g.write(message("order"))
 		until(t, "an attempt", func() bool { return g.broker.attempts("order") > 0 })
-		p := s.Process()
 		if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil { // a fast shutdown
 			t.Fatal(err)
 		}
