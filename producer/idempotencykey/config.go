@@ -83,7 +83,8 @@ type Config struct {
 	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. A handler that returns after the
 	// end of its context and has said nothing, not even a status, has given up: with an inbox its writes are rolled back, and
 	// the next repeat runs it again; under a policy that parks, the outcome is unknown. One that has flushed has no response
-	// that can be kept. Negative: at once. Zero: 30 s.
+	// that can be kept, unless its Content-Length is reached. Its writes have no error because of a client that has gone before
+	// the end of its context. Negative: at once. Zero: 30 s.
 	Linger time.Duration
 
 	// DocsURL is where the API describes its use of keys; problems have it as their type, with the code as fragment, and as

@@ -15,6 +15,7 @@ type recorder struct {
 	to    http.ResponseWriter // what leads to the client
 	limit int                 // of the body that is kept
 	held  bool                // nothing may leave before the run is over
+	late  func() bool         // the run's context has ended
 
 	header  http.Header // the handler's
 	sent    http.Header // as it was when the status was written
@@ -100,23 +101,28 @@ func (rec *recorder) Write(p []byte) (int, error) {
 	switch {
 	case rec.lost != "" && rec.held:
 		return 0, ErrResponseTooLarge
-	case rec.passing && rec.lost == "": // a client that has gone does not keep the rest from being kept
-		rec.to.Write(p) //nolint:errcheck // see above
 	case rec.passing:
-		return rec.to.Write(p)
+		if n, err := rec.to.Write(p); !rec.goesOn() {
+			return n, err
+		}
 	}
 	return len(p), nil
 }
 
-// end says that the handler has returned, perhaps after the end of its context. A response that is shorter than its
-// Content-Length is not whole, and the server lets the client know; nor does it send more, where the length is the handler's.
-// Of a response that was flushed nobody can tell whether its handler has stopped in the middle.
-func (rec *recorder) end(late bool) {
+// goesOn reports whether a response is kept although its client has gone: then handlers are told of no error, at which they
+// would stop. They are when their context has ended: those that heed nothing else would never return.
+func (rec *recorder) goesOn() bool { return rec.lost == "" && !rec.late() }
+
+// end says that the handler has returned. A response that is shorter than its Content-Length is not whole, and the server lets
+// the client know; nor does it send more, where the length is the handler's. Of a response without one that was flushed, nobody
+// can tell whether its handler has stopped in the middle, because its context had ended.
+func (rec *recorder) end() {
 	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
-	announced, err := strconv.Atoi(rec.sent.Get("Content-Length"))
-	broken := rec.body.Len() < announced || rec.body.Len() > announced && (rec.passing || rec.trailing())
-	broken = broken && err == nil && bodyAllowed(rec.status)
-	if rec.lost == "" && (broken || late && rec.passing) {
+	whole := !rec.passing || !rec.late()
+	if announced, err := strconv.Atoi(rec.sent.Get("Content-Length")); err == nil {
+		whole = rec.body.Len() == announced || rec.body.Len() > announced && !rec.passing && !rec.trailing()
+	}
+	if rec.lost == "" && bodyAllowed(rec.status) && !whole {
 		rec.lost = lostShort
 	}
 }

@@ -54,6 +54,7 @@ func (x *exchange) handle(ctx context.Context) (dedupstore.Outcome, error) {
 		r = x.r.Clone(ctx)
 	}
 	x.rec, x.panics = newRecorder(x.w, c.MaxResponseBody, x.m.inbox), nil
+	x.rec.late = func() bool { return ctx.Err() != nil }
 	if !x.protected(r) {
 		return dedupstore.Outcome{}, oncemill.RetryAfter(0, x.panics)
 	}
@@ -62,7 +63,7 @@ func (x *exchange) handle(ctx context.Context) (dedupstore.Outcome, error) {
 		x.rec = nil
 		return dedupstore.Outcome{}, context.Cause(ctx)
 	}
-	rec.end(ctx.Err() != nil)
+	rec.end()
 	data := rec.encode(c.StoreHeaders, x.m.policy.MaxResultBytes)
 	if rec.held && rec.lost != "" {
 		data = rec.refuse(x.m, r)

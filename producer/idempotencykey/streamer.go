@@ -11,8 +11,7 @@ import (
 // A streamer is a recorder whose response may leave before the run is over.
 type streamer struct{ *recorder }
 
-// FlushError sends what has been written. It is still kept, up to the limit, also if its client has gone: then there is no
-// error, at which handlers would stop.
+// FlushError sends what has been written. It is still kept, up to the limit.
 func (s *streamer) FlushError() error {
 	if s.lost == lostHijacked {
 		return http.ErrHijacked
@@ -20,7 +19,7 @@ func (s *streamer) FlushError() error {
 	s.WriteHeader(http.StatusOK)
 	s.pass()
 	err := http.NewResponseController(s.to).Flush()
-	if s.lost == "" && !errors.Is(err, errors.ErrUnsupported) {
+	if s.goesOn() && !errors.Is(err, errors.ErrUnsupported) {
 		return nil
 	}
 	return err
