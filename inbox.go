@@ -38,6 +38,8 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return g.failed(ctx, call, h, res, w.result)
 	case handlers:
 		return Result{}, g.lost(ctx, h, failure.err)
+	case errors.Is(err, dedupstore.ErrEnded): // another run could make the effects once more, whatever the handler's error is
+		return g.parked(ctx, call, h, res)
 	case unknown:
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery finds out",
@@ -45,8 +47,6 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
 	case h.isLost() || errors.Is(err, dedupstore.ErrClaimLost):
 		return Result{}, g.lost(ctx, h, nil)
-	case errors.Is(err, dedupstore.ErrEnded): // another run could make the effects once more
-		return g.parked(ctx, call, h, res)
 	case w.calls > 0: // it could not be settled or committed
 		return g.failed(ctx, call, h, res, nil)
 	}

@@ -280,6 +280,10 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 		"pgx":               {false, exec(`COMMIT`), errors.New("no")},
 		"sql":               {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, errors.New("no")},
 		"sql, by statement": {true, exec(`COMMIT`), errors.New("no")},
+		"pgx, another":      {false, exec(`COMMIT; BEGIN`), errors.New("no")},
+		"pgx, chained":      {false, exec(`COMMIT AND CHAIN`), errors.New("no")},
+		"sql, another":      {true, exec(`COMMIT; BEGIN`), errors.New("no")},
+		"sql, claim lost":   {true, exec(`COMMIT`), dedupstore.ErrClaimLost}, // another claim, such as of a message that it handled inside
 		"pgx, conflict":     {false, exec(`COMMIT`), conflict},
 		"sql, conflict":     {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, conflict},
 	} {

@@ -76,8 +76,7 @@ func (w watchedTx) Commit() error {
 
 // Rollback implements [driver.Tx].
 func (w watchedTx) Rollback() error {
-	conn := w.conn.Conn.Conn()
-	w.conn.session.ended.Store(!conn.IsClosed() && conn.PgConn().TxStatus() == idle)
+	w.conn.session.ended.Store(left(w.conn.Conn.Conn()))
 	return w.Tx.Rollback()
 }
 

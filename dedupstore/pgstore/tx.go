@@ -102,10 +102,25 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	p.tx.ended.Store(true)
-	open = p.over || p.conn.Conn().IsClosed() || p.conn.Conn().PgConn().TxStatus() != idle
+	open = p.over || !left(p.conn.Conn())
 	rollback(ctx, p.conn)
 	p.conn.Release()
 	return open
+}
+
+// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another one. One in
+// which a statement failed cannot be asked.
+func left(conn *pgx.Conn) bool {
+	if conn.IsClosed() {
+		return false
+	}
+	if status := conn.PgConn().TxStatus(); status != inTx {
+		return status == idle
+	}
+	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	results, err := conn.PgConn().Exec(bounded, `SELECT current_setting('oncemill.tx', true)`).ReadAll()
+	return err == nil && string(results[0].Rows[0][0]) != "inbox"
 }
 
 // rollback rolls back if there is something to, also when ctx has ended. If that fails, the pool closes the connection.
