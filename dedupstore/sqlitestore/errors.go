@@ -28,8 +28,8 @@ func (e *SchemaError) Error() string {
 }
 
 // EndedError says that the transaction of a run was over when its handler returned without an error, or that the handler committed
-// it and then returned an error. No outcome was written. What the handler wrote is there if it committed; the guard parks the run as unknown. Handlers must leave the
-// transaction that [Tx] gives them to the store. It is [dedupstore.ErrEnded].
+// it and then returned an error, or its context ended. No outcome was written. What the handler wrote is there if it committed; the
+// guard parks the run as unknown. Handlers must leave the transaction that [Tx] gives them to the store. It is [dedupstore.ErrEnded].
 type EndedError struct {
 	Err error // what the database said
 }

@@ -119,7 +119,7 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	case err != nil:
 		return s.undone(context.WithoutCancel(ctx), t, c, err)
 	case !attached():
-		return context.Cause(ctx)
+		return s.undone(context.WithoutCancel(ctx), t, c, context.Cause(ctx))
 	}
 	finish, is := settlement.(dedupstore.Finish)
 	if !is {
@@ -162,7 +162,7 @@ func (s *Store) mark(ctx context.Context, t *lockedTx, rec *record) error {
 	return err
 }
 
-// undone rolls back and returns the error of a handler; but an EndedError if the handler has committed by itself, or that cannot
+// undone rolls back and returns why a run has failed; but an EndedError if the handler has committed by itself, or that cannot
 // be known: another run could make the effects once more.
 func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, failure error) error {
 	if _, err := t.ExecContext(ctx, "ROLLBACK TO "+savepoint); err == nil {

@@ -206,6 +206,32 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	}
 }
 
+// TestInbox_AHandlerThatCommitsAndIsCancelledIsNotRunAgain is about a context that ends between a handler's own commit and its return:
+// that rolls nothing back any more.
+func TestInbox_AHandlerThatCommitsAndIsCancelledIsNotRunAgain(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	for id, committed := range map[string]bool{"committed": true, "rolled back": false} {
+		c := claim(t, s, request(id), dedupstore.AcquiredRun).Claim
+		ctx, cancel := context.WithCancel(t.Context())
+		err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			err := charge(ctx, Tx(ctx), id)
+			if committed {
+				err = errors.Join(err, Tx(ctx).Commit())
+			}
+			cancel()
+			return succeeded, err
+		})
+		if errors.Is(err, dedupstore.ErrEnded) != committed || !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: the run returned %v, want the end of its context, and ErrEnded: %v", id, err, committed)
+		}
+		if n := charges(t, db, id); (n == 1) != committed {
+			t.Errorf("%s: %d charges", id, n)
+		}
+	}
+}
+
 type cancelKey struct{}
 
 func TestInbox_TwinIsAnsweredWhileTheHandlerRuns(t *testing.T) {
