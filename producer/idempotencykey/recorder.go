@@ -119,7 +119,7 @@ func (rec *recorder) goesOn() bool { return rec.lost == "" && !rec.late() }
 func (rec *recorder) end() {
 	rec.WriteHeader(http.StatusOK) // which it is if nothing was said
 	whole := !rec.passing || !rec.late()
-	if announced, err := strconv.Atoi(rec.sent.Get("Content-Length")); err == nil {
+	if announced, err := strconv.Atoi(rec.sent.Get("Content-Length")); err == nil && announced >= 0 { // as net/http takes it
 		whole = rec.body.Len() == announced || rec.body.Len() > announced && !rec.passing && !rec.trailing()
 	}
 	if rec.lost == "" && bodyAllowed(rec.status) && !whole {

@@ -30,6 +30,11 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 			w.(http.Flusher).Flush()
 			w.Write(blob[10:100])
 		},
+		"flushed, with an invalid length": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "-1") // as http.Response has it of an unknown one; the server leaves it out
+			w.Write(blob[:10])
+			w.(http.Flusher).Flush()
+		},
 		"flushed before the body": func(w http.ResponseWriter, _ *http.Request) {
 			w.(http.Flusher).Flush()
 			io.WriteString(w, "<html>")
