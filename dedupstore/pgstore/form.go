@@ -93,16 +93,21 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 	if c.Fence > math.MaxInt64 {
 		return dedupstore.ErrClaimLost // no store of this kind has granted it
 	}
-	id := idOf(c.Key.String())
-	return f.verdict(ctx, "extend", func() (verdict string, err error) {
-		err = again(ctx, func() error {
-			return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)).Scan(&verdict)
-		})
+	return f.verdict(ctx, "extend", func() (string, error) {
+		verdict, err := f.extend(ctx, c, lease)
 		if verdict == settled && !f.store.joined.has(c.Owner) {
 			verdict = lost
 		}
 		return verdict, err
 	})
+}
+
+func (f *form) extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) (verdict string, err error) {
+	id := idOf(c.Key.String())
+	err = again(ctx, func() error {
+		return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)).Scan(&verdict)
+	})
+	return verdict, err
 }
 
 // Settle implements [dedupstore.Store].
@@ -117,8 +122,11 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 	f.store.granted.take(c.Owner)
 	err = f.verdict(ctx, "settle", func() (string, error) {
 		verdict, err := f.settles.do(ctx, s)
-		if verdict == repeated && s.step == "publishing" && f.store.joined.has(c.Owner) {
-			err = errJoinedOutputs
+		if err == nil && verdict == repeated && s.step == "publishing" && f.store.joined.has(c.Owner) {
+			// Its Join may have been rolled back, and the answer to this very Finish been lost: then there is a lease.
+			if verdict, err = f.extend(ctx, c, c.Lease); verdict == settled {
+				err = errJoinedOutputs
+			}
 		}
 		return verdict, err
 	})

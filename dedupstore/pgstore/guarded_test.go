@@ -136,6 +136,23 @@ func TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly(t *testing.T) {
 	}
 }
 
+// TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake has a Finish whose answer is lost: its messages are in the record.
+func TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newPool(t), Config{})
+	c := runOf(t, s, "1")
+	receipt := dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}
+	for range 2 {
+		s.joined.add(c.Owner, time.Time{}) // as it is while nobody has heard the answer
+		if err := s.Settle(t.Context(), c, dedupstore.Finish{Outcome: receipt, Retention: time.Hour}); err != nil {
+			t.Fatalf("the Finish returned %v", err)
+		}
+	}
+	if err := s.Settle(t.Context(), c, dedupstore.Published{Retention: time.Hour}); err != nil {
+		t.Errorf("the publish step returned %v", err)
+	}
+}
+
 func TestMigrate_MakesMissingFunctionsAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
