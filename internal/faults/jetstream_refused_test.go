@@ -113,7 +113,7 @@ func TestJetStream_ClusterWithoutMostOfItsNodes(t *testing.T) {
 }
 
 func clusterWithoutMostOfItsNodes(t *testing.T, leaderDies bool) {
-	const lease, orders = time.Second, 500
+	const lease, orders = time.Second, 1000
 	cluster := newNATSCluster(t)
 	s := newShop(t, cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, lease, job{
 		Handler: "steady", Work: 50 * time.Millisecond, Lease: lease, Hold: lease, Grace: shutdownGrace, Window: 5,
