@@ -90,6 +90,7 @@ func (s *session) settle(working context.Context, now time.Time) {
 		return func() {
 			s.settling = false
 			if err != nil {
+				s.leave = s.leave || hasCode(err, codeCannotConnectNow)
 				s.verdicts = append(s.unparked(batch), s.verdicts...)
 				return
 			}
@@ -153,7 +154,7 @@ func (s *session) settleLast(ctx context.Context) {
 	})
 }
 
-// recordUntilDone records verdicts, and tries again until ctx ends.
+// recordUntilDone records verdicts, and tries again until ctx ends or the server stops.
 func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for {
@@ -162,7 +163,7 @@ func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen ma
 			return unseen, nil
 		}
 		r.log.WarnContext(ctx, "pgwal: results could not be recorded yet", "messages", len(batch), "error", err)
-		if !pace.Sleep(ctx, pace.Jitter(faults.Next())) {
+		if hasCode(err, codeCannotConnectNow) || !pace.Sleep(ctx, pace.Jitter(faults.Next())) {
 			return nil, err
 		}
 	}

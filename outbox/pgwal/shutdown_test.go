@@ -1,6 +1,7 @@
 package pgwal_test
 
 import (
+	"context"
 	"syscall"
 	"testing"
 	"time"
@@ -15,11 +16,24 @@ func TestRelay_LetsTheServerStop(t *testing.T) {
 	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
 		s := testserver.Postgres(t)
 		p := s.Process()
-		g := newRigOn(t, s, configure, func(c *pgwal.Config) { c.RetryMin, c.RetryMax = time.Hour, time.Hour })
+		g := newRigOn(t, s, configure, func(c *pgwal.Config) {
+			c.RetryMin, c.RetryMax, c.StopTimeout = time.Hour, time.Hour, time.Hour
+		})
 		g.broker.set(refuse("order"))
-		g.start()
 		g.write(message("order"))
-		until(t, "an attempt", func() bool { return g.broker.attempts("order") > 0 })
+		lock, err := g.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer lock.Rollback(context.Background())
+		if _, err := lock.Exec(t.Context(), `LOCK TABLE oncemill_outbox IN SHARE MODE`); err != nil { // nothing can be recorded
+			t.Fatal(err)
+		}
+		g.start()
+		until(t, "an attempt, and its record to wait", func() bool {
+			return g.broker.attempts("order") > 0 && (g.config.Prefix != "" || value[bool](g, `SELECT EXISTS (
+				SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%WITH removed AS%')`))
+		})
 		if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil { // a fast shutdown
 			t.Fatal(err)
 		}
