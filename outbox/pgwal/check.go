@@ -51,7 +51,8 @@ SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r W
 		SELECT n.nspname || '.' || c.relname
 		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE r.prpubid = p.oid AND ($3 OR c.oid <> $2)
-			AND EXISTS (SELECT FROM pg_class s WHERE s.relnamespace = c.relnamespace AND s.relname = c.relname || '_settings')
+			AND EXISTS (SELECT FROM pg_class s JOIN pg_attribute a ON a.attrelid = s.oid AND a.attname = 'debezium'
+				WHERE s.relnamespace = c.relnamespace AND s.relname = c.relname || '_settings')
 		LIMIT 1), '')
 FROM pg_publication p WHERE p.pubname = $1`
 

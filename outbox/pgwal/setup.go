@@ -72,20 +72,30 @@ func (r *Relay) setupPublication(ctx context.Context, c conn, f facts) error {
 	var statement string
 	switch {
 	case !f.publication && r.cfg.messages():
-		statement = `CREATE PUBLICATION ` + name + ` WITH (publish = 'insert');
-COMMENT ON PUBLICATION ` + name + ` IS '` + purpose + r.cfg.Prefix + `'` // a prefix needs no escaping
+		statement = `CREATE PUBLICATION ` + name + ` WITH (publish = 'insert')`
 	case !f.publication:
 		statement = `CREATE PUBLICATION ` + name + ` FOR TABLE ` + table + ` WITH (publish = 'insert')`
 	case !f.publishes:
 		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Publication), "does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
 	case !f.covers && !r.cfg.messages():
 		statement = `ALTER PUBLICATION ` + name + ` ADD TABLE ` + table
-	default:
+	}
+	if statement != "" {
+		if _, err := c.Exec(ctx, statement); err != nil && !hasCode(err, codeDuplicateObject) {
+			return r.explain("make the publication", err)
+		}
+	}
+	return r.setupPurpose(ctx, c, f)
+}
+
+// setupPurpose says whose the slot is, where nobody has said anything yet. Another's publication may stay without.
+func (r *Relay) setupPurpose(ctx context.Context, c conn, f facts) error {
+	if !r.cfg.messages() || r.cfg.Publication != r.cfg.Slot || f.purpose != "" {
 		return nil
 	}
-	if _, err := c.Exec(ctx, statement, pgx.QueryExecModeSimpleProtocol); err != nil && // it may be two statements
-		!hasCode(err, codeDuplicateObject) {
-		return r.explain("make the publication", err)
+	_, err := c.Exec(ctx, `COMMENT ON PUBLICATION `+quoted(r.cfg.Publication)+` IS '`+purpose+r.cfg.Prefix+`'`) // a prefix needs no escaping
+	if err != nil && !hasCode(err, codeNoPrivilege) {
+		return r.explain("say whose the slot is", err)
 	}
 	return nil
 }
