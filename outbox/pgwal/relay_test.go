@@ -397,7 +397,7 @@ func TestRelay_AnotherOneTakesOver(t *testing.T) {
 		stopped := time.Now()
 		g.write(message("third"))
 		until(t, "the other relay", func() bool { return len(g.broker.got()) == 3 })
-		if took := time.Since(stopped); took > 3*time.Second {
+		if took := time.Since(stopped); took > 8*time.Second { // a busy machine has its share
 			t.Errorf("took over after %v", took)
 		} else {
 			t.Logf("took over after %v", took)

@@ -26,7 +26,7 @@ func TestRelay_PublishesDelayedRowsWhenTheyAreDue(t *testing.T) {
 	g.write(message("first")) // what comes before the relay has caught up is looked up in the table
 	g.awaitConfirmed()
 	late := message("late")
-	late.NotBefore = time.Now().Add(300 * time.Millisecond)
+	late.NotBefore = time.Now().Add(time.Second)
 	g.write(late, message("now"))
 	until(t, "both", func() bool { return len(g.broker.got()) == 3 })
 	if time.Now().Before(late.NotBefore) {
@@ -361,7 +361,7 @@ func TestEmitter_RefusesWhatItCannotWrite(t *testing.T) {
 
 func TestEmitter_WritesThroughDatabaseSQL(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.Prefix = c.Slot })
+	g := newRig(t, func(c *pgwal.Config) { c.Prefix, c.MaxInFlight = c.Slot, 1 }) // in order
 	g.start()
 	db := openSQL(t, g)
 	e, err := pgwal.NewEmitter(g.config.Prefix)
