@@ -29,7 +29,8 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 // RunCleaning deletes expired records, and then heartbeats of runs that are over, in batches, at once and then every
 // Config.CleanInterval, until ctx ends; then it returns nil. A batch is as large as takes a few milliseconds, and after each it
 // rests for three times as long as that took: what a server writes for a cleaning, and reads, delays the commits of others for
-// no longer than a small batch does, and the slower the server, the longer the rests. Errors are logged, and it goes on. It may run in every process: one at a time cleans.
+// no longer than a small batch does, and the slower the server, the longer the rests. Errors are logged, and
+// it goes on. It may run in every process: one at a time cleans.
 func (s *Store) RunCleaning(ctx context.Context) error {
 	for {
 		if err := s.cleanAll(ctx); err != nil && ctx.Err() == nil {

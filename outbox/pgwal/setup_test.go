@@ -160,9 +160,10 @@ func TestRun_RightsThatTheDocsNameAreEnough(t *testing.T) {
 	})
 }
 
-func TestSetup_NamesAWrongWALLevel(t *testing.T) {
-	t.Parallel()
-	s := testserver.Postgres(t, "wal_level=replica")
+// relayOn is a relay of a server that has settings of its own, with an outbox.
+func relayOn(t *testing.T, settings ...string) *pgwal.Relay {
+	t.Helper()
+	s := testserver.Postgres(t, settings...)
 	pool := s.Pool(t)
 	box, err := pgoutbox.New(pool, pgoutbox.Config{})
 	if err != nil {
@@ -175,6 +176,12 @@ func TestSetup_NamesAWrongWALLevel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+func TestSetup_NamesAWrongWALLevel(t *testing.T) {
+	t.Parallel()
+	r := relayOn(t, "wal_level=replica")
 	wantSetupError(t, r.Setup(t.Context()), "wal_level", "set wal_level = logical")
 	wantSetupError(t, r.Run(t.Context()), "wal_level", "set wal_level = logical")
 }
@@ -182,19 +189,7 @@ func TestSetup_NamesAWrongWALLevel(t *testing.T) {
 // Whoever reads the log would be a synchronous standby: with the broker away no commit of the server would end.
 func TestSetup_RefusesToBeASynchronousStandby(t *testing.T) {
 	t.Parallel()
-	s := testserver.Postgres(t, "synchronous_standby_names=FIRST 1 (*)", "synchronous_commit=local")
-	pool := s.Pool(t)
-	box, err := pgoutbox.New(pool, pgoutbox.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := box.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	r, err := pgwal.New(pgwal.Config{Pool: pool, Logger: slog.New(slog.DiscardHandler)}, newBroker())
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := relayOn(t, "synchronous_standby_names=FIRST 1 (*)", "synchronous_commit=local")
 	wantSetupError(t, r.Setup(t.Context()), "synchronous_standby_names", "name the standbys")
 	wantSetupError(t, r.Run(t.Context()), "synchronous_standby_names", "name the standbys")
 }
