@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func TestStore_Conforms(t *testing.T) {
@@ -36,9 +37,18 @@ func TestStore_ConformsWhereTheDatabaseIsSerializable(t *testing.T) {
 	})
 }
 
+func TestStore_ConformsBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()), func(s *Store) dedupstore.Store { return s })
+}
+
 func conforms(t *testing.T, form func(*Store) dedupstore.Store, configure ...func(*pgxpool.Config)) {
 	t.Helper()
-	pool := newPool(t, configure...)
+	conformsOn(t, newPool(t, configure...), form)
+}
+
+func conformsOn(t *testing.T, pool *pgxpool.Pool, form func(*Store) dedupstore.Store) {
+	t.Helper()
 	s := newStore(t, pool, Config{})
 	s.patience = 10 * time.Second       // some cases want to see who won, however slow the machine is
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the pool is closed

@@ -3,15 +3,18 @@ package pgstore
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func TestInbox_Conforms(t *testing.T) {
@@ -53,10 +56,34 @@ func onSQL(ctx context.Context) handle {
 	}}
 }
 
+// A commit's answer is lost between PgBouncer and its server.
+func TestInbox_ConformsBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	direct, err := pgxpool.New(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(direct.Close)
+	mustExec(t, direct, `CREATE TABLE effects (id text NOT NULL, run bigint NOT NULL)`)
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProxy(t, u.Host)
+	u.Host = p.addr.String()
+	inboxConformsOn(t, direct, testserver.PgBouncerPool(t, u.String()), p, Config{}, (*Store).Inbox, onPgx)
+}
+
 func inboxConforms(t *testing.T, cfg Config, form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {
 	t.Helper()
 	direct := newPool(t)
 	pool, p := behind(t, direct)
+	inboxConformsOn(t, direct, pool, p, cfg, form, on)
+}
+
+func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Config, form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {
+	t.Helper()
 	var tables atomic.Int64
 	lose := &losses{byPort: map[int]fault{}}
 	p.inject(lose.decide)

@@ -244,10 +244,14 @@ func programVersion(t testing.TB, program string) string {
 	if err != nil {
 		t.Fatalf("testserver: %s --version: %v", program, err)
 	}
-	for _, word := range strings.Fields(string(out)) {
+	words := strings.Fields(string(out))
+	for _, word := range words {
 		if v, ok := strings.CutPrefix(word, "v="); ok {
 			return v
 		}
+	}
+	if len(words) > 1 && words[0] == "PgBouncer" {
+		return words[1]
 	}
 	return "of unknown version"
 }

@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox/outboxtest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -28,10 +30,19 @@ func TestOutbox_ConformsWithTheColumnsOfDebezium(t *testing.T) {
 	conforms(t, pgoutbox.Config{Ordered: true, Debezium: true})
 }
 
-// conforms gives each case tables of its own, in one schema.
+func TestOutbox_ConformsBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()), pgoutbox.Config{Ordered: true})
+}
+
 func conforms(t *testing.T, cfg pgoutbox.Config) {
 	t.Helper()
-	pool := newPool(t)
+	conformsOn(t, newPool(t), cfg)
+}
+
+// conformsOn gives each case tables of its own, in one schema.
+func conformsOn(t *testing.T, pool *pgxpool.Pool, cfg pgoutbox.Config) {
+	t.Helper()
 	var tables atomic.Int64
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the pool is closed
 		outboxtest.Run(t, func(t *testing.T) outboxtest.Subject {
