@@ -13,7 +13,8 @@ import (
 type Config struct {
 	// BatchSize is the most rows that are leased and published together. Up to two such batches are in memory, and up to 32
 	// rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for payloads of
-	// megabytes. Zero: 1,000.
+	// megabytes. After an error of the store a relay asks for half as many, and then for ever more again, so that rows that
+	// take longer than StoreTimeout to read together are read in parts. Zero: 1,000.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due

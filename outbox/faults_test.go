@@ -217,3 +217,33 @@ func TestRelay_StopLeavesNoLeaseThatIsUnderWay(t *testing.T) {
 		}
 	})
 }
+
+func TestRelay_RowsThatTakeTooLongToReadTogetherAreReadInParts(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := slowRead{new(fakeStore).write("a", "b", "c", "d", "e", "f", "g")}, &broker{}
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, 5*time.Minute)
+		stop()
+		for id, n := range b.attempts() {
+			if n != 1 {
+				t.Errorf("%s was published %d times, want once", id, n)
+			}
+		}
+		if n := len(b.attempts()); n != 7 {
+			t.Errorf("%d rows were published, want 7", n)
+		}
+	})
+}
+
+// slowRead takes 4 s for each row that it hands out.
+type slowRead struct{ *fakeStore }
+
+func (s slowRead) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	rows, _ := s.fakeStore.Lease(ctx, r)
+	select {
+	case <-time.After(time.Duration(len(rows)) * 4 * time.Second):
+		return rows, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}

@@ -53,11 +53,13 @@ func (r *Relay) work(ctx context.Context, l lane) {
 	case l.suspects: // what is healthy goes first
 		l.pause(ctx, idle.Shortest)
 	}
+	most := l.limit
 	flowing := false // the broker acknowledged the batch before
 	for ctx.Err() == nil {
 		b, err := r.batch(ctx, l, flowing)
 		if err != nil {
 			r.fault(ctx, "store failed", err)
+			l.limit = max(1, l.limit/2) // rows that are too large to be read in time together would be so for ever
 			pace.Sleep(ctx, pace.Jitter(faults.Next()))
 			continue
 		}
@@ -79,6 +81,7 @@ func (r *Relay) work(ctx context.Context, l lane) {
 		default: // there is probably more
 			idle.Reset()
 		}
+		l.limit = min(most, l.limit+1+l.limit/8)
 	}
 }
 

@@ -1,0 +1,51 @@
+package pgoutbox_test
+
+import (
+	"context"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// slowConn is a connection over a link that brings so many bytes a second.
+type slowConn struct {
+	net.Conn
+	rate int
+}
+
+func (c slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	<-time.After(time.Duration(n) * time.Second / time.Duration(c.rate))
+	return n, err
+}
+
+func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	ids := numbered(40)
+	for part := range slices.Chunk(ids, 10) {
+		var messages []producer.Message
+		for _, id := range part {
+			messages = append(messages, producer.Message{ID: id, Topic: "orders", Payload: make([]byte, 64<<10)})
+		}
+		write(t, box, pool, messages...)
+	}
+	slow := poolIn(t, schemaOf(t, pool), func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return slowConn{conn, 3 << 19}, err // all rows take 1.7 s
+		}
+	})
+	cfg := quick()
+	cfg.BatchSize, cfg.StoreTimeout = len(ids), time.Second
+	b := &broker{}
+	start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
+	eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
+}
