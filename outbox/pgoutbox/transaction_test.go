@@ -198,6 +198,13 @@ func TestIn_RefusalsLeaveTheTransactionUsable(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+	named := producer.Message{Topic: "orders", Header: producer.Header{producer.HeaderID: "named by its header"}}
+	renamed := named
+	renamed.Payload = []byte("z")
+	err := box.In(tx).Publish(t.Context(), named, renamed)
+	if e, ok := errors.AsType[*outbox.ConflictError](err); !ok || e.ID != "named by its header" {
+		t.Errorf("error %v, want a conflict that names the message", err)
+	}
 	publish(t, box, tx, message("after"), message("after"))
 	commit(t, tx)
 	if n := count(t, pool, "id = 'after'"); n != 1 {

@@ -102,7 +102,7 @@ func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]re
 		}
 		if first, found := index[r.name()]; found {
 			if !records[first].same(r.message.Key, r.message.Payload) {
-				return nil, fmt.Errorf("messages[%d]: %w", i, &outbox.ConflictError{ID: m.ID, Topic: m.Topic})
+				return nil, fmt.Errorf("messages[%d]: %w", i, &outbox.ConflictError{ID: r.message.ID, Topic: m.Topic})
 			}
 			continue
 		}
