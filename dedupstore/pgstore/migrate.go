@@ -42,7 +42,9 @@ func (s *Store) Migrate(ctx context.Context) error {
 }
 
 // SQL returns the statements by which Migrate makes tables and functions, for those who migrate with a tool of their own.
-// They may be repeated. The schema must be there.
+// The schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open
+// transactions that wrote to the table, also where the index is there, and who writes meanwhile waits behind it. Set a
+// lock_timeout before.
 func (s *Store) SQL() string {
 	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf("\nINSERT INTO %s (version) VALUES (%d)\nON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);\n",
 		s.cfg.located("_settings"), version)

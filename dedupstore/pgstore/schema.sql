@@ -1,4 +1,5 @@
--- The tables of a store. Every statement may be repeated, and none waits for whoever uses tables that are there already.
+-- The tables of a store. Every statement may be repeated. CREATE INDEX waits for open transactions that wrote to the table, also
+-- where the index is there, and who writes meanwhile waits behind it: Migrate looks first, and sets a lock_timeout.
 
 -- One row a key. Claims and settles write it, heartbeats do not: a transaction that settles under REPEATABLE READ would be
 -- refused otherwise.

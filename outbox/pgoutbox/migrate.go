@@ -40,8 +40,9 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// SQL returns the statements by which Migrate makes the tables, for those who migrate with a tool of their own. They may be
-// repeated. The schema must be there.
+// SQL returns the statements by which Migrate makes the tables, for those who migrate with a tool of their own. The schema
+// must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open transactions that
+// wrote to the outbox, also where the index is there, and who writes meanwhile waits behind it. Set a lock_timeout before.
 func (o *Outbox) SQL() string {
 	s := o.sql.schema
 	if o.cfg.Ordered {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/outbox"
@@ -85,6 +86,24 @@ func TestMigrate_SeveralAtOnceAndAgain(t *testing.T) {
 		all.Wait()
 		write(t, box, pool, message("1"))
 		mustExec(t, pool, box.SQL(), pgx.QueryExecModeSimpleProtocol) // what a tool would run may be repeated too
+	}
+}
+
+func TestSQL_RepeatedWaitsForOpenTransactionsNoLongerThanItsLockTimeout(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	open := begin(t, pool)
+	publish(t, box, open, message("1"))
+	_, err := pool.Exec(t.Context(), "SET LOCAL lock_timeout = '50ms';\n"+box.SQL(), pgx.QueryExecModeSimpleProtocol)
+	const lockNotAvailable = "55P03"
+	if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != lockNotAvailable {
+		t.Errorf("error %v, want that the lock was not available", err)
+	}
+	publish(t, box, open, message("2"))
+	commit(t, open)
+	mustExec(t, pool, box.SQL(), pgx.QueryExecModeSimpleProtocol)
+	if n := stats(t, box).Pending; n != 2 {
+		t.Errorf("%d pending rows, want 2", n)
 	}
 }
 

@@ -1,4 +1,5 @@
--- The tables of an outbox. Every statement may be repeated, and none waits for whoever uses tables that are there already.
+-- The tables of an outbox. Every statement may be repeated. CREATE INDEX waits for open transactions that wrote to the table, also
+-- where the index is there, and who writes meanwhile waits behind it: Migrate looks first, and sets a lock_timeout.
 
 -- Columns that most rows do not need are NULL there, which costs nothing: rows are as small as they can be.
 CREATE TABLE IF NOT EXISTS {table} (
