@@ -52,6 +52,7 @@ var inspectCases = []testCase{
 		k.settle(l, outbox.Result{Number: l.row(k, "dead").Number, State: outbox.Dead, Error: "no"},
 			outbox.Result{Number: l.row(k, "published").Number, State: outbox.Published})
 		k.pass()
+		k.lease() // what is leased is pending, too
 		s, err := i.Stats(k.Context())
 		if err != nil || s.Pending != 2 || s.Dead != 1 || s.Oldest < short || s.Oldest > long {
 			k.Errorf("stats %+v, %v, want 2 pending, the oldest for at least %v, and 1 dead", s, err, short)
@@ -110,6 +111,14 @@ var inspectCases = []testCase{
 		if r := l.row(k, "1"); r.Failures != 0 || r.Unknowns != 0 {
 			k.Errorf("row %+v, want nothing counted", r)
 		}
+	}},
+	{"inspect/revived-if-and-only-if-committed", "a dead message is published by a transaction that was rolled back", func(k *kit) {
+		k.writeIDs("1")
+		k.settleAll(k.lease(), outbox.Result{State: outbox.Dead, Error: "no"})
+		tx := k.begin()
+		k.publish(tx, message("1"))
+		k.rollback(tx)
+		k.wants("after a rollback")
 	}},
 }
 

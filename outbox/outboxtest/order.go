@@ -2,6 +2,7 @@ package outboxtest
 
 import (
 	"slices"
+	"time"
 
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -64,6 +65,16 @@ var orderCases = []testCase{
 		k.wantsLane("behind a refused row", l, "a")
 		k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
 	}},
+	{"order/nothing-passes-a-delayed-row", "a message overtakes the one before it, which was to be published later", func(k *kit) {
+		k.ordered()
+		delayed := keyed("a", "a0")
+		delayed.NotBefore = time.Now().Add(long)
+		k.write(delayed)
+		k.writeLanes()
+		l := k.lease()
+		k.wantsLane("behind a delayed row", l, "a")
+		k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
+	}},
 	{"order/nothing-passes-a-suspect", "a row whose acknowledgement was lost lands behind the rows that follow it", func(k *kit) {
 		k.ordered()
 		k.writeLanes()
@@ -75,9 +86,29 @@ var orderCases = []testCase{
 		if got := s.lane("a"); len(got) == 0 || got[0] != "a1" {
 			k.Fatalf("suspects of the lane are %q, want a1 first", got)
 		}
+		k.wantsLane("behind a suspect that is leased", k.lease(), "a")
 		k.settleOne(s, "a1", outbox.Result{State: outbox.Published})
 		k.settle(l)
 		k.wantsLane("after the suspect was published", k.lease(), "a", "a2", "a3")
+	}},
+	{"order/suspects-keep-it-too", "after an outage the rows of a key come in any order", func(k *kit) {
+		k.ordered()
+		k.inspector() // rows die only where somebody can act
+		k.writeLanes()
+		k.expired()
+		k.write(keyed("a", "a4"))
+		k.wantsLane("behind rows whose lease ended", k.lease(), "a")
+		s := k.suspects()
+		for _, id := range []string{"a1", "b1"} {
+			if got := s.lane(id[:1]); len(got) == 0 || got[0] != id {
+				k.Fatalf("suspects of the lane are %q, want %s first", got, id)
+			}
+		}
+		k.settle(s, outbox.Result{Number: s.row(k, "a1").Number, State: outbox.Unknown, Delay: long, Error: "no answer"},
+			outbox.Result{Number: s.row(k, "b1").Number, State: outbox.Dead, Error: "too large"})
+		s = k.suspects()
+		k.wantsLane("suspects behind one that waits", s, "a")
+		k.wantsLane("suspects behind a dead row", s, "b")
 	}},
 	{"order/a-dead-row-blocks-its-lane-only", "a poison row stops the business, or its followers pass it unseen", func(k *kit) {
 		k.ordered()

@@ -48,8 +48,9 @@ func (s *toy) subject() Subject {
 }
 
 type toyTx struct {
-	toy  *toy
-	rows []*toyRow
+	toy     *toy
+	rows    []*toyRow
+	revived []*toyRow
 }
 
 func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) error {
@@ -95,13 +96,14 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 		switch {
 		case known == nil || s.is("same-message-twice"):
 			tx.rows = append(tx.rows, r)
-		case !bytes.Equal(known.Message.Payload, r.Message.Payload) && !s.is("conflict-in-silence"):
+		case known.Message.Key != r.Message.Key && !s.is("conflict-of-keys-in-silence"),
+			!bytes.Equal(known.Message.Payload, r.Message.Payload) && !s.is("conflict-in-silence"):
 			return &outbox.ConflictError{ID: r.Message.ID, Topic: r.Message.Topic}
 		case known.state == outbox.Dead && !s.is("dead-stays-dead"):
-			known.state, known.Failures, known.Unknowns, known.due = "", 0, 0, time.Now()
+			tx.revived = append(tx.revived, known)
 		}
 	}
-	if s.is("visible-before-commit") {
+	if s.is("visible-before-commit") || s.is("revived-before-commit") && len(rows) > 0 && len(tx.rows) == 0 {
 		tx.apply()
 	}
 	return nil
@@ -123,7 +125,10 @@ func (s *toy) find(r *toyRow) *toyRow {
 func (tx *toyTx) apply() {
 	s := tx.toy
 	s.rows = append(s.rows, tx.rows...)
-	tx.rows = nil
+	for _, r := range tx.revived {
+		r.state, r.Failures, r.Unknowns, r.due = "", 0, 0, time.Now()
+	}
+	tx.rows, tx.revived = nil, nil
 	slices.SortFunc(s.rows, func(a, b *toyRow) int { return int(a.Number - b.Number) })
 }
 
@@ -170,7 +175,11 @@ func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, e
 	}
 	held := map[string]bool{} // lanes that something stands in the way of, or that another lease has
 	for _, row := range s.rows {
-		if row.token != "" && !s.is("lanes-shared") {
+		switch {
+		case row.token == "", s.is("lanes-shared"),
+			s.is("leased-suspects-are-passed") && row.Unknowns > 0,
+			s.is("ended-lease-frees-its-lane") && !now.Before(row.leaseEnds):
+		default:
 			held[row.Lane] = true
 		}
 	}
@@ -206,6 +215,10 @@ func (s *toy) blocked(row *toyRow, suspects bool, now time.Time) bool {
 			continue
 		}
 		switch {
+		case suspects && s.is("suspects-pass-the-dead") && o.state == outbox.Dead,
+			suspects && s.is("suspects-pass-each-other") && o.state == "",
+			s.is("delayed-rows-are-passed") && now.Before(o.first),
+			s.is("leased-suspects-are-passed") && o.Unknowns > 0 && o.token != "":
 		case o.state == outbox.Dead && !s.is("dead-rows-block-nobody"):
 			return true
 		case o.state != "":

@@ -86,15 +86,18 @@ var writeCases = []testCase{
 	}},
 	{"write/same-ID-with-other-content-is-a-conflict", "one of two messages that share an ID by mistake is lost in silence", func(k *kit) {
 		k.write(message("1"))
-		other := message("1")
-		other.Payload = []byte("something else")
-		tx := k.begin()
-		err := tx.Publish(k.Context(), other)
-		var conflict *outbox.ConflictError
-		if !errors.As(err, &conflict) || conflict.ID != "1" {
-			k.Errorf("error %v, want a ConflictError that names the message", err)
+		payload, key := message("1"), message("1")
+		payload.Payload = []byte("something else")
+		key.Key = "somebody else"
+		for _, other := range []producer.Message{payload, key} {
+			tx := k.begin()
+			err := tx.Publish(k.Context(), other)
+			var conflict *outbox.ConflictError
+			if !errors.As(err, &conflict) || conflict.ID != "1" {
+				k.Errorf("error %v, want a ConflictError that names the message", err)
+			}
+			k.rollback(tx)
 		}
-		k.rollback(tx)
 	}},
 	{"write/refused-message-writes-nothing", "a transaction goes on without one of the messages that it was to publish", func(k *kit) {
 		tx := k.begin()
