@@ -99,5 +99,7 @@
 // # What Publisher does not guarantee
 //
 // Order: a message that is published again can land behind later ones. One copy in the stream: a repeat after the
-// duplicate window (two minutes unless the stream says otherwise) is stored again, with the same oncemill-id.
+// duplicate window (two minutes unless the stream says otherwise) is stored again, with the same oncemill-id. Another connection:
+// nats.go closes one for good after 60 attempts to reconnect, about two minutes, without nats.MaxReconnects(-1), and when a server
+// refuses its credentials twice, without nats.IgnoreAuthErrorAbort. All that is published after that is unknown.
 package natsjs

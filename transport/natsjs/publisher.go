@@ -25,8 +25,8 @@ type PublisherConfig struct {
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although it was not sent before. Nil:
-	// slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although it was not sent before, and one for
+	// a connection that will not try for ever to reconnect. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -73,7 +73,8 @@ type Publisher struct {
 }
 
 // NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending
-// messages are its own, not those of js. One Publisher per connection is enough.
+// messages are its own, not those of js. One Publisher per connection is enough. A connection should be made with
+// nats.MaxReconnects(-1): without it, nats.go closes it for good after 60 attempts, and all that is published later is unknown.
 func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -85,6 +86,9 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 	sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemNATS)
 	if err != nil {
 		return nil, fmt.Errorf("natsjs: make instruments: %w", err)
+	}
+	if !js.Conn().Opts.AllowReconnect || js.Conn().Opts.MaxReconnect >= 0 {
+		config.Logger.Warn("natsjs: the connection does not try for ever to reconnect, and when it is closed nothing more is published: connect with nats.MaxReconnects(-1)")
 	}
 	return &Publisher{conn: js.Conn(), js: js, config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
 }

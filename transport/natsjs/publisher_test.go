@@ -3,6 +3,7 @@ package natsjs_test
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -241,6 +242,31 @@ func TestNewPublisher_BadConfigIsNamed(t *testing.T) {
 	} {
 		if _, err := natsjs.NewPublisher(tc.js, tc.config); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%+v: error %v, want it to say %q", tc.config, err, tc.want)
+		}
+	}
+}
+
+func TestNewPublisher_WarnsOfAConnectionThatGivesUp(t *testing.T) {
+	t.Parallel()
+	server := testserver.NATS(t)
+	for name, tc := range map[string]struct {
+		option nats.Option
+		warns  bool
+	}{
+		"nats.go's default": {nats.MaxReconnects(nats.DefaultMaxReconnect), true},
+		"never":             {nats.NoReconnect(), true},
+		"for ever":          {nats.MaxReconnects(-1), false},
+	} {
+		js, err := jetstream.New(server.Connect(tc.option))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log lockedBuffer
+		if _, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}); err != nil {
+			t.Fatal(err)
+		}
+		if warned := strings.Contains(log.String(), "nats.MaxReconnects(-1)"); warned != tc.warns {
+			t.Errorf("%s: log %q, want a warning: %t", name, log.String(), tc.warns)
 		}
 	}
 }
