@@ -153,6 +153,40 @@ func TestOrdered_RowThatWaitsHoldsUpItsOwnKeyOnly(t *testing.T) {
 	}
 }
 
+// The statements are those of docs/outbox.md.
+func TestOrdered_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
+	t.Parallel()
+	box, pool := orderedBox(t, pgoutbox.Config{})
+	write(t, box, pool, keyed("a", "a1"), keyed("a", "a2"))
+	b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+		for i, m := range messages {
+			if m.ID == "a1" {
+				return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: m.ID, Err: errors.New("no such topic"), Unknown: true}}}
+			}
+		}
+		return nil
+	}}
+	cfg := quick()
+	cfg.PublishTimeout, cfg.StoreTimeout, cfg.Lease = time.Second, time.Second, 3*time.Second
+	start(t, box, b, cfg)
+	eventually(t, "the row is listed with its error", func() bool {
+		var id, text string
+		err := pool.QueryRow(t.Context(), `SELECT id, last_error FROM oncemill_outbox
+			WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL ORDER BY coalesce(due_at, written_at) LIMIT 100`).Scan(&id, &text)
+		return err == nil && id == "a1" && text == "no such topic"
+	})
+	eventually(t, "the row is discarded", func() bool {
+		mustExec(t, pool, `UPDATE oncemill_outbox SET dead_at = clock_timestamp()
+			WHERE id = 'a1' AND topic = 'orders' AND published_at IS NULL AND unknowns IS NOT NULL`)
+		n, err := box.Discard(t.Context(), "a1")
+		return err == nil && n == 1
+	})
+	eventually(t, "the key goes on", func() bool { return stats(t, box) == outbox.Stats{} })
+	if n := b.copies()["a2"]; n != 1 {
+		t.Errorf("what waited was published %d times, want once", n)
+	}
+}
+
 func TestOrdered_DelayedMessageHoldsUpLaterOnesOfItsKey(t *testing.T) {
 	t.Parallel()
 	box, pool := orderedBox(t, pgoutbox.Config{})
