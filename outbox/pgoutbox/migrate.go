@@ -13,7 +13,7 @@ const version = 1
 
 const (
 	settingsSQL = `SELECT version, ordered, partitions, debezium FROM {settings}`
-	presentSQL  = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL`
+	presentSQL  = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL, {complete}`
 
 	keepSQL = `
 INSERT INTO {settings} (version, ordered, partitions, debezium) VALUES ($1, $2, $3, $4)
@@ -23,7 +23,8 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
 // be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives up
 // on any other lock after a few seconds, with an error, after which it can be repeated. An outbox that is complete is
-// only looked at. A newer version than this package's is welcome, as versions only add.
+// only looked at. An index that somebody dropped is made again, and writers wait for that. A newer version than this package's is
+// welcome, as versions only add.
 //
 // It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs that
 // use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings, and, if it
@@ -66,8 +67,8 @@ func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(o.cfg.hash())); err != nil {
 		return err
 	}
-	var settings, table bool
-	if err := tx.QueryRow(ctx, o.sql.present).Scan(&settings, &table); err != nil {
+	var settings, table, complete bool
+	if err := tx.QueryRow(ctx, o.sql.present).Scan(&settings, &table, &complete); err != nil {
 		return err
 	}
 	if settings {
@@ -79,7 +80,7 @@ func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 			if problem := found.problem(o.cfg); problem != "" {
 				return &SchemaError{Table: o.cfg.Table, Problem: problem}
 			}
-			if found.version >= version {
+			if found.version >= version && complete {
 				return nil
 			}
 		}

@@ -190,6 +190,31 @@ func TestCheck_WrongTablesAreNamed(t *testing.T) {
 	}
 }
 
+func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
+	t.Parallel()
+	for drop, ordered := range map[string]bool{
+		`TABLE oncemill_outbox_lease`:     false,
+		`INDEX oncemill_outbox_next`:      false,
+		`INDEX oncemill_outbox_suspects`:  true,
+		`INDEX oncemill_outbox_published`: true,
+		`INDEX oncemill_outbox_dead`:      false,
+		`INDEX oncemill_outbox_lanes`:     true,
+		`INDEX oncemill_outbox_keys`:      true,
+		`INDEX oncemill_outbox_delayed`:   true,
+	} {
+		t.Run(drop, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			box := boxIn(t, pool, pgoutbox.Config{Ordered: ordered})
+			mustExec(t, pool, `DROP `+drop)
+			if err := box.Migrate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			mustExec(t, pool, `DROP `+drop) // it is there again
+		})
+	}
+}
+
 func TestMigrate_TableOfSomebodyElseIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -60,7 +60,7 @@ func namesOf(cfg Config) *strings.Replacer {
 	for _, index := range [...]string{"pkey", "next", "suspects", "published", "dead", "lanes", "keys", "delayed"} {
 		pairs = append(pairs, "{"+index+"}", quoted("_"+index))
 	}
-	pairs = append(pairs, "{places}", located("_places"))
+	pairs = append(pairs, "{places}", located("_places"), "{complete}", complete(located, cfg.Ordered))
 	pairs = append(pairs, columns(cfg.Debezium)...)
 	if cfg.Ordered {
 		pairs = append(pairs, "{place}", "CASE WHEN m.key <> '' THEN nextval('"+located("_places")+"') END")
@@ -68,6 +68,19 @@ func namesOf(cfg Config) *strings.Replacer {
 		pairs = append(pairs, "{place}", "NULL")
 	}
 	return strings.NewReplacer(append(pairs, "{dead_blocks}", strconv.FormatBool(!cfg.SkipDead))...)
+}
+
+// complete asks whether everything is there that somebody may have dropped.
+func complete(located func(ending string) string, ordered bool) string {
+	endings := []string{"_lease", "_next", "_suspects", "_published", "_dead"}
+	if ordered {
+		endings = append(endings, "_lanes", "_keys", "_delayed")
+	}
+	var there []string
+	for _, ending := range endings {
+		there = append(there, "to_regclass('"+located(ending)+"') IS NOT NULL")
+	}
+	return strings.Join(there, " AND ")
 }
 
 // columns are those whose names the preset for Debezium changes, and the one that it adds.
