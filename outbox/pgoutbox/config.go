@@ -13,7 +13,8 @@ import (
 // Partitions and Debezium: Migrate stores them, and later differences are errors.
 type Config struct {
 	// Schema is where the tables are. At most 40 ASCII letters, digits and underscores, not beginning with a digit; upper
-	// and lower case differ. Empty: where the search path of the connections leads.
+	// and lower case differ. Empty: where the search path of the connections leads. All programs name it, or none does: Notify
+	// does not reach a Listen that is configured otherwise.
 	Schema string
 
 	// Table is the name of the table, and the beginning of the names of its indexes, of two small tables beside it,
