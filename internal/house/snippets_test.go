@@ -1,0 +1,272 @@
+package house
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// imported are the packages that snippets of the docs may name without importing them.
+var imported = []string{
+	"context", "errors", "net/http", "os", "time",
+	"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgxpool", "github.com/nats-io/nats.go/jetstream", "github.com/redis/go-redis/v9",
+	"github.com/twmb/franz-go/pkg/kgo", "github.com/ThreeDotsLabs/watermill/message", "database/sql",
+	module, module + "/consumer", module + "/dedupstore", module + "/dedupstore/pgstore", module + "/dedupstore/redisstore",
+	module + "/dedupstore/sqlitestore", module + "/outbox", module + "/outbox/pgoutbox", module + "/outbox/sqliteoutbox", module + "/producer",
+	module + "/producer/idempotencykey", module + "/producer/webhook", module + "/transport/franz", module + "/transport/natsjs",
+}
+
+// The pages with snippets, and what they take for given: at 0 all of a page, at n its snippet n alone.
+var given = map[string]map[int]string{
+	"README.md": {
+		0: `
+		var (
+			ctx     context.Context
+			rdb     *redis.Client
+			pub     producer.Publisher
+			router  *message.Router
+			js      jetstream.JetStream
+			cons    jetstream.Consumer
+			brokers []string
+			call    oncemill.Call
+			ticket  string
+			pool    *pgxpool.Pool
+			receipt []byte
+			account func(*http.Request) (string, error)
+			mux     *http.ServeMux
+			pay     http.Handler
+		)
+		type Refund struct{}
+		var bank interface{ Refund(ctx context.Context, ticket, key string) (Refund, error) }`,
+		2: `var charge func(context.Context, jetstream.Msg) error`,
+		3: `var charge func(context.Context, *kgo.Record) error`,
+	},
+	"docs/http.md": {0: `
+		var (
+			ctx   context.Context
+			store dedupstore.Store
+			auth  interface{ Account(context.Context) (string, error) }
+			mux   *http.ServeMux
+			pay   http.HandlerFunc
+			w     http.ResponseWriter
+			name  string
+			order struct{ Key string }
+		)`},
+	"docs/operations.md": {0: `
+		var (
+			ctx  context.Context
+			dead jetstream.MessagesContext
+			pub  producer.Publisher
+		)`},
+	"docs/outbox.md": {0: `
+		var (
+			ctx  context.Context
+			pool *pgxpool.Pool
+			pub  producer.Publisher
+			ids  []string
+		)`},
+	"docs/postgres.md": {0: `
+		var (
+			ctx  context.Context
+			pool *pgxpool.Pool
+		)`},
+	"docs/redis.md": {0: `
+		var rdb *redis.Client`},
+	"docs/webhooks.md": {0: `
+		var (
+			ctx   context.Context
+			db    *sql.DB
+			pool  *pgxpool.Pool
+			redis *redisstore.Store
+		)`},
+}
+
+func TestDocs_SnippetsCompile(t *testing.T) {
+	t.Parallel()
+	imports, err := exports(imported)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(pages, filepath.Join(root, "README.md")) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := filepath.Rel(root, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page = filepath.ToSlash(page)
+		known, ok := given[page]
+		if found := snippets(string(text)); ok != (len(found) > 0) {
+			t.Errorf("%s: %d snippets, and what they take for given is there: %t", page, len(found), ok)
+		}
+		for _, problem := range problems(page, string(text), known, imports) {
+			t.Error(problem)
+		}
+	}
+}
+
+// A snippet is Go code of a page.
+type snippet struct {
+	line int // of its first line
+	code string
+}
+
+// snippets returns the blocks of Go code of a page.
+func snippets(page string) (found []snippet) {
+	inside := false
+	for i, line := range strings.Split(page, "\n") {
+		switch {
+		case line == "```go":
+			inside, found = true, append(found, snippet{line: i + 2})
+		case line == "```":
+			inside = false
+		case inside:
+			found[len(found)-1].code += line + "\n"
+		}
+	}
+	return found
+}
+
+// leftOut is the end of a composite literal of which a page shows the beginning only.
+var leftOut = regexp.MustCompile(`,? ?…}`)
+
+// problems type-checks the snippets of a page as its reader reads them, from top to bottom: each sees the names of those
+// before it. What is declared for the reader to use later is no problem, nor is an error that the next line overwrites.
+func problems(page, text string, known map[int]string, imports types.Importer) (found []string) {
+	var body strings.Builder
+	all := snippets(text)
+	for i, s := range all {
+		fmt.Fprintf(&body, "\n{\n%s\n//line %s:%d\n%s", known[i+1], page, s.line, leftOut.ReplaceAllString(s.code, "}"))
+	}
+	body.WriteString(strings.Repeat("}", len(all)))
+
+	fset := token.NewFileSet()
+	src := "package p\nfunc _() {\n" + known[0] + body.String() + "\n}\n"
+	f, err := parser.ParseFile(fset, "given", src, 0)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	f, err = parser.ParseFile(fset, "given", withImports(src, f), 0)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	config := types.Config{Importer: imports, Error: func(err error) {
+		if typed, ok := errors.AsType[types.Error](err); ok && !typed.Soft {
+			found = append(found, fmt.Sprintf("%s: %s", fset.Position(typed.Pos), typed.Msg))
+		}
+	}}
+	config.Check("p", fset, []*ast.File{f}, nil) //nolint:errcheck // Error gets all of them
+	return found
+}
+
+// withImports adds the imports of what a source names.
+func withImports(src string, f *ast.File) string {
+	used := map[string]bool{}
+	for n := range ast.Preorder(f) {
+		if sel, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := sel.X.(*ast.Ident); ok {
+				used[x.Name] = true
+			}
+		}
+	}
+	var imports strings.Builder
+	for _, path := range imported {
+		if used[nameOf(path)] {
+			fmt.Fprintf(&imports, "import %s\n", strconv.Quote(path))
+		}
+	}
+	return strings.Replace(src, "package p\n", "package p\n"+imports.String(), 1)
+}
+
+var version = regexp.MustCompile(`/v\d+$`)
+
+// nameOf is the name of a package, as its path has it.
+func nameOf(path string) string {
+	name := filepath.Base(version.ReplaceAllString(path, ""))
+	return strings.TrimPrefix(name, "go-")
+}
+
+// exports returns an importer of packages as `go build` has compiled them.
+func exports(paths []string) (types.Importer, error) {
+	args := []string{"list", "-export", "-deps", "-f", "{{if .Export}}{{.ImportPath}} {{.Export}}{{end}}"}
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		args = append(args, "-race") // they are compiled so already
+	}
+	cmd := exec.Command("go", append(args, paths...)...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return nil, fmt.Errorf("go list: %s", exit.Stderr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		files[path] = file
+	}
+	return importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
+		file, ok := files[path]
+		if !ok {
+			return nil, fmt.Errorf("%s is not among %q", path, slices.Sorted(maps.Keys(files)))
+		}
+		return os.Open(file)
+	}), nil
+}
+
+func TestProblems_FindsWhatDoesNotCompile(t *testing.T) {
+	t.Parallel()
+	imports, err := exports([]string{"context", "net/http"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[int]string{0: "var ctx context.Context", 2: "var f func(int)"}
+	block := func(code string) string { return "Text.\n\n```go\n" + code + "\n```\n" }
+	for name, tc := range map[string]struct{ page, want string }{
+		"a name that a package does not have": {block("http.Gett(\"/\")"), "p.md:4: undefined: http.Gett"},
+		"a field that a struct does not have": {block("_ = http.Server{Adr: \"\"}"), "unknown field Adr"},
+		"a result too few":                    {block("req := http.NewRequest(\"GET\", \"/\", nil)"), "assignment mismatch"},
+		"a wrong type":                        {block("http.NewRequestWithContext(7, \"GET\", \"/\", nil)"), "cannot use 7"},
+		"a name that nobody gave":             {block("f(7)"), "undefined: f"},
+		"what is no Go":                       {block("http.Get("), "expected"},
+
+		"what the reader has":          {block("<-ctx.Done()"), ""},
+		"a name of an earlier block":   {block("s := &http.Server{}") + block("s.Close()"), ""},
+		"a name that is given anew":    {block("s := 1") + block("s := 2"), ""},
+		"a name that the second has":   {block("s := 1") + block("f(7)"), ""},
+		"a name for later":             {block("s := &http.Server{}"), ""},
+		"an error that is overwritten": {block("s, err := 1, ctx.Err()\nerr = ctx.Err()"), ""},
+		"what is left out":             {block("_ = http.Server{Addr: \"…\", …}\n_ = http.Server{…}"), ""},
+		"another language":             {"```sh\nhttp.Gett\n```\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := strings.Join(problems("p.md", tc.page, known, imports), "; ")
+			if (tc.want == "") != (found == "") || !strings.Contains(found, tc.want) {
+				t.Errorf("found %q, want %q", found, tc.want)
+			}
+		})
+	}
+}
