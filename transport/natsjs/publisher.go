@@ -25,8 +25,8 @@ type PublisherConfig struct {
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although it was not sent before, and one for
-	// a connection that will not try for ever to reconnect. Nil: slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although the Publisher was not repeating it
+	// after a lost acknowledgement, and one for a connection that will not try for ever to reconnect. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -97,8 +97,8 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
 // Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
-// after a lost acknowledgement. Another process may have sent them before it died. If not, two messages have one ID,
-// and one of them is not in the stream.
+// after a lost acknowledgement. Its caller may have published them twice, as for a repeated request, or another process before
+// it died. If not, two messages have one ID, and one of them is not in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
@@ -157,13 +157,13 @@ func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err e
 	return false, f.err
 }
 
-// duplicate reports a message that a stream took for a duplicate; unexpected: although it was not sent before.
+// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an answer.
 func (p *Publisher) duplicate(ctx context.Context, f *flight, unexpected bool) {
 	m := &f.message
 	p.telemetry.Duplicate(ctx, f.sending, m.Topic, m.ID, unexpected)
 	if unexpected {
 		p.duplicates.Add(1)
-		p.config.Logger.WarnContext(telemetry.Located(ctx, m.Header), "natsjs: a stream dropped a message as a duplicate; unless another process sent it before, two messages have one ID",
+		p.config.Logger.WarnContext(telemetry.Located(ctx, m.Header), "natsjs: a stream dropped a message as a duplicate: unless it was published before, two messages have one ID",
 			"stream", f.ack.stream, "sequence", f.ack.sequence, "subject", m.Topic, "id", m.ID)
 	}
 }
