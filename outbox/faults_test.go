@@ -1,8 +1,11 @@
 package outbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -32,6 +35,30 @@ func TestRelay_StoreErrorsDoNotEndIt(t *testing.T) {
 		stop()
 		if b.attempts()["a"] != 1 {
 			t.Errorf("row was published %d times after the store came back, want once", b.attempts()["a"])
+		}
+	})
+}
+
+// Six loops meet the same fault, each for as long as it lasts.
+func TestRelay_StoreThatStaysDownIsSaidOnceAMinute(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		errOther, began := errors.New("no such table"), time.Now()
+		s := new(fakeStore)
+		s.onLease = func(func() []outbox.Row) ([]outbox.Row, error) {
+			if time.Since(began) > 10*time.Minute {
+				return nil, errOther
+			}
+			return nil, errDown
+		}
+		stop := start(t, newRelay(t, s, &broker{}, outbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+		after(t, 10*time.Minute+15*time.Second)
+		stop()
+		if n := strings.Count(log.String(), errDown.Error()); n < 8 || n > 10 {
+			t.Errorf("%d lines about a store that is down for 10 min, want about one a minute", n)
+		}
+		if n := strings.Count(log.String(), errOther.Error()); n != 1 {
+			t.Errorf("%d lines about another fault, want one at once", n)
 		}
 	})
 }

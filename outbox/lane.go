@@ -41,6 +41,7 @@ const (
 	shortestPoll  = 10 * time.Millisecond
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 10 * time.Second
+	faultEvery    = time.Minute // the log says the same again
 )
 
 // work works off one lane until ctx ends.
@@ -104,11 +105,23 @@ func (l lane) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// fault logs an error of the store, unless it is the relay's own stop.
+// fault logs an error of the store, unless it is the relay's own stop. All lanes meet what is wrong with a store, and again
+// and again, so what was said is not repeated for a while.
 func (r *Relay) fault(ctx context.Context, what string, err error) {
-	if ctx.Err() == nil {
+	if ctx.Err() == nil && r.news(what+err.Error()) {
 		r.log.WarnContext(ctx, "outbox: "+what+", will try again", "error", err)
 	}
+}
+
+// news reports whether a text is another one than that of the last fault, or that was said long ago.
+func (r *Relay) news(text string) bool {
+	r.said.Lock()
+	defer r.said.Unlock()
+	if text == r.said.text && time.Since(r.said.at) < faultEvery {
+		return false
+	}
+	r.said.text, r.said.at = text, time.Now()
+	return true
 }
 
 // A batch is what became of one lease.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -23,6 +24,12 @@ type Relay struct {
 	more      chan struct{}   // a full batch was leased: there is probably more
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
+
+	said struct { // the fault that was logged last
+		sync.Mutex
+		text string
+		at   time.Time
+	}
 }
 
 // NewRelay returns a relay; Run makes it work. The publisher must be synchronous: what it does not report as failed
