@@ -22,6 +22,10 @@ const (
 	tripSpan     = 100 * time.Millisecond
 )
 
+// How long claims of one key fail, and nobody else claims, until the log says so: nothing opens for one key, and where it is the
+// only one, as the first of a partition, nothing else would be heard of a store that is down.
+const tellSpan = time.Second
+
 // How long the store is left alone while the breaker is open: doubled after each probe that failed, and shortened at
 // random by up to a half, so that processes that lost one store do not come back to it in step.
 const (
@@ -80,7 +84,9 @@ type breaker struct {
 	mu    sync.Mutex
 	cause error          // the last failure that says that the store is down
 	first dedupstore.Key // of the failures in a row
+	began time.Time      // when it failed first
 	more  bool           // another key is among them
+	told  bool           // the log has said that claims of one key fail
 	notes []func()       // what is to be logged, when no lock is held
 	down  bool           // open, or a probe is under way
 	since time.Time      // when it opened
@@ -161,13 +167,17 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	switch {
 	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull),
 		errors.Is(err, dedupstore.ErrNotDurable), errors.Is(err, ErrClaimLost):
-		b.first, b.more = dedupstore.Key{}, false
+		if b.told && !b.down {
+			down := time.Since(b.began)
+			b.notes = append(b.notes, func() { b.answers(down) })
+		}
+		b.first, b.more, b.told = dedupstore.Key{}, false, false
 		b.healthy.Store(!b.down) // an answer to what was sent before it opened closes nothing
 		return nil
 	case is[*dedupstore.InvalidError](err):
 		return errNoVerdict
 	case b.first == dedupstore.Key{}:
-		b.first = *key
+		b.first, b.began = *key, time.Now()
 	case b.first != *key:
 		b.more = true
 	}
@@ -228,7 +238,18 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return counts.ConsecutiveFailures >= tripFailures && time.Since(b.streak) >= tripSpan && b.more
+	if counts.ConsecutiveFailures < tripFailures || time.Since(b.streak) < tripSpan {
+		return false
+	}
+	if !b.more && !b.told && time.Since(b.began) >= tellSpan {
+		b.told = true
+		key, cause := b.first, b.cause
+		b.notes = append(b.notes, func() {
+			b.log.Warn("oncemill: claims fail; the only message that came meanwhile waits, or runs unguarded, as the policy says",
+				"id", key.ID, "key", key.String(), "error", cause, "policy", string(b.policy))
+		})
+	}
+	return b.more
 }
 
 // changed follows the circuit, one change at a time.
@@ -241,7 +262,7 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		close(b.back)
 		b.back = make(chan struct{})
 		down := time.Since(b.since)
-		b.notes = append(b.notes, func() { b.log.Warn("oncemill: the store answers again", "down", down) })
+		b.notes = append(b.notes, func() { b.answers(down) })
 	case to == gobreaker.StateOpen && b.down: // the probe failed
 		b.pause = min(2*b.pause, maxOpen)
 		b.rest()
@@ -254,6 +275,10 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 			b.log.Warn("oncemill: the store is down; it is asked now and then until it answers", "error", cause, "policy", string(b.policy))
 		})
 	}
+}
+
+func (b *breaker) answers(down time.Duration) {
+	b.log.Warn("oncemill: the store answers again", "down", down)
 }
 
 // sleepUntil waits for d, or until wake is closed, and reports false if ctx ended before.

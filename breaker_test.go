@@ -374,6 +374,44 @@ func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 	})
 }
 
+// A consumer with one message at a time has no second key that could fail.
+func TestGuard_OutageThatOneMessageMeetsIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		store := newOutage(t)
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for range 2 {
+			log.Reset()
+			store.set(refuses)
+			wg := held(t, g, 1, &counter{})
+			time.Sleep(time.Minute)
+			store.set(nil)
+			wg.Wait()
+			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+			if len(lines) != 2 || !strings.Contains(lines[0], errDown.Error()) || !strings.Contains(lines[0], "policy=closed") ||
+				!strings.Contains(lines[0], `id="held 0"`) || !strings.Contains(lines[1], "answers again") || !strings.Contains(lines[1], "down=") {
+				t.Errorf("logged:\n%s\nwant that claims fail, why, and after which time one was answered", log.String())
+			}
+			time.Sleep(100 * 24 * time.Hour) // the key is forgotten
+		}
+	})
+}
+
+func TestGuard_HiccupsOfTheStoreAreNotLogged(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		store := newOutage(t)
+		store.set(refuses)
+		wg := held(t, newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}), 1, &counter{})
+		time.Sleep(500 * time.Millisecond)
+		store.set(nil)
+		wg.Wait()
+		if log.Len() > 0 {
+			t.Errorf("logged: %s", log.String())
+		}
+	})
+}
+
 // A claim that was sent before the store failed may be answered after the breaker has opened. That closes nothing, and must
 // not let the claims after it pass an open breaker by: one failure, much later, would be the end of a pause that nobody began.
 func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilence(t *testing.T) {

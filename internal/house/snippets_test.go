@@ -43,7 +43,6 @@ var given = map[string]map[int]string{
 			js      jetstream.JetStream
 			cons    jetstream.Consumer
 			brokers []string
-			call    oncemill.Call
 			ticket  string
 			pool    *pgxpool.Pool
 			receipt []byte
