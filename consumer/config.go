@@ -1,7 +1,9 @@
 package consumer
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -97,7 +99,10 @@ func (c Config) validate() error {
 		probe.Handler = "probe"
 	}
 	if err := probe.Validate(); err != nil {
-		return fmt.Errorf("consumer: Config: %w", err)
+		if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
+			return invalid("Config."+strings.TrimPrefix(part.Field, "Key."), part.Problem)
+		}
+		return err
 	}
 	switch {
 	case c.Trace != TraceParent && c.Trace != TraceLink:

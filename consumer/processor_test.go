@@ -206,9 +206,9 @@ func TestProcess_ReusedIDWithOtherContentIsDeadLettered(t *testing.T) {
 func TestConfig_BadValuesNameTheirField(t *testing.T) {
 	t.Parallel()
 	for field, c := range map[string]consumer.Config{
-		"Key.Group":              {},
-		"Key.Tenant":             {Group: "g", Tenant: "\n"},
-		"Key.Handler":            {Group: "g", Handler: strings.Repeat("h", 129)},
+		"Config.Group":           {},
+		"Config.Tenant":          {Group: "g", Tenant: "\n"},
+		"Config.Handler":         {Group: "g", Handler: strings.Repeat("h", 129)},
 		"Config.Hold":            {Group: "g", Hold: -2},
 		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &letters{}},
 		"Config.DeadLetters":     {Group: "g", DeadLetterTopic: "dead"},

@@ -18,13 +18,13 @@ var ErrFull = errors.New("dedupstore: store is full")
 // keys.
 var ErrNotDurable = errors.New("dedupstore: claim is not durable")
 
-// InvalidError says which argument is wrong. Nothing was sent to the store; repeating the call is useless.
+// InvalidError says which argument, or field of a config or policy, of this module is wrong. Nothing was sent to the store; repeating the call is useless.
 type InvalidError struct {
 	Field   string // such as "Request.Lease"
 	Problem string // such as "is zero"
 }
 
-func (e *InvalidError) Error() string { return "dedupstore: " + e.Field + " " + e.Problem }
+func (e *InvalidError) Error() string { return "oncemill: " + e.Field + " " + e.Problem }
 
 // RecordError says that a stored record cannot be read: it was written by a newer version or by something else. It was
 // not touched. Look at it with the store's own tools; until then its message is not processed.

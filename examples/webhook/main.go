@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, env func(string) string, stdout, st
 	flags.SetOutput(stderr)
 	listen := flags.String("listen", "127.0.0.1:8731", "take webhooks at this `address`")
 	path := flags.String("db", "", "keep outbox and claims in this SQLite `file` (default: a temporary one)")
-	lease := flags.Duration("lease", 5*time.Second, "how `long` senders wait for a request that died with its process")
+	lease := flags.Duration("lease", 5*time.Second, "how long senders wait for a request that died with its process")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0

@@ -47,7 +47,7 @@ func ExampleNewPublisher() {
 			fmt.Printf("message %d: unknown %v: %v\n", f.Index, f.Unknown, f.Err)
 		}
 	}
-	// Output: message 1: unknown true: nats: no response from stream
+	// Output: message 1: unknown true: no stream answers for subject "invoices": nats: no response from stream
 }
 
 func ExampleNewWorker() {

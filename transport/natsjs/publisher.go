@@ -146,6 +146,9 @@ func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err e
 	switch {
 	case f.err != nil && !refused(f.err):
 		p.unanswered.add(id)
+		if errors.Is(f.err, jetstream.ErrNoStreamResponse) {
+			return true, fmt.Errorf("no stream answers for subject %q: %w", m.Topic, f.err)
+		}
 		return true, f.err
 	case f.err == nil:
 		p.telemetry.Landed(ctx, f.sending, m.Topic, m.ID, f.ack.stream)
