@@ -38,10 +38,10 @@ func outbox() Dashboard {
 				over("99 %", quantile(0.99, "", batch, ofTable))),
 		}},
 		row{"Trouble", 9, []Panel{
-			series("Copies that the broker recognised", "ops", "What does JetStream say it has already? Repeated: our own retry after a lost acknowledgement. Unexpected: something else had this ID.",
-				over("{{oncemill_result}}", sumBy("oncemill_result", rate(brokerRepeats, ofJob)))),
-			series("Rows that died", "ops", "On which destinations are rows refused for the last time?",
-				over("{{"+destination+"}}", sumBy(destination, rate(deaths, ofTable)))),
+			series("Copies that the broker recognised", "short", "What does JetStream say it has already? Repeated: our own retry after a lost acknowledgement. Unexpected: it was published twice, or something else had this ID.",
+				over("{{oncemill_result}}", sumBy("oncemill_result", lately(brokerRepeats, ofJob)))),
+			series("Rows that died", "short", "On which destinations were rows refused for the last time?",
+				over("{{"+destination+"}}", sumBy(destination, lately(deaths, ofTable)))),
 		}},
 	)
 }
