@@ -160,7 +160,7 @@ func (e *ResultError) Error() string {
 // Unwrap returns the decoder's error.
 func (e *ResultError) Unwrap() error { return e.Err }
 
-// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again.
+// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it, with its stack.
 type PanicError struct {
 	Value any
 	Stack []byte

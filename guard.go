@@ -218,7 +218,7 @@ func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first
 		return g.runInTx(ctx, call, h, fn, res)
 	}
 	outcome, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
-		return protect(withClaim(ctx, &h.claim), fn)
+		return g.protect(ctx, &h.claim, fn)
 	})
 	if err == nil && !h.isLost() && len(outcome.Produced) == 0 {
 		return g.succeeded(ctx, h, &outcome, res)
@@ -301,14 +301,18 @@ func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedup
 	return work(&within)
 }
 
-// protect turns a panic into an error, so that it counts as a failed attempt.
-func protect(ctx context.Context, fn RunFunc) (o dedupstore.Outcome, err error) {
+// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt. Where it happened is in the
+// log, as most callers have no use for the error.
+func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			o, err = dedupstore.Outcome{}, &PanicError{Value: v, Stack: debug.Stack()}
+			p := &PanicError{Value: v, Stack: debug.Stack()}
+			o, err = dedupstore.Outcome{}, p
+			g.log.ErrorContext(ctx, "oncemill: handler panicked; the attempt has failed",
+				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
 		}
 	}()
-	return fn(ctx)
+	return fn(withClaim(ctx, c))
 }
 
 // lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.

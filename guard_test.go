@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -351,10 +353,14 @@ func TestGuard_SuccessDuringShutdownIsRecorded(t *testing.T) {
 
 func TestGuard_PanicCountsAsAFailedAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		var log bytes.Buffer
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) { panic("boom") })
 		if err != nil {
 			t.Fatal(err)
+		}
+		if said := log.String(); strings.Count(said, "handler panicked: boom") != 1 || !strings.Contains(said, "guard_test.go") || !strings.Contains(said, "id=m1") {
+			t.Errorf("the log does not say where: %s", said)
 		}
 		res, err := g.Run(t.Context(), call("m1"), nil)
 		if err != nil || !res.Outcome.Exhausted || res.Outcome.Reason != "handler panicked: boom" {

@@ -89,7 +89,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	}
 	w.calls++
 	w.res, w.result, w.proof = Result{}, nil, false
-	outcome, err := protect(withClaim(ctx, &w.h.claim), w.fn)
+	outcome, err := g.protect(ctx, &w.h.claim, w.fn)
 	if err != nil {
 		w.result = outcome.Result
 		_, w.proof = mark[*NoEffectError](err)

@@ -12,7 +12,7 @@ import (
 // bypass runs the handler without a claim because the store does not answer and the policy says so.
 func (g *Guard) bypass(ctx context.Context, call Call, fn RunFunc) (Result, error) {
 	g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.StoreDown})
-	o, err := protect(withClaim(ctx, &dedupstore.Claim{Key: call.Key}), fn)
+	o, err := g.protect(ctx, &dedupstore.Claim{Key: call.Key}, fn)
 	if err != nil {
 		return Result{}, &RetryError{Delay: g.policy.Backoff.delay(1), Err: err}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"strings"
 	"testing"
@@ -283,9 +284,15 @@ func TestMiddleware_OutputsAreNotCancelledWithTheRun(t *testing.T) {
 
 func TestProcess_PanicWithoutAnIDDoesNotEscape(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		var log bytes.Buffer
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{
+			MissingID: oncemill.MissingIDBypass, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		}})
 		d := p.Process(t.Context(), consumer.Delivery{Handler: "h", Topic: "t"}, func(context.Context) error { panic("boom") })
 		as[*oncemill.PanicError](t, d.Err)
+		if said := log.String(); !strings.Contains(said, "handler panicked: boom") || !strings.Contains(said, "attack_test.go") {
+			t.Errorf("the log does not say where: %s", said)
+		}
 	})
 }
 

@@ -39,7 +39,9 @@ func newProcessor(t testing.TB, store dedupstore.Store, c consumer.Config) *cons
 	if c.Group == "" {
 		c.Group = "billing"
 	}
-	c.Policy.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	if c.Policy.Logger == nil {
+		c.Policy.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
 	p, err := consumer.New(store, c)
 	if err != nil {
 		t.Fatal(err)

@@ -289,7 +289,7 @@ func (p *Processor) bypasses(err error) bool {
 
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
 func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
-	o, err := protect(ctx, do)
+	o, err := p.protect(ctx, do)
 	var permanent *oncemill.PermanentError
 	var after *oncemill.RetryAfterError
 	switch {
@@ -305,10 +305,12 @@ func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
 }
 
 // protect turns a panic into an error, as the guard does.
-func protect(ctx context.Context, do job) (o dedupstore.Outcome, err error) {
+func (p *Processor) protect(ctx context.Context, do job) (o dedupstore.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			o, err = dedupstore.Outcome{}, &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+			e := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+			o, err = dedupstore.Outcome{}, e
+			p.log.ErrorContext(ctx, "oncemill: handler panicked, of a message without an ID", "error", e, "stack", string(e.Stack))
 		}
 	}()
 	return do(ctx, false)
