@@ -152,7 +152,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
 //   - the cause of ctx: it ended before the handler ran. A claim that is on its way then is waited for, so that it can be
-//     given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s.
+//     given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err error) {
 	if g.policy.Shadow {
 		return g.shadow(ctx, call, fn)

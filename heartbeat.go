@@ -79,7 +79,7 @@ type heartbeat struct {
 
 // beat starts a heartbeat. It outlives the cancellation of ctx: a handler that finishes during shutdown keeps its
 // lease. lost is called when the claim is lost, which ends the heartbeat, or cannot be proven to hold any more, and says
-// whether to go on trying then.
+// whether to go on trying then. It may be called more than once.
 func (g *Guard) beat(ctx context.Context, h *holding, lost func() (goOn bool)) *heartbeat {
 	hb := &heartbeat{}
 	hb.loop.Add(1)
@@ -99,7 +99,9 @@ func (g *Guard) keep(ctx context.Context, h *holding, lost func() (goOn bool)) {
 	lease := h.claim.Lease
 	margin := lease / 10 // what remains for a handler to notice that it was cancelled
 	for pause := time.Duration(0); pause == 0 || sleep(ctx, pause); {
+		overdue := g.overdue(h, margin/2, lost)
 		err := g.extendBefore(ctx, h, h.until().Add(-margin))
+		overdue.Stop()
 		switch {
 		case err == nil:
 			pause = lease / 3
@@ -119,6 +121,16 @@ func (g *Guard) keep(ctx context.Context, h *holding, lost func() (goOn bool)) {
 			pause = lease / 3
 		}
 	}
+}
+
+// overdue calls lost when a renewal has not returned shortly before the lease ends: a store need not heed contexts. One that
+// begins too late for that has as long as any operation.
+func (g *Guard) overdue(h *holding, margin time.Duration, lost func() bool) *time.Timer {
+	left := time.Until(h.until().Add(-margin))
+	if left <= 0 {
+		left = g.patience.timeout
+	}
+	return time.AfterFunc(left, func() { lost() })
 }
 
 // begin reports false if the heartbeat was stopped before its loop began.

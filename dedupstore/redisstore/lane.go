@@ -28,8 +28,8 @@ const (
 )
 
 // A lane carries operations to one node, in one flush at a time. Who comes while none is under way sends alone, in its
-// own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned. A flush
-// that does not return is left alone after a while, and the next one takes another connection.
+// own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned, and so do
+// heartbeats always. A flush that does not return is left alone after a while, and the next one takes another connection.
 type lane struct {
 	client  redis.UniversalClient
 	cluster bool // the client finds the nodes of names
@@ -54,7 +54,7 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 		return
 	}
 	l.mu.Lock()
-	if l.flight == 0 && len(ops) <= maxBatch {
+	if l.flight == 0 && len(ops) <= maxBatch && !ops[0].queues {
 		flight := l.begin()
 		l.mu.Unlock()
 		defer l.end(flight) // also when a hook of the client panics

@@ -372,3 +372,29 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 	cancel()
 	group.Wait()
 }
+
+// By default go-redis heeds no contexts: a reply that does not come is waited for until ReadTimeout, again and again.
+func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
+	t.Parallel()
+	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+	t.Cleanup(func() { rdb.Close() })
+	s := newStore(t, rdb)
+	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+	held, release := stall(proxy)
+	defer release()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Extend(ctx, c, time.Minute) }()
+	<-held
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("error %v, want context.Canceled", err)
+		}
+	case <-time.After(2 * time.Second):
+		t.Error("the heartbeat still waits for its reply 2 s after it was cancelled")
+	}
+	settle(t, s, c, succeeded("")) // by another connection
+}

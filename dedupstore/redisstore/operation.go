@@ -24,6 +24,7 @@ type operation struct {
 	n       int                   // how many ends there are
 	name    string                // of the record
 	values  [maxArguments]string  // the arguments
+	queues  bool                  // its caller waits no longer than his context, whatever the client does
 	plain   bool                  // it is no script, but a plain claim of
 	stamped stamped               // this
 	args    [4 + maxArguments]any // of the command
@@ -49,7 +50,7 @@ var operations = sync.Pool{New: func() any { return &operation{done: make(chan s
 // newOperation returns an operation on the record of a name. Arguments are appended to op.packed, each with an end.
 func newOperation(s *script, prefix string, key dedupstore.Key) *operation {
 	op := operations.Get().(*operation)
-	op.script, op.plain, op.n, op.replicas = s, false, 0, -1
+	op.script, op.queues, op.plain, op.n, op.replicas = s, false, false, 0, -1
 	op.state.Store(waiting)
 	op.packed = append(append(op.packed[:0], prefix...), ':')
 	op.packed = key.Append(op.packed)

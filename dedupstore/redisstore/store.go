@@ -176,7 +176,8 @@ func (s *Store) remember(r dedupstore.Request, reply reply, sent time.Time) {
 	s.cache.put(r.Key, fingerprint, reply.answer, sent, reply.left)
 }
 
-// Extend implements [dedupstore.Store].
+// Extend implements [dedupstore.Store]. It returns when the context ends, even if the client does not heed contexts: an
+// outcome may be waiting for the end of its heartbeat.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -185,6 +186,7 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
 	}
 	op := newOperation(s.scripts.extend, s.config.Prefix, c.Key)
+	op.queues = true
 	op.owner(c)
 	op.number(milliseconds(lease))
 	op.number(milliseconds(c.Retention))
