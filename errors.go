@@ -186,7 +186,7 @@ func (e *PermanentError) Error() string { return e.Err.Error() }
 func (e *PermanentError) Unwrap() error { return e.Err }
 
 // RetryAfter asks that the run be tried again after d instead of the policy's backoff. The attempt counts. A negative d
-// means at once. It returns nil for a nil error.
+// means at once, and more than a year means a year. It returns nil for a nil error.
 func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -510,4 +511,19 @@ func TestGuard_RefusesBadCalls(t *testing.T) {
 			t.Errorf("%v, want it to name %s", err, name)
 		}
 	}
+}
+
+func TestGuard_RetryAfterMayBeAnyTime(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		year := 365 * 24 * time.Hour
+		for after, want := range map[time.Duration]time.Duration{math.MaxInt64: year, 150 * year: year, math.MinInt64: 0} {
+			g := newGuard(t, newStore(t), oncemill.Policy{})
+			_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, &oncemill.RetryAfterError{Delay: after, Err: errors.New("not yet")}
+			})
+			if e := as[*oncemill.RetryError](t, err); e.Delay != want {
+				t.Errorf("after %v: retry in %v, want %v", after, e.Delay, want)
+			}
+		}
+	})
 }

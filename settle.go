@@ -106,6 +106,9 @@ func (g *Guard) deadLetter(ctx context.Context, call Call, o dedupstore.Outcome,
 	return o.Produced
 }
 
+// longestDelay is the longest delay of a handler's own: stores and brokers take no time that there is.
+const longestDelay = 365 * 24 * time.Hour
+
 // release gives the key back for another attempt. It always returns an error.
 func (g *Guard) release(ctx context.Context, h *holding, handler error, interrupted bool) error {
 	retry := &RetryError{Delay: g.policy.Backoff.delay(h.claim.Attempt), Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
@@ -117,7 +120,7 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 		}
 	}
 	if after, ok := mark[*RetryAfterError](handler); ok {
-		retry.Delay = after.Delay
+		retry.Delay = min(max(after.Delay, 0), longestDelay)
 	}
 	err := g.settle(ctx, h, dedupstore.Release{Delay: retry.Delay, Reason: reason(handler), Uncounted: interrupted})
 	switch {
