@@ -301,8 +301,9 @@ func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedup
 	return work(&within)
 }
 
-// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt. Where it happened is in the
-// log, as most callers have no use for the error.
+// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a method of the
+// error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers have no use for the
+// error.
 func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -312,7 +313,10 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
 		}
 	}()
-	return fn(withClaim(ctx, c))
+	if o, err = fn(withClaim(ctx, c)); err != nil {
+		_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated)
+	}
+	return o, err
 }
 
 // lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.

@@ -105,6 +105,8 @@ func (c Config) validate() error {
 		return err
 	}
 	switch {
+	case strings.HasPrefix(c.Handler, "~"):
+		return invalid("Config.Handler", fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode", c.Handler))
 	case c.Trace != TraceParent && c.Trace != TraceLink:
 		return invalid("Config.Trace", fmt.Sprintf("is %q, want %q or %q", c.Trace, TraceParent, TraceLink))
 	case c.Hold < 0:

@@ -48,7 +48,13 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 			UUID:    msg.UUID,
 			Payload: msg.Payload,
 		}
-		var h handled
+		h := handled{repeats: p.guard.Transacts()}
+		returned := false
+		defer func() {
+			if !returned { // the handler has ended its goroutine, and the Router's with it
+				msg.Nack()
+			}
+		}()
 		if steering := steeringOf(ctx); steering != nil {
 			known := &steering.Delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
@@ -62,6 +68,7 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 			produced, err := stamp(ctx, d.Header, h.returned)
 			return dedupstore.Outcome{Produced: produced}, err
 		})
+		returned = true
 		if decision.Action == Ack && decision.Result.Publication == nil && !decision.Result.Bypassed { // nearly always
 			return nil, nil
 		}
@@ -77,6 +84,7 @@ type handled struct {
 	returned []*message.Message // as the handler returned them
 	header   pairs              // as it was
 	kept     bool               // the message has the map still that its handler had
+	repeats  bool               // it may be given to its handler again, or fail, although that returned nil
 }
 
 // handle runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
@@ -96,7 +104,7 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 	msg.SetContext(ctx)
 	msg.Payload = bytes.Clone(payload)
 	h.returned, err = next(msg)
-	h.kept = err == nil && len(h.returned) == 0
+	h.kept = err == nil && len(h.returned) == 0 && !h.repeats
 	for i, m := range h.returned {
 		if m == msg { // as the handler leaves it
 			h.returned[i] = m.CopyWithContext()

@@ -119,7 +119,7 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 		d.Handler = p.config.Handler
 	}
 	if d.Handler == "" && !p.policy.Shadow {
-		decision.Action, decision.Delay, decision.Keep, decision.Err = RetryLater, p.policy.Backoff.Max, true, errNoHandler
+		*decision = p.unguardable(errNoHandler)
 		return
 	}
 	var this identified
@@ -313,7 +313,10 @@ func (p *Processor) protect(ctx context.Context, do job) (o dedupstore.Outcome, 
 			p.log.ErrorContext(ctx, "oncemill: handler panicked, of a message without an ID", "error", e, "stack", string(e.Stack))
 		}
 	}()
-	return do(ctx, false)
+	if o, err = do(ctx, false); err != nil {
+		_, _ = err.Error(), errors.Is(err, errNoHandler) // what panics in a method of it does so here
+	}
+	return o, err
 }
 
 func shadowed(res oncemill.Result, err error) Decision {
@@ -345,10 +348,18 @@ func (p *Processor) decide(res oncemill.Result, err error) Decision {
 		return Decision{Action: RetryLater, Delay: e.Wait + jitter(e.Wait), Err: err}
 	case *oncemill.UnpublishedError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
+	case *dedupstore.InvalidError: // of the handler's name, or what a fingerprinter made: nothing that another delivery mends
+		return p.unguardable(err)
 	}
 	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
 	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
 	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: unanswered, Err: err}
+}
+
+// unguardable is what to do with a delivery that cannot be guarded because of how things are set up.
+func (p *Processor) unguardable(err error) Decision {
+	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "error", err)
+	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
 }
 
 // jitter keeps the copies of a message from coming back all at once.
