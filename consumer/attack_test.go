@@ -38,6 +38,25 @@ func TestProcess_NestedGuardsErrorsDoNotDecide(t *testing.T) {
 	})
 }
 
+// Nor do they where the message has no ID, and its handler runs unguarded.
+func TestProcess_NestedGuardsErrorsDoNotDecideInABypassEither(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for _, nested := range []error{
+			&oncemill.FailedError{Err: oncemill.Permanent(errors.New("inner"))},
+			&oncemill.RetryError{Err: oncemill.RetryAfter(time.Hour, errors.New("inner"))},
+		} {
+			var l letters
+			p := newProcessor(t, newStore(t), consumer.Config{
+				DeadLetters: &l, DeadLetterTopic: "dead", Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass},
+			})
+			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(fmt.Errorf("refund: %w", nested)))
+			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.sent) != 0 {
+				t.Errorf("handler returned a %T: %+v, %d dead letters; want an ordinary retry", nested, d, len(l.sent))
+			}
+		}
+	})
+}
+
 func TestChain_PoisonQueueIgnoresNestedGuardsErrors(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Hold: time.Second})

@@ -292,13 +292,14 @@ func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
 	o, err := p.protect(ctx, do)
 	var permanent *oncemill.PermanentError
 	var after *oncemill.RetryAfterError
+	own := marked(err) != telemetry.FailedNested // else what it wraps speaks of another run
 	switch {
 	case err == nil:
 		o.Kind = dedupstore.Succeeded
 		return Decision{Action: Ack, Result: oncemill.Result{Outcome: o, Bypassed: true}}
-	case errors.As(err, &permanent):
+	case own && errors.As(err, &permanent):
 		return p.undeliverable(ctx, d, "", string(dedupstore.Failed), err)
-	case errors.As(err, &after):
+	case own && errors.As(err, &after):
 		return Decision{Action: RetryLater, Delay: after.Delay, Err: err}
 	}
 	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: err}
