@@ -45,6 +45,9 @@ func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
 	if err := policy.fits(inbox); err != nil {
 		return nil, err
 	}
+	if err := policy.waits(store); err != nil {
+		return nil, err
+	}
 	return &Guard{
 		store: store, inbox: inbox, policy: policy, log: policy.Logger, meter: meter,
 		breakers: newBreakers(store, policy.StoreDown, policy.Logger),

@@ -21,7 +21,8 @@ type Policy struct {
 	FailureWindow time.Duration
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
-	// crashed holder's message runs again. At least 100 ms, at most Window. Zero: 30 s.
+	// crashed holder's message runs again. At least 100 ms, at most Window, and with redisstore's Config.Replicas more than six
+	// times its ReplicaTimeout. Zero: 30 s.
 	Lease time.Duration
 
 	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Runs that were
@@ -202,6 +203,20 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 		return invalid("Policy.Shadow", "is set, which contradicts an inbox: without a claim there is no transaction for the handler; count with the store's leased form")
 	case p.MissingID == MissingIDBypass:
 		return invalid("Policy.MissingID", `is "bypass", which contradicts an inbox: without an ID there is no transaction for the handler`)
+	}
+	return nil
+}
+
+// waits checks that a claim is not given up while the store still waits for others: it would be granted all the same, count as an
+// attempt when its lease ends, and with enough of them the message ends as exhausted without a run.
+func (p Policy) waits(store dedupstore.Store) error {
+	waiter, ok := store.(dedupstore.Waiter)
+	if !ok || p.Shadow {
+		return nil
+	}
+	if has, wait := operationTimeout(p.Lease), waiter.ClaimWait(); has <= wait {
+		return invalid("Policy.Lease", fmt.Sprintf(
+			"is %v, so that a claim has %v (a sixth, at most 5s), but the store waits up to %v for replicas: lengthen it, or shorten ReplicaTimeout", p.Lease, has, wait))
 	}
 	return nil
 }

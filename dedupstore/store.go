@@ -74,6 +74,13 @@ type Sharded interface {
 	Shard(ctx context.Context, key Key) string
 }
 
+// A Waiter is a Store whose claims wait for others before they are answered, such as replicas.
+type Waiter interface {
+	// ClaimWait is how long they do at most. A caller that gives up sooner leaves claims behind that were granted, and that
+	// nobody gives back.
+	ClaimWait() time.Duration
+}
+
 // A Checker is a Store that can look at its server before work begins.
 type Checker interface {
 	// Check returns an error that says what to change if the server can drop claims by its settings, and reports what

@@ -88,4 +88,12 @@ func (s *Store) confirm(ctx context.Context, results []dedupstore.ClaimResult, r
 	}
 }
 
+// ClaimWait implements [dedupstore.Waiter]: it is Config.ReplicaTimeout, with Config.Replicas.
+func (s *Store) ClaimWait() time.Duration {
+	if !s.barrier().on() {
+		return 0
+	}
+	return s.config.ReplicaTimeout
+}
+
 func (s *Store) barrier() barrier { return barrier{s.config.Replicas, s.config.ReplicaTimeout} }

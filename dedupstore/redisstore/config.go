@@ -34,7 +34,8 @@ type Config struct {
 	Replicas int
 
 	// ReplicaTimeout is how long the replicas have for that, at least a millisecond and less than the ReadTimeout of the
-	// client. Zero means one second. It is not used without Replicas.
+	// client. Guards want it to be less than a sixth of Policy.Lease, and less than 5 s. Zero means one second. It is not used
+	// without Replicas.
 	ReplicaTimeout time.Duration
 
 	// CacheEntries is how many finished outcomes are kept in this process, to answer further duplicates without a round
