@@ -246,3 +246,24 @@ func TestFront_OneFailureIsTriedAgainAndShutsNothing(t *testing.T) {
 		}
 	})
 }
+
+// A panic in the client of the cheap store, as in a hook, costs no more than any other failure.
+func TestFront_CheapStoreThatPanickedIsAskedAgain(t *testing.T) {
+	virtual(t, func(t *testing.T, f *frontRig) {
+		held, _ := f.claim(frontRequest("held"), dedupstore.AcquiredRun)
+		f.cheap.before = func(_ context.Context, operation string) error { panic(operation) }
+		for i := range 5 {
+			f.claim(frontRequest(fmt.Sprint(i)), dedupstore.AcquiredRun)
+			if err := f.Extend(t.Context(), held.Claim, time.Minute); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Second)
+		}
+		f.cheap.before = nil
+		time.Sleep(time.Second)
+		f.done("later")
+		if _, asked := f.claim(frontRequest("later"), dedupstore.Done); asked != 0 {
+			t.Error("it is not used again")
+		}
+	})
+}

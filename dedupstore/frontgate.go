@@ -3,6 +3,7 @@ package dedupstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -90,7 +91,7 @@ func (f *FrontStore) do(ctx context.Context, key *Key, least time.Duration, oper
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	err := operation(bounded)
+	err := calmly(bounded, operation)
 	ok := frontAnswered(err)
 	if !ok {
 		f.failed.Add(1)
@@ -99,6 +100,16 @@ func (f *FrontStore) do(ctx context.Context, key *Key, least time.Duration, oper
 		f.report(ctx, shard, err, ok)
 	}
 	return err
+}
+
+// calmly makes an error of a panic in the client of the cheap store, as in a hook: it costs no more than any other failure.
+func calmly(ctx context.Context, operation func(context.Context) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("dedupstore: the cheap store panicked: %v", p)
+		}
+	}()
+	return operation(ctx)
 }
 
 func (f *FrontStore) gate(shard string) *frontGate {
