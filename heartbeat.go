@@ -3,6 +3,8 @@ package oncemill
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -155,8 +157,14 @@ func (hb *heartbeat) stop() {
 	hb.loop.Wait()
 }
 
-// extendBefore renews the lease, and gives up at a time, unless that has passed already.
-func (g *Guard) extendBefore(ctx context.Context, h *holding, limit time.Time) error {
+// extendBefore renews the lease, and gives up at a time, unless that has passed already. A panic in the store's client, as in
+// a hook, is an error: nobody else could recover from it.
+func (g *Guard) extendBefore(ctx context.Context, h *holding, limit time.Time) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the store panicked: %v\n%s", v, debug.Stack())
+		}
+	}()
 	if limit.After(time.Now()) {
 		var done context.CancelFunc
 		ctx, done = context.WithDeadline(ctx, limit)

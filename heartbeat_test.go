@@ -139,3 +139,34 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 	}
 	proxy.Cut()
 }
+
+// Nobody could recover from a panic in a heartbeat: it is a renewal that failed.
+func TestGuard_StoreThatPanicsInAHeartbeatEndsTheRunNotTheProcess(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		panics := 1
+		store.extend = func(apply func() error) error {
+			if panics > 0 {
+				panics--
+				panic("a hook of the client")
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		h := counter{then: func(ctx context.Context, _ int) (dedupstore.Outcome, error) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Minute):
+			}
+			return dedupstore.Outcome{}, ctx.Err()
+		}}
+		if _, err := g.Run(t.Context(), call("m1"), h.run); err != nil {
+			t.Errorf("after one panic: %v", err)
+		}
+		panics = 1000
+		_, err := g.Run(t.Context(), call("m2"), h.run)
+		if e := as[*oncemill.RetryError](t, err); !e.Uncounted {
+			t.Errorf("after nothing but panics: %v", err)
+		}
+	})
+}
