@@ -65,6 +65,7 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 			}
 			if !failed {
 				g.tally(ctx, &call.Key, &telemetry.Answer{Outcome: telemetry.StoreError})
+				g.tellOf(ctx, &call.Key, err)
 				failed = true
 			}
 		}
@@ -138,6 +139,28 @@ func (g *Guard) storeError(ctx context.Context, poll time.Duration, err error) (
 	return poll, &StoreError{Op: "claim", Err: err}
 }
 
+// tellEvery is how often somebody is told of messages that wait although the store answers.
+const tellEvery = time.Minute
+
+// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker tells.
+func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
+	if !refuses(err) {
+		return
+	}
+	now, last := time.Now().UnixNano(), g.told.Load()
+	if now-last < int64(tellEvery) || !g.told.CompareAndSwap(last, now) {
+		return
+	}
+	g.log.ErrorContext(ctx, "oncemill: a message waits because the store refuses its claim; there may be more",
+		"id", key.ID, "key", key.String(), "error", err)
+}
+
+// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a claim that is
+// not durable.
+func refuses(err error) bool {
+	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) || errors.Is(err, dedupstore.ErrNotDurable)
+}
+
 // bypassError is a store error at which the policy lets the handler run unguarded.
 type bypassError struct{ error }
 
@@ -145,8 +168,7 @@ type bypassError struct{ error }
 // an answer, a full store must not be made to forget, and a claim that is not durable must not be run on: none of them
 // opens the guard.
 func (g *Guard) mayBypass(err error) bool {
-	return g.policy.StoreDown == FailOpen && is[*StoreError](err) &&
-		!is[*dedupstore.RecordError](err) && !errors.Is(err, dedupstore.ErrFull) && !errors.Is(err, dedupstore.ErrNotDurable)
+	return g.policy.StoreDown == FailOpen && is[*StoreError](err) && !refuses(err)
 }
 
 // count reports how a claim was answered.

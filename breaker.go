@@ -165,8 +165,7 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case err == nil, is[*dedupstore.RecordError](err), errors.Is(err, dedupstore.ErrFull),
-		errors.Is(err, dedupstore.ErrNotDurable), errors.Is(err, ErrClaimLost):
+	case err == nil, refuses(err), errors.Is(err, ErrClaimLost):
 		if b.told && !b.down {
 			down := time.Since(b.began)
 			b.notes = append(b.notes, func() { b.answers(down) })

@@ -454,3 +454,29 @@ func TestGuard_AnswerThatComesAfterTheBreakerHasOpenedDoesNotLeaveItOpenInSilenc
 		}
 	})
 }
+
+// What keeps messages waiting although the store answers opens no breaker, and needs somebody all the same.
+func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for word, refusal := range map[string]error{
+			"version 9": &dedupstore.RecordError{Key: "k", Problem: "has version 9"}, "full": dedupstore.ErrFull, "not durable": dedupstore.ErrNotDurable,
+		} {
+			var log bytes.Buffer
+			store := newStore(t)
+			store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+				return dedupstore.Answer{}, refusal
+			}
+			g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			c := call("m1")
+			c.Hold = 10 * time.Second
+			for range 10 {
+				_, err := g.Run(t.Context(), c, nil)
+				as[*oncemill.StoreError](t, err)
+			}
+			lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+			if len(lines) != 2 || !strings.Contains(lines[0], word) || !strings.Contains(lines[0], "id=m1") {
+				t.Errorf("%v in 100 s, logged:\n%s\nwant one line a minute that names the message", refusal, log.String())
+			}
+		}
+	})
+}

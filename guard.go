@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -25,6 +26,7 @@ type Guard struct {
 	meter    *telemetry.Meter
 	breakers *breakers
 	patience patience
+	told     atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds
 }
 
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
