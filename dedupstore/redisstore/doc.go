@@ -1,7 +1,7 @@
 // Package redisstore keeps dedup records in Redis 6.2 or later, or Valkey: a single server, Sentinel, or Cluster. TLS,
 // ACL users, timeouts and retries are those of the go-redis client that it is given.
 //
-//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 //	store, err := redisstore.New(rdb, redisstore.Config{})
 //
 // # Guarantees
