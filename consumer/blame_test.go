@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	"github.com/oncemill/oncemill"
@@ -143,4 +145,21 @@ func TestNew_RefusesAHandlerThatShadowModeOwns(t *testing.T) {
 	if e := as[*dedupstore.InvalidError](t, err); e.Field != "Config.Handler" {
 		t.Errorf("field %q", e.Field)
 	}
+}
+
+// A panic is for whoever recovers it outside: who has made an error of it may acknowledge the message.
+func TestShadow_PanicIsNotNackedByTheMiddleware(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{Shadow: true}})
+		msg := order("o1")
+		_, err := middleware.Recoverer(p.Middleware(func(*message.Message) ([]*message.Message, error) { panic("on purpose") }))(msg)
+		if err == nil || !strings.Contains(err.Error(), "on purpose") {
+			t.Errorf("error %v", err)
+		}
+		select {
+		case <-msg.Nacked():
+			t.Error("the message is nacked already")
+		default:
+		}
+	})
 }

@@ -51,9 +51,13 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 		h := handled{repeats: p.guard.Transacts()}
 		returned := false
 		defer func() {
-			if !returned { // the handler has ended its goroutine, and the Router's with it
-				msg.Nack()
+			if returned {
+				return
 			}
+			if v := recover(); v != nil {
+				panic(v) // somebody outside may make an error of it
+			}
+			msg.Nack() // the handler has ended its goroutine, which is the Router's
 		}()
 		if steering := steeringOf(ctx); steering != nil {
 			known := &steering.Delivery
