@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -56,6 +57,7 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	made, intact := w.made, w.intact
 	w.mu.Unlock()
 	grace, rebalance := w.config.Grace, option[time.Duration](cl, kgo.RebalanceTimeout)
+	reset := option[kgo.Offset](cl, kgo.ConsumeResetOffset)
 	switch {
 	case option[string](cl, kgo.ConsumerGroup) == "":
 		return &SetupError{Problem: "the client has no group: set kgo.ConsumerGroup"}
@@ -69,6 +71,11 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
 	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
 		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
+	case atEnd(option[kgo.Offset](cl, kgo.ConsumeStartOffset)):
+		return &SetupError{Problem: "the client begins at the end of partitions of which nothing is committed: records that were not settled before a restart or a rebalance would be passed over, and those that a new partition has already; " +
+			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin with what is new commit the ends once, before the first start (kafka-consumer-groups --reset-offsets --to-latest)"}
+	case atEnd(reset) && reset != kgo.NoResetOffset():
+		return &SetupError{Problem: "the client goes to the end of a partition when its offset is not there any more, and would pass over what the partition has: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
 	case rebalance < 2*grace:
 		return &SetupError{Problem: fmt.Sprintf("kgo.RebalanceTimeout is %v, but half of it has to be enough for Config.Grace (%v): set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)}
 	}
@@ -78,6 +85,9 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	}
 	return nil
 }
+
+// atEnd reports whether an offset is the end of a partition, or counted from there.
+func atEnd(o kgo.Offset) bool { return o.EpochOffset().Offset == -1 }
 
 // sameFunc compares the code of two functions.
 func sameFunc(a, b any) bool {
@@ -119,8 +129,7 @@ func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []strin
 	if err := checkGroup(ctx, admin, group); err != nil {
 		return err
 	}
-	checkRetention(ctx, admin, topics, w.policy.Window, w.config.Logger)
-	return nil
+	return checkConfigs(ctx, admin, topics, w.config.Retry, w.policy.Window, w.config.Logger)
 }
 
 // checkTopics makes sure that topics are there and may be looked up.
@@ -176,40 +185,56 @@ func unsettled(err error) bool {
 	return false
 }
 
-// checkRetention warns of topics whose records can come back when their outcomes are forgotten. Not everybody may read
-// a topic's configuration, and nothing else hangs on it.
-func checkRetention(ctx context.Context, admin *kadm.Client, topics []string, window time.Duration, log *slog.Logger) {
+// checkConfigs refuses retry topics that lose records before they are due, and warns of topics whose records can come back
+// when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not known is taken for good.
+func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retry []RetryTopic, window time.Duration, log *slog.Logger) error {
 	if len(topics) == 0 {
-		return
+		return nil
 	}
 	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
 	if err != nil {
-		return
+		return nil //nolint:nilerror // see above
 	}
 	for _, c := range configs {
-		if kept, known := retention(c); c.Err == nil && known && kept > window {
+		kept, known := retention(c)
+		known = known && c.Err == nil
+		for _, r := range retry {
+			switch {
+			case r.Topic != c.Name || c.Err != nil:
+			case strings.Contains(setting(c, "cleanup.policy"), "compact"):
+				return &SetupError{Problem: fmt.Sprintf("retry topic %q has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete", c.Name, setting(c, "cleanup.policy"))}
+			case known && kept <= r.Delay:
+				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for %v: they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
+			}
+		}
+		if known && kept > window {
 			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are set back by more than that, records run again",
 				"topic", c.Name, "retention", kept, "window", window)
 		}
 	}
+	return nil
 }
 
 const forever time.Duration = 1<<63 - 1
 
 // retention returns for how long a topic keeps records.
 func retention(c kadm.ResourceConfig) (kept time.Duration, known bool) {
-	for _, entry := range c.Configs {
-		if entry.Key != "retention.ms" || entry.Value == nil {
-			continue
-		}
-		ms, err := strconv.ParseInt(*entry.Value, 10, 64)
-		switch {
-		case err != nil:
-			return 0, false
-		case ms < 0, ms > int64(forever/time.Millisecond):
-			return forever, true
-		}
-		return time.Duration(ms) * time.Millisecond, true
+	ms, err := strconv.ParseInt(setting(c, "retention.ms"), 10, 64)
+	switch {
+	case err != nil:
+		return 0, false
+	case ms < 0, ms > int64(forever/time.Millisecond):
+		return forever, true
 	}
-	return 0, false
+	return time.Duration(ms) * time.Millisecond, true
+}
+
+// setting returns a topic's setting, or "" if it is not told.
+func setting(c kadm.ResourceConfig, name string) string {
+	for _, entry := range c.Configs {
+		if entry.Key == name && entry.Value != nil {
+			return *entry.Value
+		}
+	}
+	return ""
 }

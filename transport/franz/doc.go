@@ -31,8 +31,9 @@
 //   - When Run's context ends, running handlers may finish within Config.Grace, and the last commit is confirmed before
 //     Run returns nil. Run leaves no goroutine behind. Closing the client, which leaves the group, is up to the caller.
 //   - What cannot work is refused by Check with an error that says what to set: a client without the worker's options, a
-//     missing topic or right, a rebalance timeout that is too short, a client that consumes the DeadLetterTopic of its
-//     own Processor. A DeadLetterTopic of a Publisher of this package that is not there is said in the log.
+//     missing topic or right, a rebalance timeout that is too short, a client that begins at the end of partitions, a retry
+//     topic that is compacted, a client that consumes the DeadLetterTopic of its own Processor. A DeadLetterTopic of a
+//     Publisher of this package that is not there is said in the log.
 //
 // Offsets that are set back deliver records again; within the policy's Window their outcomes are still known, and nothing
 // runs twice. Check warns of topics that keep records for longer.

@@ -88,6 +88,15 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"of uncommitted records", "kgo.FetchIsolationLevel", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.FetchIsolationLevel(kgo.ReadUncommitted()))
 		}},
+		{"from the end", "kgo.ConsumeStartOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AtEnd()))
+		}},
+		{"from the end by the other option", "kgo.ConsumeStartOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()))
+		}},
+		{"from the end when an offset is gone", "kgo.ConsumeResetOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()))
+		}},
 		{"of retry topics by pattern", "kgo.ConsumeRegex", retry, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeRegex(), kgo.ConsumeTopics("^ord"))
 		}},
@@ -106,6 +115,52 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 			as[*franz.SetupError](t, w.Run(t.Context(), cl))
 			if err := w.Check(t.Context(), cl); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one that says %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		settings map[string]string
+		refused  bool
+	}{
+		"compacted":                     {map[string]string{"cleanup.policy": "compact"}, true},
+		"compacted, too":                {map[string]string{"cleanup.policy": "compact,delete"}, true},
+		"deleted before they are due":   {map[string]string{"retention.ms": "3600000"}, true},
+		"deleted a while later":         {map[string]string{"retention.ms": "86400000"}, false},
+		"never deleted":                 {map[string]string{"retention.ms": "-1"}, false},
+		"as a broker has it by default": {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 1)
+			values := map[string]*string{}
+			for name, value := range tc.settings {
+				values[name] = &value
+			}
+			if _, err := b.admin.CreateTopic(t.Context(), 1, 1, values, "later"); err != nil {
+				t.Fatal(err)
+			}
+			w, err := franz.NewWorker(b.processor(consumer.Config{}), nothing, franz.Config{
+				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, RetryPublisher: b.publisher(), Logger: b.logger,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = w.Check(t.Context(), b.newClient(append(w.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders", "later"))...))
+			if !tc.refused {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			as[*franz.SetupError](t, err)
+			for name := range tc.settings {
+				if !strings.Contains(err.Error(), `"later"`) || !strings.Contains(err.Error(), name) {
+					t.Errorf("error %q does not name topic and setting", err)
+				}
 			}
 		})
 	}

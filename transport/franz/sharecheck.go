@@ -63,8 +63,7 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	checkRetention(ctx, admin, topics, w.once.Policy().Window, w.config.Logger)
-	return rules, nil
+	return rules, checkConfigs(ctx, admin, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window, w.config.Logger)
 }
 
 // checkClient looks at the options that a client was made with.
