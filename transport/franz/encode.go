@@ -19,6 +19,12 @@ func encode(m producer.Message) (*kgo.Record, error) {
 	}
 	record := &kgo.Record{Topic: m.Topic, Value: m.Payload}
 	key := m.Key
+	switch value := m.Header.Get(producer.HeaderKey); { // of several spellings one: dead letters have those of their messages
+	case key == "":
+		key = value
+	case value != "" && value != key:
+		return nil, invalid("header "+producer.HeaderKey, fmt.Sprintf("is %.80q although the key is %.80q", value, key))
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 		value := m.Header[name]
 		switch {
@@ -27,10 +33,6 @@ func encode(m producer.Message) (*kgo.Record, error) {
 		case !utf8.ValidString(name):
 			return nil, invalid(fmt.Sprintf("header %.80q", name), "has a name that is not UTF-8")
 		case strings.EqualFold(name, producer.HeaderKey):
-			if key != "" && value != key {
-				return nil, invalid("header "+name, fmt.Sprintf("is %.80q although the key is %.80q", value, key))
-			}
-			key = value
 			continue
 		}
 		record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
