@@ -2,6 +2,7 @@ package franz
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,20 +24,16 @@ const (
 // An intake turns records into deliveries.
 type intake struct {
 	copies   func(topic string) bool // whether a topic holds copies of records of others
-	consumed map[string]bool         // topics; nil: not known by name
+	consumed func(topic string) bool
 	holds    *oncemill.Holds
 }
 
-// consumed returns which topics a client consumes, if it knows them by name.
-func consumed(cl *kgo.Client) map[string]bool {
-	if option[bool](cl, kgo.ConsumeRegex) {
-		return nil
+// consumed reports whether a client consumes a topic that it knows by name: from the start, or by now.
+func consumed(cl *kgo.Client) func(topic string) bool {
+	known := cl.GetConsumeTopics()
+	return func(topic string) bool {
+		return slices.Contains(known, topic) || slices.Contains(cl.GetConsumeTopics(), topic)
 	}
-	topics := map[string]bool{}
-	for _, topic := range cl.GetConsumeTopics() {
-		topics[topic] = true
-	}
-	return topics
 }
 
 // delivery turns a record into a delivery, and says when it is due.
@@ -74,7 +71,7 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	if !copied || d.Header[producer.HeaderPurpose] == producer.PurposeDeadLetter {
 		return due, nil // somebody else has put it there
 	}
-	if in.consumed != nil && (!in.consumed[topic] || in.copies(topic)) {
+	if !in.consumed(topic) { // a retry topic is one, too, of what others have put there
 		return due, &SetupError{Problem: fmt.Sprintf(
 			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics retry topics of its own", d.Topic, topic)}
 	}

@@ -40,3 +40,47 @@ func TestWorker_SpellingsOfTheKeyDoNotKeepADeadLetterBack(t *testing.T) {
 		t.Errorf("dead letters %v, want two, and of the first the key of its record", letters)
 	}
 }
+
+// What others put into a retry topic fails and is tried again like any other record.
+func TestWorker_RecordThatOthersPutIntoARetryTopicIsRetried(t *testing.T) {
+	t.Parallel()
+	b, config, topics := retrying(t)
+	record := order(0)
+	record.Topic = "soon"
+	if err := b.client.ProduceSync(t.Context(), record).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
+		if run == 1 {
+			return errors.New("not yet")
+		}
+		return nil
+	}), config, topics)
+	until(t, "the second attempt", func() bool { return b.finished() == 1 })
+	m.leave()
+}
+
+// A topic that was added to a client that runs already has its retry topics, too.
+func TestWorker_RecordsOfATopicThatWasAddedAreRetried(t *testing.T) {
+	t.Parallel()
+	b, config, topics := retrying(t)
+	if err := b.cluster.CreateTopic("refunds", 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
+		if run == 1 {
+			return errors.New("not yet")
+		}
+		return nil
+	}), config, topics)
+	b.produce(0, 1, 1, 0)
+	until(t, "a record", func() bool { return b.finished() == 1 })
+	m.cl.AddConsumeTopics("refunds")
+	record := order(1)
+	record.Topic = "refunds"
+	if err := b.client.ProduceSync(t.Context(), record).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the second attempt", func() bool { return b.finished() == 2 })
+	m.leave()
+}
