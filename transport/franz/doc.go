@@ -34,6 +34,8 @@
 //     missing topic or right, a rebalance timeout that is too short, a client that begins at the end of partitions, a retry
 //     topic that is compacted, a client that consumes the DeadLetterTopic of its own Processor. A DeadLetterTopic of a
 //     Publisher of this package that is not there is said in the log.
+//   - Records that Kafka has deleted before the group was there, by retention or by hand, are not handled, and an error in
+//     the log says from where to where. It may be a false alarm if compaction or markers of transactions were all that was left.
 //
 // Offsets that are set back deliver records again; within the policy's Window their outcomes are still known, and nothing
 // runs twice. Check warns of topics that keep records for longer.

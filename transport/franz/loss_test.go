@@ -3,8 +3,11 @@ package franz_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -12,6 +15,74 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
+
+// Without an error in the log, nobody would know that these records are missing.
+func TestWorker_RecordsThatWereDeletedBeforeTheyWereHandledAreSaid(t *testing.T) {
+	t.Parallel()
+	const said = "lost its beginning"
+	for name, tc := range map[string]struct {
+		handled, deleted int64 // offsets
+		loud             bool
+	}{
+		"while nobody was there":       {5, 12, true},
+		"when they were handled":       {5, 5, false},
+		"of those, and fewer":          {5, 3, false},
+		"while nothing was handled":    {0, 12, false}, // nobody knows whether the group wanted them
+		"to the last that was handled": {6, 6, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const n = 15
+			b := newBench(t, 1)
+			if tc.handled > 0 {
+				b.produce(0, int(tc.handled), 1, 0)
+				m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+				until(t, "the first", func() bool { return b.committed("orders")[0] == tc.handled })
+				m.leave()
+			}
+			b.produce(int(tc.handled), n-int(tc.handled), 1, 0)
+			b.deleteBefore(tc.deleted)
+			m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+			until(t, "the others", func() bool { return b.committed("orders")[0] == n })
+			m.leave()
+			if tc.loud {
+				wantLog(t, b, "level=ERROR", said, "partition=orders/0", "from_offset=5", "to_offset=12")
+			} else if strings.Contains(b.log.String(), said) {
+				t.Errorf("nothing is missing:\n%s", b.log.String())
+			}
+		})
+	}
+}
+
+func TestWorker_RecordsThatAreDeletedWhileItIsBehindAreSaid(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	release := make(chan struct{})
+	b.produce(0, 2, 1, 0)
+	b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(ctx context.Context, id string, _ int) error {
+		if id == orderID(1) {
+			<-release
+		}
+		return nil
+	}), franz.Config{Window: 1})
+	until(t, "the handler", func() bool { return b.runsOf(orderID(1)) == 1 })
+	b.produce(2, 2, 1, 0) // fetched: two are a long queue
+	lasts(300 * time.Millisecond)
+	b.produce(4, 10, 1, 0)
+	lasts(300 * time.Millisecond)
+	b.deleteBefore(9)
+	close(release)
+	until(t, "the others", func() bool { return b.committed("orders")[0] == 14 })
+	wantLog(t, b, "level=ERROR", "lost its beginning", "to_offset=9")
+}
+
+// deleteBefore deletes the records of orders that lie before an offset.
+func (b *bench) deleteBefore(offset int64) {
+	b.t.Helper()
+	if _, err := b.admin.DeleteRecords(b.t.Context(), kadm.Offsets{"orders": {0: {Topic: "orders", At: offset}}}); err != nil {
+		b.t.Fatal(err)
+	}
+}
 
 // A dead letter that is refused for how its message spells a header would hold its partition up for ever.
 func TestWorker_SpellingsOfTheKeyDoNotKeepADeadLetterBack(t *testing.T) {

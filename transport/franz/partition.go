@@ -21,6 +21,8 @@ type partition struct {
 	done   chan struct{}   // closed when nothing runs any more
 	cancel context.CancelCauseFunc
 
+	expected int64 // the next offset to be fetched; 0: not known
+
 	gate                  // its lock is the partition's
 	queue   []*kgo.Record // fetched, not taken
 	paused  bool          // for fetching, because the queue is long
@@ -28,6 +30,19 @@ type partition struct {
 }
 
 func (p *partition) name() string { return placeName(p.topic, p.number) }
+
+// expect looks whether records were deleted that should have come first. Only the poll loop calls it.
+func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition) {
+	first, last := fetched.Records[0].Offset, fetched.Records[len(fetched.Records)-1].Offset
+	if p.expected == 0 {
+		p.expected = p.s.cl.CommittedOffsets()[p.topic][p.number].Offset
+	}
+	if start := fetched.LogStartOffset; 0 < p.expected && p.expected < min(start, first) {
+		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this group was there: what records it had are not handled", "partition", p.name(), "group", p.s.group,
+			"from_offset", p.expected, "to_offset", start)
+	}
+	p.expected = last + 1
+}
 
 // add queues records that were fetched. A long queue pauses fetching.
 func (p *partition) add(records []*kgo.Record) {

@@ -128,6 +128,7 @@ func (s *session) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
 		}
 		if len(f.Records) > 0 {
 			if p := s.assigned(ctx, place{f.Topic, f.Partition}); p != nil {
+				p.expect(ctx, f)
 				p.add(f.Records)
 			}
 		}
