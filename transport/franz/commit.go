@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -43,10 +44,15 @@ func (s *session) commit(ctx context.Context) error {
 	return s.commitLocked(ctx, s.all)
 }
 
-// commitFinally commits everything that is settled, and tries again until it is confirmed or ctx ends.
+// gonePatience is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is, too, for
+// a moment.
+const gonePatience = 5 * time.Second
+
+// commitFinally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
 func (s *session) commitFinally(ctx context.Context) error {
 	s.committing.Lock()
 	defer s.committing.Unlock()
+	began := time.Now()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := s.commitLocked(ctx, s.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
@@ -55,10 +61,18 @@ func (s *session) commitFinally(ctx context.Context) error {
 		s.committing.Unlock() // for a revocation
 		pause(ctx, wait)
 		s.committing.Lock()
-		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil {
+		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) && time.Since(began) > gonePatience {
 			return &CommitError{Group: s.group, Err: err}
 		}
 	}
+}
+
+// gone reports whether all that is wrong is that topics are not there.
+func gone(err error) bool {
+	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // each of them
+		return !slices.ContainsFunc(several.Unwrap(), func(err error) bool { return !gone(err) })
+	}
+	return errors.Is(err, kerr.UnknownTopicID) || errors.Is(err, kerr.UnknownTopicOrPartition)
 }
 
 // commitLocked commits what is settled in partitions, and notes what the broker confirms.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -154,4 +155,34 @@ func TestWorker_RecordsOfATopicThatWasAddedAreRetried(t *testing.T) {
 	}
 	until(t, "the second attempt", func() bool { return b.finished() == 2 })
 	m.leave()
+}
+
+// What was settled in a topic that is gone cannot be committed, however long it is tried.
+func TestWorker_TopicThatIsDeletedDoesNotHoldUpTheShutdown(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, kfake.SeedTopics(1, "other"))
+	b.produce(0, 2, 1, 0)
+	release := make(chan struct{})
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+		if id == orderID(1) {
+			<-release
+		}
+		return nil
+	}), franz.Config{}, kgo.ConsumeTopics("orders", "other"))
+	until(t, "the first", func() bool { return b.committed("orders")[0] == 1 && b.runsOf(orderID(1)) == 1 })
+	if _, err := b.admin.DeleteTopics(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	until(t, "the second", func() bool { return b.finished() == 2 })
+	elsewhere := &kgo.Record{Topic: "other", Value: []byte("p"), Headers: []kgo.RecordHeader{{Key: producer.HeaderID, Value: []byte("p")}}}
+	if err := b.client.ProduceSync(t.Context(), elsewhere).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "what is in the other topic", func() bool { return b.finished() == 3 })
+	m.stop()
+	as[*franz.CommitError](t, m.wait()) // which is less patient than a rebalance lasts
+	if got := b.committed("other")[0]; got != 1 {
+		t.Errorf("committed %d of the other topic, want 1", got)
+	}
 }

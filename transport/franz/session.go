@@ -85,8 +85,11 @@ func (s *session) run(ctx context.Context) error {
 		err = nil
 	}
 	s.halt()
-	if confirmed := s.drain(detached, cancel); err == nil {
+	switch confirmed := s.drain(detached, cancel); {
+	case err == nil:
 		err = confirmed
+	case confirmed != nil:
+		s.log.WarnContext(detached, "franz: offsets are not confirmed: records are delivered again that are settled", "group", s.group, "error", confirmed)
 	}
 	helpers.Wait()
 	s.running.Wait()

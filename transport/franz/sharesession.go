@@ -83,8 +83,11 @@ func (s *shareSession) run(ctx context.Context) error {
 	s.drain(detached, cancel)
 	release()
 	helpers.Wait()
-	if confirmed := s.confirm(detached); err == nil {
+	switch confirmed := s.confirm(detached); {
+	case err == nil:
 		err = confirmed
+	case confirmed != nil:
+		s.log.WarnContext(detached, "franz: acknowledgements are not confirmed: records are delivered again that are settled", "group", s.group, "error", confirmed)
 	}
 	return err
 }

@@ -113,8 +113,8 @@ var _ kgo.HookNewClient = birth{}
 
 // Run consumes until ctx ends, and then drains: no record is started any more, those that wait are dropped, running
 // handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns nil
-// when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout. It waits for every
-// handler, also for one that ignores its context.
+// when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout, or within 5 s
+// where that fails only because topics are gone. It waits for every handler, also for one that ignores its context.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, or kgo.ErrClientClosed.
 //
