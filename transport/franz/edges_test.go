@@ -3,7 +3,9 @@ package franz_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -166,4 +168,34 @@ func TestSource_SeveralTopics(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A refused message gets its turn to be sent alone, however much others send.
+func TestPublisher_RefusedMessageIsKnownToBeSoWhileOthersSend(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	pub := b.publisher(kgo.ProducerBatchCompression(kgo.NoCompression()))
+	ctx, stop := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer stop()
+	var sent atomic.Int64
+	for i := range 16 {
+		others.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if err := pub.Publish(context.Background(), producer.Message{ID: fmt.Sprintf("%d-%d", i, n), Topic: "orders"}); err != nil {
+					t.Error(err)
+				}
+				sent.Add(1)
+			}
+		})
+	}
+	until(t, "the others", func() bool { return sent.Load() > 100 })
+	began := time.Now()
+	err := pub.Publish(t.Context(), producer.Message{ID: "too large", Topic: "orders", Payload: make([]byte, 2<<20)})
+	if failures := failuresOf(t, err); len(failures) != 1 || failures[0].Unknown || time.Since(began) > 5*time.Second {
+		t.Errorf("%+v after %v, want refused, soon", failures, time.Since(began))
+	}
+	before := sent.Load()
+	until(t, "the others to go on", func() bool { return sent.Load() > before+100 })
 }

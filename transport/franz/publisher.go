@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -58,6 +59,7 @@ type Publisher struct {
 	config PublisherConfig
 	sender *telemetry.Sender
 	alone  sync.RWMutex // held for writing by a message that must be in a batch of its own
+	wanted atomic.Int32 // how many such messages there are: the others let them pass
 }
 
 // NewPublisher returns a Publisher on a client, which may consume too. One a client is enough. It returns a *SetupError
@@ -163,10 +165,10 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 	return flights
 }
 
-// join waits until nobody sends alone, who waits for an acknowledgement for as long as its own timeout. It reports false if
-// ctx ends before.
+// join waits until nobody sends alone, or wants to, who waits for an acknowledgement for as long as its own timeout. It
+// reports false if ctx ends before.
 func (p *Publisher) join(ctx context.Context) bool {
-	for !p.alone.TryRLock() {
+	for p.wanted.Load() > 0 || !p.alone.TryRLock() {
 		if pause(ctx, stall); ctx.Err() != nil {
 			return false
 		}
@@ -248,6 +250,8 @@ func (f *produced) await(ctx context.Context) {
 func (p *Publisher) sendAlone(ctx context.Context, record *kgo.Record) (unknown bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
+	p.wanted.Add(1)
+	defer p.wanted.Add(-1)
 	for !p.alone.TryLock() {
 		if pause(ctx, stall); ctx.Err() != nil {
 			return true, context.Cause(ctx)
