@@ -2,6 +2,7 @@ package franz
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"strconv"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -37,7 +39,23 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 			s.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record cannot be published to its retry topic, and waits in its place", "id", decision.ID, "partition", p.name(), "offset", rec.Offset, "error", err)
 		}
 	}
+	s.stalled(ctx, d, rec, decision, tries)
 	return false, delayOf(decision, s.policy, tries)
+}
+
+// manyTries is after how many offers of a record somebody is told; then again after twice as many, and so on.
+const manyTries = 8
+
+// stalled says that a record waits for long: nobody else does. What cannot be guarded at all ends the run, because no other
+// try mends that.
+func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision, tries int) {
+	if wrong, ok := decision.Err.(*dedupstore.InvalidError); ok { //nolint:errorlint // the guard's own error
+		a.fail(&SetupError{Problem: fmt.Sprintf("records of topic %q cannot be guarded: if its name is too long for a handler's, set consumer.Config.Handler", rec.Topic), Err: wrong})
+	}
+	if tries >= manyTries && tries&(tries-1) == 0 {
+		a.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record has been offered many times and waits", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+			"id", decision.ID, "offers", tries, "error", decision.Err)
+	}
 }
 
 // delayOf is when a record is to be offered again that is not settled.

@@ -186,3 +186,44 @@ func TestWorker_TopicThatIsDeletedDoesNotHoldUpTheShutdown(t *testing.T) {
 		t.Errorf("committed %d of the other topic, want 1", got)
 	}
 }
+
+// A topic may have a longer name than a handler.
+func TestWorker_TopicThatCannotBeGuardedEndsTheRun(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("orders", 30)
+	b := newBench(t, 1, kfake.SeedTopics(1, long))
+	record := order(0)
+	record.Topic = long
+	if err := b.client.ProduceSync(t.Context(), record).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{}, kgo.ConsumeTopics(long))
+	if err := as[*franz.SetupError](t, m.wait()); !strings.Contains(err.Error(), long) || !strings.Contains(err.Error(), "consumer.Config.Handler") {
+		t.Errorf("error %q does not name the topic and what to set", err)
+	}
+	m.cl.CloseAllowingRebalance()
+	m = b.start(b.processor(consumer.Config{Handler: "charge"}), b.handler(byRecord, nil), franz.Config{}, kgo.ConsumeTopics(long))
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	m.leave()
+}
+
+// Who holds up a partition for long is said, but not each time.
+func TestWorker_RecordThatWaitsForLongIsSaid(t *testing.T) {
+	t.Parallel()
+	const runs = 40
+	b := newBench(t, 1)
+	b.produce(0, 1, 1, 0)
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: runs + 1, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond}}})
+	m := b.start(once, b.handler(byRecord, func(_ context.Context, _ string, run int) error {
+		if run < runs {
+			return errors.New("the bank is closed")
+		}
+		return nil
+	}), franz.Config{})
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	m.leave()
+	wantLog(t, b, "level=WARN", "offered many times", "topic=orders", "offset=0", "id=o0", "offers=8", "the bank is closed")
+	if said := strings.Count(b.log.String(), "offered many times"); said < 1 || said > 3 {
+		t.Errorf("%d lines of %d runs, want some, but few", said, runs)
+	}
+}

@@ -225,6 +225,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			s.settle(rec, kgo.AckReject)
 			return
 		}
+		s.stalled(ctx, d, rec, decision, tries)
 		if !s.rest(delayOf(decision, s.policy, tries)) {
 			s.giveBack(ctx, rec)
 			return
