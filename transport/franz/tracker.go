@@ -1,6 +1,10 @@
 package franz
 
-import "github.com/twmb/franz-go/pkg/kgo"
+import (
+	"slices"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
 
 // A tracker knows up to where the records of a partition are settled. The zero value is a partition of which nothing was
 // taken. It is not safe for concurrent use.
@@ -9,7 +13,7 @@ type tracker struct {
 	last *entry   // the newest that was taken
 
 	settled   kgo.EpochOffset // up to where everything is settled; meaningless while zero
-	committed int64           // the offset that the broker confirmed; 0: none
+	committed int64           // the offset that the broker confirmed; 0: none; -1: a wrong one
 }
 
 // An entry is a record that was taken.
@@ -20,14 +24,18 @@ type entry struct {
 }
 
 // take adds the next record. It reports whether the partition went back: the broker has lost the end of its log, and what
-// comes now are other records under offsets that were used before. Then settling starts anew from here.
+// comes now are other records under offsets that were used before. Then settling starts anew from here, or from what is
+// before it and not settled, and that is due at once: a restart would go on where the log ended before.
 func (t *tracker) take(rec *kgo.Record) (e *entry, back bool) {
 	e = &entry{offset: rec.Offset, epoch: rec.LeaderEpoch}
 	if back = t.last != nil && e.offset <= t.last.offset; back {
-		*t = tracker{}
+		*t = tracker{open: slices.DeleteFunc(t.open, func(old *entry) bool { return old.offset >= e.offset }), committed: -1}
 	}
 	t.last = e
 	t.open = append(t.open, e)
+	if back {
+		t.settled = kgo.EpochOffset{Epoch: t.open[0].epoch, Offset: t.open[0].offset}
+	}
 	return e, back
 }
 

@@ -40,12 +40,19 @@ func TestTracker_CommitsOnlyWhatIsSettledAndContiguous(t *testing.T) {
 					if !back {
 						t.Fatalf("offset %d is not taken for a step back", offset)
 					}
+					taken, highest = nil, 0
 					for _, old := range late {
-						if !old.settled {
+						switch {
+						case old.offset < offset:
+							taken = append(taken, old) // the log has it still
+						case !old.settled:
 							tr.settle(old) // a handler that was still running
 						}
 					}
-					taken, highest = []*entry{e}, 0
+					taken = append(taken, e)
+					if _, due := tr.due(); !due {
+						t.Fatal("nothing is due after a step back: a restart would go on where the log ended before")
+					}
 				}
 			}
 			o, due := tr.due()
@@ -79,5 +86,22 @@ func TestTracker_IgnoresConfirmationsFromBeforeAStepBack(t *testing.T) {
 	tr.confirm(before)
 	if o, due := tr.due(); !due || o.Offset != 51 {
 		t.Errorf("due is %v, %v, want 51: a restart at %d would pass over what comes now", o, due, before.Offset)
+	}
+}
+
+// Under PerKey, records that are still in the log may be open when it has lost its end.
+func TestTracker_StepBackPassesOverNothingThatIsOpen(t *testing.T) {
+	t.Parallel()
+	var tr tracker
+	waits, _ := tr.take(&kgo.Record{Offset: 60, LeaderEpoch: 1})
+	tr.take(&kgo.Record{Offset: 99, LeaderEpoch: 1})
+	again, _ := tr.take(&kgo.Record{Offset: 70, LeaderEpoch: 2})
+	tr.settle(again)
+	if o, due := tr.due(); !due || o != (kgo.EpochOffset{Epoch: 1, Offset: 60}) {
+		t.Errorf("due is %v, %v, want 60, which is not settled", o, due)
+	}
+	tr.settle(waits)
+	if o, due := tr.due(); !due || o != (kgo.EpochOffset{Epoch: 2, Offset: 71}) {
+		t.Errorf("due is %v, %v, want 71", o, due)
 	}
 }
