@@ -52,7 +52,8 @@ type Config struct {
 	// those who made them, and without DeadLetters, they are not handled, and come again.
 	DeadLetterTopic string
 
-	// Extractors find the message ID, in this order. Nil: producer.DefaultExtractors().
+	// Extractors find the message ID, in this order. A message for which one panics, or Fingerprint does, comes again: it is a
+	// mistake of the program's. Nil: producer.DefaultExtractors().
 	Extractors []producer.Extractor
 
 	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does, for deliveries that do not

@@ -48,6 +48,9 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 
 // withoutClaim says how a delivery counts of which the guard does not hear; nil: it does.
 func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
+	if _, panicked := unidentified.(*panicError); panicked { //nolint:errorlint // never wrapped
+		return nil
+	}
 	switch {
 	case unidentified == nil || p.policy.Shadow:
 		return nil

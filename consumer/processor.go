@@ -202,8 +202,23 @@ func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.C
 	}
 }
 
-// identify finds out what the delivery is.
-func (p *Processor) identify(d *Delivery, found *identified) error {
+// A panicError is what a panic became of a function of the user's that is no handler. Its text leaves out what may be a payload.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string {
+	return fmt.Sprintf("consumer: an Extractor or the Fingerprint panicked with a %T", e.value)
+}
+
+// identify finds out what the delivery is, with functions of the user's.
+func (p *Processor) identify(d *Delivery, found *identified) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{v, debug.Stack()}
+		}
+	}()
 	call := &found.call
 	call.Hold, call.Holds = p.config.Hold, d.Holds
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
@@ -270,7 +285,12 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 	}
 	var content *ContentError
 	var own *OwnDeadLetterError
+	var panicked *panicError
 	switch {
+	case errors.As(err, &panicked): // a mistake of the program's, which says nothing of the message
+		pause := p.policy.Backoff.Max
+		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic", d.Topic, "error", err, "stack", string(panicked.stack), "again_in", pause)
+		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
 	case errors.As(err, &own):

@@ -1,8 +1,10 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -296,4 +298,39 @@ func TestChain_PoisonQueueGetsFinalFailuresOnly(t *testing.T) {
 		}
 		r.stop(t, p)
 	})
+}
+
+// Else one message would end the process, at each start again, or a mistake of the program's would throw messages away.
+func TestProcess_MessageWhoseIDCannotBeFoundForAPanicComesAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]consumer.Config{
+		"extractor": {Extractors: []producer.Extractor{func(producer.Incoming) (producer.Identity, error) { panic("secret") }}},
+		"fingerprint": {Fingerprint: func(payload []byte) (dedupstore.Fingerprint, error) {
+			_ = payload[100]
+			return dedupstore.Fingerprint{}, nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var log bytes.Buffer
+			c.DeadLetters, c.DeadLetterTopic = &letters{}, "dead"
+			c.Policy.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			c.Group = "billing"
+			p, err := consumer.New(newStore(t), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := consumer.Delivery{Handler: "charge", Topic: "orders", Header: producer.Header{producer.HeaderID: "o1"}, Payload: []byte("x")}
+			decision := p.Process(t.Context(), d, func(context.Context) error {
+				t.Error("the handler ran")
+				return nil
+			})
+			if decision.Action != consumer.RetryLater || !decision.Keep || decision.Delay <= 0 || decision.Err == nil {
+				t.Errorf("decision %+v, want to keep the message for later", decision)
+			}
+			if text := log.String(); !strings.Contains(text, "level=ERROR") || !strings.Contains(text, "processor_test.go") || strings.Contains(text, "secret") {
+				t.Errorf("the log does not say where it was, or says too much:\n%s", text)
+			}
+		})
+	}
 }
