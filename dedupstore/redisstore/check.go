@@ -17,9 +17,12 @@ import (
 
 const noEviction = "noeviction"
 
-// check is Check before the first claim.
+// check is Check before the first claim. Nobody else sees its report.
 func (s *Store) check(ctx context.Context) error {
-	_, err := s.Check(ctx)
+	report, err := s.Check(ctx)
+	for _, w := range report.Warnings {
+		s.config.Logger.WarnContext(ctx, "redisstore: "+w)
+	}
 	return err
 }
 

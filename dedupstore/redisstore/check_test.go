@@ -1,9 +1,11 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -90,6 +92,24 @@ func TestCheck_WarnsOfSettingsThatForgetClaims(t *testing.T) {
 	for _, setting := range []string{"no-appendfsync-on-rewrite is yes:", "min-replicas-to-write is 0:", "repl-diskless-sync-delay is 3:"} {
 		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.HasPrefix(w, setting) }) {
 			t.Errorf("no warning begins with %q: %q", setting, report.Warnings)
+		}
+	}
+}
+
+func TestStore_WhatTheFirstClaimIsWarnedOfIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	server := testserver.Redis(t, "--appendonly", "no")
+	for name, want := range map[string]int{"claimed": 1, "checked": 0} {
+		var log bytes.Buffer
+		s := must(New(server.Client(), Config{Prefix: name, Logger: slog.New(slog.NewTextHandler(&log, nil))}))(t)
+		if name == "checked" {
+			must(s.Check(t.Context()))(t)
+		}
+		for range 2 {
+			must(s.Claim(t.Context(), request(name)))(t)
+		}
+		if n := strings.Count(log.String(), "appendonly is no"); n != want {
+			t.Errorf("%s: the log has the warning %d times, want %d: %q", name, n, want, log.String())
 		}
 	}
 }

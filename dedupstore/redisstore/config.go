@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 	"unicode"
@@ -43,6 +44,10 @@ type Config struct {
 	// never longer than their window. A record that is deleted, or that Redis loses, is still answered from here. Claims that
 	// were answered so are counted with OpenTelemetry's global meter provider (oncemill.cache.hits).
 	CacheEntries int
+
+	// Logger gets what the look at the server before the first claim warns of: settings by which Redis forgets claims. It
+	// gets nothing if Check is called before, whose caller has the report. Nil: slog.Default().
+	Logger *slog.Logger
 }
 
 const (
@@ -57,6 +62,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ReplicaTimeout == 0 {
 		c.ReplicaTimeout = defaultReplicaTimeout
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
 	return c
 }

@@ -3,6 +3,7 @@ package shop
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,7 +31,11 @@ func openStore(ctx context.Context, o Options) (dedupstore.Store, func() error, 
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, AnswerTime)
 		defer cancel()
-		_, err = store.Check(ctx)
+		var report dedupstore.Report
+		report, err = store.Check(ctx)
+		for _, warning := range report.Warnings {
+			slog.Warn(warning)
+		}
 	}
 	if err != nil {
 		_ = rdb.Close()
