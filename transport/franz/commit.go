@@ -52,16 +52,22 @@ const gonePatience = 5 * time.Second
 func (s *session) commitFinally(ctx context.Context) error {
 	s.committing.Lock()
 	defer s.committing.Unlock()
-	began := time.Now()
+	var since time.Time // when nothing but topics that are gone began to be wrong
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := s.commitLocked(ctx, s.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
 			return nil
 		}
+		switch {
+		case !gone(err):
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		}
 		s.committing.Unlock() // for a revocation
 		pause(ctx, wait)
 		s.committing.Lock()
-		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) && time.Since(began) > gonePatience {
+		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) && time.Since(since) > gonePatience {
 			return &CommitError{Group: s.group, Err: err}
 		}
 	}

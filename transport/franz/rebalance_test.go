@@ -354,6 +354,27 @@ func TestWorker_LastCommitIsRepeatedUntilItIsConfirmed(t *testing.T) {
 	}
 }
 
+func TestWorker_LastCommitIsRepeatedAlsoIfATopicIsUnknownForAMomentAfterATrouble(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 10, 1, 0)
+	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{CommitEvery: time.Hour})
+	until(t, "all records", func() bool { return b.finished() == 10 })
+	const trouble = 6 * time.Second // longer than a topic may be unknown
+	began := time.Now()
+	during := func(kmsg.Request) bool { return time.Since(began) < trouble }
+	after := func(kmsg.Request) bool { return time.Since(began) >= trouble }
+	b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Group: group, Err: kerr.UnknownServerError, Count: -1, When: during})
+	unknown := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Group: group, Err: kerr.UnknownTopicOrPartition, Count: 1, When: after})
+	m.leave()
+	if unknown.Hits() != 1 {
+		t.Errorf("the topic was unknown %d times, want once", unknown.Hits())
+	}
+	if got := b.committed("orders")[0]; got != 10 {
+		t.Errorf("committed %d, want 10", got)
+	}
+}
+
 func TestWorker_RevocationCommitsWhatIsSettled(t *testing.T) {
 	t.Parallel()
 	const n = 40
