@@ -46,10 +46,10 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 // manyTries is after how many offers of a record somebody is told; then again after twice as many, and so on.
 const manyTries = 8
 
-// stalled says that a record waits for long: nobody else does. What cannot be guarded at all ends the run, because no other
-// try mends that.
+// stalled says that a record waits for long: nobody else does. A topic that cannot be guarded at all ends the run,
+// because no other try mends that; a single record, of which a fingerprint is wrong, does not: others would wait too.
 func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision, tries int) {
-	if wrong, ok := decision.Err.(*dedupstore.InvalidError); ok { //nolint:errorlint // the guard's own error
+	if wrong, ok := decision.Err.(*dedupstore.InvalidError); ok && wrong.Field == "Key.Handler" { //nolint:errorlint // the guard's own error
 		a.fail(&SetupError{Problem: fmt.Sprintf("records of topic %q cannot be guarded: if its name is too long for a handler's, set consumer.Config.Handler", rec.Topic), Err: wrong})
 	}
 	if tries >= manyTries && tries&(tries-1) == 0 {

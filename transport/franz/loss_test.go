@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -205,6 +207,31 @@ func TestWorker_TopicThatCannotBeGuardedEndsTheRun(t *testing.T) {
 	m = b.start(b.processor(consumer.Config{Handler: "charge"}), b.handler(byRecord, nil), franz.Config{}, kgo.ConsumeTopics(long))
 	until(t, "the record", func() bool { return b.finished() == 1 })
 	m.leave()
+}
+
+// A fingerprinter may trip over a single payload.
+func TestWorker_RecordThatCannotBeGuardedKeepsOnlyItsOwnPartition(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2)
+	b.produce(0, 4, 2, 0)
+	bad := string(order(1).Value)
+	var met atomic.Bool
+	once := b.processor(consumer.Config{
+		Policy: oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Millisecond, Max: 2 * time.Millisecond}},
+		Fingerprint: func(payload []byte) (dedupstore.Fingerprint, error) {
+			if string(payload) == bad && !met.Load() {
+				return dedupstore.Fingerprint{Scheme: "own", Sum: "order 1"}, nil
+			}
+			return producer.FingerprintPayload(payload)
+		},
+	})
+	m := b.start(once, b.handler(byRecord, nil), franz.Config{})
+	until(t, "the other partition", func() bool { return b.finished() == 2 })
+	until(t, "the record to be said", func() bool { return strings.Contains(b.log.String(), "offered many times") })
+	met.Store(true)
+	until(t, "all records", func() bool { return b.finished() == 4 })
+	m.leave()
+	wantLog(t, b, "level=WARN", "offered many times", "topic=orders", "partition=1", "offset=0")
 }
 
 // Who holds up a partition for long is said, but not each time.
