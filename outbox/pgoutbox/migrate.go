@@ -15,6 +15,11 @@ const (
 	settingsSQL = `SELECT version, ordered, partitions, debezium FROM {settings}`
 	presentSQL  = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL, {complete}`
 
+	// What is missing belongs where the tables are, whatever else the search path leads to first.
+	staySQL = `
+SELECT set_config('search_path', quote_ident(n.nspname), true)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{settings}')`
+
 	keepSQL = `
 INSERT INTO {settings} (version, ordered, partitions, debezium) VALUES ($1, $2, $3, $4)
 ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
@@ -66,6 +71,11 @@ func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 	}
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(o.cfg.hash())); err != nil {
 		return err
+	}
+	if o.cfg.Schema == "" {
+		if _, err := tx.Exec(ctx, o.sql.stay); err != nil {
+			return err
+		}
 	}
 	var settings, table, complete bool
 	if err := tx.QueryRow(ctx, o.sql.present).Scan(&settings, &table, &complete); err != nil {

@@ -215,6 +215,24 @@ func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 	}
 }
 
+func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	schema := schemaOf(t, pool)
+	box := boxIn(t, pool, pgoutbox.Config{Ordered: true})
+	write(t, box, pool, message("1"))
+	first := schema + "_first"
+	mustExec(t, pool, `CREATE SCHEMA `+first)
+	t.Cleanup(func() { mustExec(t, pool, `DROP SCHEMA `+first+` CASCADE`) })
+	mustExec(t, pool, `DROP INDEX oncemill_outbox_dead`)
+	path := poolIn(t, first+", "+schema) // as when somebody has made a schema of a user's own name
+	box = boxIn(t, path, pgoutbox.Config{Ordered: true})
+	mustExec(t, pool, `DROP INDEX oncemill_outbox_dead`) // it is there again
+	if n := stats(t, box).Pending; n != 1 {
+		t.Errorf("%d pending rows, want the one that was there", n)
+	}
+}
+
 func TestMigrate_TableOfSomebodyElseIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

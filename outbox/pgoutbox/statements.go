@@ -16,19 +16,19 @@ var (
 
 // statements are the SQL of one outbox.
 type statements struct {
-	schema, ordered, settings, keep, present string
-	insert, lock, find, revive               string
-	leaseLock, takeOver, lease, suspects     string
-	read, settle                             string
-	settlePublished, settleRemoved           string
-	tidyLock, clean, replay                  string
-	stats, dead, requeue, discard            string
+	schema, ordered, settings, keep, present, stay string
+	insert, lock, find, revive                     string
+	leaseLock, takeOver, lease, suspects           string
+	read, settle                                   string
+	settlePublished, settleRemoved                 string
+	tidyLock, clean, replay                        string
+	stats, dead, requeue, discard                  string
 }
 
 func statementsFor(cfg Config) statements {
 	in := namesOf(cfg).Replace
 	s := statements{
-		schema: in(schemaSQL), ordered: in(orderedSQL), settings: in(settingsSQL), keep: in(keepSQL), present: in(presentSQL),
+		schema: in(schemaSQL), ordered: in(orderedSQL), settings: in(settingsSQL), keep: in(keepSQL), present: in(presentSQL), stay: in(staySQL),
 		insert: in(insertSQL), lock: in(lockSQL), find: in(findSQL), revive: in(reviveSQL),
 		leaseLock: in(leaseLockSQL), takeOver: in(takeOverSQL), lease: in(leaseSQL), suspects: in(suspectsSQL),
 		read: in(readSQL), settle: in(settleSQL),
