@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -13,11 +14,12 @@ import (
 type alarm struct {
 	group  string
 	log    *slog.Logger
-	failed chan error // holds the first error that the worker cannot go on after
+	failed chan error    // holds the first error that the worker cannot go on after
+	told   *atomic.Int64 // when it was logged last that a record waits, in Unix nanoseconds
 }
 
 func newAlarm(group string, log *slog.Logger) alarm {
-	return alarm{group: group, log: log, failed: make(chan error, 1)}
+	return alarm{group: group, log: log, failed: make(chan error, 1), told: new(atomic.Int64)}
 }
 
 // fail ends the run with an error.

@@ -43,8 +43,12 @@ func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.
 	return false, delayOf(decision, s.policy, tries)
 }
 
-// manyTries is after how many offers of a record somebody is told; then again after twice as many, and so on.
-const manyTries = 8
+// After manyTries offers of a record somebody is told, then again after twice as many, and so on; of many records that wait for
+// the same, of one each tellEvery.
+const (
+	manyTries = 8
+	tellEvery = time.Second
+)
 
 // stalled says that a record waits for long: nobody else does. A topic that cannot be guarded at all ends the run,
 // because no other try mends that; a single record, of which a fingerprint is wrong, does not: others would wait too.
@@ -52,8 +56,11 @@ func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Recor
 	if wrong, ok := decision.Err.(*dedupstore.InvalidError); ok && wrong.Field == "Key.Handler" { //nolint:errorlint // the guard's own error
 		a.fail(&SetupError{Problem: fmt.Sprintf("records of topic %q cannot be guarded: if its name is too long for a handler's, set consumer.Config.Handler", rec.Topic), Err: wrong})
 	}
-	if tries >= manyTries && tries&(tries-1) == 0 {
-		a.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record has been offered many times and waits", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+	if tries < manyTries || tries&(tries-1) != 0 {
+		return
+	}
+	if now, last := time.Now().UnixNano(), a.told.Load(); now-last >= int64(tellEvery) && a.told.CompareAndSwap(last, now) {
+		a.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record has been offered many times and waits; there may be more", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 			"id", decision.ID, "offers", tries, "error", decision.Err)
 	}
 }

@@ -22,7 +22,8 @@
 //     except for room in Config.Window.
 //   - A record that has to wait, for a retry, a busy key or a store that is down, waits here, and what has to come after
 //     it waits behind it. Waiting takes no room in the window, asks nobody, and does not endanger membership: fetching
-//     is paused when enough lies ready, heartbeats go on. A record that has been offered eight times is a warning in the log.
+//     is paused when enough lies ready, heartbeats go on. A record that has been offered eight times is a
+//     warning in the log; of many at once, one a second is.
 //   - When a partition is revoked, what waits is dropped at once, running handlers have half the rebalance timeout until
 //     their contexts are cancelled, and what is settled is committed before the partition goes. Partitions that stay
 //     work off what was fetched; nothing new is fetched until the revocation ends. When partitions are lost, their handlers are cancelled and nothing is committed.

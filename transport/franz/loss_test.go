@@ -254,3 +254,38 @@ func TestWorker_RecordThatWaitsForLongIsSaid(t *testing.T) {
 		t.Errorf("%d lines of %d runs, want some, but few", said, runs)
 	}
 }
+
+// A fullStore has no room while it is full.
+type fullStore struct {
+	dedupstore.Store
+	full  atomic.Bool
+	asked atomic.Int64
+}
+
+func (s *fullStore) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	s.asked.Add(1)
+	if s.full.Load() {
+		return dedupstore.Answer{}, dedupstore.ErrFull
+	}
+	return s.Store.Claim(ctx, r)
+}
+
+func TestWorker_RecordsThatAllWaitForTheSameFloodNoLog(t *testing.T) {
+	t.Parallel()
+	const n = 200
+	b := newBench(t, 2)
+	b.produce(0, n, 2, n)
+	store := &fullStore{Store: b.store}
+	store.full.Store(true)
+	b.store = store
+	began := time.Now()
+	m := b.start(b.processor(consumer.Config{}), b.handler(byKey, nil), franz.Config{Order: franz.PerKey})
+	until(t, "many offers of each", func() bool { return store.asked.Load() > 20*n })
+	store.full.Store(false)
+	until(t, "all records", func() bool { return b.finished() == n })
+	m.leave()
+	said, most := strings.Count(b.log.String(), "offered many times"), int(time.Since(began)/time.Second)+1
+	if said < 1 || said > most {
+		t.Errorf("%d lines of %d records that wait, want 1 to %d, one a second", said, n, most)
+	}
+}
