@@ -40,11 +40,12 @@ func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)
-			return slowConn{conn, 3 << 19}, err // all rows take 1.7 s
+			return slowConn{conn, 3 << 18}, err // all rows take 3.4 s
 		}
 	})
 	cfg := quick()
-	cfg.BatchSize, cfg.StoreTimeout = len(ids), time.Second
+	cfg.BatchSize, cfg.PublishTimeout, cfg.StoreTimeout = len(ids), time.Second, 2*time.Second
+	cfg.Lease = 5 * time.Second // rows that cannot be given back in time come again then
 	b := &broker{}
 	start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
 	eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
