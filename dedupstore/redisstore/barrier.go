@@ -19,6 +19,17 @@ type barrier struct {
 
 func (b barrier) on() bool { return b.replicas > 0 }
 
+// outlast returns a context that ends after another one by as long as a claim that was sent before may take to be answered. It has
+// been granted, and if too few replicas have it, it must be given back: else it counts as an attempt. Without a barrier, and
+// without a deadline, it is the same context.
+func (b barrier) outlast(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, bounded := ctx.Deadline()
+	if !b.on() || !bounded {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), end.Add(b.timeout+stuckAfter))
+}
+
 // append puts WAIT at the end of a pipeline.
 func (b barrier) append(ctx context.Context, pipe redis.Pipeliner) *waitReply {
 	if !b.on() {

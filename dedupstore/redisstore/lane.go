@@ -46,8 +46,8 @@ type lane struct {
 	began  time.Time
 }
 
-// do runs operations and returns when all of them are finished, or when the context has ended. Those that are not known
-// to be finished then are not the caller's any more: it sets nil in their place.
+// do runs operations and returns when all of them are finished, or when the context has ended, or what the barrier adds to it.
+// Those that are not known to be finished then are not the caller's any more: it sets nil in their place.
 func (l *lane) do(ctx context.Context, ops []*operation) {
 	if len(ops) == 1 && ops[0].size() > maxShared {
 		l.exec(ctx, ops)
@@ -58,14 +58,18 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 		flight := l.begin()
 		l.mu.Unlock()
 		defer l.end(flight) // also when a hook of the client panics
-		l.exec(ctx, ops)
+		later, cancel := l.barrier.outlast(ctx)
+		defer cancel()
+		l.exec(later, ops)
 		return
 	}
 	l.queue = append(l.queue, ops...)
 	l.start()
 	l.mu.Unlock()
+	later, cancel := l.barrier.outlast(ctx)
+	defer cancel()
 	for i, op := range ops {
-		if op.await(ctx) {
+		if op.await(ctx, later) {
 			ops[i] = nil
 			if l.failed != nil { // the client may still be trying to reach a node that is gone
 				l.failed(ctx.Err())
@@ -172,7 +176,7 @@ func (l *lane) take(batch []*operation) []*operation {
 			break
 		}
 		taken++
-		if op.state.Load() != abandoned {
+		if op.state.CompareAndSwap(waiting, flushing) {
 			batch = append(batch, op)
 		}
 	}

@@ -41,6 +41,7 @@ type operation struct {
 // The states of an operation while its caller waits.
 const (
 	waiting int32 = iota
+	flushing
 	finished
 	abandoned // its caller has gone: it belongs to who flushes it
 )
@@ -153,18 +154,27 @@ func (op *operation) command(ctx context.Context, source, cluster bool) *redis.S
 
 // finish tells the caller that reply and err can be read. The operation is not the flusher's any more.
 func (op *operation) finish() {
-	if op.state.CompareAndSwap(waiting, finished) {
+	if op.state.CompareAndSwap(flushing, finished) {
 		op.done <- struct{}{}
 	}
 }
 
-// await waits for the reply. If the context ends before, the operation is left to its flusher, which sends it or not.
-func (op *operation) await(ctx context.Context) (left bool) {
+// await waits for the reply. If the context ends before, the operation is left to its flusher, which does not send it any more.
+// One that has been sent is waited for until the later one ends.
+func (op *operation) await(ctx, later context.Context) (left bool) {
 	select {
 	case <-op.done:
 		return false
 	case <-ctx.Done():
 		if op.state.CompareAndSwap(waiting, abandoned) {
+			return true
+		}
+	}
+	select {
+	case <-op.done:
+		return false
+	case <-later.Done():
+		if op.state.CompareAndSwap(flushing, abandoned) {
 			return true
 		}
 		<-op.done

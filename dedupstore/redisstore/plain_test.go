@@ -259,6 +259,43 @@ func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing
 	settle(t, s, a.Claim, succeeded(""))
 }
 
+// Claims queue behind others that wait for replicas, and ask twice about keys that are known. What was granted meanwhile must
+// be given back, though its caller has no more time: it would count as an attempt.
+func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
+	t.Parallel()
+	for name, heeds := range map[string]bool{"client that heeds contexts": true, "client that does not": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := redis.NewClient(&redis.Options{Addr: ownServer(t).Addr, ContextTimeoutEnabled: heeds})
+			t.Cleanup(func() { rdb.Close() })
+			s := must(New(rdb, Config{Replicas: 1, ReplicaTimeout: 600 * time.Millisecond}))(t)
+			loose := must(New(rdb, Config{}))(t)
+			settle(t, loose, claim(t, loose, request("known"), dedupstore.AcquiredRun).Claim, dedupstore.Release{Uncounted: true})
+			must(s.Check(t.Context()))(t)
+			requests := []dedupstore.Request{request("known")}
+			for i := range 8 {
+				requests = append(requests, request(fmt.Sprint(i)))
+			}
+			var group sync.WaitGroup
+			for _, r := range requests {
+				group.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
+					defer cancel()
+					if a, err := s.Claim(ctx, r); err == nil {
+						t.Errorf("without a replica a claim is answered %+v", a)
+					}
+				})
+			}
+			group.Wait()
+			for _, r := range requests {
+				if a := claim(t, loose, request(r.Key.ID), dedupstore.AcquiredRun); a.Claim.Attempt != 1 {
+					t.Errorf("%s: attempt %d, though nobody ran before", r.Key.ID, a.Claim.Attempt)
+				}
+			}
+		})
+	}
+}
+
 func TestCheck_AClientOfAnUnknownKindMakesNoPlainClaims(t *testing.T) {
 	t.Parallel()
 	type wrapped struct{ *redis.Client }

@@ -78,7 +78,8 @@ func clientProblem(rdb redis.UniversalClient) string {
 
 // Claim implements [dedupstore.Store]. Before the first claim it calls Check, unless the config says otherwise: while
 // the server is unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few
-// replicas know is not granted: [*ReplicationError].
+// replicas know is not granted: [*ReplicationError]. What has been sent is waited for then until the replicas have answered, at
+// most ReplicaTimeout and half a second longer than the context's deadline: it may have to be given back.
 func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (answer dedupstore.Answer, err error) {
 	if err := r.Validate(); err != nil {
 		return answer, err
