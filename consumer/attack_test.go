@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -52,6 +53,20 @@ func TestProcess_NestedGuardsErrorsDoNotDecideInABypassEither(t *testing.T) {
 			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(fmt.Errorf("refund: %w", nested)))
 			if d.Action != consumer.RetryLater || d.Delay > time.Minute || len(l.sent) != 0 {
 				t.Errorf("handler returned a %T: %+v, %d dead letters; want an ordinary retry", nested, d, len(l.sent))
+			}
+		}
+	})
+}
+
+// Brokers take no time that there is.
+func TestProcess_RetryAfterMayBeAnyTimeInABypass(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		year := 365 * 24 * time.Hour
+		for after, want := range map[time.Duration]time.Duration{math.MaxInt64: year, time.Hour: time.Hour, math.MinInt64: 0} {
+			p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+			d := p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders"}, failing(&oncemill.RetryAfterError{Delay: after, Err: errors.New("not yet")}))
+			if d.Action != consumer.RetryLater || d.Delay != want {
+				t.Errorf("after %v: %s in %v, want %v", after, d.Action, d.Delay, want)
 			}
 		}
 	})

@@ -307,6 +307,9 @@ func (p *Processor) bypasses(err error) bool {
 	return errors.As(err, &missing) && missing.Err == nil && p.policy.MissingID == oncemill.MissingIDBypass
 }
 
+// longestDelay is the longest delay of a handler's own, as under a guard.
+const longestDelay = 365 * 24 * time.Hour
+
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
 func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
 	o, err := p.protect(ctx, do)
@@ -320,7 +323,7 @@ func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
 	case own && errors.As(err, &permanent):
 		return p.undeliverable(ctx, d, "", string(dedupstore.Failed), err)
 	case own && errors.As(err, &after):
-		return Decision{Action: RetryLater, Delay: after.Delay, Err: err}
+		return Decision{Action: RetryLater, Delay: min(max(after.Delay, 0), longestDelay), Err: err}
 	}
 	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, Err: err}
 }
