@@ -240,7 +240,7 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	if counts.ConsecutiveFailures < tripFailures || time.Since(b.streak) < tripSpan {
 		return false
 	}
-	if !b.more && !b.told && time.Since(b.began) >= tellSpan {
+	if !b.more && !b.told && b.first != (dedupstore.Key{}) && time.Since(b.began) >= tellSpan { // else they panicked
 		b.told = true
 		key, cause := b.first, b.cause
 		b.notes = append(b.notes, func() {

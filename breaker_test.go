@@ -397,6 +397,27 @@ func TestGuard_OutageThatOneMessageMeetsIsLoggedOnceWhenItBeginsAndOnceWhenItEnd
 	})
 }
 
+// A panic in a claim, as in a hook of the client, is its caller's, and tells nothing of the store.
+func TestGuard_ClaimThatPanicsIsNotLoggedAsAnOutageOfNoMessage(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		store := newStore(t)
+		store.claim = func(func() (dedupstore.Answer, error)) (dedupstore.Answer, error) { panic("a hook of the client") }
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for range 5 {
+			func() {
+				defer func() { recover() }()
+				_, err := g.Run(t.Context(), call("m1"), nil)
+				t.Errorf("returned %v", err)
+			}()
+			time.Sleep(time.Second)
+		}
+		if log.Len() > 0 {
+			t.Errorf("logged: %s", log.String())
+		}
+	})
+}
+
 func TestGuard_HiccupsOfTheStoreAreNotLogged(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var log bytes.Buffer
