@@ -150,7 +150,8 @@ func notBegun(err error) error {
 const savepoint = "oncemill_run"
 
 // markSQL marks the record of a run in its transaction. What finishes the run writes over it, a rollback takes it back: it stays
-// only if the handler commits by itself.
+// only if the handler commits by itself. Then nobody may run it again: neither this process (undone), nor who claims the key
+// when this one has died or its lease has ended (record.decide).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
 
 // mark prepares a transaction to be told apart.

@@ -63,8 +63,11 @@ func child(file string) error {
 	if _, err := fmt.Sscan(os.Getenv(childMessages), &messages); err != nil {
 		return err
 	}
-	if os.Getenv(childRole) == "claims" {
+	switch os.Getenv(childRole) {
+	case "claims":
 		return claimAll(ctx, s, messages)
+	case "commits":
+		return commitAndStay(ctx, s)
 	}
 	return chargeAll(ctx, s, messages)
 }

@@ -81,6 +81,9 @@ func (rec *record) decide(r dedupstore.Request, now int64, a *dedupstore.Answer)
 	case rec.state == dedupstore.Publishing:
 		rec.own(r, now)
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+	case rec.state == dedupstore.Running && rec.decided == rec.fence: // markSQL
+		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "the handler committed the transaction of its run by itself, without an outcome"})
+		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
 	case rec.state == dedupstore.Running && rec.started && r.ParkExpired:
 		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "the lease of a started run expired"})
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
