@@ -24,6 +24,7 @@ type settings struct {
 	version, journal, file string
 	synchronous, timeout   int
 	connections            int // 0: no limit
+	uncommitted            bool
 }
 
 // Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
@@ -55,6 +56,7 @@ func (s *Store) settings(ctx context.Context) (set settings, err error) {
 	for query, to := range map[string]any{
 		"SELECT sqlite_version()": &set.version, "PRAGMA journal_mode": &set.journal,
 		"PRAGMA synchronous": &set.synchronous, "PRAGMA busy_timeout": &set.timeout,
+		"PRAGMA read_uncommitted": &set.uncommitted,
 		"SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')": &set.file,
 	} {
 		if err := conn.QueryRowContext(ctx, query).Scan(to); err != nil {
@@ -74,6 +76,9 @@ func (set settings) problem() error {
 	case !strings.EqualFold(set.journal, "wal"):
 		return &SettingError{"journal_mode", set.journal, "readers and the writer block each other, so that a duplicate waits for the handler " +
 			"instead of being answered: open the database with _journal_mode=WAL"}
+	case set.uncommitted:
+		return &SettingError{"read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome that may yet be rolled back, " +
+			"and its message is lost: leave it off, and cache=shared, too"}
 	case set.synchronous == 0:
 		return &SettingError{"synchronous", "OFF", "a power cut may lose records, and the database with them: set it to FULL"}
 	}

@@ -18,6 +18,7 @@ func TestCheck_NamesTheSettingToChange(t *testing.T) {
 	for says, settings := range map[string][]string{
 		`journal_mode is "delete"`: {"_journal_mode", "DELETE"},
 		`synchronous is "OFF"`:     {"_synchronous", "OFF"},
+		`read_uncommitted is "1"`:  {"cache", "shared", "_pragma", "read_uncommitted(1)"},
 	} {
 		s, _ := newStore(t, settings...)
 		_, err := s.Check(t.Context())

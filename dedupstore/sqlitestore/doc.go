@@ -52,9 +52,13 @@
 // as that, most often while old records are removed. A claim beside very many records also reads more pages than fit in
 // SQLite's cache (2 MB a connection, unless PRAGMA cache_size says otherwise).
 //
-// The clock is that of this machine. When it is set forward, leases end early; when it is set back, they last longer by as
-// much. Fences grow in either case, as long as the record is kept. The file must be on a local disk; SQLite's locks do not
-// work on network file systems.
+// The clock is that of this machine. When it is set forward, leases and windows end early: what a machine without a clock of
+// its own did before the network told it the time is forgotten then, and its duplicates run again. So do leases when the machine
+// was suspended. When the clock is set back, they last longer by as much. Fences grow in either case, as long as the record is kept.
+//
+// The file must be on a local disk; SQLite's locks do not work on network file systems. While a process has it open nothing else
+// may replace, move or delete it: connections go on with the old file, and what they commit is lost. Nor may anything but the one
+// SQLite library open it in that process, not even to copy it: closing the file drops the locks of the whole process.
 //
 // # Opening a database
 //
@@ -62,5 +66,6 @@
 // write lock by itself, and stops when its context ends. The settings of the snippet are for the transactions of the
 // program: WAL, so that readers and the writer do not block each other, a busy_timeout, so that writers wait for each other,
 // and _txlock=immediate, because a transaction that begins with a read and writes later is refused if somebody else wrote
-// in between. Leave the number of connections unlimited, or more than one.
+// in between. Leave the number of connections unlimited, or more than one, and their caches their own: with cache=shared a claim
+// waits for whichever handler runs, longer than its context lasts.
 package sqlitestore
