@@ -123,6 +123,17 @@ var expiryCases = []testCase{
 			k.pass(limit)
 			k.found(k.claim(k.request("extended"), dedupstore.Busy), dedupstore.Running)
 		})
+		k.within(200*time.Millisecond, func(k *kit, limit time.Duration) {
+			r := k.request("extended while it publishes")
+			r.Lease, r.Retention = limit/2, limit/2
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			f := finishTo(succeeded(""), receipt)
+			f.Retention = limit / 2
+			k.settle(c, f)
+			k.extend(c, long)
+			k.pass(limit)
+			k.found(k.claim(k.request(r.Key.ID), dedupstore.Busy), dedupstore.Publishing)
+		})
 	}},
 	{"expiry/every-record-has-a-TTL", "a record without a TTL stays for ever, and one with too short a TTL forgets what it protects", func(k *kit) {
 		if k.TTL == nil {

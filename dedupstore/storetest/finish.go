@@ -58,6 +58,18 @@ var finishCases = []testCase{
 		k.pass(short)
 		k.found(k.claim(k.request("1"), dedupstore.AcquiredRun), dedupstore.Absent)
 	}},
+	{"finish/decides-once", "a success that its owner could still make a failure would be run again on request, and dead-lettered beside its effect", func(k *kit) {
+		done, publishing := k.run("done"), k.run("publishing")
+		k.settle(done, finish(succeeded("paid")))
+		f := finishTo(succeeded("paid"), receipt)
+		k.settle(publishing, f)
+		for _, c := range []dedupstore.Claim{done, publishing} {
+			_ = k.Store.Settle(k.Context(), c, finish(failed("card refused"))) // it may be refused or ignored
+		}
+		k.settle(publishing, published())
+		k.sameOutcome(k.claim(k.request("done"), dedupstore.Done).Outcome, succeeded("paid"))
+		k.keptOutcome(k.claim(k.request("publishing"), dedupstore.Done).Outcome, f.Outcome)
+	}},
 	{"finish/owner-is-compared", "who does not hold the claim must not decide its outcome", func(k *kit) {
 		c := k.run("1")
 		forged := c

@@ -92,6 +92,13 @@ var publishCases = []testCase{
 			k.Errorf("Done names fence %d, want that of the run, %d", a.Fence, c.Fence)
 		}
 	}},
+	{"publish/what-the-run-produced-stays", "what a publisher says it published must not replace the messages of the outcome: duplicates would be told of others", func(k *kit) {
+		c := k.run("1")
+		f := finishTo(succeeded("paid"), receipt)
+		k.settle(c, f)
+		k.settle(c, dedupstore.Published{Retention: long, Produced: []dedupstore.Produced{{ID: "letter", Topic: "dead"}}})
+		k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, f.Outcome)
+	}},
 	{"publish/repeated-published-is-ok", "the reply may be lost; a late copy must not begin the window anew", func(k *kit) {
 		c := k.run("1")
 		k.settle(c, finishTo(succeeded(""), receipt))

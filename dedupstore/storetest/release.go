@@ -48,6 +48,15 @@ var releaseCases = []testCase{
 			k.settle(a.Claim, dedupstore.Release{Uncounted: true})
 		}
 	}},
+	{"release/returned-attempts-are-remembered", "how often a message was interrupted is bounded: failures in between must not begin the count anew", func(k *kit) {
+		k.settle(k.run("1"), dedupstore.Release{Uncounted: true})
+		k.settle(k.run("1"), dedupstore.Release{})
+		a := k.claim(k.request("1"), dedupstore.AcquiredRun)
+		k.attempt(a, 2)
+		if a.Claim.Returned != 1 {
+			k.Errorf("Returned is %d after one attempt that was given back and one that was not, want 1", a.Claim.Returned)
+		}
+	}},
 	{"release/repeated-is-ok", "a release whose reply was lost is sent again, and must neither fail nor give back a second attempt nor begin a second delay", func(k *kit) {
 		k.settle(k.run("1"), dedupstore.Release{})
 		c := k.run("1")

@@ -39,6 +39,12 @@ var rerunCases = []testCase{
 		}
 		k.claim(k.rerun(a.Claim.Fence), dedupstore.AcquiredRun) // that failure may be asked for, too
 	}},
+	{"rerun/interruptions-start-anew", "how often the failed message was interrupted says nothing about the run that somebody asks for", func(k *kit) {
+		k.settle(k.run("1"), dedupstore.Release{Uncounted: true})
+		if a := k.claim(k.rerun(k.failure(failed("card refused"))), dedupstore.AcquiredRun); a.Claim.Returned != 0 {
+			k.Errorf("Returned is %d, want 0", a.Claim.Returned)
+		}
+	}},
 	{"rerun/unknown-runs-again", "a parked outcome is run again when somebody has looked and found that nothing happened", func(k *kit) {
 		fence := k.failure(dedupstore.Outcome{Kind: dedupstore.Unknown})
 		k.claim(k.rerun(fence), dedupstore.AcquiredRun)
@@ -110,5 +116,12 @@ var rerunCases = []testCase{
 		k.claim(r, dedupstore.Mismatch)
 		r.Fingerprint.Sum = "one"
 		k.claim(r, dedupstore.AcquiredRun)
+	}},
+	{"rerun/content-is-remembered", "who asks for a rerun may not have the message: other content is as foreign after it as before", func(k *kit) {
+		c := k.claim(k.of("1", one), dedupstore.AcquiredRun).Claim
+		k.settle(c, finish(failed("card refused")))
+		k.settle(k.claim(k.rerun(c.Fence), dedupstore.AcquiredRun).Claim, finish(succeeded("paid")))
+		k.claim(k.of("1", two), dedupstore.Mismatch)
+		k.claim(k.of("1", one), dedupstore.Done)
 	}},
 }

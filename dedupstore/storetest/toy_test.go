@@ -111,7 +111,13 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 		return true
 	case rec.state == dedupstore.Finished && s.superseded(rec, r):
 		if !s.is("rerun-keeps-attempts") {
-			rec.attempts, rec.returned = 0, 0
+			rec.attempts = 0
+		}
+		if !s.is("rerun-keeps-returned") {
+			rec.returned = 0
+		}
+		if s.is("rerun-forgets-the-content") {
+			rec.fingerprint = dedupstore.Fingerprint{}
 		}
 		before := rec.expires
 		s.run(rec, r, now, a)
@@ -300,7 +306,7 @@ func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duratio
 	if end := now.Add(lease); end.After(rec.lease) || !s.is("extend-never-shortens") {
 		rec.lease = end
 	}
-	if end := rec.lease.Add(c.Retention); !s.is("extend-forgets-the-ttl") {
+	if end := rec.lease.Add(c.Retention); !s.is("extend-forgets-the-ttl") && (rec.state == dedupstore.Running || !s.is("publish-step-forgets-the-ttl")) {
 		rec.expires = end
 	}
 	return nil

@@ -50,6 +50,8 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 			return dedupstore.ErrClaimLost
 		case s.is("a-repeated-finish-renews-the-window"):
 			rec.expires = now.Add(f.Retention)
+		case s.is("second-finish-decides"):
+			rec.outcome.Kind = f.Outcome.Kind
 		}
 		return nil
 	}
@@ -133,6 +135,8 @@ func (s *toy) release(rec *toyRecord, c dedupstore.Claim, r dedupstore.Release, 
 	switch {
 	case s.is("release-forgets-attempts"):
 		rec.attempts = 0
+	case s.is("release-forgets-returned"):
+		rec.returned = 0
 	case s.is("release-forgets-the-delay"):
 		rec.due = now
 	case s.is("retention-without-the-delay"):
@@ -160,7 +164,7 @@ func (s *toy) published(rec *toyRecord, c dedupstore.Claim, p dedupstore.Publish
 			return dedupstore.ErrClaimLost
 		}
 	}
-	if len(rec.outcome.Produced) == 0 && !s.is("published-forgets-what") {
+	if (len(rec.outcome.Produced) == 0 || s.is("published-replaces-what")) && !s.is("published-forgets-what") {
 		rec.outcome.Produced = p.Produced
 	}
 	s.conclude(rec, p.Retention, now)
