@@ -32,6 +32,7 @@ func secretsOf(env func(string) string) secrets {
 type hooks struct {
 	db        *sql.DB
 	box       *sqliteoutbox.Outbox
+	store     *sqlitestore.Store
 	receivers map[string]http.Handler // by sender
 }
 
@@ -48,16 +49,15 @@ func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *
 	if h.box, err = sqliteoutbox.New(h.db, sqliteoutbox.Config{}); err != nil {
 		return nil, err
 	}
-	store, err := sqlitestore.New(h.db, sqlitestore.Config{})
-	if err != nil {
+	if h.store, err = sqlitestore.New(h.db, sqlitestore.Config{}); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(h.box.Migrate(ctx), store.Migrate(ctx)); err != nil {
+	if err := errors.Join(h.box.Migrate(ctx), h.store.Migrate(ctx)); err != nil {
 		return nil, err
 	}
 	policy := oncemill.HighValue() // a week is longer than any of the three retries by itself
 	policy.Lease = lease
-	guard, err := oncemill.NewGuard(store.Inbox(), policy)
+	guard, err := oncemill.NewGuard(h.store.Inbox(), policy)
 	if err != nil {
 		return nil, err
 	}

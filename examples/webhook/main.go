@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -77,6 +78,11 @@ func service(ctx context.Context, address, path string, lease time.Duration, s s
 		return err
 	}
 	defer func() { err = errors.Join(err, h.db.Close()) }()
+	var cleaning sync.WaitGroup
+	cleaned, stop := context.WithCancel(ctx)
+	defer cleaning.Wait()
+	defer stop()
+	cleaning.Go(func() { _ = h.store.RunCleaning(cleaned) }) // without it every event is kept for ever
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", address)
 	if err != nil {

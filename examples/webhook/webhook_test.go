@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 func TestMain(m *testing.M) {
@@ -208,6 +210,39 @@ func TestWebhook_MistakesAreNamed(t *testing.T) {
 		}
 		if status := run(t.Context(), tc.args, env, io.Discard, &stderr, func(net.Addr) {}); status != tc.status || !strings.Contains(stderr.String(), says) {
 			t.Errorf("%s: status %d\n%s", tc.args, status, &stderr)
+		}
+	}
+}
+
+func TestWebhook_ForgetsEventsWhenTheirWindowIsOver(t *testing.T) {
+	t.Parallel()
+	defer http.DefaultClient.CloseIdleConnections()
+	path := filepath.Join(t.TempDir(), "hooks.db")
+	address, stop := start(t, "-listen", "127.0.0.1:0", "-db", path)
+	if status, says := deliver(t, address, "d1", "body"); status != http.StatusOK {
+		t.Fatalf("status %d: %s", status, says)
+	}
+	stop()
+	db, err := sqliteoutbox.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.ExecContext(t.Context(), `UPDATE oncemill_dedup SET expires_at = 1`); err != nil {
+		t.Error(err)
+	}
+	db.Close()
+	start(t, "-listen", "127.0.0.1:0", "-db", path)
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	deadline := time.After(20 * time.Second)
+	for {
+		if _, claims := audit(t, path); claims == 0 {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-deadline:
+			t.Fatal("the record of an event is kept although its window is over")
 		}
 	}
 }
