@@ -91,12 +91,14 @@ func (r *runs) forget(c dedupstore.Claim) {
 	}
 }
 
-// joined reports whether the claim's handler has settled it in a transaction of its own, and has not returned yet.
-func (r *runs) joined(c dedupstore.Claim) bool {
+// phase returns how far the claim's run is.
+func (r *runs) phase(c dedupstore.Claim) phase {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	run := r.byKey[c.Key]
-	return run.of(c) && run.phase == joined
+	if run := r.byKey[c.Key]; run.of(c) {
+		return run.phase
+	}
+	return outsideTx
 }
 
 // extend extends a lease in memory, and returns how far the claim's run is.

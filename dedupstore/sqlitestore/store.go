@@ -84,35 +84,37 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 		return nil
 	}
 	op := newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
-		if rec.state == dedupstore.Finished && rec.heldBy(c) && s.runs.joined(c) {
+		if rec.state == dedupstore.Finished && rec.heldBy(c) && s.runs.phase(c) == joined {
 			return false, nil // the handler has committed, and will return
 		}
 		err := rec.extend(c, lease, now)
 		return err == nil, err
 	})
 	s.queue.add(op)
-	if phase == outsideTx {
-		return op.await(ctx)
-	}
-	return s.awaitBriefly(ctx, op, lease)
+	return s.awaitBriefly(ctx, op, c, lease)
 }
 
 // brief is how long a heartbeat waits for the write lock, if its claim is safe without.
 const brief = 30 * time.Millisecond
 
-// awaitBriefly waits for an extension of a claim whose run waits for the write lock, or has it in a transaction of the
-// handler's own. While the lock is not to be had, nobody can take the claim over; the extension follows as soon as it is.
-func (s *Store) awaitBriefly(ctx context.Context, op *operation, lease time.Duration) error {
-	timer := time.NewTimer(brief)
-	defer timer.Stop()
-	select {
-	case <-op.done:
-		return op.err
-	case <-ctx.Done():
-		return op.await(ctx)
-	case <-timer.C:
-		s.queue.orphan(op, time.Now().Add(lease))
-		return nil
+// awaitBriefly waits for an extension, and not for long if the claim's run waits for the write lock, or has it in a transaction
+// of the handler's own, be it that Join is called meanwhile. While the lock is not to be had, nobody can take the claim over; the
+// extension follows as soon as it is.
+func (s *Store) awaitBriefly(ctx context.Context, op *operation, c dedupstore.Claim, lease time.Duration) error {
+	look := time.NewTicker(brief)
+	defer look.Stop()
+	for {
+		select {
+		case <-op.done:
+			return op.err
+		case <-ctx.Done():
+			return op.await(ctx)
+		case <-look.C:
+			if s.runs.phase(c) != outsideTx {
+				s.queue.orphan(op, time.Now().Add(lease))
+				return nil
+			}
+		}
 	}
 }
 
