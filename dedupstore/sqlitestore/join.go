@@ -26,6 +26,7 @@ import (
 //   - dedupstore.ErrClaimLost, if another owner took over: roll back, and return it;
 //   - [ErrSettled], if the run has joined before: roll back, and return it, since only the record knows whether the first
 //     transaction has committed;
+//   - an error that says so, if SQLite has ended the transaction because of a statement whose error was not returned;
 //   - [ErrNoRun], [ErrUnguarded] or [ErrInboxRun], if there is nothing to settle;
 //   - or what the database said.
 func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
@@ -52,7 +53,15 @@ func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
+// errOver keeps the outcome from being committed by itself.
+var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is interrupted or a constraint " +
+	"says ROLLBACK; the handler must return the errors of its statements")
+
 func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error {
+	if _, err := tx.ExecContext(ctx, "BEGIN"); err == nil { // there is none to begin one in
+		_, err := tx.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+		return errors.Join(errOver, err)
+	}
 	// The write lock comes before the look at the record, so that nobody takes the claim over in between.
 	if _, err := tx.StmtContext(ctx, s.statements.touch).ExecContext(ctx); err != nil {
 		return err

@@ -168,3 +168,23 @@ func TestJoin_SaysWhenThereIsNothingToSettle(t *testing.T) {
 		t.Errorf("a transaction that is over: %v", err)
 	}
 }
+
+// TestJoin_OutsideATransactionThereIsNoOutcome has a handler that goes on when SQLite has ended its transaction: the charge is gone, and
+// a success would be committed by itself.
+func TestJoin_OutsideATransactionThereIsNoOutcome(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	_, err := joining(t, s, db, oncemill.Policy{}, func(ctx context.Context, tx *sql.Tx) error {
+		_, _ = tx.ExecContext(ctx, `INSERT OR ROLLBACK INTO ledger (entry, id) SELECT 7, 'x' UNION ALL SELECT 7, 'x'`) // the mistake
+		return nil
+	}, commit)
+	if _, again := errors.AsType[*oncemill.RetryError](err); !again || !errors.Is(err, errOver) {
+		t.Errorf("the run ended in %v, want it to be tried again because the transaction was over", err)
+	}
+	mustExec(t, db, `UPDATE oncemill_dedup SET due_at = 0`)
+	if _, err := joining(t, s, db, oncemill.Policy{}, nothing, commit); err != nil {
+		t.Errorf("the next run: %v", err)
+	}
+	wantCharged(t, s)
+}
