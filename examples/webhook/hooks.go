@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -19,13 +18,24 @@ import (
 // secrets are what the senders sign with.
 type secrets struct{ gitHub, stripe, standard string }
 
-// secretsOf takes the secrets of README.md where there are no others. A service that means it refuses to start instead.
-func secretsOf(env func(string) string) secrets {
-	return secrets{
-		gitHub:   cmp.Or(env("GITHUB_SECRET"), "It's a Secret to Everybody"),
-		stripe:   cmp.Or(env("STRIPE_SECRET"), "whsec_of_the_webhook_example"),
-		standard: cmp.Or(env("STANDARD_SECRET"), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+// readme are the secrets of README.md, with which anybody can sign.
+var readme = map[string]string{
+	"GITHUB_SECRET": "It's a Secret to Everybody", "STRIPE_SECRET": "whsec_of_the_webhook_example",
+	"STANDARD_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+}
+
+// secretsOf refuses to do without a secret, unless the service is to be played with.
+func secretsOf(env func(string) string, play bool) (s secrets, err error) {
+	for name, to := range map[string]*string{"GITHUB_SECRET": &s.gitHub, "STRIPE_SECRET": &s.stripe, "STANDARD_SECRET": &s.standard} {
+		*to = env(name)
+		switch {
+		case *to == "" && play:
+			*to = readme[name]
+		case *to == "":
+			return s, fmt.Errorf("%s is not set, and -db is: only a service that forgets all takes the secrets of README.md, which everybody knows", name)
+		}
 	}
+	return s, nil
 }
 
 // hooks are the receivers, and what they stand on.

@@ -25,8 +25,7 @@ import (
 const childEnv = "ONCEMILL_WEBHOOK_CHILD"
 
 func serveChild(path string) int {
-	none := func(string) string { return "" }
-	return run(context.Background(), []string{"-listen", "127.0.0.1:0", "-db", path, "-lease", "1500ms"}, none, os.Stdout, os.Stderr, func(net.Addr) {})
+	return run(context.Background(), []string{"-listen", "127.0.0.1:0", "-db", path, "-lease", "1500ms"}, readmeEnv, os.Stdout, os.Stderr, func(net.Addr) {})
 }
 
 // spawn starts a service, and returns its address and how to kill it.

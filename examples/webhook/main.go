@@ -7,8 +7,8 @@
 // README.md has curl lines that play the senders: with a redelivery, a retry that is signed anew, and a forgery. The service
 // runs until it is interrupted.
 //
-// The secrets are those of README.md unless GITHUB_SECRET, STRIPE_SECRET or STANDARD_SECRET are set. Events are forgotten
-// with the temporary database, unless -db names a file.
+// Events are forgotten with the temporary database, unless -db names a file. Then GITHUB_SECRET, STRIPE_SECRET and
+// STANDARD_SECRET have to be set; else those that are not are what README.md says.
 //
 // What you would write yourself stands in hooks.go. Exit status: 0 after an interrupt, 1 if something broke, 2 for wrong
 // flags.
@@ -54,6 +54,11 @@ func run(ctx context.Context, args []string, env func(string) string, stdout, st
 	case err != nil:
 		return 2
 	}
+	keys, err := secretsOf(env, *path == "")
+	if err != nil {
+		say(stderr, "webhook: %v\n", err)
+		return 2
+	}
 	if *path == "" {
 		dir, err := os.MkdirTemp("", "oncemill-webhook-")
 		if err != nil {
@@ -63,7 +68,7 @@ func run(ctx context.Context, args []string, env func(string) string, stdout, st
 		defer func() { _ = os.RemoveAll(dir) }()
 		*path = filepath.Join(dir, "hooks.db")
 	}
-	if err := service(ctx, *listen, *path, *lease, secretsOf(env), stdout, listens); err != nil {
+	if err := service(ctx, *listen, *path, *lease, keys, stdout, listens); err != nil {
 		say(stderr, "webhook: %v\n", err)
 		return 1
 	}

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -39,8 +40,11 @@ func start(t *testing.T, args ...string) (address string, stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	listens, ended := make(chan net.Addr, 1), make(chan int, 1)
 	var stderr bytes.Buffer
-	noEnv := func(string) string { return "" }
-	go func() { ended <- run(ctx, args, noEnv, io.Discard, &stderr, func(a net.Addr) { listens <- a }) }()
+	env := func(string) string { return "" }
+	if slices.Contains(args, "-db") {
+		env = readmeEnv
+	}
+	go func() { ended <- run(ctx, args, env, io.Discard, &stderr, func(a net.Addr) { listens <- a }) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if status := <-ended; status != 0 {
@@ -58,6 +62,28 @@ func start(t *testing.T, args ...string) (address string, stop func()) {
 		t.Fatal("it does not listen")
 	}
 	return "", nil
+}
+
+func readmeEnv(name string) string { return readme[name] }
+
+func TestRun_KnownSecretsAreNotTakenForEventsThatAreKept(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "hooks.db")
+	for missing := range readme {
+		env := func(name string) string {
+			if name == missing {
+				return ""
+			}
+			return readme[name]
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var stderr bytes.Buffer
+		status := run(ctx, []string{"-listen", "127.0.0.1:0", "-db", path}, env, io.Discard, &stderr, func(net.Addr) { cancel() })
+		cancel()
+		if status != 2 || !strings.Contains(stderr.String(), missing) {
+			t.Errorf("without %s: status %d, %s", missing, status, &stderr)
+		}
+	}
 }
 
 // blocks are the lines of README.md, and what it says they print.
