@@ -11,7 +11,7 @@ import (
 // Claim implements [dedupstore.Store]. What the latest snapshot of the database shows to be refused is refused without the
 // write lock; nothing is granted without it.
 func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	a := s.ask(ctx, r)
+	a := s.ask(ctx, r, false)
 	if a.op != nil {
 		s.queue.add(a.op)
 	}
@@ -22,10 +22,12 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	asked := make([]*asking, len(requests))
 	var ops []*operation
+	changing := map[dedupstore.Key]bool{} // what the snapshot shows of them may be over when it is a further claim's turn
 	for i, r := range requests {
-		asked[i] = s.ask(ctx, r)
+		asked[i] = s.ask(ctx, r, changing[r.Key])
 		if asked[i].op != nil {
 			ops = append(ops, asked[i].op)
+			changing[r.Key] = true
 		}
 	}
 	s.queue.add(ops...)
@@ -50,8 +52,8 @@ type asking struct {
 // contestedWait is when to ask again for a key that may be held by who has the write lock.
 const contestedWait = 50 * time.Millisecond
 
-// ask looks whether a claim is refused anyway, and else prepares the operation.
-func (s *Store) ask(ctx context.Context, r dedupstore.Request) *asking {
+// ask looks whether a claim is refused anyway, unless the record is about to change, and else prepares the operation.
+func (s *Store) ask(ctx context.Context, r dedupstore.Request, changing bool) *asking {
 	if err := r.Validate(); err != nil {
 		return &asking{err: err}
 	}
@@ -72,7 +74,7 @@ func (s *Store) ask(ctx context.Context, r dedupstore.Request) *asking {
 	default:
 		owned, lease := seen.owner != "" && seen.owner != r.Owner, seen.lease
 		answer, granted := seen.claim(r, now)
-		if !granted && answer.Status != dedupstore.AcquiredRun && answer.Status != dedupstore.AcquiredPublish {
+		if !granted && !changing && answer.Status != dedupstore.AcquiredRun && answer.Status != dedupstore.AcquiredPublish {
 			return &asking{answer: answer}
 		}
 		if owned && (answer.Found == dedupstore.Running || answer.Found == dedupstore.Publishing) {

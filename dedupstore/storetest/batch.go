@@ -129,6 +129,11 @@ var batchClaimCases = []testCase{
 		}
 		k.claimMany(k.requests("a", "b", "a", "c", "b", "c", "a"), want...)
 	}},
+	{"batch/duplicates-see-the-rerun-before-them", "a duplicate behind the rerun of its failure in a batch is told of a failure that is being run again", func(k *kit) {
+		k.batcher()
+		answers := k.claimMany([]dedupstore.Request{k.rerun(k.failure(failed("card refused"))), k.request("1")}, dedupstore.AcquiredRun, dedupstore.Busy)
+		k.found(answers[1], dedupstore.Running)
+	}},
 	{"batch/one-owner-twice", "a claim that stands twice in a batch is one that is asked again: Busy would make its owner wait for itself", func(k *kit) {
 		r := k.request("1")
 		answers := k.claimMany([]dedupstore.Request{r, r, k.request("1")}, dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy)

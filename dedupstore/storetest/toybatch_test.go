@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -20,6 +21,7 @@ var brokenBatches = map[string]string{
 	"batch-leaves-errors-out":                "batch/errors-are-of-one-claim",
 	"batch-equal-keys-from-the-end":          "batch/equal-keys-in-the-order-of-the-slice",
 	"batch-equal-keys-share-an-answer":       "batch/equal-keys-in-the-order-of-the-slice",
+	"batch-looks-before-it-claims":           "batch/duplicates-see-the-rerun-before-them",
 	"batch-owner-twice-is-busy":              "batch/one-owner-twice",
 	"batch-duplicates-share-bytes":           "batch/outcomes-share-no-bytes",
 	"batch-mints-owners":                     "batch/repeated-claims-change-nothing",
@@ -55,6 +57,9 @@ var brokenBatches = map[string]string{
 func (s *toy) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	order := numbers(len(requests), s.is("batch-equal-keys-from-the-end"))
+	if s.is("batch-looks-before-it-claims") {
+		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(requests[i].Rerun, requests[j].Rerun) })
+	}
 	first := map[dedupstore.Key]dedupstore.ClaimResult{}
 	for _, i := range order {
 		if s.is("batch-guesses-what-is-unknown") {
