@@ -42,8 +42,9 @@
 // is held by hand while claims are extended.
 //
 // A handler does not end its transaction. The store notices ([*EndedError]), and the run is parked as unknown, also by whoever
-// claims the key when the process has died after that; but what was committed is there. It returns the errors of its statements: SQLite ends a transaction by itself when a disk is full or a statement
-// is interrupted, and what comes after is written outside of any.
+// claims the key when the process has died after that; but what was committed is there. It returns the errors of its
+// statements: SQLite ends a transaction by itself when a disk is full or a statement is interrupted, and what comes after is
+// written outside of any.
 //
 // A process that dies keeps its keys until their leases end. Then a claim waits for the write lock like any other, unless a
 // handler of another process may be the holder, who is late: the claim is Busy after a wait that grows to a second.
