@@ -175,7 +175,7 @@ func problems(page, text string, known map[int]string, imports types.Importer) (
 			found = append(found, fmt.Sprintf("%s: %s", fset.Position(typed.Pos), typed.Msg))
 		}
 	}}
-	config.Check("p", fset, []*ast.File{f}, nil) //nolint:errcheck // Error gets all of them
+	config.Check("p", fset, []*ast.File{f}, nil) // Error gets all of them
 	return found
 }
 

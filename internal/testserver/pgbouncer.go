@@ -45,13 +45,10 @@ func pgBouncer(t testing.TB, dsn string) string {
 	}
 	files := needPostgres(t, nil) // it does not run as root either
 	files.programs = filepath.Dir(program)
-	if files.dir, err = os.MkdirTemp("", "oncemill-pgbouncer-"); err != nil {
+	if err := files.makeDir("oncemill-pgbouncer-"); err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
 	t.Cleanup(func() { os.RemoveAll(files.dir) })
-	if err := files.own(files.dir); err != nil {
-		t.Fatalf("testserver: %v", err)
-	}
 	for range 5 { // somebody may take the port first
 		if files.port, err = FreePort(); err != nil {
 			continue

@@ -81,12 +81,17 @@ func (f *postgresFiles) command(program string, args ...string) []string {
 	return append([]string{"setpriv", "--reuid", postgresUser, "--regid", postgresUser, "--init-groups", "--pdeathsig", "KILL", "--"}, command...)
 }
 
-// init makes the folder with an empty cluster. It is no folder of the test's: another user must reach it.
-func (f *postgresFiles) init() (err error) {
-	if f.dir, err = os.MkdirTemp("", "oncemill-postgres-"); err != nil {
+// makeDir makes the folder. It is no folder of the test's: another user must reach it.
+func (f *postgresFiles) makeDir(prefix string) (err error) {
+	if f.dir, err = os.MkdirTemp("", prefix); err != nil {
 		return err
 	}
-	if err := f.own(f.dir); err != nil {
+	return f.own(f.dir)
+}
+
+// init makes the folder with an empty cluster.
+func (f *postgresFiles) init() (err error) {
+	if err := f.makeDir("oncemill-postgres-"); err != nil {
 		return err
 	}
 	command := f.command("initdb", "-D", f.data(), "-U", postgresUser, "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")

@@ -193,7 +193,7 @@ func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retr
 	}
 	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
 	if err != nil {
-		return nil //nolint:nilerror // see above
+		return nil //nolint:nilerr // see above
 	}
 	for _, c := range configs {
 		kept, known := retention(c)

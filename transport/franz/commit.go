@@ -75,7 +75,7 @@ func (s *session) commitFinally(ctx context.Context) error {
 
 // gone reports whether all that is wrong is that topics are not there.
 func gone(err error) bool {
-	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // each of them
+	if several, ok := err.(interface{ Unwrap() []error }); ok { // each of them
 		return !slices.ContainsFunc(several.Unwrap(), func(err error) bool { return !gone(err) })
 	}
 	return errors.Is(err, kerr.UnknownTopicID) || errors.Is(err, kerr.UnknownTopicOrPartition)
