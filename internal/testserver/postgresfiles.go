@@ -90,7 +90,7 @@ func (f *postgresFiles) makeDir(prefix string) (err error) {
 }
 
 // init makes the folder with an empty cluster.
-func (f *postgresFiles) init() (err error) {
+func (f *postgresFiles) init() error {
 	if err := f.makeDir("oncemill-postgres-"); err != nil {
 		return err
 	}
