@@ -27,6 +27,7 @@ type locks struct {
 	held     map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
 	refused  map[place]error      // what the broker said of the last that it was told
 	renewals map[place]error      // the same of a renewal under way; nil: there is none
+	mixed    bool                 // what was said before the renewal had no answer yet
 	astray   map[string]bool      // topics of which something was refused: see bringBack
 	strayed  chan struct{}        // holds a token when there are such
 }
@@ -89,22 +90,22 @@ func (l *locks) prolong(ctx context.Context) {
 	}
 	l.mu.Unlock()
 	// A broker that does not answer must not keep the locks of others from being prolonged.
-	_ = l.flush(ctx, l.every/2) // what was said before
+	mixed := l.flush(ctx, l.every/2) != nil // what was said before
 	ctx, cancel := context.WithTimeout(ctx, l.every/2)
 	defer cancel()
-	l.renew(ctx, records)
+	l.renew(ctx, records, mixed)
 }
 
 // renew prolongs locks. The broker refuses all of a partition if one of them is lost, which then has to be found: it would
 // take the others along. Those that were lost with their session need not be: kgo knows them, and leaves them out.
-func (l *locks) renew(ctx context.Context, records []*kgo.Record) {
+func (l *locks) renew(ctx context.Context, records []*kgo.Record, mixed bool) {
 	if len(records) == 0 || ctx.Err() != nil {
 		return // without records, kgo would take all
 	}
-	l.renewal(map[place]error{})
+	l.renewal(map[place]error{}, mixed)
 	l.cl.MarkAcks(kgo.AckRenew, records...)
 	_ = l.flush(ctx, l.every) // who does not answer may do so before the locks end
-	refused := l.renewal(nil)
+	refused := l.renewal(nil, false)
 	for at, err := range refused {
 		if !errors.Is(err, kerr.InvalidRecordState) {
 			continue
@@ -119,8 +120,8 @@ func (l *locks) renew(ctx context.Context, records []*kgo.Record) {
 			l.lose(ctx, those[0], err)
 			continue
 		}
-		l.renew(ctx, those[:len(those)/2])
-		l.renew(ctx, those[len(those)/2:])
+		l.renew(ctx, those[:len(those)/2], mixed)
+		l.renew(ctx, those[len(those)/2:], mixed)
 	}
 }
 
@@ -152,7 +153,8 @@ func (l *locks) answered(results kgo.ShareAckResults) {
 		}
 		if l.renewals != nil {
 			l.renewals[place{r.Topic, r.Partition}] = r.Err
-		} else {
+		}
+		if l.renewals == nil || l.mixed { // nobody knows of which it is
 			l.refused[place{r.Topic, r.Partition}] = r.Err
 		}
 		if errors.Is(r.Err, kerr.InvalidRecordState) {
@@ -174,12 +176,12 @@ func (l *locks) forgive() {
 	clear(l.refused)
 }
 
-// renewal says where to note what the broker refuses, while nothing else is told it than to prolong locks; nil: with the rest. It
-// returns what was noted.
-func (l *locks) renewal(refused map[place]error) (before map[place]error) {
+// renewal says where to note what the broker refuses, while nothing else is told it than to prolong locks, or nothing new if
+// answers are mixed; nil: with the rest. It returns what was noted.
+func (l *locks) renewal(refused map[place]error, mixed bool) (before map[place]error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, l.renewals = l.renewals, refused
+	before, l.renewals, l.mixed = l.renewals, refused, mixed
 	return before
 }
 

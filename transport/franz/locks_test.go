@@ -176,32 +176,52 @@ func TestLocks_AcknowledgementThatIsPutOffIsSaidAgainAtTheEnd(t *testing.T) {
 
 func TestLocks_RefusedAcknowledgementIsRememberedOverRenewals(t *testing.T) {
 	t.Parallel()
-	cluster, s, records := sharing(t, 3, veiling)
-	refuse := true
-	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
-		cluster.KeepControl()
-		req := kreq.(*kmsg.ShareAcknowledgeRequest)
-		resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
-		for _, topic := range req.Topics {
-			answer := kmsg.NewShareAcknowledgeResponseTopic()
-			answer.TopicID = topic.TopicID
-			for _, p := range topic.Partitions {
-				part := kmsg.NewShareAcknowledgeResponseTopicPartition()
-				part.Partition = p.Partition
-				part.CurrentLeader.LeaderID, part.CurrentLeader.LeaderEpoch = -1, -1
-				if refuse {
-					part.ErrorCode = kerr.InvalidRecordState.Code
-				}
-				answer.Partitions = append(answer.Partitions, part)
+	for name, late := range map[string]bool{"before": false, "amid the renewal": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster, s, records := sharing(t, 3, veiling)
+			answer := make(chan struct{})
+			if !late {
+				close(answer)
 			}
-			resp.Topics = append(resp.Topics, answer)
-		}
-		refuse = false
-		return resp, nil, true
-	})
-	s.locks.settle(records[0], kgo.AckAccept)
-	s.locks.prolong(t.Context()) // of the others
-	if err := s.locks.confirm(t.Context(), time.Second); !errors.Is(err, kerr.InvalidRecordState) {
-		t.Errorf("confirmed with %v, want %v", err, kerr.InvalidRecordState)
+			refuse := true
+			cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
+				cluster.KeepControl()
+				if refuse {
+					cluster.SleepControl(func() { <-answer })
+				}
+				resp := acknowledged(kreq.(*kmsg.ShareAcknowledgeRequest), refuse)
+				refuse = false
+				return resp, nil, true
+			})
+			s.locks.settle(records[0], kgo.AckAccept)
+			if late {
+				time.AfterFunc(s.locks.every*3/4, func() { close(answer) }) // it is waited for half of it
+			}
+			s.locks.prolong(t.Context()) // of the others
+			if err := s.locks.confirm(t.Context(), 10*time.Second); !errors.Is(err, kerr.InvalidRecordState) {
+				t.Errorf("confirmed with %v, want %v", err, kerr.InvalidRecordState)
+			}
+		})
 	}
+}
+
+// acknowledged answers a request, and refuses all of it if that is wanted.
+func acknowledged(req *kmsg.ShareAcknowledgeRequest, refuse bool) kmsg.Response {
+	resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
+	for _, topic := range req.Topics {
+		answer := kmsg.NewShareAcknowledgeResponseTopic()
+		answer.TopicID = topic.TopicID
+		for _, p := range topic.Partitions {
+			part := kmsg.NewShareAcknowledgeResponseTopicPartition()
+			part.Partition = p.Partition
+			part.CurrentLeader.LeaderID, part.CurrentLeader.LeaderEpoch = -1, -1
+			if refuse {
+				part.ErrorCode = kerr.InvalidRecordState.Code
+			}
+			answer.Partitions = append(answer.Partitions, part)
+		}
+		resp.Topics = append(resp.Topics, answer)
+	}
+	return resp
 }
