@@ -54,7 +54,7 @@ type Config struct {
 
 	// FingerprintHeaders are request headers that a repeat must have with the same values, besides method, route, path and
 	// query, as the client sent them and as the handler sees them, and body, which always count. What was asked
-	// for under a key before this list was changed is not compared at all. Empty: none.
+	// for under a key before this list was changed is not compared at all. Host cannot be one of them: see Group. Empty: none.
 	FingerprintHeaders []string
 
 	// StoreHeaders are the response headers that a replay has. Naming a header that carries credentials, such as

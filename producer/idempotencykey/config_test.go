@@ -32,6 +32,7 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 		{"Headers", func(c *idempotencykey.Config) { c.Headers = []string{"a b"} }},
 		{"ReplayedHeader", func(c *idempotencykey.Config) { c.ReplayedHeader = "a:" }},
 		{"FingerprintHeaders", func(c *idempotencykey.Config) { c.FingerprintHeaders = []string{""} }},
+		{"FingerprintHeaders", func(c *idempotencykey.Config) { c.FingerprintHeaders = []string{"Accept", "host"} }}, // it is not in Request.Header
 		{"StoreHeaders", func(c *idempotencykey.Config) { c.StoreHeaders = []string{"content-length"} }},
 		{"StoreHeaders", func(c *idempotencykey.Config) { c.StoreHeaders = []string{"idempotent-replayed"} }},
 	} {

@@ -110,6 +110,9 @@ var framing = []string{
 	"Connection", "Content-Length", "Date", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
+// absent are headers that net/http takes out of a request's header. Nothing of them would be compared.
+var absent = []string{"Host", "Trailer", "Transfer-Encoding"}
+
 func (c *Config) validateHeaders() error {
 	for _, list := range []struct {
 		field string
@@ -124,6 +127,11 @@ func (c *Config) validateHeaders() error {
 			if !isToken(name) {
 				return invalid(list.field, fmt.Sprintf("has %q, which is no header's name", name))
 			}
+		}
+	}
+	for _, name := range c.FingerprintHeaders {
+		if slices.Contains(absent, name) {
+			return invalid("FingerprintHeaders", fmt.Sprintf("has %q, which net/http takes out of a request's header; a host can be part of Config.Route", name))
 		}
 	}
 	for _, name := range c.StoreHeaders {

@@ -32,7 +32,8 @@ type Config struct {
 
 	// Headers are the names of request headers that go on with the message, beside those that the verifier asks for,
 	// Content-Type and Content-Encoding. In the message names are in lower case, and several values of one are joined with
-	// ", ". Names of headers that carry credentials are refused, and those that begin with "oncemill-".
+	// ", ". Names of headers that carry credentials are refused, those that begin with "oncemill-", and Host, which is not in
+	// the header of a http.Request.
 	Headers []string
 
 	// MaxBody is how many bytes a body may have. GitHub sends up to 25 MB. Zero: 1 MiB.
@@ -75,8 +76,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// credentials are headers that nobody may put into a message.
-var credentials = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie"}
+// keptBack are headers that cannot go on: credentials, and what net/http takes out of a request's header.
+var keptBack = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Host", "Trailer", "Transfer-Encoding"}
 
 // validate checks a config after its defaults were filled in.
 func (c Config) validate(p oncemill.Policy) error {
@@ -106,7 +107,7 @@ func (c Config) validate(p oncemill.Policy) error {
 	}
 	for i, name := range c.Headers {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
-		if name == "" || strings.HasPrefix(canonical, "Oncemill-") || slices.Contains(credentials, canonical) {
+		if name == "" || strings.HasPrefix(canonical, "Oncemill-") || slices.Contains(keptBack, canonical) {
 			return &InvalidError{fmt.Sprintf("Config.Headers[%d]", i), fmt.Sprintf("is %q, which does not go on", name)}
 		}
 	}

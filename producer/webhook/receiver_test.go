@@ -272,6 +272,7 @@ func TestNew_NamesWhatIsWrong(t *testing.T) {
 		"Config.Hold is -1s":                   func(c *webhook.Config) { c.Hold = -time.Second },
 		"Config.Timeout is 10s":                func(c *webhook.Config) { c.Hold = 10 * time.Second },
 		"Config.Headers[1] is \"cookie\"":      func(c *webhook.Config) { c.Headers = []string{"Via", "cookie"} },
+		"Config.Headers[0] is \"host\"":        func(c *webhook.Config) { c.Headers = []string{"host"} },
 		"Config.Headers[0] is \"oncemill-id\"": func(c *webhook.Config) { c.Headers = []string{"oncemill-id"} },
 	} {
 		c := good
