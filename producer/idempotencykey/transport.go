@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -52,7 +53,8 @@ func WithKey(ctx context.Context, key string) context.Context {
 }
 
 // RoundTrip implements http.RoundTripper. What it returns in the end is the last response, or the last error. A key that no
-// header can carry is a *dedupstore.InvalidError, and nothing is sent.
+// header can carry, a header that is empty, or one that is there twice is a *dedupstore.InvalidError, and nothing is sent. A
+// response whose body breaks off has been returned by then: it is for the caller to repeat the request, which needs WithKey.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	header, err := t.key(r)
 	if err != nil {
@@ -75,8 +77,13 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // key returns the value of the header, and "" for a request that is to have none.
 func (t *Transport) key(r *http.Request) (string, error) {
-	if v := r.Header.Get(t.config.Header); v != "" {
-		return v, nil
+	switch values := r.Header.Values(t.config.Header); {
+	case len(values) > 1:
+		return "", &dedupstore.InvalidError{Field: "header " + t.config.Header, Problem: "is there more than once"}
+	case len(values) == 1 && strings.Trim(values[0], " \t") == "":
+		return "", &dedupstore.InvalidError{Field: "header " + t.config.Header, Problem: "is empty"}
+	case len(values) == 1:
+		return values[0], nil
 	}
 	key, given := r.Context().Value(contextKey{}).(string)
 	if !given {

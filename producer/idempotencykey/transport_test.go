@@ -173,6 +173,23 @@ func TestTransport_TakesTheKeyFromHeaderContextOrMakesOne(t *testing.T) {
 	}
 }
 
+// With a new key in place of a stored one that was not found, a repeat would be another request.
+func TestTransport_HeaderThatIsNoKeyIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	for _, values := range [][]string{{""}, {" "}, {"", "k1"}, {"k1", "k2"}} {
+		s := &script{answers: []func() (*http.Response, error){status(200)}}
+		r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", "http://x", strings.NewReader("b"))
+		r.Header["Idempotency-Key"] = values
+		resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
+		if resp != nil {
+			resp.Body.Close()
+		}
+		if _, invalid := errors.AsType[*dedupstore.InvalidError](err); !invalid || len(s.keys) > 0 {
+			t.Errorf("%q: sent %q, error %v", values, s.keys, err)
+		}
+	}
+}
+
 func TestTransport_NeverTriesAgainWithoutAKeyOrABodyToRepeat(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
