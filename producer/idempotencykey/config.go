@@ -3,6 +3,7 @@ package idempotencykey
 import (
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -128,11 +129,11 @@ func SingleTenant(*http.Request) (string, error) { return "default", nil }
 // Optional is the Config.Required of an API whose clients may leave the key out.
 func Optional(*http.Request) bool { return false }
 
-// Methods returns a Config.Supports for requests with one of these methods.
+// Methods returns a Config.Supports for requests with one of these methods, whose names may be in lower case here.
 func Methods(names ...string) func(*http.Request) bool {
 	supported := make(map[string]bool, len(names))
 	for _, name := range names {
-		supported[name] = true
+		supported[strings.ToUpper(name)] = true
 	}
 	return func(r *http.Request) bool { return supported[r.Method] }
 }

@@ -134,7 +134,7 @@ func TestMiddleware_UnsupportedKeysAreIgnoredOrRefused(t *testing.T) {
 	t.Parallel()
 	ok := func(http.ResponseWriter, *http.Request) {}
 	want(t, serveMemory(t, idempotencykey.Config{}, ok).send("DELETE", route, "", key("k")), 200, false)
-	rg := serveMemory(t, idempotencykey.Config{Unsupported: idempotencykey.RefuseKey, Supports: idempotencykey.Methods("PUT", "GET")}, ok)
+	rg := serveMemory(t, idempotencykey.Config{Unsupported: idempotencykey.RefuseKey, Supports: idempotencykey.Methods("put", "GET")}, ok)
 	wantProblem(t, rg.send("DELETE", route, "", key("k")), 400, idempotencykey.CodeUnsupported)
 	wantProblem(t, rg.send("GET", route, "", key("k")), 400, idempotencykey.CodeUnsupported) // never, as it has no effect
 	want(t, rg.send("DELETE", route, ""), 200, false)
