@@ -97,14 +97,14 @@ func topMembers(payload []byte, names ...string) (Header, error) {
 
 // ExtractIdempotencyKey finds the header Idempotency-Key (draft-ietf-httpapi-idempotency-key-header): a string of
 // structured fields (RFC 9651), in double quotes and with parameters, which are ignored; or the bare text, as most
-// clients send it. It is unique within a topic.
+// clients send it. White space around it does not count. It is unique within a topic.
 func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 	const name = "Idempotency-Key"
 	v, err := in.Header.require(name)
 	if err != nil {
 		return Identity{}, err
 	}
-	if v, err = unquoteKey(v); err != nil {
+	if v, err = unquoteKey(strings.Trim(v, " \t")); err != nil {
 		return Identity{}, err
 	}
 	return extractForeign(Incoming{Header: Header{name: v}, Topic: in.Topic, Origin: in.Origin}, name, "idem", SourceIdempotencyKey)
