@@ -17,8 +17,8 @@ import (
 // OpenTelemetry's global propagator, or that of WithPropagator, unless the header has one. Stamping again changes nothing.
 //
 // It returns an *InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header disagree, or if
-// a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) has several
-// spellings with different values.
+// a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) is not there in this
+// spelling, but in several others with different values.
 // The message's header is replaced, not written to, so that messages may share one.
 func Stamp(ctx context.Context, m *Message) error {
 	stamped, found, err := m.Header.lookup(HeaderID)
