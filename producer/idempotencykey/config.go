@@ -81,7 +81,8 @@ type Config struct {
 	Holds *oncemill.Holds
 
 	// Linger is how long a run goes on after its client has gone: an effect may be under way, and the response is kept for
-	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. A handler that returns after the
+	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. A deadline that something around
+	// the middleware sets counts as the client's going: the handler's context does not have it. A handler that returns after the
 	// end of its context and has said nothing, not even a status, has given up: with an inbox its writes are rolled back, and
 	// the next repeat runs it again; under a policy that parks, the outcome is unknown. One that has flushed has no response
 	// that can be kept, unless its Content-Length is reached. Its writes have no error because of a client that has gone before

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
@@ -116,6 +117,26 @@ func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
 		t.Errorf("the cause is %v", err)
 	}
 	until(t, "the key is free again", func() bool { return rg.pay("k").status == 200 })
+}
+
+func TestMiddleware_DeadlineFromOutsideDoesNotStopTheRun(t *testing.T) {
+	t.Parallel()
+	l := &ledger{}
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{Route: func(*http.Request) string { return route }})
+	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		outer, end := context.WithTimeout(r.Context(), time.Hour)
+		defer end()
+		m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			end()
+			if _, set := r.Context().Deadline(); set || r.Context().Err() != nil {
+				t.Errorf("the handler's context has a deadline (%v), error %v", set, r.Context().Err())
+			}
+			l.charge(w, r)
+		})).ServeHTTP(w, r.WithContext(outer))
+	}))
+	want(t, rg.pay("k"), 201, false)
+	want(t, rg.pay("k"), 201, true)
+	wantRuns(t, l, 1)
 }
 
 // leave sends a request, and goes when it is being processed.
