@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -167,6 +168,41 @@ func informational(sum *atomic.Int32) option {
 			Got1xxResponse: func(code int, _ textproto.MIMEHeader) error { sum.Add(int32(code)); return nil },
 		}))
 	}
+}
+
+func TestMiddleware_HeaderThatWasWrittenBeforeAConnectionIsHijackedLeavesBeforeIt(t *testing.T) {
+	t.Parallel()
+	takes := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Date"] = nil // it may differ
+		w.WriteHeader(http.StatusAccepted)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		io.WriteString(conn, "taken over")
+		conn.Close()
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/without", takes)
+	mux.Handle("/with", newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{}).Wrap(http.HandlerFunc(takes)))
+	rg := serveHandler(t, mux)
+	var got [2]string
+	for i, path := range []string{"/without", "/with"} {
+		conn, err := net.Dial("tcp", rg.server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, "POST "+path+" HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 0\r\n\r\n")
+		data, _ := io.ReadAll(conn)
+		conn.Close()
+		got[i] = string(data)
+	}
+	if got[1] != got[0] || !strings.HasPrefix(got[1], "HTTP/1.1 202 ") || !strings.HasSuffix(got[1], "\r\n\r\ntaken over") {
+		t.Errorf("got %q, and %q without a key", got[1], got[0])
+	}
+	until(t, "the run is over", func() bool { return rg.send("POST", "/with", "", key("k")).status != 409 })
+	wantProblem(t, rg.send("POST", "/with", "", key("k")), http.StatusGone, idempotencykey.CodeNotKept)
 }
 
 func TestMiddleware_InformationalResponsesAndTrailersReachTheClientAndAreNotKept(t *testing.T) {

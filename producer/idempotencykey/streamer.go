@@ -28,8 +28,11 @@ func (s *streamer) FlushError() error {
 // Flush implements http.Flusher.
 func (s *streamer) Flush() { s.FlushError() } //nolint:errcheck // the interface has no error
 
-// Hijack implements http.Hijacker. What is sent then is not kept.
+// Hijack implements http.Hijacker. A header that has been written leaves before, as in net/http; what is sent then is not kept.
 func (s *streamer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if s.status != 0 {
+		s.pass()
+	}
 	conn, rw, err := http.NewResponseController(s.to).Hijack()
 	if err == nil {
 		s.lost = lostHijacked
