@@ -107,7 +107,7 @@ type Unsupported string
 // What to do with a key that is not supported.
 const (
 	IgnoreKey Unsupported = "ignore" // run the handler without a guard
-	RefuseKey Unsupported = "refuse" // answer 400, so that no client believes itself safe
+	RefuseKey Unsupported = "refuse" // answer 400, so that no client believes itself safe; also a GET that took its header along over a redirect
 )
 
 // ServerErrors says what becomes of a response with status 500 and above.

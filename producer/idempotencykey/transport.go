@@ -46,8 +46,9 @@ func NewTransport(base http.RoundTripper, c TransportConfig) (*Transport, error)
 
 type contextKey struct{}
 
-// WithKey returns a context whose requests carry a key. It is for one request and its repeats: another request with the same
-// key is refused by the server, or, at another route, taken for another action.
+// WithKey returns a context whose requests carry a key, but for those of methods without effect, such as GET. It is for one
+// request and its repeats: another request with the same key is refused by the server, or, at another route, taken for another
+// action.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }
@@ -86,6 +87,9 @@ func (t *Transport) key(r *http.Request) (string, error) {
 		return values[0], nil
 	}
 	key, given := r.Context().Value(contextKey{}).(string)
+	if safe(r.Method) { // such as that of a page which the response to a POST redirects to
+		given = false
+	}
 	if !given {
 		if !t.config.Mint(r) {
 			return "", nil

@@ -141,6 +141,7 @@ func TestTransport_TakesTheKeyFromHeaderContextOrMakesOne(t *testing.T) {
 		{"header", "POST", ctx, "mine", false, "mine"},
 		{"context", "POST", ctx, "", false, `"order \"17\""`},
 		{"context, any method", "PUT", ctx, "", false, `"order \"17\""`},
+		{"context, method without effect", "GET", ctx, "", false, ""},
 		{"made", "PATCH", context.Background(), "", false, "new"},
 		{"none", "DELETE", context.Background(), "", false, ""},
 		{"bare", "POST", idempotencykey.WithKey(ctx, "k1"), "", true, "k1"},
@@ -171,6 +172,19 @@ func TestTransport_TakesTheKeyFromHeaderContextOrMakesOne(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A client that is sent from its payment to a page about it must not be told there that something was wrong with the payment.
+func TestTransport_KeyOfAContextIsNotForWhereItIsRedirectedTo(t *testing.T) {
+	t.Parallel()
+	rg := serveMemory(t, idempotencykey.Config{Unsupported: idempotencykey.RefuseKey}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			http.Redirect(w, r, route+"/1", http.StatusSeeOther)
+		}
+	})
+	client := &http.Client{Transport: newTransport(t, rg.client.Transport, idempotencykey.TransportConfig{})}
+	r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", rg.server.URL+route, strings.NewReader("{}"))
+	want(t, do(client, r), 200, false)
 }
 
 // With a new key in place of a stored one that was not found, a repeat would be another request.
