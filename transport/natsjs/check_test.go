@@ -299,3 +299,51 @@ func TestWorker_CheckRefusesConsumersOfAnotherJetStream(t *testing.T) {
 		}
 	})
 }
+
+// The contexts of most programs have no deadline.
+func TestWorker_CheckNamesAMissingRightWithoutADeadline(t *testing.T) {
+	t.Parallel()
+	r := limited(t, jetstream.ConsumerConfig{}, []string{"$JS.API.CONSUMER.MSG.NEXT.orders.billing"}, nil)
+	err := r.worker(succeed).Check(context.Background())
+	if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), "CONSUMER.MSG.NEXT.orders.billing") {
+		t.Errorf("Check: %v, want it to name the right", err)
+	}
+}
+
+// Somebody else on the connection is refused all the time, which says nothing about what the worker may do.
+func TestWorker_RefusalsOfOthersOnTheConnectionAreNotItsOwn(t *testing.T) {
+	t.Parallel()
+	r := limited(t, jetstream.ConsumerConfig{}, []string{"metrics.>"}, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			_ = r.js.Conn().Publish("metrics.cpu", nil)
+			_ = r.js.Conn().Flush()
+		}
+	}()
+	defer func() { cancel(); <-ended }()
+	until(t, "a refusal", func() bool { return errors.Is(r.js.Conn().LastError(), nats.ErrPermissionViolation) })
+	r.publish(20, oneLane)
+	stop := r.start(r.worker(succeed))
+	r.finishes(20)
+	r.stops(stop)
+}
+
+func TestWorker_ConsumerThatTheServerDeletesIsAWarning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	ephemeral, err := r.js.CreateConsumer(t.Context(), "orders", jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const says = "inactiveThreshold=5s"
+	if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String(), says) {
+		t.Errorf("Check of a durable consumer: %v, log:\n%s", err, r.log.String())
+	}
+	r.cons = ephemeral
+	if err := r.worker(succeed).Check(t.Context()); err != nil || !strings.Contains(r.log.String(), says) {
+		t.Errorf("Check: %v, log:\n%s", err, r.log.String())
+	}
+}

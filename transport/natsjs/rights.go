@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 )
@@ -15,10 +17,15 @@ const (
 )
 
 // refusal finds out whether the server lets us publish to a subject. It tells so only by an error of the connection,
-// which comes before the answer to a flush, and which may be somebody else's: only one that comes again counts. It returns
-// nil also if that cannot be found out.
+// which comes before the answer to a flush, and which may be somebody else's: only one that names the subject counts. It
+// returns nil also if that cannot be found out.
 func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
-	for try := 0; ; try++ {
+	if !nc.IsConnected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout) // a flush needs a deadline
+	defer cancel()
+	for range probes {
 		before := nc.LastError()
 		if err := nc.PublishRequest(subject, nc.NewInbox(), []byte(probe)); err != nil {
 			return nil //nolint:nilerr // not to be found out
@@ -26,11 +33,15 @@ func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 		if err := nc.FlushWithContext(ctx); err != nil {
 			return nil //nolint:nilerr // not to be found out
 		}
-		if err := newRefusal(nc, before); err == nil || try == 1 {
+		if err := newRefusal(nc, before); err == nil || strings.Contains(err.Error(), strconv.Quote(subject)) {
 			return err
-		}
+		} // else somebody else's, which may have come after ours
 	}
+	return nil
 }
+
+// probes is how often is asked on a connection with which somebody else is refused things all the time.
+const probes = 5
 
 // noRight is the error of a missing right.
 func (l limits) noRight(subject string, err error) error {
