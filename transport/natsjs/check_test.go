@@ -37,6 +37,7 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 		{name: "default window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}},
 		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{Window: 10000}},
 		{name: "groups", consumer: jetstream.ConsumerConfig{PriorityPolicy: jetstream.PriorityPolicyOverflow, PriorityGroups: []string{"a"}}, field: "PriorityGroups", says: []string{"a"}},
+		{name: "replay", consumer: jetstream.ConsumerConfig{ReplayPolicy: jetstream.ReplayOriginalPolicy}, field: "ReplayPolicy", says: []string{"original", "instant"}},
 		{name: "limits of requests", consumer: jetstream.ConsumerConfig{MaxRequestBatch: 3, MaxRequestExpires: 200 * time.Millisecond}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -263,3 +263,4 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 func missing(err error) bool {
 	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) || errors.Is(err, jetstream.ErrStreamNotFound)
 }
+		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
