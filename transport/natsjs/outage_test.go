@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -169,4 +170,22 @@ func TestWorker_LeaderWithoutAMajorityIsNotAskedAgain(t *testing.T) {
 	cons.alone.Store(false)
 	r.finishes(2)
 	r.stops(stop)
+}
+
+// What is in flight leaves no room for a request that would tell.
+func TestWorker_ClosedConnectionEndsTheRunAlsoWithAFullWindow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Window = 1
+	r.publish(1, oneLane)
+	ended := make(chan error, 1)
+	w := r.worker(func(context.Context, jetstream.Msg) error {
+		return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))
+	})
+	go func() { ended <- w.Run(context.Background()) }()
+	until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+	r.js.Conn().Close()
+	if err := await(t, ended); !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("Run: %v", err)
+	}
 }

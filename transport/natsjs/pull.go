@@ -31,6 +31,9 @@ func (s *session) pull(ctx, work context.Context) error {
 	pace := time.NewTimer(0)
 	defer pace.Stop()
 	for ctx.Err() == nil {
+		if s.nc.IsClosed() { // without room no request tells
+			return s.limits.cannotFetch(nats.ErrConnectionClosed)
+		}
 		n, wait := s.room(time.Now(), t.until)
 		if n > 0 {
 			fetch := func() fetched { return s.fetch(work, n) }
@@ -162,7 +165,7 @@ func (t *trouble) note(ctx context.Context, f fetched) error {
 		return nil
 	}
 	if s.nc.IsClosed() || errors.Is(f.err, nats.ErrConnectionClosed) || errors.Is(f.err, nats.ErrConnectionDraining) {
-		return fmt.Errorf("natsjs: consumer %q of stream %q: cannot fetch: %w", s.limits.consumer, s.limits.stream, f.err)
+		return s.limits.cannotFetch(f.err)
 	}
 	if t.pause == 0 {
 		s.log.WarnContext(ctx, "natsjs: messages cannot be fetched; trying again", "error", f.err)
@@ -178,6 +181,10 @@ func (t *trouble) note(ctx context.Context, f fetched) error {
 		t.until = time.Now().Add(min(t.pause, goneFor/4))
 	}
 	return nil
+}
+
+func (l limits) cannotFetch(err error) error {
+	return fmt.Errorf("natsjs: consumer %q of stream %q: cannot fetch: %w", l.consumer, l.stream, err)
 }
 
 // diagnose asks the server whether there is a consumer, and a right to fetch from it.
