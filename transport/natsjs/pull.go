@@ -271,3 +271,4 @@ func missing(err error) bool {
 	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) || errors.Is(err, jetstream.ErrStreamNotFound)
 }
 		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
+		{"MaxRequestMaxBytes", is.MaxRequestMaxBytes, was.MaxRequestMaxBytes},
