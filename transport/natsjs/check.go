@@ -73,12 +73,12 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 	if err := e.sees(ctx, l, info); err != nil {
 		return limits{}, err
 	}
-	stream := e.checkStream(ctx, l, policy)
-	if err := e.checkBurial(ctx, l, stream, dead); err != nil {
 	if idle := l.config.InactiveThreshold; idle > 0 {
 		e.config.Logger.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or leaves some out; make it Durable, without an InactiveThreshold",
 			"stream", l.stream, "consumer", l.consumer, "inactiveThreshold", idle)
 	}
+	stream := e.checkStream(ctx, l, policy)
+	if err := e.checkBurial(ctx, l, stream, dead); err != nil {
 		return limits{}, err
 	}
 	return l, nil
@@ -194,11 +194,11 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 		return "AckPolicy", fmt.Sprintf("is %v: set it to AckExplicit, so that each message is acknowledged by itself", consumer.AckPolicy)
 	case len(consumer.PriorityGroups) > 0:
 		return "PriorityGroups", fmt.Sprintf("is %q: leave it out, groups are not asked for", consumer.PriorityGroups)
+	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
+		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back until nobody waits for them", consumer.ReplayPolicy)
 	case ackWait < minAckWait && len(consumer.BackOff) > 0:
 		return "BackOff", fmt.Sprintf("has %v, which is an AckWait: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
 	case ackWait < minAckWait:
-	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
-		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back until nobody waits for them", consumer.ReplayPolicy)
 		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
 	case l.maxDeliver > 0 && l.maxDeliver <= attempts:
 		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)

@@ -50,7 +50,14 @@
 // strict order over all workers, at one message at a time.
 //
 // One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set nobody
-// waits for its receipt. The record of the message then has the outcome, and the handler does not run.
+// waits for its receipt. The record of the message then has the outcome, and the handler does not run. A nak that gets lost, as
+// with a connection that breaks right after it, takes its delay with it: the message comes after AckWait, perhaps too early.
+//
+// Safe deletion of a stream that is made again under its name while workers are at it. A worker that notices, from the answers
+// to its requests or within 30 s where its window is full, settles nothing of the old one any more: the new one counts from one
+// again, and takes an ack for a message of its own. Stop the workers first.
+//
+// Little memory: the messages in flight are in it, Window times their size. A request asks for 4 MiB at a time, or one message.
 //
 // A MaxDeliver, while the leader of a replicated consumer has lost its majority and has not noticed, which takes it up to 20 s:
 // it counts deliveries that it does not make. A worker that gets no answer does not ask such a leader again, but each has asked

@@ -25,6 +25,7 @@ type held struct {
 
 	mu      sync.Mutex
 	settled bool
+	foreign bool      // the server would take what is said of it for another message
 	touched time.Time // since when the server waits for us
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -258,6 +259,50 @@ func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 			r.stops(stop)
 			if log := r.log.String(); log != "" {
 				t.Errorf("log:\n%s", log)
+			}
+		})
+	}
+}
+
+// A stream that is made again counts from one again: acks of its namesake's messages would be for others.
+func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) {
+	t.Parallel()
+	for name, window := range map[string]int{"with room for more": 10, "with a full window": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.config.Window = window
+			r.publish(1, oneLane)
+			release := make(chan struct{})
+			w := r.worker(func(_ context.Context, msg jetstream.Msg) error {
+				if msg.Subject() == "orders.other" {
+					return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))
+				}
+				<-release
+				return nil
+			})
+			w.LookEvery(lookEvery)
+			stop := r.start(w)
+			until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+			if err := r.js.DeleteStream(t.Context(), "orders"); err != nil {
+				t.Fatal(err)
+			}
+			r.open(jetstream.ConsumerConfig{})
+			if _, err := r.js.Publish(t.Context(), "orders.other", nil, jetstream.WithMsgID("other")); err != nil {
+				t.Fatal(err)
+			}
+			if window == 1 {
+				if _, err := r.cons.Fetch(1); err != nil { // another worker
+					t.Fatal(err)
+				}
+			}
+			until(t, "the other message", func() bool { return r.info().NumAckPending == 1 })
+			until(t, "the worker's notice", func() bool { return strings.Contains(r.log.String(), "made again") })
+			close(release)
+			r.finishes(1)
+			r.stops(stop)
+			if n := r.info().NumAckPending; n != 1 {
+				t.Errorf("%d messages are pending, want that without an outcome: %+v", n, r.info().AckFloor)
 			}
 		})
 	}

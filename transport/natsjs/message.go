@@ -23,8 +23,28 @@ func sayNakAfter(delay time.Duration) []byte {
 
 func sayTerm(reason string) []byte { return []byte("+TERM " + reason) }
 
-// say tells the server something of a message.
-func (f *held) say(what []byte) error { return f.nc.Publish(f.msg.Reply, what) }
+// say tells the server something of a message, which is locked.
+func (f *held) say(what []byte) error {
+	if f.foreign {
+		return errForeign
+	}
+	return f.nc.Publish(f.msg.Reply, what)
+}
+
+var errForeign = errors.New("natsjs: the consumer was deleted and made again")
+
+// disown has nothing said of a message any more.
+func (f *held) disown() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.settled, f.foreign = true, true
+}
+
+func (f *held) isForeign() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.foreign
+}
 
 // ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason: the
 // worker settles it, by what the handler returns.

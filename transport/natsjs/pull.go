@@ -109,7 +109,7 @@ var errAlone = errors.New("natsjs: the consumer's leader hears nothing of most o
 func (s *session) fetchAgain(ctx, work context.Context, n int) fetched {
 	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
-	info, err := s.cons.Info(short)
+	info, err := s.info(short)
 	if ctx.Err() != nil || err == nil && alone(info.Cluster) {
 		return fetched{asked: n, answered: true, err: errAlone}
 	}
@@ -195,7 +195,7 @@ func (t *trouble) diagnose(ctx context.Context) error {
 	if err := refusal(short, s.nc, s.limits.nextSubject, probeNext); err != nil {
 		return s.limits.noRight(s.limits.nextSubject, err)
 	}
-	info, err := s.cons.Info(short)
+	info, err := s.info(short)
 	if !missing(err) {
 		t.gone = time.Time{}
 		if err == nil {
@@ -226,7 +226,7 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 		case <-ticker.C:
 		}
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		info, err := s.cons.Info(short)
+		info, err := s.info(short)
 		cancel()
 		if err == nil {
 			err = s.limits.changed(info)
@@ -240,6 +240,26 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 	}
 }
 
+// info asks the server for the consumer. One that was made again counts from one again, and so does its stream, perhaps: what
+// is in flight is not settled any more, for its acks could be taken for those of other messages.
+func (s *session) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	info, err := s.cons.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if info.Created.Equal(s.created) {
+		return info, nil
+	}
+	s.created = info.Created
+	s.log.WarnContext(ctx, "natsjs: the consumer was deleted and made again: what is in flight is not settled, and comes again if it is still in the stream", "messages", len(s.flights))
+	for f := range s.flights {
+		f.disown()
+	}
+	return info, nil
+}
+
 // changed returns an error if a consumer is not what the run has seen.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
 	is, was := info.Config, l.config
@@ -250,6 +270,7 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		{"DeliverSubject", is.DeliverSubject, was.DeliverSubject},
 		{"AckPolicy", is.AckPolicy, was.AckPolicy},
 		{"PriorityGroups", fmt.Sprint(is.PriorityGroups), fmt.Sprint(was.PriorityGroups)},
+		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
 		{"AckWait", is.AckWait, was.AckWait},
 		{"BackOff", fmt.Sprint(is.BackOff), fmt.Sprint(was.BackOff)},
 		{"MaxDeliver", is.MaxDeliver, was.MaxDeliver},
@@ -257,6 +278,7 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		{"MaxWaiting", is.MaxWaiting, was.MaxWaiting},
 		{"MaxRequestBatch", is.MaxRequestBatch, was.MaxRequestBatch},
 		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
+		{"MaxRequestMaxBytes", is.MaxRequestMaxBytes, was.MaxRequestMaxBytes},
 	} {
 		if c.is != c.was {
 			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: c.field,
@@ -270,5 +292,3 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 func missing(err error) bool {
 	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) || errors.Is(err, jetstream.ErrStreamNotFound)
 }
-		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
-		{"MaxRequestMaxBytes", is.MaxRequestMaxBytes, was.MaxRequestMaxBytes},

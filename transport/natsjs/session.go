@@ -43,8 +43,9 @@ type session struct {
 
 	mu          sync.Mutex
 	flights     map[*held]struct{}
-	credit      int // what outstanding fetches may still bring
-	outstanding int // fetches
+	created     time.Time // when the consumer was
+	credit      int       // what outstanding fetches may still bring
+	outstanding int       // fetches
 	nextSmall   time.Time
 	kept        int // flights that wait for their next try
 	delayed     delays
@@ -62,6 +63,7 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 		draining: make(chan struct{}),
 		pulled:   make(chan struct{}),
 		flights:  map[*held]struct{}{},
+		created:  l.created,
 	}
 }
 

@@ -72,7 +72,7 @@ func (s *session) ack(ctx context.Context, f *held) {
 		case <-ctx.Done():
 		}
 		pause.Stop()
-		if ctx.Err() != nil || s.nc.IsClosed() {
+		if ctx.Err() != nil || s.nc.IsClosed() || f.isForeign() {
 			s.unsent(ctx, f, "ack", err)
 			return
 		}
@@ -81,6 +81,9 @@ func (s *session) ack(ctx context.Context, f *held) {
 
 // confirm acknowledges a message and waits for the server to say so.
 func (s *session) confirm(ctx context.Context, f *held) error {
+	if f.isForeign() {
+		return errForeign
+	}
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout/4)
 	defer cancel()
 	_, err := f.nc.RequestWithContext(ctx, f.msg.Reply, sayAck)
