@@ -27,6 +27,7 @@ type held struct {
 	settled bool
 	foreign bool      // the server would take what is said of it for another message
 	touched time.Time // since when the server waits for us
+	kept    bool      // the connection keeps what was said last until it is there again
 }
 
 // receive takes a message that a request brought.

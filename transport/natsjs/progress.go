@@ -47,9 +47,13 @@ func (f *held) progress(now time.Time, tick time.Duration) error {
 	if f.settled || now.Sub(f.touched) < tick {
 		return nil
 	}
+	away := !f.nc.IsConnected()
+	if away && f.kept { // the connection's buffer is not for this alone
+		return nil
+	}
 	err := f.say(sayProgress)
 	if err == nil {
-		f.touched = now
+		f.touched, f.kept = now, away
 	}
 	return err
 }
