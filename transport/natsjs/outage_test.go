@@ -189,3 +189,53 @@ func TestWorker_ClosedConnectionEndsTheRunAlsoWithAFullWindow(t *testing.T) {
 		t.Errorf("Run: %v", err)
 	}
 }
+
+// What the connection keeps for the server's return is bounded, and not the worker's alone.
+func TestWorker_MessagesInProgressDoNotFillTheBufferOfAConnectionThatIsAway(t *testing.T) {
+	t.Parallel()
+	const n, room = 40, 16 << 10
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: 500 * time.Millisecond})
+	r.js = r.server.JetStream(nats.ReconnectBufSize(room), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	r.open(jetstream.ConsumerConfig{AckWait: 500 * time.Millisecond})
+	r.publish(n, oneLane)
+	release := make(chan struct{})
+	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil }))
+	until(t, "the handlers", func() bool { _, runs := r.done(); return runs == n })
+	r.server.Shutdown()
+	lasts(3 * time.Second) // a tick is an eighth of one
+	if err := r.js.Conn().Publish("somebody.elses", make([]byte, 1<<10)); err != nil {
+		t.Errorf("somebody else cannot publish: %v", err)
+	}
+	close(release)
+	r.finishes(n)
+	r.server.Restart()
+	until(t, "all acks", func() bool {
+		info, err := r.cons.Info(context.Background())
+		return err == nil && info.AckFloor.Stream == n
+	})
+	r.stops(stop)
+	if log := r.log.String(); strings.Contains(log, "cannot be told") || strings.Contains(log, "could not be settled") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// What is in flight leaves no room for a request that would tell.
+func TestWorker_DeletedConsumerEndsTheRunAlsoWithAFullWindow(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Window = 1
+	r.publish(1, oneLane)
+	w := r.worker(func(context.Context, jetstream.Msg) error {
+		return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))
+	})
+	w.LookEvery(lookEvery)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(context.Background()) }()
+	until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+	if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
+	}
+	if err := await(t, ended); !errors.Is(err, jetstream.ErrConsumerNotFound) || !strings.Contains(err.Error(), "was deleted") {
+		t.Errorf("Run: %v", err)
+	}
+}

@@ -209,17 +209,22 @@ func (t *trouble) diagnose(ctx context.Context) error {
 	if time.Since(t.gone) < goneFor {
 		return nil
 	}
-	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", s.limits.consumer, s.limits.stream, err)
+	return s.limits.deleted(err)
+}
+
+func (l limits) deleted(err error) error {
+	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", l.consumer, l.stream, err)
 }
 
 // lookEvery is how often the consumer is looked at while nothing is wrong.
 const lookEvery = 30 * time.Second
 
-// watch ends the run when the consumer is changed under it: what the run has learnt of it is not true any more.
+// watch ends the run when the consumer is changed under it: what the run has learnt of it is not true any more. It also does
+// when the consumer is gone, of which no request tells while the window is full.
 func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 	ticker := time.NewTicker(s.look)
 	defer ticker.Stop()
-	for {
+	for gone := (time.Time{}); ; {
 		select {
 		case <-finished:
 			return
@@ -228,16 +233,30 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		info, err := s.info(short)
 		cancel()
-		if err == nil {
-			err = s.limits.changed(info)
-		} else {
-			err = nil // fetches tell
+		switch {
+		case err == nil:
+			gone, err = time.Time{}, s.limits.changed(info)
+		case !missing(err) || s.asks():
+			gone, err = time.Time{}, nil // fetches tell
+		case gone.IsZero():
+			gone, err = time.Now(), nil
+		case time.Since(gone) < goneFor:
+			err = nil
+		default:
+			err = s.limits.deleted(err)
 		}
 		if err != nil {
 			s.stop(err)
 			return
 		}
 	}
+}
+
+// asks reports whether a request is outstanding.
+func (s *session) asks() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.outstanding > 0
 }
 
 // info asks the server for the consumer. One that was made again counts from one again, and so does its stream, perhaps: what
