@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
 	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -34,6 +35,8 @@ func TestJetStream_ConsumersThatLoseAreRefusedWithWhatToSet(t *testing.T) {
 		"Durable":    {Name: "forgets", AckPolicy: jetstream.AckExplicitPolicy},
 		"AckPolicy":  {Durable: "acks-none", AckPolicy: jetstream.AckNonePolicy},
 		"MaxDeliver": {Durable: "ends", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5},
+
+		"MaxRequestExpires": {Durable: "hurries", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestExpires: 500 * time.Millisecond},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
@@ -171,4 +174,35 @@ func TestDurable_MakesAMissingConsumerAndTakesAnExistingOneAsItIs(t *testing.T) 
 	if !errors.Is(err, jetstream.ErrStreamNotFound) {
 		t.Errorf("error %v, want ErrStreamNotFound", err)
 	}
+}
+
+// The client would ask for 30 s, be refused, and say nothing.
+func TestJetStream_RequestsAreAsShortAsTheConsumerWants(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "jetstream", handle: func(*message.Message, int) error { return nil }})
+	r.must(r.js.UpdateConsumer(t.Context(), "orders", jetstream.ConsumerConfig{
+		Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestExpires: time.Second, InactiveThreshold: time.Hour,
+	}))
+	r.serve()
+	r.publish("a", "b", "c")
+	r.settled()
+	if !r.log.has("inactiveThreshold=1h0m0s") {
+		t.Error("no warning of the InactiveThreshold")
+	}
+	if r.log.has("trouble with the consumer") {
+		t.Error("requests are refused")
+	}
+}
+
+func TestJetStream_WhatTheClientHasToSayIsLogged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "jetstream", handle: func(*message.Message, int) error { return nil }})
+	r.serve()
+	r.publish("a")
+	r.settled()
+	r.must(r.js.UpdateConsumer(t.Context(), "orders", jetstream.ConsumerConfig{
+		Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestExpires: time.Second,
+	}))
+	r.publish("b") // ends the request that is outstanding
+	until(t, "the refusal of the next", func() bool { return r.log.has("MaxRequestExpires") })
 }

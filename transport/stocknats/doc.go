@@ -36,6 +36,8 @@
 //     "send on closed channel" (package jetstream, when a context ends before a backlog) does not happen.
 //   - A subscription that can get nothing more ends, with an error in the log, and with it the Router: when the connection
 //     is closed for good, and in package jetstream when the consumer is deleted. By themselves the adapters stay silent.
+//   - What the client of package jetstream reports, such as requests that are refused, is logged, the same once a minute, unless
+//     the config has a jetstream.ConsumeErrHandler.
 //   - No message is acknowledged because something went wrong. The package nats does so without the option
 //     nats.ManualAck: when it cannot decode a message, and when it gives one up. The option is always set here.
 //   - A message that cannot be decoded is put off, by 1 s to 1 min, with an error in the log. A header with several

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -43,7 +45,7 @@ func JetStream(nc *nats.Conn, adapter wmjetstream.SubscriberConfig, config Confi
 	adapter.Conn = nc
 	adapter.NakDelay = s.steering
 	adapter.Unmarshaler = pullUnmarshaler{adapter.Unmarshaler}
-	adapter.ResourceInitializer = gated(adapter.ResourceInitializer)
+	adapter.ResourceInitializer = gated(adapter.ResourceInitializer, s.config.Logger)
 	s.inner, err = wmjetstream.NewSubscriber(adapter)
 	if err != nil {
 		return nil, fmt.Errorf("stocknats: %w", err)
@@ -75,7 +77,7 @@ func Durable(plan func(topic string) (stream string, consumer jetstream.Consumer
 }
 
 // gated puts the gate of a subscription before the consumer, and checks the consumer's settings.
-func gated(inner wmjetstream.ResourceInitializer) wmjetstream.ResourceInitializer {
+func gated(inner wmjetstream.ResourceInitializer, log *slog.Logger) wmjetstream.ResourceInitializer {
 	return func(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
 		consumer, closer, err := inner(ctx, js, topic)
 		if err != nil {
@@ -88,9 +90,24 @@ func gated(inner wmjetstream.ResourceInitializer) wmjetstream.ResourceInitialize
 		if err != nil {
 			return nil, nil, fmt.Errorf("topic %q: %w", topic, err)
 		}
+		if expires := config.MaxRequestExpires; expires > 0 && expires < shortestRequest {
+			return nil, nil, fmt.Errorf("topic %q: stocknats: consumer %q has MaxRequestExpires %v: set it to at least %v, the client asks for nothing shorter", topic, config.Durable, expires, shortestRequest)
+		}
+		warnOfInactivity(ctx, log, config.Durable, config.InactiveThreshold)
 		g := gateOf(ctx)
 		g.setAckWait(shortestDeadline(config.AckWait, config.BackOff))
-		return gatedConsumer{consumer, g}, closer, nil
+		return gatedConsumer{consumer, g, config.MaxRequestExpires, log.With("topic", topic, "consumer", config.Durable)}, closer, nil
+	}
+}
+
+// shortestRequest is the client's shortest PullExpiry.
+const shortestRequest = time.Second
+
+// warnOfInactivity warns of a consumer that the server deletes.
+func warnOfInactivity(ctx context.Context, log *slog.Logger, consumer string, threshold time.Duration) {
+	if threshold > 0 {
+		log.WarnContext(ctx, "oncemill: the server deletes the consumer, and all that it knows of acks, when nobody has subscribed for so long; leave InactiveThreshold out",
+			"consumer", consumer, "inactiveThreshold", threshold)
 	}
 }
 
@@ -127,11 +144,17 @@ func shortestDeadline(ackWait time.Duration, backOff []time.Duration) time.Durat
 // A gatedConsumer hands messages to the adapter through a gate.
 type gatedConsumer struct {
 	jetstream.Consumer
-	gate *gate
+	gate    *gate
+	expires time.Duration // MaxRequestExpires; zero: not limited
+	log     *slog.Logger
 }
 
 // Consume takes one message at a time from the server: those that wait in the process come nearer to their ack deadline.
 func (c gatedConsumer) Consume(handle jetstream.MessageHandler, options ...jetstream.PullConsumeOpt) (jetstream.ConsumeContext, error) {
+	options = append([]jetstream.PullConsumeOpt{jetstream.ConsumeErrHandler(c.says())}, options...) // the user's own counts
+	if c.expires > 0 && c.expires < jetstream.DefaultExpires {
+		options = append(options, jetstream.PullExpiry(c.expires))
+	}
 	consuming, err := c.Consumer.Consume(func(msg jetstream.Msg) {
 		if c.gate.pass() {
 			handle(msg)
@@ -144,4 +167,19 @@ func (c gatedConsumer) Consume(handle jetstream.MessageHandler, options ...jetst
 	}
 	c.gate.setEnded(consuming.Closed())
 	return consuming, nil
+}
+
+// says logs what the client has to say, which goes on by itself or ends the subscription: the same at most once a minute.
+func (c gatedConsumer) says() func(jetstream.ConsumeContext, error) {
+	var mu sync.Mutex
+	var last string
+	var at time.Time
+	return func(_ jetstream.ConsumeContext, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := time.Now(); err.Error() != last || now.Sub(at) > time.Minute {
+			last, at = err.Error(), now
+			c.log.Warn("oncemill: the client has trouble with the consumer", "error", err)
+		}
+	}
 }

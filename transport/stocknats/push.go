@@ -118,6 +118,7 @@ func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.Subje
 	if err != nil {
 		return err
 	}
+	warnOfInactivity(ctx, config.Logger, durable, info.Config.InactiveThreshold)
 	gateOf(ctx).setAckWait(shortestDeadline(info.Config.AckWait, info.Config.BackOff))
 	return nil
 }
