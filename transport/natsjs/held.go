@@ -110,13 +110,18 @@ func (s *session) work(ctx context.Context, f *held) {
 // decide has a message processed.
 func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
 	s.running.Add(1)
+	returned := false
 	defer func() {
 		s.running.Add(-1)
-		if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
+		if v := recover(); v == nil && !returned {
+			s.log.ErrorContext(f.traced(ctx), "natsjs: a handler has ended its goroutine (runtime.Goexit): its message comes again after AckWait, behind others of its lane", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.delivery.Position)
+		} else if v != nil { // not the handler's, whose panics the guard turns into errors
 			err := &oncemill.PanicError{Value: v}
 			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.delivery.Position, "error", err)
 			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
 		}
 	}()
-	return s.process(ctx, message{f}, f.delivery)
+	d = s.process(ctx, message{f}, f.delivery)
+	returned = true
+	return d
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -329,6 +330,27 @@ func TestWorker_PanicOfAHandlerIsAFailedAttempt(t *testing.T) {
 	r.finishes(5)
 	r.stops(stop)
 	r.acked(5)
+}
+
+// As t.FailNow does it.
+func TestWorker_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+	r.config.Window, r.policy.Lease = 1, 3*time.Second
+	r.publish(2, oneLane)
+	var runs atomic.Int32
+	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
+		if runs.Add(1) == 1 {
+			runtime.Goexit()
+		}
+		return nil
+	}))
+	r.finishes(2)
+	r.acked(2)
+	r.stops(stop)
+	if log := r.log.String(); strings.Count(log, "Goexit") != 1 || !strings.Contains(log, "id=o0") {
+		t.Errorf("log:\n%s", log)
+	}
 }
 
 func TestSource_PanicIsARetry(t *testing.T) {
