@@ -202,25 +202,27 @@ func interval(micros int64) pgtype.Interval {
 func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, rest []int, answers []answer) error {
 	args := f.claimArgs(requests, rest)
 	return again(ctx, func() error {
-		rows, err := f.store.pool.Query(ctx, f.store.sql.claim, args...)
-		if err != nil {
+		var batch pgx.Batch
+		batch.Queue(callCommitted)
+		batch.Queue(f.store.sql.claim, args...).Query(func(rows pgx.Rows) error {
+			got := 0
+			var a answer
+			_, err := pgx.ForEachRow(rows, []any{
+				&a.n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
+				&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
+			}, func() error {
+				answers[rest[a.n-1]] = a
+				got++
+				a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
+				return nil
+			})
+			if err == nil && got != len(rest) {
+				err = fmt.Errorf("%d claims got %d answers", len(rest), got)
+			}
 			return err
-		}
-		got := 0
-		var a answer
-		_, err = pgx.ForEachRow(rows, []any{
-			&a.n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
-			&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
-		}, func() error {
-			answers[rest[a.n-1]] = a
-			got++
-			a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
-			return nil
 		})
-		if err == nil && got != len(rest) {
-			err = fmt.Errorf("%d claims got %d answers", len(rest), got)
-		}
-		return err
+		batch.Queue("commit")
+		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})
 }
 

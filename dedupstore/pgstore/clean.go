@@ -19,7 +19,13 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 || limit > maxCleanBatch {
 		return 0, &dedupstore.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, want 1 to %d", limit, maxCleanBatch)}
 	}
-	err = again(ctx, func() error { return s.pool.QueryRow(ctx, s.sql.cleanUp, int64(limit)).Scan(&removed) })
+	err = again(ctx, func() error {
+		var batch pgx.Batch
+		batch.Queue(callCommitted)
+		batch.Queue(s.sql.cleanUp, int64(limit)).QueryRow(func(row pgx.Row) error { return row.Scan(&removed) })
+		batch.Queue("commit")
+		return s.pool.SendBatch(ctx, &batch).Close()
+	})
 	if err != nil {
 		return 0, fmt.Errorf("pgstore: clean: %w", s.explain(err))
 	}

@@ -68,6 +68,17 @@ func TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry(t *testing.T) {
 	}
 }
 
+// waitsForALock reports whether somebody who works in the schema of the test waits for a lock.
+func waitsForALock(t testing.TB, pool *pgxpool.Pool) (waits bool) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `
+SELECT EXISTS (SELECT FROM pg_locks w JOIN pg_locks l USING (pid) JOIN pg_class c ON c.oid = l.relation
+	WHERE NOT w.granted AND c.relnamespace = current_schema()::regnamespace)`).Scan(&waits); err != nil {
+		t.Error(err)
+	}
+	return waits
+}
+
 // TestClaim_FencesGrowWhateverAClaimHasWaitedFor has a batch that waits with its first key for somebody who gives up, while
 // another owner has the second key, whose record is forgotten.
 func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
@@ -89,14 +100,7 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			var results []dedupstore.ClaimResult
 			var group sync.WaitGroup
 			group.Go(func() { results = s.ClaimMany(t.Context(), []dedupstore.Request{first, second}) })
-			until(t, "the batch", func() (waits bool) {
-				if err := pool.QueryRow(t.Context(), `
-SELECT EXISTS (SELECT FROM pg_locks w JOIN pg_locks l USING (pid) JOIN pg_class c ON c.oid = l.relation
-	WHERE NOT w.granted AND c.relnamespace = current_schema()::regnamespace)`).Scan(&waits); err != nil {
-					t.Error(err)
-				}
-				return waits
-			})
+			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
 			other := runOf(t, s, second.Key.ID)
 			mustExec(t, pool, `DELETE FROM oncemill_dedup WHERE id = $1`, idOf(second.Key.String()))
 			if err := tx.Rollback(t.Context()); err != nil {

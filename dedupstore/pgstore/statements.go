@@ -69,6 +69,10 @@ const (
 	// callIndexes comes before a settlement, which sees to its durability by itself.
 	callIndexes = `SET LOCAL enable_seqscan = off`
 
+	// callCommitted comes before what takes a lock and then looks at heartbeats, which it must see as they are: under REPEATABLE
+	// READ, which the database may have by default, one that came since the statement began would be missed.
+	callCommitted = `BEGIN ISOLATION LEVEL READ COMMITTED`
+
 	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless their
 	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes alone;
 	// the first that is stuck says what the others may wait for.

@@ -1,0 +1,56 @@
+package pgstore
+
+import (
+	"bytes"
+	"crypto/rand"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// TestClaim_SeesHeartbeatsWhateverTheIsolation has a batch that waits with its first key for somebody who gives up, while the
+// holder of the second key, whose lease has just ended, extends it: what the batch believed when it began is old.
+func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level)
+			})
+			s := newStore(t, pool, Config{})
+			first, second := brief("1"), brief("2")
+			if bytes.Compare(idOf(first.Key.String()), idOf(second.Key.String())) > 0 {
+				first, second = second, first
+			}
+			held := claim(t, s, second, dedupstore.AcquiredRun).Claim
+			lasts(2 * second.Lease)
+			tx := begin(t, pool, pgx.ReadCommitted)
+			key := first.Key.String()
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+				t.Fatal(err)
+			}
+			first.Owner, second.Owner = rand.Text(), rand.Text()
+			s.leased.known.Store(true) // after duplicates both are asked of the function
+			var results []dedupstore.ClaimResult
+			var group sync.WaitGroup
+			group.Go(func() { results = s.ClaimMany(t.Context(), []dedupstore.Request{first, second}) })
+			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
+			if err := s.Extend(t.Context(), held, time.Hour); err != nil {
+				t.Errorf("the holder cannot extend: %v", err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			group.Wait()
+			if r := results[1]; r.Err != nil || r.Answer.Status != dedupstore.Busy {
+				t.Errorf("a claim of a key with a live lease was answered %q, %v, want busy", r.Answer.Status, r.Err)
+			}
+		})
+	}
+}
