@@ -105,7 +105,7 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 		key := r.Key.String()
 		order[i] = &fresh{request: r, answer: &answers[i], id: idOf(key), key: key}
 	}
-	slices.SortFunc(order, func(a, b *fresh) int { return bytes.Compare(a.id, b.id) })
+	slices.SortStableFunc(order, func(a, b *fresh) int { return bytes.Compare(a.id, b.id) })
 	settings := callInsist
 	if f.relaxed {
 		settings = callHurry

@@ -154,3 +154,23 @@ func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
 		}
 	}
 }
+
+// TestClaimMany_TheFirstOfSeveralHasTheKey has batches of new keys, with several claims of each.
+func TestClaimMany_TheFirstOfSeveralHasTheKey(t *testing.T) {
+	t.Parallel()
+	const keys, copies = 40, 3
+	s := newStore(t, newPool(t), Config{})
+	var requests []dedupstore.Request
+	for i := range keys * copies {
+		requests = append(requests, request(fmt.Sprint(i%keys)))
+	}
+	for i, r := range s.ClaimMany(t.Context(), requests) {
+		want := dedupstore.Busy
+		if i < keys {
+			want = dedupstore.AcquiredRun
+		}
+		if r.Err != nil || r.Answer.Status != want {
+			t.Errorf("claim %d of key %d was answered %s, %v, want %s", i/keys, i%keys, r.Answer.Status, r.Err, want)
+		}
+	}
+}
