@@ -118,7 +118,7 @@ func (r *Relay) once(ctx context.Context, known *memory) error {
 		r.log.DebugContext(ctx, "pgwal: another relay reads the log", "slot", r.cfg.Slot)
 		return nil
 	}
-	stream, err := r.open(ctx, facts.table)
+	stream, err := r.open(ctx, facts)
 	if hasCode(err, codeInUse) {
 		return nil // another relay was faster
 	}

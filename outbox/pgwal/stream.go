@@ -28,7 +28,7 @@ const (
 )
 
 // open connects and begins to read where the slot is confirmed.
-func (r *Relay) open(ctx context.Context, table uint32) (*stream, error) {
+func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	pool := r.cfg.Pool.Config()
@@ -42,6 +42,9 @@ func (r *Relay) open(ctx context.Context, table uint32) (*stream, error) {
 		config.RuntimeParams = map[string]string{}
 	}
 	config.RuntimeParams["replication"] = "database"
+	if f.version >= 170000 { // the server decodes a transaction in one of its own, for as long as it takes to send
+		config.RuntimeParams["transaction_timeout"] = "0"
+	}
 	conn, err := pgconn.ConnectConfig(ctx, &config.Config)
 	if err != nil {
 		return nil, r.explain("connect for replication", err)
@@ -59,7 +62,7 @@ func (r *Relay) open(ctx context.Context, table uint32) (*stream, error) {
 		}
 		return nil, r.explain("start replication", err)
 	}
-	return &stream{conn: conn, decoder: decoder{prefix: r.cfg.Prefix, table: table}, silence: r.silence, finished: make(chan struct{})}, nil
+	return &stream{conn: conn, decoder: decoder{prefix: r.cfg.Prefix, table: f.table}, silence: r.silence, finished: make(chan struct{})}, nil
 }
 
 func closeConn(ctx context.Context, conn *pgconn.PgConn) {
