@@ -16,11 +16,12 @@ type txn struct {
 	acked     []origin // of an Emitter: nobody else keeps what was acknowledged
 }
 
-// progress knows what can be confirmed: everything before the first transaction that is not settled.
+// progress knows what can be confirmed: everything before the first transaction that is not settled. It begins with nothing, and
+// not with what the slot says: the connection that looks there may lead to another server than the one that shows the log.
 type progress struct {
 	open  list.List // of *txn, in the order of commits
 	now   *txn      // the one that is being shown
-	shown pglogrepl.LSN
+	shown pglogrepl.LSN // zero: nothing yet
 }
 
 func (p *progress) begin(commit pglogrepl.LSN) {

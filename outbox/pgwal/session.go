@@ -57,14 +57,12 @@ type session struct {
 
 func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
 	now := time.Now()
-	s := &session{
+	return &session{
 		r: r, stream: stream, facts: f, known: known,
 		drained: make(chan struct{}, 1), numbers: map[int64]bool{}, done: make(chan func()),
-		away: pace.Pace{Shortest: shortestAway, Longest: longestAway},
-		sent: f.confirmed, beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(walEvery)},
+		away:   pace.Pace{Shortest: shortestAway, Longest: longestAway},
+		beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(walEvery)},
 	}
-	s.progress.shown = f.confirmed
-	return s
 }
 
 const (

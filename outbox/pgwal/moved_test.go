@@ -1,0 +1,65 @@
+package pgwal_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox/pgwal"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A name that leads to another server, as after a move to a new one: the pool still has connections to the old one, whose log was
+// confirmed further than the new one's goes.
+func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
+	t.Parallel()
+	before, after := testserver.Postgres(t), testserver.Postgres(t)
+	after.Process() // they have to be two
+	advance := before.Pool(t)
+	for range 3 {
+		if _, err := advance.Exec(t.Context(), `SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := newRigOn(t, after, func(c *pgwal.Config) { c.Prefix = c.Slot })
+	old := newRigOn(t, before, func(c *pgwal.Config) { c.Slot, c.Prefix = g.config.Slot, g.config.Prefix })
+	if old.slot("confirmed_flush_lsn") < g.slot("confirmed_flush_lsn") { // both are 0/XXXXXXX
+		t.Fatal("the old server's log is the shorter one")
+	}
+
+	var moved atomic.Bool
+	there := g.pool.Config().ConnConfig
+	pool := before.Pool(t, func(c *pgxpool.Config) {
+		c.MaxConns = 2
+		c.ConnConfig.RuntimeParams["search_path"] = old.pool.Config().ConnConfig.RuntimeParams["search_path"]
+		c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			if moved.Load() {
+				c.Host, c.Port, c.Fallbacks = there.Host, there.Port, nil
+			}
+			return nil
+		}
+	})
+	var conns []*pgxpool.Conn
+	for range pool.Config().MaxConns {
+		c, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	for _, c := range conns {
+		c.Release()
+	}
+	moved.Store(true)
+	g.write(message("order"))
+	old.broker.set(func(context.Context, []producer.Message) error { return context.DeadlineExceeded })
+	stop := old.start(func(c *pgwal.Config) { c.Pool = pool })
+	until(t, "an attempt", func() bool { return old.broker.attempts("order") > 0 })
+	stop()
+	g.start()
+	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
+}
