@@ -182,7 +182,7 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 	return f, nil
 }
 
-// lost is the wal_status of a slot that the server invalidated, because it retained more than max_slot_wal_keep_size.
+// lost is the wal_status of a slot that the server invalidated.
 const lost = "lost"
 
 func (r *Relay) lostError() error {
@@ -190,6 +190,7 @@ func (r *Relay) lostError() error {
 	if r.cfg.messages() {
 		what = "call Drop and Setup to go on without them"
 	}
-	problem := "is lost: it retained more log than max_slot_wal_keep_size allows, and what was not published by then is gone from the log; "
+	problem := "is lost: it retained more log than max_slot_wal_keep_size allows, or, since PostgreSQL 18, no relay used it for " +
+		"idle_replication_slot_timeout; what was not published by then is gone from the log; "
 	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), problem + what, nil}
 }

@@ -208,7 +208,7 @@ func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 		return table.slot("wal_status") == "lost" && messages.slot("wal_status") == "lost"
 	})
 
-	wantSetupError(t, table.run(), "is lost", "max_slot_wal_keep_size", "Setup makes it again")
+	wantSetupError(t, table.run(), "is lost", "max_slot_wal_keep_size", "idle_replication_slot_timeout", "Setup makes it again")
 	if err := table.relay().Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
