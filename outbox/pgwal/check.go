@@ -30,6 +30,7 @@ type facts struct {
 	foreign                        string // another outbox table that it has; empty: none
 
 	slot, active, ours bool // it is there, in use, of this database
+	twoPhase           bool // it shows prepared transactions before they are committed, or rolled back
 	plugin, status     string
 	confirmed          pglogrepl.LSN
 	retained           int64 // bytes of log
@@ -57,7 +58,7 @@ SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r W
 FROM pg_publication p WHERE p.pubname = $1`
 
 	slotSQL = `
-SELECT s.active, coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''), coalesce(s.wal_status, ''),
+SELECT s.active, coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''), coalesce(s.two_phase, false), coalesce(s.wal_status, ''),
 	coalesce(s.confirmed_flush_lsn, '0/0'),
 	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END
 FROM pg_replication_slots s WHERE s.slot_name = $1`
@@ -95,7 +96,7 @@ func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 	if f.publication = err == nil; optional(err) != nil {
 		return f, err
 	}
-	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&f.active, &f.ours, &f.plugin, &f.status, &f.confirmed, &f.retained)
+	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&f.active, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
 	f.slot = err == nil
 	return f, optional(err)
 }
@@ -126,6 +127,8 @@ func (r *Relay) serverProblem(f facts) error {
 		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("is not one of database %q, and names are shared by all: set Config.Slot", f.database), nil}
 	case f.slot && f.plugin != plugin:
 		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin), nil}
+	case f.twoPhase:
+		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), "has two_phase, which shows prepared transactions before they are committed, or rolled back: set Config.Slot, or drop the slot and call Setup", nil}
 	}
 	return r.strangers(f)
 }

@@ -70,9 +70,11 @@
 // That the server's disk suffices. A slot retains log while no relay runs, while the broker is away, and for ever if
 // nobody calls [Relay.Drop] for a slot that is not needed any more. The relay warns above [Config.WarnWAL]. The server's
 // setting max_slot_wal_keep_size limits it, and takes the slot away, and so does idle_replication_slot_timeout (PostgreSQL 18)
-// where no relay runs for so long: Run then returns a [SetupError]. Rows are still in their table, so Setup makes the slot again and they are published. An Emitter's messages are lost then. They are lost, too,
-// where a standby takes over that does not have the slot: PostgreSQL 17 can copy slots to standbys. Where that cannot be
-// borne, use the table.
+// where no relay runs for so long: Run then returns a [SetupError]. Rows are still in their table, so Setup makes the slot
+// again and they are published. An Emitter's messages are lost then. They are lost, too, where a standby takes over that does
+// not have the slot. PostgreSQL 17 copies slots to standbys that are set up for it, but only those that were made for it, which
+// Setup does not: make the slot before, by pg_create_logical_replication_slot(name, 'pgoutput', failover => true), which Setup
+// leaves as it is. Where a loss cannot be borne, use the table.
 //
 // With synchronous replication, messages may be published before the standby has their transaction. Where
 // synchronous_standby_names has a *, whoever reads the log counts as a standby, and commits would wait until the broker has

@@ -117,6 +117,53 @@ func TestRun_NamesASlotOfAnotherKind(t *testing.T) {
 	wantSetupError(t, g.relay(configure).Setup(t.Context()), name, "set Config.Slot")
 }
 
+// Messages of a prepared transaction would be published before it is committed, or rolled back.
+func TestRun_RefusesASlotThatShowsPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	if err := g.relay().Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)`, g.config.Slot)
+	wantSetupError(t, g.relay().Setup(t.Context()), g.config.Slot, "two_phase")
+	g.exec(`SELECT pg_drop_replication_slot($1)`, g.config.Slot)
+	if err := g.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.exec(`SELECT pg_drop_replication_slot($1)`, g.config.Slot)
+	g.exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, true)`, g.config.Slot)
+	wantSetupError(t, g.run(), g.config.Slot, "two_phase")
+}
+
+// Another process may end, or another server take over, between PREPARE and COMMIT.
+func TestRelay_PreparedTransactionsArePublishedWhenTheyAreCommitted(t *testing.T) {
+	t.Parallel()
+	s := testserver.Postgres(t, "max_prepared_transactions=4")
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRigOn(t, s, configure)
+		stop := g.start()
+		for _, end := range []string{"COMMIT", "ROLLBACK"} {
+			tx := g.begin(message(end))
+			if _, err := tx.Exec(t.Context(), `PREPARE TRANSACTION '`+g.config.Slot+end+`'`); err != nil {
+				t.Fatal(err)
+			}
+			_ = tx.Rollback(t.Context()) // gives the connection back
+		}
+		g.write(message("between"))
+		g.awaitConfirmed()
+		stop()
+		g.start()
+		for _, end := range []string{"COMMIT", "ROLLBACK"} {
+			g.exec(end + ` PREPARED '` + g.config.Slot + end + `'`)
+		}
+		g.write(message("after"))
+		g.awaitConfirmed()
+		if got := g.broker.got(); !slices.Equal(got, []string{"between", "COMMIT", "after"}) {
+			t.Errorf("published %q", got)
+		}
+	})
+}
+
 func TestRun_NamesAMissingRight(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
