@@ -69,9 +69,23 @@ func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
 		s.freshAt = time.Now().Add(pace.Jitter(s.away.Next()))
 	}
 	if first != nil && ctx.Err() == nil {
-		s.r.log.WarnContext(ctx, "pgwal: messages were not acknowledged",
-			"messages", len(answers)-acked, "of", len(answers), "error", first)
+		s.complain(ctx, len(answers)-acked, len(answers), first)
 	}
+}
+
+// complainEvery is the shortest time between two lines about messages that were not acknowledged: in an outage there are thousands,
+// each with a call of its own.
+const complainEvery = time.Second
+
+// complain says what was not acknowledged, with what there was no line about.
+func (s *session) complain(ctx context.Context, messages, of int, err error) {
+	s.unsaid += messages
+	s.unsaidOf += of
+	if time.Since(s.saidAt) < complainEvery {
+		return
+	}
+	s.r.log.WarnContext(ctx, "pgwal: messages were not acknowledged", "messages", s.unsaid, "of", s.unsaidOf, "error", err)
+	s.unsaid, s.unsaidOf, s.saidAt = 0, 0, time.Now()
 }
 
 // acknowledge settles a message that the broker has.

@@ -2,6 +2,7 @@ package pgwal_test
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"testing"
@@ -90,4 +91,26 @@ func TestRelay_WarnsBeforeTheSlotIsLost(t *testing.T) {
 	g.exec(`SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 20)`)
 	g.start()
 	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "keep much log") })
+}
+
+// In an outage each message is tried by a call of its own.
+func TestRelay_AnOutageIsALineASecond(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRig(t, configure)
+		away := func(context.Context, []producer.Message) error { return errors.New("broker is away") }
+		g.broker.set(away)
+		began := time.Now()
+		stop := g.start()
+		g.write(numbered(300)...)
+		until(t, "many attempts", func() bool { return g.broker.attempts("order-00000") >= 5 && g.broker.attempts("order-00299") >= 5 })
+		stop()
+		lines, most := strings.Count(g.log.String(), "were not acknowledged"), 2+int(time.Since(began)/time.Second)
+		if lines == 0 || lines > most {
+			t.Errorf("%d lines in %v, want 1 to %d", lines, time.Since(began), most)
+		}
+		if !strings.Contains(g.log.String(), "broker is away") {
+			t.Error("the log does not say why")
+		}
+	})
 }

@@ -42,6 +42,9 @@ type session struct {
 	away    pace.Pace
 	acks    int // calls that acknowledged something
 
+	unsaid, unsaidOf int       // messages that were not acknowledged, and of how many, since there was a line about it
+	saidAt           time.Time // that line
+
 	verdicts []verdict
 	spare    []verdict // memory for the next ones
 	settling bool
