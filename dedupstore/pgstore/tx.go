@@ -13,8 +13,8 @@ import (
 
 // Tx returns the transaction that the inbox has begun for the handler. Begin makes a savepoint in it. Commit and Rollback
 // return ErrInboxCommits: the inbox does that when the handler has returned. It is not to be used afterwards, nor by
-// several goroutines at once. Its Conn is the pool's connection itself, which nothing guards: what is kept of it after the run
-// writes into transactions of others.
+// several goroutines at once. Its Conn is the pool's connection itself, and its LargeObjects work on that, which nothing guards:
+// what is kept of them after the run writes into transactions of others.
 //
 // It panics outside a run of [Store.Inbox].
 func Tx(ctx context.Context) pgx.Tx {
