@@ -87,6 +87,8 @@ const (
 	codeNoTransaction     = "25P01"
 	codeReadOnly          = "25006"
 	codeLocked            = "55P03"
+	codeNoSuchText        = "22021"
+	codeNoTranslation     = "22P05"
 	codeUndefinedTable    = "42P01"
 	codeUndefinedFunction = "42883"
 	codeUndefinedSchema   = "3F000"

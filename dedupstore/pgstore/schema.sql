@@ -5,7 +5,7 @@
 -- refused otherwise.
 CREATE TABLE IF NOT EXISTS {records} (
 	id          bytea       NOT NULL, -- 16 bytes of SHA-256 of the key
-	fence       bigint      NOT NULL, -- of the last owner: grows, µs of the first claim at least
+	fence       bigint      NOT NULL, -- of the last owner: grows, microseconds of the first claim at least
 	decided     bigint,               -- the fence under which the outcome was decided
 	first_at    timestamptz NOT NULL, -- the first claim
 	lease_until timestamptz,          -- unless there is a heartbeat of the same fence and state

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/errtext"
 )
 
 // A settling is a settlement as the functions take it.
@@ -80,6 +81,17 @@ func (s *settling) args(token string) []any {
 // execSettles settles by one statement, and returns verdicts. Its commit waits for the disk: messages are acknowledged on the
 // strength of it.
 func (f *form) execSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
+	verdicts, err = f.makeSettles(ctx, settlings)
+	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation { // the database has another encoding than UTF-8
+		for _, s := range settlings {
+			s.reason = errtext.ASCII(s.reason)
+		}
+		verdicts, err = f.makeSettles(ctx, settlings)
+	}
+	return verdicts, err
+}
+
+func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
 	args := append(settleArgs(settlings), true)
 	err = again(ctx, func() error {
 		verdicts = make([]string, len(settlings))

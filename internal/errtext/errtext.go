@@ -4,6 +4,7 @@ package errtext
 import (
 	"fmt"
 	"strings"
+	"unicode"
 )
 
 // maxBytes is the longest text.
@@ -17,4 +18,14 @@ func Of(err error) string {
 	}
 	mark := fmt.Sprintf("… (%d bytes)", len(s))
 	return strings.ToValidUTF8(s[:maxBytes-len(mark)], "") + mark
+}
+
+// ASCII is a text with a question mark for what not every encoding has.
+func ASCII(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r > unicode.MaxASCII {
+			return '?'
+		}
+		return r
+	}, s)
 }

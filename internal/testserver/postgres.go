@@ -114,11 +114,11 @@ func (s *PostgresServer) Restart() {
 // A PostgresDatabase is one database of a server, for one test.
 type PostgresDatabase struct{ dsn string }
 
-// NewDatabase makes an empty database, which is dropped when the test ends.
-func (s *PostgresServer) NewDatabase(t testing.TB) *PostgresDatabase {
+// NewDatabase makes an empty database, with the options of CREATE DATABASE, which is dropped when the test ends.
+func (s *PostgresServer) NewDatabase(t testing.TB, options ...string) *PostgresDatabase {
 	t.Helper()
 	name := fmt.Sprintf("test_%d_%d", os.Getpid(), databases.Add(1))
-	s.execute(t, "CREATE DATABASE "+name)
+	s.execute(t, strings.Join(append([]string{"CREATE DATABASE", name}, options...), " "))
 	t.Cleanup(func() { s.execute(t, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)") })
 	u, err := url.Parse(s.dsn)
 	if err != nil || u.Scheme == "" {

@@ -31,6 +31,8 @@ func (e *SetupError) Unwrap() error { return e.Err }
 
 // Codes of PostgreSQL, Appendix A of its manual.
 const (
+	codeNoSuchText         = "22021"
+	codeNoTranslation      = "22P05"
 	codeNoPrivilege        = "42501"
 	codeUndefinedTable     = "42P01"
 	codeUndefinedColumn    = "42703"

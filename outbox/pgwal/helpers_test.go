@@ -75,7 +75,12 @@ func newRig(t testing.TB, configure ...func(*pgwal.Config)) *rig {
 	return newRigOn(t, testserver.SharedPostgres(t), configure...)
 }
 
-func newRigOn(t testing.TB, server *testserver.PostgresServer, configure ...func(*pgwal.Config)) *rig {
+// A server is one, or a database of it.
+type server interface {
+	Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool
+}
+
+func newRigOn(t testing.TB, server server, configure ...func(*pgwal.Config)) *rig {
 	t.Helper()
 	schema := fmt.Sprintf("wal_%d_%d", os.Getpid(), schemas.Add(1))
 	pool := server.Pool(t, func(c *pgxpool.Config) {

@@ -422,3 +422,34 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 		})
 	}
 }
+
+// What the table cannot keep must not stop the records of all.
+func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
+	t.Parallel()
+	db := testserver.SharedPostgres(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRigOn(t, db, configure, func(c *pgwal.Config) { c.MaxAttempts = 1 })
+		g.broker.set(func(_ context.Context, messages []producer.Message) error {
+			for i, m := range messages {
+				if m.ID == "poison" {
+					return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: m.ID, Err: errors.New("no such subject \U0001F4B8")}}}
+				}
+			}
+			return nil
+		})
+		g.start()
+		g.write(message("poison"), message("order"))
+		var dead []outbox.DeadRow
+		until(t, "the dead message", func() (there bool) {
+			var err error
+			if dead, err = g.box.Dead(t.Context(), 10); err != nil {
+				t.Fatal(err)
+			}
+			return len(dead) == 1
+		})
+		if dead[0].Error != "no such subject ?" {
+			t.Errorf("the error is %q", dead[0].Error)
+		}
+		g.awaitConfirmed()
+	})
+}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/oncemill/oncemill/internal/errtext"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -171,6 +172,17 @@ func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen ma
 
 // record records verdicts, and returns the rows that nobody sees yet, which are to be recorded later.
 func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
+	unseen, err = r.recordText(ctx, batch)
+	if hasCode(err, codeNoSuchText) || hasCode(err, codeNoTranslation) { // the database has another encoding than UTF-8
+		for i := range batch {
+			batch[i].reason = errtext.ASCII(batch[i].reason)
+		}
+		unseen, err = r.recordText(ctx, batch)
+	}
+	return unseen, err
+}
+
+func (r *Relay) recordText(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
 	if r.cfg.messages() {
 		return nil, r.park(ctx, batch)
 	}
