@@ -37,7 +37,14 @@ const (
 	codeNoPrivilege      = "42501"
 	codeLimitExceeded    = "54000"
 	codeLockNotAvailable = "55P03"
+	codeNoSuchText       = "22021"
+	codeNoTranslation    = "22P05"
 )
+
+func hasCode(err error, code string) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && e.Code == code
+}
 
 // explain names the cause of an error that PostgreSQL knows only by its own words.
 func (o *Outbox) explain(err error) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/oncemill/oncemill/internal/errtext"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -264,6 +265,18 @@ WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers)
 
 // Settle implements [outbox.Store]. It is one round trip.
 func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
+	err := o.settle(ctx, token, results)
+	if hasCode(err, codeNoSuchText) || hasCode(err, codeNoTranslation) { // the database has another encoding than UTF-8
+		results = slices.Clone(results)
+		for i := range results {
+			results[i].Error = errtext.ASCII(results[i].Error)
+		}
+		err = o.settle(ctx, token, results)
+	}
+	return err
+}
+
+func (o *Outbox) settle(ctx context.Context, token string, results []outbox.Result) error {
 	settle, err := o.settlement(token, results)
 	if err != nil {
 		return err
