@@ -28,10 +28,10 @@ func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 	for range probes {
 		before := nc.LastError()
 		if err := nc.PublishRequest(subject, nc.NewInbox(), []byte(probe)); err != nil {
-			return nil //nolint:nilerr // not to be found out
+			return nil // not to be found out
 		}
 		if err := nc.FlushWithContext(ctx); err != nil {
-			return nil //nolint:nilerr // not to be found out
+			return nil // not to be found out
 		}
 		if err := newRefusal(nc, before); err == nil || strings.Contains(err.Error(), strconv.Quote(subject)) {
 			return err
