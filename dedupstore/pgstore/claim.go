@@ -202,9 +202,7 @@ func interval(micros int64) pgtype.Interval {
 func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, rest []int, answers []answer) error {
 	args := f.claimArgs(requests, rest)
 	return again(ctx, func() error {
-		var batch pgx.Batch
-		batch.Queue(callCommitted)
-		batch.Queue(f.store.sql.claim, args...).Query(func(rows pgx.Rows) error {
+		return f.store.committed(ctx, f.store.sql.claim, args, func(rows pgx.Rows) error {
 			got := 0
 			var a answer
 			_, err := pgx.ForEachRow(rows, []any{
@@ -221,9 +219,24 @@ func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, re
 			}
 			return err
 		})
-		batch.Queue("commit")
-		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})
+}
+
+// committed makes a statement in a transaction of READ COMMITTED, in one round trip. After an error the connection is cleaned: the
+// pool would close it.
+func (s *Store) committed(ctx context.Context, query string, args []any, read func(pgx.Rows) error) error {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	var batch pgx.Batch
+	batch.Queue(callCommitted)
+	batch.Queue(query, args...).Query(read)
+	batch.Queue("commit")
+	err = conn.SendBatch(ctx, &batch).Close()
+	rollback(ctx, conn)
+	return err
 }
 
 // printOf is a fingerprint as records have it.

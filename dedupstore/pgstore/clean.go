@@ -20,11 +20,10 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 		return 0, &dedupstore.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, want 1 to %d", limit, maxCleanBatch)}
 	}
 	err = again(ctx, func() error {
-		var batch pgx.Batch
-		batch.Queue(callCommitted)
-		batch.Queue(s.sql.cleanUp, int64(limit)).QueryRow(func(row pgx.Row) error { return row.Scan(&removed) })
-		batch.Queue("commit")
-		return s.pool.SendBatch(ctx, &batch).Close()
+		return s.committed(ctx, s.sql.cleanUp, []any{int64(limit)}, func(rows pgx.Rows) error {
+			_, err := pgx.ForEachRow(rows, []any{&removed}, func() error { return nil })
+			return err
+		})
 	})
 	if err != nil {
 		return 0, fmt.Errorf("pgstore: clean: %w", s.explain(err))

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill"
@@ -172,5 +174,54 @@ func TestClaimMany_TheFirstOfSeveralHasTheKey(t *testing.T) {
 		if r.Err != nil || r.Answer.Status != want {
 			t.Errorf("claim %d of key %d was answered %s, %v, want %s", i/keys, i%keys, r.Answer.Status, r.Err, want)
 		}
+	}
+}
+
+// TestClaim_ErrorsCostNoConnections has claims of a key with a record, and cleanings, that a trigger refuses.
+func TestClaim_ErrorsCostNoConnections(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) {
+				c.MaxConns = 2
+				c.ConnConfig.DefaultQueryExecMode = mode
+			})
+			s := newStore(t, pool, Config{})
+			ended := brief("1")
+			claim(t, s, ended, dedupstore.AcquiredRun)
+			lasts(2 * ended.Lease)
+			mustExec(t, pool, `UPDATE oncemill_dedup SET clean_at = clock_timestamp() - interval '1 hour'`)
+			mustExec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$`)
+			mustExec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON oncemill_dedup EXECUTE FUNCTION refuse()`)
+			pids := func() (all []string) {
+				var held []*pgxpool.Conn
+				for range 2 {
+					c, err := pool.Acquire(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					held = append(held, c)
+					all = append(all, fmt.Sprint(c.Conn().PgConn().PID()))
+				}
+				for _, c := range held {
+					c.Release()
+				}
+				slices.Sort(all)
+				return all
+			}
+			before := pids()
+			for range 3 {
+				if _, err := s.Claim(t.Context(), request("1")); err == nil {
+					t.Error("a claim was answered although the table refuses it")
+				}
+				if _, err := s.Clean(t.Context(), 10); err == nil {
+					t.Error("a record was removed although the table refuses that")
+				}
+			}
+			if after := pids(); !slices.Equal(after, before) {
+				t.Errorf("the connections are %v, want %v as before", after, before)
+			}
+		})
 	}
 }
