@@ -130,11 +130,12 @@ func SingleTenant(*http.Request) (string, error) { return "default", nil }
 // Optional is the Config.Required of an API whose clients may leave the key out.
 func Optional(*http.Request) bool { return false }
 
-// Methods returns a Config.Supports for requests with one of these methods, whose names may be in lower case here.
+// Methods returns a Config.Supports for requests with one of these methods, as they are named here or in upper case: a browser's
+// fetch sends "patch" as it is.
 func Methods(names ...string) func(*http.Request) bool {
 	supported := make(map[string]bool, len(names))
 	for _, name := range names {
-		supported[strings.ToUpper(name)] = true
+		supported[name], supported[strings.ToUpper(name)] = true, true
 	}
 	return func(r *http.Request) bool { return supported[r.Method] }
 }

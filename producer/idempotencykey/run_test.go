@@ -163,6 +163,17 @@ func TestMiddleware_UnsupportedKeysAreIgnoredOrRefused(t *testing.T) {
 	want(t, rg.send("PUT", route, "", key("k")), 200, true)
 }
 
+// A browser's fetch sends "patch" as it is, and a handler may take it for PATCH.
+func TestMethods_NamesAreMetAsTheyAreAndInUpperCase(t *testing.T) {
+	t.Parallel()
+	supports := idempotencykey.Methods("patch", "PUT")
+	for method, want := range map[string]bool{"patch": true, "PATCH": true, "PUT": true, "Patch": false, "POST": false} {
+		if got := supports(&http.Request{Method: method}); got != want {
+			t.Errorf("%s is supported: %v, want %v", method, got, want)
+		}
+	}
+}
+
 func TestMiddleware_OptionalKeyThatIsMissingStillMakesARun(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}

@@ -54,8 +54,9 @@ func WithKey(ctx context.Context, key string) context.Context {
 }
 
 // RoundTrip implements http.RoundTripper. What it returns in the end is the last response, or the last error. A key that no
-// header can carry, a header that is empty, or one that is there twice is a *dedupstore.InvalidError, and nothing is sent. A
-// response whose body breaks off has been returned by then: it is for the caller to repeat the request, which needs WithKey.
+// header can carry, a header that is empty, but for methods without effect, or one that is there twice is a
+// *dedupstore.InvalidError, and nothing is sent. A response whose body breaks off has been returned by then: it is for the
+// caller to repeat the request, which needs WithKey.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	header, err := t.key(r)
 	if err != nil {
@@ -81,6 +82,8 @@ func (t *Transport) key(r *http.Request) (string, error) {
 	switch values := r.Header.Values(t.config.Header); {
 	case len(values) > 1:
 		return "", &dedupstore.InvalidError{Field: "header " + t.config.Header, Problem: "is there more than once"}
+	case len(values) == 1 && strings.Trim(values[0], " \t") == "" && safe(r.Method):
+		return "", nil // a program may set the header of all its requests
 	case len(values) == 1 && strings.Trim(values[0], " \t") == "":
 		return "", &dedupstore.InvalidError{Field: "header " + t.config.Header, Problem: "is empty"}
 	case len(values) == 1:

@@ -204,6 +204,22 @@ func TestTransport_HeaderThatIsNoKeyIsNotReplaced(t *testing.T) {
 	}
 }
 
+// What has no effect needs no key: a program may set the header of all its requests.
+func TestTransport_EmptyHeaderOfAMethodWithoutEffectIsNoError(t *testing.T) {
+	t.Parallel()
+	s := &script{answers: []func() (*http.Response, error){status(200)}}
+	r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://x", nil)
+	r.Header.Set("Idempotency-Key", "")
+	resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if len(s.keys) != 1 || s.keys[0] != "" {
+		t.Errorf("sent %q, want once, without a key", s.keys)
+	}
+}
+
 func TestTransport_NeverTriesAgainWithoutAKeyOrABodyToRepeat(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
