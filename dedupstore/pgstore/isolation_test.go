@@ -3,6 +3,7 @@ package pgstore
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -41,15 +42,19 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			var group sync.WaitGroup
 			group.Go(func() { results = s.ClaimMany(t.Context(), []dedupstore.Request{first, second}) })
 			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
-			if err := s.Extend(t.Context(), held, time.Hour); err != nil {
-				t.Errorf("the holder cannot extend: %v", err)
-			}
+			extended := s.Extend(t.Context(), held, time.Hour)
 			if err := tx.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			group.Wait()
-			if r := results[1]; r.Err != nil || r.Answer.Status != dedupstore.Busy {
-				t.Errorf("a claim of a key with a live lease was answered %q, %v, want busy", r.Answer.Status, r.Err)
+			want := dedupstore.Busy
+			if errors.Is(extended, dedupstore.ErrClaimLost) { // on a slow machine, on which the batch gave up to wait, and took over
+				want = dedupstore.AcquiredRun
+			} else if extended != nil {
+				t.Errorf("the holder cannot extend: %v", extended)
+			}
+			if r := results[1]; r.Err != nil || r.Answer.Status != want {
+				t.Errorf("after a heartbeat that was answered %v, a claim of its key was answered %q, %v, want %s", extended, r.Answer.Status, r.Err, want)
 			}
 		})
 	}
