@@ -57,8 +57,10 @@ SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r W
 		LIMIT 1), '')
 FROM pg_publication p WHERE p.pubname = $1`
 
+	// two_phase came with PostgreSQL 14: an older server is refused by its version.
 	slotSQL = `
-SELECT s.active, coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''), coalesce(s.two_phase, false), coalesce(s.wal_status, ''),
+SELECT s.active, coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
+	coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false), coalesce(s.wal_status, ''),
 	coalesce(s.confirmed_flush_lsn, '0/0'),
 	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END
 FROM pg_replication_slots s WHERE s.slot_name = $1`
