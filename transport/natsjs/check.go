@@ -30,7 +30,6 @@ type limits struct {
 	delayed       int           // how many delayed naks may be outstanding before messages are kept
 	backsOff      bool          // the server may deliver later than a nak's delay says
 	fetches       int           // how many requests may be outstanding
-	bytes         int           // of the messages of one request; zero: see bytesOf
 	created       time.Time
 	config        jetstream.ConsumerConfig
 	nextSubject   string // where messages are asked for
@@ -155,7 +154,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 			l.window = min(l.window, l.maxAckPending)
 		}
 	}
-	l.created, l.bytes = info.Created, consumer.MaxRequestMaxBytes
+	l.created = info.Created
 	l.config, l.backsOff = consumer, len(consumer.BackOff) > 0
 	l.delayed = maxDelayed
 	if l.maxAckPending > 0 {

@@ -57,7 +57,8 @@
 // to its requests or within 30 s where its window is full, settles nothing of the old one any more: the new one counts from one
 // again, and takes an ack for a message of its own. Stop the workers first.
 //
-// Little memory: the messages in flight are in it, Window times their size. A request asks for 4 MiB at a time, or one message.
+// Little memory: the messages in flight are in it, Window times their size. At most 4 MiB, or one message, are on the way at a
+// time, but where messages are suddenly much larger than those before, a Window of them may be.
 //
 // A MaxDeliver, while the leader of a replicated consumer has lost its majority and has not noticed, which takes it up to 20 s:
 // it counts deliveries that it does not make. A worker that gets no answer does not ask such a leader again, but each has asked

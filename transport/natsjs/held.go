@@ -50,6 +50,7 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 	}
 	s.mu.Lock()
 	s.credit--
+	s.learn(msg.Size())
 	s.flights[f] = struct{}{}
 	s.mu.Unlock()
 	if !s.probe.done.Load() && s.probe.busy.CompareAndSwap(false, true) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,8 +12,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -58,69 +55,57 @@ func TestWorker_LargeMessagesDoNotCostTheConnection(t *testing.T) {
 	r.stops(stop)
 }
 
-// What is larger than a request may bring comes alone.
-func TestWorker_MessagesLargerThanARequestMayBeAreTaken(t *testing.T) {
+// Where a message is over the limit of a request's bytes, the server does not send it at all.
+func TestWorker_TheLastOfEachSubjectIsTakenHoweverLarge(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{MaxRequestMaxBytes: 150}) // of which a subject, an ack's subject and a header take most
-	r.config.Window, r.config.Order = 5, natsjs.BySubject
-	for i := range 30 {
-		msg := nats.NewMsg("orders.all")
-		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", i))
-		msg.Data = make([]byte, i%3*100)
-		if _, err := r.js.PublishMsg(t.Context(), msg); err != nil {
-			t.Fatal(err)
-		}
+	const n = 60
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publishLarge(n, 300<<10, func(i int) string { return fmt.Sprint(i) })
+	if err := r.js.DeleteConsumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
 	}
+	r.open(jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: "orders.>"})
 	stop := r.start(r.worker(succeed))
-	r.finishes(30)
-	r.acked(30)
-	r.inOrder(30)
+	r.finishes(n)
+	r.acked(n)
 	r.stops(stop)
-	if n := r.info().Delivered.Consumer; n != 30 {
-		t.Errorf("%d deliveries of 30 messages", n)
-	}
-	if log := r.log.String(); strings.Contains(log, "cannot be fetched") {
-		t.Errorf("log:\n%s", log)
-	}
 }
 
-// The consumer's replicas must know of a delivery before it is made: the word that a request is full overtakes its messages.
-func TestWorker_MessagesThatTheirRequestsEndOvertakesAreTaken(t *testing.T) {
+// Where a message is over the limit of a request's bytes, the server sends it behind the others that come again.
+func TestWorker_LargeMessagesComeAgainInTheirOrder(t *testing.T) {
 	t.Parallel()
-	const n = 300
-	cluster := testserver.NATSCluster(t, 3)
-	r := &rig{t: t, js: cluster.JetStream(), store: newMemory(t), started: map[string]int{}, finished: map[string]int{}}
-	testserver.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
-		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Replicas: 3, Storage: jetstream.MemoryStorage})
-	})
-	r.cons = testserver.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
-		return r.js.CreateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestMaxBytes: 4000})
-	})
-	for i := range n {
-		msg := nats.NewMsg("orders.all")
-		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", i))
-		msg.Data = make([]byte, 200+i%7*50)
-		testserver.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) { return r.js.PublishMsg(ctx, msg) })
+	const n = 60
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
+	r.publishLarge(n, 300<<10, oneLane)
+	batch, err := r.cons.Fetch(n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	r.config.Window, r.config.Order = 40, natsjs.BySubject
+	got := 0
+	for range batch.Messages() {
+		got++
+	}
+	if got != n {
+		t.Fatalf("%d messages fetched: %v", got, batch.Error())
+	}
+	lasts(2 * time.Second) // and all are to come again
+	r.config.Order = natsjs.BySubject
 	stop := r.start(r.worker(succeed))
 	r.finishes(n)
 	r.acked(n)
 	r.inOrder(n)
 	r.stops(stop)
-	if deliveries := r.info().Delivered.Consumer; deliveries != n {
-		t.Errorf("%d deliveries of %d messages", deliveries, n)
-	}
-	if log := r.log.String(); strings.Contains(log, "cannot be fetched") {
-		t.Errorf("log:\n%s", log)
-	}
 }
 
-func newMemory(t *testing.T) dedupstore.Store {
-	t.Helper()
-	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	if err != nil {
-		t.Fatal(err)
+// publishLarge is publish with so many bytes.
+func (r *rig) publishLarge(n, size int, lane func(i int) string) {
+	r.t.Helper()
+	for i := range n {
+		msg := nats.NewMsg("orders." + lane(i))
+		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", i))
+		msg.Data = make([]byte, size)
+		if _, err := r.js.PublishMsg(r.t.Context(), msg); err != nil {
+			r.t.Fatal(err)
+		}
 	}
-	return store
 }

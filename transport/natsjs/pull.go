@@ -88,10 +88,31 @@ func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	return n, 0
 }
 
+// bytesOnTheWay is how much may be on the way to us. The server cuts a connection for which it holds more than its max_pending,
+// 64 MB, and would do so again and again. Its own limit of a request, max_bytes, is none to use: a message that is over it goes
+// to the end of those that come again, or is never sent, where a consumer has the last of each subject.
+const bytesOnTheWay = 4 << 20
+
+// onTheWay is how many messages may be on the way to us. Those to come are taken to be as large as those that have come, and
+// the first as large as they can be. The session is locked.
+func (s *session) onTheWay() int {
+	size := s.size
+	if size == 0 {
+		size = int(s.nc.MaxPayload())
+	}
+	return max(1, bytesOnTheWay/max(1, size))
+}
+
+// learn remembers how large messages are: the largest, for some hundred others. The session is locked.
+func (s *session) learn(size int) {
+	s.size = max(size, s.size-s.size/64)
+}
+
 // free is how many messages a request may ask for now, and whether that is little. The session is locked.
 func (s *session) free() (n int, small bool) {
-	n = s.limits.window - len(s.flights) - s.credit
-	small = 3*n < 2*s.limits.window
+	onTheWay := s.onTheWay()
+	n = min(s.limits.window-len(s.flights), onTheWay) - s.credit
+	small = 3*n < 2*min(s.limits.window, onTheWay)
 	// The server takes requests by turns. Only the messages of one request come in their order.
 	full := s.outstanding >= s.limits.fetches || s.config.Order != nil && s.outstanding > 0
 	if full || small && s.outstanding > 0 {
@@ -297,7 +318,6 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		{"MaxWaiting", is.MaxWaiting, was.MaxWaiting},
 		{"MaxRequestBatch", is.MaxRequestBatch, was.MaxRequestBatch},
 		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
-		{"MaxRequestMaxBytes", is.MaxRequestMaxBytes, was.MaxRequestMaxBytes},
 	} {
 		if c.is != c.was {
 			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: c.field,

@@ -2,9 +2,7 @@ package natsjs
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -29,53 +27,14 @@ type request struct {
 
 	mu    sync.Mutex
 	f     fetched
-	want  int       // how many messages it brings
-	full  error     // why that is less than it asked for
 	heard time.Time // when something came last
 	over  bool      // what comes now is not taken
 }
 
 // fetch asks for n messages, and returns when they have come, or no more will.
 func (s *session) fetch(work context.Context, n int) fetched {
-	f := s.ask(work, n, s.limits.bytesOf(n, int(s.nc.MaxPayload())))
-	if errors.Is(f.err, errLarge) {
-		if f.err = nil; f.got == 0 {
-			f = s.ask(work, 1, 0)
-		}
-		f.asked = n
-	}
-	return f
-}
-
-const (
-	// requestBytes is how much a request may bring, unless a message is larger. The server cuts a connection that has more
-	// than its max_pending, 64 MB, on the way, and would do so again and again. It is a prime number: a request that is full to
-	// the last byte is not answered.
-	requestBytes = 4<<20 - 3
-
-	// aroundPayload is more than what the server counts beside a payload: subjects, of at most 4 KiB.
-	aroundPayload = 8 << 10
-)
-
-// bytesOf is how much a request for n messages may bring. Zero: there is no need to say so.
-func (l limits) bytesOf(n, payload int) int {
-	bytes := max(requestBytes, payload+aroundPayload)
-	switch {
-	case l.bytes > 0:
-		return min(bytes, l.bytes)
-	case n <= bytes/(payload+aroundPayload):
-		return 0
-	}
-	return bytes
-}
-
-// errLarge ends a request whose next message is larger than what is left of its bytes.
-var errLarge = errors.New("natsjs: the next message is larger than the request allows")
-
-// ask sends a request, of at most so many bytes unless that is zero.
-func (s *session) ask(work context.Context, n, bytes int) fetched {
 	receive := func(m *nats.Msg, now time.Time) { s.receive(work, m, now) }
-	r := &request{receive: receive, nc: s.nc, ended: make(chan struct{}), f: fetched{asked: n}, want: n, heard: time.Now()}
+	r := &request{receive: receive, nc: s.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
 	inbox := s.nc.NewInbox()
 	sub, err := s.nc.Subscribe(inbox, r.take)
 	if err != nil {
@@ -85,7 +44,7 @@ func (s *session) ask(work context.Context, n, bytes int) fetched {
 	r.sub = sub
 	err = sub.SetPendingLimits(-1, -1) // nothing may be dropped, and n bounds it
 	if err == nil {
-		err = s.nc.PublishRequest(s.limits.nextSubject, inbox, fmt.Appendf(nil, `{"batch":%d,"expires":%d,"max_bytes":%d}`, n, s.limits.expires.Nanoseconds(), bytes))
+		err = s.nc.PublishRequest(s.limits.nextSubject, inbox, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, s.limits.expires.Nanoseconds()))
 	}
 	if err != nil {
 		return fetched{asked: n, answered: true, err: err}
@@ -155,20 +114,14 @@ func (r *request) take(m *nats.Msg) {
 	}
 	r.heard = time.Now()
 	if m.Reply == "" { // no message: a message says where its ack goes
-		switch over, err := ending(m); {
-		case errors.Is(err, errLarge): // it comes at once, and messages come when the consumer's replicas know of them
-			left, _ := strconv.Atoi(m.Header.Get("Nats-Pending-Messages"))
-			r.full, r.want = err, r.f.asked-left
-		case over:
+		if over, err := ending(m); over {
 			r.end(err)
-			return
 		}
-	} else {
-		r.receive(m, r.heard)
-		r.f.got++
+		return
 	}
-	if r.f.got >= r.want {
-		r.end(r.full)
+	r.receive(m, r.heard)
+	if r.f.got++; r.f.got == r.f.asked {
+		r.end(nil)
 	}
 }
 
@@ -188,12 +141,6 @@ func ending(m *nats.Msg) (over bool, err error) {
 	case "503":
 		return true, nats.ErrNoResponders
 	default:
-		switch text {
-		case "Batch Completed": // it does not say so where that counts: its messages may come after it
-			return false, nil
-		case "Message Size Exceeds MaxBytes":
-			return true, errLarge
-		}
 		return true, fmt.Errorf("natsjs: the server ended a request for messages: %.200q (status %.20q)", text, status)
 	}
 }

@@ -46,6 +46,7 @@ type session struct {
 	created     time.Time // when the consumer was
 	credit      int       // what outstanding fetches may still bring
 	outstanding int       // fetches
+	size        int       // of large messages, in bytes; zero: not known yet
 	nextSmall   time.Time
 	kept        int // flights that wait for their next try
 	delayed     delays
