@@ -172,14 +172,18 @@ func (c gatedConsumer) Consume(handle jetstream.MessageHandler, options ...jetst
 // says logs what the client has to say, which goes on by itself or ends the subscription: the same at most once a minute.
 func (c gatedConsumer) says() func(jetstream.ConsumeContext, error) {
 	var mu sync.Mutex
-	var last string
-	var at time.Time
+	said := map[string]time.Time{}
 	return func(_ jetstream.ConsumeContext, err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if now := time.Now(); err.Error() != last || now.Sub(at) > time.Minute {
-			last, at = err.Error(), now
-			c.log.Warn("oncemill: the client has trouble with the consumer", "error", err)
+		text, now := err.Error(), time.Now()
+		if now.Sub(said[text]) < time.Minute {
+			return
 		}
+		if len(said) > 100 { // there are a few, but who knows
+			clear(said)
+		}
+		said[text] = now
+		c.log.Warn("oncemill: the client has trouble with the consumer", "error", err)
 	}
 }
