@@ -1,0 +1,88 @@
+package natsjs_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// What programs do when they start, and what happens to servers, does not make the consumer again.
+func TestWorker_ConsumerThatOutlivesItsServerIsTheSame(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.js = r.server.JetStream(nats.MaxReconnects(-1))
+	r.open(jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	release := make(chan struct{})
+	looks := &looked{Consumer: r.cons}
+	r.cons = looks
+	w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })
+	w.LookEvery(lookEvery)
+	stop := r.start(w)
+	until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+	r.open(jetstream.ConsumerConfig{Description: "as programs do when they start"})
+	looks.looksAgain(t)
+	r.server.Shutdown()
+	r.server.Restart()
+	until(t, "the server", func() bool { _, err := r.cons.Info(t.Context()); return err == nil })
+	looks.looksAgain(t)
+	close(release)
+	r.acked(1)
+	r.stops(stop)
+	if log := r.log.String(); strings.Contains(log, "made again") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+func TestWorker_ConsumerOfAnotherLeaderIsTheSame(t *testing.T) {
+	t.Parallel()
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := testserver.NATSCluster(t, 3)
+	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{}, finished: map[string]int{}}
+	testserver.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
+		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Replicas: 3})
+	})
+	open := func(description string) jetstream.Consumer {
+		return testserver.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
+			return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, Description: description})
+		})
+	}
+	looks := &looked{Consumer: open("")}
+	r.cons = looks
+	testserver.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
+		return r.js.Publish(ctx, "orders.all", nil, jetstream.WithMsgID("o0"))
+	})
+	release := make(chan struct{})
+	w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })
+	w.LookEvery(lookEvery)
+	stop := r.start(w)
+	until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+	open("as programs do when they start")
+	looks.looksAgain(t)
+	for range 3 { // each node once, more or less
+		leader := cluster.ConsumerLeader("orders", "billing")
+		cluster.Kill(leader)
+		cluster.Restart(leader)
+		cluster.AwaitCurrent("orders")
+		until(t, "a leader", func() bool { _, err := r.cons.Info(t.Context()); return err == nil })
+		looks.looksAgain(t)
+	}
+	close(release)
+	until(t, "the ack", func() bool {
+		info, err := r.cons.Info(t.Context())
+		return err == nil && info.AckFloor.Stream == 1
+	})
+	r.stops(stop)
+	if log := r.log.String(); strings.Contains(log, "made again") {
+		t.Errorf("log:\n%s", log)
+	}
+}
