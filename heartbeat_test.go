@@ -3,7 +3,7 @@ package oncemill_test
 import (
 	"context"
 	"errors"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -120,17 +120,21 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 		t.Fatal(err)
 	}
 	g := newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second})
-	var stalled atomic.Bool
+	stalled := make(chan struct{})
+	var once sync.Once
 	start := time.Now()
 	_, err = g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
 		proxy.Inject(func(testserver.Exchange) testserver.Fault {
-			if stalled.CompareAndSwap(false, true) {
-				return testserver.Fault{HoldRequest: time.Hour}
-			}
-			return testserver.Fault{}
+			var fault testserver.Fault
+			once.Do(func() {
+				fault.HoldRequest = time.Hour
+				close(stalled)
+			})
+			return fault
 		})
-		for !stalled.Load() && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
+		select {
+		case <-stalled:
+		case <-ctx.Done():
 		}
 		return dedupstore.Outcome{}, nil
 	})

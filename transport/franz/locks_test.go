@@ -147,24 +147,12 @@ func TestLocks_AcknowledgementThatIsPutOffIsSaidAgainAtTheEnd(t *testing.T) {
 	var asked int
 	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
 		cluster.KeepControl()
-		req := kreq.(*kmsg.ShareAcknowledgeRequest)
-		resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
 		asked++
-		for _, topic := range req.Topics {
-			answer := kmsg.NewShareAcknowledgeResponseTopic()
-			answer.TopicID = topic.TopicID
-			for _, p := range topic.Partitions {
-				part := kmsg.NewShareAcknowledgeResponseTopicPartition()
-				part.Partition = p.Partition
-				part.CurrentLeader.LeaderID, part.CurrentLeader.LeaderEpoch = -1, -1
-				if asked == 1 { // as while the coordinator moves
-					part.ErrorCode = kerr.CoordinatorNotAvailable.Code
-				}
-				answer.Partitions = append(answer.Partitions, part)
-			}
-			resp.Topics = append(resp.Topics, answer)
+		var code int16
+		if asked == 1 { // as while the coordinator moves
+			code = kerr.CoordinatorNotAvailable.Code
 		}
-		return resp, nil, true
+		return acknowledged(kreq.(*kmsg.ShareAcknowledgeRequest), code), nil, true
 	})
 	for _, rec := range records {
 		s.locks.settle(rec, kgo.AckAccept)
@@ -184,14 +172,14 @@ func TestLocks_RefusedAcknowledgementIsRememberedOverRenewals(t *testing.T) {
 			if !late {
 				close(answer)
 			}
-			refuse := true
+			code := kerr.InvalidRecordState.Code
 			cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
 				cluster.KeepControl()
-				if refuse {
+				if code != 0 {
 					cluster.SleepControl(func() { <-answer })
 				}
-				resp := acknowledged(kreq.(*kmsg.ShareAcknowledgeRequest), refuse)
-				refuse = false
+				resp := acknowledged(kreq.(*kmsg.ShareAcknowledgeRequest), code)
+				code = 0
 				return resp, nil, true
 			})
 			s.locks.settle(records[0], kgo.AckAccept)
@@ -206,8 +194,8 @@ func TestLocks_RefusedAcknowledgementIsRememberedOverRenewals(t *testing.T) {
 	}
 }
 
-// acknowledged answers a request, and refuses all of it if that is wanted.
-func acknowledged(req *kmsg.ShareAcknowledgeRequest, refuse bool) kmsg.Response {
+// acknowledged answers a request, for all of it with a code; 0 is a success.
+func acknowledged(req *kmsg.ShareAcknowledgeRequest, code int16) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
 	for _, topic := range req.Topics {
 		answer := kmsg.NewShareAcknowledgeResponseTopic()
@@ -216,9 +204,7 @@ func acknowledged(req *kmsg.ShareAcknowledgeRequest, refuse bool) kmsg.Response 
 			part := kmsg.NewShareAcknowledgeResponseTopicPartition()
 			part.Partition = p.Partition
 			part.CurrentLeader.LeaderID, part.CurrentLeader.LeaderEpoch = -1, -1
-			if refuse {
-				part.ErrorCode = kerr.InvalidRecordState.Code
-			}
+			part.ErrorCode = code
 			answer.Partitions = append(answer.Partitions, part)
 		}
 		resp.Topics = append(resp.Topics, answer)
