@@ -205,6 +205,39 @@ func TestWorker_MissingRightsAreNamed(t *testing.T) {
 	}
 }
 
+// Acks that are refused without a word would fill MaxAckPending, and nothing would come any more.
+func TestWorker_RightToAckThatIsGoneAfterAReconnectIsNamed(t *testing.T) {
+	t.Parallel()
+	var options *server.Options
+	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: 10, AckWait: time.Second}, func(o *server.Options) {
+		o.Users = []*server.User{{Username: "all", Password: "all"}, {Username: "few", Password: "few"}}
+		o.NoAuthUser = "all"
+		options = o
+	})
+	r.publish(1, oneLane)
+	all := r.js
+	r.js = r.server.JetStream(nats.UserInfo("few", "few"))
+	w := r.worker(succeed)
+	w.LookEvery(lookEvery)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(t.Context()) }()
+	r.acked(1)
+	r.server.Shutdown()
+	options.Users[1].Permissions = &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"$JS.ACK.>"}}}
+	r.server.Restart()
+	r.js = all
+	until(t, "the server", func() bool { _, err := r.cons.Info(t.Context()); return err == nil })
+	r.publish(30, oneLane)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), "$JS.ACK.orders.billing.") {
+			t.Errorf("Run: %v, want it to name the right", err)
+		}
+	case <-time.After(patience):
+		t.Errorf("the run goes on; %d acks are pending; log:\n%s", r.info().NumAckPending, r.log.String())
+	}
+}
+
 func TestWorker_RightToLookIsNamed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{}, func(o *server.Options) {

@@ -58,7 +58,7 @@ func (f *held) progress(now time.Time, tick time.Duration) error {
 	return err
 }
 
-// A probe finds out once whether the server takes acks from us.
+// A probe finds out, once between two looks at the consumer, whether the server takes acks from us.
 type probe struct{ busy, done atomic.Bool }
 
 // probeAcks sends an in-progress ack for a message, unless it is settled, and looks for a refusal of either that has come

@@ -251,6 +251,7 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 			return
 		case <-ticker.C:
 		}
+		s.probe.done.Store(false) // a reconnect may have come back with fewer rights
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		info, err := s.info(short)
 		cancel()
