@@ -27,8 +27,9 @@
 //     before Config.Grace, and their acks reach the server; what is not started is given back when nothing asked for is
 //     outstanding any more, after about a second at most, so that it does not come back to the same process. A message on
 //     its last delivery is run instead. No goroutine is left.
-//   - Run ends with an error that names what is wrong when the consumer is deleted or changed, the connection is closed or a
-//     right is missing. Everything else is logged, once, and tried again: reconnects, a new leader, restarts of the server.
+//   - Run ends with an error that names what is wrong when the consumer is deleted or changed, the connection is closed, a
+//     right is missing, also to acknowledge after a reconnect, or acks reach nobody. Everything else is logged, once, and tried
+//     again: reconnects, a new leader, restarts of the server.
 //   - A handler does not run for its own dead letters, if its consumer delivers them: they are acknowledged, with an error
 //     in the log. Check says so at the start, and refuses it for a work-queue stream, which would delete them. It also says when
 //     no stream listens on the dead-letter topic of a Publisher of this package, as far as it may look.
@@ -79,9 +80,9 @@
 // # What they need
 //
 // The right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of the stream and consumer, and
-// to subscribe to the connection's inboxes. Where $JS.API.STREAM.INFO, or subscribing to
-// $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a warning. Without $JS.API.STREAM.NAMES
-// nobody looks for the stream of dead letters. TermWithReason needs nats-server 2.10.4.
+// to subscribe to the connection's inboxes. An account that imports the JetStream of another one imports $JS.ACK.> beside its
+// API. Where $JS.API.STREAM.INFO, or subscribing to $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a
+// warning. Without $JS.API.STREAM.NAMES nobody looks for the stream of dead letters. TermWithReason needs nats-server 2.10.4.
 //
 // # What a message is
 //

@@ -54,8 +54,8 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 	s.flights[f] = struct{}{}
 	s.mu.Unlock()
 	if !s.probe.done.Load() && s.probe.busy.CompareAndSwap(false, true) {
-		before := s.nc.LastError()
-		s.background.Go(func() { s.probeAcks(work, f, before) })
+		before, answer := s.nc.LastError(), f.ask(now) // while it is not settled
+		s.background.Go(func() { s.probeAcks(work, f, before, answer) })
 	}
 	s.lanes.Go(f.lane, func() { s.work(work, f) })
 }

@@ -2,8 +2,12 @@ package natsjs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // keepAlive tells the server that the messages in flight are worked on, also those that wait.
@@ -59,23 +63,63 @@ func (f *held) progress(now time.Time, tick time.Duration) error {
 }
 
 // A probe finds out, once between two looks at the consumer, whether the server takes acks from us.
-type probe struct{ busy, done atomic.Bool }
+type probe struct {
+	busy, done atomic.Bool
+	unheard    time.Time // since when nobody listens to acks
+}
 
-// probeAcks sends an in-progress ack for a message, unless it is settled, and looks for a refusal of either that has come
-// since the message did: the server says so only by an error of the connection. It may be somebody else's, so that a
-// second in-progress ack is tried, which is too late for most messages and does at worst prolong the delay of a nak.
-func (s *session) probeAcks(ctx context.Context, f *held, before error) {
+// ask sends an in-progress ack that is to be answered. It returns nil if that cannot be.
+func (f *held) ask(now time.Time) *nats.Subscription {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inbox := f.nc.NewInbox()
+	answer, err := f.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil
+	}
+	if err := f.nc.PublishRequest(f.msg.Reply, inbox, sayProgress); err != nil {
+		_ = answer.Unsubscribe() // the connection is closed
+		return nil
+	}
+	f.touched = now
+	return answer
+}
+
+// probeAcks looks for the answer to ask, and for a refusal of it, or of what settled the message, that has come since the
+// message did: the server says so only by an error of the connection. It may be somebody else's, so that a second in-progress
+// ack is tried, which is too late for most messages and does at worst prolong the delay of a nak.
+func (s *session) probeAcks(ctx context.Context, f *held, before error, answer *nats.Subscription) {
 	defer s.probe.busy.Store(false)
-	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
-	defer cancel()
-	if f.progress(time.Now(), 0) != nil || s.nc.FlushWithContext(ctx) != nil {
+	if answer == nil {
 		return // the next message tells
 	}
-	s.probe.done.Store(true)
-	if newRefusal(s.nc, before) == nil {
-		return
+	defer func() { _ = answer.Unsubscribe() }() // the connection is closed
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+	defer cancel()
+	if s.nc.FlushWithContext(ctx) != nil {
+		return // the next message tells
 	}
-	if err := refusal(ctx, s.nc, f.msg.Reply, string(sayProgress)); err != nil {
-		s.stop(s.limits.noRight(f.msg.Reply, err))
+	if newRefusal(s.nc, before) != nil {
+		if err := refusal(ctx, s.nc, f.msg.Reply, string(sayProgress)); err != nil {
+			s.stop(s.limits.noRight(f.msg.Reply, err))
+		}
 	}
+	s.probe.done.Store(!s.unheard(answer))
+}
+
+// unheard reports whether nobody listens to acks, which the server says at once: an account may import the API of another
+// account's JetStream and not its acks. A consumer whose leader changes has no listener for a moment, either: the messages that
+// come next tell, and after a while the run ends.
+func (s *session) unheard(answer *nats.Subscription) bool {
+	_, err := answer.NextMsg(time.Second)
+	switch p := &s.probe; {
+	case !errors.Is(err, nats.ErrNoResponders):
+		p.unheard = time.Time{}
+		return false
+	case p.unheard.IsZero():
+		p.unheard = time.Now()
+	case time.Since(p.unheard) >= goneFor:
+		s.stop(fmt.Errorf("natsjs: consumer %q of stream %q: acks reach nobody, and messages come again for ever: import $JS.ACK.> from the account of the JetStream: %w", s.limits.consumer, s.limits.stream, err))
+	}
+	return true
 }

@@ -57,5 +57,8 @@
 // wait for their ack deadline after a shutdown; package jetstream fetches one at a time. Messages that are put off when a
 // shutdown begins are not kept alive any more: with an AckWait below Grace they may be delivered elsewhere meanwhile.
 //
-// transport/natsjs has none of these limits, and runs many handlers at once.
+// Safe deletion of a stream that is made again under its name: the new one counts from one again, and takes the ack of a message
+// that a handler is still at for a message of its own, which is lost. Stop the services first.
+//
+// transport/natsjs has few of these limits, and runs many handlers at once.
 package stocknats
