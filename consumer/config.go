@@ -21,6 +21,10 @@ type Config struct {
 
 	// Handler names the handler within the group. Empty: what the delivery brings, which is Watermill's handler name
 	// in a Router. It is data: under a new name, everything within the window runs again.
+	//
+	// It is one handler's: handlers that share a Processor with this set are one handler under several names, and a message
+	// that two of them get is handled by one of them only. Give each handler a Processor of its own, or leave this empty; in
+	// a Router a second handler is a warning.
 	Handler string
 
 	// Policy says how long outcomes are remembered and what happens when things go wrong. Zero: oncemill.LowValue.

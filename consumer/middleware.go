@@ -23,6 +23,8 @@ import (
 // publishes them without running the handler. This needs a publisher that returns from Publish only when the broker
 // has the message, and that no middleware outside this one changes the outputs.
 //
+// A handler that nacks its message has failed, also if it returns nil.
+//
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
 // Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError when there is no
 // Config.DeadLetters, and so on as listed at oncemill.Guard.Run.
@@ -48,6 +50,9 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 			UUID:    msg.UUID,
 			Payload: msg.Payload,
 		}
+		if p.config.Handler != "" {
+			p.oneName(ctx, d.Handler)
+		}
 		h := handled{repeats: p.guard.Transacts()}
 		returned := false
 		defer func() {
@@ -66,7 +71,7 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 		}
 		var decision Decision
 		p.process(ctx, &d, msg, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
-			if err := h.handle(ctx, msg, &d, next); err != nil || !recorded || len(h.returned) == 0 {
+			if err := h.handle(ctx, msg, &d, recorded, next); err != nil || !recorded || len(h.returned) == 0 {
 				return dedupstore.Outcome{}, err
 			}
 			produced, err := stamp(ctx, d.Header, h.returned)
@@ -83,6 +88,25 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
+// oneName warns of a second handler under the name that Config.Handler gives to all of them: of a message that both get, it is
+// a duplicate to the second.
+func (p *Processor) oneName(ctx context.Context, handler string) {
+	first := p.named.Load()
+	if first == nil {
+		mine := handler
+		if p.named.CompareAndSwap(nil, &mine) {
+			return
+		}
+		first = p.named.Load()
+	}
+	if *first != handler {
+		p.several.Do(func() {
+			p.log.WarnContext(ctx, "oncemill: several handlers of a Router have one name, Config.Handler: a message that several of them get is handled by one, and is a duplicate to the others; unless they are meant to do the same, give each a Processor of its own",
+				"group", p.config.Group, "name", p.config.Handler, "handler", *first, "other", handler)
+		})
+	}
+}
+
 // A handled message has been given to its handler.
 type handled struct {
 	returned []*message.Message // as the handler returned them
@@ -95,7 +119,7 @@ type handled struct {
 // send a copy of it, which must be the same message again. The handler gets a payload of its own for that reason. Its map
 // of metadata is its own, too: outputs may have it, and goroutines that outlive it may write to it, so that nobody looks
 // at it again. A new one is made when somebody may want the message, and not for one that is done.
-func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery, next message.HandlerFunc) (err error) {
+func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery, recorded bool, next message.HandlerFunc) (err error) {
 	uuid, payload, before := msg.UUID, msg.Payload, msg.Context()
 	h.header = pairsOf(msg.Metadata)
 	defer func() {
@@ -107,7 +131,11 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 	}()
 	msg.SetContext(ctx)
 	msg.Payload = bytes.Clone(payload)
+	nacked := isNacked(msg) // by somebody outside, who wants no more of it than its outcome
 	h.returned, err = next(msg)
+	if err == nil && recorded && !nacked && isNacked(msg) {
+		h.returned, err = nil, errHandlerNacked
+	}
 	h.kept = err == nil && len(h.returned) == 0 && !h.repeats
 	for i, m := range h.returned {
 		if m == msg { // as the handler leaves it
@@ -115,6 +143,18 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 		}
 	}
 	return err
+}
+
+// errHandlerNacked is the error of a handler that says with a nack that it has failed.
+var errHandlerNacked = errors.New("consumer: the handler has nacked its message, and returned no error")
+
+func isNacked(msg *message.Message) bool {
+	select {
+	case <-msg.Nacked():
+		return true
+	default:
+		return false
+	}
 }
 
 // restore makes the metadata what it was.

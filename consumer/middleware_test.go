@@ -1,8 +1,11 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -330,5 +333,53 @@ func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
 		if got := l.only(t); got.Header[producer.HeaderOriginalID] != "o1" || string(got.Payload) != "order o1" {
 			t.Errorf("dead letter %+v, want the message as it came", got)
 		}
+	})
+}
+
+func TestMiddleware_HandlersThatShareAConfiguredNameAreAWarning(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "orders", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+		var charge, mail handler
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(p.Middleware)
+			r.AddHandler("charge", "orders", ps, "receipts", ps, charge.handle)
+			r.AddHandler("mail", "orders", ps, "receipts", ps, mail.handle)
+		})
+		for _, id := range []string{"o1", "o2"} {
+			if err := r.pubsub.Publish("orders", order(id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		r.stop(t, p)
+		if n := charge.runs + mail.runs; n != 2 {
+			t.Errorf("two messages ran %d times in handlers of one name, want 2", n)
+		}
+		if n := strings.Count(log.String(), "several handlers of a Router have one name"); n != 1 {
+			t.Errorf("%d warnings, want 1: %s", n, log.String())
+		}
+	})
+}
+
+func TestMiddleware_MessageThatItsHandlerNackedHasNotSucceeded(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
+			if run == 1 {
+				msg.Nack()
+			}
+			return nil, nil
+		}}
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(p.Middleware)
+			r.AddHandler("charge", "orders", ps, "receipts", ps, h.handle)
+		})
+		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // of the bubble: more than the backoff
+		r.stop(t, p)
+		h.want(t, 2)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -27,6 +28,9 @@ type Processor struct {
 
 	telemetry *telemetry.Consumer
 	begun     sync.Once // warns of what Middleware begins without
+
+	named   atomic.Pointer[string] // the first handler of a Router, where Config.Handler stands for its name
+	several sync.Once              // warns of others
 
 	mu       sync.Mutex
 	closing  bool
