@@ -72,7 +72,8 @@ type Config struct {
 	Fingerprint producer.Fingerprinter
 }
 
-// NoHold is the Config.Hold that sends busy deliveries back to the broker at once.
+// NoHold is the Config.Hold that sends busy deliveries back to the broker at once. In a Router over an adapter to which the
+// delay cannot be told, which would deliver them again and again without a pause, it is after Policy.Backoff.Min, at most.
 const NoHold time.Duration = -1
 
 func (c Config) withDefaults() Config {

@@ -201,16 +201,16 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 		return nil, decision.Err
 	}
 	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
-	// a lease or a retry that is not due, its hold spends the delay; else it is spent here.
-	switch decision.Err.(type) { //nolint:errorlint // the guard's own error
-	case *oncemill.RetryError, *oncemill.BusyError:
-	default:
+	// a lease or a retry that is not due, its hold spends the delay, if there is one; else it is spent here.
+	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
+	_, busy := decision.Err.(*oncemill.BusyError)   //nolint:errorlint // so is this
+	if p.config.Hold == 0 || !retry && !busy {
 		pause(ctx, p.beforeNack(*decision))
 	}
 	return nil, decision.Err
 }
 
-// beforeNack is how long a delivery that is answered by a nack is kept, at most Config.Hold.
+// beforeNack is how long a delivery that is answered by a nack is kept, at most Config.Hold, or Backoff.Min without.
 func (p *Processor) beforeNack(decision Decision) time.Duration {
 	bound := p.config.Hold
 	if bound == 0 {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -381,5 +382,38 @@ func TestMiddleware_MessageThatItsHandlerNackedHasNotSucceeded(t *testing.T) {
 		time.Sleep(time.Minute) // of the bubble: more than the backoff
 		r.stop(t, p)
 		h.want(t, 2)
+	})
+}
+
+func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
+			return nil, oncemill.RetryAfter(time.Minute, errors.New("not yet"))
+		}}
+		var deliveries atomic.Int64
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			r.AddMiddleware(func(next message.HandlerFunc) message.HandlerFunc {
+				return func(msg *message.Message) ([]*message.Message, error) {
+					if deliveries.Add(1) > 1000 { // virtual time would stand still
+						msg.Ack()
+						return nil, nil
+					}
+					return next(msg)
+				}
+			}, p.Middleware)
+			r.AddHandler("charge", "orders", ps, "receipts", ps, h.handle)
+		})
+		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Second)
+		if n := deliveries.Load(); n < 2 || n > 60 {
+			t.Errorf("%d deliveries in 50 s, want about one a second", n)
+		}
+		h.want(t, 1)
+		time.Sleep(20 * time.Second)
+		h.want(t, 2)
+		r.stop(t, p)
 	})
 }
