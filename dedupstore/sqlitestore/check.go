@@ -94,7 +94,8 @@ func (set settings) warnings() (all []string) {
 			"open the database with _busy_timeout=10000.", set.timeout))
 	}
 	if set.connections == 1 {
-		all = append(all, "The database has one connection: claims wait while it is in use: SetMaxOpenConns to 0, or some more.")
+		all = append(all, "The database has one connection: claims wait while it is in use, and a handler of the inbox that uses the database "+
+			"itself, where it has to use Tx, waits for its own transaction for as long as its context lasts: SetMaxOpenConns to 0, or some more.")
 	}
 	return all
 }

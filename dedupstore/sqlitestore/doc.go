@@ -38,8 +38,8 @@
 // SQLite has one writer. In the inbox there is one handler at a time in a database, and everybody else who writes waits for
 // it, heartbeats of other claims included: keep handlers short, wait for no network in them, and let the lease be longer
 // than what may have to wait for each other, with the longest handler as its least. The handler uses [Tx] only: what it
-// writes past it, through the database, waits for its own transaction until SQLite gives up, and so does a transaction that
-// is held by hand while claims are extended.
+// writes past it, through the database, waits for its own transaction until SQLite gives up, or, where the pool has one connection,
+// until its context ends; and so does a transaction that is held by hand while claims are extended.
 //
 // A handler does not end its transaction. The store notices ([*EndedError]), and the run is parked as unknown, also by whoever
 // claims the key when the process has died after that; but what was committed is there. It returns the errors of its
