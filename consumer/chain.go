@@ -36,7 +36,7 @@ const (
 
 // Guarded is the step at which a Processor guards what stands inside it.
 func Guarded(p *Processor) Step {
-	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, poisoned: p.middleware, parks: p.policy.ExpiredLease == oncemill.Park}
+	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, poisoned: p.poisoned, parks: p.policy.ExpiredLease == oncemill.Park}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
@@ -50,7 +50,8 @@ func PoisonQueue(pub message.Publisher, topic string) Step {
 	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
 }
 
-// unlessPoisoned takes back the guard's decision to end a message that could not be published as poison.
+// unlessPoisoned takes back the guard's decision to end a message that could not be published as poison, and has the nack wait
+// where nothing else delays it.
 func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -59,8 +60,13 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 				outputs, cause = next(msg)
 				return outputs, cause
 			})(msg)
-			if s := steeringOf(msg.Context()); err != nil && final(cause) && s != nil && s.Decide != nil {
+			if err == nil || !final(cause) {
+				return outputs, err
+			}
+			if s := steeringOf(msg.Context()); s != nil && s.Decide != nil {
 				s.Decide(Decision{Action: RetryLater, Delay: nackDelay(s.Delivery.Count), Err: err})
+			} else {
+				pause(msg.Context(), maxNackDelay) // the guard has not paused
 			}
 			return outputs, err
 		}

@@ -37,10 +37,15 @@ func (p *Processor) Middleware(next message.HandlerFunc) message.HandlerFunc {
 				"tenant", p.config.Tenant, "group", p.config.Group)
 		})
 	}
-	return p.middleware(next)
+	return p.middleware(next, false)
 }
 
-func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
+// poisoned is Middleware inside a PoisonQueue.
+func (p *Processor) poisoned(next message.HandlerFunc) message.HandlerFunc {
+	return p.middleware(next, true)
+}
+
+func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()
 		d := Delivery{
@@ -84,7 +89,7 @@ func (p *Processor) middleware(next message.HandlerFunc) message.HandlerFunc {
 		if h.kept {
 			h.restore(msg, &d)
 		}
-		return p.answer(msg, &decision, h.returned)
+		return p.answer(msg, &decision, h.returned, poisoned)
 	}
 }
 
@@ -180,7 +185,7 @@ func pairsOf(m message.Metadata) pairs {
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.
-func (p *Processor) answer(msg *message.Message, decision *Decision, returned []*message.Message) ([]*message.Message, error) {
+func (p *Processor) answer(msg *message.Message, decision *Decision, returned []*message.Message, poisoned bool) ([]*message.Message, error) {
 	ctx := msg.Context()
 	publication := decision.Result.Publication
 	switch {
@@ -199,6 +204,9 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
 		steering.Decide(*decision)
 		return nil, decision.Err
+	}
+	if poisoned && final(decision.Err) {
+		return nil, decision.Err // the message is acknowledged
 	}
 	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
 	// a lease or a retry that is not due, its hold spends the delay, if there is one; else it is spent here.

@@ -417,3 +417,37 @@ func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 		r.stop(t, p)
 	})
 }
+
+func TestChain_PoisonedMessageHoldsUpNoOtherUnlessItCannotBePublished(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		poison := &flaky{fails: 2}
+		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
+			poison.Publisher = ps
+			mws, err := consumer.Chain(consumer.PoisonQueue(poison, "poison"), consumer.Guarded(p))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.AddMiddleware(mws...)
+			r.AddConsumerHandler("charge", "orders", ps, func(*message.Message) error { return oncemill.Permanent(errors.New("declined")) })
+		})
+		began := time.Now()
+		poisonedAfter := func(id string) time.Duration {
+			if err := r.pubsub.Publish("orders", order(id)); err != nil {
+				t.Fatal(err)
+			}
+			for len(r.received(t, "poison")) == 0 || r.received(t, "poison")[len(r.received(t, "poison"))-1].UUID != id {
+				time.Sleep(100 * time.Millisecond)
+			}
+			defer func() { began = time.Now() }()
+			return time.Since(began)
+		}
+		if after := poisonedAfter("o1"); after < 2*time.Second || after > time.Minute {
+			t.Errorf("after %v of a poison queue that failed twice, want pauses in between", after)
+		}
+		if after := poisonedAfter("o2"); after > time.Second {
+			t.Errorf("after %v, want it to hold up nothing", after)
+		}
+		r.stop(t, p)
+	})
+}
