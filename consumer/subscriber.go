@@ -19,6 +19,9 @@ import (
 // middleware decides is carried out by the source: delays, rejections, deliveries that are left alone. Without it, or
 // when an outer middleware nacks, a message is delivered again after a delay that grows with its deliveries.
 //
+// Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of them need
+// Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second subscription is a warning.
+//
 // It delivers messages as many at once as the source does. A message's UUID is the delivery's, or else its message ID.
 // Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the error and begins
 // again, after pauses of up to 30 s, until it is closed.
@@ -27,7 +30,7 @@ import (
 // contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A handler that is
 // still running when the source's grace is over has its context cancelled and is not waited for: that is the Router's part.
 func Subscriber(source Source) message.Subscriber {
-	return &subscriber{source: source, closing: make(chan struct{})}
+	return &subscriber{source: source, closing: make(chan struct{}), topics: map[string]int{}}
 }
 
 type subscriber struct {
@@ -35,6 +38,7 @@ type subscriber struct {
 	mu      sync.Mutex
 	closed  bool
 	closing chan struct{}
+	topics  map[string]int // subscriptions that go on
 	runs    sync.WaitGroup
 }
 
@@ -50,6 +54,10 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	if s.closed {
 		return nil, errSubscriberClosed
 	}
+	if s.topics[topic]++; s.topics[topic] == 2 {
+		slog.WarnContext(ctx, "oncemill: a topic is subscribed to twice: the subscriptions share its messages, and each is handled by one of them; handlers that are to get all of them need sources of their own, with another consumer or group",
+			"topic", topic)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	s.runs.Go(func() {
 		defer cancel()
@@ -63,6 +71,9 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		defer close(out)
 		defer cancel()
 		s.run(ctx, topic, out)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.topics[topic]--
 	})
 	return out, nil
 }

@@ -1,9 +1,12 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	stdlog "log"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -494,4 +497,40 @@ func TestSubscriber_ContextOfAMessageCanBePrinted(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+func TestSubscriber_SecondSubscriptionOfATopicIsAWarning(t *testing.T) { // not parallel: the logger is the process's
+	var log bytes.Buffer
+	usual, output := slog.Default(), stdlog.Writer()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	defer func() {
+		slog.SetDefault(usual)
+		stdlog.SetOutput(output)
+	}()
+	subscriber := consumer.Subscriber(newSource())
+	subscribe := func(ctx context.Context, topic string) <-chan *message.Message {
+		messages, err := subscriber.Subscribe(ctx, topic)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return messages
+	}
+	for range 2 { // one after the other
+		ctx, end := context.WithCancel(t.Context())
+		messages := subscribe(ctx, "orders")
+		end()
+		<-messages
+	}
+	subscribe(t.Context(), "orders")
+	subscribe(t.Context(), "receipts")
+	if log.Len() > 0 {
+		t.Errorf("of subscriptions that share nothing: %s", &log)
+	}
+	subscribe(t.Context(), "orders")
+	if !strings.Contains(log.String(), "subscribed to twice") {
+		t.Errorf("nobody was told: %q", &log)
+	}
+	if err := subscriber.Close(); err != nil {
+		t.Error(err)
+	}
 }
