@@ -527,3 +527,37 @@ func TestGuard_RetryAfterMayBeAnyTime(t *testing.T) {
 		}
 	})
 }
+
+func TestGuard_WhoClaimsDecidesWhatBecomesOfARunThatDied(t *testing.T) {
+	for name, tc := range map[string]struct {
+		died, next oncemill.Policy
+		parked     bool
+	}{
+		"irreversible before and after":     {oncemill.Irreversible(), oncemill.Irreversible(), true},
+		"irreversible, then another":        {oncemill.Irreversible(), oncemill.HighValue(), false},
+		"another, then irreversible, early": {oncemill.HighValue(), oncemill.Irreversible(), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := newStore(t)
+				_, err := newGuard(t, store, tc.died).Run(t.Context(), call("1"), func(context.Context) (dedupstore.Outcome, error) {
+					store.down.Store(true) // for all that the store hears of it, it dies here
+					return dedupstore.Outcome{}, nil
+				})
+				if err == nil {
+					t.Fatal("it has not died")
+				}
+				store.down.Store(false)
+				time.Sleep(time.Minute) // of the bubble: more than the lease
+				ran := false
+				res, err := newGuard(t, store, tc.next).Run(t.Context(), call("1"), func(context.Context) (dedupstore.Outcome, error) {
+					ran = true
+					return dedupstore.Outcome{}, nil
+				})
+				if err != nil || ran == tc.parked || (res.Outcome.Kind == dedupstore.Unknown) != tc.parked {
+					t.Errorf("ran: %t, %+v, %v; parked: %t wanted", ran, res, err, tc.parked)
+				}
+			})
+		})
+	}
+}
