@@ -136,9 +136,9 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 	}()
 	msg.SetContext(ctx)
 	msg.Payload = bytes.Clone(payload)
-	nacked := isNacked(msg) // by somebody outside, who wants no more of it than its outcome
+	nacked := isClosed(msg.Nacked()) // by somebody outside, who wants no more of it than its outcome
 	h.returned, err = next(msg)
-	if err == nil && recorded && !nacked && isNacked(msg) {
+	if err == nil && recorded && !nacked && isClosed(msg.Nacked()) {
 		h.returned, err = nil, errHandlerNacked
 	}
 	h.kept = err == nil && len(h.returned) == 0 && !h.repeats
@@ -153,9 +153,9 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 // errHandlerNacked is the error of a handler that says with a nack that it has failed.
 var errHandlerNacked = errors.New("consumer: the handler has nacked its message, and returned no error")
 
-func isNacked(msg *message.Message) bool {
+func isClosed(signal <-chan struct{}) bool {
 	select {
-	case <-msg.Nacked():
+	case <-signal:
 		return true
 	default:
 		return false
@@ -201,6 +201,11 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 		return returned, decision.Err
 	}
 	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
+	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
+	if decision.Action == RetryLater && !busy && isClosed(msg.Acked()) {
+		p.log.ErrorContext(ctx, "oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as InstantAck: its broker will not deliver it again",
+			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
+	}
 	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
 		steering.Decide(*decision)
 		return nil, decision.Err
@@ -211,7 +216,6 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
 	// a lease or a retry that is not due, its hold spends the delay, if there is one; else it is spent here.
 	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
-	_, busy := decision.Err.(*oncemill.BusyError)   //nolint:errorlint // so is this
 	if p.config.Hold == 0 || !retry && !busy {
 		pause(ctx, p.beforeNack(*decision))
 	}

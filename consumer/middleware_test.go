@@ -451,3 +451,30 @@ func TestChain_PoisonedMessageHoldsUpNoOtherUnlessItCannotBePublished(t *testing
 		r.stop(t, p)
 	})
 }
+
+func TestMiddleware_MessageThatWasAcknowledgedBeforeItFailedIsSaid(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, tc := range map[string]struct {
+			acks bool
+			err  error
+			said bool
+		}{
+			"acknowledged, failed":    {true, errors.New("no answer"), true},
+			"acknowledged, succeeded": {true, nil, false},
+			"failed":                  {false, errors.New("no answer"), false},
+		} {
+			var log bytes.Buffer
+			p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+			handle := p.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+				if tc.acks {
+					msg.Ack()
+				}
+				return nil, tc.err
+			})
+			_, err := handle(order("o1"))
+			if said := strings.Contains(log.String(), "before it had succeeded"); (err != nil) != (tc.err != nil) || said != tc.said {
+				t.Errorf("%s: %v, said: %t: %s", name, err, said, &log)
+			}
+		}
+	})
+}
