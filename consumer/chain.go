@@ -21,6 +21,7 @@ type Step struct {
 	err        error
 
 	parks        bool // of Guarded: at most once
+	transacts    bool // of Guarded: over an inbox
 	keepsContext bool // of a Retry: the second try gets the context of the first
 }
 
@@ -36,7 +37,7 @@ const (
 
 // Guarded is the step at which a Processor guards what stands inside it.
 func Guarded(p *Processor) Step {
-	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, poisoned: p.poisoned, parks: p.policy.ExpiredLease == oncemill.Park}
+	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, poisoned: p.poisoned, parks: p.policy.ExpiredLease == oncemill.Park, transacts: p.guard.Transacts()}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
@@ -90,7 +91,8 @@ func final(err error) bool {
 }
 
 // Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard, and outside
-// Timeout only with ResetContextOnRetry. Unless ShouldRetry is set, errors that the handler marked with
+// Timeout only with ResetContextOnRetry. Over an inbox it is refused, as it makes effects twice there, with a chain or without: what a
+// try wrote before it failed is in the transaction that the next one commits. Unless ShouldRetry is set, errors that the handler marked with
 // oncemill.Permanent or oncemill.RetryAfter are not repeated.
 func Retry(r middleware.Retry) Step {
 	if r.ShouldRetry == nil {
@@ -168,6 +170,8 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 			return nil, &OrderError{Problem: "Retry stands outside Guarded: it would repeat answers such as busy and not due in place, and burn the attempts of a message in one delivery; move it after Guarded"}
 		case s.kind == retryStep && steps[guard].parks:
 			return nil, &OrderError{Problem: "Retry stands inside a guard whose policy parks (at most once): it would repeat the handler after an error that proves nothing; remove it, and let the handler return oncemill.NoEffect"}
+		case s.kind == retryStep && steps[guard].transacts:
+			return nil, &OrderError{Problem: "Retry stands inside a guard over an inbox: its second try would write in the transaction of the first, beside what that had written before it failed, and both would be committed; remove it: the guard tries again, in a new transaction"}
 		case s.kind == timeoutStep && i < guard:
 			return nil, &OrderError{Problem: "Timeout stands outside Guarded: it would end the wait for a busy key, and look like a shutdown to a running handler; move it after Guarded"}
 		case s.kind == timeoutStep && retry != nil && retry.keepsContext:
