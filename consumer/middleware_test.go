@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -436,7 +437,7 @@ func TestChain_PoisonedMessageHoldsUpNoOtherUnlessItCannotBePublished(t *testing
 			if err := r.pubsub.Publish("orders", order(id)); err != nil {
 				t.Fatal(err)
 			}
-			for len(r.received(t, "poison")) == 0 || r.received(t, "poison")[len(r.received(t, "poison"))-1].UUID != id {
+			for !slices.ContainsFunc(r.received(t, "poison"), func(m *message.Message) bool { return m.UUID == id }) {
 				time.Sleep(100 * time.Millisecond)
 			}
 			defer func() { began = time.Now() }()
