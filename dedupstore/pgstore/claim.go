@@ -118,7 +118,7 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	default:
 		settings += waitAlone
 	}
-	err := again(ctx, func() error {
+	err := f.store.again(ctx, func() error {
 		clear(answers)
 		var batch pgx.Batch
 		batch.Queue(settings)
@@ -201,7 +201,7 @@ func interval(micros int64) pgtype.Interval {
 // claimRest answers the claims at some places.
 func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, rest []int, answers []answer) error {
 	args := f.claimArgs(requests, rest)
-	return again(ctx, func() error {
+	return f.store.again(ctx, func() error {
 		return f.store.committed(ctx, f.store.sql.claim, args, func(rows pgx.Rows) error {
 			got := 0
 			var a answer

@@ -19,7 +19,7 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 || limit > maxCleanBatch {
 		return 0, &dedupstore.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, want 1 to %d", limit, maxCleanBatch)}
 	}
-	err = again(ctx, func() error {
+	err = s.again(ctx, func() error {
 		return s.committed(ctx, s.sql.cleanUp, []any{int64(limit)}, func(rows pgx.Rows) error {
 			_, err := pgx.ForEachRow(rows, []any{&removed}, func() error { return nil })
 			return err
@@ -72,7 +72,7 @@ func (s *Store) inBatches(ctx context.Context, clean func(context.Context, int) 
 
 // cleanBeats deletes heartbeats that mean nothing any more, at most limit of them, and returns how many.
 func (s *Store) cleanBeats(ctx context.Context, limit int) (removed int, err error) {
-	err = again(ctx, func() error {
+	err = s.again(ctx, func() error {
 		var batch pgx.Batch
 		batch.Queue(callHurry)
 		batch.Queue(s.sql.cleanBeats, int64(limit)).Exec(func(tag pgconn.CommandTag) error {

@@ -120,7 +120,7 @@ func (s *Store) explain(err error) error {
 	case codeNoPrivilege:
 		return schema("may not be used by the database user: see Migrate for what it has to be granted; after SET ROLE in a handler that is the other role")
 	case codeReadOnly:
-		return schema("is on a server, or in a session, that only reads: connect to the primary")
+		return schema("is on a server, or in a session, that only reads: connect to the primary; with target_session_attrs=read-write in its URL the pool takes no other server")
 	case codeLost:
 		return dedupstore.ErrClaimLost
 	}

@@ -104,7 +104,7 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 
 func (f *form) extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) (verdict string, err error) {
 	id := idOf(c.Key.String())
-	err = again(ctx, func() error {
+	err = f.store.again(ctx, func() error {
 		return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)).Scan(&verdict)
 	})
 	return verdict, err
@@ -179,13 +179,17 @@ func (f *form) failed(what string, err error) error {
 // happens only where the database has another isolation than READ COMMITTED by default.
 const repetitions = 10
 
-// again repeats a statement that PostgreSQL refused because of others.
-func again(ctx context.Context, statement func() error) (err error) {
+// again repeats a statement that PostgreSQL refused because of others. Where a server only reads, the pool has to connect anew: after
+// a failover its name may have led to the old primary for a moment, and the connections would stay there.
+func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
 	for range repetitions {
 		if err = statement(); err == nil || !conflicts(err) || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
 			break
 		}
+	}
+	if codeOf(err) == codeReadOnly {
+		s.pool.Reset()
 	}
 	return err
 }

@@ -227,7 +227,7 @@ func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
 	pauses := pace.Pace{Shortest: 10 * time.Millisecond, Longest: time.Second}
 	for {
 		var verdict string
-		err := again(ctx, func() error {
+		err := i.store.again(ctx, func() error {
 			return i.store.pool.QueryRow(ctx, i.store.sql.decide, r.token, r.id, r.claim.Owner, int64(r.claim.Fence)).Scan(&verdict)
 		})
 		switch {

@@ -93,7 +93,7 @@ func (f *form) execSettles(ctx context.Context, settlings []*settling) (verdicts
 
 func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
 	args := append(settleArgs(settlings), true)
-	err = again(ctx, func() error {
+	err = f.store.again(ctx, func() error {
 		verdicts = make([]string, len(settlings))
 		rows, err := f.store.pool.Query(ctx, f.store.sql.settle, args...)
 		if err != nil {

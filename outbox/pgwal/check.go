@@ -166,7 +166,8 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 		return facts{}, err
 	}
 	if f.standby { // while another server takes over, and what is missing here may be there
-		return facts{}, errors.New("pgwal: the server is a standby: Config.Pool must lead to the primary")
+		r.cfg.Pool.Reset() // its connections would stay where they are, also when their name leads to the primary
+		return facts{}, errors.New("pgwal: the server is a standby: Config.Pool must lead to the primary, with target_session_attrs=read-write in its URL to no other server")
 	}
 	if err := r.serverProblem(f); err != nil {
 		return facts{}, err

@@ -2,6 +2,9 @@ package pgwal_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -61,5 +64,40 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	until(t, "an attempt", func() bool { return old.broker.attempts("order") > 0 })
 	stop()
 	g.start()
+	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
+}
+
+// A name that led to a standby for a moment, as after a failover the old address does: connections to it work, and the pool would
+// keep them for an hour.
+func TestRelay_LeavesAStandbyWhenTheNameLeadsToThePrimary(t *testing.T) {
+	t.Parallel()
+	standby, primary := testserver.Postgres(t), testserver.Postgres(t)
+	standby.Process() // they have to be two, and the test's own
+	var data string
+	if err := standby.Pool(t).QueryRow(t.Context(), `SHOW data_directory`).Scan(&data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	standby.Kill()
+	standby.Restart()
+
+	g := newRigOn(t, primary)
+	var moved atomic.Bool
+	there := g.pool.Config().ConnConfig
+	pool := standby.Pool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["search_path"] = there.RuntimeParams["search_path"]
+		c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			if moved.Load() {
+				c.Host, c.Port, c.Fallbacks = there.Host, there.Port, nil
+			}
+			return nil
+		}
+	})
+	g.start(func(c *pgwal.Config) { c.Pool = pool })
+	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "is a standby") })
+	moved.Store(true)
+	g.write(message("order"))
 	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
 }

@@ -1,0 +1,54 @@
+package pgstore
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// TestStore_LeavesAServerThatOnlyReads has the name of the primary lead to a standby for a moment, as after a failover the old
+// address does where the old primary came back as one: connections to it work, and the pool would keep them for an hour.
+func TestStore_LeavesAServerThatOnlyReads(t *testing.T) {
+	t.Parallel()
+	old, primary := testserver.Postgres(t), testserver.Postgres(t)
+	old.Process() // they have to be two, and the test's own
+	newStore(t, old.Pool(t), Config{})
+	newStore(t, primary.Pool(t), Config{})
+	var data string
+	if err := old.Pool(t).QueryRow(t.Context(), `SHOW data_directory`).Scan(&data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	old.Kill()
+	old.Restart()
+
+	var moved atomic.Bool
+	there := primary.Pool(t).Config().ConnConfig
+	pool := old.Pool(t, func(c *pgxpool.Config) {
+		c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			if moved.Load() {
+				c.Host, c.Port, c.Fallbacks = there.Host, there.Port, nil
+			}
+			return nil
+		}
+	})
+	s := unmigrated(t, pool, Config{})
+	attempt := func() error {
+		_, err := s.Claim(t.Context(), request("1"))
+		return err
+	}
+	if problem := schemaProblem(attempt(), "only reads"); problem != nil {
+		t.Fatal(problem)
+	}
+	moved.Store(true)
+	until(t, "the primary", func() bool { return attempt() == nil })
+}
