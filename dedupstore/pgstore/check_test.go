@@ -55,6 +55,46 @@ func TestMigrate_MayBeRepeatedAndRaced(t *testing.T) {
 	claim(t, s, request("1"), dedupstore.Busy)
 }
 
+func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
+	t.Parallel()
+	for _, drop := range []string{
+		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `INDEX oncemill_dedup_clean`, `INDEX oncemill_dedup_beats_clean`,
+		`FUNCTION oncemill_dedup_extend_3`,
+	} {
+		t.Run(drop, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			s := newStore(t, pool, Config{})
+			mustExec(t, pool, `DROP `+drop)
+			if err := s.Migrate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			mustExec(t, pool, `DROP `+drop) // it is there again
+		})
+	}
+}
+
+// TestMigrate_MakesWhatIsMissingWhereTheTablesAre has somebody make a schema that the search path leads to first: an empty table
+// there would hide the records.
+func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
+	t.Parallel()
+	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`, `DROP FUNCTION oncemill_dedup_extend_3`, `UPDATE oncemill_dedup_settings SET version = 1`} {
+		t.Run(missing, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			claim(t, newStore(t, pool, Config{}), request("1"), dedupstore.AcquiredRun)
+			schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
+			first := schema + "_first"
+			mustExec(t, pool, `CREATE SCHEMA `+first)
+			t.Cleanup(func() { mustExec(t, pool, `DROP SCHEMA `+first+` CASCADE`) })
+			mustExec(t, pool, missing)
+			s := newStore(t, poolIn(t, first+", "+schema), Config{})
+			claim(t, s, request("1"), dedupstore.Busy)
+			mustExec(t, pool, missing)
+		})
+	}
+}
+
 func TestMigrate_LeavesOthersTablesAlone(t *testing.T) {
 	t.Parallel()
 	s := unmigrated(t, newPool(t), Config{Table: "effects"})

@@ -16,6 +16,11 @@ const (
 	versionSQL = `SELECT version FROM {settings}`
 	presentSQL = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{records}') IS NOT NULL`
 
+	// What is missing belongs where the tables are, whatever else the search path leads to first.
+	staySQL = `
+SELECT set_config('search_path', quote_ident(n.nspname), true)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{settings}')`
+
 	keepSQL = `
 INSERT INTO {settings} (version) VALUES ($1)
 ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
@@ -24,7 +29,7 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, may be
 // repeated, and may be called by several processes at once, while others use the store: it waits for the others who
 // migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. A store that
-// is complete is only looked at; functions that are missing are made again. A newer version than this package's is welcome, as versions only add.
+// is complete is only looked at; what somebody dropped is made again. A newer version than this package's is welcome, as versions only add.
 //
 // It needs the privilege to create tables and functions in the schema, and the schema in the database if that is missing.
 // Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table and
@@ -64,6 +69,11 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, s.cfg.hash()); err != nil {
 		return err
 	}
+	if s.cfg.Schema == "" {
+		if _, err := tx.Exec(ctx, s.sql.stay); err != nil {
+			return err
+		}
+	}
 	var settings, records bool
 	if err := tx.QueryRow(ctx, s.sql.present).Scan(&settings, &records); err != nil {
 		return err
@@ -78,7 +88,9 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 			return nil
 		}
 		if err == nil && found == version {
-			return s.repair(ctx, tx)
+			if complete, err := s.complete(ctx, tx); err != nil || complete {
+				return err
+			}
 		}
 	} else if records {
 		return &SchemaError{Table: s.cfg.Table, Problem: "is there, and is no table of this package: name another one by Config.Table"}
@@ -86,19 +98,25 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 	return s.create(ctx, tx)
 }
 
-// repair makes functions that somebody has dropped.
-func (s *Store) repair(ctx context.Context, tx pgx.Tx) error {
+// complete makes functions that somebody has dropped, and reports false if a table or an index is missing.
+func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
+	for _, ending := range []string{"", "_beats", "_clean", "_beats_clean"} {
+		var there bool
+		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, s.cfg.located(ending)).Scan(&there); err != nil || !there {
+			return false, err
+		}
+	}
 	for _, name := range functions {
 		var there bool
 		if err := tx.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, s.cfg.located(s.cfg.function(name))).Scan(&there); err != nil {
-			return err
+			return false, err
 		}
 		if !there {
 			_, err := tx.Exec(ctx, s.sql.functions, pgx.QueryExecModeSimpleProtocol)
-			return err
+			return true, err
 		}
 	}
-	return nil
+	return true, nil
 }
 
 func (s *Store) create(ctx context.Context, tx pgx.Tx) error {

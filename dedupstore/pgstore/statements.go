@@ -83,11 +83,11 @@ const (
 
 // statements are the SQL of one store.
 type statements struct {
-	schema, functions, present, version, keep string
-	fresh, freshMany, claim                   string
-	finish, settle, settleIn, join            string
-	extend, open, begin, decide               string
-	cleanUp, cleanBeats                       string
+	schema, functions, present, stay, version, keep string
+	fresh, freshMany, claim                         string
+	finish, settle, settleIn, join                  string
+	extend, open, begin, decide                     string
+	cleanUp, cleanBeats                             string
 }
 
 func statementsFor(cfg Config) statements {
@@ -95,7 +95,7 @@ func statementsFor(cfg Config) statements {
 	in := names.Replace
 	return statements{
 		schema: in(schemaSQL), functions: in(claimSQL + "\n" + settleSQL + "\n" + runSQL),
-		present: in(presentSQL), version: in(versionSQL), keep: in(keepSQL),
+		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
 		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),

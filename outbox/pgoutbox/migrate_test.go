@@ -233,6 +233,16 @@ func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
 	}
 }
 
+// Its indexes keep their names, so that a new one cannot have them: it must not be said that everything is there.
+func TestMigrate_SaysThatTheTableWasRenamed(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	mustExec(t, pool, `ALTER TABLE oncemill_outbox RENAME TO other`)
+	if err := box.Migrate(t.Context()); err == nil {
+		t.Error("no error")
+	}
+}
+
 func TestMigrate_TableOfSomebodyElseIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

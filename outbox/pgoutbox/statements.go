@@ -72,7 +72,7 @@ func namesOf(cfg Config) *strings.Replacer {
 
 // complete asks whether everything is there that somebody may have dropped.
 func complete(located func(ending string) string, ordered bool) string {
-	endings := []string{"_lease", "_next", "_suspects", "_published", "_dead"}
+	endings := []string{"", "_lease", "_next", "_suspects", "_published", "_dead"}
 	if ordered {
 		endings = append(endings, "_lanes", "_keys", "_delayed")
 	}
