@@ -37,6 +37,7 @@ type sight struct {
 	swept   bool // unseen is new
 	cleaned bool // as far as is due now
 	unclean bool // there is more to clean
+	other   bool // the table is not the one that the log is read for
 	faults  []error
 
 	confirmed pglogrepl.LSN // as the server knows it
@@ -62,7 +63,7 @@ func (s *session) look(working context.Context, now time.Time) {
 		found := s.r.see(working, ask)
 		cost := time.Since(began)
 		if wal {
-			s.r.watch(working)
+			found.other = s.r.watch(working, s.facts.table)
 		}
 		return func() { s.seen(working, found, cost) }
 	})
@@ -135,6 +136,7 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 	l, now := &s.looks, time.Now()
 	l.busy = false
+	s.other = s.other || found.other
 	s.kept(found.confirmed)
 	for _, r := range found.rows {
 		if _, there := s.numbers[r.number]; !there {

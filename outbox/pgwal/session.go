@@ -56,6 +56,7 @@ type session struct {
 
 	looks looks
 	leave bool // the server stops
+	other bool // the table is not the one that the log is read for
 }
 
 func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
@@ -309,6 +310,9 @@ func (s *session) admit(r *row, acked bool) {
 func (s *session) tick(working context.Context, now time.Time) error {
 	if s.leave {
 		return errors.New("pgwal: the server stops, and would wait for a relay that has not confirmed everything")
+	}
+	if s.other {
+		return errors.New("pgwal: the outbox table was made anew")
 	}
 	s.queue.wake(now)
 	s.dispatch(working, now)

@@ -362,3 +362,24 @@ func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
 		t.Error(fmt.Errorf("the defaults: %w", err))
 	}
 }
+
+// Somebody drops the table of a relay that runs, and makes it again: the publication does not have the new one, and the log shows it
+// under another number.
+func TestRelay_SaysThatTheLogShowsNoRowsAndReadsATableThatWasMadeAnew(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.PollInterval = 3 * time.Second }) // rows that the log does not show are found after 30 s
+	g.start()
+	g.write(message("before"))
+	until(t, "the first message", func() bool { return len(g.broker.got()) == 1 })
+	g.exec(`DROP TABLE oncemill_outbox`)
+	if err := g.box.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "does not show new rows") })
+	if err := g.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a new session", func() bool { return strings.Count(g.log.String(), "relay reads the log") == 2 })
+	g.write(message("after"))
+	until(t, "the second message", func() bool { return len(g.broker.got()) == 2 })
+}

@@ -7,19 +7,31 @@ import (
 
 // A walWatch says when the slot makes the server keep too much.
 type walWatch struct {
-	warnAt  time.Time
-	limited bool // somebody was told that there is no limit
+	warnAt   time.Time
+	hiddenAt time.Time // of the next warning that rows are not shown
+	limited  bool      // somebody was told that there is no limit
 }
 
 const warnEvery = time.Minute
 
-// watch looks at the slot.
-func (r *Relay) watch(ctx context.Context) {
+// watch looks at the slot, and at what the log shows. It reports true if the outbox table is another one than that, and shown too:
+// then the log is to be read again.
+func (r *Relay) watch(ctx context.Context, table uint32) (other bool) {
 	f, err := r.look(ctx)
 	if err != nil {
-		return // the next look, or the connection, will say so
+		return false // the next look, or the connection, will say so
 	}
 	r.wal.look(ctx, r, f)
+	if r.cfg.messages() || f.table == 0 {
+		return false
+	}
+	shown := f.covers && f.publishes
+	if now := time.Now(); !shown && !now.Before(r.wal.hiddenAt) {
+		r.wal.hiddenAt = now.Add(warnEvery)
+		r.log.WarnContext(ctx, "pgwal: the publication does not show new rows of the outbox table any more: they are found in the table, late; call Setup, or ALTER PUBLICATION … SET (publish = 'insert')",
+			"publication", r.cfg.Publication, "table", r.cfg.Table)
+	}
+	return shown && f.table != table
 }
 
 func (w *walWatch) look(ctx context.Context, r *Relay, f facts) {
