@@ -13,6 +13,7 @@ import (
 type lane struct {
 	suspects    bool
 	limit       int             // rows of a batch
+	stuck       bool            // the last batch failed, although it was of one row
 	wake, woken <-chan struct{} // end a pause; nil: nothing does
 	follows     <-chan struct{} // it does not look at times, but when it receives; nil: it looks at times
 	cleaner     *cleaner        // nil: another lane cleans
@@ -60,11 +61,13 @@ func (r *Relay) work(ctx context.Context, l lane) {
 		b, err := r.batch(ctx, l, flowing)
 		if err != nil {
 			r.fault(ctx, "store failed", err)
+			l.stuck = l.limit == 1
 			l.limit = max(1, l.limit/2) // rows that are too large to be read in time together would be so for ever
 			pace.Sleep(ctx, pace.Jitter(faults.Next()))
 			continue
 		}
 		faults.Reset()
+		l.stuck = false
 		flowing = b.acknowledged > 0
 		if l.cleaner != nil {
 			l.cleaner.clean(ctx)

@@ -25,6 +25,18 @@ func (c slowConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// slowPool returns a pool over a link that brings so many bytes a second.
+func slowPool(t *testing.T, pool *pgxpool.Pool, rate int) *pgxpool.Pool {
+	t.Helper()
+	return poolIn(t, schemaOf(t, pool), func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return slowConn{conn, rate}, err
+		}
+	})
+}
+
 func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)
@@ -36,17 +48,27 @@ func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
 		}
 		write(t, box, pool, messages...)
 	}
-	slow := poolIn(t, schemaOf(t, pool), func(c *pgxpool.Config) {
-		dial := c.ConnConfig.DialFunc
-		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return slowConn{conn, 3 << 18}, err // all rows take 3.4 s
-		}
-	})
+	slow := slowPool(t, pool, 3<<18) // all rows take 3.4 s
 	cfg := quick()
 	cfg.BatchSize, cfg.PublishTimeout, cfg.StoreTimeout = len(ids), time.Second, 2*time.Second
 	cfg.Lease = 5 * time.Second // rows that cannot be given back in time come again then
 	b := &broker{}
 	start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
 	eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
+}
+
+func TestRelay_RowThatCannotBeReadInTimeHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	write(t, box, pool, producer.Message{ID: "huge", Topic: "orders", Payload: make([]byte, 4<<20)})
+	ids := numbered(10)
+	for _, id := range ids {
+		write(t, box, pool, message(id))
+	}
+	cfg := quick()
+	cfg.BatchSize, cfg.PublishTimeout, cfg.StoreTimeout = 2, time.Second, time.Second
+	cfg.Lease = 3 * time.Second
+	b := &broker{}
+	start(t, unmigrated(t, slowPool(t, pool, 3<<18), pgoutbox.Config{}), b, cfg) // it takes 5.3 s
+	eventually(t, "all other rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
 }
