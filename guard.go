@@ -259,7 +259,7 @@ func (g *Guard) start(ctx context.Context, h *holding, first time.Time) error {
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	if err != nil && !errors.Is(err, ErrClaimLost) {
+	if err != nil && !h.isLost() { // the error may be ErrClaimLost of another claim, in whose handler this is
 		g.giveBack(ctx, h)
 	}
 	return err

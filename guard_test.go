@@ -561,3 +561,29 @@ func TestGuard_WhoClaimsDecidesWhatBecomesOfARunThatDied(t *testing.T) {
 		})
 	}
 }
+
+// A guard in the handler of another one: what ends its context with ErrClaimLost is the other one's claim.
+func TestGuard_ClaimOfAnotherThatIsLostBeforeTheHandlerStartsGivesThisOneBack(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, policy := range map[string]oncemill.Policy{"retake": {}, "park": oncemill.Irreversible()} {
+			store := newStore(t)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			store.claim = func(apply func() (dedupstore.Answer, error)) (dedupstore.Answer, error) {
+				a, err := apply()
+				cancel(oncemill.ErrClaimLost)
+				return a, err
+			}
+			g := newGuard(t, store, policy)
+			h := counter{}
+			if _, err := g.Run(ctx, call("m1"), h.run); !errors.Is(err, oncemill.ErrClaimLost) {
+				t.Errorf("%s: %v", name, err)
+			}
+			h.want(t, 0)
+			store.claim = nil
+			res, err := g.Run(t.Context(), call("m1"), h.run)
+			if err != nil || res.Attempt != 1 {
+				t.Errorf("%s: then attempt %d, outcome %+v, %v; want attempt 1 at once", name, res.Attempt, res.Outcome, err)
+			}
+		}
+	})
+}
