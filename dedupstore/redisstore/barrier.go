@@ -54,13 +54,17 @@ func (w *waitReply) replicas() (int, error) {
 // ReplicationError says that fewer replicas than Config.Replicas acknowledged a claim in Config.ReplicaTimeout. The
 // claim was given back, without counting an attempt: nobody may run on it. Look at the replicas if it stays.
 type ReplicationError struct {
-	Got, Want int // replicas
+	Got, Want int   // replicas
+	Err       error // why the server refused to wait for them; nil: it did not
 }
 
 // Unwrap returns [dedupstore.ErrNotDurable].
 func (e *ReplicationError) Unwrap() error { return dedupstore.ErrNotDurable }
 
 func (e *ReplicationError) Error() string {
+	if e.Err != nil {
+		return "redisstore: replicas cannot be waited for: " + e.Err.Error()
+	}
 	return fmt.Sprintf("redisstore: %d replicas have the claim, want %d", e.Got, e.Want)
 }
 
@@ -69,7 +73,7 @@ func (e *ReplicationError) Error() string {
 const releaseTimeout = time.Second
 
 // confirmed tells whether enough replicas have the claim. Only runs need that: what is to be published has been decided
-// already.
+// already. Claims that failed are no runs.
 func (s *Store) confirmed(a *dedupstore.Answer, replicas int) bool {
 	return !s.barrier().on() || a.Status != dedupstore.AcquiredRun || replicas >= s.config.Replicas
 }
@@ -81,10 +85,10 @@ func (s *Store) confirm(ctx context.Context, results []dedupstore.ClaimResult, r
 	var back []*operation
 	for i := range results {
 		a := results[i].Answer
-		if results[i].Err != nil || s.confirmed(&a, replicas[i]) {
+		if s.confirmed(&a, replicas[i]) {
 			continue
 		}
-		err := &ReplicationError{Got: max(0, replicas[i]), Want: s.config.Replicas}
+		err := &ReplicationError{Got: max(0, replicas[i]), Want: s.config.Replicas, Err: results[i].Err}
 		results[i] = dedupstore.ClaimResult{Err: err}
 		back = append(back, s.releaseOperation(a.Claim, dedupstore.Release{Reason: err.Error()}, '2'))
 	}

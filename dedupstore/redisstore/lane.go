@@ -35,7 +35,7 @@ type lane struct {
 	cluster bool // the client finds the nodes of names
 	barrier barrier
 	failed  func(error) // is told what was wrong with the connection
-	flushes *sync.WaitGroup
+	flushes *flushes
 	clock   clock // of the server
 
 	mu     sync.Mutex
@@ -124,7 +124,7 @@ func (l *lane) pass() {
 func (l *lane) start() {
 	if len(l.queue) > 0 && l.flight == 0 {
 		flight := l.begin()
-		l.flushes.Go(func() { l.flush(flight) })
+		l.flushes.start(func() { l.flush(flight) })
 	}
 }
 
@@ -230,9 +230,15 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 	for _, op := range ops {
 		op.reply, op.err = op.cmd.Result()
 		if wait != nil && (op.err == nil || errors.Is(op.err, redis.Nil)) {
-			var refused error
-			if op.replicas, refused = wait.replicas(); refused != nil {
-				op.err = refused
+			var refused redis.Error
+			n, err := wait.replicas()
+			switch {
+			case err == nil:
+				op.replicas = n
+			case errors.As(err, &refused): // the claim has been made
+				op.replicas, op.unwaited = 0, err
+			default:
+				op.err = err
 			}
 		}
 	}

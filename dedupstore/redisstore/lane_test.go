@@ -314,6 +314,37 @@ func TestStore_CloseLeavesNoGoroutine(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
+// At shutdown, handlers that did not end in time go on with their heartbeats.
+func TestStore_CloseMayBeCalledTooEarly(t *testing.T) {
+	t.Parallel()
+	s, _ := onServer(t)
+	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+	var beating, closing sync.WaitGroup
+	over := make(chan struct{})
+	for range 4 {
+		beating.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				if err := s.Extend(t.Context(), c, time.Minute); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		closing.Go(func() {
+			for range 2000 {
+				s.Close()
+			}
+		})
+	}
+	closing.Wait()
+	close(over)
+	beating.Wait()
+}
+
 func TestStore_ManyCallersKeepTheirOwnAnswers(t *testing.T) {
 	t.Parallel()
 	s, _ := onServer(t)

@@ -17,7 +17,7 @@ type lanes struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // nil: a single server
 	barrier barrier
-	flushes sync.WaitGroup
+	flushes flushes
 	loaded  atomic.Bool // the cluster's layout has been seen: looking at it asks nobody any more
 
 	mu   sync.RWMutex

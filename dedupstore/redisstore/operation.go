@@ -31,7 +31,8 @@ type operation struct {
 	cmd     redis.StringCmd
 
 	reply    string
-	replicas int // that have what the operation wrote; -1 if that was not asked
+	replicas int   // that have what the operation wrote; -1 if that was not asked
+	unwaited error // why the server refused to wait for replicas
 	err      error
 
 	state atomic.Int32
@@ -51,7 +52,7 @@ var operations = sync.Pool{New: func() any { return &operation{done: make(chan s
 // newOperation returns an operation on the record of a name. Arguments are appended to op.packed, each with an end.
 func newOperation(s *script, prefix string, key dedupstore.Key) *operation {
 	op := operations.Get().(*operation)
-	op.script, op.queues, op.plain, op.n, op.replicas = s, false, false, 0, -1
+	op.script, op.queues, op.plain, op.n, op.replicas, op.unwaited = s, false, false, 0, -1, nil
 	op.state.Store(waiting)
 	op.packed = append(append(op.packed[:0], prefix...), ':')
 	op.packed = key.Append(op.packed)

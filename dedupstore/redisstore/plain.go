@@ -152,6 +152,9 @@ func (s *Store) claimByScript(ctx context.Context, r *dedupstore.Request, op *op
 // plainResult is what a plain claim ended in, if that is known, and how many replicas have it; it frees the operation.
 func (s *Store) plainResult(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (replicas int, known bool, err error) {
 	known, err = s.plainAnswer(r, op, a)
+	if a.Status == dedupstore.AcquiredRun {
+		err = op.unwaited
+	}
 	replicas = op.replicas
 	op.free()
 	return replicas, known, err

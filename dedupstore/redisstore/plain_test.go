@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -257,6 +258,39 @@ func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing
 		t.Errorf("with a replica the claim is answered %+v", a)
 	}
 	settle(t, s, a.Claim, succeeded(""))
+}
+
+// An ACL of a node may lack WAIT. A claim that has been made all the same would count as an attempt, and after some of them the
+// message would end without a run.
+func TestBarrier_ClaimIsGivenBackUncountedIfTheServerRefusesToWait(t *testing.T) {
+	t.Parallel()
+	rdb := as(t, ownServer(t), "hasty", "-wait")
+	s, loose := must(New(rdb, Config{Prefix: "test-hasty", Replicas: 1}))(t), must(New(rdb, Config{Prefix: "test-hasty"}))(t)
+	check := func(err error) {
+		t.Helper()
+		if !errors.Is(err, dedupstore.ErrNotDurable) || !strings.Contains(err.Error(), "NOPERM") {
+			t.Errorf("error %v, want one that is dedupstore.ErrNotDurable and says why", err)
+		}
+	}
+	for range 3 { // by script and plain, of keys that are known and are not
+		_, err := s.Claim(t.Context(), request("a"))
+		check(err)
+		_, err = s.Claim(t.Context(), request("b"))
+		check(err)
+		for _, result := range s.ClaimMany(t.Context(), []dedupstore.Request{request("a"), request("b"), request("c"), request("c")}) {
+			if result.Answer.Status != dedupstore.Busy { // c, whose lease is live while its twin is asked
+				check(result.Err)
+			}
+		}
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		a := claim(t, loose, request(id), dedupstore.AcquiredRun)
+		if a.Claim.Attempt != 1 {
+			t.Errorf("%s: attempt %d, though nobody ran before", id, a.Claim.Attempt)
+		}
+		settle(t, loose, a.Claim, succeeded(""))
+		claim(t, s, request(id), dedupstore.Done) // needs no replicas
+	}
 }
 
 // Claims queue behind others that wait for replicas, and ask twice about keys that are known. What was granted meanwhile must

@@ -56,7 +56,7 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 
 // Close waits until nothing that the store began is under way any more: operations whose callers have gone may be. It
 // is called after the last operation, and closes nothing.
-func (s *Store) Close() { s.lanes.flushes.Wait() }
+func (s *Store) Close() { s.lanes.flushes.wait() }
 
 func clientProblem(rdb redis.UniversalClient) string {
 	null := false
@@ -92,8 +92,8 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (answer dedupst
 		return answer, err
 	}
 	replicas, err := s.claim(ctx, &r, sent, &answer)
-	if err == nil && !s.confirmed(&answer, replicas) {
-		err = s.confirmOne(ctx, &answer, replicas)
+	if !s.confirmed(&answer, replicas) {
+		err = s.confirmOne(ctx, &answer, replicas, err)
 	}
 	return answer, err
 }
@@ -105,8 +105,8 @@ func (s *Store) fromCache(ctx context.Context, r *dedupstore.Request, now time.T
 }
 
 //go:noinline
-func (s *Store) confirmOne(ctx context.Context, answer *dedupstore.Answer, replicas int) error {
-	results := [1]dedupstore.ClaimResult{{Answer: *answer}}
+func (s *Store) confirmOne(ctx context.Context, answer *dedupstore.Answer, replicas int, unwaited error) error {
+	results := [1]dedupstore.ClaimResult{{Answer: *answer, Err: unwaited}}
 	s.confirm(ctx, results[:], []int{replicas})
 	*answer = results[0].Answer
 	return results[0].Err
@@ -158,6 +158,7 @@ func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation,
 		s.remember(r, reply, sent)
 	case dedupstore.AcquiredRun:
 		s.cache.forget(r.Key) // a request to run again has found the record gone
+		return dedupstore.ClaimResult{Answer: reply.answer, Err: op.unwaited}, op.replicas
 	}
 	return dedupstore.ClaimResult{Answer: reply.answer}, op.replicas
 }
