@@ -10,8 +10,8 @@ import (
 )
 
 // Front puts a cheap store before an inbox: what the cheap one knows to be done or in progress is refused without a
-// statement in the inbox's database, which is the truth for all the rest. It is NewFront with the defaults, and panics if
-// a store is nil.
+// statement in the inbox's database, which is the truth for all the rest. It is NewFront with the defaults, and panics where
+// that returns an error.
 func Front(cheap Store, inbox Transactor) *FrontStore {
 	f, err := NewFront(cheap, inbox, FrontConfig{})
 	if err != nil {
@@ -84,8 +84,8 @@ type FrontClaim struct {
 	Scheme string // of the fingerprint that it was made with
 }
 
-// NewFront returns an inbox behind a cheap store. The error names what is wrong. The stores must not be used by others for
-// the same keys at the same time.
+// NewFront returns an inbox behind a cheap store. The error names what is wrong: a store that is nil, or a cheap one whose claims
+// wait for replicas. The stores must not be used by others for the same keys at the same time.
 //
 // The cheap store may have been in use alone before. Only successes that are DONE carry over: they are believed. Where it
 // holds another outcome, of which the inbox knows nothing (a failure, an unknown outcome, outputs that were not published),
@@ -103,6 +103,9 @@ func NewFront(cheap Store, inbox Transactor, c FrontConfig) (*FrontStore, error)
 		return nil, &InvalidError{"cheap", "is nil"}
 	case inbox == nil:
 		return nil, &InvalidError{"inbox", "is nil"}
+	}
+	if w, ok := cheap.(Waiter); ok && w.ClaimWait() > 0 {
+		return nil, &InvalidError{"cheap", fmt.Sprintf("waits up to %v for replicas, longer than it is worth: give it none to wait for, the inbox grants", w.ClaimWait())}
 	}
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {

@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/redisstore"
 )
 
 // hang makes the cheap store answer nobody until it is given up.
@@ -215,6 +218,20 @@ func TestNewFront_NamesWhatIsWrong(t *testing.T) {
 	wantInvalid(t, err, "inbox", "is nil")
 	_, err = dedupstore.NewFront(f.cheap, f.inbox, dedupstore.FrontConfig{Patience: -1})
 	wantInvalid(t, err, "FrontConfig.Patience", "is -1ns, want at least 1ms")
+	for replicas := range 2 { // with one of them that is away, each claim would take as long, and some would have no time left for the inbox
+		rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer rdb.Close()
+		cheap, err := redisstore.New(rdb, redisstore.Config{Replicas: replicas})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = dedupstore.NewFront(cheap, f.inbox, dedupstore.FrontConfig{})
+		if replicas == 0 && err != nil {
+			t.Error(err)
+		} else if replicas > 0 {
+			wantInvalid(t, err, "cheap", "waits up to 1s for replicas, longer than it is worth: give it none to wait for, the inbox grants")
+		}
+	}
 	defer func() {
 		if recover() == nil {
 			t.Error("Front of nothing did not panic")
