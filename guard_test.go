@@ -587,3 +587,30 @@ func TestGuard_ClaimOfAnotherThatIsLostBeforeTheHandlerStartsGivesThisOneBack(t 
 		}
 	})
 }
+
+// A panic in a hook of the store's client must not keep an outcome from being stored: its effect would be made twice.
+func TestGuard_OutcomeIsStoredThoughTheStorePanicsOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		for name, outcome := range map[string]dedupstore.Outcome{"nothing": {}, "output": {Produced: []dedupstore.Produced{{ID: "1"}}}} {
+			store := newStore(t)
+			panics := 0
+			store.settle = func(_ dedupstore.Settlement, apply func() error) error {
+				if panics++; panics%3 != 0 {
+					panic("a hook of the client")
+				}
+				return apply()
+			}
+			g := newGuard(t, store, oncemill.Policy{})
+			h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) { return outcome, nil }}
+			c := call("m1")
+			c.Publish = (&publisher{}).publish
+			if _, err := g.Run(t.Context(), c, h.run); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if res, err := g.Run(t.Context(), c, h.run); err != nil || !res.Duplicate {
+				t.Errorf("%s: then %+v, %v", name, res, err)
+			}
+			h.want(t, 1)
+		}
+	})
+}

@@ -157,20 +157,22 @@ func (hb *heartbeat) stop() {
 	hb.loop.Wait()
 }
 
-// extendBefore renews the lease, and gives up at a time, unless that has passed already. A panic in the store's client, as in
-// a hook, is an error: nobody else could recover from it.
+// extendBefore renews the lease, and gives up at a time, unless that has passed already. Nobody else could recover from a panic.
 func (g *Guard) extendBefore(ctx context.Context, h *holding, limit time.Time) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("the store panicked: %v\n%s", v, debug.Stack())
-		}
-	}()
+	defer calm(&err)
 	if limit.After(time.Now()) {
 		var done context.CancelFunc
 		ctx, done = context.WithDeadline(ctx, limit)
 		defer done()
 	}
 	return g.extend(ctx, h, h.claim.Lease)
+}
+
+// calm is deferred to make an error of a panic in the store's client, as in a hook.
+func calm(err *error) {
+	if v := recover(); v != nil {
+		*err = fmt.Errorf("the store panicked: %v\n%s", v, debug.Stack())
+	}
 }
 
 // sleep waits for d, and reports false if ctx ended before.

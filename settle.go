@@ -189,18 +189,24 @@ func (g *Guard) window(o dedupstore.Outcome) time.Duration {
 // settle writes a settlement, detached from the delivery, whose context shutdown cancels first. It tries again until
 // the lease ends, at least once, and then says loudly that an outcome is lost.
 func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement) error {
-	err := g.store.Settle(g.patience.of(ctx), h.claim, s)
+	err := g.settleOnce(g.patience.of(ctx), h, s)
 	if err != nil { // nearly never
 		err = g.settleAgain(context.WithoutCancel(ctx), h, s, err)
 	}
 	return err
 }
 
+// settleOnce tries once. Without the outcome the effect would be made again, so that a panic is an error, too, which is tried again.
+func (g *Guard) settleOnce(ctx context.Context, h *holding, s dedupstore.Settlement) (err error) {
+	defer calm(&err)
+	return g.store.Settle(ctx, h.claim, s)
+}
+
 // settleAgain goes on with a settlement of which the first attempt failed.
 //
 //go:noinline
 func (g *Guard) settleAgain(ctx context.Context, h *holding, s dedupstore.Settlement, err error) error {
-	err = g.retryAfter(ctx, h, err, func(ctx context.Context) error { return g.store.Settle(ctx, h.claim, s) })
+	err = g.retryAfter(ctx, h, err, func(ctx context.Context) error { return g.settleOnce(ctx, h, s) })
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may run the handler again",
