@@ -144,6 +144,37 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 	proxy.Cut()
 }
 
+// The client's default is not to heed contexts: it would be known too late that the outcome is not stored.
+func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{0, 100 << 10} {
+		server := testserver.Redis(t, "--appendonly", "no")
+		proxy := testserver.Proxy(t, server.Addr)
+		rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+		t.Cleanup(func() { rdb.Close() })
+		store, err := redisstore.New(rdb, redisstore.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second, MaxResultBytes: 1 << 20})
+		var ended time.Time
+		_, err = g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			var once sync.Once
+			proxy.Inject(func(testserver.Exchange) testserver.Fault {
+				var fault testserver.Fault
+				once.Do(func() { fault.HoldRequest = time.Hour })
+				return fault
+			})
+			ended = time.Now()
+			return dedupstore.Outcome{Result: make([]byte, size)}, nil
+		})
+		if took := time.Since(ended); err != nil || took >= 2*time.Second {
+			t.Errorf("result of %d bytes: %v after %v, want the outcome stored before the lease of 2 s ends", size, err, took)
+		}
+		proxy.Cut()
+	}
+}
+
 // Nobody could recover from a panic in a heartbeat: it is a renewal that failed.
 func TestGuard_StoreThatPanicsInAHeartbeatEndsTheRunNotTheProcess(t *testing.T) {
 	virtual(t, func(t *testing.T) {

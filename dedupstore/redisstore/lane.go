@@ -29,10 +29,12 @@ const (
 
 // A lane carries operations to one node, in one flush at a time. Who comes while none is under way sends alone, in its
 // own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned, and so do
-// heartbeats always. A flush that does not return is left alone after a while, and the next one takes another connection.
+// heartbeats always, and all with a client that is deaf. A flush that does not return is left alone after a while, and the next
+// one takes another connection.
 type lane struct {
 	client  redis.UniversalClient
 	cluster bool // the client finds the nodes of names
+	deaf    bool // the client does not heed contexts
 	barrier barrier
 	failed  func(error) // is told what was wrong with the connection
 	flushes *flushes
@@ -50,11 +52,18 @@ type lane struct {
 // Those that are not known to be finished then are not the caller's any more: it sets nil in their place.
 func (l *lane) do(ctx context.Context, ops []*operation) {
 	if len(ops) == 1 && ops[0].size() > maxShared {
-		l.exec(ctx, ops)
+		if !l.deaf {
+			l.exec(ctx, ops)
+			return
+		}
+		op := ops[0]
+		op.state.Store(flushing)
+		l.flushes.start(func() { l.execShared([]*operation{op}); op.finish() })
+		l.await(ctx, ops)
 		return
 	}
 	l.mu.Lock()
-	if l.flight == 0 && len(ops) <= maxBatch && !ops[0].queues {
+	if l.flight == 0 && len(ops) <= maxBatch && !ops[0].queues && !l.deaf {
 		flight := l.begin()
 		l.mu.Unlock()
 		defer l.end(flight) // also when a hook of the client panics
@@ -66,6 +75,11 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 	l.queue = append(l.queue, ops...)
 	l.start()
 	l.mu.Unlock()
+	l.await(ctx, ops)
+}
+
+// await waits for operations that somebody else sends.
+func (l *lane) await(ctx context.Context, ops []*operation) {
 	later, cancel := l.barrier.outlast(ctx)
 	defer cancel()
 	for i, op := range ops {

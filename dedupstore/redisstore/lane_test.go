@@ -250,7 +250,11 @@ func (p panicking) panic() {
 
 func TestLane_PanicInAHookIsTheCallersAndStopsNobodyElse(t *testing.T) {
 	t.Parallel()
-	s, rdb := onServer(t)
+	o := testserver.Redis(t).Options()
+	o.ContextTimeoutEnabled = true // others are called for by goroutines of the store
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { rdb.Close() })
+	s := newStore(t, rdb)
 	claim(t, s, request("first"), dedupstore.AcquiredRun)
 	on := new(atomic.Bool)
 	rdb.AddHook(panicking{on})
@@ -428,4 +432,41 @@ func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 		t.Error("the heartbeat still waits for its reply 2 s after it was cancelled")
 	}
 	settle(t, s, c, succeeded("")) // by another connection
+}
+
+func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	for name, operation := range map[string]func(context.Context, *Store, dedupstore.Claim) error{
+		"claim": func(ctx context.Context, s *Store, _ dedupstore.Claim) error {
+			_, err := s.Claim(ctx, request("new"))
+			return err
+		},
+		"batch": func(ctx context.Context, s *Store, _ dedupstore.Claim) error {
+			return s.ClaimMany(ctx, []dedupstore.Request{request("new 1"), request("new 2")})[1].Err
+		},
+		"outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error { return s.Settle(ctx, c, succeeded("")) },
+		"large outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error {
+			return s.Settle(ctx, c, succeeded(strings.Repeat("x", 2*maxShared)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy := testserver.Proxy(t, server.Addr)
+			rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+			t.Cleanup(func() { rdb.Close() })
+			s := newStore(t, rdb)
+			c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+			_, release := stall(proxy)
+			defer release()
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			start := time.Now()
+			if err := operation(ctx, s, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+				t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
+			}
+			if err := operation(t.Context(), s, c); err != nil {
+				t.Errorf("by another connection: %v", err)
+			}
+		})
+	}
 }

@@ -17,6 +17,7 @@ type lanes struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // nil: a single server
 	barrier barrier
+	deaf    bool // the client does not heed contexts
 	flushes flushes
 	loaded  atomic.Bool // the cluster's layout has been seen: looking at it asks nobody any more
 
@@ -30,9 +31,20 @@ type laneID struct {
 }
 
 func newLanes(client redis.UniversalClient, b barrier) *lanes {
-	l := &lanes{client: client, barrier: b, byID: map[laneID]*lane{}}
+	l := &lanes{client: client, barrier: b, deaf: deaf(client), byID: map[laneID]*lane{}}
 	l.cluster, _ = client.(*redis.ClusterClient)
 	return l
+}
+
+// deaf tells whether a client may wait for the network although the context has ended.
+func deaf(client redis.UniversalClient) bool {
+	switch c := client.(type) {
+	case *redis.Client:
+		return !c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return !c.Options().ContextTimeoutEnabled
+	}
+	return true
 }
 
 // of returns the lane for operations on a record.
@@ -58,7 +70,7 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	if found = l.byID[id]; found != nil && (!id.claims || found.client == client) {
 		return found
 	}
-	made := &lane{client: client, flushes: &l.flushes}
+	made := &lane{client: client, deaf: l.deaf, flushes: &l.flushes}
 	if _, made.cluster = client.(*redis.ClusterClient); made.cluster || id.claims {
 		made.failed = l.reload
 	}

@@ -178,8 +178,8 @@ func (s *Store) remember(r dedupstore.Request, reply reply, sent time.Time) {
 	s.cache.put(r.Key, fingerprint, reply.answer, sent, reply.left)
 }
 
-// Extend implements [dedupstore.Store]. It returns when the context ends, even if the client does not heed contexts: an
-// outcome may be waiting for the end of its heartbeat.
+// Extend implements [dedupstore.Store]. Other than the rest, it also returns at once when the context is cancelled: an outcome may
+// be waiting for the end of its heartbeat.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
