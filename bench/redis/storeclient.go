@@ -42,7 +42,9 @@ func openStore(addr string, f fields) (client, error) {
 	}}, nil
 }
 
-func options(addr string) *redis.Options { return &redis.Options{Addr: addr, PoolSize: 256, ContextTimeoutEnabled: true} }
+func options(addr string) *redis.Options {
+	return &redis.Options{Addr: addr, PoolSize: 256, ContextTimeoutEnabled: true}
+}
 
 func (c *storeClient) process(ctx context.Context, m message) (time.Duration, error) {
 	begun := time.Now()

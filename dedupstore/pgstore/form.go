@@ -189,7 +189,15 @@ func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 		}
 	}
 	if codeOf(err) == codeReadOnly {
-		s.pool.Reset()
+		s.leaveServer()
 	}
 	return err
+}
+
+// leaveServer closes the pool's connections, at most once a second: the pool is the caller's, who may only read.
+func (s *Store) leaveServer() {
+	now, last := time.Now().UnixNano(), s.left.Load()
+	if now-last >= int64(time.Second) && s.left.CompareAndSwap(last, now) {
+		s.pool.Reset()
+	}
 }

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"crypto/sha256"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -26,6 +27,7 @@ type Store struct {
 	joined   owners        // whose runs have called Join
 	slots    slots
 	stuck    stuck
+	left     atomic.Int64 // when a server that only reads was left, in nanoseconds of the Unix era
 }
 
 var (
