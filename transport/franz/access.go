@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -14,13 +15,17 @@ import (
 type alarm struct {
 	group  string
 	log    *slog.Logger
-	failed chan error    // holds the first error that the worker cannot go on after
-	told   *atomic.Int64 // when it was logged last that a record waits, in Unix nanoseconds
+	failed chan error          // holds the first error that the worker cannot go on after
+	told   *atomic.Int64       // when it was logged last that a record waits, in Unix nanoseconds
+	said   map[place]time.Time // when it was logged last that a partition cannot be fetched; of the poll loop
 }
 
 func newAlarm(group string, log *slog.Logger) alarm {
-	return alarm{group: group, log: log, failed: make(chan error, 1), told: new(atomic.Int64)}
+	return alarm{group: group, log: log, failed: make(chan error, 1), told: new(atomic.Int64), said: map[place]time.Time{}}
 }
+
+// sayEvery is how often one partition that cannot be fetched is logged: each poll brings its error again.
+const sayEvery = time.Minute
 
 // fail ends the run with an error.
 func (a *alarm) fail(err error) {
@@ -44,7 +49,8 @@ func (a *alarm) fetchFailed(ctx context.Context, topic string, partition int32, 
 		a.fail(a.refused(topic, err))
 	case errors.As(err, &membership):
 		a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again", "group", a.group, "error", err)
-	default:
+	case time.Since(a.said[place{topic, partition}]) >= sayEvery:
+		a.said[place{topic, partition}] = time.Now()
 		a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now", "partition", placeName(topic, partition), "error", err)
 	}
 }
@@ -57,7 +63,7 @@ var (
 	}{
 		{kerr.TopicAuthorizationFailed, "allow its user to Read and Describe the topic"},
 		{kerr.UnknownTopicOrPartition, "create the topic, or have it created with kgo.AllowAutoTopicCreation"},
-		{kerr.UnknownTopicID, "the topic was deleted: create it, and start again"},
+		{kerr.UnknownTopicID, "the topic was deleted: create it, delete what the group may have committed of the old one (kafka-consumer-groups --delete-offsets), and start again"},
 		{kerr.InvalidTopicException, "name a topic that Kafka allows"},
 	}
 	groupRefusals = []struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	made, intact := w.made, w.intact
 	w.mu.Unlock()
 	grace, rebalance := w.config.Grace, option[time.Duration](cl, kgo.RebalanceTimeout)
-	reset := option[kgo.Offset](cl, kgo.ConsumeResetOffset)
+	start, reset := option[kgo.Offset](cl, kgo.ConsumeStartOffset), option[kgo.Offset](cl, kgo.ConsumeResetOffset)
 	switch {
 	case option[string](cl, kgo.ConsumerGroup) == "":
 		return &SetupError{Problem: "the client has no group: set kgo.ConsumerGroup"}
@@ -71,9 +72,16 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
 	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
 		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
-	case atEnd(option[kgo.Offset](cl, kgo.ConsumeStartOffset)):
+	case endsEarly(cl):
+		return &SetupError{Problem: clientContext}
+	case atEnd(start):
 		return &SetupError{Problem: "the client begins at the end of partitions of which nothing is committed: records that were not settled before a restart or a rebalance would be passed over, and those that a new partition has already; " +
 			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin with what is new commit the ends once, before the first start (kafka-consumer-groups --reset-offsets --to-latest)"}
+	case byTime(start):
+		return &SetupError{Problem: "the client begins at a time in partitions of which nothing is committed: a time that is later at the next start passes over records that were not settled before; " +
+			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin at a time commit its offsets once, before the first start (kafka-consumer-groups --reset-offsets --to-datetime)"}
+	case byTime(reset):
+		return &SetupError{Problem: "the client goes to a time when its offset in a partition is not there any more, and would pass over what the partition has from before: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
 	case atEnd(reset) && reset != kgo.NoResetOffset():
 		return &SetupError{Problem: "the client goes to the end of a partition when its offset is not there any more, and would pass over what the partition has: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
 	case rebalance < 2*grace:
@@ -88,6 +96,20 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 
 // atEnd reports whether an offset is the end of a partition, or counted from there.
 func atEnd(o kgo.Offset) bool { return o.EpochOffset().Offset == -1 }
+
+// byTime reports whether an offset is the first after a time, of the clock or of what a partition has last.
+func byTime(o kgo.Offset) bool {
+	at := o.EpochOffset().Offset
+	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) || at == kgo.LookbackOffset(0).EpochOffset().Offset
+}
+
+const clientContext = "the client's context can end (kgo.WithContext), and then nothing can be confirmed any more that is settled until Run returns: leave it out, and close the client after Run"
+
+// endsEarly reports whether a client can end by itself before its worker has drained.
+func endsEarly(cl *kgo.Client) bool {
+	ctx := option[context.Context](cl, kgo.WithContext)
+	return ctx != nil && ctx.Done() != nil
+}
 
 // sameFunc compares the code of two functions.
 func sameFunc(a, b any) bool {
@@ -129,7 +151,11 @@ func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []strin
 	if err := checkGroup(ctx, admin, group); err != nil {
 		return err
 	}
-	return checkConfigs(ctx, admin, topics, w.config.Retry, w.policy.Window, w.config.Logger)
+	retry := slices.Clone(w.config.Retry)
+	for i := range retry {
+		retry[i].Delay = max(retry[i].Delay, w.policy.Backoff.Max) // a copy waits for the later of both
+	}
+	return checkConfigs(ctx, admin, topics, retry, w.policy.Window, w.config.Logger)
 }
 
 // checkTopics makes sure that topics are there and may be looked up.
@@ -204,7 +230,7 @@ func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retr
 			case strings.Contains(setting(c, "cleanup.policy"), "compact"):
 				return &SetupError{Problem: fmt.Sprintf("retry topic %q has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete", c.Name, setting(c, "cleanup.policy"))}
 			case known && kept <= r.Delay:
-				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for %v: they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
+				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or Backoff.Max of the policy): they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
 			}
 		}
 		if known && kept > window {

@@ -56,7 +56,7 @@ func (s *session) commitFinally(ctx context.Context) error {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := s.commitLocked(ctx, s.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
-			return nil
+			return s.givenUp()
 		}
 		switch {
 		case !gone(err):
@@ -71,6 +71,16 @@ func (s *session) commitFinally(ctx context.Context) error {
 			return &CommitError{Group: s.group, Err: err}
 		}
 	}
+}
+
+// givenUp returns a *CommitError if a rebalance has taken something in the drain that was settled and is not confirmed.
+func (s *session) givenUp() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unconfirmed != nil {
+		return &CommitError{Group: s.group, Err: s.unconfirmed}
+	}
+	return nil
 }
 
 // gone reports whether all that is wrong is that topics are not there.

@@ -59,8 +59,9 @@ type Config struct {
 // A RetryTopic is where failed records wait. All its records should belong to one group: another group would handle them
 // too.
 type RetryTopic struct {
-	// Topic is its name. It must keep records for longer than Delay and the longest time that the group may be away
-	// (retention.ms), and must not be compacted. It should take what the source topics take, and some hundred bytes more
+	// Topic is its name. It must keep records for longer than they wait, which is for Delay, the policy's backoff or what
+	// oncemill.RetryAfter asks for, whichever is longest, and the time that the group may be away (retention.ms), and must not
+	// be compacted. It should take what the source topics take, and some hundred bytes more
 	// (max.message.bytes). Required.
 	Topic string
 

@@ -34,21 +34,26 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	defer cancel()
 	s.committing.Lock() // no commit of these partitions may follow
 	defer s.committing.Unlock()
-	if err := s.commitLocked(ctx, func() []*partition { return partitions }); err != nil {
+	err := s.commitLocked(ctx, func() []*partition { return partitions })
+	if err != nil {
 		s.log.WarnContext(ctx, "franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are settled", "group", s.group, "error", err)
 	}
-	s.forget(partitions)
+	s.forget(partitions, err)
 }
 
 // lose drops partitions that another member may have already.
 func (s *session) lose(lost map[string][]int32) {
 	partitions := s.owned(lost)
+	var unconfirmed error
 	for _, p := range partitions {
 		s.log.Warn("franz: partition was lost", "partition", p.name(), "group", s.group)
 		p.halt()
 		p.cancel(errLost)
+		if _, due := p.due(); due {
+			unconfirmed = errLost
+		}
 	}
-	s.forget(partitions)
+	s.forget(partitions, unconfirmed)
 }
 
 // drain waits for what runs and commits what is settled. It returns a *CommitError if that is not confirmed.

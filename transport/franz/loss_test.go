@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -288,4 +290,59 @@ func TestWorker_RecordsThatAllWaitForTheSameFloodNoLog(t *testing.T) {
 	if said < 1 || said > most {
 		t.Errorf("%d lines of %d records that wait, want 1 to %d, one a second", said, n, most)
 	}
+}
+
+// A partition that stays broken is known after the first line.
+func TestWorker_PartitionThatCannotBeFetchedFloodsNoLog(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2)
+	b.produce(0, 2, 2, 0)
+	broken := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: "orders", Partitions: []int32{1}, Err: kerr.UnknownServerError, Count: -1})
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+	until(t, "the other partition", func() bool { return b.finished() == 1 })
+	hits := broken.Hits()
+	until(t, "the partition to be asked for again", func() bool { return broken.Hits() > hits+10 })
+	m.leave()
+	if said := strings.Count(b.log.String(), "cannot be fetched"); said != 1 {
+		t.Errorf("%d lines, want one a minute:\n%s", said, b.log.String())
+	}
+}
+
+// Whoever has records in a topic that was made again would miss as many as the old one had.
+func TestWorker_OffsetsOfATopicAreNotForItsNamesake(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 2, 1, 0)
+	release := make(chan struct{})
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+		if id == orderID(1) {
+			<-release
+		}
+		return nil
+	}), franz.Config{})
+	until(t, "the first", func() bool { return b.committed("orders")[0] == 1 && b.runsOf(orderID(1)) == 1 })
+	if _, err := b.admin.DeleteTopics(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.admin.CreateTopic(t.Context(), 1, 1, nil, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	b.produce(2, 4, 1, 0)
+	close(release)
+	select { // kgo asks for it several times, and the last commit for 5 s
+	case err := <-m.ended:
+		m.ended = nil
+		if as[*franz.AccessError](t, err); !strings.Contains(err.Error(), "--delete-offsets") {
+			t.Errorf("error %q does not say what to do about offsets", err)
+		}
+	case <-time.After(3 * patience):
+		t.Fatal("Run does not return")
+	}
+	m.cl.CloseAllowingRebalance()
+	if offset, ok := b.committed("orders")[0]; ok {
+		t.Errorf("committed %d of a topic of which nothing was settled", offset)
+	}
+	m = b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+	until(t, "all of the new topic", func() bool { return b.finished() == 6 })
+	m.leave()
 }

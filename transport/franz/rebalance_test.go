@@ -375,6 +375,33 @@ func TestWorker_LastCommitIsRepeatedAlsoIfATopicIsUnknownForAMomentAfterATrouble
 	}
 }
 
+// What a rebalance takes in the drain before it is confirmed is not confirmed by the rest.
+func TestWorker_WhatIsRevokedUnconfirmedInTheDrainIsSaid(t *testing.T) {
+	t.Parallel()
+	const n = 40
+	b := newBench(t, 2)
+	b.produce(0, n, 2, 0)
+	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{CommitEvery: time.Hour})
+	until(t, "all records", func() bool { return b.finished() == n })
+	var mended atomic.Bool
+	b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Group: group, Err: kerr.UnknownServerError, Count: -1, When: func(kmsg.Request) bool { return !mended.Load() }})
+	m.stop()
+	b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{CommitEvery: time.Hour})
+	b.stable(2, 2)
+	mended.Store(true)
+	as[*franz.CommitError](t, m.wait())
+	m.cl.CloseAllowingRebalance()
+	committed := 0
+	for _, offset := range b.committed("orders") {
+		if offset == n/2 {
+			committed++
+		}
+	}
+	if committed != 1 {
+		t.Errorf("offsets %v, want those of the partition that stayed", b.committed("orders"))
+	}
+}
+
 func TestWorker_RevocationCommitsWhatIsSettled(t *testing.T) {
 	t.Parallel()
 	const n = 40

@@ -26,10 +26,11 @@ type session struct {
 	committing sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
 	running    sync.WaitGroup
 
-	mu         sync.Mutex
-	draining   bool
-	partitions map[place]*partition
-	ending     map[place]<-chan struct{} // assignments that were given up while something ran: closed when that has ended
+	mu          sync.Mutex
+	draining    bool
+	unconfirmed error // why something was given up in the drain that is settled and not confirmed; nil: nothing was
+	partitions  map[place]*partition
+	ending      map[place]<-chan struct{} // assignments that were given up while something ran: closed when that has ended
 }
 
 // A place is a partition's name.
@@ -192,10 +193,13 @@ func (s *session) all() []*partition {
 	return found
 }
 
-// forget gives partitions up.
-func (s *session) forget(partitions []*partition) {
+// forget gives partitions up. The error, if any, says why what is settled in them is not confirmed.
+func (s *session) forget(partitions []*partition, unconfirmed error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.draining && unconfirmed != nil {
+		s.unconfirmed = unconfirmed
+	}
 	for _, p := range partitions {
 		at := place{p.topic, p.number}
 		delete(s.partitions, at)

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -97,6 +98,18 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"from the end when an offset is gone", "kgo.ConsumeResetOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()))
 		}},
+		{"from a time", "kgo.ConsumeStartOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AfterMilli(time.Now().UnixMilli())))
+		}},
+		{"from a while before the end", "kgo.ConsumeStartOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.LookbackOffset(time.Hour)))
+		}},
+		{"from a time when an offset is gone", "kgo.ConsumeResetOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.ConsumeResetOffset(kgo.LookbackOffset(time.Hour)))
+		}},
+		{"with a context that can end", "kgo.WithContext", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.WithContext(t.Context()))
+		}},
 		{"of retry topics by pattern", "kgo.ConsumeRegex", retry, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeRegex(), kgo.ConsumeTopics("^ord"))
 		}},
@@ -124,14 +137,17 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		settings map[string]string
+		backoff  time.Duration // at most
 		refused  bool
 	}{
-		"compacted":                     {map[string]string{"cleanup.policy": "compact"}, true},
-		"compacted, too":                {map[string]string{"cleanup.policy": "compact,delete"}, true},
-		"deleted before they are due":   {map[string]string{"retention.ms": "3600000"}, true},
-		"deleted a while later":         {map[string]string{"retention.ms": "86400000"}, false},
-		"never deleted":                 {map[string]string{"retention.ms": "-1"}, false},
-		"as a broker has it by default": {nil, false},
+		"compacted":                           {map[string]string{"cleanup.policy": "compact"}, time.Minute, true},
+		"compacted, too":                      {map[string]string{"cleanup.policy": "compact,delete"}, time.Minute, true},
+		"deleted before they are due":         {map[string]string{"retention.ms": "3600000"}, time.Minute, true},
+		"deleted before a late attempt":       {map[string]string{"retention.ms": "86400000"}, 48 * time.Hour, true},
+		"deleted a while after they are due":  {map[string]string{"retention.ms": "86400000"}, time.Minute, false},
+		"deleted a while after late attempts": {map[string]string{"retention.ms": "259200000"}, 48 * time.Hour, false},
+		"never deleted":                       {map[string]string{"retention.ms": "-1"}, 48 * time.Hour, false},
+		"as a broker has it by default":       {nil, time.Minute, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -143,7 +159,8 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 			if _, err := b.admin.CreateTopic(t.Context(), 1, 1, values, "later"); err != nil {
 				t.Fatal(err)
 			}
-			w, err := franz.NewWorker(b.processor(consumer.Config{}), nothing, franz.Config{
+			once := b.processor(consumer.Config{Policy: oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: tc.backoff}}})
+			w, err := franz.NewWorker(once, nothing, franz.Config{
 				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, RetryPublisher: b.publisher(), Logger: b.logger,
 			})
 			if err != nil {

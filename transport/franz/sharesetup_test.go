@@ -89,6 +89,9 @@ func TestShareWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"that is a static member", "kgo.InstanceID", func(w *franz.ShareWorker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.InstanceID("a"))
 		}},
+		{"with a context that can end", "kgo.WithContext", func(w *franz.ShareWorker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.WithContext(t.Context()))
+		}},
 		{"with a pattern", "kgo.ConsumeRegex", func(w *franz.ShareWorker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.ConsumeRegex())
 		}},
