@@ -110,21 +110,62 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 	if len(offsets) == 0 {
 		return nil
 	}
-	ctx = kgo.PreCommitFnContext(ctx, func(req *kmsg.OffsetCommitRequest) error {
+	var failed, namesakes error
+	checked := kgo.PreCommitFnContext(ctx, func(req *kmsg.OffsetCommitRequest) (err error) {
 		if req.MemberID != member || req.Generation != generation {
 			return errGeneration // these partitions may have been lost and found
 		}
-		return nil
+		namesakes, err = s.dropNamesakes(ctx, req)
+		return err
 	})
-	var failed error
-	s.cl.CommitOffsetsSync(ctx, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+	s.cl.CommitOffsetsSync(checked, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failed = err
 			return
 		}
+		s.byID = resp.Version >= 10
 		failed = eachConfirmed(req, resp, func(at place) { owners[at].confirm(offsets[at.topic][at.partition]) })
 	})
+	if namesakes != nil {
+		return errors.Join(failed, namesakes)
+	}
 	return failed
+}
+
+// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made again.
+// Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and brokers
+// refuse them.
+func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
+	if s.byID {
+		return nil, nil
+	}
+	look := kmsg.NewPtrMetadataRequest() // kadm would answer from what the client knew a while ago
+	for _, t := range req.Topics {
+		topic := kmsg.NewMetadataRequestTopic()
+		topic.Topic = &t.Topic
+		look.Topics = append(look.Topics, topic)
+	}
+	resp, err := look.RequestWith(ctx, s.cl)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string][16]byte{} // without those that are not there
+	for _, t := range resp.Topics {
+		if t.Topic != nil {
+			found[*t.Topic] = t.TopicID
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	req.Topics = slices.DeleteFunc(req.Topics, func(t kmsg.OffsetCommitRequestTopic) bool {
+		id, known := s.ids[t.Topic]
+		other := known && found[t.Topic] != id
+		if other {
+			dropped = errors.Join(dropped, fmt.Errorf("%s: %w", t.Topic, kerr.UnknownTopicID))
+		}
+		return other
+	})
+	return dropped, nil
 }
 
 // eachConfirmed calls confirmed for every partition that the response says is committed, and returns the errors of the

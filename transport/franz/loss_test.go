@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -311,7 +312,19 @@ func TestWorker_PartitionThatCannotBeFetchedFloodsNoLog(t *testing.T) {
 // Whoever has records in a topic that was made again would miss as many as the old one had.
 func TestWorker_OffsetsOfATopicAreNotForItsNamesake(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, 1)
+	for name, opts := range map[string][]kfake.Opt{
+		"commits name topics by ID":   nil,
+		"commits name topics by name": {kfake.MaxVersions(kversion.V4_1_0())},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			offsetsAreNotForNamesakes(t, newBench(t, 1, opts...))
+		})
+	}
+}
+
+func offsetsAreNotForNamesakes(t *testing.T, b *bench) {
+	t.Helper()
 	b.produce(0, 2, 1, 0)
 	release := make(chan struct{})
 	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {

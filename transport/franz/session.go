@@ -24,11 +24,13 @@ type session struct {
 	slots     chan struct{} // holds a token for each record that is being handled
 
 	committing sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
+	byID       bool       // the broker's last answer to a commit named topics by ID; held with committing
 	running    sync.WaitGroup
 
 	mu          sync.Mutex
 	draining    bool
-	unconfirmed error // why something was given up in the drain that is settled and not confirmed; nil: nothing was
+	unconfirmed error               // why something was given up in the drain that is settled and not confirmed; nil: nothing was
+	ids         map[string][16]byte // of topics that records were fetched of; a broker before Kafka 3.1 tells none
 	partitions  map[place]*partition
 	ending      map[place]<-chan struct{} // assignments that were given up while something ran: closed when that has ended
 }
@@ -51,6 +53,7 @@ func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.
 		},
 		rebalance:  option[time.Duration](cl, kgo.RebalanceTimeout),
 		slots:      make(chan struct{}, config.Window),
+		ids:        map[string][16]byte{},
 		partitions: map[place]*partition{},
 		ending:     map[place]<-chan struct{}{},
 	}
@@ -125,6 +128,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // take deals with what was fetched, and returns how many partitions failed.
 func (s *session) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
+	s.identify(fetches)
 	fetches.EachPartition(func(f kgo.FetchTopicPartition) {
 		if f.Err != nil {
 			failed++
@@ -138,6 +142,19 @@ func (s *session) take(ctx context.Context, fetches kgo.Fetches) (failed int) {
 		}
 	})
 	return failed
+}
+
+// identify notes which topics records are of.
+func (s *session) identify(fetches kgo.Fetches) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range fetches {
+		for _, t := range f.Topics {
+			if t.TopicID != [16]byte{} {
+				s.ids[t.Topic] = t.TopicID
+			}
+		}
+	}
 }
 
 // assigned returns a partition that records were fetched of, and starts it if these are its first.
