@@ -69,7 +69,8 @@ func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.
 			}
 			msg.Nack() // the handler has ended its goroutine, which is the Router's
 		}()
-		if steering := steeringOf(ctx); steering != nil {
+		steering := steeringOf(ctx)
+		if steering != nil {
 			known := &steering.Delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
 			d.Count, d.Holds, d.System = known.Count, known.Holds, known.System
@@ -83,6 +84,9 @@ func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.
 			return dedupstore.Outcome{Produced: produced}, err
 		})
 		returned = true
+		if decision.Action == Ack && steering != nil && steering.decided { // a middleware outside has called again
+			steering.Decide(decision)
+		}
 		if decision.Action == Ack && decision.Result.Publication == nil && !decision.Result.Bypassed { // nearly always
 			return nil, nil
 		}
@@ -207,6 +211,7 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
 	}
 	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
+		steering.decided = true
 		steering.Decide(*decision)
 		return nil, decision.Err
 	}

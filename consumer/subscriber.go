@@ -17,7 +17,9 @@ import (
 
 // Subscriber returns a Watermill Subscriber over a source. With Processor.Middleware in the Router, everything that the
 // middleware decides is carried out by the source: delays, rejections, deliveries that are left alone. Without it, or
-// when an outer middleware nacks, a message is delivered again after a delay that grows with its deliveries.
+// when an outer middleware nacks, a message is delivered again after a delay that grows with its deliveries. When an outer
+// middleware makes a success of an error of the guard's, as Watermill's own PoisonQueue does, the message is delivered again
+// all the same, with an error in the log, unless the guard has rejected it for good.
 //
 // Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of them need
 // Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second subscription is a warning.
@@ -40,6 +42,7 @@ type subscriber struct {
 	closing chan struct{}
 	topics  map[string]int // subscriptions that go on
 	runs    sync.WaitGroup
+	warned  sync.Once
 }
 
 // errSubscriberClosed refuses what comes after Close.
@@ -95,7 +98,7 @@ func (s *subscriber) run(ctx context.Context, topic string, out chan<- *message.
 	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
 		began := time.Now()
 		err := s.source.Run(ctx, topic, func(each context.Context, d Delivery) Decision {
-			return deliver(each, d, out, ctx.Done())
+			return s.deliver(each, d, out, ctx.Done())
 		})
 		if ctx.Err() != nil {
 			if err != nil {
@@ -129,7 +132,7 @@ func (p *passage) Value(key any) any {
 }
 
 // deliver hands a message to the Router and waits for what becomes of it.
-func deliver(each context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
+func (s *subscriber) deliver(each context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
 	p := &passage{steering: Steering{Delivery: d}}
 	p.steering.Decide = p.decide
 	p.Init(each)
@@ -151,6 +154,13 @@ func deliver(each context.Context, d Delivery, out chan<- *message.Message, drai
 	}
 	select {
 	case <-msg.Acked():
+		if decision := p.decided.Load(); decision != nil && (decision.Action == RetryLater || decision.Action == Leave) {
+			s.warned.Do(func() {
+				slog.ErrorContext(each, "oncemill: a middleware outside of the guard makes a success of the guard's errors; such messages come again all the same: put consumer.PoisonQueue in place of Watermill's, and see consumer.Chain",
+					"id", decision.ID, "topic", d.Topic, "error", decision.Err)
+			})
+			return *decision
+		}
 		return Decision{Action: Ack}
 	case <-msg.Nacked():
 	case <-each.Done():

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -379,6 +380,81 @@ func TestMiddleware_SteeringWithoutDecideIsANack(t *testing.T) {
 		_, err := p.Middleware(h.handle)(m)
 		as[*oncemill.RetryError](t, err)
 		h.want(t, 1)
+	})
+}
+
+// Watermill's own PoisonQueue takes each error for poison. What is only to be tried again, or waits for its store, is not lost
+// by that: it comes again. What the guard has rejected for good is the poison queue's.
+func TestSubscriber_WhatHasToComeAgainDoesSoThoughAnOuterMiddlewareAcknowledgesIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, poison := newSource(delivery("a"), delivery("b")), nowhere{}
+		stock, err := middleware.PoisonQueue(poison, "poison")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		runs := map[string]int{}
+		var mu sync.Mutex
+		stop := over(t, s, nil, consuming(stock(p.Middleware(func(m *message.Message) ([]*message.Message, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			id := m.Metadata.Get(producer.HeaderID)
+			runs[id]++
+			switch {
+			case id == "b":
+				return nil, oncemill.Permanent(errors.New("declined"))
+			case runs[id] < 3:
+				return nil, errors.New("not yet")
+			}
+			return nil, nil
+		}))))
+		<-time.After(time.Minute)
+		stop()
+		if runs["a"] != 3 || runs["b"] != 1 {
+			t.Errorf("runs %v, want 3 of a, 1 of b", runs)
+		}
+		acks := 0
+		for _, action := range s.actions() {
+			if action == consumer.Ack {
+				acks++
+			}
+		}
+		if acks != 2 || len(s.decisions) != 4 {
+			t.Errorf("the source was told %v, want two to be retried, and then an ack of each message", s.actions())
+		}
+	})
+}
+
+// nowhere takes all messages.
+type nowhere struct{}
+
+func (nowhere) Publish(string, ...*message.Message) error { return nil }
+func (nowhere) Close() error                              { return nil }
+
+func consuming(h message.HandlerFunc) message.NoPublishHandlerFunc {
+	return func(m *message.Message) error {
+		_, err := h(m)
+		return err
+	}
+}
+
+// A middleware outside that calls again until the message is done has not swallowed anything.
+func TestSubscriber_RetryOutsideOfTheGuardThatEndsWellIsAnAck(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := newSource(delivery("a"))
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		h := &handler{then: func(_ *message.Message, n int) ([]*message.Message, error) {
+			if n == 1 {
+				return nil, errors.New("not yet")
+			}
+			return nil, nil
+		}}
+		retry := middleware.Retry{MaxRetries: 10, InitialInterval: time.Second}
+		stop := over(t, s, nil, consuming(retry.Middleware(p.Middleware(h.handle))))
+		<-time.After(time.Minute)
+		stop()
+		h.want(t, 2)
+		s.want(t, consumer.Ack)
 	})
 }
 

@@ -95,6 +95,13 @@ func (s *subscription) offer(work context.Context, msg *message.Message, metadat
 	}
 	select {
 	case <-offered.Acked():
+		if decision := decided.Load(); decision != nil && (decision.Action == consumer.RetryLater || decision.Action == consumer.Leave) {
+			s.warned.Do(func() {
+				s.config.Logger.ErrorContext(ctx, "oncemill: a middleware outside of the guard makes a success of the guard's errors; such messages come again all the same: put consumer.PoisonQueue in place of Watermill's, and see consumer.Chain",
+					"id", decision.ID, "topic", s.topic, "error", decision.Err)
+			})
+			return *decision
+		}
 		return consumer.Decision{Action: consumer.Ack}
 	case <-offered.Nacked():
 	case <-work.Done():

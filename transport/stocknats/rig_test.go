@@ -82,6 +82,7 @@ type setup struct {
 	config      stocknats.Config
 	store       dedupstore.Store
 	consumer    consumer.Config
+	outer       message.HandlerMiddleware // around the guard
 	handle      func(msg *message.Message, delivery int) error
 }
 
@@ -304,7 +305,11 @@ func (r *rig) serve() *service {
 		r.t.Fatal(err)
 	}
 	s := &service{Router: router, ended: make(chan struct{}), sub: r.subscriber()}
-	router.AddMiddleware(r.count, once.Middleware)
+	router.AddMiddleware(r.count)
+	if r.outer != nil {
+		router.AddMiddleware(r.outer)
+	}
+	router.AddMiddleware(once.Middleware)
 	router.AddConsumerHandler("charge", "orders", s.sub, r.run)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel

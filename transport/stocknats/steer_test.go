@@ -81,6 +81,35 @@ func TestStock_RejectedMessageIsTerminated(t *testing.T) {
 	})
 }
 
+// Watermill's own PoisonQueue takes each error for poison, also one of an attempt that is to be repeated.
+func TestStock_WhatHasToComeAgainDoesSoThoughAnOuterMiddlewareAcknowledgesIt(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, adapter string) {
+		swallow := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				outputs, _ := next(msg)
+				return outputs, nil
+			}
+		}
+		r := newRig(t, setup{adapter: adapter, outer: swallow, handle: func(msg *message.Message, n int) error {
+			if n < 3 {
+				return oncemill.RetryAfter(300*time.Millisecond, errDeclined)
+			}
+			return nil
+		}})
+		r.serve()
+		r.publish("o1")
+		until(t, "the third run", func() bool { return r.ran("o1") == 3 })
+		r.settled()
+		if n := len(r.times("o1")); n != 3 {
+			t.Errorf("delivered %d times, want 3", n)
+		}
+		if !r.log.has("a middleware outside of the guard") {
+			t.Error("nobody was told")
+		}
+	})
+}
+
 func TestStock_NackWithoutADecisionIsDelayedAndItsDelayGrows(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, adapter string) {

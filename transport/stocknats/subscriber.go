@@ -102,6 +102,7 @@ type subscription struct {
 
 	received int // messages that came from the adapter
 	working  sync.WaitGroup
+	warned   sync.Once
 
 	parking sync.Mutex
 	parked  []*message.Message // those that the drain kept from the Router
