@@ -24,7 +24,7 @@ type Telemetry struct {
 
 	// Propagator reads trace context from messages and writes it into them. What it writes into a handler's outputs is kept in
 	// records, too: think of that before baggage is part of it. Outboxes keep baggage only by name (Config.Baggage). Nil: the
-	// global one.
+	// global one, which carries nothing unless the program has set another (otel.SetTextMapPropagator).
 	Propagator propagation.TextMapPropagator
 }
 

@@ -26,7 +26,7 @@ var imported = []string{
 	"context", "errors", "net/http", "os", "time",
 	"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgxpool", "github.com/nats-io/nats.go/jetstream", "github.com/redis/go-redis/v9",
 	"github.com/twmb/franz-go/pkg/kgo", "github.com/ThreeDotsLabs/watermill/message", "database/sql",
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware",
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware", "go.opentelemetry.io/otel", "go.opentelemetry.io/otel/propagation",
 	module, module + "/consumer", module + "/dedupstore", module + "/dedupstore/pgstore", module + "/dedupstore/redisstore",
 	module + "/dedupstore/sqlitestore", module + "/outbox", module + "/outbox/pgoutbox", module + "/outbox/sqliteoutbox", module + "/producer",
 	module + "/producer/idempotencykey", module + "/producer/webhook", module + "/transport/franz", module + "/transport/natsjs",
