@@ -54,7 +54,7 @@ func (b *broker) open(ctx context.Context, dir string) error {
 		url = b.embedded.ClientURL()
 	}
 	var err error
-	if b.conn, err = nats.Connect(url, nats.MaxReconnects(-1), nats.Timeout(shop.AnswerTime)); err == nil {
+	if b.conn, err = nats.Connect(url, nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(), nats.Timeout(shop.AnswerTime)); err == nil {
 		b.js, err = jetstream.New(b.conn)
 	}
 	if err == nil {

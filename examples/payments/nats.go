@@ -43,7 +43,7 @@ type broker struct {
 // connect connects to the server, and makes streams unless somebody has.
 func connect(ctx context.Context, o options) (*broker, error) {
 	b := &broker{names: names{o.run}}
-	settings := []nats.Option{nats.MaxReconnects(-1), nats.Timeout(shop.AnswerTime)}
+	settings := []nats.Option{nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(), nats.Timeout(shop.AnswerTime)}
 	if o.lose > 0 {
 		settings = append(settings, nats.SetCustomDialer(&losingDialer{every: o.lose}))
 	}

@@ -159,7 +159,7 @@ func exampleServer() (jetstream.JetStream, func(), error) {
 	if !s.ReadyForConnections(20 * time.Second) {
 		return nil, nil, errors.New("the server is not ready")
 	}
-	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1))
+	nc, err := nats.Connect(s.ClientURL(), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return nil, nil, err
 	}
