@@ -108,8 +108,12 @@ type MissingID string
 
 // What to do without an ID.
 const (
-	MissingIDReject MissingID = "reject" // refuse it; a consumer dead-letters it
-	MissingIDBypass MissingID = "bypass" // run the handler unguarded, counted as bypassed; an ID that is unusable is rejected all the same
+	// MissingIDReject refuses it; a consumer dead-letters it.
+	MissingIDReject MissingID = "reject"
+
+	// MissingIDBypass runs the handler unguarded, counted as bypassed; an ID that is unusable is rejected all the same. Nobody
+	// counts attempts there: errors that are not Permanent are tried again for ever, and FromContext panics.
+	MissingIDBypass MissingID = "bypass"
 )
 
 // LowValue is for effects whose repetition is a nuisance: 24 hours.

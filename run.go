@@ -28,7 +28,7 @@ func (r Run) ID(name string) string {
 }
 
 // FromContext returns the run that the handler is in. It panics outside a run, since an ID made from nothing would be
-// the same for every message.
+// the same for every message. So it does for a message without an ID that a policy lets run: MissingIDBypass, Shadow.
 func FromContext(ctx context.Context) Run {
 	claim, ok := txctx.From[*dedupstore.Claim](ctx)
 	if !ok {
