@@ -59,6 +59,34 @@ func TestInbox_SmallPoolsGiveNoMessageUp(t *testing.T) {
 	}
 }
 
+// As where each tenant has a schema, or each part of a program makes a store for itself.
+func TestInbox_StoresThatShareAPoolLeaveItsHeartbeatsAConnection(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	var all sync.WaitGroup
+	for n := range 2 {
+		s := newStore(t, pool, Config{Table: fmt.Sprint("dedup_", n)})
+		g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{Lease: 2 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 { // with the other store's, more than there are connections
+			all.Go(func() {
+				call := callOf(fmt.Sprint(n, "-", i))
+				call.Hold = time.Minute
+				res, err := g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+					lasts(2500 * time.Millisecond) // longer than a lease
+					return dedupstore.Outcome{}, context.Cause(ctx)
+				})
+				if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+					t.Errorf("message %d of store %d ended with %+v, %v", i, n, res.Outcome, err)
+				}
+			})
+		}
+	}
+	all.Wait()
+}
+
 func TestInbox_APoolOfOneConnectionIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })

@@ -2,24 +2,35 @@ package pgstore
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// slots bound how many transactions of an inbox are open at once: claims, heartbeats and settlements need connections beside
-// them, or every lease would end while its holder waits for one.
+// slots bound how many transactions of a pool's inboxes are open at once: claims, heartbeats and settlements need connections
+// beside them, or every lease would end while its holder waits for one.
 type slots chan struct{}
+
+// pools has the slots of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a pool, as
+// one for each schema, and each knows of its own runs only.
+var pools sync.Map
 
 // leastConns is how many connections an inbox needs: one for a handler, one for its heartbeats.
 const leastConns = 2
 
 func slotsOf(pool *pgxpool.Pool) slots {
 	most := int(pool.Config().MaxConns)
-	return make(slots, max(1, most-max(1, most/4)))
+	key := weak.Make(pool)
+	known, found := pools.LoadOrStore(key, make(slots, max(1, most-max(1, most/4))))
+	if !found {
+		runtime.AddCleanup(pool, func(key weak.Pointer[pgxpool.Pool]) { pools.Delete(key) }, key)
+	}
+	return known.(slots)
 }
 
 func (s slots) take(ctx context.Context) error {
