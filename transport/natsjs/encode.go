@@ -87,8 +87,14 @@ func msgID(id, topic, purpose, generation string) string {
 	return string(text[:])
 }
 
+// maxSubject leaves room for the subject of the answer within the 4,096 bytes of a server's max_control_line.
+const maxSubject = 3800
+
 // subjectProblem says why a subject cannot be published to, or "".
 func subjectProblem(subject string) string {
+	if len(subject) > maxSubject {
+		return fmt.Sprintf("has %d bytes, want at most %d: nats.go closes its connection for good where a server refuses a longer line", len(subject), maxSubject)
+	}
 	if strings.ContainsFunc(subject, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
 		return fmt.Sprintf("is %.80q: a NATS subject has no white space", subject)
 	}

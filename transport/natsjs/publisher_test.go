@@ -142,6 +142,7 @@ func TestPublisher_RefusedMessagesDoNotStopTheOthers(t *testing.T) {
 		{producer.Message{ID: "b18", Topic: "orders", Header: producer.Header{"Oncemill-Purpose": "retry", "ONCEMILL-PURPOSE": "replay"}}, "header oncemill-purpose", nil, false},
 		{producer.Message{ID: "b19", Topic: "sealed"}, "", nil, true},
 		{producer.Message{ID: "b20", Topic: "counters"}, "", nil, true},
+		{producer.Message{ID: "b21", Topic: "orders." + strings.Repeat("x", 4096)}, "Message.Topic", nil, false},
 	}
 	good := orders(len(bad))
 	var messages []producer.Message
@@ -173,6 +174,27 @@ func TestPublisher_RefusedMessagesDoNotStopTheOthers(t *testing.T) {
 		}
 	}
 	wantOnce(t, b.stored(t, "orders"), len(good))
+}
+
+func TestPublisher_LongestSubjectDoesNotCloseTheConnection(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{})
+	js := b.server.JetStream(nats.CustomInboxPrefix("_INBOX." + strings.Repeat("x", 200)))
+	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := orders(1)[0]
+	m.Topic = "orders." + strings.Repeat("x", 3800-len("orders."))
+	if err := pub.Publish(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	m.Topic += "x"
+	var invalid *producer.InvalidError
+	if f := failuresOf(t, pub.Publish(t.Context(), m))[0]; f.Unknown || !errors.As(f.Err, &invalid) || js.Conn().IsClosed() {
+		t.Errorf("%+v, want it to be refused here", f)
+	}
+	wantOnce(t, b.stored(t, "orders"), 1)
 }
 
 func TestPublisher_OrdersToTheStreamAreRefused(t *testing.T) {
