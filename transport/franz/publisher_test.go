@@ -150,6 +150,28 @@ func TestPublisher_SaysWhatIsUnknown(t *testing.T) {
 	}
 }
 
+func TestPublisher_SaysThatATopicWasMadeAnew(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	pub := b.publisher()
+	if err := pub.Publish(t.Context(), messages(1)...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.admin.DeleteTopics(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.admin.CreateTopic(t.Context(), 1, 1, nil, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	f := failuresOf(t, pub.Publish(t.Context(), messages(1)...))[0]
+	if !f.Unknown || !errors.Is(f.Err, kerr.UnknownTopicID) || !strings.Contains(f.Err.Error(), "start the process again") {
+		t.Errorf("%+v does not say what to do", f)
+	}
+	if err := b.publisher().Publish(t.Context(), messages(1)...); err != nil { // as it says
+		t.Error(err)
+	}
+}
+
 func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
