@@ -118,8 +118,9 @@ func (f watermillFace) Publish(topic string, messages ...*message.Message) error
 func (watermillFace) Close() error { return nil }
 
 // FromWatermill returns a Watermill publisher as a Publisher. The Watermill publisher must be synchronous: it may
-// return only when the broker has the messages, or a message that the broker never got counts as published. Closing it
-// is up to who made it.
+// return only when the broker has the messages, or a message that the broker never got counts as published. One of
+// watermill-nats must not have TrackMsgID or TrackMessageID: a stream would drop messages that have one ID, for other topics
+// or as replays, and they would count as published. Closing it is up to who made it.
 //
 // Messages of a call are published by topic, in their order, each with the context of the call. An error of Watermill
 // says nothing about single messages: all of that topic are reported as unknown, and the other topics are still

@@ -2,17 +2,22 @@ package stocknats_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // These tests show what the adapters do by themselves. Where one fails with a new version of them, docs/brokers.md has a
@@ -128,5 +133,36 @@ func TestBareNATS_DurableConsumerIsDeletedByItsSubscriber(t *testing.T) {
 	sub.Close()
 	if n := consumers(); n != 0 {
 		t.Errorf("%d consumers, want none: the acks are forgotten", n)
+	}
+}
+
+// With natsjs.Publisher each is stored: TestPublisher_DeadLetterRetryAndReplayAreNotSwallowed.
+func TestBareNATS_TrackMsgIDSwallowsOtherTopicsAndReplays(t *testing.T) {
+	t.Parallel()
+	server := testserver.NATS(t)
+	js := server.JetStream()
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "shop", Subjects: []string{"shop.>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, track := range []bool{true, false} {
+		pub, err := wmnats.NewPublisher(wmnats.PublisherConfig{
+			URL: server.URL(), Marshaler: &wmnats.NATSMarshaler{}, JetStream: wmnats.JetStreamConfig{TrackMsgID: track},
+		}, watermill.NopLogger{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = producer.FromWatermill(pub).Publish(t.Context(),
+			producer.Message{ID: "o1", Topic: "shop.orders"},
+			producer.Message{ID: "o1", Topic: "shop.emails"},
+			producer.Message{ID: "o1", Topic: "shop.orders", Header: producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"}},
+		)
+		if err := errors.Join(err, pub.Close()); err != nil {
+			t.Fatal(err)
+		}
+		info, err := stream.Info(t.Context())
+		if want := map[bool]uint64{true: 1, false: 1 + 3}[track]; err != nil || info.State.Msgs != want {
+			t.Errorf("with TrackMsgID %v: %d messages stored, want %d; %v", track, info.State.Msgs, want, err)
+		}
 	}
 }
