@@ -109,8 +109,8 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or by
 // the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
 // keys). Everything else is unknown, also when a topic does not exist or may not be written to: that can be mended, and
-// an outbox must not give rows up for it. To a topic that was deleted and made again a client publishes no more (kgo 1.22.2,
-// kerr.UnknownTopicID): a new client does, so start the process again. A message that is unknown because ctx or its timeout ended may be sent until
+// an outbox must not give rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was
+// deleted and made again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be sent until
 // the client's kgo.RecordDeliveryTimeout ends.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	flights := p.sendAll(ctx, messages)
@@ -245,8 +245,11 @@ func (f *produced) await(ctx context.Context) {
 		}
 	}
 	f.unknown = f.err != nil && !refusesMessage(f.err)
-	if errors.Is(f.err, kerr.UnknownTopicID) {
+	switch {
+	case errors.Is(f.err, kerr.UnknownTopicID):
 		f.err = fmt.Errorf("%w (was the topic deleted and made again? Then this client publishes to it no more: start the process again)", f.err)
+	case errors.Is(f.err, kerr.ClusterAuthorizationFailed):
+		f.err = fmt.Errorf("%w (the right to write idempotently, or to any topic, is missing, or was when this client asked for it, which it does not do again: give it, and start the process again)", f.err)
 	}
 }
 

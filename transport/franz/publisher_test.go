@@ -172,6 +172,26 @@ func TestPublisher_SaysThatATopicWasMadeAnew(t *testing.T) {
 	}
 }
 
+func TestPublisher_SaysThatARightComesTooLate(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.cluster.ControlKey(int16(kmsg.InitProducerID), func(req kmsg.Request) (kmsg.Response, error, bool) { // once
+		resp := req.ResponseKind().(*kmsg.InitProducerIDResponse)
+		resp.ErrorCode = kerr.ClusterAuthorizationFailed.Code
+		return resp, nil, true
+	})
+	pub := b.publisher()
+	for range 2 {
+		f := failuresOf(t, pub.Publish(t.Context(), messages(1)...))[0]
+		if !f.Unknown || !errors.Is(f.Err, kerr.ClusterAuthorizationFailed) || !strings.Contains(f.Err.Error(), "start the process again") {
+			t.Errorf("%+v does not say what to do", f)
+		}
+	}
+	if err := b.publisher().Publish(t.Context(), messages(1)...); err != nil { // as it says
+		t.Error(err)
+	}
+}
+
 func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
