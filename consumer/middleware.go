@@ -279,6 +279,8 @@ func (p *Processor) watch(ctx context.Context, msg *message.Message, publication
 			_ = publication.Done()
 			return
 		case <-msg.Nacked():
+			p.log.WarnContext(ctx, "oncemill: outputs were not published, so their message comes again for them, without a run, and may hold up others; the Router's log says why: outputs that their broker refuses for good are tried for ever",
+				"uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "to", message.PublishTopicFromCtx(ctx), "outputs", len(publication.Messages()))
 		case <-p.closed:
 		case <-limit.C:
 			p.log.ErrorContext(ctx, "oncemill: message neither acked nor nacked, its outputs are given up to a redelivery", "uuid", msg.UUID, "after", longestPublish)

@@ -47,7 +47,8 @@ func TestMiddleware_FirstAttemptFailsAndTheRedeliveryRuns(t *testing.T) {
 
 func TestMiddleware_FailedPublishOfOutputsIsRepeatedByTheRedeliveryWithoutARun(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{})
+		var log bytes.Buffer
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
 		h := handler{then: func(msg *message.Message, _ int) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("invented", msg.Payload)}, nil
 		}}
@@ -69,6 +70,9 @@ func TestMiddleware_FailedPublishOfOutputsIsRepeatedByTheRedeliveryWithoutARun(t
 		}
 		h.want(t, 1)
 		r.stop(t, p)
+		if said := strings.Count(log.String(), "outputs were not published"); said != 3 || !strings.Contains(log.String(), "topic=orders to=receipts") {
+			t.Errorf("said %d times, want 3:\n%s", said, log.String())
+		}
 	})
 }
 
