@@ -197,6 +197,19 @@ func TestPublisher_LongestSubjectDoesNotCloseTheConnection(t *testing.T) {
 	wantOnce(t, b.stored(t, "orders"), 1)
 }
 
+func TestPublisher_SaysWhyItsConnectionIsClosed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{})
+	if err := b.js.Conn().Publish(strings.Repeat("x", 5000), nil); err != nil { // beyond max_control_line
+		t.Fatal(err)
+	}
+	until(t, "the end of the connection", b.js.Conn().IsClosed)
+	f := failuresOf(t, b.pub.Publish(t.Context(), orders(1)...))[0]
+	if !f.Unknown || !errors.Is(f.Err, nats.ErrConnectionClosed) || !strings.Contains(strings.ToLower(f.Err.Error()), "control line") {
+		t.Errorf("%+v does not say why", f)
+	}
+}
+
 func TestPublisher_OrdersToTheStreamAreRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, natsjs.PublisherConfig{})
