@@ -249,7 +249,7 @@ func (f *produced) await(ctx context.Context) {
 	case errors.Is(f.err, kerr.UnknownTopicID):
 		f.err = fmt.Errorf("%w (was the topic deleted and made again? Then this client publishes to it no more: start the process again)", f.err)
 	case errors.Is(f.err, kerr.ClusterAuthorizationFailed):
-		f.err = fmt.Errorf("%w (the right to write idempotently, or to any topic, is missing, or was when this client asked for it, which it does not do again: give it, and start the process again)", f.err)
+		f.err = fmt.Errorf("%w (if a right was missing when this client asked for its producer ID, it does not ask again: give it IDEMPOTENT_WRITE on the cluster or WRITE on a topic, and start the process again)", f.err)
 	}
 }
 
