@@ -206,11 +206,15 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	}
 	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
 	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
-	if decision.Action == RetryLater && !busy && isClosed(msg.Acked()) {
+	acked := isClosed(msg.Acked())                // which nothing takes back
+	if decision.Action == RetryLater && !busy && acked {
 		p.log.ErrorContext(ctx, "oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as InstantAck: its broker will not deliver it again",
 			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
 	}
 	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
+		if acked {
+			return nil, decision.Err
+		}
 		steering.decided = true
 		steering.Decide(*decision)
 		return nil, decision.Err

@@ -29,9 +29,10 @@ type Steering struct {
 	Delivery Delivery
 
 	// Decide is told what to do with the message, before it is nacked. It is not called for a message that is to be
-	// acknowledged, unless it was called before, and a middleware tried again. What it was told last stands against an ack, too:
-	// a message that is to come again, or to be left alone, was not handled, whatever a middleware made of the error.
-	// Without it, a Router's nack stands for itself.
+	// acknowledged, unless it was called before, and a middleware tried again; nor for one that was acknowledged before the guard
+	// could decide, as by Watermill's InstantAck. What it was told last stands against an ack, too: a message that is to come
+	// again, or to be left alone, was not handled, whatever a middleware made of the error. Against a nack, Ack does not stand:
+	// the outputs may not have been published. Without it, a Router's nack stands for itself.
 	Decide func(Decision)
 
 	decided bool // Decide was called

@@ -166,7 +166,7 @@ func (s *subscriber) deliver(each context.Context, d Delivery, out chan<- *messa
 	case <-each.Done():
 		return Decision{Action: Leave, Err: context.Cause(each)}
 	}
-	if decision := p.decided.Load(); decision != nil {
+	if decision := p.decided.Load(); decision != nil && decision.Action != Ack { // else its outputs were not published
 		return *decision
 	}
 	return Decision{Action: RetryLater, Delay: nackDelay(d.Count), Err: errNacked}

@@ -458,6 +458,53 @@ func TestSubscriber_RetryOutsideOfTheGuardThatEndsWellIsAnAck(t *testing.T) {
 	})
 }
 
+// The last word of a guard that was called again may be an ack, and its outputs are published after it.
+func TestSubscriber_OutputsThatCannotBePublishedAfterARetryOutsideOfTheGuardAreNotLost(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := newSource(delivery("a"))
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		h := &handler{then: func(_ *message.Message, n int) ([]*message.Message, error) {
+			if n == 1 {
+				return nil, errors.New("not yet")
+			}
+			return []*message.Message{message.NewMessage("receipt", nil)}, nil
+		}}
+		r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		retry := middleware.Retry{MaxRetries: 10, InitialInterval: time.Second}
+		r.AddMiddleware(retry.Middleware, p.Middleware)
+		r.AddHandler("charge", "orders", consumer.Subscriber(s), "receipts", &flaky{Publisher: nowhere{}, fails: 1}, h.handle)
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(context.Background()) }()
+		<-time.After(time.Minute)
+		if err := errors.Join(r.Close(), <-ended); err != nil {
+			t.Error(err)
+		}
+		h.want(t, 2)
+		s.want(t, consumer.RetryLater, consumer.Ack)
+	})
+}
+
+// What has been acknowledged stays so, whatever becomes of it.
+func TestSubscriber_MessageThatWasAcknowledgedBeforeItFailedDoesNotComeAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, want := newSource(), []consumer.Action(nil)
+		for i := range 50 { // it is a race whether the failure is seen together with the ack
+			s.queue <- delivery(fmt.Sprintf("m%d", i))
+			want = append(want, consumer.Ack)
+		}
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		stop := over(t, s, nil, consuming(middleware.InstantAck(p.Middleware(func(*message.Message) ([]*message.Message, error) {
+			return nil, errors.New("no answer")
+		}))))
+		<-time.After(time.Minute)
+		stop()
+		s.want(t, want...)
+	})
+}
+
 // revoking is a source whose delivery is taken away before anybody takes it.
 type revoking struct{ decided chan consumer.Decision }
 

@@ -107,7 +107,7 @@ func (s *subscription) offer(work context.Context, msg *message.Message, metadat
 	case <-work.Done():
 		return consumer.Decision{Action: abandoned}
 	}
-	if decision := decided.Load(); decision != nil {
+	if decision := decided.Load(); decision != nil && decision.Action != consumer.Ack { // else its outputs were not published
 		return *decision
 	}
 	wait := s.steering.fallback.WaitTime(from.Count)

@@ -110,6 +110,38 @@ func TestStock_WhatHasToComeAgainDoesSoThoughAnOuterMiddlewareAcknowledgesIt(t *
 	})
 }
 
+// A middleware that calls the guard again gets its ack, and the Router may nack after it, when outputs cannot be published.
+func TestStock_NackStandsAgainstAnAckOfTheGuard(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, adapter string) {
+		again := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				_, err := next(msg)
+				if err == nil {
+					return nil, nil
+				}
+				for err != nil && msg.Context().Err() == nil {
+					_, err = next(msg)
+				}
+				return nil, errDeclined
+			}
+		}
+		r := newRig(t, setup{adapter: adapter, outer: again, handle: func(_ *message.Message, n int) error {
+			if n == 1 {
+				return oncemill.RetryAfter(100*time.Millisecond, errDeclined)
+			}
+			return nil
+		}})
+		r.serve()
+		r.publish("o1")
+		until(t, "a second delivery", func() bool { return len(r.times("o1")) == 2 })
+		r.settled()
+		if n := r.ran("o1"); n != 2 {
+			t.Errorf("%d runs, want 2", n)
+		}
+	})
+}
+
 func TestStock_NackWithoutADecisionIsDelayedAndItsDelayGrows(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, adapter string) {
