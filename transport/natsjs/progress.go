@@ -72,6 +72,9 @@ type probe struct {
 func (f *held) ask(now time.Time) *nats.Subscription {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.foreign {
+		return nil
+	}
 	inbox := f.nc.NewInbox()
 	answer, err := f.nc.SubscribeSync(inbox)
 	if err != nil {
@@ -104,22 +107,43 @@ func (s *session) probeAcks(ctx context.Context, f *held, before error, answer *
 			s.stop(s.limits.noRight(f.msg.Reply, err))
 		}
 	}
-	s.probe.done.Store(!s.unheard(answer))
-}
-
-// unheard reports whether nobody listens to acks, which the server says at once: an account may import the API of another
-// account's JetStream and not its acks. A consumer whose leader changes has no listener for a moment, either: the messages that
-// come next tell, and after a while the run ends.
-func (s *session) unheard(answer *nats.Subscription) bool {
-	_, err := answer.NextMsg(time.Second)
+	unheard := noResponders(answer)
 	switch p := &s.probe; {
-	case !errors.Is(err, nats.ErrNoResponders):
+	case !unheard:
 		p.unheard = time.Time{}
-		return false
 	case p.unheard.IsZero():
 		p.unheard = time.Now()
 	case time.Since(p.unheard) >= goneFor:
-		s.stop(fmt.Errorf("natsjs: consumer %q of stream %q: acks reach nobody, and messages come again for ever: import $JS.ACK.> from the account of the JetStream: %w", s.limits.consumer, s.limits.stream, err))
+		if err := s.unheard(ctx, f); err != nil {
+			s.stop(err)
+		}
+		p.unheard = time.Time{}
 	}
-	return true
+	s.probe.done.Store(!unheard)
+}
+
+// unheard returns an error if nobody listens to acks: an account may import the API of another account's JetStream and not its
+// acks. While a consumer's leader changes or is out of reach, nobody does, either: only what is so while the consumer answers
+// is believed.
+func (s *session) unheard(ctx context.Context, f *held) error {
+	short, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if _, err := s.info(short); err != nil {
+		return nil // nobody knows
+	}
+	answer := f.ask(time.Now())
+	if answer == nil {
+		return nil
+	}
+	defer func() { _ = answer.Unsubscribe() }() // the connection is closed
+	if !noResponders(answer) {
+		return nil
+	}
+	return fmt.Errorf("natsjs: consumer %q of stream %q: acks reach nobody, and messages come again for ever: import $JS.ACK.> from the account of the JetStream: %w", s.limits.consumer, s.limits.stream, nats.ErrNoResponders)
+}
+
+// noResponders reports whether a server says, which it does at once, that nobody listens to what was asked.
+func noResponders(answer *nats.Subscription) bool {
+	_, err := answer.NextMsg(time.Second)
+	return errors.Is(err, nats.ErrNoResponders)
 }

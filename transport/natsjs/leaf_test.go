@@ -1,0 +1,144 @@
+package natsjs_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// leafed is a rig of a hub, with a leaf node to which its workers connect.
+func leafed(t *testing.T, c jetstream.ConsumerConfig, dialer *holdingDialer) (r *rig, hub jetstream.JetStream) {
+	t.Helper()
+	port, err := testserver.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r = newRig(t, c, func(o *server.Options) {
+		o.JetStreamDomain = "hub"
+		o.LeafNode.Host, o.LeafNode.Port = "127.0.0.1", port
+	})
+	leaf := testserver.NATS(t, func(o *server.Options) {
+		o.JetStream = false
+		o.LeafNode.ReconnectInterval = 50 * time.Millisecond
+		o.LeafNode.Remotes = []*server.RemoteLeafOpts{{URLs: []*url.URL{{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}}}}
+	})
+	hub = r.js
+	if r.js, err = jetstream.NewWithDomain(leaf.Connect(nats.SetCustomDialer(dialer)), "hub"); err != nil {
+		t.Fatal(err)
+	}
+	r.look()
+	return r, hub
+}
+
+// look finds the consumer, once the server can be reached.
+func (r *rig) look() {
+	r.t.Helper()
+	until(r.t, "the consumer", func() bool {
+		ctx, cancel := context.WithTimeout(r.t.Context(), time.Second)
+		defer cancel()
+		cons, err := r.js.Consumer(ctx, "orders", "billing")
+		if err == nil {
+			r.cons = cons
+		}
+		return err == nil
+	})
+}
+
+// A holdingDialer holds up what its connections send from the first ack on.
+type holdingDialer struct {
+	mu      sync.Mutex
+	release chan struct{} // nil: nothing is held up
+}
+
+func (h *holdingDialer) Dial(network, address string) (net.Conn, error) {
+	c, err := net.DialTimeout(network, address, patience)
+	return holdingConn{c, h}, err
+}
+
+// hold begins that, and returns what ends it.
+func (h *holdingDialer) hold() (release func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	held := make(chan struct{})
+	h.release = held
+	return sync.OnceFunc(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.release = nil
+		close(held)
+	})
+}
+
+type holdingConn struct {
+	net.Conn
+	dialer *holdingDialer
+}
+
+func (c holdingConn) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("$JS.ACK.")) {
+		c.dialer.mu.Lock()
+		held := c.dialer.release
+		c.dialer.mu.Unlock()
+		if held != nil {
+			<-held
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// While the hub is away, acks reach nobody. That ends no run, though it be twice that a message has come just before.
+func TestWorker_AcksThatReachNobodyWhileTheHubIsAwayDoNotEndTheRun(t *testing.T) {
+	t.Parallel()
+	var dialer holdingDialer
+	r, hub := leafed(t, jetstream.ConsumerConfig{AckWait: time.Hour}, &dialer)
+	stop := r.start(r.worker(succeed))
+	comes := func(n int) {
+		msg := nats.NewMsg("orders.all")
+		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", n))
+		if _, err := hub.PublishMsg(t.Context(), msg); err != nil {
+			t.Fatal(err)
+		}
+		r.finishes(n)
+	}
+	for n := range 2 {
+		release := dialer.hold()
+		defer release()
+		comes(n + 1)
+		r.server.Shutdown()
+		release()
+		if err := r.js.Conn().FlushTimeout(patience); err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			lasts(3 * time.Second) // the first may be a consumer that comes back
+		}
+		r.server.Restart()
+		r.look()
+	}
+	comes(3)
+	r.stops(stop)
+}
+
+func TestWorker_WorksAtALeafNode(t *testing.T) {
+	t.Parallel()
+	r, _ := leafed(t, jetstream.ConsumerConfig{MaxAckPending: 10}, &holdingDialer{})
+	r.publish(40, oneLane)
+	w := r.worker(succeed)
+	w.LookEvery(lookEvery)
+	stop := r.start(w)
+	r.acked(40)
+	r.stops(stop)
+}
