@@ -9,7 +9,7 @@
 //		"github.com/nats-io/nats.go/jetstream"
 //	)
 //
-//	nc, err := nats.Connect(url, nats.MaxReconnects(-1)) // for this subscriber alone: its Close drains it
+//	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort()) // for this subscriber alone: its Close drains it
 //
 //	sub, err := stocknats.JetStream(nc, wmjetstream.SubscriberConfig{
 //		ResourceInitializer: stocknats.Durable(func(topic string) (string, jetstream.ConsumerConfig) {
