@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 	"unicode/utf8"
@@ -28,7 +29,8 @@ import (
 // message: who repeats the action wants it published.
 //
 // A message that cannot be written is a [*producer.InvalidError], and then nothing of the call was written. After any
-// other error the transaction must be rolled back.
+// other error the transaction must be rolled back. One of them says that SQLite has ended the transaction by itself, because of a
+// statement whose error was ignored: a message would be published without what was written with it.
 func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher { return writer{o, tx} }
 
 // A writer writes rows in one transaction.
@@ -64,6 +66,9 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	if len(records) == 0 {
 		return nil
 	}
+	if err := w.within(ctx); err != nil {
+		return fmt.Errorf("write outbox: %w", err)
+	}
 	insert, err := w.tx.PrepareContext(ctx, w.outbox.sql.insert)
 	if err != nil {
 		return fmt.Errorf("write outbox: %w", err)
@@ -75,6 +80,19 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 		}
 	}
 	return nil
+}
+
+// errOver keeps messages from being committed by themselves.
+var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is interrupted or a constraint " +
+	"says ROLLBACK; return the errors of its statements")
+
+// within checks that there still is a transaction to write in.
+func (w writer) within(ctx context.Context) error {
+	if _, err := w.tx.ExecContext(ctx, "BEGIN"); err != nil { // there is one already, or the insert will tell why not
+		return nil //nolint:nilerr // that is what is wanted
+	}
+	_, err := w.tx.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+	return errors.Join(errOver, err)
 }
 
 func (w writer) write(ctx context.Context, insert *sql.Stmt, r record) error {

@@ -3,9 +3,11 @@ package sqliteoutbox_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -165,6 +167,45 @@ func TestInSQL_DoneTransactionIsAnError(t *testing.T) {
 	tx.Commit()
 	if err := box.InSQL(tx).Publish(context.Background(), message("1")); err == nil {
 		t.Error("a message was written in a transaction that had ended")
+	}
+}
+
+// TestInSQL_WhatSQLiteRolledBackIsNotPublished has a writer that goes on after a statement that SQLite ended the transaction for.
+func TestInSQL_WhatSQLiteRolledBackIsNotPublished(t *testing.T) {
+	t.Parallel()
+	for name, ends := range map[string]func(tx *sql.Tx) error{
+		"a constraint says ROLLBACK": func(tx *sql.Tx) error {
+			_, err := tx.Exec(`INSERT OR ROLLBACK INTO orders VALUES ('1')`)
+			return err
+		},
+		"a statement is interrupted": func(tx *sql.Tx) error {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			defer cancel()
+			_, err := tx.ExecContext(ctx, `INSERT INTO orders WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n) SELECT 'order ' || i FROM n`)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			box, db := newBox(t)
+			tx := begin(t, db)
+			if _, err := tx.Exec(`INSERT INTO orders VALUES ('1')`); err != nil {
+				t.Fatal(err)
+			}
+			if err := ends(tx); err == nil {
+				t.Fatal("the statement did not fail")
+			}
+			if err := box.InSQL(tx).Publish(t.Context(), message("1")); err == nil || !strings.Contains(err.Error(), "the transaction is over") {
+				t.Errorf("a message was written outside of the transaction: %v", err)
+			}
+			if err := tx.Commit(); err == nil {
+				t.Error("there was a transaction to commit")
+			}
+			if rows := count(t, db, "true"); rows != 0 {
+				t.Errorf("%d messages are to be published, want none, as no order is there", rows)
+			}
+			write(t, box, db, message("2")) // the connection is as it was
+		})
 	}
 }
 
