@@ -181,10 +181,8 @@ func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, fai
 
 // finish settles and commits.
 func (s *Store) finish(ctx context.Context, t *lockedTx, rec *record, c dedupstore.Claim, finish dedupstore.Finish) error {
-	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil {
-		if isBusy(err) {
-			return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
-		}
+	// Busy is the savepoint, and so there, if the handler has left rows of a write open. The commit closes them.
+	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil && !isBusy(err) {
 		return &EndedError{Err: err}
 	}
 	changed, err := rec.finish(c, finish, clock())

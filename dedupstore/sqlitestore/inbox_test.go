@@ -47,6 +47,34 @@ func TestInbox_EffectAndOutcomeAreCommittedTogether(t *testing.T) {
 	}
 }
 
+// TestInbox_RowsThatAHandlerLeavesOpenAreClosedByTheCommit is what database/sql does in any transaction.
+func TestInbox_RowsThatAHandlerLeavesOpenAreClosedByTheCommit(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	newLedger(t, db)
+	for id, query := range map[string]string{
+		"read":  `SELECT 1 UNION SELECT 2`,
+		"write": `INSERT INTO ledger (id) VALUES ('write'), ('write') RETURNING entry`,
+	} {
+		runs := 0
+		_, err := inTx(t, s, request(id), func(ctx context.Context) (dedupstore.Settlement, error) {
+			runs++
+			rows, err := Tx(ctx).QueryContext(ctx, query) //nolint:rowserrcheck,sqlclosecheck // the mistake
+			if err != nil || !rows.Next() {
+				return nil, errors.Join(err, errors.New("no rows"))
+			}
+			return succeeded, nil
+		})
+		if err != nil || runs != 1 {
+			t.Errorf("%s: InTx returned %v after %d runs", id, err, runs)
+		}
+		claim(t, s, request(id), dedupstore.Done)
+	}
+	if n := charges(t, db, "write"); n != 2 || db.Stats().InUse != 0 {
+		t.Errorf("%d charges and %d connections in use, want 2 and none", n, db.Stats().InUse)
+	}
+}
+
 func TestInbox_RolledBackRunsLeaveTheRecordAsItWas(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
