@@ -21,10 +21,10 @@ func (e *SettingError) Error() string {
 
 // settings are what Check looks at.
 type settings struct {
-	version, journal, file string
-	synchronous, timeout   int
-	connections            int // 0: no limit
-	uncommitted            bool
+	version, journal, file, locking string
+	synchronous, timeout            int
+	connections                     int // 0: no limit
+	uncommitted                     bool
 }
 
 // Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
@@ -56,7 +56,7 @@ func (s *Store) settings(ctx context.Context) (set settings, err error) {
 	for query, to := range map[string]any{
 		"SELECT sqlite_version()": &set.version, "PRAGMA journal_mode": &set.journal,
 		"PRAGMA synchronous": &set.synchronous, "PRAGMA busy_timeout": &set.timeout,
-		"PRAGMA read_uncommitted": &set.uncommitted,
+		"PRAGMA read_uncommitted": &set.uncommitted, "PRAGMA locking_mode": &set.locking,
 		"SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')": &set.file,
 	} {
 		if err := conn.QueryRowContext(ctx, query).Scan(to); err != nil {
@@ -76,6 +76,9 @@ func (set settings) problem() error {
 	case !strings.EqualFold(set.journal, "wal"):
 		return &SettingError{"journal_mode", set.journal, "readers and the writer block each other, so that a duplicate waits for the handler " +
 			"instead of being answered: open the database with _journal_mode=WAL"}
+	case strings.EqualFold(set.locking, "exclusive") && set.connections != 1:
+		return &SettingError{"locking_mode", set.locking, "the first connection locks all others out, of this pool, too, for as long as it is open, " +
+			"and claims wait in vain: leave it NORMAL"}
 	case set.uncommitted:
 		return &SettingError{"read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome that may yet be rolled back, " +
 			"and its message is lost: leave it off, and cache=shared, too"}

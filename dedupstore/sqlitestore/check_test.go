@@ -18,6 +18,7 @@ func TestCheck_NamesTheSettingToChange(t *testing.T) {
 	for says, settings := range map[string][]string{
 		`journal_mode is "delete"`: {"_journal_mode", "DELETE"},
 		`synchronous is "OFF"`:     {"_synchronous", "OFF"},
+		`locking_mode is "excl`:    {"_pragma", "locking_mode(EXCLUSIVE)"},
 		`read_uncommitted is "1"`:  {"cache", "shared", "_pragma", "read_uncommitted(1)"},
 	} {
 		s, _ := newStore(t, settings...)
@@ -49,6 +50,11 @@ func TestCheck_WarnsOfWhatWorksButShouldBeChanged(t *testing.T) {
 	report, err = s.Check(t.Context())
 	if err != nil || len(report.Warnings) != 3 {
 		t.Errorf("%+v, %v, want three warnings", report, err)
+	}
+	s, db = newStore(t, "_pragma", "locking_mode(EXCLUSIVE)")
+	db.SetMaxOpenConns(1) // that locks out none of the pool
+	if _, err := s.Check(t.Context()); err != nil {
+		t.Errorf("one connection with the file for itself: %v", err)
 	}
 }
 
