@@ -36,6 +36,20 @@ func TestMigrate_ManyAtOnceMakeOneTable(t *testing.T) {
 	}
 }
 
+func TestMigrate_MakesAnIndexThatIsMissing(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	mustExec(t, db, `DROP INDEX oncemill_dedup_expires`)
+	if err := s.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, db, `SELECT count(*) FROM sqlite_schema WHERE name = 'oncemill_dedup_expires'`); n != 1 {
+		t.Error("the index is missing, and RunCleaning reads all records each time")
+	}
+	claim(t, s, request("1"), dedupstore.Busy)
+}
+
 // lockIsFree reports whether nobody has the write lock, and every connection of the pool is without a transaction.
 func lockIsFree(t *testing.T, db *sql.DB) bool {
 	t.Helper()

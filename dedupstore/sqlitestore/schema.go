@@ -77,15 +77,16 @@ func (s *Store) tryMigrating(ctx context.Context) error {
 }
 
 func (s *Store) write(ctx context.Context, conn *sql.Conn) error {
+	statements := s.in(schema)
 	switch has, err := s.version(ctx, conn); {
 	case err != nil:
 		return err
-	case has == schemaVersion:
-		return nil
 	case has > schemaVersion:
 		return &SchemaError{Table: s.config.Table, Has: has, Want: schemaVersion}
+	case has < schemaVersion:
+		statements += strings.ReplaceAll(s.in(versionSQL), "{version}", fmt.Sprint(schemaVersion))
 	}
-	_, err := conn.ExecContext(ctx, s.in(schema)+strings.ReplaceAll(s.in(versionSQL), "{version}", fmt.Sprint(schemaVersion)))
+	_, err := conn.ExecContext(ctx, statements)
 	return err
 }
 
