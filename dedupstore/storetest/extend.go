@@ -53,15 +53,26 @@ var extendCases = []testCase{
 		k.claim(k.request("1"), dedupstore.Busy)
 		k.extend(c, long)
 	}},
-	{"extend/renews-the-publish-step", "publishing may take longer than the lease, too", func(k *kit) {
+	{"extend/renews-the-publish-step", "publishing may take longer than the lease, too; who takes over when its holder dies needs the outcome and its messages", func(k *kit) {
+		o := succeeded("paid")
+		o.Produced = []dedupstore.Produced{receipt}
 		c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
-		k.settle(c, finishTo(succeeded(""), receipt))
+		k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
 		k.extend(c, long)
 		k.pass(short)
 		a := k.claim(k.request("1"), dedupstore.Busy)
 		k.found(a, dedupstore.Publishing)
 		k.waits(a)
-		k.settle(c, published())
+		k.extend(c, short)
+		k.pass(short)
+		a = k.claim(k.request("1"), dedupstore.AcquiredPublish)
+		k.sameOutcome(a.Outcome, o)
+		if a.Fence != c.Fence {
+			k.Errorf("after a heartbeat the outcome was decided under fence %d, want that of its run, %d", a.Fence, c.Fence)
+		}
+		k.extend(a.Claim, long)
+		k.settle(a.Claim, published())
+		k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
 	}},
 	{"extend/nothing-to-extend", "a heartbeat of a settled run must end, and change nothing", func(k *kit) {
 		c := k.run("released")

@@ -76,6 +76,8 @@ var broken = map[string]string{
 	"done-keeps-no-ids":                   "publish/done-keeps-IDs",
 	"done-keeps-the-bytes":                "publish/done-keeps-IDs",
 	"extend-never-shortens":               "extend/may-shorten",
+	"extend-forgets-the-result":           "extend/renews-the-publish-step",
+	"extend-forgets-the-messages":         "extend/renews-the-publish-step",
 	"rerun-of-a-success":                  "rerun/success-never-runs-again",
 	"rerun-of-any-fence":                  "rerun/names-the-fence",
 	"rerun-keeps-attempts":                "rerun/failure-runs-again-once",

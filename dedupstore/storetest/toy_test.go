@@ -303,6 +303,12 @@ func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duratio
 		return dedupstore.ErrClaimLost
 	}
 	rec.started = true
+	if s.is("extend-forgets-the-result") {
+		rec.outcome.Result = nil
+	}
+	if s.is("extend-forgets-the-messages") {
+		rec.outcome.Produced = nil
+	}
 	if end := now.Add(lease); end.After(rec.lease) || !s.is("extend-never-shortens") {
 		rec.lease = end
 	}
