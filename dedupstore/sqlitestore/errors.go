@@ -43,10 +43,10 @@ func (e *EndedError) Error() string {
 // Unwrap returns dedupstore.ErrEnded and what the database said.
 func (e *EndedError) Unwrap() []error { return []error{dedupstore.ErrEnded, e.Err} }
 
-// ErrNested says that a store was used in the context of a transaction of its own. It would wait for the write lock which
-// that transaction has.
-var ErrNested = errors.New("sqlitestore: the store was called with the context of a run in its inbox, whose transaction has the " +
-	"database's write lock: it would wait for itself")
+// ErrNested says that a store was used in the context of a run in an inbox of its database. It would wait for the write lock
+// which that run's transaction has.
+var ErrNested = errors.New("sqlitestore: the store was called with the context of a run in an inbox of its database, whose transaction has the " +
+	"write lock: it would wait for itself")
 
 // What Join cannot do.
 var (

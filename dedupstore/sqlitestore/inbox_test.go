@@ -555,13 +555,24 @@ func undecided(err error) bool {
 
 func TestInbox_RefusesToWaitForItself(t *testing.T) {
 	t.Parallel()
-	s, _ := newStore(t)
-	_, err := inTx(t, s, request("1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-		_, err := s.Claim(ctx, request("2"))
-		return nil, err
-	})
-	if !errors.Is(err, ErrNested) {
-		t.Errorf("%v, want ErrNested", err)
+	s, db := newStore(t)
+	other, err := New(db, Config{Table: "of_another_guard"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for table, nested := range map[string]*Store{"its own": s, "another in the database": other} {
+		_, err := inTx(t, s, request(table), func(ctx context.Context) (dedupstore.Settlement, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second) // a claim would wait for as long
+			defer cancel()
+			_, err := nested.Claim(ctx, request("nested"))
+			return nil, err
+		})
+		if !errors.Is(err, ErrNested) {
+			t.Errorf("%s: %v, want ErrNested", table, err)
+		}
 	}
 }
 

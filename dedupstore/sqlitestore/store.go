@@ -58,7 +58,7 @@ func (s *Store) usable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if r, found := txctx.From[*running](ctx); found && r.store == s {
+	if r, found := txctx.From[*running](ctx); found && r.store.db == s.db {
 		return ErrNested
 	}
 	return s.prepare(ctx)
