@@ -11,10 +11,11 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Leases and delays are one of these. A long one never ends within a case.
+// Leases and delays are one of these. A long one never ends within a case, and one that is lasting not while three short ones pass.
 const (
-	long  = time.Hour
-	short = 20 * time.Millisecond
+	long    = time.Hour
+	short   = 20 * time.Millisecond
+	lasting = 8 * short
 )
 
 // A kit is what a case works with: the store, and helpers that fail the case.

@@ -3,6 +3,7 @@ package outboxtest
 import (
 	"crypto/rand"
 	"slices"
+	"time"
 
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -59,6 +60,22 @@ var leaseCases = []testCase{
 		if r := k.suspects().row(k, "1"); r.Unknowns != 1 {
 			k.Errorf("%d unknown attempts after a lease that was given back, want 1", r.Unknowns)
 		}
+	}},
+	{"lease/lasts-as-long-as-asked", "a batch is published by two relays, because the first one's lease ended early", func(k *kit) {
+		k.writeIDs("leased", "refused")
+		refused := k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 100, Lease: lasting})
+		began := time.Now() // the rest is given back, and leased anew below
+		k.settle(refused, outbox.Result{Number: refused.row(k, "refused").Number, State: outbox.Failed, Delay: lasting, Error: "no"})
+		k.same("leased", k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 100, Lease: lasting}).ids(), []string{"leased"})
+		for range 3 {
+			k.pass() // 120 of 160 ms
+		}
+		due, suspects := k.lease().ids(), k.suspects().ids()
+		if time.Since(began) >= lasting {
+			return // the machine is slow: all of it may have ended
+		}
+		k.same("before the delay is over", due, nil)
+		k.same("before the lease has ended", suspects, nil)
 	}},
 	{"lease/suspects-apart", "a row that hangs holds up rows that never did", func(k *kit) {
 		k.writeIDs("new", "unanswered", "refused")

@@ -29,6 +29,8 @@ var broken = map[string]string{
 	"given-back-counts":            "lease/given-back-is-due-at-once",
 	"given-back-waits":             "lease/given-back-is-due-at-once",
 	"ended-lease-is-not-counted":   "lease/that-ended-counts-an-unknown",
+	"lease-ends-early":             "lease/lasts-as-long-as-asked",
+	"delay-ends-early":             "lease/lasts-as-long-as-asked",
 	"lease-never-ends":             "lease/that-ended-counts-an-unknown",
 	"suspects-among-the-others":    "lease/suspects-apart",
 	"published-comes-again":        "settle/acknowledged-is-not-handed-out-again",

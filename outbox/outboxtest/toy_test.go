@@ -202,6 +202,9 @@ func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, e
 			continue
 		}
 		row.token, row.leaseEnds = r.Token, now.Add(r.Lease)
+		if s.is("lease-ends-early") {
+			row.leaseEnds = now.Add(r.Lease / 2)
+		}
 		s.read = max(s.read, row.Number)
 		leased = append(leased, row.Row)
 	}
@@ -272,6 +275,9 @@ func (s *toy) apply(row *toyRow, r outbox.Result, now time.Time) {
 	row.due, row.text = now, r.Error
 	if !s.is("delay-of-a-retry-ignored") {
 		row.due = now.Add(r.Delay)
+		if s.is("delay-ends-early") {
+			row.due = now.Add(r.Delay / 2)
+		}
 	}
 	switch r.State {
 	case outbox.Published:
