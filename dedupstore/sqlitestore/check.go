@@ -21,10 +21,10 @@ func (e *SettingError) Error() string {
 
 // settings are what Check looks at.
 type settings struct {
-	version, journal, file, locking string
-	synchronous, timeout            int
-	connections                     int // 0: no limit
-	uncommitted                     bool
+	version, journal, file, locking, attached string
+	synchronous, timeout                      int
+	connections                               int // 0: no limit
+	uncommitted                               bool
 }
 
 // Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
@@ -57,7 +57,8 @@ func (s *Store) settings(ctx context.Context) (set settings, err error) {
 		"SELECT sqlite_version()": &set.version, "PRAGMA journal_mode": &set.journal,
 		"PRAGMA synchronous": &set.synchronous, "PRAGMA busy_timeout": &set.timeout,
 		"PRAGMA read_uncommitted": &set.uncommitted, "PRAGMA locking_mode": &set.locking,
-		"SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')": &set.file,
+		"SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')":                           &set.file,
+		"SELECT coalesce(group_concat(name, ', '), '') FROM pragma_database_list WHERE name NOT IN ('main', 'temp')": &set.attached,
 	} {
 		if err := conn.QueryRowContext(ctx, query).Scan(to); err != nil {
 			return set, err
@@ -99,6 +100,10 @@ func (set settings) warnings() (all []string) {
 	if set.connections == 1 {
 		all = append(all, "The database has one connection: claims wait while it is in use, and a handler of the inbox that uses the database "+
 			"itself, where it has to use Tx, waits for its own transaction for as long as its context lasts: SetMaxOpenConns to 0, or some more.")
+	}
+	if set.attached != "" {
+		all = append(all, fmt.Sprintf("Attached: %s. Under WAL each file commits by itself, the records' first: when the process dies then, or the disk "+
+			"is full, a message counts as done whose writes to an attached database are lost: let handlers write to none.", set.attached))
 	}
 	return all
 }

@@ -47,9 +47,10 @@ func TestCheck_WarnsOfWhatWorksButShouldBeChanged(t *testing.T) {
 	}
 	s, db := newStore(t, "_busy_timeout", "", "_synchronous", "NORMAL")
 	db.SetMaxOpenConns(1)
+	mustExec(t, db, `ATTACH ':memory:' AS ledgers`)
 	report, err = s.Check(t.Context())
-	if err != nil || len(report.Warnings) != 3 {
-		t.Errorf("%+v, %v, want three warnings", report, err)
+	if err != nil || len(report.Warnings) != 4 || !strings.HasPrefix(report.Warnings[3], "Attached: ledgers.") {
+		t.Errorf("%+v, %v, want four warnings", report, err)
 	}
 	s, db = newStore(t, "_pragma", "locking_mode(EXCLUSIVE)")
 	db.SetMaxOpenConns(1) // that locks out none of the pool

@@ -46,6 +46,10 @@
 // statements: SQLite ends a transaction by itself when a disk is full or a statement is interrupted, and what comes after is
 // written outside of any.
 //
+// The database is one file. What a handler writes to an attached one is not committed together with the outcome: under WAL SQLite
+// commits each file by itself, and the outcome first. When the process dies in between, or the other file's disk is full, the message
+// counts as done, and those writes are lost.
+//
 // A process that dies keeps its keys until their leases end. Then a claim waits for the write lock like any other, unless a
 // handler of another process may be the holder, who is late: the claim is Busy after a wait that grows to a second.
 //

@@ -26,6 +26,9 @@
 // and so its wall clock. When that is set forward, leases end early, and a batch may be published a second time, with
 // the same IDs. When it is set back, rows are due later by as much.
 //
+// A transaction is one for a single file. Under WAL SQLite commits each attached database by itself: when the process dies in
+// between, or a disk is full, a row is there without what the transaction wrote to another file, or the other way round.
+//
 // SQLite has one writer at a time: business transactions that stay open hold up the relay, and each other. The file
 // must be on a local disk; SQLite's locks do not work on network file systems.
 //
