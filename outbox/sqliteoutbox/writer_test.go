@@ -25,7 +25,7 @@ func TestInSQL_PublishedIfAndOnlyIfTheTransactionCommits(t *testing.T) {
 	var want []string
 	for _, id := range numbered(60) {
 		tx := begin(t, db)
-		if _, err := tx.Exec(`INSERT INTO orders (id) VALUES (?)`, id); err != nil {
+		if _, err := tx.ExecContext(t.Context(), `INSERT INTO orders (id) VALUES (?)`, id); err != nil {
 			t.Fatal(err)
 		}
 		if err := box.InSQL(tx).Publish(t.Context(), message(id)); err != nil {
@@ -175,7 +175,7 @@ func TestInSQL_WhatSQLiteRolledBackIsNotPublished(t *testing.T) {
 	t.Parallel()
 	for name, ends := range map[string]func(tx *sql.Tx) error{
 		"a constraint says ROLLBACK": func(tx *sql.Tx) error {
-			_, err := tx.Exec(`INSERT OR ROLLBACK INTO orders VALUES ('1')`)
+			_, err := tx.ExecContext(t.Context(), `INSERT OR ROLLBACK INTO orders VALUES ('1')`)
 			return err
 		},
 		"a statement is interrupted": func(tx *sql.Tx) error {
@@ -189,7 +189,7 @@ func TestInSQL_WhatSQLiteRolledBackIsNotPublished(t *testing.T) {
 			t.Parallel()
 			box, db := newBox(t)
 			tx := begin(t, db)
-			if _, err := tx.Exec(`INSERT INTO orders VALUES ('1')`); err != nil {
+			if _, err := tx.ExecContext(t.Context(), `INSERT INTO orders VALUES ('1')`); err != nil {
 				t.Fatal(err)
 			}
 			if err := ends(tx); err == nil {
