@@ -73,8 +73,11 @@ type Config struct {
 }
 
 // NoHold is the Config.Hold that sends busy deliveries back to the broker at once. In a Router over an adapter to which the
-// delay cannot be told, which would deliver them again and again without a pause, it is after Policy.Backoff.Min, at most.
+// delay cannot be told, which would deliver them again and again without a pause, it is after Policy.Backoff.Min, at most, and no later than 10 s.
 const NoHold time.Duration = -1
+
+// usualHold is the Config.Hold that stands for none.
+const usualHold = 10 * time.Second
 
 func (c Config) withDefaults() Config {
 	if c.Tenant == "" {
@@ -82,7 +85,7 @@ func (c Config) withDefaults() Config {
 	}
 	switch c.Hold {
 	case 0:
-		c.Hold = 10 * time.Second
+		c.Hold = usualHold
 	case NoHold:
 		c.Hold = 0
 	}

@@ -231,11 +231,12 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	return nil, decision.Err
 }
 
-// beforeNack is how long a delivery that is answered by a nack is kept, at most Config.Hold, or Backoff.Min without.
+// beforeNack is how long a delivery that is answered by a nack is kept, at most Config.Hold, or without one Backoff.Min and no
+// longer than the usual hold.
 func (p *Processor) beforeNack(decision Decision) time.Duration {
 	bound := p.config.Hold
 	if bound == 0 {
-		bound = p.policy.Backoff.Min
+		bound = min(p.policy.Backoff.Min, usualHold)
 	}
 	if decision.Action == RetryLater {
 		return min(decision.Delay, bound)

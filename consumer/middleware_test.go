@@ -423,6 +423,20 @@ func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 	})
 }
 
+func TestMiddleware_WithoutHoldNoPauseIsLongerThanTheUsualHold(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		backoff := oncemill.Backoff{Min: time.Hour, Max: time.Hour}
+		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Hold: consumer.NoHold, Policy: oncemill.Policy{Backoff: backoff}})
+		handle := p.Middleware(func(*message.Message) ([]*message.Message, error) { return nil, errors.New("no answer") })
+		for _, what := range []string{"failed", "not due"} {
+			began := time.Now()
+			if _, err := handle(order("o1")); err == nil || time.Since(began) > 10*time.Second {
+				t.Errorf("%s: %v after %v: it holds up what is behind it, and its ack deadline passes", what, err, time.Since(began))
+			}
+		}
+	})
+}
+
 func TestChain_PoisonedMessageHoldsUpNoOtherUnlessItCannotBePublished(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
