@@ -21,6 +21,19 @@ func TestStore_ConformsOnASingleServer(t *testing.T) {
 	})
 }
 
+// All operations of such a client queue.
+func TestStore_ConformsWithAClientThatDoesNotHeedContexts(t *testing.T) {
+	t.Parallel()
+	o := testserver.Redis(t).Options()
+	o.ContextTimeoutEnabled = false
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { rdb.Close() })
+	s := newStore(t, rdb)
+	storetest.Run(t, func(t *testing.T) storetest.Subject {
+		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
+	})
+}
+
 // TestStore_ConformsWithoutPlainClaims is for servers that cannot make them.
 func TestStore_ConformsWithoutPlainClaims(t *testing.T) {
 	t.Parallel()

@@ -250,11 +250,7 @@ func (p panicking) panic() {
 
 func TestLane_PanicInAHookIsTheCallersAndStopsNobodyElse(t *testing.T) {
 	t.Parallel()
-	o := testserver.Redis(t).Options()
-	o.ContextTimeoutEnabled = true // others are called for by goroutines of the store
-	rdb := redis.NewClient(o)
-	t.Cleanup(func() { rdb.Close() })
-	s := newStore(t, rdb)
+	s, rdb := onServer(t) // which heeds contexts: others are called for by goroutines of the store
 	claim(t, s, request("first"), dedupstore.AcquiredRun)
 	on := new(atomic.Bool)
 	rdb.AddHook(panicking{on})

@@ -142,6 +142,7 @@ func externalRedis(t testing.TB, url string) *RedisServer {
 	if err != nil {
 		t.Fatalf("testserver: %s: %v", redisURL, err)
 	}
+	o.ContextTimeoutEnabled = true
 	s := &RedisServer{t: t, Addr: o.Addr, options: o}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -177,7 +178,7 @@ func (s *RedisServer) startOnFreePort(port func() (int, error)) {
 		}
 		if s.process, err = s.run(); err == nil {
 			s.Addr = loopback(s.port)
-			s.options = &redis.Options{Addr: s.Addr}
+			s.options = &redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true}
 			s.t.Cleanup(func() { s.process.Kill() })
 			return
 		}
@@ -185,7 +186,7 @@ func (s *RedisServer) startOnFreePort(port func() (int, error)) {
 	s.t.Fatalf("testserver: %v", err)
 }
 
-// Options returns new options for a client of this server.
+// Options returns new options for a client of this server, which heeds contexts.
 func (s *RedisServer) Options() *redis.Options {
 	o := *s.options
 	return &o
