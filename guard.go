@@ -279,7 +279,7 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, dedupstore.ErrClaimLost):
+	case claimLost(ctx, err):
 		return g.lost(ctx, h, nil)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)

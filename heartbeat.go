@@ -59,13 +59,19 @@ func (g *Guard) extend(ctx context.Context, h *holding, lease time.Duration) err
 	case err == nil:
 		h.deadline = sent.Add(lease)
 		g.meter.Renewal(ctx, telemetry.RenewalOK)
-	case errors.Is(err, dedupstore.ErrClaimLost):
+	case claimLost(ctx, err):
 		h.lost = true
 		g.meter.Renewal(ctx, telemetry.RenewalLost)
 	case !errors.Is(ctx.Err(), context.Canceled): // else the work ended while a renewal was under way
 		g.meter.Renewal(ctx, telemetry.RenewalError)
 	}
 	return err
+}
+
+// claimLost tells an answer of the store from the end of a context that has ended because another claim is lost, in whose
+// handler this is: some stores return its cause.
+func claimLost(ctx context.Context, err error) bool {
+	return errors.Is(err, dedupstore.ErrClaimLost) && !errors.Is(context.Cause(ctx), dedupstore.ErrClaimLost)
 }
 
 // A heartbeat is the loop that extends a lease while somebody works under it. Most work is over before the first beat is

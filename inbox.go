@@ -45,7 +45,7 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery finds out",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "error", err)
 		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
-	case h.isLost() || errors.Is(err, dedupstore.ErrClaimLost):
+	case h.isLost() || claimLost(ctx, err):
 		return Result{}, g.lost(ctx, h, nil)
 	case w.calls > 0: // it could not be settled or committed
 		return g.failed(ctx, call, h, res, nil)
