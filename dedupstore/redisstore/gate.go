@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 )
@@ -10,6 +11,8 @@ import (
 // wait share its result: a server that is down is not asked once a caller.
 type gate struct {
 	passed atomic.Bool
+	deaf   bool    // the client does not heed contexts
+	checks flushes // for that
 
 	mu      sync.Mutex
 	current *attempt
@@ -31,8 +34,10 @@ func (g *gate) pass(ctx context.Context, check func(context.Context) error) erro
 		switch {
 		case a == nil:
 			return nil
-		case mine:
+		case mine && !g.deaf:
 			return g.try(ctx, a, check)
+		case mine:
+			g.checks.start(func() { _ = g.try(ctx, a, check) }) // its error is the attempt's
 		}
 		select {
 		case <-ctx.Done():
@@ -60,8 +65,12 @@ func (g *gate) join() (a *attempt, mine bool) {
 	return g.current, mine
 }
 
-func (g *gate) try(ctx context.Context, a *attempt, check func(context.Context) error) error {
-	defer func() { // also when the check panics
+func (g *gate) try(ctx context.Context, a *attempt, check func(context.Context) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil { // in a hook of the client
+			err = fmt.Errorf("the client panicked: %v", p)
+			a.err, a.abandoned = err, false
+		}
 		g.mu.Lock()
 		g.current = nil
 		g.mu.Unlock()

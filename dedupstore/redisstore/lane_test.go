@@ -466,3 +466,27 @@ func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 		})
 	}
 }
+
+// The first claim looks at the server before.
+func TestGate_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
+	t.Parallel()
+	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+	t.Cleanup(func() { rdb.Close() })
+	s, hung := newStore(t, rdb), make(chan struct{})
+	proxy.Inject(func(testserver.Exchange) testserver.Fault {
+		<-hung
+		return testserver.Fault{}
+	})
+	release := sync.OnceFunc(func() { close(hung) })
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+		t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
+	}
+	release()
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	s.Close()
+}

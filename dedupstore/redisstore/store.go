@@ -51,12 +51,16 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	s := &Store{rdb: rdb, config: c, scripts: allScripts, cache: newCache(c.CacheEntries), meter: meter}
 	s.lanes = newLanes(rdb, s.barrier())
 	s.ready.passed.Store(c.SkipCheck)
+	s.ready.deaf = s.lanes.deaf
 	return s, nil
 }
 
 // Close waits until nothing that the store began is under way any more: operations whose callers have gone may be. It
 // is called after the last operation, and closes nothing.
-func (s *Store) Close() { s.lanes.flushes.wait() }
+func (s *Store) Close() {
+	s.ready.checks.wait()
+	s.lanes.flushes.wait()
+}
 
 func clientProblem(rdb redis.UniversalClient) string {
 	null := false
