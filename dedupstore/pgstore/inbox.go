@@ -136,12 +136,13 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 
 // once runs work in one transaction.
 func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (dedupstore.Settlement, error)) error {
-	if err := i.store.slots.take(ctx); err != nil {
+	free, err := i.store.slots.take(ctx)
+	if err != nil {
 		return err
 	}
 	s, err := i.begin(ctx, r)
 	if err != nil {
-		i.store.slots.free()
+		free()
 	}
 	switch {
 	case codeOf(err) == codeSettled:
@@ -152,7 +153,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return fmt.Errorf("pgstore: begin: %w", i.store.explain(err))
 	}
 	end := sync.OnceValue(func() (open bool) {
-		defer i.store.slots.free()
+		defer free()
 		if open = s.end(ctx); !open {
 			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
 				"key", r.claim.Key.String(), "fence", r.claim.Fence)
@@ -160,7 +161,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return open
 	})
 	defer end() // also when work panics
-	settlement, err := work(s.context(ctx))
+	settlement, err := work(s.context(i.store.slots.held(ctx)))
 	if err != nil {
 		if !end() { // another run could make the effects once more
 			err = fmt.Errorf("%w: %w", ErrTxEnded, err)

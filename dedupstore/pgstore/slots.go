@@ -33,16 +33,26 @@ func slotsOf(pool *pgxpool.Pool) slots {
 	return known.(slots)
 }
 
-func (s slots) take(ctx context.Context) error {
+// A holder is the key of a context's value that says that a run in progress has a slot.
+type holder struct{ slots }
+
+// take returns what frees the slot. A run within a handler that has one takes no other: all that have one may wait for such a run.
+func (s slots) take(ctx context.Context) (free func(), err error) {
+	if ctx.Value(holder{s}) != nil {
+		return func() {}, nil
+	}
 	select {
 	case s <- struct{}{}:
-		return nil
+		return func() { <-s }, nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 
-func (s slots) free() { <-s }
+// held returns the context of a handler that has a slot.
+func (s slots) held(ctx context.Context) context.Context {
+	return context.WithValue(ctx, holder{s}, true)
+}
 
 // tooSmall says what is wrong with a pool of too few connections, or nil.
 func tooSmall(pool *pgxpool.Pool) error {

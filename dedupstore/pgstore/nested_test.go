@@ -1,0 +1,50 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// Handlers that have all the places of a pool, each with a run of another store of it in itself: it must not wait for a place that
+// only the end of such a handler frees.
+func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	guardOf := func(table string) *oncemill.Guard {
+		g, err := oncemill.NewGuard(newStore(t, pool, Config{Table: table}).Inbox(), oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	outer, inner := guardOf("outer"), guardOf("inner")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var begun, all sync.WaitGroup
+	begun.Add(3) // as many as there are places
+	for i := range 3 {
+		all.Go(func() {
+			_, err := outer.Run(ctx, callOf(fmt.Sprint(i)), func(ctx context.Context) (dedupstore.Outcome, error) {
+				begun.Done()
+				begun.Wait()
+				_, err := inner.Run(ctx, callOf(fmt.Sprint(i)), func(context.Context) (dedupstore.Outcome, error) {
+					return dedupstore.Outcome{}, nil
+				})
+				return dedupstore.Outcome{}, err
+			})
+			if err != nil {
+				t.Errorf("message %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+}
