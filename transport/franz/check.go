@@ -14,6 +14,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
 )
 
 // Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to set
@@ -153,9 +155,18 @@ func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []strin
 	}
 	retry := slices.Clone(w.config.Retry)
 	for i := range retry {
-		retry[i].Delay = max(retry[i].Delay, w.policy.Backoff.Max) // a copy waits for the later of both
+		retry[i].Delay = max(retry[i].Delay, longestBackoff(w.policy)) // a copy waits for the later of both
 	}
 	return checkConfigs(ctx, admin, topics, retry, w.policy.Window, w.config.Logger)
+}
+
+// longestBackoff is how long the last attempt waits. Backoff.Max may be far away.
+func longestBackoff(p oncemill.Policy) time.Duration {
+	longest := p.Backoff.Min
+	for attempt := 2; attempt < p.MaxAttempts && longest < p.Backoff.Max; attempt++ {
+		longest = min(2*longest, p.Backoff.Max)
+	}
+	return longest
 }
 
 // checkTopics makes sure that topics are there and may be looked up.
@@ -230,7 +241,7 @@ func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retr
 			case strings.Contains(setting(c, "cleanup.policy"), "compact"):
 				return &SetupError{Problem: fmt.Sprintf("retry topic %q has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete", c.Name, setting(c, "cleanup.policy"))}
 			case known && kept <= r.Delay:
-				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or Backoff.Max of the policy): they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
+				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or the policy's Backoff): they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
 			}
 		}
 		if known && kept > window {

@@ -135,19 +135,21 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 
 func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 	t.Parallel()
+	days := oncemill.Backoff{Min: 24 * time.Hour, Max: 48 * time.Hour}
 	for name, tc := range map[string]struct {
 		settings map[string]string
-		backoff  time.Duration // at most
+		backoff  oncemill.Backoff
 		refused  bool
 	}{
-		"compacted":                           {map[string]string{"cleanup.policy": "compact"}, time.Minute, true},
-		"compacted, too":                      {map[string]string{"cleanup.policy": "compact,delete"}, time.Minute, true},
-		"deleted before they are due":         {map[string]string{"retention.ms": "3600000"}, time.Minute, true},
-		"deleted before a late attempt":       {map[string]string{"retention.ms": "86400000"}, 48 * time.Hour, true},
-		"deleted a while after they are due":  {map[string]string{"retention.ms": "86400000"}, time.Minute, false},
-		"deleted a while after late attempts": {map[string]string{"retention.ms": "259200000"}, 48 * time.Hour, false},
-		"never deleted":                       {map[string]string{"retention.ms": "-1"}, 48 * time.Hour, false},
-		"as a broker has it by default":       {nil, time.Minute, false},
+		"compacted":                           {map[string]string{"cleanup.policy": "compact"}, oncemill.Backoff{}, true},
+		"compacted, too":                      {map[string]string{"cleanup.policy": "compact,delete"}, oncemill.Backoff{}, true},
+		"deleted before they are due":         {map[string]string{"retention.ms": "3600000"}, oncemill.Backoff{}, true},
+		"deleted before a late attempt":       {map[string]string{"retention.ms": "86400000"}, days, true},
+		"of a backoff that is never so long":  {map[string]string{"retention.ms": "86400000"}, oncemill.Backoff{Max: 365 * 24 * time.Hour}, false},
+		"deleted a while after they are due":  {map[string]string{"retention.ms": "86400000"}, oncemill.Backoff{}, false},
+		"deleted a while after late attempts": {map[string]string{"retention.ms": "259200000"}, days, false},
+		"never deleted":                       {map[string]string{"retention.ms": "-1"}, days, false},
+		"as a broker has it by default":       {nil, oncemill.Backoff{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -159,7 +161,7 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 			if _, err := b.admin.CreateTopic(t.Context(), 1, 1, values, "later"); err != nil {
 				t.Fatal(err)
 			}
-			once := b.processor(consumer.Config{Policy: oncemill.Policy{Backoff: oncemill.Backoff{Min: time.Second, Max: tc.backoff}}})
+			once := b.processor(consumer.Config{Policy: oncemill.Policy{Backoff: tc.backoff}})
 			w, err := franz.NewWorker(once, nothing, franz.Config{
 				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, RetryPublisher: b.publisher(), Logger: b.logger,
 			})
