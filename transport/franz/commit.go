@@ -149,21 +149,26 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 	if err != nil {
 		return nil, err
 	}
-	found := map[string][16]byte{} // without those that are not there
+	found := map[string]kmsg.MetadataResponseTopic{}
 	for _, t := range resp.Topics {
 		if t.Topic != nil {
-			found[*t.Topic] = t.TopicID
+			found[*t.Topic] = t
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	req.Topics = slices.DeleteFunc(req.Topics, func(t kmsg.OffsetCommitRequestTopic) bool {
 		id, known := s.ids[t.Topic]
-		other := known && found[t.Topic] != id
-		if other {
-			dropped = errors.Join(dropped, fmt.Errorf("%s: %w", t.Topic, kerr.UnknownTopicID))
+		now := found[t.Topic]
+		if !known || now.TopicID == id {
+			return false
 		}
-		return other
+		problem := kerr.ErrorForCode(now.ErrorCode) // that it is not there, or may not be described
+		if problem == nil {
+			problem = kerr.UnknownTopicID
+		}
+		dropped = errors.Join(dropped, fmt.Errorf("%s: %w", t.Topic, problem))
+		return true
 	})
 	return dropped, nil
 }

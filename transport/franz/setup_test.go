@@ -2,6 +2,7 @@ package franz_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -310,3 +312,21 @@ func TestNewPublisher_RefusesClientsThatWeakenIt(t *testing.T) {
 }
 
 var _ producer.Publisher = (*franz.Publisher)(nil)
+
+// Before Kafka 4.2 a commit looks at its topics first: one that may not be described any more is no namesake.
+func TestWorker_RightThatTheLastCommitLacksIsNamed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, kfake.MaxVersions(kversion.V4_1_0()))
+	b.produce(0, 1, 1, 0)
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{CommitEvery: time.Hour})
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	for _, key := range []kmsg.Key{kmsg.Metadata, kmsg.OffsetCommit} {
+		b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{key}, Topic: "orders", Err: kerr.TopicAuthorizationFailed, Count: -1})
+	}
+	m.stop()
+	err := m.wait()
+	m.cl.CloseAllowingRebalance()
+	if as[*franz.CommitError](t, err); !errors.Is(err, kerr.TopicAuthorizationFailed) {
+		t.Errorf("error %v, want one that names the right", err)
+	}
+}
