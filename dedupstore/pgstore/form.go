@@ -196,8 +196,8 @@ func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 
 // leaveServer closes the pool's connections, at most once a second: the pool is the caller's, who may only read.
 func (s *Store) leaveServer() {
-	now, last := time.Now().UnixNano(), s.left.Load()
-	if now-last >= int64(time.Second) && s.left.CompareAndSwap(last, now) {
+	now, last := time.Now().UnixNano(), s.share.left.Load()
+	if now-last >= int64(time.Second) && s.share.left.CompareAndSwap(last, now) {
 		s.pool.Reset()
 	}
 }

@@ -136,7 +136,7 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 
 // once runs work in one transaction.
 func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (dedupstore.Settlement, error)) error {
-	free, err := i.store.slots.take(ctx)
+	free, err := i.store.share.slots.take(ctx)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return open
 	})
 	defer end() // also when work panics
-	settlement, err := work(s.context(i.store.slots.held(ctx)))
+	settlement, err := work(s.context(i.store.share.slots.held(ctx)))
 	if err != nil {
 		if !end() { // another run could make the effects once more
 			err = fmt.Errorf("%w: %w", ErrTxEnded, err)

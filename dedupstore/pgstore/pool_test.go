@@ -52,8 +52,8 @@ func TestInbox_SmallPoolsGiveNoMessageUp(t *testing.T) {
 			for i := range messages {
 				wantEffects(t, pool, fmt.Sprint(i), 1)
 			}
-			if len(s.slots) != 0 {
-				t.Errorf("%d slots are still taken", len(s.slots))
+			if len(s.share.slots) != 0 {
+				t.Errorf("%d slots are still taken", len(s.share.slots))
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -16,21 +17,27 @@ import (
 // beside them, or every lease would end while its holder waits for one.
 type slots chan struct{}
 
-// pools has the slots of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a pool, as
+// pools has the shares of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a pool, as
 // one for each schema, and each knows of its own runs only.
 var pools sync.Map
+
+// A share is what the stores of a pool have in common.
+type share struct {
+	slots slots
+	left  atomic.Int64 // when a server that only reads was left, in nanoseconds of the Unix era
+}
 
 // leastConns is how many connections an inbox needs: one for a handler, one for its heartbeats.
 const leastConns = 2
 
-func slotsOf(pool *pgxpool.Pool) slots {
+func shareOf(pool *pgxpool.Pool) *share {
 	most := int(pool.Config().MaxConns)
 	key := weak.Make(pool)
-	known, found := pools.LoadOrStore(key, make(slots, max(1, most-max(1, most/4))))
+	known, found := pools.LoadOrStore(key, &share{slots: make(slots, max(1, most-max(1, most/4)))})
 	if !found {
 		runtime.AddCleanup(pool, func(key weak.Pointer[pgxpool.Pool]) { pools.Delete(key) }, key)
 	}
-	return known.(slots)
+	return known.(*share)
 }
 
 // A holder is the key of a context's value that says that a run in progress has a slot.

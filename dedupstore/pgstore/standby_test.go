@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,4 +52,29 @@ func TestStore_LeavesAServerThatOnlyReads(t *testing.T) {
 	}
 	moved.Store(true)
 	until(t, "the primary", func() bool { return attempt() == nil })
+}
+
+// A pool that only reads, as in a database whose disk is full, is not connected anew for each of its stores.
+func TestStore_StoresOfAPoolThatOnlyReadsResetItTogether(t *testing.T) {
+	t.Parallel()
+	writes := newPool(t)
+	newStore(t, writes, Config{})
+	var connected atomic.Int64
+	pool := poolIn(t, writes.Config().ConnConfig.RuntimeParams["search_path"], func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			connected.Add(1)
+			return nil
+		}
+	})
+	began := time.Now()
+	for range 20 {
+		_, err := unmigrated(t, pool, Config{}).Claim(t.Context(), request("1"))
+		if problem := schemaProblem(err, "only reads"); problem != nil {
+			t.Fatal(problem)
+		}
+	}
+	if most := 2 + int64(time.Since(began)/time.Second); connected.Load() > most {
+		t.Errorf("%d connections of 20 stores, one at a time, want at most %d", connected.Load(), most)
+	}
 }

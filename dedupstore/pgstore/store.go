@@ -3,7 +3,6 @@ package pgstore
 import (
 	"context"
 	"crypto/sha256"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -25,9 +24,8 @@ type Store struct {
 	patience time.Duration // see form.claim
 	granted  owners        // whose claims this program made, and that have not begun to run
 	joined   owners        // whose runs have called Join
-	slots    slots
+	share    *share
 	stuck    stuck
-	left     atomic.Int64 // when a server that only reads was left, in nanoseconds of the Unix era
 }
 
 var (
@@ -48,7 +46,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, slots: slotsOf(pool)}
+	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool)}
 	s.leased = newForm(s, cfg.RelaxedClaims)
 	relaxed := newForm(s, true)
 	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}
