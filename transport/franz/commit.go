@@ -145,9 +145,18 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 		topic.Topic = &t.Topic
 		look.Topics = append(look.Topics, topic)
 	}
-	resp, err := look.RequestWith(ctx, s.cl)
-	if err != nil {
-		return nil, err
+	var resp *kmsg.MetadataResponse
+	for patience := time.Second; ; patience *= 2 { // any broker is asked, and one that hangs must not cost 10 s: the next one is
+		try, stop := context.WithTimeout(ctx, patience)
+		resp, err = look.RequestWith(try, s.cl)
+		hangs := try.Err() != nil && ctx.Err() == nil
+		stop()
+		if err == nil {
+			break
+		}
+		if !hangs {
+			return nil, err
+		}
 	}
 	found := map[string]kmsg.MetadataResponseTopic{}
 	for _, t := range resp.Topics {

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -369,6 +370,43 @@ func TestWorker_LastCommitIsRepeatedAlsoIfATopicIsUnknownForAMomentAfterATrouble
 	m.leave()
 	if unknown.Hits() != 1 {
 		t.Errorf("the topic was unknown %d times, want once", unknown.Hits())
+	}
+	if got := b.committed("orders")[0]; got != 10 {
+		t.Errorf("committed %d, want 10", got)
+	}
+}
+
+// Before Kafka 4.2 a commit asks any broker about its topics.
+func TestWorker_BrokerThatHangsDoesNotHoldUpTheLastCommit(t *testing.T) {
+	t.Parallel()
+	for range 8 { // which one is asked is chance
+		lastCommitBesideOneThatHangs(t)
+	}
+}
+
+func lastCommitBesideOneThatHangs(t *testing.T) {
+	t.Helper()
+	b := newBench(t, 1, kfake.NumBrokers(3), kfake.MaxVersions(kversion.V4_1_0()))
+	b.produce(0, 10, 1, 0)
+	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{CommitEvery: time.Hour})
+	until(t, "all records", func() bool { return b.finished() == 10 })
+	coordinator, release := b.cluster.CoordinatorFor(group), make(chan struct{})
+	b.cluster.ControlKey(int16(kmsg.Metadata), func(kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.KeepControl()
+		if b.cluster.CurrentNode() == (coordinator+1)%3 {
+			b.cluster.SleepControl(func() { <-release })
+		}
+		return nil, nil, false
+	})
+	began := time.Now()
+	m.stop()
+	if err := m.wait(); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	m.cl.CloseAllowingRebalance()
+	if took := time.Since(began); took > 9*time.Second {
+		t.Errorf("the last commit took %v", took)
 	}
 	if got := b.committed("orders")[0]; got != 10 {
 		t.Errorf("committed %d, want 10", got)
