@@ -139,24 +139,9 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 	if s.byID {
 		return nil, nil
 	}
-	look := kmsg.NewPtrMetadataRequest() // kadm would answer from what the client knew a while ago
-	for _, t := range req.Topics {
-		topic := kmsg.NewMetadataRequestTopic()
-		topic.Topic = &t.Topic
-		look.Topics = append(look.Topics, topic)
-	}
-	var resp *kmsg.MetadataResponse
-	for patience := time.Second; ; patience *= 2 { // any broker is asked, and one that hangs must not cost 10 s: the next one is
-		try, stop := context.WithTimeout(ctx, patience)
-		resp, err = look.RequestWith(try, s.cl)
-		hangs := try.Err() != nil && ctx.Err() == nil
-		stop()
-		if err == nil {
-			break
-		}
-		if !hangs {
-			return nil, err
-		}
+	resp, err := s.lookAt(ctx, req)
+	if err != nil {
+		return nil, err
 	}
 	found := map[string]kmsg.MetadataResponseTopic{}
 	for _, t := range resp.Topics {
@@ -180,6 +165,26 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 		return true
 	})
 	return dropped, nil
+}
+
+// lookAt asks a broker what the topics of a commit are; kadm would answer from what the client knew a while ago. Any broker is
+// asked, and one that hangs must not cost 10 s: the next one is.
+func (s *session) lookAt(ctx context.Context, req *kmsg.OffsetCommitRequest) (*kmsg.MetadataResponse, error) {
+	for patience := time.Second; ; patience *= 2 {
+		look := kmsg.NewPtrMetadataRequest() // the client may still read the one before
+		for _, t := range req.Topics {
+			topic := kmsg.NewMetadataRequestTopic()
+			topic.Topic = kmsg.StringPtr(t.Topic)
+			look.Topics = append(look.Topics, topic)
+		}
+		try, stop := context.WithTimeout(ctx, patience)
+		resp, err := look.RequestWith(try, s.cl)
+		hangs := try.Err() != nil && ctx.Err() == nil
+		stop()
+		if err == nil || !hangs {
+			return resp, err
+		}
+	}
 }
 
 // eachConfirmed calls confirmed for every partition that the response says is committed, and returns the errors of the
