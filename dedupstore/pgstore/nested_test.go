@@ -48,3 +48,42 @@ func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// A handler that has many runs in itself at once, longer than a lease.
+func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	guardOf := func(table string) *oncemill.Guard {
+		p := oncemill.Policy{Lease: 2 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)}
+		g, err := oncemill.NewGuard(newStore(t, pool, Config{Table: table}).Inbox(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	outer, inner := guardOf("outer"), guardOf("inner")
+	held := func(id string) oncemill.Call {
+		call := callOf(id)
+		call.Hold = time.Minute
+		return call
+	}
+	_, err := outer.Run(t.Context(), held("all"), func(ctx context.Context) (dedupstore.Outcome, error) {
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				res, err := inner.Run(ctx, held(fmt.Sprint(i)), func(ctx context.Context) (dedupstore.Outcome, error) {
+					lasts(2500 * time.Millisecond)
+					return dedupstore.Outcome{}, context.Cause(ctx)
+				})
+				if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+					t.Errorf("run %d ended with %+v, %v", i, res.Outcome, err)
+				}
+			})
+		}
+		all.Wait()
+		return dedupstore.Outcome{}, context.Cause(ctx)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -40,17 +40,18 @@ func shareOf(pool *pgxpool.Pool) *share {
 	return known.(*share)
 }
 
-// A holder is the key of a context's value that says that a run in progress has a slot.
+// A holder is the key of a context's value, the slots that the handler of a run in progress has for runs in itself.
 type holder struct{ slots }
 
-// take returns what frees the slot. A run within a handler that has one takes no other: all that have one may wait for such a run.
+// take returns what frees the slot. Handlers that have all of them may each wait for a run in itself: each has one for those.
+// One and no more, as a handler may begin many at once.
 func (s slots) take(ctx context.Context) (free func(), err error) {
-	if ctx.Value(holder{s}) != nil {
-		return func() {}, nil
-	}
+	within, _ := ctx.Value(holder{s}).(slots) // nil outside of a handler
 	select {
 	case s <- struct{}{}:
 		return func() { <-s }, nil
+	case within <- struct{}{}:
+		return func() { <-within }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -58,7 +59,7 @@ func (s slots) take(ctx context.Context) (free func(), err error) {
 
 // held returns the context of a handler that has a slot.
 func (s slots) held(ctx context.Context) context.Context {
-	return context.WithValue(ctx, holder{s}, true)
+	return context.WithValue(ctx, holder{s}, make(slots, 1))
 }
 
 // tooSmall says what is wrong with a pool of too few connections, or nil.
