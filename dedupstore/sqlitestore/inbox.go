@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -33,6 +34,7 @@ func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
 type running struct {
 	store *Store
 	tx    *sql.Tx
+	over  atomic.Bool // contexts may outlive the run
 }
 
 // Tx returns the transaction of a run in an inbox. It ends with the run: handlers neither commit it nor roll it back. It
@@ -97,6 +99,8 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	if err != nil {
 		return notBegun(err)
 	}
+	within := &running{store: s, tx: t.Tx}
+	defer within.over.Store(true)
 	defer t.abort() // also when work panics
 
 	now := clock()
@@ -114,7 +118,7 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	}
 	s.runs.hold(run, *rec)
 	defer s.runs.let(run)
-	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), &running{store: s, tx: t.Tx}))
+	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), within))
 	switch {
 	case err != nil:
 		return s.undone(context.WithoutCancel(ctx), t, c, err)

@@ -593,3 +593,19 @@ func fileOf(t *testing.T, db *sql.DB) (file string) {
 	}
 	return file
 }
+
+// What a handler starts in the background, or returns, has its context for longer than the run.
+func TestInbox_ContextOfARunThatIsOverIsRefusedNothing(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	var kept context.Context
+	if _, err := inTx(t, s, request("1"), func(ctx context.Context) (dedupstore.Settlement, error) {
+		kept = context.WithoutCancel(ctx)
+		return succeeded, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Claim(kept, request("2")); err != nil {
+		t.Error(err)
+	}
+}

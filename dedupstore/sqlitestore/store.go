@@ -58,7 +58,7 @@ func (s *Store) usable(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if r, found := txctx.From[*running](ctx); found && r.store.db == s.db {
+	if r, found := txctx.From[*running](ctx); found && r.store.db == s.db && !r.over.Load() {
 		return ErrNested
 	}
 	return s.prepare(ctx)
