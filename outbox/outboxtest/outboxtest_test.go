@@ -10,6 +10,12 @@ func TestRun_AcceptsAStoreThatKeepsTheContract(t *testing.T) {
 	RunVirtual(t, func(*testing.T) Subject { return newToy("").subject() })
 }
 
+// A machine may be so slow that short leases and delays end between any two operations.
+func TestRun_AcceptsASlowStoreThatKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	RunVirtual(t, func(*testing.T) Subject { return newToy("slow").subject() })
+}
+
 // broken are rules, each with the case that is there for it and must notice when a store breaks it.
 var broken = map[string]string{
 	"rollback-commits":             "write/published-if-and-only-if-committed",

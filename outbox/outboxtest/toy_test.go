@@ -147,6 +147,7 @@ func (tx *toyTx) Rollback(context.Context) error {
 }
 
 func (s *toy) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
+	s.dawdle()
 	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
 		return nil, err
 	}
@@ -237,6 +238,7 @@ func (s *toy) blocked(row *toyRow, suspects bool, now time.Time) bool {
 }
 
 func (s *toy) Settle(ctx context.Context, token string, results []outbox.Result) error {
+	s.dawdle()
 	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
 		return err
 	}
@@ -269,6 +271,13 @@ func (s *toy) Settle(ctx context.Context, token string, results []outbox.Result)
 		s.apply(row, results[i], now)
 	}
 	return nil
+}
+
+// dawdle is a machine that is busy with something else.
+func (s *toy) dawdle() {
+	if s.is("slow") {
+		<-time.After(2 * lasting)
+	}
 }
 
 func (s *toy) apply(row *toyRow, r outbox.Result, now time.Time) {
