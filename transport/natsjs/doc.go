@@ -56,7 +56,8 @@
 //
 // Safe deletion of a stream that is made again under its name while workers are at it. A worker that notices, from the answers
 // to its requests or within 30 s where its window is full, settles nothing of the old one any more: the new one counts from one
-// again, and takes an ack for a message of its own. Stop the workers first.
+// again, and takes an ack for a message of its own. Stop the workers first. So it is with a stream that a cluster has lost, in memory
+// or with one replica, which is there again, empty: it is noticed as long as its consumer has counted fewer deliveries than were seen.
 //
 // Little memory: the messages in flight are in it, Window times their size. At most 4 MiB, or one message, are on the way at a
 // time, but where messages are suddenly much larger than those before, a Window of them may be.

@@ -51,6 +51,7 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 	s.mu.Lock()
 	s.credit--
 	s.learn(msg.Size())
+	s.delivered = max(s.delivered, meta.Sequence.Consumer)
 	s.flights[f] = struct{}{}
 	s.mu.Unlock()
 	if !s.probe.done.Load() && s.probe.busy.CompareAndSwap(false, true) {

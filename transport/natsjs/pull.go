@@ -282,19 +282,23 @@ func (s *session) asks() bool {
 }
 
 // info asks the server for the consumer. One that was made again counts from one again, and so does its stream, perhaps: what
-// is in flight is not settled any more, for its acks could be taken for those of other messages.
+// is in flight is not settled any more, for its acks could be taken for those of other messages. So does a cluster's whose
+// only node has lost its files, or kept it in memory: it has the old time of creation, and has counted less than was seen.
 func (s *session) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
+	s.mu.Lock()
+	delivered := s.delivered
+	s.mu.Unlock()
 	info, err := s.cons.Info(ctx)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if info.Created.Equal(s.created) {
+	if info.Created.Equal(s.created) && info.Delivered.Consumer >= delivered {
 		return info, nil
 	}
-	s.created = info.Created
-	s.log.WarnContext(ctx, "natsjs: the consumer was deleted and made again: what is in flight is not settled, and comes again if it is still in the stream", "messages", len(s.flights))
+	s.created, s.delivered = info.Created, info.Delivered.Consumer
+	s.log.WarnContext(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in flight is not settled, and comes again if it is still in the stream", "messages", len(s.flights))
 	for f := range s.flights {
 		f.disown()
 	}

@@ -2,12 +2,16 @@ package natsjs_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -35,7 +39,7 @@ func TestWorker_ConsumerThatOutlivesItsServerIsTheSame(t *testing.T) {
 	close(release)
 	r.acked(1)
 	r.stops(stop)
-	if log := r.log.String(); strings.Contains(log, "made again") {
+	if log := r.log.String(); strings.Contains(log, "is not settled") {
 		t.Errorf("log:\n%s", log)
 	}
 }
@@ -82,7 +86,54 @@ func TestWorker_ConsumerOfAnotherLeaderIsTheSame(t *testing.T) {
 		return err == nil && info.AckFloor.Stream == 1
 	})
 	r.stops(stop)
-	if log := r.log.String(); strings.Contains(log, "made again") {
+	if log := r.log.String(); strings.Contains(log, "is not settled") {
 		t.Errorf("log:\n%s", log)
+	}
+}
+
+// A stream that a cluster keeps in the memory of one node is empty when that was restarted, counts from one again, and is as
+// old as before: acks of what was in flight would be for others.
+func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
+	t.Parallel()
+	const before = 5
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := testserver.NATSCluster(t, 3)
+	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{}, finished: map[string]int{}}
+	testserver.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
+		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Storage: jetstream.MemoryStorage})
+	})
+	r.cons = testserver.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
+		return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+	})
+	publish := func(id, subject string) {
+		testserver.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
+			return r.js.Publish(ctx, subject, nil, jetstream.WithMsgID(id))
+		})
+	}
+	for i := range before {
+		publish(fmt.Sprintf("o%d", i), "orders.all")
+	}
+	release := make(chan struct{})
+	stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
+		if msg.Subject() == "orders.other" {
+			return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))
+		}
+		<-release
+		return nil
+	}))
+	until(t, "the handlers", func() bool { _, runs := r.done(); return runs == before })
+	node := cluster.StreamLeader("orders")
+	cluster.Kill(node)
+	cluster.Restart(node)
+	publish("other", "orders.other")
+	until(t, "the other message", func() bool { _, runs := r.done(); return runs == before+1 })
+	close(release)
+	r.stops(stop)
+	info := testserver.Ask(t, "the consumer", func(ctx context.Context) (*jetstream.ConsumerInfo, error) { return r.cons.Info(ctx) })
+	if info.NumAckPending != 1 {
+		t.Errorf("%d messages are pending, want that without an outcome: %+v", info.NumAckPending, info.AckFloor)
 	}
 }

@@ -44,6 +44,7 @@ type session struct {
 	mu          sync.Mutex
 	flights     map[*held]struct{}
 	created     time.Time // when the consumer was
+	delivered   uint64    // the consumer's count of deliveries, as far as it was seen
 	credit      int       // what outstanding fetches may still bring
 	outstanding int       // fetches
 	size        int       // of large messages, in bytes; zero: not known yet
