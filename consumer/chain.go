@@ -118,7 +118,9 @@ func Timeout(d time.Duration) Step {
 
 // Other is any other middleware. Outside the guard it must not change what the handler returns or turn errors into
 // success; inside it may. What remembers messages by itself and drops those that it has seen, as Watermill's Deduplicator does,
-// belongs on neither side: it drops the second attempt of a message whose first one failed, and that is lost.
+// belongs on neither side: it drops the second attempt of a message whose first one failed, and that is lost. What refuses to run the
+// handler, as Watermill's CircuitBreaker does, belongs inside, and its refusals have to become oncemill.Uncounted(oncemill.NoEffect(err)):
+// without that they use up attempts, and a policy that parks takes them for unknown outcomes.
 func Other(name string, mw message.HandlerMiddleware) Step {
 	return Step{name: fmt.Sprintf("Other(%q)", name), middleware: mw}
 }
