@@ -36,6 +36,31 @@ func TestLease_KeepsRowsFromOthersUntilItEnds(t *testing.T) {
 	}
 }
 
+// All rows of leases that ended together, as after a crash of many relays, may be more than can be written in the time that a
+// call has.
+func TestLease_TakesOverInParts(t *testing.T) {
+	t.Parallel()
+	box, db := newBox(t)
+	const rows, leases = 60_000, 60
+	mustExec(t, db, `INSERT INTO oncemill_outbox (number, id, topic, payload) SELECT i, i, 'orders', '' FROM generate_series(1, $1::integer) AS i`, rows)
+	mustExec(t, db, `INSERT INTO oncemill_outbox_lease (token, ends_at, numbers)
+		SELECT number % $1, clock_timestamp(), array_agg(number) FROM oncemill_outbox GROUP BY 1`, leases)
+	before := 0
+	for before < rows {
+		if healthy := lease(t, box, "healthy", time.Minute); len(healthy) != 0 {
+			t.Fatalf("%d rows whose lease ended were handed out as healthy", len(healthy))
+		}
+		taken := count(t, db, `unknowns = 1`)
+		if taken == before || taken > before+30_000 {
+			t.Fatalf("%d rows were taken over, then %d", before, taken)
+		}
+		before = taken
+	}
+	if n := len(leaseKind(t, box, "suspects", time.Minute, true)); n != 100 || leased(t, db) != n {
+		t.Errorf("%d rows were handed out, and %d are leased", n, leased(t, db))
+	}
+}
+
 func TestLease_SuspectsAreHandedOutApart(t *testing.T) {
 	t.Parallel()
 	box, db := newBox(t)
