@@ -20,10 +20,11 @@ type cleaner struct {
 	age   time.Duration
 	every time.Duration
 	next  time.Time
+	most  int // rows at once
 }
 
 func (r *Relay) newCleaner() *cleaner {
-	c := &cleaner{relay: r, every: cleanEvery, next: time.Now()}
+	c := &cleaner{relay: r, every: cleanEvery, next: time.Now(), most: cleanBatch}
 	if r.cfg.Retention != DeleteAtOnce { // else age 0: rows that were kept under another config go too
 		c.age = r.cfg.Retention
 		c.every = min(cleanEvery, max(c.age, time.Second))
@@ -38,17 +39,20 @@ func (c *cleaner) clean(ctx context.Context) {
 	}
 	c.next = time.Now().Add(pace.Jitter(c.every))
 	limit := time.Now().Add(c.relay.cfg.StoreTimeout)
-	for rows := 0; rows < 2*c.relay.cfg.BatchSize && time.Now().Before(limit); rows += cleanBatch {
+	for rows := 0; rows < 2*c.relay.cfg.BatchSize && time.Now().Before(limit); {
 		bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
-		removed, err := c.relay.store.Clean(bounded, c.age, cleanBatch)
+		removed, err := c.relay.store.Clean(bounded, c.age, c.most)
 		cancel()
 		if err != nil {
 			c.relay.fault(ctx, "cleaning failed", err)
+			c.most = max(1, c.most/2) // rows that take too long together would do so for ever
 			return
 		}
-		if removed < cleanBatch {
+		if removed < c.most {
 			return
 		}
+		rows += removed
+		c.most = min(cleanBatch, c.most+1+c.most/8)
 	}
 	c.next = time.Now() // there is probably more
 }

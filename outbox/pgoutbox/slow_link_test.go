@@ -72,3 +72,17 @@ func TestRelay_RowThatCannotBeReadInTimeHoldsUpNoOther(t *testing.T) {
 	start(t, unmigrated(t, slowPool(t, pool, 3<<18), pgoutbox.Config{}), b, cfg) // it takes 5.3 s
 	eventually(t, "all other rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
 }
+
+// Removing rows with large payloads takes its time.
+func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	mustExec(t, pool, `INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
+		SELECT n, now() - interval '1 hour', n, 'orders', '' FROM generate_series(1, 1000) AS n`)
+	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
+	mustExec(t, pool, `CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
+	cfg := quick()
+	cfg.StoreTimeout, cfg.Retention = time.Second, time.Second // it cleans every second
+	start(t, box, &broker{}, cfg)
+	eventually(t, "all rows are removed", func() bool { return count(t, pool, `true`) == 0 })
+}

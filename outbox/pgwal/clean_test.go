@@ -83,3 +83,23 @@ func TestRelay_CleansFasterThanItLooks(t *testing.T) {
 	g.start()
 	until(t, "all to be removed", func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox`) == 0 })
 }
+
+// Removing rows with large payloads takes its time.
+func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.StoreTimeout = time.Second })
+	g.exec(`INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
+		SELECT n, now() - interval '2 days', n, 'orders', '' FROM generate_series(1, 1000) AS n`)
+	g.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
+	g.exec(`CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
+	r := g.relay()
+	r.CleanEvery(time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	until(t, "all to be removed", func() bool { return value[int](g, `SELECT count(*) FROM oncemill_outbox`) == 0 })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

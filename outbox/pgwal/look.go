@@ -17,6 +17,7 @@ type looks struct {
 	cleanAt time.Time
 	walAt   time.Time
 	unseen  unseen
+	cleans  int // rows to clean at once
 }
 
 const (
@@ -37,6 +38,7 @@ type sight struct {
 	swept   bool // unseen is new
 	cleaned bool // as far as is due now
 	unclean bool // there is more to clean
+	slow    bool // cleaning failed
 	other   bool // the table is not the one that the log is read for
 	faults  []error
 
@@ -75,12 +77,15 @@ type request struct {
 	limit   int     // of rows that are due; zero: none
 	unseen  unseen  // to be made due; empty: none
 	sweep   bool
-	clean   bool
+	clean   int // rows whose retention is over; zero: none
 }
 
 func (s *session) ask(now time.Time) request {
 	l := &s.looks
-	q := request{limit: min(restSize, s.room()), exclude: []int64{}, clean: !now.Before(l.cleanAt)}
+	q := request{limit: min(restSize, s.room()), exclude: []int64{}}
+	if !now.Before(l.cleanAt) {
+		q.clean = l.cleans
+	}
 	if q.limit > 0 {
 		for number, rest := range s.numbers {
 			if rest {
@@ -124,10 +129,11 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		found.unseen, err = r.unseen(ctx, sweepSize)
 		found.swept = !fault(err)
 	}
-	if q.clean {
-		done, more, err := r.clean(ctx, cleanSize)
+	if q.clean > 0 {
+		done, more, err := r.clean(ctx, q.clean)
 		found.unclean = more
-		found.cleaned = fault(err) || done
+		found.slow = fault(err)
+		found.cleaned = found.slow || done
 	}
 	return found
 }
@@ -149,8 +155,14 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 			s.r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again", "error", s.r.explain("look at the table", err))
 		}
 	}
+	switch {
+	case found.slow: // rows that take too long together would do so for ever
+		l.cleans = max(1, l.cleans/2)
+	case found.unclean:
+		l.cleans = min(cleanSize, l.cleans+1+l.cleans/8)
+	}
 	if found.cleaned {
-		l.cleanAt = now.Add(pace.Jitter(cleanEvery))
+		l.cleanAt = now.Add(pace.Jitter(s.r.clearing))
 	}
 	if found.swept {
 		l.unseen, l.sweepAt = found.unseen, now.Add(sweepEvery*s.r.cfg.PollInterval)

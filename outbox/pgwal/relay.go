@@ -24,6 +24,7 @@ type Relay struct {
 	telemetry *telemetry.Relay
 	running   atomic.Bool
 	silence   time.Duration // how long the server may say nothing
+	clearing  time.Duration // between two times that rows are cleaned
 	wal       walWatch
 }
 
@@ -42,7 +43,7 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
-	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence}, nil
+	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence, clearing: cleanEvery}, nil
 }
 
 const (

@@ -65,7 +65,7 @@ func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
 		r: r, stream: stream, facts: f, known: known,
 		drained: make(chan struct{}, 1), numbers: map[int64]bool{}, done: make(chan func()),
 		away:   pace.Pace{Shortest: shortestAway, Longest: longestAway},
-		beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(walEvery)},
+		beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(walEvery), cleans: cleanSize},
 	}
 }
 
