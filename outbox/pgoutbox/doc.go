@@ -20,7 +20,8 @@
 //     not written when they are leased. No transaction is open, and no lock held, while messages are published, or while a
 //     relay does not answer.
 //   - Writers are never blocked by relays, nor relays by writers, also not by transactions that stay open. (Writers of
-//     the same message wait for each other, and those of one key in an ordered outbox.)
+//     the same message wait for each other, and those of one key in an ordered outbox. A statement of somebody else's that
+//     locks pending rows, in a transaction that stays open, does hold up all relays.)
 //   - The cost of a look at the table does not grow with published, delayed or dead rows (in an ordered outbox see
 //     below), nor does it depend on the server's statistics.
 //   - Nothing is kept in a session, which PgBouncer in transaction mode asks for, if the pool's default_query_exec_mode
