@@ -43,7 +43,7 @@ func TestRelay_PublishesIfAndOnlyIfCommitted(t *testing.T) {
 func TestRelay_PublishesWhatWasWritten(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		g := newRig(t, configure)
+		g := newRig(t, configure, func(c *pgwal.Config) { c.MaxInFlight = 1 }) // in their order
 		want := producer.Message{
 			ID: "id \"1\"", Topic: "orders.ä", Key: "k", Payload: []byte{0, 1, 255, '\n'},
 			Header: producer.Header{"Content-Type": "x/y", "empty": ""},
