@@ -25,7 +25,8 @@ func (e *SetupError) Unwrap() error { return e.Err }
 // AccessError says that a broker refuses what the worker cannot go on without: a right is missing, a topic is gone, the
 // group does not take the member. A topic that is deleted while it is consumed is noticed only when the broker says so,
 // at the latest when it is made again. What was settled before is committed as far as the broker lets it: before Kafka 3.1 also for
-// a topic of the same name that was made meanwhile, so stop workers before.
+// a topic of the same name that was made meanwhile, and before 4.2 for one that was made within the last half second or so, of which the
+// broker may not know yet; so stop workers before.
 type AccessError struct {
 	Topic string // empty if it is about the group
 	Group string
