@@ -600,7 +600,7 @@ func TestInbox_ContextOfARunThatIsOverIsRefusedNothing(t *testing.T) {
 	s, _ := newStore(t)
 	var kept context.Context
 	if _, err := inTx(t, s, request("1"), func(ctx context.Context) (dedupstore.Settlement, error) {
-		kept = context.WithoutCancel(ctx)
+		kept = context.WithoutCancel(ctx) //nolint:fatcontext // as what a handler leaves running does
 		return succeeded, nil
 	}); err != nil {
 		t.Fatal(err)

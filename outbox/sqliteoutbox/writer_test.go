@@ -181,7 +181,8 @@ func TestInSQL_WhatSQLiteRolledBackIsNotPublished(t *testing.T) {
 		"a statement is interrupted": func(tx *sql.Tx) error {
 			for wait := 10 * time.Millisecond; ; wait *= 2 { // it may end before the statement begins
 				if _, err := tx.ExecContext(t.Context(), `SAVEPOINT there`); err != nil {
-					return nil
+					t.Error(err)
+					return err
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				_, err := tx.ExecContext(ctx, `INSERT INTO orders WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n) SELECT 'order ' || i FROM n`)
