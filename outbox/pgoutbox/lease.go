@@ -31,14 +31,14 @@ SELECT set_config('lock_timeout', $1::text, true), set_config('synchronous_commi
 	pg_advisory_xact_lock('{lease}'::regclass::oid::integer, -1)`
 
 	// After a crash of many relays there may be more rows than can be written in the time that a lease has: what is left is
-	// held until the next one.
+	// held until the next one, and a relay that had an error asks for fewer rows, and so takes over fewer.
 	takeOverSQL = `
 WITH ended AS (
 	DELETE FROM {lease} WHERE token = ANY(ARRAY(
 		SELECT token FROM (
 			SELECT token, sum(cardinality(numbers)) OVER (ORDER BY ends_at, token) - cardinality(numbers) AS before
 			FROM {lease} WHERE ends_at <= (SELECT clock_timestamp())) AS e
-		WHERE before < 20000))
+		WHERE before < 20 * $1::bigint))
 	RETURNING numbers)
 UPDATE {table} SET unknowns = coalesce(unknowns, 0) + 1
 WHERE number = ANY(ARRAY(SELECT unnest(numbers) FROM ended)) AND published_at IS NULL AND dead_at IS NULL`
@@ -101,7 +101,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	err := o.pipeline(ctx, 5, []eachRowFunc{read.clock, read.row},
 		begin,
 		statement{o.sql.leaseLock, []any{lockTimeoutOf(ctx)}},
-		statement{query: o.sql.takeOver},
+		statement{o.sql.takeOver, []any{int64(r.Limit)}},
 		statement{lease, []any{r.Token, r.Lease.Microseconds(), int64(r.Limit)}},
 		commit,
 		statement{query: byIndexSQL}, // and what follows are a transaction of their own

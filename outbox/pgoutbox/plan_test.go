@@ -53,7 +53,7 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 	}{
 		{"lease", box.sql.leaseLock, box.sql.lease, "_next", []any{"t1", 1000, 100}},
 		{"suspects", box.sql.leaseLock, box.sql.suspects, "_suspects", []any{"t2", 1000, 8}},
-		{"take over", box.sql.leaseLock, box.sql.takeOver, "_pkey", nil},
+		{"take over", box.sql.leaseLock, box.sql.takeOver, "_pkey", []any{100}},
 		{"read", "", box.sql.read, "_pkey", []any{token}},
 		{"settle", "", box.sql.settle, "_pkey", []any{token, "{1}", "{2}", "{3}", "{0}", "{f}", "{1}", "{0}", "{x}"}},
 		{"clean", box.sql.tidyLock, box.sql.clean, "_published", []any{0, 100}},

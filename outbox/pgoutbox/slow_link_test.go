@@ -86,3 +86,19 @@ func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 	start(t, box, &broker{}, cfg)
 	eventually(t, "all rows are removed", func() bool { return count(t, pool, `true`) == 0 })
 }
+
+// After a crash of many relays their rows are taken over in parts, which are smaller where that takes its time.
+func TestRelay_LeasesThatTakeTooLongToTakeOverAreTakenOverInParts(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	const rows = 2000
+	mustExec(t, pool, `INSERT INTO oncemill_outbox (number, id, topic, payload) SELECT n, n, 'orders', '' FROM generate_series(1, $1::integer) AS n`, rows)
+	mustExec(t, pool, `INSERT INTO oncemill_outbox_lease (token, ends_at, numbers)
+		SELECT number % 40, clock_timestamp(), array_agg(number) FROM oncemill_outbox GROUP BY 1`)
+	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.0006); RETURN new; END'`)
+	mustExec(t, pool, `CREATE TRIGGER slow BEFORE UPDATE ON oncemill_outbox FOR EACH ROW WHEN (new.unknowns IS DISTINCT FROM old.unknowns) EXECUTE FUNCTION slow()`)
+	cfg := quick()
+	cfg.BatchSize, cfg.StoreTimeout = 100, time.Second
+	start(t, box, &broker{}, cfg)
+	eventually(t, "all rows are taken over", func() bool { return count(t, pool, `unknowns IS NULL`) == 0 })
+}
