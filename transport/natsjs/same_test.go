@@ -137,3 +137,29 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 		t.Errorf("%d messages are pending, want that without an outcome: %+v", info.NumAckPending, info.AckFloor)
 	}
 }
+
+// A consumer that is reset, or that has lost its last deliveries with a server that was killed, is not what was lost with its
+// stream, but looks like it.
+func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T) {
+	t.Parallel()
+	const n = 5
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Window = n // no request is outstanding that would be answered with the messages again
+	r.publish(n, oneLane)
+	release := make(chan struct{})
+	w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })
+	w.LookEvery(lookEvery)
+	stop := r.start(w)
+	until(t, "the handlers", func() bool { _, runs := r.done(); return runs == n })
+	answer, err := r.js.Conn().RequestWithContext(t.Context(), "$JS.API.CONSUMER.RESET.orders.billing", []byte(`{"seq":1}`))
+	if err != nil || strings.Contains(string(answer.Data), `"error"`) {
+		t.Fatalf("reset: %v, %+v", err, answer)
+	}
+	until(t, "the worker to notice", func() bool { return strings.Contains(r.log.String(), "has lost what it had counted") })
+	close(release)
+	r.acked(n)
+	r.stops(stop)
+	if finished, runs := r.done(); finished != n || runs != n {
+		t.Errorf("%d messages in %d runs, want %d in as many", finished, runs, n)
+	}
+}
