@@ -43,7 +43,7 @@ func (r *rig) prepare(ctx context.Context, messages int) (*job, error) {
 	}
 	j := &job{
 		meter: newMeter(messages), conn: conn,
-		rdb: redis.NewClient(&redis.Options{Addr: r.redis.Addr, PoolSize: 256}),
+		rdb: redis.NewClient(&redis.Options{Addr: r.redis.Addr, PoolSize: 256, ContextTimeoutEnabled: true}),
 	}
 	if j.js, err = jetstream.New(conn); err == nil {
 		j.consumer, err = j.js.CreateConsumer(ctx, topic, consumerConfig)
