@@ -44,6 +44,32 @@ func TestPublisher_LostAckIsUnknownAndRepeatIsNoSurprise(t *testing.T) {
 	}
 }
 
+// Two relays share an outbox, each with a Publisher of its own: what one of them has sent in vain, the other sends again.
+func TestPublisher_RepeatForAnotherRelayIsNoSurprise(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 300 * time.Millisecond})
+	quiet := jetstream.StreamConfig{Name: "quiet", Subjects: []string{"quiet"}, NoAck: true}
+	b.stream(t, quiet)
+	m := producer.Message{ID: "o0", Topic: "quiet"}
+	other, err := natsjs.NewPublisher(b.js, natsjs.PublisherConfig{AckTimeout: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failures := failuresOf(t, other.Publish(t.Context(), m)); !failures[0].Unknown {
+		t.Errorf("failure %+v, want unknown", failures[0])
+	}
+	quiet.NoAck = false
+	b.stream(t, quiet)
+	m.Header = producer.Header{producer.HeaderResend: "1"}
+	if err := b.pub.Publish(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	wantOnce(t, b.stored(t, "quiet"), 1)
+	if b.pub.Duplicates() != 0 || b.log.String() != "" {
+		t.Errorf("%d duplicates were reported:\n%s", b.pub.Duplicates(), b.log.String())
+	}
+}
+
 func TestPublisher_FullPipeIsNobodysRefusal(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, natsjs.PublisherConfig{AckTimeout: 200 * time.Millisecond, MaxPending: 2})

@@ -25,8 +25,8 @@ type PublisherConfig struct {
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although the Publisher was not repeating it
-	// after a lost acknowledgement, and one for a connection that will not try for ever to reconnect. Nil: slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although neither the Publisher nor a relay was
+	// repeating it after a lost acknowledgement, and one for a connection that will not try for ever to reconnect. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -97,8 +97,9 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
 // Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
-// after a lost acknowledgement. Its caller may have published them twice, as for a repeated request, or another process before
-// it died. If not, two messages have one ID, and one of them is not in the stream.
+// after a lost acknowledgement, nor a relay, of whatever process (producer.HeaderResend). Its caller may have published them
+// twice, as for a repeated request, or another process before it died. If not, two messages have one ID, and one of them is not
+// in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
@@ -154,7 +155,7 @@ func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err e
 	case f.err == nil:
 		p.telemetry.Landed(ctx, f.sending, m.Topic, m.ID, f.ack.stream)
 		if f.ack.duplicate {
-			p.duplicate(ctx, f, !p.unanswered.has(id))
+			p.duplicate(ctx, f, !p.unanswered.has(id) && m.Header.Get(producer.HeaderResend) == "")
 		}
 	}
 	p.unanswered.remove(id)
@@ -172,7 +173,8 @@ func (p *Publisher) explain(err error) error {
 	return err
 }
 
-// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an answer.
+// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an answer,
+// neither here nor, as a relay's mark says, in another process.
 func (p *Publisher) duplicate(ctx context.Context, f *flight, unexpected bool) {
 	m := &f.message
 	p.telemetry.Duplicate(ctx, f.sending, m.Topic, m.ID, unexpected)
