@@ -1,11 +1,13 @@
 package sqlitestore
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"modernc.org/sqlite"
 	codes "modernc.org/sqlite/lib"
@@ -103,6 +105,29 @@ func TestStore_ReadOnlyFileIsSaid(t *testing.T) {
 		}
 	}
 	claim(t, readOnly, request("1"), dedupstore.Busy) // what can be told without writing is
+}
+
+// Such as by a shell in which somebody has left a transaction open.
+func TestStore_AWriteLockThatSomebodyKeepsIsSaid(t *testing.T) {
+	t.Parallel()
+	s, db := newStore(t)
+	r := request("1")
+	held := claim(t, s, r, dedupstore.AcquiredRun).Claim
+	tx, err := openAt(t, fileOf(t, db), "_txlock", "immediate").BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	for what, operate := range map[string]func(context.Context) error{
+		"claim":  func(ctx context.Context) error { _, err := s.Claim(ctx, request("2")); return err },
+		"settle": func(ctx context.Context) error { return s.Settle(ctx, held, succeeded) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := operate(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "write lock") {
+			t.Errorf("%s: %v, want the deadline's end, and what was waited for", what, err)
+		}
+	}
 }
 
 func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {

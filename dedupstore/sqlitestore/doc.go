@@ -65,6 +65,16 @@
 // may replace, move or delete it: connections go on with the old file, and what they commit is lost. Nor may anything but the one
 // SQLite library open it in that process, not even to copy it: closing the file drops the locks of the whole process.
 //
+// # Backups
+//
+// The last commits are in the file that ends in -wal, also after the process was killed: a copy of the database file alone
+// lacks them, without a word. VACUUM INTO 'copy.db', said by the program or in SQLite's shell, makes a whole copy while the
+// program runs; or stop all processes, and copy both files. Before a copy is put in the place of a database, stop all processes
+// and remove the -wal and -shm files of what was there: SQLite would write what is left in them into the copy, and destroy it.
+//
+// What the copy lacks is forgotten, effects, outcomes and rows of an outbox alike, while the broker counts its messages as done: have
+// it deliver them again, from the time of the copy on. What was published since then is published again, with the same IDs.
+//
 // # Opening a database
 //
 // The store works with any settings but those that [Store.Check] refuses, and needs no patience of SQLite: it waits for the

@@ -43,7 +43,7 @@ func (op *operation) await(ctx context.Context) error {
 		return op.err
 	case <-ctx.Done():
 		op.abandon()
-		return context.Cause(ctx)
+		return fmt.Errorf("sqlitestore: waited for the database's write lock, or its disk: %w", context.Cause(ctx))
 	}
 }
 

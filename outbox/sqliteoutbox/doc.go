@@ -24,13 +24,19 @@
 //
 // The clock is that of the process, as SQLite has none of its own. All processes that share a database share a machine
 // and so its wall clock. When that is set forward, leases end early, and a batch may be published a second time, with
-// the same IDs. When it is set back, rows are due later by as much.
+// the same IDs. When it is set back, rows are due later by as much, and nothing but their number tells (metric
+// oncemill.outbox.pending). This makes them due, if the table has its usual name:
+//
+//	UPDATE oncemill_outbox SET due_at = strftime('%s', 'now') * 1000000, not_before = strftime('%s', 'now') * 1000000
+//	WHERE written_at > strftime('%s', 'now') * 1000000 AND not_before = written_at AND published_at IS NULL AND dead_at IS NULL
 //
 // A transaction is one for a single file. Under WAL SQLite commits each attached database by itself: when the process dies in
 // between, or a disk is full, a row is there without what the transaction wrote to another file, or the other way round.
 //
 // SQLite has one writer at a time: business transactions that stay open hold up the relay, and each other. The file
 // must be on a local disk; SQLite's locks do not work on network file systems.
+//
+// How to make backups, and how to put them back, is in the package doc of sqlitestore.
 //
 // # Opening a database
 //

@@ -2,6 +2,8 @@ package sqliteoutbox_test
 
 import (
 	"errors"
+	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"testing"
@@ -142,6 +144,34 @@ func TestLease_HoldsUntilNotBefore(t *testing.T) {
 	settle(t, box, "t")
 	if len(lease(t, box, "again", time.Minute)) != 1 {
 		t.Error("a row that was given back is not due at once")
+	}
+}
+
+// The statement is the package doc's.
+func TestLease_RowsFromBeforeTheClockWasSetBackCanBeMadeDue(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	statement := regexp.MustCompile(`//\t(UPDATE .*)\n//\t(WHERE .*)`).FindSubmatch(doc)
+	if statement == nil {
+		t.Fatal("the package doc has no UPDATE")
+	}
+	box, db := newBox(t)
+	later := message("later")
+	later.NotBefore = time.Now().Add(time.Hour)
+	write(t, box, db, message("1"), later)
+	mustExec(t, db, `UPDATE oncemill_outbox SET written_at = written_at + 86400000000, not_before = not_before + 86400000000, due_at = due_at + 86400000000`)
+	if rows := lease(t, box, "early", time.Minute); len(rows) != 0 {
+		t.Errorf("due are: %v", idsOf(rows))
+	}
+	mustExec(t, db, string(statement[1])+" "+string(statement[2]))
+	for _, token := range []string{"t", "again"} {
+		if diff := cmp.Diff([]string{"1"}, idsOf(lease(t, box, token, time.Minute))); diff != "" {
+			t.Errorf("due are: %s", diff)
+		}
+		settle(t, box, token)
 	}
 }
 
