@@ -62,8 +62,9 @@
 // was suspended. When the clock is set back, they last longer by as much. Fences grow in either case, as long as the record is kept.
 //
 // The file must be on a local disk; SQLite's locks do not work on network file systems. While a process has it open nothing else
-// may replace, move or delete it: connections go on with the old file, and what they commit is lost. Nor may anything but the one
-// SQLite library open it in that process, not even to copy it: closing the file drops the locks of the whole process.
+// may replace, move or delete it, nor the -wal and -shm files beside it: connections go on with the old file, and what they commit
+// is lost. Nor may anything but the one SQLite library open it in that process, not even to copy it: closing the file drops the
+// locks of the whole process.
 //
 // # Backups
 //
