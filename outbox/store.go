@@ -101,7 +101,8 @@ type Row struct {
 	// Number names the row in this store while it exists. It says nothing about order.
 	Number int64
 
-	// Message is what was written. Its ID is set; its NotBefore is zero, for that time has come.
+	// Message is what was written. Its ID is set; its NotBefore is zero, for that time has come; its Payload is not nil, which
+	// is a tombstone to Kafka: no outbox tells a nil one from an empty one.
 	Message producer.Message
 
 	// Lane is what the row's order is kept in, such as a partition key. Within a batch a row is sent only after all

@@ -23,7 +23,7 @@ type Message struct {
 	// Header travels beside the payload. Names that begin with "oncemill-" are this project's own.
 	Header Header
 
-	// Payload is opaque bytes.
+	// Payload is opaque bytes. Nil is as empty, except to franz.Publisher itself, without an outbox: a tombstone.
 	Payload []byte
 
 	// NotBefore delays the message. Zero: no delay. Outboxes hold the message until then; publishers that send at

@@ -72,7 +72,10 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 		r := &toyRow{written: time.Now(), first: time.Now()}
 		r.Number, r.Message, r.Lane = s.last, m, m.Key
 		r.Message.Header = maps.Clone(m.Header)
-		r.Message.Payload = bytes.Clone(m.Payload)
+		r.Message.Payload = append([]byte{}, m.Payload...)
+		if s.is("empty-payload-is-nil") {
+			r.Message.Payload = append([]byte(nil), m.Payload...)
+		}
 		if s.is("payload-is-text") {
 			r.Message.Payload = bytes.ToValidUTF8(m.Payload, []byte("?"))
 		}

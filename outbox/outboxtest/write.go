@@ -53,6 +53,9 @@ var writeCases = []testCase{
 			if got.Topic != m.Topic || got.Key != m.Key || !bytes.Equal(got.Payload, m.Payload) || !got.NotBefore.IsZero() {
 				k.Errorf("got %+v, want %+v", got, m)
 			}
+			if got.Payload == nil {
+				k.Errorf("the payload of %q is nil, want an empty one: Kafka takes nil for a tombstone", m.ID)
+			}
 			header := maps.Clone(got.Header)
 			maps.DeleteFunc(header, func(name, _ string) bool { _, written := m.Header[name]; return !written })
 			if !maps.Equal(header, m.Header) && len(m.Header) > 0 {

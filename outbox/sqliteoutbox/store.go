@@ -50,6 +50,9 @@ func collect(found *sql.Rows, err error) ([]leasedRow, error) {
 		if err != nil {
 			return nil, err
 		}
+		if m.Payload == nil {
+			m.Payload = []byte{} // which the driver does not tell from nil, and Kafka takes nil for a tombstone
+		}
 		leased = append(leased, l)
 	}
 	return leased, found.Err()

@@ -108,8 +108,8 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 //
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or by
 // the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
-// keys). Everything else is unknown, also when a topic does not exist or may not be written to: that can be mended, and
-// an outbox must not give rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was
+// keys). Everything else is unknown, also when a topic does not exist or may not be written to, or the clock is wrong
+// (kerr.InvalidTimestamp: by an hour or more, with Kafka's defaults): that can be mended, and an outbox must not give rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was
 // deleted and made again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be sent until
 // the client's kgo.RecordDeliveryTimeout ends.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
@@ -277,7 +277,7 @@ func (p *Publisher) sendAlone(ctx context.Context, record *kgo.Record) (unknown 
 // refusesBatch reports whether an error is about a whole batch, because of one record in it.
 func refusesBatch(err error) bool {
 	for _, e := range [...]error{
-		kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.UnsupportedForMessageFormat,
+		kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.UnsupportedForMessageFormat,
 	} {
 		if errors.Is(err, e) {
 			return true

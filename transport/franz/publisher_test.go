@@ -135,6 +135,7 @@ func TestPublisher_SaysWhatIsUnknown(t *testing.T) {
 		{"record that its topic does not take", "orders", kerr.InvalidRecord, false},
 		{"topic whose name is refused", "orders", kerr.InvalidTopicException, false},
 		{"policy", "orders", kerr.PolicyViolation, true},
+		{"time of a clock that is wrong", "orders", kerr.InvalidTimestamp, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
