@@ -74,6 +74,8 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
 	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
 		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
+	case option[bool](cl, kgo.KeepControlRecords):
+		return &SetupError{Problem: "the client hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"}
 	case endsEarly(cl):
 		return &SetupError{Problem: clientContext}
 	case atEnd(start):

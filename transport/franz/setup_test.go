@@ -91,6 +91,9 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"of uncommitted records", "kgo.FetchIsolationLevel", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.FetchIsolationLevel(kgo.ReadUncommitted()))
 		}},
+		{"of control records", "kgo.KeepControlRecords", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.KeepControlRecords())
+		}},
 		{"from the end", "kgo.ConsumeStartOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AtEnd()))
 		}},

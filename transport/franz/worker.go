@@ -118,6 +118,9 @@ var _ kgo.HookNewClient = birth{}
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, or kgo.ErrClientClosed.
 //
+// Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all that was
+// fetched for done, and what was not handled of it would be passed over.
+//
 // The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns: it is still a
 // member of its group, and its partitions rest until it leaves. A client and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
