@@ -1,6 +1,7 @@
 package franz_test
 
 import (
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 
 func TestWorker_HandlesOnlyWhatTransactionsHaveCommitted(t *testing.T) {
 	t.Parallel()
-	const topic = "worker-transactions"
+	topic := fmt.Sprintf("transactions-%d", shareBenches.Add(1)) // of the shared broker
 	server := testserver.SharedKafka(t)
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
