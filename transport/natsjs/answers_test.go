@@ -307,3 +307,75 @@ func TestPublisher_BrokenConnectionEndsAllCalls(t *testing.T) {
 		}
 	}
 }
+
+// The server refuses a subscription beyond its limit, tells only the connection so, and does not make up for it.
+func TestPublisher_RefusedSubscriptionToAnswersIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	const limit = 5
+	s := testserver.NATS(t, func(o *server.Options) { o.MaxSubs = limit })
+	b := &bench{server: s, js: s.JetStream(nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))}
+	b.stream(t, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}})
+	pub, err := natsjs.NewPublisher(b.js, natsjs.PublisherConfig{AckTimeout: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others []*nats.Subscription
+	for range limit {
+		sub, err := b.js.Conn().SubscribeSync("others")
+		if err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, sub)
+	}
+	f := failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0]
+	for begun := time.Now(); !errors.Is(f.Err, nats.ErrMaxSubscriptionsExceeded) && time.Since(begun) < patience; {
+		f = failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0] // the server's answer to the one before tells
+	}
+	if !f.Unknown || !errors.Is(f.Err, jetstream.ErrAsyncPublishTimeout) || !errors.Is(f.Err, nats.ErrMaxSubscriptionsExceeded) {
+		t.Errorf("%+v, want unknown, and what the server has refused", f)
+	}
+	for _, sub := range others {
+		if err := sub.Unsubscribe(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "acknowledgements", func() bool { return pub.Publish(t.Context(), orders(2)...) == nil })
+	wantOnce(t, b.stored(t, "orders"), 2)
+}
+
+// What is slow only looks like a subscription that was refused: nothing that waits meanwhile is given up.
+func TestPublisher_AnswersToAReplacedSubscriptionAreHeard(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, natsjs.PublisherConfig{AckTimeout: time.Minute})
+	asked := make(chan *nats.Msg, 2)
+	b.answering(t, "slow", func(m *nats.Msg) { asked <- m })
+	conn := b.js.Conn()
+	first := make(chan error, 1)
+	go func() { first <- b.pub.Publish(context.Background(), to("slow", "a")...) }()
+	slow := <-asked
+	subscriptions := conn.NumSubscriptions()
+	hasty, cancel := context.WithCancel(t.Context())
+	second := make(chan error, 1)
+	go func() { second <- b.pub.Publish(hasty, to("slow", "b")...) }()
+	<-asked
+	cancel()
+	if err := <-second; !errors.Is(err, context.Canceled) {
+		t.Errorf("second: %v", err)
+	}
+	if err := b.pub.Publish(t.Context(), orders(1)...); err != nil {
+		t.Error(err)
+	}
+	if n := conn.NumSubscriptions(); n != subscriptions+1 {
+		t.Errorf("%d subscriptions, want %d and that which replaces one", n, subscriptions)
+	}
+	respond(t, slow, `{"stream":"slow","seq":1}`)
+	if err := <-first; err != nil {
+		t.Errorf("first: %v", err)
+	}
+	if err := b.pub.Publish(t.Context(), orders(2)...); err != nil {
+		t.Error(err)
+	}
+	if n := conn.NumSubscriptions(); n != subscriptions {
+		t.Errorf("%d subscriptions, want %d", n, subscriptions)
+	}
+}

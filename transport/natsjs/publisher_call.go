@@ -17,11 +17,12 @@ import (
 // A call is one call of Publish. Its goroutine alone sends, repeats and gives up; answers come from the inbox.
 type call struct {
 	publisher *Publisher
-	token     string             // of the subjects for answers, with the inbox's
+	token     string             // of the subjects for answers, with the line's
+	line      *line              // where answers come; guarded by the inbox
 	id        uint64             // within the inbox
 	broken    error              // why there can be no answers
 	lost      <-chan nats.Status // what breaks the connection: whoever hears it tells all calls
-	denied    error              // a right that the connection lacked before
+	denied    error              // what the server has refused the connection before
 	news      chan struct{}      // nothing is in flight any more, or something is to be sent again
 	timer     *time.Timer
 	encoder   encoder
@@ -54,7 +55,7 @@ const (
 
 func (p *Publisher) begin(messages int) *call {
 	c := &call{publisher: p, news: make(chan struct{}, 1), flights: p.hangar.get(messages)}
-	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
+	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		c.denied = err
 	}
 	c.broken = p.inbox.open(p.conn, c)
@@ -210,6 +211,7 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 		}
 		if !f.due.After(now) {
 			if !f.again {
+				c.line.silent = true
 				c.land(f, ack{}, c.unheard())
 				continue
 			}
@@ -227,11 +229,11 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 	return next, flying
 }
 
-// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers,
-// the server tells that to the connection only.
+// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers, or
+// there are too many subscriptions, the server tells that to the connection only.
 func (c *call) unheard() error {
 	if c.denied != nil {
-		return fmt.Errorf("%w, and the connection lacks a right: %w", jetstream.ErrAsyncPublishTimeout, c.denied)
+		return fmt.Errorf("%w, and the server has refused the connection something: %w", jetstream.ErrAsyncPublishTimeout, c.denied)
 	}
 	return jetstream.ErrAsyncPublishTimeout
 }
@@ -277,6 +279,9 @@ func (c *call) disconnected(status nats.Status, open bool) {
 func (c *call) giveUp(err error) {
 	c.publisher.inbox.mu.Lock()
 	defer c.publisher.inbox.mu.Unlock()
+	if c.flying > 0 {
+		c.line.silent = true
+	}
 	c.landAll(err)
 }
 

@@ -13,37 +13,94 @@ import (
 )
 
 // An inbox gets the answers to what a Publisher sends: to a subject for each message, which is never used again, because
-// an answer may come when nobody waits for it any more. Its subscription ends with the connection.
+// an answer may come when nobody waits for it any more. Its last subscription ends with the connection.
 type inbox struct {
-	mu     sync.Mutex
-	prefix string // of the subjects, with the dot; empty: there is no subscription yet
-	calls  map[uint64]*call
-	last   uint64             // that was given to a call
-	lost   <-chan nats.Status // what breaks the connection; as the subscription, until the connection ends
+	connecting sync.Mutex // held for what waits for the connection, before mu
+
+	mu    sync.Mutex
+	line  *line // nil: there is none yet
+	old   *line // that was replaced, while calls wait for answers to it
+	calls map[uint64]*call
+	last  uint64             // that was given to a call
+	lost  <-chan nats.Status // what breaks the connection; until the connection ends
+}
+
+// A line is a subscription to answers. One that the server has refused, because of a right or of its limit of subscriptions,
+// stays refused until the connection is made again, and nobody is told but the connection: a silent one is replaced.
+type line struct {
+	inbox  *inbox
+	prefix string // of the subjects, with the dot
+	sub    *nats.Subscription
+	silent bool   // an answer did not come in time, and none has come since
+	last   uint64 // of the calls that wait for answers to it, once it is replaced
 
 	stream string // that answered last; only for the goroutine of the subscription
 }
 
 // open takes a call in.
 func (b *inbox) open(conn *nats.Conn, c *call) error {
+	if err := b.connect(conn); err != nil {
+		return fmt.Errorf("natsjs: subscribe to acknowledgements: %w", err)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lost == nil {
-		b.lost = conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
+		b.lost, b.calls = conn.StatusChanged(nats.RECONNECTING, nats.CLOSED), map[uint64]*call{}
 	}
 	b.catchUp()
-	if b.prefix == "" {
-		prefix := conn.NewInbox() + "."
-		if _, err := conn.Subscribe(prefix+"*", func(m *nats.Msg) { b.receive(prefix, m) }); err != nil {
-			return fmt.Errorf("natsjs: subscribe to acknowledgements: %w", err)
-		}
-		b.prefix, b.calls = prefix, map[uint64]*call{}
-	}
 	b.last++
-	c.id, c.lost = b.last, b.lost
-	c.token = b.prefix + strconv.FormatUint(c.id, 36) + "-"
+	c.id, c.line, c.lost = b.last, b.line, b.lost
+	c.token = c.line.prefix + strconv.FormatUint(c.id, 36) + "-"
 	b.calls[c.id] = c
 	return nil
+}
+
+// connect sees to it that there is a line, and replaces one that is silent.
+func (b *inbox) connect(conn *nats.Conn) error {
+	b.connecting.Lock()
+	defer b.connecting.Unlock()
+	if over := b.over(); over != nil {
+		_ = over.sub.Unsubscribe() // the connection is closed
+	}
+	if b.connected() {
+		return nil
+	}
+	l := &line{inbox: b, prefix: conn.NewInbox() + "."}
+	var err error
+	if l.sub, err = conn.Subscribe(l.prefix+"*", l.receive); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.line != nil {
+		b.old, b.line.last = b.line, b.last
+	}
+	b.line = l
+	return nil
+}
+
+// connected reports whether the line is to be used.
+func (b *inbox) connected() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.line != nil && (!b.line.silent || b.old != nil)
+}
+
+// over takes out the old line when no call waits for answers to it any more.
+func (b *inbox) over() *line {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old := b.old
+	if old == nil {
+		return nil
+	}
+	for id := range b.calls {
+		if id <= old.last {
+			return nil
+		}
+	}
+	b.old = nil
+	return old
 }
 
 // catchUp hears what happened while nobody listened: it says nothing about messages that are still to be sent. The inbox
@@ -86,17 +143,19 @@ func replySubject(token string, message int) string {
 }
 
 // receive brings an answer to its message, if somebody still waits for it.
-func (b *inbox) receive(prefix string, m *nats.Msg) {
-	token, ours := strings.CutPrefix(m.Subject, prefix)
+func (l *line) receive(m *nats.Msg) {
+	token, ours := strings.CutPrefix(m.Subject, l.prefix)
 	call, message, _ := strings.Cut(token, "-")
 	id, err1 := strconv.ParseUint(call, 36, 64)
 	i, err2 := strconv.ParseUint(message, 36, 31)
 	if !ours || err1 != nil || err2 != nil {
 		return
 	}
-	a, err := b.read(m)
+	a, err := l.read(m)
+	b := l.inbox
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	l.silent = false
 	if c := b.calls[id]; c != nil {
 		c.answered(int(i), a, err)
 	}
@@ -110,11 +169,11 @@ type ack struct {
 }
 
 // read says what an answer means.
-func (b *inbox) read(m *nats.Msg) (ack, error) {
+func (l *line) read(m *nats.Msg) (ack, error) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		return ack{}, jetstream.ErrNoStreamResponse
 	}
-	if a, ok := b.readUsual(m.Data); ok {
+	if a, ok := l.readUsual(m.Data); ok {
 		return a, nil
 	}
 	var answer struct {
@@ -133,7 +192,7 @@ func (b *inbox) read(m *nats.Msg) (ack, error) {
 }
 
 // readUsual reads what nearly all answers look like: {"stream":"orders","seq":1}. JSON takes as long as all the rest.
-func (b *inbox) readUsual(data []byte) (ack, bool) {
+func (l *line) readUsual(data []byte) (ack, bool) {
 	rest, begins := bytes.CutPrefix(data, []byte(`{"stream":"`))
 	stream, rest, found := bytes.Cut(rest, []byte(`","seq":`))
 	digits, ends := bytes.CutSuffix(rest, []byte("}"))
@@ -144,8 +203,8 @@ func (b *inbox) readUsual(data []byte) (ack, bool) {
 	if err != nil || digits[0] == '0' {
 		return ack{}, false
 	}
-	if string(stream) != b.stream {
-		b.stream = string(stream)
+	if string(stream) != l.stream {
+		l.stream = string(stream)
 	}
-	return ack{stream: b.stream, sequence: sequence}, true
+	return ack{stream: l.stream, sequence: sequence}, true
 }

@@ -11,7 +11,7 @@ import (
 
 func TestInbox_ReadsEveryAnswer(t *testing.T) {
 	t.Parallel()
-	var b inbox
+	var l line
 	for _, tc := range []struct {
 		data string
 		want ack
@@ -34,13 +34,13 @@ func TestInbox_ReadsEveryAnswer(t *testing.T) {
 		{`+ACK`, ack{}, jetstream.ErrInvalidJSAck},
 		{`{"error":{"code":400,"err_code":10054,"description":"too big"},"stream":"orders","seq":0}`, ack{}, &jetstream.APIError{ErrorCode: 10054}},
 	} {
-		got, err := b.read(&nats.Msg{Data: []byte(tc.data)})
+		got, err := l.read(&nats.Msg{Data: []byte(tc.data)})
 		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(ack{})); diff != "" || !errors.Is(err, tc.err) {
 			t.Errorf("%s: error %v, want %v; (-want +got):\n%s", tc.data, err, tc.err, diff)
 		}
 	}
 	nobody := &nats.Msg{Header: nats.Header{"Status": {"503"}}}
-	if _, err := b.read(nobody); !errors.Is(err, jetstream.ErrNoStreamResponse) {
+	if _, err := l.read(nobody); !errors.Is(err, jetstream.ErrNoStreamResponse) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }
