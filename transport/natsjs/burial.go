@@ -42,7 +42,10 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 			"field", field)
 	}
 	if p, ours := dead.publisher.(*Publisher); ours {
-		if err := p.listens(ctx, dead.topic); err != nil {
+		switch err := p.listens(ctx, dead.topic); {
+		case errors.Is(err, errNoInterest):
+			log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
+		case err != nil:
 			log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
 		}
 	}
@@ -82,15 +85,49 @@ func covers(pattern, subject string) bool {
 // lookPatience bounds the look for the stream of dead letters.
 const lookPatience = 5 * time.Second
 
-// listens returns an error if no stream is seen to listen on a subject. It returns nil also if that cannot be found out.
+// errNoInterest says that a stream acknowledges messages and keeps none.
+var errNoInterest = errors.New("natsjs: a stream with retention interest has no consumer of the subject")
+
+// listens returns an error if no stream is seen to listen on a subject, or to keep what comes. It returns nil also if that
+// cannot be found out.
 func (p *Publisher) listens(ctx context.Context, subject string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
 	defer cancel()
 	if p.conn.IsClosed() || refusal(ctx, p.conn, api(p.js)+"STREAM.NAMES", probeInfo) != nil {
 		return nil
 	}
-	if _, err := p.js.StreamNameBySubject(ctx, subject); errors.Is(err, jetstream.ErrStreamNotFound) {
+	name, err := p.js.StreamNameBySubject(ctx, subject)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return err
+	case err != nil:
+		return nil
 	}
-	return nil
+	return p.keeps(ctx, name, subject)
+}
+
+// keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject.
+func (p *Publisher) keeps(ctx context.Context, stream, subject string) error {
+	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
+		if refusal(ctx, p.conn, api(p.js)+look+stream, probeInfo) != nil {
+			return nil
+		}
+	}
+	s, err := p.js.Stream(ctx, stream)
+	if err != nil {
+		return nil
+	}
+	config := &s.CachedInfo().Config
+	if config.Retention != jetstream.InterestPolicy || config.SubjectTransform != nil {
+		return nil
+	}
+	wanted, all := false, s.ListConsumers(ctx)
+	for info := range all.Info() {
+		_, yes := limits{config: info.Config}.delivers(config, subject)
+		wanted = wanted || yes
+	}
+	if wanted || all.Err() != nil {
+		return nil
+	}
+	return errNoInterest
 }

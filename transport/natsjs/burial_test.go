@@ -176,6 +176,47 @@ func TestWorker_DeadLetterTopicWithoutAStreamIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
+// A stream with retention interest acknowledges a dead letter, and deletes it, if nobody consumes its subject.
+func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testing.T) {
+	t.Parallel()
+	const said = "dead letters are gone at once"
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("letters.dead")
+	letters := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
+	stream, err := r.js.CreateStream(t.Context(), letters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	consume := func(name, filter string) {
+		t.Helper()
+		_, err := r.js.CreateConsumer(t.Context(), "letters", jetstream.ConsumerConfig{Durable: name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubject: filter})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	consume("of_others", "letters.alive")
+	stop := r.start(r.worker(odd))
+	r.publish(2, oneLane)
+	r.acked(2)
+	r.stops(stop)
+	info, err := stream.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.State.LastSeq != 1 || info.State.Msgs != 0 {
+		t.Errorf("%+v, want a dead letter that was deleted", info.State)
+	}
+	if log := r.log.String(); strings.Count(log, said) != 1 || !strings.Contains(log, "level=ERROR") {
+		t.Errorf("log:\n%s", log)
+	}
+	consume("of_all", "")
+	if err := r.worker(odd).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if log := r.log.String(); strings.Count(log, said) != 1 {
+		t.Errorf("said although there is a consumer:\n%s", log)
+	}
+}
+
 // A publisher to another system.
 type elsewhere struct{ producer.Publisher }
 

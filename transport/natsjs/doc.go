@@ -32,7 +32,8 @@
 //     again: reconnects, a new leader, restarts of the server.
 //   - A handler does not run for its own dead letters, if its consumer delivers them: they are acknowledged, with an error
 //     in the log. Check says so at the start, and refuses it for a work-queue stream, which would delete them. It also says when
-//     no stream listens on the dead-letter topic of a Publisher of this package, as far as it may look.
+//     no stream listens on the dead-letter topic of a Publisher of this package, or one that keeps only what a consumer of it
+//     wants (retention interest) has none for that, as far as it may look.
 //   - Check, with which Run begins, refuses a consumer that breaks these guarantees, and says what to set.
 //
 // # What they do not guarantee
@@ -83,7 +84,8 @@
 // The right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of the stream and consumer, and
 // to subscribe to the connection's inboxes. An account that imports the JetStream of another one imports $JS.ACK.> beside its
 // API. Where $JS.API.STREAM.INFO, or subscribing to $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a
-// warning. Without $JS.API.STREAM.NAMES nobody looks for the stream of dead letters. TermWithReason needs nats-server 2.10.4.
+// warning. Without $JS.API.STREAM.NAMES nobody looks for the stream of dead letters, and without STREAM.INFO and CONSUMER.LIST of it
+// nobody sees whether it keeps them. TermWithReason needs nats-server 2.10.4.
 //
 // # What a message is
 //
@@ -109,7 +111,8 @@
 // # What Publisher does not guarantee
 //
 // Order: a message that is published again can land behind later ones. One copy in the stream: a repeat after the
-// duplicate window (two minutes unless the stream says otherwise) is stored again, with the same oncemill-id. Another connection:
+// duplicate window (two minutes unless the stream says otherwise) is stored again, with the same oncemill-id. That a stream keeps what
+// it acknowledges: one with retention interest deletes at once what none of its consumers wants. Another connection:
 // nats.go closes one for good after 60 attempts to reconnect, about two minutes, without nats.MaxReconnects(-1), and when a server
 // refuses its credentials twice, without nats.IgnoreAuthErrorAbort. All that is published after that is unknown.
 package natsjs
