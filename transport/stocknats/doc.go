@@ -35,7 +35,8 @@
 //     that go on, and their acks reach the server. What was taken and not handed over is given back. The adapter's
 //     "send on closed channel" (package jetstream, when a context ends before a backlog) does not happen.
 //   - A subscription that can get nothing more ends, with an error in the log, and with it the Router: when the connection
-//     is closed for good, and in package jetstream when the consumer is deleted. By themselves the adapters stay silent.
+//     is closed for good, and when the consumer is deleted, or changed to what Subscribe refuses: in package nats, and of changes, this
+//     is noticed within a minute or so. By themselves the adapters stay silent.
 //   - What the client of package jetstream reports, such as requests that are refused, is logged, the same once a minute, unless
 //     the config has a jetstream.ConsumeErrHandler.
 //   - No message is acknowledged because something went wrong. The package nats does so without the option

@@ -243,6 +243,78 @@ func TestStock_OneSubscriptionEndsWithoutTheOthers(t *testing.T) {
 	})
 }
 
+// Package nats does not hear of it that its consumer was deleted or has other settings, and waits in silence.
+func TestStock_SubscriptionWhoseConsumerIsDeletedOrLosesMessagesEnds(t *testing.T) {
+	t.Parallel()
+	change := func(edit func(*jetstream.ConsumerConfig)) func(*rig) {
+		return func(r *rig) {
+			config := r.info().Config
+			edit(&config)
+			if config.DeliverSubject == "" {
+				r.must(r.js.UpdateConsumer(r.t.Context(), "orders", config))
+				return
+			}
+			r.must(r.js.UpdatePushConsumer(r.t.Context(), "orders", config))
+		}
+	}
+	for name, tc := range map[string]struct {
+		adapters []string
+		happens  func(*rig)
+		says     string
+	}{
+		"deleted": {[]string{"nats"}, func(r *rig) {
+			if err := r.js.DeleteConsumer(r.t.Context(), "orders", "billing"); err != nil {
+				r.t.Fatal(err)
+			}
+		}, "the consumer is gone"},
+		"stream deleted": {[]string{"nats"}, func(r *rig) {
+			if err := r.js.DeleteStream(r.t.Context(), "orders"); err != nil {
+				r.t.Fatal(err)
+			}
+		}, "the consumer is gone"},
+		"made again": {[]string{"nats"}, func(r *rig) { // otherwise, as by somebody who has lost its settings
+			config := r.info().Config
+			config.DeliverSubject = "elsewhere"
+			if err := r.js.DeleteConsumer(r.t.Context(), "orders", "billing"); err != nil {
+				r.t.Fatal(err)
+			}
+			r.must(r.js.CreatePushConsumer(r.t.Context(), "orders", config))
+		}, "delivers to"},
+		"gives messages up": {[]string{"nats", "jetstream"}, change(func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 3 }), "has MaxDeliver 3"},
+	} {
+		for _, adapter := range tc.adapters {
+			t.Run(name+"/"+adapter, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, setup{adapter: adapter})
+				sub := r.subscriber()
+				defer sub.Close()
+				stocknats.LookEvery(sub, 20*time.Millisecond)
+				messages, err := sub.Subscribe(t.Context(), "orders")
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.publish("o")
+				msg := <-messages
+				msg.Ack()
+				r.settled()
+				change(func(c *jetstream.ConsumerConfig) { c.Description = "charges orders" })(r)
+				tc.happens(r)
+				select {
+				case _, open := <-messages:
+					if open {
+						t.Error("a message came")
+					}
+				case <-time.After(patience):
+					t.Error("the subscription goes on")
+				}
+				if !r.log.has("level=ERROR") || !r.log.has(tc.says) {
+					t.Errorf("log:\n%s", r.log.b.String())
+				}
+			})
+		}
+	}
+}
+
 func TestStock_SubscriptionThatCanGetNothingEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, setup{adapter: "jetstream"})

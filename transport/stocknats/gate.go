@@ -9,6 +9,9 @@ import (
 // A gate stands before an adapter's subscription. Both packages send on a closed channel, which ends the process, if a
 // message comes to it after the end of its context: a shut gate keeps them away.
 type gate struct {
+	look     look             // at the consumer
+	settings consumerSettings // of the consumer, as they were
+
 	mu      sync.Mutex
 	shut    bool
 	passed  int

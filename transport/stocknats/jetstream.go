@@ -84,10 +84,7 @@ func gated(inner wmjetstream.ResourceInitializer, log *slog.Logger) wmjetstream.
 			return nil, nil, err
 		}
 		config := consumer.CachedInfo().Config
-		err = checkConsumer(consumerSettings{
-			durable: config.Durable, explicit: config.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: config.MaxDeliver,
-		})
-		if err != nil {
+		if err := checkConsumer(pullSettings(config)); err != nil {
 			return nil, nil, fmt.Errorf("topic %q: %w", topic, err)
 		}
 		if expires := config.MaxRequestExpires; expires > 0 && expires < shortestRequest {
@@ -95,6 +92,16 @@ func gated(inner wmjetstream.ResourceInitializer, log *slog.Logger) wmjetstream.
 		}
 		warnOfInactivity(ctx, log, config.Durable, config.InactiveThreshold)
 		g := gateOf(ctx)
+		g.settings = pullSettings(config)
+		g.look = func(ctx context.Context) (consumerSettings, error) {
+			info, err := consumer.Info(ctx)
+			if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+				return consumerSettings{}, errGone
+			} else if err != nil {
+				return consumerSettings{}, err
+			}
+			return pullSettings(info.Config), nil
+		}
 		g.setAckWait(shortestDeadline(config.AckWait, config.BackOff))
 		return gatedConsumer{consumer, g, config.MaxRequestExpires, log.With("topic", topic, "consumer", config.Durable)}, closer, nil
 	}
@@ -116,6 +123,12 @@ type consumerSettings struct {
 	durable    string
 	explicit   bool
 	maxDeliver int
+	deliver    string // subject and queue group of a push consumer
+}
+
+// pullSettings are those of a pull consumer.
+func pullSettings(c jetstream.ConsumerConfig) consumerSettings {
+	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: c.MaxDeliver}
 }
 
 func checkConsumer(c consumerSettings) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -112,13 +113,26 @@ func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.Subje
 	if err != nil {
 		return fmt.Errorf("stocknats: consumer %q of stream %q: %w", durable, stream, err)
 	}
-	err = checkConsumer(consumerSettings{
-		durable: info.Config.Durable, explicit: info.Config.AckPolicy == nats.AckExplicitPolicy, maxDeliver: info.Config.MaxDeliver,
-	})
-	if err != nil {
+	if err := checkConsumer(pushSettings(info.Config)); err != nil {
 		return err
 	}
 	warnOfInactivity(ctx, config.Logger, durable, info.Config.InactiveThreshold)
-	gateOf(ctx).setAckWait(shortestDeadline(info.Config.AckWait, info.Config.BackOff))
+	g := gateOf(ctx)
+	g.settings = pushSettings(info.Config)
+	g.look = func(ctx context.Context) (consumerSettings, error) {
+		info, err := js.ConsumerInfo(stream, durable, nats.Context(ctx))
+		if errors.Is(err, nats.ErrConsumerNotFound) || errors.Is(err, nats.ErrStreamNotFound) {
+			return consumerSettings{}, errGone
+		} else if err != nil {
+			return consumerSettings{}, err
+		}
+		return pushSettings(info.Config), nil
+	}
+	g.setAckWait(shortestDeadline(info.Config.AckWait, info.Config.BackOff))
 	return nil
+}
+
+// pushSettings are those of a push consumer.
+func pushSettings(c nats.ConsumerConfig) consumerSettings {
+	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == nats.AckExplicitPolicy, maxDeliver: c.MaxDeliver, deliver: strings.TrimSpace(c.DeliverSubject + " " + c.DeliverGroup)}
 }

@@ -23,6 +23,8 @@ type subscriber struct {
 	inner    message.Subscriber
 	prepare  func(ctx context.Context, topic string) error // before the adapter subscribes; may be nil
 
+	lookEvery time.Duration // at the consumers
+
 	mu      sync.Mutex
 	closed  bool
 	closing chan struct{}
@@ -42,7 +44,7 @@ func newSubscriber(nc *nats.Conn, config Config, nakDelay fallback) (*subscriber
 	if nakDelay == nil {
 		nakDelay = nacked
 	}
-	return &subscriber{nc: nc, config: config, steering: &steering{fallback: nakDelay}, closing: make(chan struct{})}, nil
+	return &subscriber{nc: nc, config: config, steering: &steering{fallback: nakDelay}, lookEvery: lookEvery, closing: make(chan struct{})}, nil
 }
 
 // errClosed refuses what comes after Close.
@@ -129,6 +131,12 @@ func (s *subscription) run(ctx context.Context) {
 func (s *subscription) forward(ctx, work context.Context) {
 	disconnected := s.nc.StatusChanged(nats.CLOSED)
 	defer s.nc.RemoveStatusListener(disconnected)
+	lost := make(chan error, 1)
+	watching, stop := context.WithCancel(work)
+	var watch sync.WaitGroup
+	watch.Go(func() { lost <- s.watch(watching) })
+	defer watch.Wait()
+	defer stop()
 	for !s.nc.IsClosed() {
 		select {
 		case <-ctx.Done():
@@ -136,6 +144,9 @@ func (s *subscription) forward(ctx, work context.Context) {
 		case <-s.closing:
 			return
 		case <-disconnected:
+		case err := <-lost:
+			s.config.Logger.ErrorContext(ctx, "oncemill: the subscription ends: its consumer was deleted, or changed so that messages get lost or do not come any more", "topic", s.topic, "error", err)
+			return
 		case <-s.gate.end():
 			s.config.Logger.ErrorContext(ctx, "oncemill: the client has ended its subscription: the consumer is gone", "topic", s.topic)
 			return

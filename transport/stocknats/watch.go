@@ -1,0 +1,46 @@
+package stocknats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// lookEvery is how often a subscription looks at its consumer.
+const lookEvery = 30 * time.Second
+
+// A look asks the server for the settings of a consumer. Its error is errGone if there is none.
+type look func(context.Context) (consumerSettings, error)
+
+var errGone = errors.New("stocknats: the consumer is gone")
+
+// watch returns an error when the consumer was deleted, of which package nats never hears, or was changed so that messages
+// would be lost. It returns nil at the end of ctx.
+func (s *subscription) watch(ctx context.Context) error {
+	ticker := time.NewTicker(s.lookEvery)
+	defer ticker.Stop()
+	for gone := false; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		short, cancel := context.WithTimeout(ctx, 2*time.Second)
+		is, err := s.gate.look(short)
+		cancel()
+		switch was := s.gate.settings; {
+		case err == nil && is.deliver != was.deliver:
+			return fmt.Errorf("stocknats: consumer %q delivers to %q now, and not to %q", is.durable, is.deliver, was.deliver)
+		case err == nil:
+			err = checkConsumer(is)
+		case !errors.Is(err, errGone):
+			gone, err = false, nil // nobody knows
+		case !gone:
+			gone, err = true, nil // a server that is starting knows nothing yet
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
