@@ -17,7 +17,7 @@ type Incoming struct {
 	Payload []byte // for CloudEvents in structured mode
 
 	// Position is where the broker keeps the message within its origin, such as partition and offset, or a stream's
-	// sequence. Only ExtractPosition looks at it.
+	// sequence and the time that it has there. Only ExtractPosition looks at it.
 	Position string
 }
 
@@ -135,7 +135,10 @@ func ExtractHeader(name string) Extractor {
 }
 
 // ExtractPosition takes the broker's position of a message for its ID: origin and Incoming.Position. It tells
-// redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no ID.
+// redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no ID. A Kafka
+// topic that is deleted and made again begins at its first offsets again, and new messages there have the IDs of old ones: wait
+// for the end of the dedup window before, or give their consumer another Handler. Two clusters with topics of one name need two
+// Groups, if they share a store.
 func ExtractPosition(in Incoming) (Identity, error) {
 	if in.Position == "" {
 		return Identity{}, ErrNoID

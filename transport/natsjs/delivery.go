@@ -24,11 +24,17 @@ func (s *session) delivery(msg *nats.Msg, meta *nats.MsgMetadata) consumer.Deliv
 		System:   telemetry.SystemNATS,
 		Header:   header,
 		UUID:     uuid,
-		Position: strconv.FormatUint(meta.Sequence.Stream, 10),
+		Position: position(meta),
 		Count:    int(min(meta.NumDelivered, 1<<31-1)),
 		Holds:    s.holds,
 		Payload:  msg.Data,
 	}
+}
+
+// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so does one of
+// the same name in another cluster: the time tells them apart.
+func position(meta *nats.MsgMetadata) string {
+	return strconv.FormatUint(meta.Sequence.Stream, 10) + "@" + strconv.FormatInt(meta.Timestamp.UnixNano(), 10)
 }
 
 // headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.

@@ -91,6 +91,9 @@
 //
 // The handler of the record is stream + "/" + consumer unless the processor's config names it, the origin is the stream.
 // Header names keep their case. Several values of one header are joined by ", " in their order (RFC 9110, section 5.3).
+// The position, for producer.ExtractPosition, is the stream's sequence and time. A Nats-Msg-Id is taken for unique within its stream: in one
+// that has several sources, among all of them. Clusters, domains or accounts with streams of one name need a Group each, where they
+// share a store: IDs that are unique within a stream would be taken for each other's.
 // The header _watermill_message_uuid, of Watermill's own NATS marshaler, becomes the delivery's UUID.
 //
 // # Guarantees of Publisher

@@ -17,6 +17,7 @@ type held struct {
 	nc       *nats.Conn
 	msg      *nats.Msg
 	delivery consumer.Delivery
+	sequence uint64 // in the stream
 	lane     string
 	ordered  bool // nothing of its lane may overtake it
 	last     bool // the server would not deliver it again
@@ -40,7 +41,7 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 		s.mu.Unlock()
 		return
 	}
-	f := &held{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), touched: now}
+	f := &held{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
 	f.lane = s.lane(work, f)
 	f.ordered = f.lane != "" || s.limits.window == 1
 	f.scarce = s.limits.backsOff
@@ -116,10 +117,10 @@ func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
 	defer func() {
 		s.running.Add(-1)
 		if v := recover(); v == nil && !returned {
-			s.log.ErrorContext(f.traced(ctx), "natsjs: a handler has ended its goroutine (runtime.Goexit): its message comes again after AckWait, behind others of its lane", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.delivery.Position)
+			s.log.ErrorContext(f.traced(ctx), "natsjs: a handler has ended its goroutine (runtime.Goexit): its message comes again after AckWait, behind others of its lane", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence)
 		} else if v != nil { // not the handler's, whose panics the guard turns into errors
 			err := &oncemill.PanicError{Value: v}
-			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.delivery.Position, "error", err)
+			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence, "error", err)
 			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
 		}
 	}()

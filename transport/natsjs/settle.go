@@ -35,11 +35,11 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 		s.ack(ctx, f)
 	case consumer.Reject:
 		s.log.ErrorContext(f.traced(ctx), "natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
-			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", d.Err)
+			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "error", d.Err)
 		s.send(ctx, f, "term", sayTerm(reason(d.Err)))
 	default:
 		s.log.WarnContext(f.traced(ctx), "natsjs: message left to be delivered again after AckWait",
-			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
+			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
 		s.warnOfLoss(ctx, f, d)
 		f.end()
 	}
@@ -49,7 +49,7 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 func (s *session) warnOfLoss(ctx context.Context, f *held, d consumer.Decision) {
 	if f.last {
 		s.log.ErrorContext(f.traced(ctx), "natsjs: message has no outcome after its last delivery: the server keeps it, and gives it to nobody; set MaxDeliver to -1",
-			"id", d.ID, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
+			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
 	}
 }
 
@@ -104,7 +104,7 @@ func (s *session) send(ctx context.Context, f *held, what string, say []byte) {
 // unsent reports that the server was not told. It will deliver again, and the record knows what has been done.
 func (s *session) unsent(ctx context.Context, f *held, what string, err error) {
 	s.log.WarnContext(f.traced(ctx), "natsjs: message could not be settled; the server will deliver it again",
-		"id", f.delivery.Header.Get(producer.HeaderID), "settle", what, "sequence", f.delivery.Position, "subject", f.delivery.Topic, "error", err)
+		"id", f.delivery.Header.Get(producer.HeaderID), "settle", what, "sequence", f.sequence, "subject", f.delivery.Topic, "error", err)
 }
 
 // end stops the in-progress acks of a message.
@@ -117,7 +117,7 @@ func (f *held) end() {
 // retry deals with a message that is to come again. It reports whether that is here, and after the delay.
 func (s *session) retry(ctx context.Context, f *held, d consumer.Decision) bool {
 	delay := delayOf(f, d)
-	s.log.DebugContext(ctx, "natsjs: message is to come again", "sequence", f.delivery.Position, "delay", delay, "error", d.Err)
+	s.log.DebugContext(ctx, "natsjs: message is to come again", "sequence", f.sequence, "delay", delay, "error", d.Err)
 	due := time.Now().Add(delay)
 	if s.keep(f, d, due) {
 		if s.await(ctx, f, delay) {

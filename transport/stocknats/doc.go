@@ -45,7 +45,7 @@
 //     values is one with a comma between them (RFC 9110, section 5.3): it neither ends the process nor loses the message.
 //   - A message without a Watermill UUID has the ID of its header Nats-Msg-Id, as natsjs finds it, for its UUID. All
 //     headers "Nats-…" are left out, which a stream would take for orders if a handler published them again.
-//   - The middleware knows the delivery count, and stream and sequence, which producer.ExtractPosition uses.
+//   - The middleware knows the delivery count, and stream, sequence and time, which producer.ExtractPosition uses.
 //   - Subscribe refuses a consumer that is not durable, has no explicit acks or has a MaxDeliver, with an error that says
 //     what to set.
 //

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -83,7 +82,7 @@ func (s *subscription) offer(work context.Context, msg *message.Message, metadat
 	}
 	offered.SetContext(consumer.WithSteering(ctx, consumer.Steering{
 		Delivery: consumer.Delivery{
-			Topic: s.topic, Origin: from.Stream, System: telemetry.SystemNATS, Position: strconv.FormatUint(from.Sequence, 10), Count: int(from.Count),
+			Topic: s.topic, Origin: from.Stream, System: telemetry.SystemNATS, Position: from.position(), Count: int(from.Count),
 			Header: producer.Header(metadata), UUID: msg.UUID, Payload: msg.Payload,
 		},
 		Decide: func(decision consumer.Decision) { decided.Store(&decision) },

@@ -3,6 +3,7 @@ package stocknats
 import (
 	"encoding/json"
 	"maps"
+	"strconv"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
@@ -18,9 +19,16 @@ type origin struct {
 	Reply    string // the subject that takes acks
 	Stream   string
 	Sequence uint64 // in the stream
+	Time     int64  // in nanoseconds, when the stream got it
 	Count    uint64 // which delivery this is, from 1
 
 	Problem string // why the message cannot be decoded; empty: it is decoded
+}
+
+// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so does one of
+// the same name in another cluster: the time tells them apart.
+func (o origin) position() string {
+	return strconv.FormatUint(o.Sequence, 10) + "@" + strconv.FormatInt(o.Time, 10)
 }
 
 // mark writes an origin into a message.
@@ -54,7 +62,7 @@ type delivery struct {
 func pushed(msg *nats.Msg) delivery {
 	d := delivery{header: msg.Header, data: msg.Data, origin: origin{Reply: msg.Reply}}
 	if known, err := msg.Metadata(); err == nil {
-		d.origin.Stream, d.origin.Sequence, d.origin.Count = known.Stream, known.Sequence.Stream, known.NumDelivered
+		d.origin.Stream, d.origin.Sequence, d.origin.Time, d.origin.Count = known.Stream, known.Sequence.Stream, known.Timestamp.UnixNano(), known.NumDelivered
 	}
 	return d
 }
@@ -62,7 +70,7 @@ func pushed(msg *nats.Msg) delivery {
 func pulled(msg jetstream.Msg) delivery {
 	d := delivery{header: msg.Headers(), data: msg.Data(), origin: origin{Reply: msg.Reply()}}
 	if known, err := msg.Metadata(); err == nil {
-		d.origin.Stream, d.origin.Sequence, d.origin.Count = known.Stream, known.Sequence.Stream, known.NumDelivered
+		d.origin.Stream, d.origin.Sequence, d.origin.Time, d.origin.Count = known.Stream, known.Sequence.Stream, known.Timestamp.UnixNano(), known.NumDelivered
 	}
 	return d
 }
