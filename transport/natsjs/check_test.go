@@ -381,3 +381,13 @@ func TestWorker_ConsumerThatTheServerDeletesIsAWarning(t *testing.T) {
 		t.Errorf("Check: %v, log:\n%s", err, r.log.String())
 	}
 }
+
+func TestWorker_ConsumerWithHeadersOnlyIsAWarning(t *testing.T) {
+	t.Parallel()
+	for _, bare := range []bool{false, true} {
+		r := newRig(t, jetstream.ConsumerConfig{HeadersOnly: bare})
+		if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String(), "dead letters have none") != bare {
+			t.Errorf("HeadersOnly %v: %v, log:\n%s", bare, err, r.log.String())
+		}
+	}
+}

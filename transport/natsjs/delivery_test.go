@@ -122,6 +122,39 @@ func TestWorker_PositionsOfAStreamThatIsMadeAgainAreOthers(t *testing.T) {
 	}
 }
 
+// A mirror has other names: only a handler that is named is the same one there.
+func TestWorker_MirrorRunsNothingAgainForAHandlerThatIsNamed(t *testing.T) {
+	t.Parallel()
+	for handler, want := range map[string]int{"charge": 3, "": 6} {
+		r := newRig(t, jetstream.ConsumerConfig{})
+		r.publish(3, oneLane)
+		if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "mirror", Mirror: &jetstream.StreamSource{Name: "orders"}}); err != nil {
+			t.Fatal(err)
+		}
+		mirror, err := r.js.CreateConsumer(t.Context(), "mirror", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		once, err := consumer.New(r.store, consumer.Config{Group: "billing", Handler: handler})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs := 0
+		for _, r.cons = range []jetstream.Consumer{r.cons, mirror} {
+			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Window: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop := r.start(w)
+			r.acked(3)
+			r.stops(stop)
+		}
+		if runs != want {
+			t.Errorf("%d runs for handler %q, want %d", runs, handler, want)
+		}
+	}
+}
+
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	msg := fake{subject: "orders.c7.created", header: nats.Header{"oncemill-key": {"k1", "k2"}, "B": nil, "X-Key": {"low"}, "x-key": {"lower"}}}

@@ -49,6 +49,7 @@ var changes = map[string]struct {
 }{
 	"AckWait":           {"AckWait", "30s", "40s", func(c *jetstream.ConsumerConfig) { c.AckWait = 40 * time.Second }},
 	"BackOff":           {"BackOff", "[]", "[30s 1m0s]", func(c *jetstream.ConsumerConfig) { c.BackOff = []time.Duration{30 * time.Second, time.Minute} }},
+	"HeadersOnly":       {"HeadersOnly", "false", "true", func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true }},
 	"MaxDeliver":        {"MaxDeliver", "-1", "20", func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 20 }},
 	"MaxAckPending":     {"MaxAckPending", "1000", "500", func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 500 }},
 	"MaxRequestBatch":   {"MaxRequestBatch", "0", "300", func(c *jetstream.ConsumerConfig) { c.MaxRequestBatch = 300 }},

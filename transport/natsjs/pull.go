@@ -314,6 +314,7 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 	}{
 		{"DeliverSubject", is.DeliverSubject, was.DeliverSubject},
 		{"AckPolicy", is.AckPolicy, was.AckPolicy},
+		{"HeadersOnly", is.HeadersOnly, was.HeadersOnly},
 		{"PriorityGroups", fmt.Sprint(is.PriorityGroups), fmt.Sprint(was.PriorityGroups)},
 		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
 		{"AckWait", is.AckWait, was.AckWait},
