@@ -11,6 +11,8 @@ import (
 	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
 	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -78,6 +80,41 @@ func TestNATS_ConsumersThatLoseAreRefusedWithWhatToSet(t *testing.T) {
 			defer sub.Close()
 			if _, err := sub.Subscribe(t.Context(), "orders"); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want one that names %s", err, want)
+			}
+		})
+	}
+}
+
+// The server tells it to the connection only, and a subscription that it has refused gets nothing, in silence.
+func TestNATS_SubscriptionThatTheServerRefusesIsAnError(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		limit func(*server.Options)
+		want  error
+	}{
+		"right": {func(o *server.Options) {
+			o.Users = []*server.User{{Username: "few", Password: "few", Permissions: &server.Permissions{Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}}}}
+		}, nats.ErrPermissionViolation},
+		"limit": {func(o *server.Options) { o.MaxSubs = 1 }, nats.ErrMaxSubscriptionsExceeded}, // that of answers to requests
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testserver.NATS(t, tc.limit)
+			nc := s.Connect(nats.UserInfo("few", "few"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+			js, err := jetstream.New(nc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
+				t.Fatal(err)
+			}
+			sub, err := stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{QueueGroupPrefix: "billing", JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"}}, stocknats.Config{Logger: quiet})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sub.Close()
+			if _, err := sub.Subscribe(t.Context(), "orders"); !errors.Is(err, tc.want) {
+				t.Errorf("Subscribe: %v, want %v", err, tc.want)
 			}
 		})
 	}

@@ -55,7 +55,7 @@ func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Con
 	if err != nil {
 		return nil, fmt.Errorf("stocknats: %w", err)
 	}
-	s.inner = pushSubscriber{inner, func(g *gate) (*wmnats.Subscriber, error) {
+	s.inner = pushSubscriber{nc, inner, func(g *gate) (*wmnats.Subscriber, error) {
 		adapter := adapter
 		adapter.Unmarshaler = gatedUnmarshaler{pushUnmarshaler{adapter.Unmarshaler}, g}
 		return wmnats.NewSubscriberWithNatsConn(nc, adapter, log)
@@ -76,6 +76,7 @@ func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Con
 
 // A pushSubscriber makes an adapter for each subscription, since that is what has a gate.
 type pushSubscriber struct {
+	nc     *nats.Conn
 	closer interface{ Close() error } // drains the connection
 	behind func(*gate) (*wmnats.Subscriber, error)
 }
@@ -86,7 +87,25 @@ func (s pushSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *me
 	if err != nil {
 		return nil, err
 	}
-	return adapter.Subscribe(ctx, topic)
+	before := s.nc.LastError()
+	messages, err := adapter.Subscribe(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	return messages, s.refusal(before)
+}
+
+// refusal returns what the server has refused the connection since an error of it, which it tells nobody else: without a
+// subscription nothing would ever come.
+func (s pushSubscriber) refusal(before error) error {
+	if err := s.nc.FlushTimeout(flushTimeout); err != nil {
+		return nil //nolint:nilerr // it is away, and subscribes when it is back
+	}
+	after := s.nc.LastError()
+	if refused := errors.Is(after, nats.ErrPermissionViolation) || errors.Is(after, nats.ErrMaxSubscriptionsExceeded); refused && after != before { //nolint:errorlint // is it the same one
+		return fmt.Errorf("the server refuses the subscription: %w", after)
+	}
+	return nil
 }
 
 // Close drains the connection; the subscriptions have ended with their contexts.
