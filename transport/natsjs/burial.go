@@ -110,12 +110,12 @@ func (p *Publisher) listens(ctx context.Context, subject string) error {
 func (p *Publisher) keeps(ctx context.Context, stream, subject string) error {
 	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
 		if refusal(ctx, p.conn, api(p.js)+look+stream, probeInfo) != nil {
-			return nil
+			return nil //nolint:nilerr // it cannot be found out
 		}
 	}
 	s, err := p.js.Stream(ctx, stream)
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // it cannot be found out
 	}
 	config := &s.CachedInfo().Config
 	if config.Retention != jetstream.InterestPolicy || config.SubjectTransform != nil {
@@ -127,7 +127,7 @@ func (p *Publisher) keeps(ctx context.Context, stream, subject string) error {
 		wanted = wanted || yes
 	}
 	if wanted || all.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // it cannot be found out
 	}
 	return errNoInterest
 }
