@@ -13,7 +13,7 @@ if problem then
   return problem
 end
 if not held(rec, ARGV[1]) or not string.find(rec.state, '[RSPQ]') then
-  return 0
+  return lost()
 end
 if rec.state == 'R' then
   rec.state = 'S'

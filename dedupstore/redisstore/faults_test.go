@@ -223,6 +223,55 @@ func TestStore_AtMaxmemoryKnownKeysGoOnAndNewOnesAreRefused(t *testing.T) {
 	claim(t, s, exhausted, dedupstore.AcquiredPublish)
 }
 
+// Connections to a master that has become a replica stay open, and it may lack what the new one has.
+func TestStore_AFormerMasterIsNotBelievedThatAClaimIsLost(t *testing.T) {
+	t.Parallel()
+	former := ownServer(t).Client()
+	there, now := newStore(t, former), newStore(t, testserver.Redis(t).Client())
+	there.config.Prefix = now.config.Prefix
+	claim(t, there, request("known"), dedupstore.AcquiredRun) // of somebody, before
+	if err := former.SlaveOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"known", "new"} {
+		c := claim(t, now, request(id), dedupstore.AcquiredRun).Claim
+		for _, s := range []dedupstore.Settlement{succeeded(""), dedupstore.Release{}, dedupstore.Published{Retention: time.Hour}} {
+			if err := there.Settle(t.Context(), c, s); !redis.HasErrorPrefix(errors.Unwrap(err), "READONLY") {
+				t.Errorf("%s: a former master answers %T with %v, want READONLY", id, s, err)
+			}
+		}
+		if err := there.Extend(t.Context(), c, time.Minute); !redis.HasErrorPrefix(errors.Unwrap(err), "READONLY") {
+			t.Errorf("%s: a former master answers a heartbeat with %v, want READONLY", id, err)
+		}
+		settle(t, now, c, succeeded(""))
+	}
+}
+
+func TestStore_ARecordOfAnotherIsKeptAsLongAsBefore(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	former := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+	settle(t, s, former, dedupstore.Release{})
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	name := s.name(former.Key)
+	for _, ttl := range []time.Duration{time.Hour, 0} {
+		if err := rdb.Persist(t.Context(), name).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if ttl > 0 {
+			rdb.PExpire(t.Context(), name, ttl)
+		}
+		before := must(rdb.PExpireTime(t.Context(), name).Result())(t)
+		if err := s.Settle(t.Context(), former, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
+			t.Errorf("error is %v, want ErrClaimLost", err)
+		}
+		after := must(rdb.PExpireTime(t.Context(), name).Result())(t)
+		if d := (after - before).Abs(); d > 10*time.Millisecond || ttl == 0 && d != 0 {
+			t.Errorf("the record ends at %v, before at %v", after, before)
+		}
+	}
+}
+
 func TestScripts_RefusalsBeginWithTheirCode(t *testing.T) {
 	t.Parallel()
 	rdb := testserver.Redis(t).Client()

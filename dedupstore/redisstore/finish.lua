@@ -5,10 +5,10 @@ if problem then
   return problem
 end
 if not held(rec, string.sub(ARGV[1], 4, 27)) or rec.state == 'T' then
-  return 0
+  return lost()
 end
 if not string.find(rec.state, '[RS]') then -- an owner that only got the outcome to publish has not stored it
-  return settled(rec, rec.owner) and 1 or 0
+  return settled(rec, rec.owner) and 1 or lost()
 end
 rec.state, rec.kind, rec.l, rec.L = string.sub(ARGV[1], 2, 2), string.sub(ARGV[1], 3, 3), nil, nil
 rec.h, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil

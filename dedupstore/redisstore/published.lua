@@ -13,7 +13,7 @@ if problem then
   return problem
 end
 if not held(rec, ARGV[1]) or not string.find(rec.state, '[PQDE]') then
-  return 0
+  return lost()
 end
 if string.find(rec.state, '[DE]') then
   return 1

@@ -153,6 +153,14 @@ local function held(rec, fenced)
   return rec and rec.fence .. rec.owner == fenced
 end
 
+-- lost is the reply to who does not hold the record. It is only given where writes are taken: a former master, to which a client
+-- still has connections, may lack what it has not replicated yet. Nothing changes.
+local function lost()
+  local left = redis.call('PTTL', KEYS[1])
+  local reply = left ~= -1 and redis.pcall('PEXPIRE', KEYS[1], math.max(left, 1))
+  return type(reply) == 'table' and refusal(reply) or 0
+end
+
 -- settled tells whether the owner has settled a run of the record, as far as that is remembered.
 local function settled(rec, owner)
   local owners = rec.S or ''

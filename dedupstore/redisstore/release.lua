@@ -17,7 +17,7 @@ if rec and rec.state == 'T' and settled(rec, string.sub(ARGV[1], 17)) then
   return 1
 end
 if not held(rec, ARGV[1]) or not string.find(rec.state, '[RS]') then
-  return 0
+  return lost()
 end
 if ARGV[4] ~= '0' then
   if rec.attempts < 1 then
