@@ -93,7 +93,8 @@ func final(err error) bool {
 // Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard, and outside
 // Timeout only with ResetContextOnRetry. Over an inbox it is refused, as it makes effects twice there, with a chain or without: what a
 // try wrote before it failed is in the transaction that the next one commits. Unless ShouldRetry is set, errors that the handler marked with
-// oncemill.Permanent or oncemill.RetryAfter are not repeated.
+// oncemill.Permanent or oncemill.RetryAfter are not repeated. Nor is, in any case, a handler that has nacked its message: nobody could
+// tell whether the next try has, too.
 func Retry(r middleware.Retry) Step {
 	if r.ShouldRetry == nil {
 		r.ShouldRetry = func(p middleware.RetryParams) bool {
@@ -104,7 +105,29 @@ func Retry(r middleware.Retry) Step {
 			return !errors.As(p.Err, &permanent) && !errors.As(p.Err, &after)
 		}
 	}
-	return Step{kind: retryStep, name: "Retry", middleware: r.Middleware, keepsContext: !r.ResetContextOnRetry}
+	should := r.ShouldRetry
+	r.ShouldRetry = func(p middleware.RetryParams) bool {
+		var nacked *nackedError
+		return !errors.As(p.Err, &nacked) && should(p)
+	}
+	retry := func(next message.HandlerFunc) message.HandlerFunc { return r.Middleware(tellNacked(next)) }
+	return Step{kind: retryStep, name: "Retry", middleware: retry, keepsContext: !r.ResetContextOnRetry}
+}
+
+// A nackedError is the error of a handler that has nacked its message.
+type nackedError struct{ error }
+
+func (e *nackedError) Unwrap() error { return e.error }
+
+// tellNacked marks the errors of a handler that has nacked its message.
+func tellNacked(next message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		outputs, err := next(msg)
+		if err != nil && isClosed(msg.Nacked()) {
+			err = &nackedError{err}
+		}
+		return outputs, err
+	}
 }
 
 // Timeout ends the handler's context after d. It belongs inside the guard.

@@ -23,7 +23,9 @@ import (
 // publishes them without running the handler. This needs a publisher that returns from Publish only when the broker
 // has the message, and that no middleware outside this one changes the outputs.
 //
-// A handler that nacks its message has failed, also if it returns nil.
+// A handler that nacks its message has failed, also if it returns nil. Watermill's own Retry inside of this middleware makes a handler
+// that nacks and returns an error succeed at times, which is not believed, so that its effect is made again: let it do one or the other, or
+// use Retry of this package. A message that has been nacked before, as by a handler that a Retry outside calls again, is not handled.
 //
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
 // Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError when there is no
@@ -140,9 +142,11 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 	}()
 	msg.SetContext(ctx)
 	msg.Payload = bytes.Clone(payload)
-	nacked := isClosed(msg.Nacked()) // by somebody outside, who wants no more of it than its outcome
+	if recorded && isClosed(msg.Nacked()) { // it comes again, and of a second nack nobody would know
+		return oncemill.Uncounted(oncemill.NoEffect(errNackedBefore))
+	}
 	h.returned, err = next(msg)
-	if err == nil && recorded && !nacked && isClosed(msg.Nacked()) {
+	if err == nil && recorded && isClosed(msg.Nacked()) {
 		h.returned, err = nil, errHandlerNacked
 	}
 	h.kept = err == nil && len(h.returned) == 0 && !h.repeats
@@ -156,6 +160,9 @@ func (h *handled) handle(ctx context.Context, msg *message.Message, d *Delivery,
 
 // errHandlerNacked is the error of a handler that says with a nack that it has failed.
 var errHandlerNacked = errors.New("consumer: the handler has nacked its message, and returned no error")
+
+// errNackedBefore is the error of a message for which the broker has been asked to deliver it again.
+var errNackedBefore = errors.New("consumer: the message was nacked before its handler was called")
 
 func isClosed(signal <-chan struct{}) bool {
 	select {

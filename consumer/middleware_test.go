@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	"github.com/oncemill/oncemill"
@@ -388,6 +389,57 @@ func TestMiddleware_MessageThatItsHandlerNackedHasNotSucceeded(t *testing.T) {
 		r.stop(t, p)
 		h.want(t, 2)
 	})
+}
+
+// A second nack of a message is silent.
+func TestMiddleware_MessageThatWasNackedIsNotHandledAgainUntilItComesAgain(t *testing.T) {
+	inside := func(p *consumer.Processor) []message.HandlerMiddleware {
+		chain, err := consumer.Chain(consumer.Guarded(p), consumer.Retry(middleware.Retry{MaxRetries: 3}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return chain
+	}
+	outside := func(p *consumer.Processor) []message.HandlerMiddleware {
+		return []message.HandlerMiddleware{middleware.Retry{MaxRetries: 3, InitialInterval: 2 * time.Second}.Middleware, p.Middleware}
+	}
+	for name, test := range map[string]struct {
+		chain func(*consumer.Processor) []message.HandlerMiddleware
+		err   error
+	}{
+		"retry inside, and an error beside the nack": {inside, errors.New("no answer")},
+		"retry inside": {inside, nil},
+		"retry outside, and an error beside the nack": {outside, errors.New("no answer")},
+		"retry outside": {outside, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge"})
+				effects := 0
+				h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
+					if run <= 2 {
+						msg.Nack()
+						return nil, test.err
+					}
+					effects++
+					return nil, nil
+				}}
+				handle := message.HandlerFunc(h.handle)
+				for _, m := range slices.Backward(test.chain(p)) {
+					handle = m(handle)
+				}
+				for range 10 {
+					msg := order("o1")
+					if _, err := handle(msg); err == nil && msg.Ack() {
+						break
+					}
+				}
+				if effects != 1 {
+					t.Errorf("%d effects, want 1", effects)
+				}
+			})
+		})
+	}
 }
 
 func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
