@@ -51,9 +51,9 @@ type Config struct {
 	//
 	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is acknowledged,
 	// with an error in the log; a work-queue stream deletes it with that. One that comes from elsewhere than DeadLetterTopic,
-	// because somebody has sent it to its handler as it is, is published there again before. Rerun makes of a dead letter the
-	// message that its handler runs for. Who handles dead letters needs a Group or a Handler of its own: under the names of
-	// those who made them, and without DeadLetters, they are not handled, and come again.
+	// because somebody has sent it to its handler as it is, is published there again before, up to ten times. Rerun makes of a
+	// dead letter the message that its handler runs for. Who handles dead letters needs a Group or a Handler of its own: under
+	// the names of those who made them, and without DeadLetters, they are not handled, and come again.
 	DeadLetterTopic string
 
 	// Extractors find the message ID, in this order. A message for which one panics, or Fingerprint does, comes again: it is a

@@ -42,10 +42,14 @@ func (p *Processor) gaveUp(d *Delivery) bool {
 	return d.Header.Get(producer.HeaderHandler) == p.scope(d.Handler)
 }
 
+// mostReturns is how often a dead letter goes back to DeadLetterTopic: as often as an operator may try to send it to its
+// handler, and not without end, for what is delivered by a pattern comes from there, too.
+const mostReturns = 10
+
 // ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic, somebody has
-// sent it as it is, and need not have it any more: it goes back there before it is acknowledged. It does so once, for what is
-// delivered by a pattern comes from there, too. Without DeadLetters it cannot go back, and is not of this Processor's
-// making: whoever handles dead letters under the names of those who made them keeps them.
+// sent it as it is, and need not have it any more: it goes back there before it is acknowledged. Without DeadLetters it cannot
+// go back, and is not of this Processor's making: whoever handles dead letters under the names of those who made them keeps
+// them.
 func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadLetterError) Decision {
 	if p.config.DeadLetters == nil {
 		pause := p.policy.Backoff.Max
@@ -60,7 +64,12 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	if steering := steeringOf(ctx); steering != nil { // a Router may have another name for the topic
 		fromThere = fromThere || steering.Delivery.Topic == p.config.DeadLetterTopic
 	}
-	if fromThere || strings.Count(tokens, token) > 1 {
+	returns := max(strings.Count(tokens, token)-1, 0)
+	if !fromThere && returns >= mostReturns {
+		p.log.ErrorContext(ctx, "oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody has it, unless it is there still; something sends dead letters to their handler as they are",
+			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "returns", returns)
+	}
+	if fromThere || returns >= mostReturns {
 		return Decision{Action: Ack, Err: own}
 	}
 	if own.ID == "" {
@@ -68,7 +77,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	}
 	header := carried(d.Header)
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
-	header[producer.HeaderGeneration] = "2" // for JetStream it were a duplicate of the first
+	header[producer.HeaderGeneration] = strconv.Itoa(returns + 2) // for JetStream it were a duplicate of the one before
 	header[headerGaveUp] = strings.Trim(tokens+","+token, ",")
 	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, own.OriginalID, []dedupstore.Produced{letter}); err != nil {

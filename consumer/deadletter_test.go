@@ -96,10 +96,10 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 }
 
 // An operator, or a tool, that sends a dead letter to its handler as it is may have deleted it by then.
-func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBackOnce(t *testing.T) {
+func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters
-		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		p, log := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
 		first := l.only(t)
 		never := func(context.Context) error { t.Error("the handler ran"); return nil }
@@ -128,15 +128,28 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBackOnce(t *testing.T) {
 		if got, err := consumer.Rerun(back); err != nil || !cmp.Equal(got, want) {
 			t.Errorf("cannot be run again as the first: %v\n%s", err, cmp.Diff(want, got))
 		}
-		if got := send(back); got.Action != consumer.Ack || len(l.sent) != 2 {
-			t.Errorf("it goes round: %+v, %d dead letters", got, len(l.sent))
+		generations := map[string]bool{back.Header.Get(producer.HeaderGeneration): true}
+		for n := 3; n <= 11; n++ { // by somebody who tries again
+			if got := send(back); got.Action != consumer.Ack || len(l.sent) != n {
+				t.Fatalf("%+v, and %d dead letters, want it to go back again, as number %d", got, len(l.sent), n)
+			}
+			back = l.sent[n-1]
+			generation := back.Header.Get(producer.HeaderGeneration)
+			if back.ID != first.ID || generations[generation] {
+				t.Errorf("went back as %+v, which JetStream takes for an earlier one", back)
+			}
+			generations[generation] = true
 		}
+		if got := send(back); got.Action != consumer.Ack || len(l.sent) != 11 || !strings.Contains(log.String(), "goes back no more") {
+			t.Errorf("it goes round: %+v, %d dead letters\n%s", got, len(l.sent), log)
+		}
+		l.sent = l.sent[:2]
 		first.Header = first.Header.With(producer.HeaderID, "")
 		if got := send(first); got.Action != consumer.Ack || len(l.sent) != 3 || l.sent[2].ID == "" {
 			t.Fatalf("without its ID: %+v, and %d dead letters, want it to go back under another", got, len(l.sent))
 		}
-		if got := send(l.sent[2]); got.Action != consumer.Ack || len(l.sent) != 3 {
-			t.Errorf("that goes round: %+v, %d dead letters", got, len(l.sent))
+		if got := send(l.sent[2]); got.Action != consumer.Ack || len(l.sent) != 4 || l.sent[3].ID != l.sent[2].ID {
+			t.Errorf("that is gone: %+v, %d dead letters", got, len(l.sent))
 		}
 	})
 }
