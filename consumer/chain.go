@@ -44,7 +44,8 @@ func Guarded(p *Processor) Step {
 // unknown outcomes, mismatches and messages without an ID. Errors that a redelivery mends pass it by. It belongs
 // outside the guard. Config.DeadLetters is the stronger way: a PoisonQueue may publish several copies, and Rerun knows nothing
 // to do with them. One that is sent back as it is, as by Watermill's Requeuer, is a duplicate of the failure that is stored, and
-// becomes poison again, at once, until Policy.FailureWindow is over.
+// becomes poison again, at once, until Policy.FailureWindow is over. A Requeuer must not be guarded itself: the second time a message
+// comes to it, it is a duplicate, and lost.
 //
 // Over Subscriber use this one, not Watermill's own: when that cannot publish, the message is gone, because the source has
 // been told to end it.

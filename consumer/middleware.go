@@ -21,7 +21,8 @@ import (
 // handed to the Router, which publishes it after the middleware has returned. The delivery's claim is held until the
 // Router has acknowledged the message, which says that the outputs are published, or has not, and then a redelivery
 // publishes them without running the handler. This needs a publisher that returns from Publish only when the broker
-// has the message, and that no middleware outside this one changes the outputs.
+// has the message, and that no middleware outside this one changes the outputs. Of an output's context nothing is stored: what its
+// publisher has to know belongs into its metadata.
 //
 // A handler that nacks its message has failed, also if it returns nil. Watermill's own Retry inside of this middleware makes a handler
 // that nacks and returns an error succeed at times, which is not believed, so that its effect is made again: let it do one or the other, or
