@@ -99,7 +99,8 @@ func stampWatermill(topic string, messages []*message.Message) ([]Message, error
 
 // ToWatermill returns a Publisher as a Watermill publisher. IDs are as with StampDecorator. The context of the first
 // message is that of the call; trace context comes from each message's own. Close does nothing: the Publisher belongs
-// to who made it.
+// to who made it. Over an outbox it is for what a handler publishes while it runs, with its context: a Router publishes what
+// a handler returned when its transaction has ended.
 func ToWatermill(p Publisher) message.Publisher { return watermillFace{p} }
 
 type watermillFace struct{ publisher Publisher }

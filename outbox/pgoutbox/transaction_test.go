@@ -8,10 +8,14 @@ import (
 	"testing"
 	"time"
 
+	watermill "github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -145,6 +149,63 @@ func TestInSQL_WritesInATransactionOfDatabaseSQL(t *testing.T) {
 	box, _ := newBox(t)
 	if err := box.InSQL(nil).Publish(t.Context(), message("1")); err == nil {
 		t.Error("no transaction, no error")
+	}
+}
+
+// A bus of Watermill's package cqrs publishes while its handler runs, a Router what its handler returned, afterwards.
+func TestPublish_OfAWatermillHandlerJoinsTheTransactionOfItsInbox(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	store, err := pgstore.New(pool, pgstore.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "billing", Handler: "pay", Policy: oncemill.Policy{
+		Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publisher := producer.ToWatermill(box)
+	runs := 0
+	handle := once.Middleware(func(msg *watermill.Message) ([]*watermill.Message, error) {
+		runs++
+		event := watermill.NewMessage(oncemill.FromContext(msg.Context()).ID("paid"), nil)
+		event.SetContext(msg.Context())
+		if err := publisher.Publish("events", event); err != nil {
+			return nil, err
+		}
+		if runs < 3 {
+			return nil, errors.New("after it has published")
+		}
+		return []*watermill.Message{event}, nil
+	})
+	deliver := func() (*watermill.Message, []*watermill.Message, error) {
+		msg := watermill.NewMessageWithContext(t.Context(), "order-1", nil)
+		returned, err := handle(msg)
+		return msg, returned, err
+	}
+	if _, _, err := deliver(); err == nil || stats(t, box).Pending != 0 {
+		t.Fatalf("error %v, %d rows after a run that failed, want none", err, stats(t, box).Pending)
+	}
+	var msg *watermill.Message
+	var returned []*watermill.Message
+	eventually(t, "a run that succeeds", func() bool {
+		msg, returned, err = deliver()
+		return err == nil
+	})
+	if n := stats(t, box).Pending; n != 1 || runs != 3 {
+		t.Errorf("%d rows after %d runs, want 1 after 3", n, runs)
+	}
+	if err := publisher.Publish("events", returned...); err == nil || stats(t, box).Pending != 1 {
+		t.Errorf("error %v, %d rows: what is published after the handler has no transaction", err, stats(t, box).Pending)
+	}
+	msg.Nack()
+	if err := once.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
