@@ -29,26 +29,12 @@ const (
 
 // open connects and begins to read where the slot is confirmed.
 func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
+	conn, err := r.connect(ctx, f)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
-	pool := r.cfg.Pool.Config()
-	config := pool.ConnConfig.Copy()
-	if pool.BeforeConnect != nil { // passwords that expire are renewed there
-		if err := pool.BeforeConnect(ctx, config); err != nil {
-			return nil, fmt.Errorf("pgwal: BeforeConnect of the pool: %w", err)
-		}
-	}
-	if config.RuntimeParams == nil {
-		config.RuntimeParams = map[string]string{}
-	}
-	config.RuntimeParams["replication"] = "database"
-	if f.version >= 170000 { // the server decodes a transaction in one of its own, for as long as it takes to send
-		config.RuntimeParams["transaction_timeout"] = "0"
-	}
-	conn, err := pgconn.ConnectConfig(ctx, &config.Config)
-	if err != nil {
-		return nil, r.explain("connect for replication", err)
-	}
 	options := pglogrepl.StartReplicationOptions{Mode: pglogrepl.LogicalReplication, PluginArgs: []string{
 		"proto_version '1'", "publication_names '" + r.cfg.Publication + "'", "binary 'true'",
 	}}
@@ -63,6 +49,35 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 		return nil, r.explain("start replication", err)
 	}
 	return &stream{conn: conn, decoder: decoder{prefix: r.cfg.Prefix, table: f.table}, silence: r.silence, finished: make(chan struct{})}, nil
+}
+
+// connect makes a connection for replication. Each host has a StoreTimeout of its own: one that hangs must not take the time of the
+// next.
+func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
+	pool := r.cfg.Pool.Config()
+	config := pool.ConnConfig.Copy()
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = r.cfg.StoreTimeout
+	}
+	if pool.BeforeConnect != nil { // passwords that expire are renewed there
+		bounded, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+		defer cancel()
+		if err := pool.BeforeConnect(bounded, config); err != nil {
+			return nil, fmt.Errorf("pgwal: BeforeConnect of the pool: %w", err)
+		}
+	}
+	if config.RuntimeParams == nil {
+		config.RuntimeParams = map[string]string{}
+	}
+	config.RuntimeParams["replication"] = "database"
+	if f.version >= 170000 { // the server decodes a transaction in one of its own, for as long as it takes to send
+		config.RuntimeParams["transaction_timeout"] = "0"
+	}
+	conn, err := pgconn.ConnectConfig(ctx, &config.Config)
+	if err != nil {
+		return nil, r.explain("connect for replication", err)
+	}
+	return conn, nil
 }
 
 func closeConn(ctx context.Context, conn *pgconn.PgConn) {
