@@ -33,12 +33,13 @@
 // batches are published a second time, with the same IDs. So may those that were settled on a primary that was lost
 // before a replica had heard of it.
 //
-// The clock is the database's. When it is set forward, leases end early; when it is set back, rows are due later by as
+// The clock is the database's. When it is set forward, leases end early; when it is set back, rows are due, and leases end, later by as
 // much. [outbox.ReplayRequest] compares times with it too.
 //
 // A transaction that stays open, or anything else that keeps an old snapshot, keeps PostgreSQL from forgetting
-// rows that were published: each look then passes over all of those that were published since. Nothing is lost or
-// late by more than that takes. The outbox relies on autovacuum as every table does.
+// rows that were published: each look then passes over all of those that were published since, a million of them in 0.1 s
+// to 1 s. Nothing is lost. Where that takes longer than StoreTimeout, as with tens of millions, nothing is published until the
+// snapshot is gone. The outbox relies on autovacuum as every table does.
 //
 // # Order
 //
