@@ -53,7 +53,8 @@
 //     one of them with the error 40P01. Write them by one call, or repeat the transaction.
 //   - A message that is refused, gets no answer, or is delayed by NotBefore holds up the later ones of its key, and of no
 //     other key. So does a dead one, until Requeue or Discard, unless [Config.SkipDead]. Each look passes over what is
-//     held up, and reads all delayed and dead rows that have a key: an ordered outbox is no place for many of either.
+//     held up, and reads all delayed and dead rows that have a key: an ordered outbox is no place for many of either. Half a
+//     million take a second; some millions longer than StoreTimeout, and then new messages stand still, those of other keys too.
 //   - Of one key there is one message at a time on its way to the broker, as far as its relay knows.
 //   - A dead message that Discard or SkipDead has let others pass may still arrive behind them, if an attempt of it got no
 //     answer: a copy that is on its way, or in the hands of a relay that is frozen, cannot be called back.
