@@ -44,7 +44,7 @@ func (r *Relay) Setup(ctx context.Context) error {
 }
 
 // alone runs fn while no other Setup or Drop runs. The lock ends with the connection, whatever happens.
-func (r *Relay) alone(ctx context.Context, fn func(conn) error) error {
+func (r *Relay) alone(ctx context.Context, fn func(conn) error) (err error) {
 	c, err := r.cfg.Pool.Acquire(ctx)
 	if err != nil {
 		return r.explain("connect", err)
@@ -58,8 +58,11 @@ func (r *Relay) alone(ctx context.Context, fn func(conn) error) error {
 	defer func() {
 		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.StoreTimeout)
 		defer cancel()
-		if _, err := c.Exec(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())); err != nil {
+		var unlocked bool
+		if failed := c.QueryRow(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())).Scan(&unlocked); failed != nil {
 			_ = c.Conn().Close(detached) // the lock ends with the connection all the same
+		} else if !unlocked && err == nil {
+			err = &SetupError{"Config.Pool", "leads to a pooler whose clients share connections, as PgBouncer's: one of them keeps a lock, and Setup and Drop wait until the pooler closes it; connect to the primary itself", nil}
 		}
 	}()
 	return fn(c)
