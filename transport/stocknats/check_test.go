@@ -3,7 +3,9 @@ package stocknats_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -113,10 +115,70 @@ func TestNATS_SubscriptionThatTheServerRefusesIsAnError(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer sub.Close()
-			if _, err := sub.Subscribe(t.Context(), "orders"); !errors.Is(err, tc.want) {
-				t.Errorf("Subscribe: %v, want %v", err, tc.want)
+			for range 2 {
+				if _, err := sub.Subscribe(t.Context(), "orders"); !errors.Is(err, tc.want) {
+					t.Errorf("Subscribe: %v, want %v", err, tc.want)
+				}
 			}
 		})
+	}
+}
+
+func TestNATS_RefusalOfAnotherRightIsNotOne(t *testing.T) {
+	t.Parallel()
+	s := testserver.NATS(t, func(o *server.Options) {
+		o.Users = []*server.User{{Username: "few", Password: "few", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forbidden"}}}}}
+	})
+	nc := s.Connect(nats.UserInfo("few", "few"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
+		t.Fatal(err)
+	}
+	var others sync.WaitGroup
+	defer others.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	others.Go(func() {
+		for ctx.Err() == nil {
+			if nc.Publish("forbidden", nil) != nil || nc.FlushTimeout(patience) != nil {
+				return
+			}
+		}
+	})
+	sub, err := stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{QueueGroupPrefix: "billing", JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"}}, stocknats.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	for range 20 {
+		if _, err := sub.Subscribe(t.Context(), "orders"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The adapter sends on a closed channel, which ends the process, if a message comes when its context has ended.
+func TestNATS_MessagesOfASubscriptionRefusedInPartAreGivenBack(t *testing.T) {
+	t.Parallel()
+	const limit = 5
+	r := newRig(t, setup{adapter: "nats", subscribers: limit, config: stocknats.Config{MaxAckPending: 10_000}})
+	r.server = testserver.NATS(t, func(o *server.Options) { o.MaxSubs = limit })
+	r.js = r.server.JetStream()
+	r.must(r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}))
+	for range 20 {
+		for i := range 100 {
+			r.publish(strconv.Itoa(i))
+		}
+		sub := r.subscriber()
+		if _, err := sub.Subscribe(t.Context(), "orders"); !errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
+			t.Errorf("Subscribe: %v, want %v", err, nats.ErrMaxSubscriptionsExceeded)
+		}
+		if err := sub.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

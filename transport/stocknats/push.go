@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -92,18 +93,24 @@ func (s pushSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *me
 	if err != nil {
 		return nil, err
 	}
-	return messages, s.refusal(before)
+	subject, _, _ := strings.Cut(gateOf(ctx).settings.deliver, " ")
+	return messages, s.refusal(before, subject)
 }
 
-// refusal returns what the server has refused the connection since an error of it, which it tells nobody else: without a
-// subscription nothing would ever come.
-func (s pushSubscriber) refusal(before error) error {
+// refusal returns what the server has refused of a subscription, which it tells nobody but the connection: without it nothing
+// would ever come. A right that was refused before, or is not for this subject, is somebody else's. Too many subscriptions are
+// the same error each time, so that one of before counts, too.
+func (s pushSubscriber) refusal(before error, subject string) error {
 	if err := s.nc.FlushTimeout(flushTimeout); err != nil {
 		return nil //nolint:nilerr // it is away, and subscribes when it is back
 	}
 	after := s.nc.LastError()
-	if refused := errors.Is(after, nats.ErrPermissionViolation) || errors.Is(after, nats.ErrMaxSubscriptionsExceeded); refused && after != before { //nolint:errorlint // is it the same one
+	ours := errors.Is(after, nats.ErrPermissionViolation) && after != before && strings.Contains(after.Error(), strconv.Quote(subject)) //nolint:errorlint // is it the same one
+	switch {
+	case ours:
 		return fmt.Errorf("the server refuses the subscription: %w", after)
+	case errors.Is(after, nats.ErrMaxSubscriptionsExceeded):
+		return fmt.Errorf("the server refuses the subscription, or has refused the connection one before, which then has to be made again: %w", after)
 	}
 	return nil
 }

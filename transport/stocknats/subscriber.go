@@ -65,15 +65,18 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	detached, cancel := context.WithCancel(withGate(telemetry.Spanless(context.WithoutCancel(ctx)), g))
 	in, err := s.inner.Subscribe(detached, topic)
+	out := make(chan *message.Message)
+	sub := &subscription{subscriber: s, topic: topic, gate: g, in: in, out: out, release: cancel, draining: make(chan struct{})}
 	if err != nil {
+		if in != nil { // messages may be on their way
+			sub.end(context.WithoutCancel(ctx))
+		}
 		cancel()
 		return nil, fmt.Errorf("stocknats: %w", err)
 	}
-	out := make(chan *message.Message)
 	s.runs.Go(func() {
 		defer close(out)
 		defer cancel()
-		sub := &subscription{subscriber: s, topic: topic, gate: g, in: in, out: out, release: cancel, draining: make(chan struct{})}
 		sub.run(ctx)
 	})
 	return out, nil
