@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -59,12 +60,13 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	}
 	p.log.ErrorContext(ctx, "oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
 		"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
-	tokens, token := d.Header.Get(headerGaveUp), p.token(d.Handler)
+	token := p.token(d.Handler)
+	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
 	fromThere := d.Topic == p.config.DeadLetterTopic
 	if steering := steeringOf(ctx); steering != nil { // a Router may have another name for the topic
 		fromThere = fromThere || steering.Delivery.Topic == p.config.DeadLetterTopic
 	}
-	returns := max(strings.Count(tokens, token)-1, 0)
+	returns := strings.Count(tokens, token) - 1
 	if !fromThere && returns >= mostReturns {
 		p.log.ErrorContext(ctx, "oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody has it, unless it is there still; something sends dead letters to their handler as they are",
 			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "returns", returns)
@@ -78,7 +80,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	header := carried(d.Header)
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
 	header[producer.HeaderGeneration] = strconv.Itoa(returns + 2) // for JetStream it were a duplicate of the one before
-	header[headerGaveUp] = strings.Trim(tokens+","+token, ",")
+	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, own.OriginalID, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)

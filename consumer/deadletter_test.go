@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -150,6 +151,14 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 		}
 		if got := send(l.sent[2]); got.Action != consumer.Ack || len(l.sent) != 4 || l.sent[3].ID != l.sent[2].ID {
 			t.Errorf("that is gone: %+v, %d dead letters", got, len(l.sent))
+		}
+		unmarked := l.sent[3] // as from before there were marks
+		unmarked.Header = unmarked.Header.With("oncemill-gave-up", "")
+		for n := 5; n <= 6; n++ {
+			if got := send(unmarked); got.Action != consumer.Ack || len(l.sent) != n || l.sent[n-1].Header.Get(producer.HeaderGeneration) != strconv.Itoa(n-3) {
+				t.Fatalf("without its mark: %+v, and %+v", got, l.sent)
+			}
+			unmarked = l.sent[n-1]
 		}
 	})
 }
