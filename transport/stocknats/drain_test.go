@@ -2,10 +2,12 @@ package stocknats_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
@@ -281,6 +283,7 @@ func TestStock_SubscriptionWhoseConsumerIsDeletedOrLosesMessagesEnds(t *testing.
 			r.must(r.js.CreatePushConsumer(r.t.Context(), "orders", config))
 		}, "delivers to"},
 		"gives messages up": {[]string{"nats", "jetstream"}, change(func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 3 }), "has MaxDeliver 3"},
+		"loses payloads":    {[]string{"nats", "jetstream"}, change(func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true }), "has HeadersOnly"},
 	} {
 		for _, adapter := range tc.adapters {
 			t.Run(name+"/"+adapter, func(t *testing.T) {
@@ -312,6 +315,40 @@ func TestStock_SubscriptionWhoseConsumerIsDeletedOrLosesMessagesEnds(t *testing.
 				}
 			})
 		}
+	}
+}
+
+// A server that is starting knows of no consumer yet, each time.
+func TestStock_ConsumerThatWasMissedOnceIsNotGone(t *testing.T) {
+	t.Parallel()
+	down := errors.New("nobody answers")
+	for name, tc := range map[string]struct {
+		looks []error
+		want  error
+	}{
+		"each time once":   {[]error{stocknats.ErrGone, nil, stocknats.ErrGone, nil}, nil},
+		"nobody knows":     {[]error{stocknats.ErrGone, down, stocknats.ErrGone, down}, nil},
+		"twice in a row":   {[]error{stocknats.ErrGone, nil, stocknats.ErrGone, stocknats.ErrGone, nil}, stocknats.ErrGone},
+		"nobody ever says": {[]error{down, down, down}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				err := stocknats.Watch(ctx, func() error {
+					if len(tc.looks) == 0 {
+						cancel()
+						return nil
+					}
+					found := tc.looks[0]
+					tc.looks = tc.looks[1:]
+					return found
+				})
+				if !errors.Is(err, tc.want) {
+					t.Errorf("%v, want %v", err, tc.want)
+				}
+			})
+		})
 	}
 }
 

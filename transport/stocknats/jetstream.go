@@ -124,11 +124,12 @@ type consumerSettings struct {
 	explicit   bool
 	maxDeliver int
 	deliver    string // subject and queue group of a push consumer
+	bare       bool   // messages come without payloads
 }
 
 // pullSettings are those of a pull consumer.
 func pullSettings(c jetstream.ConsumerConfig) consumerSettings {
-	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: c.MaxDeliver}
+	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: c.MaxDeliver, bare: c.HeadersOnly}
 }
 
 func checkConsumer(c consumerSettings) error {

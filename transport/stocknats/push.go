@@ -160,5 +160,8 @@ func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.Subje
 
 // pushSettings are those of a push consumer.
 func pushSettings(c nats.ConsumerConfig) consumerSettings {
-	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == nats.AckExplicitPolicy, maxDeliver: c.MaxDeliver, deliver: strings.TrimSpace(c.DeliverSubject + " " + c.DeliverGroup)}
+	return consumerSettings{
+		durable: c.Durable, explicit: c.AckPolicy == nats.AckExplicitPolicy, maxDeliver: c.MaxDeliver, bare: c.HeadersOnly,
+		deliver: strings.TrimSpace(c.DeliverSubject + " " + c.DeliverGroup),
+	}
 }

@@ -20,7 +20,7 @@ var errGone = errors.New("stocknats: the consumer is gone")
 func (s *subscription) watch(ctx context.Context) error {
 	ticker := time.NewTicker(s.lookEvery)
 	defer ticker.Stop()
-	for gone := false; ; {
+	for missed := false; ; {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -29,15 +29,17 @@ func (s *subscription) watch(ctx context.Context) error {
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		is, err := s.gate.look(short)
 		cancel()
+		again := missed
+		missed = errors.Is(err, errGone)
 		switch was := s.gate.settings; {
 		case err == nil && is.deliver != was.deliver:
 			return fmt.Errorf("stocknats: consumer %q delivers to %q now, and not to %q", is.durable, is.deliver, was.deliver)
+		case err == nil && is.bare && !was.bare:
+			return fmt.Errorf("stocknats: consumer %q has HeadersOnly now: handlers get no payloads, and dead letters have none", is.durable)
 		case err == nil:
 			err = checkConsumer(is)
-		case !errors.Is(err, errGone):
-			gone, err = false, nil // nobody knows
-		case !gone:
-			gone, err = true, nil // a server that is starting knows nothing yet
+		case !missed || !again: // nobody knows; a server that is starting knows nothing yet
+			err = nil
 		}
 		if err != nil {
 			return err
