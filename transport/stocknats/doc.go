@@ -35,8 +35,9 @@
 //     that go on, and their acks reach the server. What was taken and not handed over is given back. The adapter's
 //     "send on closed channel" (package jetstream, when a context ends before a backlog) does not happen.
 //   - A subscription that can get nothing more ends, with an error in the log, and with it the Router: when the connection
-//     is closed for good, and when the consumer is deleted, or changed to what Subscribe refuses: in package nats, and of changes, this
-//     is noticed within a minute or so. By themselves the adapters stay silent.
+//     is closed for good, when the consumer is deleted, or changed to what Subscribe refuses or to HeadersOnly, and, in package nats,
+//     when the server knows of no subscription to what the consumer delivers, as when it has refused this one after a reconnect: in
+//     package nats, and of changes, this is noticed within a minute or so. By themselves the adapters stay silent.
 //   - What the client of package jetstream reports, such as requests that are refused, is logged, the same once a minute, unless
 //     the config has a jetstream.ConsumeErrHandler.
 //   - No message is acknowledged because something went wrong. The package nats does so without the option

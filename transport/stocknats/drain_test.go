@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,10 +12,13 @@ import (
 	"time"
 
 	wmjetstream "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/jetstream"
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/transport/stocknats"
 )
 
@@ -315,6 +319,51 @@ func TestStock_SubscriptionWhoseConsumerIsDeletedOrLosesMessagesEnds(t *testing.
 				}
 			})
 		}
+	}
+}
+
+// Rights and limits may be less after a reconnect, of which only the connection hears.
+func TestNATS_SubscriptionThatIsRefusedAfterAReconnectEnds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "nats"})
+	var options *server.Options
+	few := &server.User{Username: "few", Password: "few"}
+	r.server = testserver.NATS(t, func(o *server.Options) {
+		options = o
+		o.Users = []*server.User{few}
+	})
+	nc := r.server.Connect(nats.UserInfo("few", "few"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.must(js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}))
+	sub, err := stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{QueueGroupPrefix: "billing", JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"}},
+		stocknats.Config{Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	stocknats.LookEvery(sub, 50*time.Millisecond)
+	messages, err := sub.Subscribe(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.must(js.Publish(t.Context(), "orders", nil))
+	msg := <-messages
+	msg.Ack()
+	<-msg.Context().Done()
+	r.server.Shutdown()
+	few.Permissions = &server.Permissions{Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}}
+	options.Users = []*server.User{few}
+	r.server.Restart()
+	select {
+	case <-messages:
+	case <-time.After(patience):
+		t.Error("the subscription goes on")
+	}
+	if !r.log.has("level=ERROR") || !r.log.has("knows of no subscription") {
+		t.Errorf("log:\n%s", r.log.b.String())
 	}
 }
 

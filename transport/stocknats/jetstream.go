@@ -124,6 +124,7 @@ type consumerSettings struct {
 	explicit   bool
 	maxDeliver int
 	deliver    string // subject and queue group of a push consumer
+	unbound    bool   // the server has nobody to push to
 	bare       bool   // messages come without payloads
 }
 

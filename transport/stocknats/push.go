@@ -152,7 +152,9 @@ func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.Subje
 		} else if err != nil {
 			return consumerSettings{}, err
 		}
-		return pushSettings(info.Config), nil
+		settings := pushSettings(info.Config)
+		settings.unbound = !info.PushBound
+		return settings, nil
 	}
 	g.setAckWait(shortestDeadline(info.Config.AckWait, info.Config.BackOff))
 	return nil

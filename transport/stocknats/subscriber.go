@@ -148,7 +148,7 @@ func (s *subscription) forward(ctx, work context.Context) {
 			return
 		case <-disconnected:
 		case err := <-lost:
-			s.config.Logger.ErrorContext(ctx, "oncemill: the subscription ends: its consumer was deleted, or changed so that messages get lost or do not come any more", "topic", s.topic, "error", err)
+			s.config.Logger.ErrorContext(ctx, "oncemill: the subscription ends: its consumer was deleted, or changed so that messages get lost, or nothing of it comes any more", "topic", s.topic, "error", err)
 			return
 		case <-s.gate.end():
 			s.config.Logger.ErrorContext(ctx, "oncemill: the client has ended its subscription: the consumer is gone", "topic", s.topic)
