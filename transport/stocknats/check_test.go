@@ -124,6 +124,24 @@ func TestNATS_SubscriptionThatTheServerRefusesIsAnError(t *testing.T) {
 	}
 }
 
+// As in a rolling update, which begins with the new process.
+func TestNATS_SecondProcessNeedsAQueueGroup(t *testing.T) {
+	t.Parallel()
+	for _, group := range []string{"", "billing"} {
+		s, _ := newStream(t)
+		for process := range 2 {
+			sub, err := stocknats.NATS(s.Connect(), wmnats.SubscriberSubscriptionConfig{QueueGroupPrefix: group, JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"}}, stocknats.Config{Logger: quiet})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sub.Close()
+			if _, err := sub.Subscribe(t.Context(), "orders"); (err != nil) != (group == "" && process == 1) {
+				t.Errorf("group %q, process %d: %v", group, process, err)
+			}
+		}
+	}
+}
+
 func TestNATS_RefusalOfAnotherRightIsNotOne(t *testing.T) {
 	t.Parallel()
 	s := testserver.NATS(t, func(o *server.Options) {

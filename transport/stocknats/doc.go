@@ -18,7 +18,8 @@
 //	}, stocknats.Config{})
 //
 //	sub, err := stocknats.NATS(nc, wmnats.SubscriberSubscriptionConfig{
-//		JetStream: wmnats.JetStreamConfig{DurablePrefix: "billing"},
+//		QueueGroupPrefix: "billing", // lets several processes share a consumer, as in a rolling update
+//		JetStream:        wmnats.JetStreamConfig{DurablePrefix: "billing"},
 //	}, stocknats.Config{})
 //
 //	router.AddMiddleware(once.Middleware)

@@ -25,6 +25,10 @@ import (
 // without one their delay grows with the deliveries, from 50 ms to 10 s. The Unmarshaler may be one of the user's own. An
 // AckWaitTimeout of zero is 24 h here: after it the adapter takes the next message while the handler goes on.
 //
+// Without a QueueGroupPrefix a consumer has one subscription at a time: Subscribe of a second process, also in a rolling
+// update, returns the client's error, for minutes also after the first one's host was cut off. A consumer keeps the group that
+// it was made with.
+//
 // The connection belongs to the subscriber: its Close drains it, as the adapter's does.
 func NATS(nc *nats.Conn, adapter wmnats.SubscriberSubscriptionConfig, config Config) (message.Subscriber, error) {
 	s, err := newSubscriber(nc, config, adapter.NakDelay)
