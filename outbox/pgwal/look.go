@@ -75,6 +75,7 @@ func (s *session) look(working context.Context, now time.Time) {
 type request struct {
 	exclude []int64 // rows that are in memory
 	limit   int     // of rows that are due; zero: none
+	bytes   int     // of their payloads
 	unseen  unseen  // to be made due; empty: none
 	sweep   bool
 	clean   int // rows whose retention is over; zero: none
@@ -82,7 +83,7 @@ type request struct {
 
 func (s *session) ask(now time.Time) request {
 	l := &s.looks
-	q := request{limit: min(restSize, s.room()), exclude: []int64{}}
+	q := request{limit: min(restSize, s.room()), bytes: s.r.cfg.MaxPendingBytes - s.bytes, exclude: []int64{}}
 	if !now.Before(l.cleanAt) {
 		q.clean = l.cleans
 	}
@@ -121,7 +122,7 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 	found.confirmed, err = r.confirmed(ctx)
 	fault(err)
 	if q.limit > 0 {
-		if found.rows, err = r.rest(ctx, q.exclude, q.limit); !fault(err) && len(found.rows) == q.limit {
+		if found.rows, err = r.rest(ctx, q.exclude, q.limit, q.bytes); !fault(err) && len(found.rows) == q.limit {
 			found.full = true
 		}
 	}

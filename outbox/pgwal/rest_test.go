@@ -107,6 +107,25 @@ func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
 	}
 }
 
+// As where a lost slot was made again, or after a replay, of large messages.
+func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
+	t.Parallel()
+	const size, held = 64 << 10, 5
+	g := newRig(t, func(c *pgwal.Config) { c.MaxPendingBytes = held*size - 1 })
+	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
+		SELECT n, now(), n, 'orders', convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, 100) AS n`, size)
+	g.broker.set(func(context.Context, []producer.Message) error { return context.DeadlineExceeded })
+	g.start()
+	until(t, "attempts", func() bool { return g.broker.attempts("1") >= 5 })
+	for n := range 100 {
+		if id := fmt.Sprint(n + 1); (g.broker.attempts(id) > 0) != (n < held) {
+			t.Errorf("%d attempts of message %s: want those of the first %d messages", g.broker.attempts(id), id, held)
+		}
+	}
+	g.broker.set(nil)
+	until(t, "all", func() bool { return len(g.broker.copies()) == 100 })
+}
+
 func TestRelay_RowWithoutAnAnswerDoesNotHoldUpTheLogForEver(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
@@ -179,6 +198,40 @@ func TestRelay_KeyOfARowWithoutAnAnswerWaitsThroughARestart(t *testing.T) {
 	got := g.broker.got()
 	if first, second := slices.Index(got, "first"), slices.Index(got, "second"); first < 0 || second < first {
 		t.Errorf("published %q, want the first before the second", got)
+	}
+}
+
+// The statements are those of docs/outbox.md.
+func TestRelay_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.broker.set(func(_ context.Context, messages []producer.Message) error {
+		if slices.ContainsFunc(messages, func(m producer.Message) bool { return m.ID == "first" }) {
+			return errors.New("no such topic")
+		}
+		return nil
+	})
+	stop := g.start()
+	g.write(keyed("first", "k"))
+	g.write(keyed("second", "k"))
+	until(t, "attempts", func() bool { return g.broker.attempts("first") > 8 })
+	if id := value[string](g, `SELECT id FROM oncemill_outbox
+		WHERE published_at IS NULL AND dead_at IS NULL ORDER BY coalesce(due_at, written_at) LIMIT 1`); id != "first" {
+		t.Errorf("the oldest row is %s", id)
+	}
+	g.exec(`UPDATE oncemill_outbox SET dead_at = clock_timestamp()
+		WHERE id = 'first' AND topic = 'orders' AND published_at IS NULL`)
+	n := g.broker.attempts("first")
+	until(t, "more attempts", func() bool { return g.broker.attempts("first") > n+8 })
+	if n := g.broker.copies()["second"]; n != 0 {
+		t.Error("the key went on without a restart, which the docs ask for")
+	}
+	stop()
+	g.start()
+	until(t, "the key goes on", func() bool { return g.broker.copies()["second"] == 1 })
+	g.awaitConfirmed()
+	if n, err := g.box.Discard(t.Context(), "first"); n != 1 || err != nil {
+		t.Errorf("%d rows discarded, error %v", n, err)
 	}
 }
 

@@ -36,9 +36,12 @@ due AS MATERIALIZED (
 		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp()) AND due_at IS NOT NULL
 		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
 	ORDER BY coalesce(due_at, written_at) LIMIT $2::bigint))
-SELECT o.number, o.written_at, o.id, o.{topic}, coalesce(o.{key}, ''), coalesce(o.header::text, ''), o.payload,
-	coalesce(o.failures, 0), coalesce(o.unknowns, 0), coalesce(o.replays, 0)
-FROM {table} o JOIN due USING (number) ORDER BY o.place, o.due_at, o.written_at LIMIT $2::bigint`
+SELECT number, written_at, id, {topic}, coalesce({key}, ''), coalesce(header::text, ''), payload,
+	coalesce(failures, 0), coalesce(unknowns, 0), coalesce(replays, 0)
+FROM (
+	SELECT o.*, sum(octet_length(o.payload)) OVER (ORDER BY o.place, o.due_at, o.written_at, number) - octet_length(o.payload) AS before
+	FROM {table} o JOIN due USING (number)) AS o
+WHERE before < $3::bigint ORDER BY place, due_at, written_at, number LIMIT $2::bigint`
 
 	unseenSQL = `
 (SELECT number, written_at FROM {table}
@@ -165,8 +168,8 @@ func (r *Relay) query(ctx context.Context, fn func(pgx.Rows) error, query string
 // micros is a time as the log shows it.
 func micros(t time.Time) int64 { return t.Sub(epoch).Microseconds() }
 
-// rest returns rows that are due and that the log does not show as such.
-func (r *Relay) rest(ctx context.Context, exclude []int64, limit int) (found []*row, err error) {
+// rest returns rows that are due and that the log does not show as such: up to limit, and no more once they have so many bytes.
+func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (found []*row, err error) {
 	err = r.query(ctx, func(rows pgx.Rows) error {
 		o := &row{}
 		m := &o.message
@@ -180,7 +183,7 @@ func (r *Relay) rest(ctx context.Context, exclude []int64, limit int) (found []*
 		o.readHeader([]byte(header))
 		found = append(found, o)
 		return nil
-	}, r.sql.rest, exclude, int64(limit))
+	}, r.sql.rest, exclude, int64(limit), int64(bytes))
 	return found, err
 }
 
