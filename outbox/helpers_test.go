@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -279,4 +280,22 @@ func after(t *testing.T, d time.Duration) {
 	t.Helper()
 	<-time.After(d)
 	synctest.Wait()
+}
+
+// journal is a log.
+type journal struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.buf.Write(p)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.buf.String()
 }

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/errtext"
 	"github.com/oncemill/oncemill/internal/pace"
@@ -141,8 +142,18 @@ func (r *Relay) protected(ctx context.Context, messages []producer.Message) (err
 			r.log.ErrorContext(ctx, "outbox: publisher panicked", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
+	late := time.AfterFunc(r.cfg.PublishTimeout+overdue, func() {
+		const text = "outbox: publisher does not return, though its time is over, and holds up the relay"
+		if r.news(text) {
+			r.log.WarnContext(ctx, text, "messages", len(messages), "id", messages[0].ID, "topic", messages[0].Topic)
+		}
+	})
+	defer late.Stop()
 	return r.publisher.Publish(ctx, messages...)
 }
+
+// overdue is how long after PublishTimeout a publisher is said not to obey its context.
+const overdue = 10 * time.Second
 
 // results turns answers into what is recorded, and logs what went wrong.
 func (r *Relay) results(ctx context.Context, answers []answer) []Result {

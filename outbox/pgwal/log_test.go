@@ -114,3 +114,17 @@ func TestRelay_AnOutageIsALineASecond(t *testing.T) {
 		}
 	})
 }
+
+func TestRelay_SaysThatAPublisherDoesNotObeyItsContext(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *pgwal.Config) { c.PublishTimeout = 10 * time.Millisecond })
+	hung := make(chan struct{})
+	g.broker.set(func(context.Context, []producer.Message) error {
+		<-hung
+		return nil
+	})
+	g.start()
+	defer close(hung)
+	g.write(message("order"))
+	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "publisher does not return") })
+}

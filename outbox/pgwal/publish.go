@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"time"
 
 	"github.com/oncemill/oncemill/producer"
 )
@@ -43,6 +44,9 @@ func (r *Relay) publish(ctx context.Context, rows []*row) []answer {
 	return given
 }
 
+// overdue is how long after PublishTimeout a publisher is said not to obey its context.
+const overdue = 10 * time.Second
+
 // protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a message
 // must not end one relay after the other.
 func (r *Relay) protected(ctx context.Context, messages []producer.Message) (err error) {
@@ -52,5 +56,10 @@ func (r *Relay) protected(ctx context.Context, messages []producer.Message) (err
 			r.log.ErrorContext(ctx, "pgwal: publisher panicked", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
+	late := time.AfterFunc(r.cfg.PublishTimeout+overdue, func() {
+		r.log.WarnContext(ctx, "pgwal: publisher does not return, though its time is over, and holds up the relay",
+			"messages", len(messages), "id", messages[0].ID, "topic", messages[0].Topic)
+	})
+	defer late.Stop()
 	return r.publisher.Publish(ctx, messages...)
 }
