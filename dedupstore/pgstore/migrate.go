@@ -28,8 +28,9 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 
 // Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, may be
 // repeated, and may be called by several processes at once, while others use the store: it waits for the others who
-// migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. A store that
-// is complete is only looked at; what somebody dropped is made again. A newer version than this package's is welcome, as versions only add.
+// migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. Claims wait behind
+// it for as long, and behind each of several in turn: let one process do it. A store that is complete is only looked at; what
+// somebody dropped is made again. A newer version than this package's is welcome, as versions only add.
 //
 // It needs the privilege to create tables and functions in the schema, and the schema in the database if that is missing.
 // Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table and

@@ -27,9 +27,9 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 
 // Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
 // be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives up
-// on any other lock after a few seconds, with an error, after which it can be repeated. An outbox that is complete is
-// only looked at. An index that somebody dropped is made again, and writers wait for that. A newer version than this package's is
-// welcome, as versions only add.
+// on any other lock after a few seconds, with an error, after which it can be repeated. Writers wait behind it for as long, and
+// behind each of several in turn: let one process do it. An outbox that is complete is only looked at. An index that somebody
+// dropped is made again, and writers wait for that. A newer version than this package's is welcome, as versions only add.
 //
 // It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs that
 // use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings, and, if it

@@ -235,6 +235,23 @@ func TestRelay_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 	}
 }
 
+// As docs/outbox.md says.
+func TestRelay_PublishesARowAsItWasWritten(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.write(message("order"))
+	g.exec(`UPDATE oncemill_outbox SET topic = 'corrected'`)
+	topics := make(chan string, 1)
+	g.broker.set(func(_ context.Context, messages []producer.Message) error {
+		topics <- messages[0].Topic
+		return nil
+	})
+	g.start()
+	if topic := <-topics; topic != "orders" {
+		t.Errorf("published to topic %q", topic)
+	}
+}
+
 func TestRelay_ResultOfACopySaysNothingAboutALaterOne(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []time.Duration{time.Hour, outbox.DeleteAtOnce} {
