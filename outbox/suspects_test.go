@@ -56,6 +56,41 @@ func TestRelay_RowsThatHangAgainDelayNoHealthyRow(t *testing.T) {
 	})
 }
 
+// As docs/outbox.md says of a topic that does not answer, whose rows go on coming.
+func TestRelay_NewRowsThatHangDelayOthersByATimeoutAtMost(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		b := &broker{answer: func(ctx context.Context, messages []producer.Message) error {
+			var unknown []producer.Failure
+			for i, m := range messages {
+				if strings.HasPrefix(m.ID, "hanging") {
+					unknown = append(unknown, producer.Failure{Index: i, ID: m.ID, Err: errors.New("no answer"), Unknown: true})
+				}
+			}
+			if unknown == nil {
+				return nil
+			}
+			<-ctx.Done()
+			return &producer.PublishError{Failures: unknown}
+		}}
+		const timeout = 5 * time.Second
+		s := new(fakeStore)
+		stop := start(t, newRelay(t, s, b, outbox.Config{PublishTimeout: timeout}))
+		begin := time.Now()
+		for i := range 300 {
+			s.write(fmt.Sprint("healthy", i), fmt.Sprint("hanging", i))
+			after(t, time.Second)
+		}
+		after(t, timeout)
+		stop()
+		for i := range 300 {
+			at := b.times(fmt.Sprint("healthy", i), begin)
+			if written := time.Duration(i) * time.Second; len(at) != 1 || at[0] > written+timeout+time.Second {
+				t.Fatalf("healthy row was written at %v and published at %v, want once within the timeout", written, at)
+			}
+		}
+	})
+}
+
 func TestRelay_AFewRowsThatHangDoNotStarveOtherSuspects(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s, b := new(fakeStore), &broker{answer: hang("hanging")}
