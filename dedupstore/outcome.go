@@ -39,7 +39,7 @@ type Produced struct {
 	Topic   string            `json:"topic"`
 	Key     string            `json:"key,omitempty"` // partition or ordering key
 	Header  map[string]string `json:"header,omitempty"`
-	Payload []byte            `json:"payload,omitempty"`
+	Payload []byte            `json:"payload,omitzero"` // nil is a tombstone to Kafka, and not the same as an empty one
 }
 
 // Stubs returns the messages without headers and payloads: what a store keeps once they are published.

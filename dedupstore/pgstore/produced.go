@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"maps"
@@ -13,6 +14,10 @@ import (
 // The encoding of produced messages: a byte that says which, the number of messages, and texts of any bytes with their
 // lengths before them. What is kept of messages (IDs, topics, keys) is apart from what is not (headers, payloads).
 const encoding = 1
+
+// emptyPayload is the length of a payload that is empty and not nil: zero as well, in two bytes, so that whoever does not know it
+// reads a zero.
+const emptyPayload = "\x80\x00"
 
 var errEncoding = errors.New("has produced messages that cannot be read")
 
@@ -30,7 +35,9 @@ func encodeStubs(produced []dedupstore.Produced) []byte {
 func encodeContents(produced []dedupstore.Produced) []byte {
 	b := binary.AppendUvarint([]byte{encoding}, uint64(len(produced)))
 	for _, p := range produced {
-		b = appendText(b, p.Payload)
+		if b = appendText(b, p.Payload); len(p.Payload) == 0 && p.Payload != nil {
+			b = append(b[:len(b)-1], emptyPayload...)
+		}
 		b = binary.AppendUvarint(b, uint64(len(p.Header)))
 		for _, name := range slices.Sorted(maps.Keys(p.Header)) {
 			b = appendText(appendText(b, name), p.Header[name])
@@ -104,8 +111,9 @@ func (d *decoder) bytes() []byte {
 func (d *decoder) text() string { return string(d.bytes()) }
 
 func (d *decoder) content(p *dedupstore.Produced) {
-	if payload := d.bytes(); len(payload) > 0 {
-		p.Payload = slices.Clone(payload)
+	empty := bytes.HasPrefix(d.rest, []byte(emptyPayload))
+	if payload := d.bytes(); len(payload) > 0 || empty {
+		p.Payload = append([]byte{}, payload...)
 	}
 	n := d.count()
 	if n > 0 {

@@ -116,7 +116,7 @@ type stubJSON struct {
 
 type contentJSON struct {
 	Header  [][2]text `json:"header,omitempty"` // name and value, sorted by name
-	Payload []byte    `json:"payload,omitempty"`
+	Payload []byte    `json:"payload,omitzero"` // nil is not the same as empty
 }
 
 // text is a string that need not be UTF-8: such a one is written as {"base64": …}, because JSON strings would replace

@@ -13,7 +13,7 @@ type producedJSON struct {
 	Topic   text      `json:"topic"`
 	Key     text      `json:"key,omitempty"`
 	Header  [][2]text `json:"header,omitempty"` // name and value
-	Payload []byte    `json:"payload,omitempty"`
+	Payload []byte    `json:"payload,omitzero"` // nil is not the same as empty
 }
 
 func encodeProduced(produced []dedupstore.Produced) ([]byte, error) {

@@ -11,7 +11,7 @@ import (
 var limitCases = []testCase{
 	{"limits/results-of-64-KiB", "results and messages come back whole", func(k *kit) { k.sized(64 << 10) }},
 	{"limits/results-of-10-MB", "results and messages come back whole, also big ones", func(k *kit) { k.sized(10_000_000) }},
-	{"limits/nothing-is-not-something", "empty and missing values are the same, and neither becomes something else", func(k *kit) {
+	{"limits/nothing-is-not-something", "empty and missing values become nothing else; they are the same, but for payloads, of which nil is a tombstone to Kafka", func(k *kit) {
 		r := k.request("1")
 		o := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte{}, Produced: []dedupstore.Produced{
 			{ID: "empty", Header: map[string]string{}, Payload: []byte{}}, {ID: "nil"},

@@ -100,6 +100,8 @@ var broken = map[string]string{
 	"schemes-compared":                    "mismatch/other-schemes-are-not-compared",
 	"content-not-compared":                "mismatch/in-every-state",
 	"ignores-the-context":                 "context/ended-is-an-error",
+	"empty-payloads-become-nil":           "limits/nothing-is-not-something",
+	"nil-payloads-become-empty":           "limits/nothing-is-not-something",
 	"accepts-anything":                    "validation/claim",
 	"accepts-any-settlement":              "validation/extend-and-settle",
 }

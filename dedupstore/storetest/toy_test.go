@@ -273,6 +273,12 @@ func (s *toy) copyOf(o dedupstore.Outcome) dedupstore.Outcome {
 			header[name] = value
 		}
 		o.Produced[i].Header, o.Produced[i].Payload = header, slices.Clone(p.Payload)
+		switch {
+		case s.is("empty-payloads-become-nil") && len(p.Payload) == 0:
+			o.Produced[i].Payload = nil
+		case s.is("nil-payloads-become-empty") && p.Payload == nil:
+			o.Produced[i].Payload = []byte{}
+		}
 	}
 	return o
 }
