@@ -10,13 +10,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
 
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
 // Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old, only reads, or writes values in a way
-// that the pool cannot read; a *SchemaError if the tables are missing, older than this package, or not for the database user.
+// that the pool cannot read, or reads NULL in another way; a *SchemaError if the tables are missing, older than this package, not for
+// the database user, or hide rows from it.
 // A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
@@ -41,6 +43,7 @@ type server struct {
 	reads                            bool
 	fsync, pages, commits, isolation string
 	bytes                            string // how it writes bytea as text
+	nulls                            bool   // it reads NULL in arrays of text as one
 	statement, idle, transaction     int    // ms; 0: no limit
 }
 
@@ -49,12 +52,13 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 	pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean,
 	current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
 	current_setting('default_transaction_isolation'), current_setting('bytea_output'),
+	current_setting('array_nulls')::boolean,
 	(SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0) -- since PostgreSQL 17`
 
 func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
-	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation, &f.bytes,
+	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation, &f.bytes, &f.nulls,
 		&f.statement, &f.idle, &f.transaction)
 	switch {
 	case err != nil:
@@ -63,13 +67,15 @@ func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) 
 		return f, &ServerError{Setting: "server_version", Value: f.version, Advice: "use PostgreSQL 14 or later"}
 	case f.reads:
 		return f, &ServerError{Setting: "transaction_read_only", Value: "on", Advice: "connect to the primary, with default_transaction_read_only off"}
+	case !f.nulls && getsText(conn):
+		return f, &ServerError{Setting: "array_nulls", Value: "off", Advice: "set it to on: in the query mode of this pool an outcome without a result or messages would be stored with the text NULL instead of them"}
 	case f.bytes != "hex" && getsText(conn):
 		return f, &ServerError{Setting: "bytea_output", Value: f.bytes, Advice: "set it to hex: in the query mode of this pool pgx reads no other, and so no result and no message of an outcome"}
 	}
 	return f, nil
 }
 
-// getsText reports whether the connection gets results as text.
+// getsText reports whether the connection gets results as text, and sends arrays as text.
 func getsText(conn *pgx.Conn) bool {
 	mode := conn.Config().DefaultQueryExecMode
 	return mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol
@@ -113,8 +119,15 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		}
 		return err
 	}
+	hidden, err := rowsecurity.Hidden(ctx, conn, s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_settings"))
+	switch {
+	case err != nil:
+		return s.explain(err)
+	case hidden != "":
+		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
+	}
 	var found int
-	err := conn.QueryRow(ctx, s.sql.version).Scan(&found)
+	err = conn.QueryRow(ctx, s.sql.version).Scan(&found)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return &SchemaError{Table: s.cfg.Table, Problem: "is incomplete: call Migrate"}

@@ -330,3 +330,44 @@ func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 		want("running "+leased, "done on")
 	}
 }
+
+// A record or a heartbeat that the user does not see would be taken for gone, or for locked by somebody, for ever.
+func TestCheck_RefusesRowsThatAreHidden(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	newStore(t, pool, Config{})
+	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
+	user := fmt.Sprintf("tenant_%d_%d", os.Getpid(), schemas.Add(1))
+	mustExec(t, pool, `CREATE ROLE `+user+` LOGIN`)
+	t.Cleanup(func() {
+		mustExec(t, pool, `DROP OWNED BY `+user)
+		mustExec(t, pool, `DROP ROLE `+user)
+	})
+	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
+	mustExec(t, pool, `GRANT ALL ON ALL TABLES IN SCHEMA `+schema+` TO `+user)
+	for _, cfg := range []Config{{}, {Schema: schema}} {
+		s := unmigrated(t, poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user }), cfg)
+		for _, table := range []string{"oncemill_dedup", "oncemill_dedup_beats", "oncemill_dedup_settings"} {
+			for _, step := range []struct {
+				statement string
+				hidden    bool
+			}{
+				{`ALTER TABLE ` + table + ` ENABLE ROW LEVEL SECURITY`, true},
+				{`CREATE POLICY other ON ` + table + ` TO pg_monitor USING (true)`, true},
+				{`CREATE POLICY reads ON ` + table + ` FOR SELECT USING (true)`, true},
+				{`CREATE POLICY few ON ` + table + ` USING (current_user = 'x')`, true},
+				{`CREATE POLICY inserts ON ` + table + ` USING (true) WITH CHECK (false)`, true},
+				{`CREATE POLICY everything ON ` + table + ` TO ` + user + ` USING (true)`, false},
+				{`CREATE POLICY but ON ` + table + ` AS RESTRICTIVE USING (true)`, true},
+				{`DROP POLICY other ON ` + table + `; DROP POLICY reads ON ` + table + `; DROP POLICY few ON ` + table +
+					`; DROP POLICY inserts ON ` + table + `; DROP POLICY everything ON ` + table + `; DROP POLICY but ON ` + table, true},
+				{`ALTER TABLE ` + table + ` DISABLE ROW LEVEL SECURITY`, false},
+			} {
+				mustExec(t, pool, step.statement)
+				if _, err := s.Check(t.Context()); step.hidden && schemaProblem(err, "has row-level security") != nil || !step.hidden && err != nil {
+					t.Errorf("after %s Check says %v, although rows are hidden: %v", step.statement, err, step.hidden)
+				}
+			}
+		}
+	}
+}

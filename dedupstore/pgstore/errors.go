@@ -48,7 +48,7 @@ var errJoinedOutputs = &dedupstore.InvalidError{
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
-// A SchemaError says that the tables are missing or older than this package, or that the database user may not use them.
+// A SchemaError says that the tables are missing or older than this package, or that the database user may not use them or not see all rows.
 // Repeating the call is useless until somebody acts as it says.
 type SchemaError struct {
 	Table   string

@@ -87,6 +87,35 @@ func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
 	}
 }
 
+// In those modes arrays are text, too: with array_nulls off their NULLs would be texts, and no outcome without messages could be read.
+func TestCheck_RefusesNullsThatTheModeCannotWrite(t *testing.T) {
+	t.Parallel()
+	for mode, writable := range map[pgx.QueryExecMode]bool{
+		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true, pgx.QueryExecModeDescribeExec: true,
+		pgx.QueryExecModeExec: false, pgx.QueryExecModeSimpleProtocol: false,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+				c.ConnConfig.RuntimeParams["array_nulls"] = "off"
+			})
+			s := newStore(t, pool, Config{})
+			_, err := s.Check(t.Context())
+			if server, ok := errors.AsType[*ServerError](err); writable != (err == nil) || !writable && (!ok || server.Setting != "array_nulls") {
+				t.Errorf("Check returned %v, although NULLs can be written: %v", err, writable)
+			}
+			nothing := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: long}
+			if err := s.Settle(t.Context(), runOf(t, s, "1"), nothing); err != nil {
+				t.Fatal(err)
+			}
+			if a, err := s.Claim(t.Context(), request("1")); writable != (err == nil && a.Outcome.Result == nil) {
+				t.Errorf("a duplicate got %+v, %v, although NULLs can be written: %v", a, err, writable)
+			}
+		})
+	}
+}
+
 // awkward stores and reads what is hard to write down.
 func awkward(t *testing.T, s *Store) {
 	t.Helper()

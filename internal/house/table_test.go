@@ -13,6 +13,7 @@ var house = table{
 	{0, "internal/pace", "the pauses of loops that try again", nil},
 	{0, "internal/contexts", "contexts that cost little", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
+	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", pgx},
 	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},

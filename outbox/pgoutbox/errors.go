@@ -10,7 +10,7 @@ import (
 // ErrNoTx says that Publish was called with a context that carries no transaction: use WithTx or WithSQLTx.
 var ErrNoTx = errors.New("pgoutbox: the context carries no transaction")
 
-// A SchemaError says that the tables are missing, older than this package, or made for another config. Repeating the call
+// A SchemaError says that the tables are missing, older than this package, made for another config, or hide rows. Repeating the call
 // is useless until somebody acts as it says.
 type SchemaError struct {
 	Table   string

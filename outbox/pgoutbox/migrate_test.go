@@ -279,6 +279,34 @@ func TestCheck_MissingPrivilegeIsNamed(t *testing.T) {
 	check(false)
 }
 
+// Rows that the relay's user does not see would wait for ever, and nobody be told.
+func TestLease_RefusesATableThatHidesRows(t *testing.T) {
+	t.Parallel()
+	box, pool := newBox(t)
+	schema := schemaOf(t, pool)
+	user := schema + "_user"
+	mustExec(t, pool, `CREATE ROLE `+user+` LOGIN`)
+	t.Cleanup(func() { mustExec(t, pool, `DROP OWNED BY `+user); mustExec(t, pool, `DROP ROLE `+user) })
+	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
+	mustExec(t, pool, `GRANT ALL ON ALL TABLES IN SCHEMA `+schema+` TO `+user)
+	mustExec(t, pool, `ALTER TABLE oncemill_outbox ENABLE ROW LEVEL SECURITY`)
+	mustExec(t, pool, `CREATE POLICY own ON oncemill_outbox USING (topic = 'mine')`)
+	write(t, box, pool, message("1"))
+	tenant := poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user })
+	hidden := unmigrated(t, tenant, pgoutbox.Config{})
+	mine := message("2")
+	mine.Topic = "mine"
+	write(t, hidden, tenant, mine) // who only writes needs no more than that
+	_, err := hidden.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 10, Lease: time.Minute})
+	if e, ok := errors.AsType[*pgoutbox.SchemaError](err); !ok || !strings.Contains(e.Error(), "row-level security") || e.Table != "oncemill_outbox" {
+		t.Errorf("error %v, want one that says that rows are hidden", err)
+	}
+	mustExec(t, pool, `CREATE POLICY relay ON oncemill_outbox TO `+user+` USING (true)`)
+	if rows := lease(t, hidden, "t", time.Minute); len(rows) != 2 {
+		t.Errorf("%d rows, want both", len(rows))
+	}
+}
+
 func TestMigrate_RightsThatTheDocsNameAreEnough(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]pgoutbox.Config{"unordered": {}, "ordered": {Ordered: true}} {

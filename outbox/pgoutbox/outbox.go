@@ -16,6 +16,7 @@ type Outbox struct {
 	cfg     Config
 	sql     statements
 	checked atomic.Bool // the schema is there, and as the config says
+	whole   atomic.Bool // that is checked, and the pool's user sees all rows
 	woken   chan struct{}
 	log     *slog.Logger
 }

@@ -2,8 +2,11 @@ package pgoutbox
 
 import (
 	"context"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
 
 // The isolation that the database has by default may be another one.
@@ -22,7 +25,7 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, sta
 		return err
 	}
 	defer conn.Release()
-	if !o.checked.Load() {
+	if !o.whole.Load() {
 		if err := o.checkOn(ctx, conn.Conn()); err != nil {
 			return err
 		}
@@ -34,7 +37,17 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, sta
 	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fns...))
 }
 
-// checkOn checks the schema in a transaction of its own.
+// checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits for ever.
 func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) })
+	names := namesOf(o.cfg)
+	hidden, err := rowsecurity.Hidden(ctx, conn, names.Replace("{table}"), names.Replace("{lease}"), names.Replace("{settings}"))
+	switch {
+	case err != nil:
+		return o.explain(err)
+	case hidden != "":
+		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
+	}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) })
+	o.whole.Store(err == nil)
+	return err
 }

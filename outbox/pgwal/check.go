@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
 
 // facts are what the server says about itself and what the relay needs there.
@@ -24,6 +26,7 @@ type facts struct {
 	table    uint32 // OID; 0: missing
 	settings bool   // the table is an outbox
 	debezium bool
+	hidden   string // a table of which the user may not see all rows; empty: none
 
 	publication, publishes, covers bool   // it is there, has inserts, has the table
 	purpose                        string // its comment
@@ -92,6 +95,9 @@ func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 		if err := optional(c.QueryRow(ctx, query).Scan(&f.debezium)); err != nil {
 			return f, err
 		}
+		if f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), r.cfg.located(""), r.cfg.located("_lease"), r.cfg.located("_settings")); err != nil {
+			return f, err
+		}
 	}
 	err = c.QueryRow(ctx, publicationSQL, r.cfg.Publication, f.table, r.cfg.messages()).Scan(
 		&f.publishes, &f.covers, &f.purpose, &f.foreign)
@@ -125,6 +131,8 @@ func (r *Relay) serverProblem(f facts) error {
 		return &SetupError{"the server", fmt.Sprintf("has synchronous_standby_names = '%s', so that all commits would wait for what the broker acknowledges: name the standbys", f.standbys), nil}
 	case f.table == 0 || !f.settings:
 		return &SetupError{name, "is missing where the connection looks for it: call pgoutbox's Migrate, or set Config.Schema", nil}
+	case f.hidden != "":
+		return &SetupError{"outbox table " + f.hidden, rowsecurity.Advice, nil}
 	case f.slot && !f.ours:
 		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("is not one of database %q, and names are shared by all: set Config.Slot", f.database), nil}
 	case f.slot && f.plugin != plugin:

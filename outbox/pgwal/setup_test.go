@@ -207,6 +207,32 @@ func TestRun_RightsThatTheDocsNameAreEnough(t *testing.T) {
 	})
 }
 
+// A row of the log that the user does not see in the table would be taken for settled, and the log be confirmed beyond it.
+func TestRun_RefusesATableThatHidesRows(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	user := g.config.Slot + "_user"
+	schema := g.config.Slot
+	g.exec(`CREATE ROLE ` + user + ` LOGIN REPLICATION`)
+	t.Cleanup(func() { g.exec(`DROP OWNED BY ` + user); g.exec(`DROP ROLE ` + user) })
+	g.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + user)
+	g.exec(`GRANT ALL ON ALL TABLES IN SCHEMA ` + schema + ` TO ` + user)
+	pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.User = user
+		c.ConnConfig.RuntimeParams["search_path"] = schema
+	})
+	as := func(c *pgwal.Config) { c.Pool = pool }
+	g.write(message("1"))
+	g.exec(`ALTER TABLE oncemill_outbox ENABLE ROW LEVEL SECURITY`)
+	wantSetupError(t, g.run(as), "oncemill_outbox", "row-level security", "USING (true)")
+	g.exec(`CREATE POLICY relay ON oncemill_outbox TO ` + user + ` USING (true)`)
+	stop := g.start(as)
+	defer stop()
+	until(t, "the message to be published and recorded", func() bool {
+		return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NOT NULL`) == 1
+	})
+}
+
 // relayOn is a relay of a server that has settings of its own, with an outbox.
 func relayOn(t *testing.T, settings ...string) *pgwal.Relay {
 	t.Helper()

@@ -1,0 +1,29 @@
+// Package rowsecurity finds tables whose row-level security may hide rows from the database user. What works on all rows of a table
+// takes hidden ones for gone, without an error.
+package rowsecurity
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Advice is what to do about a table that has been found.
+const Advice = "has row-level security, which may hide rows from the database user: connect as the table's owner or a role with BYPASSRLS, " +
+	"give the role a policy USING (true) for all commands and drop restrictive ones, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+
+// A policy for all rows and commands is as good as none, unless another one restricts it.
+const hiddenSQL = `
+SELECT coalesce(min(t.name), '') FROM unnest($1::text[]) AS t (name)
+WHERE row_security_active(t.name) AND (
+	EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = t.name::regclass AND NOT p.polpermissive)
+	OR NOT EXISTS (
+		SELECT FROM pg_policy p WHERE p.polrelid = t.name::regclass AND p.polcmd = '*' AND pg_get_expr(p.polqual, p.polrelid) = 'true'
+			AND coalesce(pg_get_expr(p.polwithcheck, p.polrelid), 'true') = 'true'
+			AND EXISTS (SELECT FROM unnest(p.polroles) AS r (role) WHERE r.role = 0 OR pg_has_role(r.role, 'USAGE'))))`
+
+// Hidden returns the first of the tables, whose names are as statements have them, of which the user may not see all rows, or "".
+func Hidden(ctx context.Context, conn *pgx.Conn, tables ...string) (table string, err error) {
+	err = conn.QueryRow(ctx, hiddenSQL, tables).Scan(&table)
+	return table, err
+}
