@@ -216,6 +216,9 @@ func TestStore_AtMaxmemoryKnownKeysGoOnAndNewOnesAreRefused(t *testing.T) {
 	settle(t, s, f, succeeded(strings.Repeat("r", 10_000)))
 	claim(t, s, finishing, dedupstore.Done)
 	settle(t, s, r, dedupstore.Release{Reason: "again"})
+	if err := s.Extend(t.Context(), r, time.Minute); !errors.Is(err, dedupstore.ErrClaimLost) {
+		t.Errorf("extend of a claim that was given back: error is %v, want ErrClaimLost", err)
+	}
 	settle(t, s, p, dedupstore.Published{Retention: time.Hour})
 	claim(t, s, publishing, dedupstore.Done)
 	taken.Owner, exhausted.Owner = "owner-of-takeover", "owner-of-exhausted"

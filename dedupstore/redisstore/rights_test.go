@@ -81,6 +81,13 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	settle(t, s, a.Claim, dedupstore.Published{Retention: time.Hour})
 	claim(t, s, request("1"), dedupstore.Done)
 
+	taken := claim(t, s, request("taken"), dedupstore.AcquiredRun).Claim
+	settle(t, s, taken, dedupstore.Release{})
+	claim(t, s, request("taken"), dedupstore.AcquiredRun)
+	if err := s.Settle(t.Context(), taken, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
+		t.Errorf("error is %v, want ErrClaimLost", err)
+	}
+
 	foreign := request("foreign")
 	if err := admin.Set(t.Context(), s.name(foreign.Key), "x", time.Hour).Err(); err != nil {
 		t.Fatal(err)
