@@ -35,7 +35,7 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 		}
 		breaker := g.breakers.of(ctx, &call.Key)
 		wake := breaker.recovery() // taken before the store is asked, so that no recovery is missed
-		err = breaker.claim(&call.Key, ask)
+		err = breaker.claim(&call.Key, answer, ask)
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
 			g.count(ctx, &call.Key, answer)

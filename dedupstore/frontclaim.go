@@ -20,6 +20,7 @@ func (f *FrontStore) Claim(ctx context.Context, r Request) (Answer, error) {
 	before := foreign(&cheap)
 	if believable(&cheap, &r) {
 		f.refused.Add(1)
+		cheap.Aside = true
 		return cheap, nil
 	}
 	f.passed.Add(1)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -285,4 +287,71 @@ func TestFront_EmptiedCheapStoreForgetsItsCachedOutcomesWithItsProcess(t *testin
 	if res, err := p.over(t, process()); err != nil || res.Duplicate || p.runs != 2 {
 		t.Errorf("a process that was restarted: %+v, %v, %d runs", res, err, p.runs)
 	}
+}
+
+// Duplicates that the cheap store answers say nothing of the database.
+func TestFront_OutageOfTheDatabaseIsToldOnceThoughTheCheapStoreAnswers(t *testing.T) {
+	t.Parallel()
+	server := testserver.Postgres(t)
+	pool := server.Pool(t)
+	store, err := pgstore.New(pool, pgstore.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cheap, err := redisstore.New(testserver.Redis(t).Client(), redisstore.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	front, err := dedupstore.NewFront(cheap, store.Inbox(), dedupstore.FrontConfig{
+		Patience: 30 * time.Second, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	g, err := oncemill.NewGuard(front, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(id string) error {
+		_, err := g.Run(t.Context(), oncemill.Call{Key: frontRequest(id).Key}, func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, nil
+		})
+		return err
+	}
+	if err := run("done"); err != nil {
+		t.Fatal(err)
+	}
+	told := func(down, back int) {
+		t.Helper()
+		if strings.Count(log.String(), "the store is down") != down || strings.Count(log.String(), "the store answers again") != back {
+			t.Errorf("logged:\n%s\nwant %d times that the store is down and %d times that it answers again", log.String(), down, back)
+		}
+	}
+	server.Kill()
+	pool.Reset() // its backends outlive a killed server for a moment
+	answered := 0
+	for n, start := 0, time.Now(); n < 100 || time.Since(start) < 2*time.Second; n++ {
+		if err := run("done"); err == nil {
+			answered++
+		}
+		if err := run(fmt.Sprint("new ", n)); err == nil {
+			t.Fatal("ran without a database")
+		}
+	}
+	told(1, 0)
+	if answered == 0 {
+		t.Error("no duplicate was answered")
+	}
+	server.Restart()
+	for deadline := time.Now().Add(30 * time.Second); run("after") != nil; {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing runs again")
+		}
+		_ = run("done")
+	}
+	told(1, 1)
 }
