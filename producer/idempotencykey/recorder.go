@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -16,6 +17,7 @@ type recorder struct {
 	limit int                 // of the body that is kept
 	held  bool                // nothing may leave before the run is over
 	late  func() bool         // the run's context has ended
+	coder []string            // the Content-Encoding that something around the middleware gives to what leaves here
 
 	header  http.Header // the handler's
 	sent    http.Header // as it was when the status was written
@@ -35,7 +37,8 @@ const (
 )
 
 func newRecorder(w http.ResponseWriter, limit int, held bool) *recorder {
-	return &recorder{to: w, limit: limit, held: held, header: w.Header().Clone()}
+	h := w.Header().Clone()
+	return &recorder{to: w, limit: limit, held: held, coder: h["Content-Encoding"], header: h}
 }
 
 // writer returns what the handler gets. In a transaction it can neither flush nor hijack, and says so in the way that
@@ -141,11 +144,17 @@ func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
+// encoded reports whether the handler has encoded the body.
+func (rec *recorder) encoded() bool {
+	encoding := rec.sent["Content-Encoding"]
+	return len(encoding) > 0 && !slices.Equal(encoding, rec.coder)
+}
+
 // name sets the content type that net/http would find out, so that it is part of what is kept. It finds out nothing once the
 // header has left.
 func (rec *recorder) name() {
 	_, typed := rec.sent["Content-Type"]
-	if !typed && !rec.passing && rec.sent.Get("Content-Encoding") == "" && rec.body.Len() > 0 {
+	if !typed && !rec.passing && !rec.encoded() && rec.body.Len() > 0 {
 		rec.sent.Set("Content-Type", http.DetectContentType(rec.body.Bytes()))
 	}
 }
@@ -169,7 +178,7 @@ func (rec *recorder) finish() {
 	if rec.lost == lostHijacked {
 		return
 	}
-	if !rec.passing && rec.lost != lostShort && bodyAllowed(rec.status) && !rec.trailing() {
+	if !rec.passing && rec.lost != lostShort && bodyAllowed(rec.status) && !rec.trailing() && len(rec.coder) == 0 {
 		rec.sent.Set("Content-Length", strconv.Itoa(rec.body.Len()))
 	}
 	rec.pass()
