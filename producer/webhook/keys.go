@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"fmt"
+	"strings"
 )
 
 // minKey is how long a key must be, in bytes: as strong as HMAC-SHA256 needs it against guessing (RFC 2104 advises not
@@ -13,13 +14,17 @@ const minKey = 16
 // keys are the secrets that a sender may sign with: more than one while keys are rotated.
 type keys [][]byte
 
-// newKeys takes secrets as they are. It refuses short ones: with an empty key anybody can sign.
+// newKeys takes secrets as they are. It refuses short ones: with an empty key anybody can sign. It also refuses what was read from a
+// file with its line end: each request would get a 401, of which no operator is told.
 func newKeys(secret string, others []string) (keys, error) {
 	all := append([]string{secret}, others...)
 	ks := make(keys, len(all))
 	for i, s := range all {
 		if len(s) < minKey {
 			return nil, tooShort(i, len(s), minKey)
+		}
+		if strings.TrimRight(s, "\r\n") != s {
+			return nil, &InvalidError{fmt.Sprintf("secret %d", i+1), "ends with a line end, as that of a file: no request would be proven"}
 		}
 		ks[i] = []byte(s)
 	}

@@ -278,3 +278,28 @@ func TestVerifiers_WeakKeysAreRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestVerifiers_LineEndOfAFileIsNotTakenForPartOfAKey(t *testing.T) {
+	t.Parallel()
+	for _, s := range schemes() {
+		for _, end := range []string{"\n", "\r\n"} {
+			verifier, err := s.verifier(s.secret + end)
+			if s.name != "Standard Webhooks" {
+				if e := as[*webhook.InvalidError](t, err); e.Field != "secret 1" {
+					t.Errorf("%s: %v", s.name, err)
+				}
+				continue
+			}
+			if err != nil { // base64 has line ends anywhere
+				t.Fatalf("%s: %v", s.name, err)
+			}
+			h := http.Header{}
+			for name, value := range s.signed.header {
+				h.Set(name, value)
+			}
+			if _, err := verifier.Verify(h, []byte(s.signed.body)); err != nil {
+				t.Errorf("%s: %v", s.name, err)
+			}
+		}
+	}
+}
