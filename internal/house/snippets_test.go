@@ -23,7 +23,7 @@ import (
 
 // imported are the packages that snippets of the docs may name without importing them.
 var imported = []string{
-	"context", "errors", "net/http", "os", "time",
+	"context", "errors", "net/http", "os", "sync", "time",
 	"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgxpool", "github.com/nats-io/nats.go/jetstream", "github.com/redis/go-redis/v9",
 	"github.com/twmb/franz-go/pkg/kgo", "github.com/ThreeDotsLabs/watermill/message", "database/sql",
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware", "go.opentelemetry.io/otel", "go.opentelemetry.io/otel/propagation",
@@ -72,6 +72,8 @@ var given = map[string]map[int]string{
 			w     http.ResponseWriter
 			name  string
 			order struct{ Key string }
+
+			server *http.Server
 		)`},
 	"docs/operations.md": {0: `
 		var (

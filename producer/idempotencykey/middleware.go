@@ -40,7 +40,9 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 
 // Wrap returns a handler that runs next once a key. Put it inside of what authenticates, limits rates and recovers from
 // panics, and outside of what must be repeated or rolled back together with the handler. Nothing around it may read the
-// body, also as a form.
+// body, also as a form. Nothing in next may go on once that has returned, as http.TimeoutHandler lets its handler.
+//
+// The handler returns when the run is over. http.Server.Shutdown does not always wait for that: see docs/http.md.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 }
