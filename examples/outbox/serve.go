@@ -20,7 +20,7 @@ const stopTime = 10 * time.Second
 func serve(ctx context.Context, l net.Listener, h http.Handler, relay func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	srv := &http.Server{Handler: h, ReadTimeout: 5 * time.Second} // less than stopTime: a client that never ends its body holds nothing up
 	served := make(chan error, 1)
 	go func() {
 		defer stop()
