@@ -35,8 +35,13 @@ func checkBurial(ctx context.Context, cl *kgo.Client, once *consumer.Processor, 
 		return &SetupError{Problem: fmt.Sprintf("the client consumes topic %q, which is the DeadLetterTopic of its Processor: its handler would run for its own dead letters; "+
 			"leave the topic out, and have a worker with another Processor handle dead letters", topic)}
 	}
-	if p, ours := publisher.(*Publisher); ours && !p.finds(ctx, topic) {
-		log.ErrorContext(ctx, "franz: DeadLetterTopic is not there: the first record that has to be dead-lettered will hold up others; create it", "topic", topic)
+	if p, ours := publisher.(*Publisher); ours {
+		switch err := p.look(ctx, topic); {
+		case errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(p.cl, err):
+			log.ErrorContext(ctx, "franz: DeadLetterTopic is not there: the first record that has to be dead-lettered will hold up others; create it", "topic", topic)
+		case errors.Is(err, kerr.TopicAuthorizationFailed): // who may write to it may look at it
+			log.ErrorContext(ctx, "franz: DeadLetterTopic may not be written to: the first record that has to be dead-lettered will hold up others; allow its publisher's user to Write to it", "topic", topic)
+		}
 	}
 	return nil
 }
@@ -59,13 +64,13 @@ func consumes(cl *kgo.Client, topic string) bool {
 // lookPatience bounds the look for the topic of dead letters.
 const lookPatience = 5 * time.Second
 
-// finds reports whether a topic is there, or will be when it is published to, or cannot be looked up.
-func (p *Publisher) finds(ctx context.Context, topic string) bool {
+// look returns why a topic is not told, or nil.
+func (p *Publisher) look(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
 	defer cancel()
 	found, err := kadm.NewClient(p.cl).ListTopicsWithInternal(ctx, topic)
 	if err == nil {
 		err = found[topic].Err
 	}
-	return !errors.Is(err, kerr.UnknownTopicOrPartition) || comesLater(p.cl, err)
+	return err
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -88,7 +90,7 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 
 func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 	t.Parallel()
-	const missing, none = "DeadLetterTopic is not there", "no consumer.Config.DeadLetters"
+	const missing, forbidden, none = "DeadLetterTopic is not there", "DeadLetterTopic may not be written to", "no consumer.Config.DeadLetters"
 	for name, tc := range map[string]struct {
 		config func(b *bench) consumer.Config
 		want   string
@@ -102,6 +104,14 @@ func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 		"topic": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "dead"}
 		}, ""},
+		"topic that may not be written to": {func(b *bench) consumer.Config {
+			return consumer.Config{DeadLetters: limitedPublisher(b), DeadLetterTopic: "dead"}
+		}, forbidden},
+		"topic that may be written to and nothing else": {func(b *bench) consumer.Config {
+			return consumer.Config{DeadLetters: limitedPublisher(b, kfake.ACL{
+				Resource: kmsg.ACLResourceTypeTopic, Name: "dead", Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: kmsg.ACLOperationWrite, Allow: true,
+			}), DeadLetterTopic: "dead"}
+		}, ""},
 		"none":    {func(*bench) consumer.Config { return consumer.Config{} }, none},
 		"a trial": {func(*bench) consumer.Config { return consumer.Config{Policy: oncemill.Policy{Shadow: true}} }, ""},
 	} {
@@ -112,7 +122,7 @@ func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 			m := b.start(b.processor(tc.config(b)), b.handler(byPartition, nil), franz.Config{})
 			until(t, "the record", func() bool { return b.finished() == 1 })
 			m.leave()
-			for _, text := range []string{missing, none} {
+			for _, text := range []string{missing, forbidden, none} {
 				want := 0
 				if text == tc.want {
 					want = 1
@@ -123,4 +133,16 @@ func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// limitedPublisher returns a publisher to a cluster with topic "dead", whose user has these rights alone.
+func limitedPublisher(b *bench, rights ...kfake.ACL) *franz.Publisher {
+	b.t.Helper()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "dead"), kfake.EnableSASL(), kfake.EnableACLs(),
+		kfake.Superuser("PLAIN", "admin", "secret"), kfake.User("PLAIN", "app", "secret", rights...))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(cluster.Close)
+	return b.publisher(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.SASL(plain.Auth{User: "app", Pass: "secret"}.AsMechanism()))
 }

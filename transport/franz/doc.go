@@ -34,8 +34,8 @@
 //   - What cannot work is refused by Check with an error that says what to set: a client without the worker's options, a
 //     missing topic or right, a rebalance timeout that is too short, a client that begins at the end of partitions or at a
 //     time, or whose context can end, a retry topic that is compacted or deletes records before they are due, a client that
-//     consumes the DeadLetterTopic of its own Processor. A DeadLetterTopic of a Publisher of this package that is not there
-//     is said in the log.
+//     consumes the DeadLetterTopic of its own Processor. A DeadLetterTopic of a Publisher of this package that is not there,
+//     or may not be written to, is said in the log.
 //   - Records that Kafka has deleted before the group was there, by retention or by hand, are not handled, and an error in
 //     the log says from where to where. It may be a false alarm if compaction or markers of transactions were all that was left.
 //
