@@ -140,7 +140,7 @@ type produced struct {
 	sending *telemetry.Sending
 }
 
-var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout")
+var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout; if its broker cannot be reached, the client's log says why (kgo.WithLogger)")
 
 // sendAll sends messages and waits for their acknowledgements.
 func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []produced {
