@@ -44,7 +44,8 @@ func (c PublisherConfig) validate() error {
 }
 
 // PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all replicas
-// in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s.
+// in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s. Where a topic takes less than 1 MB
+// (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes: messages of a batch that is too large are sent one by one.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()),
