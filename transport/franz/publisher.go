@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,7 @@ func (c PublisherConfig) validate() error {
 
 // PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all replicas
 // in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s. Where a topic takes less than 1 MB
-// (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes: messages of a batch that is too large are sent one by one.
+// (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes: messages of a batch that is too large are sent again in smaller ones.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -115,12 +116,15 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 // the client's kgo.RecordDeliveryTimeout ends.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	flights := p.sendAll(ctx, messages)
+	var refused []*produced
+	for i := range flights {
+		if f := &flights[i]; f.refusedInABatch() {
+			refused = append(refused, f)
+		}
+	}
+	p.sendApart(ctx, refused)
 	var failures []producer.Failure
 	for i, f := range flights {
-		if f.err != nil && f.record != nil && refusesBatch(f.err) {
-			f.unknown, f.err = p.sendAlone(ctx, f.record)
-			f.sending.Answered()
-		}
 		f.sending.End(ctx, f.err, f.unknown)
 		if f.err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: f.err, Unknown: f.unknown})
@@ -181,8 +185,8 @@ func (p *Publisher) join(ctx context.Context) bool {
 // relay sends a record as it is. It reports whether the record itself was refused, and would be again.
 func (p *Publisher) relay(ctx context.Context, record *kgo.Record) (refused bool, err error) {
 	f := p.sendRecord(ctx, record)
-	if f.err != nil && refusesBatch(f.err) {
-		f.unknown, f.err = p.sendAlone(ctx, record)
+	if f.refusedInABatch() {
+		p.sendAlone(ctx, []*produced{&f})
 	}
 	return f.err != nil && !f.unknown, f.err
 }
@@ -254,25 +258,58 @@ func (f *produced) await(ctx context.Context) {
 	}
 }
 
-// sendAlone sends a record whose batch was refused once more, in a batch of its own, which shows whether it is to blame.
-func (p *Publisher) sendAlone(ctx context.Context, record *kgo.Record) (unknown bool, err error) {
+// refusedInABatch reports whether a record was refused, maybe for another in its batch.
+func (f *produced) refusedInABatch() bool {
+	return f.record != nil && f.err != nil && refusesBatch(f.err)
+}
+
+// sendApart sends records whose batches were refused again, in smaller ones, down to batches of one.
+func (p *Publisher) sendApart(ctx context.Context, refused []*produced) {
+	if len(refused) == 0 {
+		return
+	}
+	if len(refused) == 1 {
+		p.sendAlone(ctx, refused)
+		return
+	}
+	half := len(refused) / 2
+	for _, part := range [...][]*produced{refused[:half], refused[half:]} {
+		p.sendAlone(ctx, part)
+		if len(part) > 1 {
+			p.sendApart(ctx, slices.DeleteFunc(part, func(f *produced) bool { return !f.refusedInABatch() }))
+		}
+	}
+}
+
+// sendAlone sends records whose batches were refused once more, without those of others. One record is in a batch of its own, which
+// shows whether it is to blame.
+func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
 	p.wanted.Add(1)
 	defer p.wanted.Add(-1)
 	for !p.alone.TryLock() {
 		if pause(ctx, stall); ctx.Err() != nil {
-			return true, context.Cause(ctx)
+			for _, f := range refused {
+				f.err, f.unknown = context.Cause(ctx), true
+				f.sending.Answered()
+			}
+			return
 		}
 	}
 	defer p.alone.Unlock()
 	company := p.cl.BufferedProduceRecords() > 0 // of earlier calls that have given up waiting
-	again := &kgo.Record{Topic: record.Topic, Key: record.Key, Value: record.Value, Headers: record.Headers}
-	f := p.produce(ctx, again)
-	if f.answer != nil {
-		f.await(ctx)
+	for _, f := range refused {
+		again := &kgo.Record{Topic: f.record.Topic, Key: f.record.Key, Value: f.record.Value, Headers: f.record.Headers}
+		sent := p.produce(ctx, again)
+		f.answer, f.err, f.unknown = sent.answer, sent.err, sent.unknown
 	}
-	return f.err != nil && (f.unknown || company), f.err
+	for _, f := range refused {
+		if f.answer != nil {
+			f.await(ctx)
+		}
+		f.unknown = f.err != nil && (f.unknown || company)
+	}
 }
 
 // refusesBatch reports whether an error is about a whole batch, because of one record in it.

@@ -3,7 +3,9 @@ package franz_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,11 +13,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -243,5 +247,64 @@ func TestPublisher_LostAnswersMakeNoCopies(t *testing.T) {
 	}
 	if stored := len(b.records("orders")); stored != callers*each {
 		t.Errorf("%d stored, want %d", stored, callers*each)
+	}
+}
+
+// produceRequests counts what a client sends.
+type produceRequests struct{ n atomic.Int32 }
+
+func (r *produceRequests) OnBrokerWrite(_ kgo.BrokerMetadata, key int16, _ int, _, _ time.Duration, err error) {
+	if key == int16(kmsg.Produce) && err == nil {
+		r.n.Add(1)
+	}
+}
+
+// Each message by itself takes kgo's linger, in which nobody else may send.
+func TestPublisher_BatchesLargerThanATopicTakesAreNotSentMessageByMessage(t *testing.T) {
+	t.Parallel()
+	topic := fmt.Sprintf("small-batches-%d", shareBenches.Add(1)) // of the shared broker
+	server := testserver.SharedKafka(t)
+	server.CreateTopic(topic, 1)
+	changed, err := kadm.NewClient(server.Client()).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Name: "max.message.bytes", Value: kadm.StringPtr("20000")}}, topic)
+	if err == nil {
+		err = changed[0].Err
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var requests produceRequests
+	pub, err := franz.NewPublisher(server.Client(append(franz.PublisherOpts(), kgo.WithHooks(&requests))...), franz.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n, large = 200, 77
+	messages := make([]producer.Message, n)
+	for i := range messages {
+		payload := make([]byte, 1000)
+		if i == large {
+			payload = make([]byte, 30_000)
+		}
+		rand.Read(payload) // which cannot be compressed
+		messages[i] = producer.Message{ID: orderID(i), Topic: topic, Payload: payload}
+	}
+	failures := as[*producer.PublishError](t, pub.Publish(t.Context(), messages...)).Failures
+	if len(failures) != 1 || failures[0].Index != large || failures[0].Unknown || !errors.Is(failures[0].Err, kerr.MessageTooLarge) {
+		t.Errorf("failures %v, want that of message %d, refused", failures, large)
+	}
+	if sent := requests.n.Load(); sent > n/2 {
+		t.Errorf("%d requests for %d messages", sent, n)
+	}
+	found := map[string]int{}
+	reader := server.Client(kgo.ConsumeTopics(topic))
+	until(t, "all but one", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		reader.PollFetches(ctx).EachRecord(func(rec *kgo.Record) { found[string(rec.Value)]++ })
+		return len(found) == n-1
+	})
+	for i, m := range messages {
+		if i != large && found[string(m.Payload)] != 1 {
+			t.Errorf("message %d is there %d times, want once", i, found[string(m.Payload)])
+		}
 	}
 }
