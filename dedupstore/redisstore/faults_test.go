@@ -233,7 +233,7 @@ func TestStore_AFormerMasterIsNotBelievedThatAClaimIsLost(t *testing.T) {
 	there, now := newStore(t, former), newStore(t, testserver.Redis(t).Client())
 	there.config.Prefix = now.config.Prefix
 	claim(t, there, request("known"), dedupstore.AcquiredRun) // of somebody, before
-	if err := former.SlaveOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
+	if err := former.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{"known", "new"} {
