@@ -122,7 +122,8 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 	found.confirmed, err = r.confirmed(ctx)
 	fault(err)
 	if q.limit > 0 {
-		if found.rows, err = r.rest(ctx, q.exclude, q.limit, q.bytes); !fault(err) && len(found.rows) == q.limit {
+		found.rows, err = r.rest(ctx, q.exclude, q.limit, q.bytes)
+		if !fault(err) && (len(found.rows) == q.limit || payloads(found.rows) >= q.bytes) {
 			found.full = true
 		}
 	}
@@ -137,6 +138,14 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		found.cleaned = found.slow || done
 	}
 	return found
+}
+
+// payloads is how many bytes the payloads of rows have.
+func payloads(rows []*row) (bytes int) {
+	for _, r := range rows {
+		bytes += len(r.message.Payload)
+	}
+	return bytes
 }
 
 // seen takes in what a look found.

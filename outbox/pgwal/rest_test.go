@@ -126,6 +126,24 @@ func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	until(t, "all", func() bool { return len(g.broker.copies()) == 100 })
 }
 
+// The next look is at once if there is room by then, and not after a PollInterval or more.
+func TestRelay_LookThatIsCutShortGoesOn(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
+		SELECT n, now(), n, 'orders', '\x0102030405060708090a' FROM generate_series(1, 10) AS n`)
+	for _, c := range []struct {
+		limit, bytes, rows int
+		full               bool
+	}{
+		{20, 1000, 10, false}, {10, 1000, 10, true}, {20, 101, 10, false}, {20, 90, 9, true}, {20, 81, 9, true}, {20, 1, 1, true},
+	} {
+		if rows, full := g.relay().Look(t.Context(), c.limit, c.bytes); rows != c.rows || full != c.full {
+			t.Errorf("with a limit of %d rows and %d bytes found %d rows, more to come: %v; want %d, %v", c.limit, c.bytes, rows, full, c.rows, c.full)
+		}
+	}
+}
+
 func TestRelay_RowWithoutAnAnswerDoesNotHoldUpTheLogForEver(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
