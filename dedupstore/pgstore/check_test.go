@@ -358,9 +358,11 @@ func TestCheck_RefusesRowsThatAreHidden(t *testing.T) {
 				{`CREATE POLICY few ON ` + table + ` USING (current_user = 'x')`, true},
 				{`CREATE POLICY inserts ON ` + table + ` USING (true) WITH CHECK (false)`, true},
 				{`CREATE POLICY everything ON ` + table + ` TO ` + user + ` USING (true)`, false},
+				{`CREATE POLICY others ON ` + table + ` AS RESTRICTIVE TO pg_monitor USING (false)`, false},
 				{`CREATE POLICY but ON ` + table + ` AS RESTRICTIVE USING (true)`, true},
 				{`DROP POLICY other ON ` + table + `; DROP POLICY reads ON ` + table + `; DROP POLICY few ON ` + table +
-					`; DROP POLICY inserts ON ` + table + `; DROP POLICY everything ON ` + table + `; DROP POLICY but ON ` + table, true},
+					`; DROP POLICY inserts ON ` + table + `; DROP POLICY everything ON ` + table + `; DROP POLICY others ON ` + table +
+					`; DROP POLICY but ON ` + table, true},
 				{`ALTER TABLE ` + table + ` DISABLE ROW LEVEL SECURITY`, false},
 			} {
 				mustExec(t, pool, step.statement)

@@ -12,15 +12,15 @@ import (
 const Advice = "has row-level security, which may hide rows from the database user: connect as the table's owner or a role with BYPASSRLS, " +
 	"give the role a policy USING (true) for all commands and drop restrictive ones, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
 
-// A policy for all rows and commands is as good as none, unless another one restricts it.
+// A policy for all rows and commands is as good as none, unless another one restricts it. Those for other roles say nothing.
 const hiddenSQL = `
 SELECT coalesce(min(t.name), '') FROM unnest($1::text[]) AS t (name)
-WHERE row_security_active(t.name) AND (
-	EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = t.name::regclass AND NOT p.polpermissive)
-	OR NOT EXISTS (
-		SELECT FROM pg_policy p WHERE p.polrelid = t.name::regclass AND p.polcmd = '*' AND pg_get_expr(p.polqual, p.polrelid) = 'true'
-			AND coalesce(pg_get_expr(p.polwithcheck, p.polrelid), 'true') = 'true'
-			AND EXISTS (SELECT FROM unnest(p.polroles) AS r (role) WHERE r.role = 0 OR pg_has_role(r.role, 'USAGE'))))`
+WHERE row_security_active(t.name) AND NOT coalesce((
+	SELECT bool_and(p.polpermissive) AND bool_or(p.polcmd = '*' AND pg_get_expr(p.polqual, p.polrelid) = 'true'
+		AND coalesce(pg_get_expr(p.polwithcheck, p.polrelid), 'true') = 'true')
+	FROM pg_policy p
+	WHERE p.polrelid = t.name::regclass
+		AND EXISTS (SELECT FROM unnest(p.polroles) AS r (role) WHERE r.role = 0 OR pg_has_role(r.role, 'USAGE'))), false)`
 
 // Hidden returns the first of the tables, whose names are as statements have them, of which the user may not see all rows, or "".
 func Hidden(ctx context.Context, conn *pgx.Conn, tables ...string) (table string, err error) {
