@@ -183,8 +183,8 @@ type Answer struct {
 	// Trace is the traceparent of the last run that was granted before this claim; may be empty.
 	Trace string
 
-	// Aside tells that the store that grants was not asked, because a cheap one before it knew enough to refuse: the answer does not
-	// say that it can be reached. See Front.
+	// Aside tells that the store that grants was not asked, because a cheap one before it, or a cache, knew enough to refuse: the answer
+	// does not say that it can be reached. See Front.
 	Aside bool
 }
 

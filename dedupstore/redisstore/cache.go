@@ -87,7 +87,7 @@ func (c *cache) get(r dedupstore.Request, now time.Time) (dedupstore.Answer, boo
 	}
 	a := dedupstore.Answer{
 		Status: dedupstore.Done, Found: dedupstore.Finished, Trace: e.answer.Trace,
-		Age: e.answer.Age + max(0, now.Sub(e.sent)),
+		Age: e.answer.Age + max(0, now.Sub(e.sent)), Aside: true,
 	}
 	if e.fingerprint.Differs(r.Fingerprint) {
 		a.Status = dedupstore.Mismatch
