@@ -37,6 +37,28 @@ func (c *stuckConn) Write(p []byte) (int, error) {
 // The race detector decides: net/http reads the header of an informational response beside the handler when its client has gone.
 func TestMiddleware_InformationalResponseOfAClientThatHasGoneOverHTTP2IsNotWrittenOver(t *testing.T) {
 	t.Parallel()
+	t.Run("bare", func(t *testing.T) {
+		t.Parallel()
+		informsOneThatHasGone(t, func(h http.Handler) http.Handler { return h })
+	})
+	t.Run("inside of compression", func(t *testing.T) {
+		t.Parallel()
+		informsOneThatHasGone(t, func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(lengthless{w}, r) })
+		})
+	})
+}
+
+// A lengthless writer removes the length that something else will have, as gorilla's CompressHandler does.
+type lengthless struct{ http.ResponseWriter }
+
+func (w lengthless) WriteHeader(status int) {
+	w.Header().Del("Content-Length")
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func informsOneThatHasGone(t *testing.T, around func(http.Handler) http.Handler) {
+	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +84,7 @@ func TestMiddleware_InformationalResponseOfAClientThatHasGoneOverHTTP2IsNotWritt
 	})))
 	var over http.Protocols
 	over.SetUnencryptedHTTP2(true)
-	s := &http.Server{Handler: mux, Protocols: &over}
+	s := &http.Server{Handler: around(mux), Protocols: &over}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	client := &http.Client{Transport: &http.Transport{Protocols: &over}}

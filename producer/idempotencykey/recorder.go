@@ -83,7 +83,8 @@ func (rec *recorder) inform(status int) {
 	before := h.Clone()
 	replaceHeader(h, rec.header)
 	// Nothing of it leaves, but HTTP/2 takes a copy to remove it: else it could read h on when the client has gone (golang/go#67940).
-	h.Set("Content-Length", "0")
+	// So would it for a Content-Length, which compression around the middleware removes.
+	h.Set("Transfer-Encoding", "identity")
 	rec.to.WriteHeader(status)
 	replaceHeader(h, before)
 }
