@@ -20,7 +20,11 @@ const stopTime = 10 * time.Second
 func serve(ctx context.Context, l net.Listener, h http.Handler, relay func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	srv := &http.Server{Handler: h, ReadTimeout: 5 * time.Second} // less than stopTime: a client that never ends its body holds nothing up
+	srv := &http.Server{
+		Handler:     h,
+		ReadTimeout: 5 * time.Second, // less than stopTime: a client that never ends its body holds nothing up
+		IdleTimeout: 2 * time.Minute, // longer than proxies keep connections, or they send requests into those that close; else it were ReadTimeout
+	}
 	served := make(chan error, 1)
 	go func() {
 		defer stop()

@@ -56,7 +56,11 @@ func answer(w http.ResponseWriter, status int, says string) {
 
 // serve answers requests until ctx ends, and finishes those that have begun.
 func serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	srv := &http.Server{Handler: h, ReadTimeout: 5 * time.Second} // less than stopTime: a client that never ends its body holds nothing up
+	srv := &http.Server{
+		Handler:     h,
+		ReadTimeout: 5 * time.Second, // less than stopTime: a client that never ends its body holds nothing up
+		IdleTimeout: 2 * time.Minute, // longer than proxies keep connections, or they send requests into those that close; else it were ReadTimeout
+	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	select {
