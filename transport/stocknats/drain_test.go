@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -364,6 +365,58 @@ func TestNATS_SubscriptionThatIsRefusedAfterAReconnectEnds(t *testing.T) {
 	}
 	if !r.log.has("level=ERROR") || !r.log.has("knows of no subscription") {
 		t.Errorf("log:\n%s", r.log.b.String())
+	}
+}
+
+// A member of a cluster that has not made its Raft node yet answers besides the leader, with the config alone.
+func TestNATS_AnswerOfAMemberThatIsStartingEndsNothing(t *testing.T) {
+	t.Parallel()
+	s, _ := newStream(t)
+	proxy := s.Connect()
+	var starting atomic.Bool
+	var looks atomic.Int32
+	_, err := proxy.Subscribe("proxy.>", func(m *nats.Msg) {
+		subject := "$JS.API." + strings.TrimPrefix(m.Subject, "proxy.")
+		answer, err := proxy.Request(subject, m.Data, patience)
+		if err != nil {
+			return
+		}
+		data := string(answer.Data)
+		if strings.HasPrefix(subject, "$JS.API.CONSUMER.") {
+			if starting.Load() {
+				looks.Add(1)
+				data = strings.Replace(data, `"push_bound":true`, `"push_bound":false`, 1)
+			} else {
+				data = strings.Replace(data, "{", `{"cluster":{"leader":"one"},`, 1)
+			}
+		}
+		_ = m.Respond([]byte(data))
+	})
+	if err == nil {
+		err = proxy.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub, err := stocknats.NATS(s.Connect(), wmnats.SubscriberSubscriptionConfig{QueueGroupPrefix: "billing", JetStream: wmnats.JetStreamConfig{
+		DurablePrefix: "billing", ConnectOptions: []nats.JSOpt{nats.APIPrefix("proxy")},
+	}}, stocknats.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	stocknats.LookEvery(sub, 10*time.Millisecond)
+	messages, err := sub.Subscribe(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	starting.Store(true)
+	for tick := time.NewTicker(5 * time.Millisecond); looks.Load() < 10; {
+		select {
+		case <-messages:
+			t.Fatal("the subscription has ended")
+		case <-tick.C:
+		}
 	}
 }
 

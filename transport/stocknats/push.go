@@ -149,6 +149,7 @@ func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.Subje
 	warnOfInactivity(ctx, config.Logger, durable, info.Config.InactiveThreshold)
 	g := gateOf(ctx)
 	g.settings = pushSettings(info.Config)
+	clustered := info.Cluster != nil
 	g.look = func(ctx context.Context) (consumerSettings, error) {
 		info, err := js.ConsumerInfo(stream, durable, nats.Context(ctx))
 		if errors.Is(err, nats.ErrConsumerNotFound) || errors.Is(err, nats.ErrStreamNotFound) {
@@ -157,7 +158,8 @@ func ensure(ctx context.Context, js nats.JetStreamContext, subject *wmnats.Subje
 			return consumerSettings{}, err
 		}
 		settings := pushSettings(info.Config)
-		settings.unbound = !info.PushBound
+		// A member of a cluster that is starting may answer in place of the leader, with the config and nothing else.
+		settings.unbound = !info.PushBound && (info.Cluster != nil || !clustered)
 		return settings, nil
 	}
 	g.setAckWait(shortestDeadline(info.Config.AckWait, info.Config.BackOff))
