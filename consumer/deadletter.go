@@ -79,7 +79,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	}
 	header := carried(d.Header)
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
-	header[producer.HeaderGeneration] = strconv.Itoa(returns + 2) // for JetStream it were a duplicate of the one before
+	header[producer.HeaderGeneration] = strconv.Itoa(strings.Count(tokens, ",") + 2) // for JetStream it were a duplicate of one before
 	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, own.OriginalID, []dedupstore.Produced{letter}); err != nil {

@@ -163,6 +163,31 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 	})
 }
 
+// A dead letter of a dead letter has two handlers that it may be sent to, one after the other.
+func TestProcess_OwnDeadLetterThatTwoHandlersSendBackIsNoDuplicateToJetStream(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p, _ := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		p.Process(t.Context(), comeBack("bury", l.only(t)), failing(errDeclined))
+		for n, handler := range []string{"charge", "bury", "charge"} {
+			d := comeBack(handler, l.sent[n+1])
+			d.Topic = "orders"
+			if got := p.Process(t.Context(), d, failing(errDeclined)); got.Action != consumer.Ack || len(l.sent) != n+3 {
+				t.Fatalf("%+v, and %d dead letters, want it to go back", got, len(l.sent))
+			}
+		}
+		seen := map[string]bool{}
+		for _, m := range l.sent[1:] {
+			generation := m.Header.Get(producer.HeaderGeneration)
+			if m.ID != l.sent[1].ID || seen[generation] {
+				t.Errorf("went back as %+v, which JetStream takes for an earlier one", m)
+			}
+			seen[generation] = true
+		}
+	})
+}
+
 // Who handles dead letters as the group and handler that made them would lose them all by acknowledging.
 func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.T) {
 	virtual(t, func(t *testing.T) {
