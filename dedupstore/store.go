@@ -74,6 +74,12 @@ type Sharded interface {
 	Shard(ctx context.Context, key Key) string
 }
 
+// A Recaller is a Store that remembers answers in its process. A guard asks it while it takes the store to be down.
+type Recaller interface {
+	// Recall returns what Claim would answer, Done or Mismatch, if that is known without asking anybody. It waits for nothing.
+	Recall(ctx context.Context, r Request) (Answer, bool)
+}
+
 // A Waiter is a Store whose claims wait for others before they are answered, such as replicas.
 type Waiter interface {
 	// ClaimWait is how long they do at most. A caller that gives up sooner leaves claims behind that were granted, and that

@@ -41,9 +41,8 @@ type Config struct {
 
 	// CacheEntries is how many finished outcomes are kept in this process, to answer further duplicates without a round
 	// trip; 0: none. Kept are successes that a duplicate has read, with results of at most 4 KiB, the last asked for, and
-	// never longer than their window. A record that is deleted, or that Redis loses, is still answered from here. It is no help
-	// in an outage: a guard that takes Redis to be down hardly asks here either, and under oncemill.FailOpen runs what is known here, too. Claims that
-	// were answered so are counted with OpenTelemetry's global meter provider (oncemill.cache.hits).
+	// never longer than their window. A record that is deleted, or that Redis loses, is still answered from here, and so are guards while they take Redis to
+	// be down. Claims that were answered so are counted with OpenTelemetry's global meter provider (oncemill.cache.hits).
 	CacheEntries int
 
 	// Logger gets what the look at the server before the first claim warns of: settings by which Redis forgets claims. It

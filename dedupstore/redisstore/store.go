@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher] and a [dedupstore.Checker]. It is safe for concurrent
+// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher], a [dedupstore.Recaller] and a [dedupstore.Checker]. It is safe for concurrent
 // use. It starts goroutines for shared pipelines, which end when nothing is under way; [Store.Close] waits for them. The
 // client stays the caller's to close.
 type Store struct {
@@ -114,6 +114,11 @@ func (s *Store) confirmOne(ctx context.Context, answer *dedupstore.Answer, repli
 	s.confirm(ctx, results[:], []int{replicas})
 	*answer = results[0].Answer
 	return results[0].Err
+}
+
+// Recall implements [dedupstore.Recaller] by the cache.
+func (s *Store) Recall(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, bool) {
+	return s.cached(ctx, r, time.Now())
 }
 
 // cached answers a claim from the cache, if that knows the answer.
