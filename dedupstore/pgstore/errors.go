@@ -93,6 +93,7 @@ const (
 	codeUndefinedFunction = "42883"
 	codeUndefinedSchema   = "3F000"
 	codeNoPrivilege       = "42501"
+	codeDiskFull          = "53100"
 	codeTxEnded           = "OM001"
 	codeSettled           = "OM002"
 	codeLost              = "OM003"
@@ -109,6 +110,14 @@ func codeOf(err error) string {
 func conflicts(err error) bool {
 	code := codeOf(err)
 	return code == codeSerialization || code == codeDeadlock
+}
+
+// noRoom marks an error that says that the server's disk is full.
+func noRoom(err error) error {
+	if codeOf(err) != codeDiskFull {
+		return err
+	}
+	return fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
 }
 
 // explain names the cause of an error that PostgreSQL knows only by its own words.

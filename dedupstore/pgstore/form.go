@@ -128,7 +128,7 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 				err = errJoinedOutputs
 			}
 		}
-		return verdict, err
+		return verdict, noRoom(err)
 	})
 	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
 		f.store.joined.take(c.Owner)

@@ -122,8 +122,11 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 		}
 		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}, work)
 		ours = false
-		if !conflicts(err) || errors.Is(err, ErrTxEnded) {
+		if errors.Is(err, ErrTxEnded) {
 			return err
+		}
+		if !conflicts(err) {
+			return noRoom(err)
 		}
 		conflict = &dedupstore.ConflictError{Err: err}
 		pace.Sleep(ctx, pace.Jitter(pauses.Next()))
