@@ -30,7 +30,7 @@ type Delivery struct {
 	// UUID is a Watermill message's UUID; empty elsewhere.
 	UUID string
 
-	// Position is where the broker keeps it within its origin, such as partition and offset. Only
+	// Position is where the broker keeps it within its origin, such as partition, offset and epoch. Only
 	// producer.ExtractPosition looks at it. May be empty.
 	Position string
 

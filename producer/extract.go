@@ -16,7 +16,7 @@ type Incoming struct {
 	Origin  string // within what a position, or an ID without a namespace of its own, is unique: a stream. Empty: Topic
 	Payload []byte // for CloudEvents in structured mode
 
-	// Position is where the broker keeps the message within its origin, such as partition and offset, or a stream's
+	// Position is where the broker keeps the message within its origin, such as partition, offset and epoch, or a stream's
 	// sequence and the time that it has there. Only ExtractPosition looks at it.
 	Position string
 }

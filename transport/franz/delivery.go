@@ -18,7 +18,7 @@ import (
 const (
 	headerUUID      = "_watermill_message_uuid" // where watermill-kafka keeps a message's UUID
 	headerNotBefore = "oncemill-not-before"     // retry topics: Unix time in milliseconds
-	headerPosition  = "oncemill-position"       // retry topics: partition and offset in the source topic
+	headerPosition  = "oncemill-position"       // retry topics: where it is in the source topic
 )
 
 // An intake turns records into deliveries.
@@ -60,9 +60,10 @@ func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 	return d, due, nil
 }
 
-// position is where a record lies in its topic.
+// position is where a record lies in its topic. A partition that has lost the end of its log uses offsets again, in a later
+// epoch.
 func position(rec *kgo.Record) string {
-	return strconv.FormatInt(int64(rec.Partition), 10) + "-" + strconv.FormatInt(rec.Offset, 10)
+	return fmt.Sprintf("%d-%d-%d", rec.Partition, rec.Offset, rec.LeaderEpoch)
 }
 
 // restore makes a record of a retry topic the delivery that it is a copy of.

@@ -110,7 +110,7 @@ func TestWorker_RetryCopyIsTheSameMessage(t *testing.T) {
 	delete(got, "oncemill-not-before")
 	want := map[string]string{
 		"ce_id": "17", "ce_source": "shop", "binary": "\x00\xfe", "_watermill_message_uuid": "u-1",
-		"oncemill-id": "~ce,shop,17", "oncemill-purpose": "retry", "oncemill-topic": "orders", "oncemill-position": "0-0",
+		"oncemill-id": "~ce,shop,17", "oncemill-purpose": "retry", "oncemill-topic": "orders", "oncemill-position": "0-0-0",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("headers (-want +got):\n%s", diff)

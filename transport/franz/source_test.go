@@ -113,7 +113,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	want := "o0 at 0-0 in orders for orders; o1 at 0-1 in orders for orders; o1 at 0-1 in orders for orders; o2 at 0-2 in orders for orders; o2 at 0-2 in orders for orders; o3 at 0-3 in orders for orders"
+	want := "o0 at 0-0-0 in orders for orders; o1 at 0-1-0 in orders for orders; o1 at 0-1-0 in orders for orders; o2 at 0-2-0 in orders for orders; o2 at 0-2-0 in orders for orders; o3 at 0-3-0 in orders for orders"
 	if got := strings.Join(seen, "; "); got != want {
 		t.Errorf("delivered %s\nwant %s", got, want)
 	}

@@ -105,3 +105,12 @@ func TestTracker_StepBackPassesOverNothingThatIsOpen(t *testing.T) {
 		t.Errorf("due is %v, %v, want 71", o, due)
 	}
 }
+
+// After an unclean election, new records have the offsets of those that were lost, and are no copies of them.
+func TestPosition_OffsetsThatAreUsedAgainAreOthers(t *testing.T) {
+	t.Parallel()
+	lost, found := &kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 2}, &kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 3}
+	if at := position(lost); at == position(found) || at != position(&kgo.Record{Partition: 1, Offset: 7, LeaderEpoch: 2}) {
+		t.Errorf("position %s of a record that was lost, %s of the one that has its offset now", at, position(found))
+	}
+}
