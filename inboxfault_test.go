@@ -226,6 +226,25 @@ func TestInbox_FailureAtTheCommitIsACountedAttempt(t *testing.T) {
 	})
 }
 
+// A handler that asks another guard, whose store is full, has failed by its own fault: waiting without end is not for us to decide.
+func TestInbox_FullStoreOfANestedGuardIsNoneOfTheInbox(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Policy{MaxAttempts: 2})
+		h := inbox.charging(t, failing(&oncemill.StoreError{Op: "claim", Err: dedupstore.ErrFull}))
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		if retry := as[*oncemill.RetryError](t, err); retry.Uncounted {
+			t.Errorf("%+v, want an attempt that counts", retry)
+		} else {
+			time.Sleep(retry.Delay)
+		}
+		res, err := g.Run(t.Context(), call("m1"), h.run)
+		if err != nil || !res.Outcome.Exhausted {
+			t.Errorf("the last attempt ended with %+v, %v", res.Outcome, err)
+		}
+	})
+}
+
 func TestInbox_HandlerThatEndsTheTransactionIsParked(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		inbox := newInbox(t)

@@ -53,9 +53,6 @@ func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result,
 // failed stores or releases a run that returned an error, and perhaps a result beside it.
 func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, result []byte) (Result, error) {
 	err := res.err
-	if g.inbox != nil && errors.Is(err, dedupstore.ErrFull) { // all is rolled back, and the message waits for room
-		err = Uncounted(err)
-	}
 	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
 	// ever. So does the guard when a lease cannot be renewed.
 	cancelled := (errors.Is(ctx.Err(), context.Canceled) || h.wasCut()) && h.claim.Returned < g.policy.MaxAttempts
@@ -141,6 +138,7 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 	finish := dedupstore.Finish{Outcome: o, Retention: g.window(o)}
 	err := g.settleOnce(g.patience.of(ctx), h, finish)
 	if errors.Is(err, dedupstore.ErrFull) && len(o.Produced) > 0 && g.inbox == nil {
+		g.storeFailed(ctx, "settle", err)
 		g.log.WarnContext(ctx, "oncemill: the store has no room for produced messages; they are published first, and a crash before that runs the handler again",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 		o.Produced = dedupstore.Stubs(o.Produced)

@@ -20,7 +20,7 @@ type Transactor interface {
 	//
 	// Nil: it is committed, or had been before, if this owner's Finish is in the record already. Any other error but
 	// *UndecidedError says that nothing is, and that the record is as it was:
-	//   - what the last call of work returned, itself and not wrapped;
+	//   - what the last call of work returned, itself and not wrapped; or with ErrFull around it, if by it the database's disk is full;
 	//   - ErrClaimLost, as of Settle;
 	//   - an error that is ErrEnded, if work ended the transaction itself, and returned nil or may have committed: then effects may
 	//     be committed without an outcome;

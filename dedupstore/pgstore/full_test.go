@@ -1,8 +1,11 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,8 +63,10 @@ func TestInbox_MessagesWaitForRoom(t *testing.T) {
 	runOf(t, s, "first")
 	noRoomFor(t, pool, `length(NEW.result) > 1000`)
 	mustExec(t, pool, `CREATE TRIGGER no_room BEFORE INSERT ON effects FOR EACH ROW WHEN (NEW.id = 'large') EXECUTE FUNCTION no_room()`)
+	var log bytes.Buffer
 	g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{
 		Lease: 30 * time.Second, MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -86,5 +91,28 @@ func TestInbox_MessagesWaitForRoom(t *testing.T) {
 			}
 		}
 		wantEffects(t, pool, id, 0)
+		if told := strings.Count(log.String(), "database has no room\" id="+id); told != 5 {
+			t.Errorf("%s: the log tells of %d runs, want 5: nothing else does\n%s", id, told, &log)
+		}
+	}
+}
+
+// TestInbox_PermanentFailureForRoomKeepsItsResult: what a handler decides goes before what the disk says.
+func TestInbox_PermanentFailureForRoomKeepsItsResult(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	noRoomFor(t, pool, `false`)
+	mustExec(t, pool, `CREATE TRIGGER no_room BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION no_room()`)
+	g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := g.Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+		_, err := Tx(ctx).Exec(ctx, insertEffect, "1")
+		return dedupstore.Outcome{Result: []byte("declined")}, oncemill.Permanent(err)
+	})
+	if err != nil || res.Outcome.Kind != dedupstore.Failed || string(res.Outcome.Result) != "declined" {
+		t.Errorf("the run ended with %+v, %v", res.Outcome, err)
 	}
 }

@@ -58,7 +58,7 @@
 //
 // # What a record is
 //
-// Handler, topic and origin of a delivery are the source topic, its position is partition and offset ("3-1042"). Headers
+// Handler, topic and origin of a delivery are the source topic, its position is partition, offset and leader epoch ("3-1042-7"). Headers
 // are passed as they are, binary values too; several different values of one name are joined with ", ". The header
 // _watermill_message_uuid is the UUID. The record's key stands in the header oncemill-key, so that dead letters keep it.
 // Tombstones are records like any other.
