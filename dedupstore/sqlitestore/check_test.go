@@ -143,12 +143,12 @@ func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 	large := succeeded
 	large.Outcome.Result = make([]byte, 1<<20)
-	if err := s.Settle(t.Context(), c, large); !isFull(err) {
-		t.Errorf("a settlement that does not fit returned %v, want SQLITE_FULL", err)
+	if err := s.Settle(t.Context(), c, large); !isFull(err) || !errors.Is(err, dedupstore.ErrFull) {
+		t.Errorf("a settlement that does not fit returned %v, want ErrFull for SQLITE_FULL", err)
 	}
 	err = s.Inbox().InTx(t.Context(), c, settlesWith(large))
-	if !isFull(err) {
-		t.Errorf("an inbox returned %v, want SQLITE_FULL", err)
+	if !isFull(err) || !errors.Is(err, dedupstore.ErrFull) {
+		t.Errorf("an inbox returned %v, want ErrFull for SQLITE_FULL", err)
 	}
 	full := false
 	for i := 0; i < 200 && !full; i++ {

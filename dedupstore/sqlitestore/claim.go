@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -143,10 +142,7 @@ func (a *asking) wait(ctx context.Context) (dedupstore.Answer, error) {
 		return *a.contested, nil
 	}
 	if err := a.op.await(ctx); err != nil {
-		if isFull(err) {
-			err = fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
-		}
-		return dedupstore.Answer{}, err
+		return dedupstore.Answer{}, noRoom(err)
 	}
 	return a.answer, nil
 }

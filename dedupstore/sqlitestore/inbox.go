@@ -71,7 +71,7 @@ func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.C
 		conflict, again := err.(*conflictError) //nolint:errorlint // never wrapped
 		switch {
 		case !again:
-			return err
+			return noRoom(err)
 		case tries == conflicts:
 			return &dedupstore.ConflictError{Err: conflict.err}
 		case !sleep(ctx, lastPause):

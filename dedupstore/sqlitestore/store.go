@@ -165,10 +165,7 @@ func (s *Store) settled(ctx context.Context, c dedupstore.Claim, op *operation) 
 	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
 		s.runs.forget(c)
 	}
-	if isFull(err) {
-		err = fmt.Errorf("%w: %w", dedupstore.ErrFull, err)
-	}
-	return err
+	return noRoom(err)
 }
 
 func isRecordError(err error) bool {
