@@ -33,6 +33,10 @@ const (
 	maxOpen = time.Second
 )
 
+// How often the log says that the store is down while it is. The first error may be that of a connection which broke, and only the
+// later ones why there is no other, such as a certificate that has expired.
+const sayAgain = time.Minute
+
 // Breakers are a guard's, one for each part of its store that fails by itself (dedupstore.Sharded).
 type breakers struct {
 	sharded dedupstore.Sharded // nil: there is one part
@@ -90,6 +94,7 @@ type breaker struct {
 	notes []func()       // what is to be logged, when no lock is held
 	down  bool           // open, or a probe is under way
 	since time.Time      // when it opened
+	said  time.Time      // when the log had last that it is
 	pause time.Duration  // before the next probe, without jitter
 	next  time.Time      // when the next probe may be sent
 	back  chan struct{}  // closed when the store answers again, and replaced then
@@ -251,8 +256,9 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 	if counts.ConsecutiveFailures < tripFailures || time.Since(b.streak) < tripSpan {
 		return false
 	}
-	if !b.more && !b.told && b.first != (dedupstore.Key{}) && time.Since(b.began) >= tellSpan { // else they panicked
-		b.told = true
+	due := !b.told || time.Since(b.said) >= sayAgain
+	if !b.more && due && b.first != (dedupstore.Key{}) && time.Since(b.began) >= tellSpan { // else they panicked
+		b.told, b.said = true, time.Now()
 		key, cause := b.first, b.cause
 		b.notes = append(b.notes, func() {
 			b.log.Warn("oncemill: claims fail; the only message that came meanwhile waits, or runs unguarded, as the policy says",
@@ -276,8 +282,16 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 	case to == gobreaker.StateOpen && b.down: // the probe failed
 		b.pause = min(2*b.pause, maxOpen)
 		b.rest()
+		if time.Since(b.said) >= sayAgain {
+			b.said = time.Now()
+			cause, down := b.cause, time.Since(b.since)
+			b.notes = append(b.notes, func() {
+				b.log.Warn("oncemill: the store is still down", "error", cause, "down", down, "policy", string(b.policy))
+			})
+		}
 	case to == gobreaker.StateOpen:
 		b.down, b.since, b.pause = true, time.Now(), minOpen
+		b.said = b.since
 		b.healthy.Store(false)
 		b.rest()
 		cause := b.cause

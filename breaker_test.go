@@ -374,6 +374,48 @@ func TestGuard_OutageIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 	})
 }
 
+// The first error is that of the connection which broke, and says nothing of why there is no other.
+func TestGuard_OutageThatLastsIsLoggedAgainWithWhatIsWrongByThen(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		store := newOutage(t)
+		store.set(refuses)
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		wg := held(t, g, 10, &counter{})
+		time.Sleep(time.Second)
+		store.set(func(context.Context, dedupstore.Request) error { return errors.New("the certificate has expired") })
+		time.Sleep(150 * time.Second)
+		store.set(nil)
+		wg.Wait()
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 4 || !strings.Contains(lines[1], "still down") || !strings.Contains(lines[1], "the certificate has expired") ||
+			!strings.Contains(lines[2], "still down") || !strings.Contains(lines[3], "answers again") {
+			t.Errorf("logged:\n%s\nwant that it is down, each minute that it still is, and why, and that it answered", log.String())
+		}
+	})
+}
+
+// The same, where one message at a time is handled.
+func TestGuard_OutageThatOneMessageMeetsForLongIsLoggedAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log bytes.Buffer
+		store := newOutage(t)
+		store.set(refuses)
+		g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		wg := held(t, g, 1, &counter{})
+		time.Sleep(10 * time.Second)
+		store.set(func(context.Context, dedupstore.Request) error { return errors.New("the certificate has expired") })
+		time.Sleep(150 * time.Second)
+		store.set(nil)
+		wg.Wait()
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 4 || !strings.Contains(lines[1], "claims fail") || !strings.Contains(lines[1], "the certificate has expired") ||
+			!strings.Contains(lines[2], "claims fail") || !strings.Contains(lines[3], "answers again") {
+			t.Errorf("logged:\n%s\nwant that claims fail, each minute that they still do, and why, and that one was answered", log.String())
+		}
+	})
+}
+
 // A consumer with one message at a time has no second key that could fail.
 func TestGuard_OutageThatOneMessageMeetsIsLoggedOnceWhenItBeginsAndOnceWhenItEnds(t *testing.T) {
 	virtual(t, func(t *testing.T) {

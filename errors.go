@@ -129,8 +129,8 @@ func (e *UnrecordedError) Unwrap() []error {
 }
 
 // UnpublishedError says that what the run produced could not be published. Deliver the message again after Delay: it
-// will be published without running the handler. Only outputs over Policy.MaxProducedBytes are stored nowhere: then the
-// handler runs again.
+// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has no
+// room, are stored nowhere: then the handler runs again.
 type UnpublishedError struct {
 	Delay time.Duration
 	Err   error
@@ -144,17 +144,17 @@ func (e *UnpublishedError) Error() string {
 func (e *UnpublishedError) Unwrap() error { return e.Err }
 
 // ResultError says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
-// Policy.MaxResultBytes, or does not decode into the wanted type. The work is done.
+// Policy.MaxResultBytes, the store had no room for it, or it does not decode into the wanted type. The work is done.
 type ResultError struct {
 	Outcome dedupstore.Outcome
-	Err     error // why it does not decode; nil if it was truncated
+	Err     error // why it does not decode; nil if it was not stored, or not whole
 }
 
 func (e *ResultError) Error() string {
 	if e.Err != nil {
 		return "oncemill: the stored result does not decode: " + e.Err.Error()
 	}
-	return "oncemill: the work is done, but its result was too large to be stored"
+	return "oncemill: the work is done, but its result was too large to be stored, or found no room"
 }
 
 // Unwrap returns the decoder's error.
@@ -279,6 +279,12 @@ func mark[E any](err error) (found E, ok bool) {
 		}
 	}
 	return found, false
+}
+
+// nested reports whether an error of a handler has one of a guard in it that the handler asked.
+func nested(err error) bool {
+	return is[*StoreError](err) || is[*UnrecordedError](err) || is[*RetryError](err) || is[*FailedError](err) ||
+		is[*UnpublishedError](err) || is[*ClaimLostError](err)
 }
 
 func invalid(field, problem string) error {

@@ -290,7 +290,12 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 
 // giveBack releases a claim whose handler did not start, if that works at once; else its lease ends by itself.
 func (g *Guard) giveBack(ctx context.Context, h *holding) {
-	err := g.store.Settle(g.patience.of(ctx), h.claim, dedupstore.Release{Uncounted: true, Reason: "not started"})
+	back := dedupstore.Release{Uncounted: true, Reason: "not started"}
+	err := g.store.Settle(g.patience.of(ctx), h.claim, back)
+	if errors.Is(err, dedupstore.ErrFull) {
+		back.Reason = ""
+		err = g.store.Settle(g.patience.of(ctx), h.claim, back)
+	}
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 	}

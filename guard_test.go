@@ -286,6 +286,23 @@ func TestGuard_ShutdownWhileAHandlerRunsCountsNoAttempt(t *testing.T) {
 	})
 }
 
+func TestGuard_BackoffNeverShrinks(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		least := time.Duration(1<<33 + 1) // 2^31 times that overflows to 2.1 s
+		g := newGuard(t, newStore(t), oncemill.Policy{Backoff: oncemill.Backoff{Min: least, Max: time.Minute}})
+		for i := range 70 {
+			_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, oncemill.Uncounted(errDown)
+			})
+			retry := as[*oncemill.RetryError](t, err)
+			if longest := min(time.Minute, least<<min(i, 3)); retry.Delay > longest || retry.Delay < longest*4/5-1 {
+				t.Fatalf("the delay after outage %d is %v, want at most %v and little less", i, retry.Delay, longest)
+			}
+			time.Sleep(retry.Delay)
+		}
+	})
+}
+
 func TestGuard_OutageOfOthersUsesUpNoAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Second, Max: time.Minute}})

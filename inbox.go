@@ -47,13 +47,16 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
 	case h.isLost() || claimLost(ctx, err):
 		return Result{}, g.lost(ctx, h, nil)
-	case w.calls > 0: // it could not be settled or committed, or a statement of the handler found no room
-		if errors.Is(err, dedupstore.ErrFull) { // all is rolled back, and the message waits
-			g.storeFailed(ctx, "settle", err)
+	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !nested(err): // the settlement, or a statement of the handler: all is rolled back
+		g.storeFailed(ctx, "settle", err)
+		res.err = Uncounted(err)
+		res, ending := g.failed(ctx, call, h, res, w.result)
+		if is[*RetryError](ending) { // else the handler or the policy has decided
 			g.log.ErrorContext(ctx, "oncemill: a message waits because the inbox's database has no room",
 				"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
-			res.err = Uncounted(err)
 		}
+		return res, ending
+	case w.calls > 0: // it could not be settled or committed
 		return g.failed(ctx, call, h, res, w.result)
 	}
 	g.giveBack(ctx, h)

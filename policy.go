@@ -3,10 +3,10 @@ package oncemill
 import (
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -48,7 +48,8 @@ type Policy struct {
 	// MissingID says what a consumer does with a message that has no ID. Zero: MissingIDReject.
 	MissingID MissingID
 
-	// MaxResultBytes bounds the result that is kept for duplicates. A longer one is cut, with a marker. Zero: 64 KiB.
+	// MaxResultBytes bounds the result that is kept for duplicates. A longer one is cut, with a marker, and one for which the
+	// store has no room (dedupstore.ErrFull) is left out. Zero: 64 KiB.
 	MaxResultBytes int
 
 	// MaxProducedBytes bounds the produced messages that are kept in the record, payloads and headers together. Larger
@@ -227,9 +228,5 @@ func (p Policy) waits(store dedupstore.Store) error {
 
 // delay is how long to wait after the given attempt, counted from 1.
 func (b Backoff) delay(attempt int) time.Duration {
-	d := b.Max
-	if shift := max(attempt-1, 0); shift < 32 && b.Min<<shift > 0 {
-		d = min(b.Max, b.Min<<shift)
-	}
-	return d - rand.N(d/5+1)
+	return pace.Jitter(pace.Backoff(b.Min, b.Max, max(attempt, 1)))
 }

@@ -137,15 +137,21 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 	sent := time.Now()
 	finish := dedupstore.Finish{Outcome: o, Retention: g.window(o)}
 	err := g.settleOnce(g.patience.of(ctx), h, finish)
-	if errors.Is(err, dedupstore.ErrFull) && len(o.Produced) > 0 && g.inbox == nil {
+	if err != nil { // nearly never
+		err = g.settleAgain(context.WithoutCancel(ctx), h, finish, err)
+	}
+	if is[*crowdedError](err) {
 		g.storeFailed(ctx, "settle", err)
 		g.log.WarnContext(ctx, "oncemill: the store has no room for produced messages; they are published first, and a crash before that runs the handler again",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
+		if time.Since(sent) >= h.claim.Lease/3 { // the first heartbeat may be too late
+			_ = g.extendBefore(context.WithoutCancel(ctx), h, h.until()) // it tries again
+		}
+		if h.isLost() {
+			return Result{}, g.lost(ctx, h, res.err)
+		}
 		o.Produced = dedupstore.Stubs(o.Produced)
 		return g.publishThen(ctx, call, h, res, dedupstore.Finish{Outcome: o, Retention: finish.Retention, Published: true})
-	}
-	if err != nil { // nearly never
-		err = g.settleAgain(context.WithoutCancel(ctx), h, finish, err)
 	}
 	if err != nil {
 		return Result{}, g.unfinished(ctx, h, res.err, err)
@@ -217,13 +223,49 @@ func (g *Guard) settleOnce(ctx context.Context, h *holding, s dedupstore.Settlem
 //
 //go:noinline
 func (g *Guard) settleAgain(ctx context.Context, h *holding, s dedupstore.Settlement, err error) error {
-	err = g.retryAfter(ctx, h, err, func(ctx context.Context) error { return g.settleOnce(ctx, h, s) })
-	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
+	s, err = g.lean(ctx, h, s, err)
+	err = g.retryAfter(ctx, h, err, func(ctx context.Context) error {
+		err := g.settleOnce(ctx, h, s)
+		s, err = g.lean(ctx, h, s, err)
+		return err
+	})
+	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !is[*crowdedError](err) {
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may run the handler again",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "settlement", fmt.Sprintf("%T", s), "error", err)
 	}
 	return err
+}
+
+// crowdedError says that the store has no room for an outcome because of what the run produced, which can be published first.
+type crowdedError struct{ error }
+
+// Unwrap returns what the store said.
+func (e *crowdedError) Unwrap() error { return e.error }
+
+// lean leaves out of a settlement that found no room what can be done without: a run that is not settled is made again, and counts.
+func (g *Guard) lean(ctx context.Context, h *holding, s dedupstore.Settlement, err error) (dedupstore.Settlement, error) {
+	if !errors.Is(err, dedupstore.ErrFull) {
+		return s, err
+	}
+	switch s := s.(type) {
+	case dedupstore.Release:
+		s.Reason = ""
+		return s, err
+	case dedupstore.Finish:
+		switch {
+		case len(s.Outcome.Produced) > 0 && !s.Published && g.inbox == nil:
+			return s, &crowdedError{err}
+		case len(s.Outcome.Result) == 0:
+			return s, err
+		}
+		g.storeFailed(ctx, "settle", err)
+		g.log.WarnContext(ctx, "oncemill: the store has no room for a result; the outcome is stored without it, and duplicates get none",
+			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
+		s.Outcome.Result, s.Outcome.Truncated = nil, true
+		return s, err
+	}
+	return s, err
 }
 
 // retry repeats an operation of the store until it works, is refused, or the lease ends.
@@ -234,7 +276,7 @@ func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Co
 // retryAfter is retry after a first attempt that ended in err.
 func (g *Guard) retryAfter(ctx context.Context, h *holding, err error, operation func(context.Context) error) error {
 	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
-		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) {
+		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) || is[*crowdedError](err) {
 			return err
 		}
 		if time.Now().Add(pause).After(h.until()) || !sleep(ctx, pause) {

@@ -3,13 +3,17 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A Step is one middleware of a chain, as made by Guarded, PoisonQueue, Retry, Timeout and Other.
@@ -45,13 +49,42 @@ func Guarded(p *Processor) Step {
 // outside the guard. Config.DeadLetters is the stronger way: a PoisonQueue may publish several copies, and Rerun knows nothing
 // to do with them. One that is sent back as it is, as by Watermill's Requeuer, is a duplicate of the failure that is stored, and
 // becomes poison again, at once, until Policy.FailureWindow is over. A Requeuer must not be guarded itself: the second time a message
-// comes to it, it is a duplicate, and lost.
+// comes to it, it is a duplicate, and lost. So it is with any handler of poison that is guarded: to it, poison that comes again, or
+// that another handler made of the same message, is a duplicate. Groups that get what is sent back, too, have to find IDs in the same
+// places: to one that knew the message by another ID it is a new message.
 //
 // Over Subscriber use this one, not Watermill's own: when that cannot publish, the message is gone, because the source has
-// been told to end it.
+// been told to end it. And headers of the NATS server ("Nats-…") are left out, which a stream takes for orders: with an equal
+// Nats-Msg-Id it drops the message. Poison of a message whose ID was found elsewhere has it as oncemill-id, and all poison a number of
+// its own as oncemill-generation: a natsjs.Publisher tells it from what another handler published, and what was sent back. A publisher
+// of watermill-nats must not have TrackMsgID or TrackMessageID.
 func PoisonQueue(pub message.Publisher, topic string) Step {
-	mw, err := middleware.PoisonQueueWithFilter(pub, topic, final)
+	mw, err := middleware.PoisonQueueWithFilter(poisonPublisher{pub}, topic, final)
 	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
+}
+
+// A poisonPublisher publishes messages as poison: without orders, and as copies on purpose, each of which is another to a stream
+// that knows messages by their IDs. Poison of another handler may be there already, or what was sent back.
+type poisonPublisher struct{ message.Publisher }
+
+func (p poisonPublisher) Publish(topic string, messages ...*message.Message) error {
+	messages = withoutOrders(messages)
+	for _, msg := range messages {
+		msg.Metadata.Set(producer.HeaderGeneration, strconv.Itoa(int(rand.Int32())))
+		msg.Metadata.Set(middleware.ReasonForPoisonedKey, headerText(msg.Metadata.Get(middleware.ReasonForPoisonedKey)))
+	}
+	return p.Publisher.Publish(topic, messages...)
+}
+
+// withoutOrders returns copies of messages without what is an order to the stream that they go to.
+func withoutOrders(messages []*message.Message) []*message.Message {
+	plain := make([]*message.Message, len(messages))
+	for i, msg := range messages {
+		plain[i] = message.NewMessageWithContext(msg.Context(), msg.UUID, msg.Payload)
+		maps.Copy(plain[i].Metadata, msg.Metadata)
+		maps.DeleteFunc(plain[i].Metadata, func(name, _ string) bool { return isOrder(name) })
+	}
+	return plain
 }
 
 // unlessPoisoned takes back the guard's decision to end a message that could not be published as poison, and has the nack wait

@@ -125,6 +125,11 @@ func (c Config) validate() error {
 	case c.DeadLetters == nil && c.DeadLetterTopic != "":
 		return invalid("Config.DeadLetters", fmt.Sprintf("is nil although Config.DeadLetterTopic is %q", c.DeadLetterTopic))
 	}
+	for i, extract := range c.Extractors {
+		if extract == nil { // a message that comes to it would be rejected
+			return invalid(fmt.Sprintf("Config.Extractors[%d]", i), "is nil")
+		}
+	}
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -110,6 +111,9 @@ func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outc
 // letter wraps a delivery, as it came, into a dead letter.
 func (p *Processor) letter(d Delivery, id, original, outcome, reason string) dedupstore.Produced {
 	header := carried(d.Header)
+	maps.DeleteFunc(header, func(name, _ string) bool { // of what nobody recorded Rerun would take them for the record's
+		return slices.Contains([]string{producer.HeaderOriginalID, producer.HeaderFence, producer.HeaderAttempts}, strings.ToLower(name))
+	})
 	header[producer.HeaderID] = id
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
 	header[producer.HeaderTopic] = d.Topic
@@ -142,17 +146,20 @@ func carried(of producer.Header) producer.Header {
 }
 
 // copyHeader reports whether a header belongs to the copy that was delivered, not to the message: it must not be passed
-// on. Headers of the NATS server (Nats-*) are orders to the stream that a message is published to: it would take an equal
-// Nats-Msg-Id for a duplicate and drop the message, refuse it for another stream's Nats-Expected-Stream, and purge itself
-// for a Nats-Rollup.
+// on.
 func copyHeader(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
 	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration, producer.HeaderResend, headerGaveUp:
 		return true
 	}
-	return strings.HasPrefix(name, "nats-")
+	return isOrder(name)
 }
+
+// isOrder reports whether a header is one of the NATS server (Nats-*), which are orders to the stream that a message is
+// published to: it would take an equal Nats-Msg-Id for a duplicate and drop the message, refuse it for another stream's
+// Nats-Expected-Stream, and purge itself for a Nats-Rollup.
+func isOrder(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
 
 // portable reports whether every broker carries a header as it is: a token of RFC 9110 as its name, and a value without
 // control characters or spaces around it. A dead letter that its broker refuses would block its message for ever.
@@ -221,7 +228,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	return Decision{Action: Ack, Err: cause}
 }
 
-// headerText is a text as headers can carry it: on one line, and not longer than a stored reason.
+// headerText is a text as headers can carry it: on one line, without spaces around it, and not longer than a stored reason.
 func headerText(s string) string {
 	s = strings.TrimSpace(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -230,7 +237,7 @@ func headerText(s string) string {
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD")))
 	if len(s) > dedupstore.MaxReason {
-		s = strings.ToValidUTF8(s[:dedupstore.MaxReason], "")
+		s = strings.TrimSpace(strings.ToValidUTF8(s[:dedupstore.MaxReason], ""))
 	}
 	return s
 }

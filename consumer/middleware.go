@@ -205,6 +205,8 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 		return nil, errClosed
 	case decision.Action == Ack && publication != nil:
 		return outputs(publication.Messages(), returned), nil
+	case decision.Action == Ack && decision.Result.Bypassed && !p.policy.Shadow:
+		return withoutOrders(returned), nil
 	case decision.Action == Ack && decision.Result.Bypassed:
 		return returned, nil
 	case decision.Action == Ack:
@@ -218,6 +220,9 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	if decision.Action == RetryLater && !busy && acked {
 		p.log.ErrorContext(ctx, "oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as InstantAck: its broker will not deliver it again",
 			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
+	}
+	if poisoned && final(decision.Err) && decision.ID != "" && producer.Header(msg.Metadata).Get(producer.HeaderID) == "" {
+		msg.Metadata.Set(producer.HeaderID, decision.ID) // the poison's: where it was found need not be carried along
 	}
 	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
 		if acked {

@@ -300,7 +300,9 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 	case errors.As(err, &own):
 		return p.ownDeadLetter(ctx, d, own)
 	case errors.As(err, &content):
-		return p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
+		decision := p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
+		decision.ID = content.ID
+		return decision
 	}
 	return p.undeliverable(ctx, d, "", outcomeRejected, err)
 }

@@ -214,6 +214,7 @@ func TestConfig_BadValuesNameTheirField(t *testing.T) {
 		"Config.Hold":            {Group: "g", Hold: -2},
 		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &letters{}},
 		"Config.DeadLetters":     {Group: "g", DeadLetterTopic: "dead"},
+		"Config.Extractors[1]":   {Group: "g", Extractors: []producer.Extractor{producer.ExtractMessageID, nil}},
 		"Policy.Lease":           {Group: "g", Policy: oncemill.Policy{Lease: 1}},
 	} {
 		_, err := consumer.New(newStore(t), c)

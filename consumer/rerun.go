@@ -41,6 +41,9 @@ import (
 //
 // Every group that consumes the topic gets it. Those that have the message's outcome answer as to any duplicate.
 //
+// The message's topic, ID, key and header are what the dead letter says. Whoever may write to the topic of the dead letters chooses
+// with them what is published, with the rights of who publishes it: look at Topic where you do not trust all of them.
+//
 // The error holds a *producer.InvalidError, which names the header and what to do instead: what is no dead letter, what
 // was never recorded (no usable ID, content that cannot be read, other content under a known ID, or a run without an ID
 // under MissingIDBypass), and what is incomplete cannot be run again.
@@ -85,7 +88,7 @@ func rerunnable(header producer.Header) error {
 	if purpose := header.Get(producer.HeaderPurpose); purpose != producer.PurposeDeadLetter {
 		return wrong(producer.HeaderPurpose, "is %.80q, want %q: this is no dead letter", purpose, producer.PurposeDeadLetter)
 	}
-	switch outcome := header.Get(producer.HeaderOutcome); outcome { // before the fence, which may be of an earlier dead letter
+	switch outcome := header.Get(producer.HeaderOutcome); outcome { // before the fence, which earlier versions kept of an earlier dead letter
 	case string(dedupstore.Failed), string(dedupstore.Unknown):
 	case outcomeMismatch:
 		return wrong(producer.HeaderOutcome, "is %q: the ID belongs to other content, and what is recorded is of that; if this is a message of its own, publish it with an ID of its own", outcome)

@@ -561,3 +561,23 @@ func TestRerun_OverJetStreamWithinItsDuplicateWindow(t *testing.T) {
 		}
 	}
 }
+
+// Who sends a message without an ID must not choose which record a rerun of its dead letter takes for its own.
+func TestRerun_RefusesWhatASenderWithoutAnIDSaysOfARecord(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var l letters
+		p := newProcessor(t, newStore(t), consumer.Config{
+			Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}, DeadLetters: &l, DeadLetterTopic: "dead",
+		})
+		p.Process(t.Context(), consumer.Delivery{Handler: "charge", Topic: "orders", Payload: []byte("x"), Header: producer.Header{
+			producer.HeaderFence: "77", "Oncemill-Original-Id": "of another", producer.HeaderAttempts: "3", "color": "blue",
+		}}, failing(oncemill.Permanent(errors.New("no"))))
+		letter := l.only(t)
+		if letter.Header.Get("color") != "blue" {
+			t.Errorf("the dead letter has %v", letter.Header)
+		}
+		if again, err := consumer.Rerun(letter); err == nil {
+			t.Errorf("a rerun of a message of which there is no record: %+v", again)
+		}
+	})
+}

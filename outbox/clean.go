@@ -44,7 +44,7 @@ func (c *cleaner) clean(ctx context.Context) {
 		removed, err := c.relay.store.Clean(bounded, c.age, c.most)
 		cancel()
 		if err != nil {
-			c.relay.fault(ctx, "cleaning failed", err)
+			c.relay.fault(ctx, "outbox: cleaning failed", err)
 			c.most = max(1, c.most/2) // rows that take too long together would do so for ever
 			return
 		}

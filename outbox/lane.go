@@ -60,7 +60,7 @@ func (r *Relay) work(ctx context.Context, l lane) {
 	for ctx.Err() == nil {
 		b, err := r.batch(ctx, l, flowing)
 		if err != nil {
-			r.fault(ctx, "store failed", err)
+			r.fault(ctx, "outbox: store failed", err)
 			l.stuck = l.limit == 1
 			l.limit = max(1, l.limit/2) // rows that are too large to be read in time together would be so for ever
 			pace.Sleep(ctx, pace.Jitter(faults.Next()))
@@ -112,7 +112,7 @@ func (l lane) pause(ctx context.Context, d time.Duration) {
 // and again, so what was said is not repeated for a while.
 func (r *Relay) fault(ctx context.Context, what string, err error) {
 	if ctx.Err() == nil && r.news(what+err.Error()) {
-		r.log.WarnContext(ctx, "outbox: "+what+", will try again", "error", err)
+		r.log.WarnContext(ctx, what+", will try again", "error", err)
 	}
 }
 

@@ -111,7 +111,7 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		return s.explain(err)
 	}
 	if !settings || !records {
-		return &SchemaError{Table: s.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate"}
+		return &SchemaError{Table: s.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its schema"}
 	}
 	if missing, err := s.missingPrivileges(ctx, conn); err != nil || len(missing) > 0 {
 		if err == nil {

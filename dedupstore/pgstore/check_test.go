@@ -157,8 +157,12 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 		mustExec(t, pool, `DROP OWNED BY `+user)
 		mustExec(t, pool, `DROP ROLE `+user)
 	})
-	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
 	s := unmigrated(t, poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user }), Config{})
+	wantEverywhere(t, s, "grant the user USAGE on its schema") // without, the table does not exist to PostgreSQL
+	if _, err := s.Check(t.Context()); schemaProblem(err, "grant the user USAGE on its schema") != nil {
+		t.Error(schemaProblem(err, "grant the user USAGE on its schema"))
+	}
+	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
 	wantEverywhere(t, s, "see Migrate for what it has to be granted")
 	_, err := s.Check(t.Context())
 	for _, grant := range []string{

@@ -125,7 +125,7 @@ func (s *Store) explain(err error) error {
 	schema := func(problem string) error { return &SchemaError{Table: s.cfg.Table, Problem: problem, Err: err} }
 	switch codeOf(err) {
 	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
-		return schema("or a function of it is missing where the connection looks for it: call Migrate, or, if the search path was changed, name Config.Schema")
+		return schema("or a function of it is missing where the connection looks for it: call Migrate, grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
 	case codeNoPrivilege:
 		return schema("may not be used by the database user: see Migrate for what it has to be granted; after SET ROLE in a handler that is the other role")
 	case codeReadOnly:

@@ -128,7 +128,7 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 				err = errJoinedOutputs
 			}
 		}
-		return verdict, noRoom(err)
+		return verdict, err
 	})
 	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
 		f.store.joined.take(c.Owner)
@@ -168,7 +168,7 @@ func (f *form) failed(what string, err error) error {
 	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
 		return err
 	}
-	explained := f.store.explain(err)
+	explained := noRoom(f.store.explain(err))
 	if errors.Is(explained, dedupstore.ErrClaimLost) {
 		return explained
 	}

@@ -99,7 +99,7 @@ func (s *Store) confirm(ctx context.Context, results []dedupstore.ClaimResult, r
 	defer cancel()
 	s.runMany(ctx, back, false)
 	for _, op := range back {
-		_ = done(ctx, op) // the lease ends in any case
+		_ = s.done(ctx, op) // the lease ends in any case
 	}
 }
 

@@ -69,7 +69,7 @@ func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling)
 	s.runMany(ctx, ops, false)
 	for i := range settlings {
 		if results[i] == nil {
-			results[i] = done(ctx, ops[i])
+			results[i] = s.done(ctx, ops[i])
 		}
 	}
 	return results

@@ -30,7 +30,7 @@ func (s *Store) check(ctx context.Context) error {
 // [*ServerError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO), or whose
 // maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other errors, such as
 // LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET is forbidden it
-// says that this is unknown. Replicas, which may become masters, are not looked at.
+// says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if the client heeds contexts.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	servers, err := s.servers(ctx)
 	if err != nil {
@@ -54,8 +54,11 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 			}
 		}
 	}
-	old := slices.ContainsFunc(servers, func(v server) bool { return !atLeast(v.info["redis_version"], 7, 0) })
 	_, single := s.rdb.(*redis.Client) // elsewhere one node's time could be taken for another's
+	if single && servers[0].info["cluster_enabled"] == "1" {
+		report.Warnings = append(report.Warnings, "the server is a node of a Redis Cluster: a redis.Client does not follow MOVED, so that claims of keys which other nodes have, or get, fail; use redis.NewClusterClient")
+	}
+	old := slices.ContainsFunc(servers, func(v server) bool { return !atLeast(v.info["redis_version"], 7, 0) })
 	s.plain.Store(single && !old)
 	s.ready.passed.Store(true)
 	return report, nil
@@ -115,7 +118,7 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 		}
 	}
 	config := map[string]string{}
-	for _, name := range [...]string{"appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "repl-diskless-sync-delay"} {
+	for _, name := range [...]string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "repl-diskless-sync-delay"} {
 		values, err := rdb.ConfigGet(ctx, name).Result()
 		switch {
 		case forbidden(err):
@@ -168,9 +171,14 @@ func (v server) fullVersion() string {
 	return v.info["redis_version"]
 }
 
+// appendOnly reports whether there is an append-only file. While a server loads one, INFO says that it has none.
+func (v server) appendOnly() bool {
+	return v.info["aof_enabled"] == "1" || v.info["loading"] == "1" && v.config["appendonly"] == "yes"
+}
+
 // durability says in words what survives a crash.
 func (v server) durability() string {
-	if v.info["aof_enabled"] == "1" {
+	if v.appendOnly() {
 		switch v.config["appendfsync"] {
 		case "always":
 			return "append-only file, synced before every reply: a crash loses nothing that was confirmed, as long as the disk keeps its word"
@@ -197,7 +205,7 @@ func (v server) warnings(needed int) []string {
 	if policy := v.info["maxmemory_policy"]; policy != noEviction {
 		w = append(w, fmt.Sprintf("maxmemory-policy is %s: Redis may drop claims silently, and their messages run again; set noeviction", policy))
 	}
-	if v.info["aof_enabled"] != "1" {
+	if !v.appendOnly() {
 		w = append(w, "appendonly is no: a crash of the server forgets claims, and their messages run again; set appendonly yes and appendfsync always")
 	} else if fsync := v.config["appendfsync"]; fsync == "everysec" || fsync == "no" {
 		w = append(w, fmt.Sprintf("appendfsync is %s: a crash of the server forgets the last claims, and their messages run again; set always", fsync))
@@ -219,17 +227,17 @@ func (v server) warnings(needed int) []string {
 
 // clientWarnings looks at the settings of the client.
 func clientWarnings(rdb redis.UniversalClient) []string {
-	const timeouts = "ContextTimeoutEnabled of the go-redis client is false: contexts do not interrupt what waits for the network; set it"
+	t, known := timeoutsOf(rdb)
+	if !known {
+		return nil
+	}
 	var w []string
-	switch c := rdb.(type) {
-	case *redis.Client:
-		if !c.Options().ContextTimeoutEnabled {
-			w = append(w, timeouts)
-		}
-	case *redis.ClusterClient:
-		if !c.Options().ContextTimeoutEnabled {
-			w = append(w, timeouts)
-		}
+	if !t.contexts {
+		w = append(w, "ContextTimeoutEnabled of the go-redis client is false: contexts do not interrupt what waits for the network; set it")
+	}
+	_, cluster := rdb.(*redis.ClusterClient) // it looks at the layout without a context
+	if (t.read <= 0 || t.write <= 0) && (cluster || t.deaf()) {
+		w = append(w, "ReadTimeout or WriteTimeout of the go-redis client is off: a node that hangs can keep its connections, and a cluster client from following a failover, until TCP gives up; set it")
 	}
 	return w
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -65,12 +66,45 @@ func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
 		rdb := redis.NewClient(o)
 		t.Cleanup(func() { rdb.Close() })
 		report := must(newStore(t, rdb).Check(t.Context()))(t)
-		if report.Store != "redis" || !atLeast(report.Version, 6, 2) || !strings.Contains(report.Durability, want) {
+		if report.Store != "redis" || !atLeast(strings.TrimPrefix(report.Version, "valkey "), 6, 2) || !strings.Contains(report.Durability, want) {
 			t.Errorf("%q: the report is %+v", args, report)
 		}
 		if safe := len(report.Warnings) == 0; safe != strings.Contains(want, "before every reply") {
 			t.Errorf("%q: the warnings are %q", args, report.Warnings)
 		}
+	}
+}
+
+func TestCheck_AServerThatLoadsItsFileStillHasOne(t *testing.T) {
+	t.Parallel()
+	// While it reads the file, for some 5 s, it answers a request after every 1024 commands: Check makes six.
+	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no", "--key-load-delay", "200")
+	rdb := server.Client()
+	pipe := rdb.Pipeline()
+	for i := range 20_000 {
+		pipe.Set(t.Context(), fmt.Sprint("filling:", i), i, 0)
+	}
+	must(pipe.Exec(t.Context()))(t)
+	server.Kill()
+	loaded := make(chan struct{})
+	go func() {
+		defer close(loaded)
+		server.Restart()
+	}()
+	defer func() { <-loaded }()
+	eventually(t, func() error {
+		text, err := rdb.Info(t.Context(), "persistence").Result()
+		if err == nil && !strings.Contains(text, "loading:1") {
+			err = errors.New("it is not loading")
+		}
+		return err
+	})
+	report := must(newStore(t, rdb).Check(t.Context()))(t)
+	if text := rdb.Info(t.Context(), "persistence").Val(); !strings.Contains(text, "loading:1") {
+		t.Fatal("the file was loaded before the server was looked at")
+	}
+	if len(report.Warnings) > 0 || !strings.Contains(report.Durability, "before every reply") {
+		t.Errorf("the report is %+v", report)
 	}
 }
 
@@ -92,6 +126,34 @@ func TestCheck_WarnsOfSettingsThatForgetClaims(t *testing.T) {
 	for _, setting := range []string{"no-appendfsync-on-rewrite is yes:", "min-replicas-to-write is 0:", "repl-diskless-sync-delay is 3:"} {
 		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.HasPrefix(w, setting) }) {
 			t.Errorf("no warning begins with %q: %q", setting, report.Warnings)
+		}
+	}
+}
+
+func TestCheck_WarnsOfClientsThatMayWaitWithoutEnd(t *testing.T) {
+	t.Parallel()
+	const off = "ReadTimeout or WriteTimeout of the go-redis client is off"
+	for _, c := range []struct {
+		contexts        bool
+		read, write     time.Duration
+		single, cluster bool // whether a client of a single server, and of a Cluster, is warned of
+	}{
+		{contexts: true},
+		{contexts: false},
+		{contexts: true, read: -1, cluster: true},
+		{contexts: false, read: -1, single: true, cluster: true},
+		{contexts: true, read: -2, single: true, cluster: true},
+		{contexts: true, write: -2, single: true, cluster: true},
+	} {
+		single := redis.NewClient(&redis.Options{ContextTimeoutEnabled: c.contexts, ReadTimeout: c.read, WriteTimeout: c.write})
+		defer single.Close()
+		cluster := redis.NewClusterClient(&redis.ClusterOptions{ContextTimeoutEnabled: c.contexts, ReadTimeout: c.read, WriteTimeout: c.write})
+		defer cluster.Close()
+		for rdb, want := range map[redis.UniversalClient]bool{single: c.single, cluster: c.cluster} {
+			w := clientWarnings(rdb)
+			if got := slices.ContainsFunc(w, func(w string) bool { return strings.HasPrefix(w, off) }); got != want {
+				t.Errorf("%+v with a %T: the warnings are %q", c, rdb, w)
+			}
 		}
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -92,5 +95,34 @@ func TestCluster_CheckLooksAtEveryMaster(t *testing.T) {
 	var refused *ServerError
 	if !errors.As(err, &refused) || refused.Server != cluster.Nodes[2].Addr {
 		t.Errorf("error is %v, want a ServerError for %s", err, cluster.Nodes[2].Addr)
+	}
+}
+
+// A client of a single server works with the keys of one node, and messages of the others wait for ever.
+func TestCluster_AClientOfASingleServerIsAWarning(t *testing.T) {
+	t.Parallel()
+	cluster := testserver.RedisCluster(t)
+	warned := func(rdb redis.UniversalClient) bool {
+		report := must(newStore(t, rdb).Check(t.Context()))(t)
+		return slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.Contains(w, "redis.NewClusterClient") })
+	}
+	single := cluster.Nodes[0].Client()
+	if !warned(single) {
+		t.Error("no warning says that a Cluster needs another client")
+	}
+	if warned(cluster.Client()) {
+		t.Error("a client of a Cluster is warned of itself")
+	}
+	refused := 0
+	for i := range 20 {
+		_, err := newStore(t, single).Claim(t.Context(), request(strconv.Itoa(i)))
+		if redis.HasErrorPrefix(err, "MOVED") {
+			refused++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if refused == 0 {
+		t.Error("no claim of a single server's client was refused: the warning is not needed")
 	}
 }

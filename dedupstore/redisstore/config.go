@@ -73,7 +73,7 @@ func (c Config) validate(rdb redis.UniversalClient) error {
 	if problem := c.prefixProblem(); problem != "" {
 		return &dedupstore.InvalidError{Field: "Config.Prefix", Problem: problem}
 	}
-	timeout, known := readTimeout(rdb)
+	client, known := timeoutsOf(rdb)
 	switch {
 	case c.CacheEntries < 0:
 		return &dedupstore.InvalidError{Field: "Config.CacheEntries", Problem: fmt.Sprintf("is %d, want at least 0", c.CacheEntries)}
@@ -85,23 +85,34 @@ func (c Config) validate(rdb redis.UniversalClient) error {
 		return &dedupstore.InvalidError{Field: "Config.Replicas", Problem: fmt.Sprintf("needs a *redis.Client or a *redis.ClusterClient, not a %T", rdb)}
 	case c.ReplicaTimeout < time.Millisecond:
 		return &dedupstore.InvalidError{Field: "Config.ReplicaTimeout", Problem: fmt.Sprintf("is %v, want at least 1ms", c.ReplicaTimeout)}
-	case timeout > 0 && c.ReplicaTimeout >= timeout:
+	case client.read > 0 && c.ReplicaTimeout >= client.read:
 		return &dedupstore.InvalidError{Field: "Config.ReplicaTimeout", Problem: fmt.Sprintf(
-			"is %v, want less than the ReadTimeout of the client, which is %v", c.ReplicaTimeout, timeout)}
+			"is %v, want less than the ReadTimeout of the client, which is %v", c.ReplicaTimeout, client.read)}
 	}
 	return nil
 }
 
-// readTimeout is the client's, which may be none, and whether the kind of the client is known.
-func readTimeout(rdb redis.UniversalClient) (time.Duration, bool) {
+// timeouts are how long a client waits for the network.
+type timeouts struct {
+	contexts    bool          // their deadlines end it
+	read, write time.Duration // 0: without end; less: also whatever the contexts say
+}
+
+// timeoutsOf returns those of a client whose kind is known.
+func timeoutsOf(rdb redis.UniversalClient) (t timeouts, known bool) {
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		return rdb.Options().ReadTimeout, true
+		o := rdb.Options()
+		return timeouts{o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout}, true
 	case *redis.ClusterClient:
-		return rdb.Options().ReadTimeout, true
+		o := rdb.Options()
+		return timeouts{o.ContextTimeoutEnabled, o.ReadTimeout, o.WriteTimeout}, true
 	}
-	return 0, false
+	return t, false
 }
+
+// deaf tells whether the client may wait for the network although the context has ended.
+func (t timeouts) deaf() bool { return !t.contexts || t.read < 0 || t.write < 0 }
 
 func (c Config) prefixProblem() string {
 	switch {

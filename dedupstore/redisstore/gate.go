@@ -41,6 +41,9 @@ func (g *gate) pass(ctx context.Context, check func(context.Context) error) erro
 		}
 		select {
 		case <-ctx.Done():
+			if mine {
+				g.leave(a) // it may never end, and the next caller makes another
+			}
 			return ctx.Err()
 		case <-a.done:
 		}
@@ -71,9 +74,7 @@ func (g *gate) try(ctx context.Context, a *attempt, check func(context.Context) 
 			err = fmt.Errorf("the client panicked: %v", p)
 			a.err, a.abandoned = err, false
 		}
-		g.mu.Lock()
-		g.current = nil
-		g.mu.Unlock()
+		g.leave(a)
 		close(a.done)
 	}()
 	a.err = check(ctx)
@@ -82,4 +83,13 @@ func (g *gate) try(ctx context.Context, a *attempt, check func(context.Context) 
 		g.passed.Store(true)
 	}
 	return a.err
+}
+
+// leave lets the next caller make an attempt of its own.
+func (g *gate) leave(a *attempt) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.current == a {
+		g.current = nil
+	}
 }

@@ -404,6 +404,43 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 	group.Wait()
 }
 
+// The first claim looks at the server. A reply to that which never comes must not hold up all others for as long as the process lives.
+func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	for name, options := range map[string]redis.Options{
+		"by default":         {},
+		"without a deadline": {ContextTimeoutEnabled: true, ReadTimeout: -2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy := testserver.Proxy(t, server.Addr)
+			options.Addr = proxy.Addr
+			rdb := redis.NewClient(&options)
+			t.Cleanup(func() { rdb.Close() })
+			s := newStore(t, rdb)
+			let := make(chan struct{})
+			defer close(let)
+			var first atomic.Bool
+			proxy.Inject(func(e testserver.Exchange) testserver.Fault {
+				if e.Has("\r\ninfo\r\n") && first.CompareAndSwap(false, true) {
+					<-let
+				}
+				return testserver.Fault{}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) || !first.Load() {
+				t.Fatalf("the first claim: %v, want the end of its context", err)
+			}
+			ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if a, err := s.Claim(ctx, request("1")); err != nil || a.Status != dedupstore.AcquiredRun {
+				t.Errorf("the next claim: %+v, %v", a, err)
+			}
+		})
+	}
+}
+
 // By default go-redis heeds no contexts: a reply that does not come is waited for until ReadTimeout, again and again.
 func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	t.Parallel()
@@ -433,6 +470,10 @@ func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
+	clients := map[string]redis.Options{
+		"by default":         {},
+		"without a deadline": {ContextTimeoutEnabled: true, ReadTimeout: -2}, // go-redis sets none, not even the context's
+	}
 	for name, operation := range map[string]func(context.Context, *Store, dedupstore.Claim) error{
 		"claim": func(ctx context.Context, s *Store, _ dedupstore.Claim) error {
 			_, err := s.Claim(ctx, request("new"))
@@ -446,24 +487,27 @@ func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 			return s.Settle(ctx, c, succeeded(strings.Repeat("x", 2*maxShared)))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			proxy := testserver.Proxy(t, server.Addr)
-			rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
-			t.Cleanup(func() { rdb.Close() })
-			s := newStore(t, rdb)
-			c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-			_, release := stall(proxy)
-			defer release()
-			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-			defer cancel()
-			start := time.Now()
-			if err := operation(ctx, s, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
-				t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
-			}
-			if err := operation(t.Context(), s, c); err != nil {
-				t.Errorf("by another connection: %v", err)
-			}
-		})
+		for client, options := range clients {
+			t.Run(name+" "+client, func(t *testing.T) {
+				proxy := testserver.Proxy(t, server.Addr)
+				options.Addr = proxy.Addr
+				rdb := redis.NewClient(&options)
+				t.Cleanup(func() { rdb.Close() })
+				s := newStore(t, rdb)
+				c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+				_, release := stall(proxy)
+				defer release()
+				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				defer cancel()
+				start := time.Now()
+				if err := operation(ctx, s, c); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+					t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
+				}
+				if err := operation(t.Context(), s, c); err != nil {
+					t.Errorf("by another connection: %v", err)
+				}
+			})
+		}
 	}
 }
 

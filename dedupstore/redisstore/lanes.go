@@ -38,13 +38,8 @@ func newLanes(client redis.UniversalClient, b barrier) *lanes {
 
 // deaf tells whether a client may wait for the network although the context has ended.
 func deaf(client redis.UniversalClient) bool {
-	switch c := client.(type) {
-	case *redis.Client:
-		return !c.Options().ContextTimeoutEnabled
-	case *redis.ClusterClient:
-		return !c.Options().ContextTimeoutEnabled
-	}
-	return true
+	t, known := timeoutsOf(client)
+	return !known || t.deaf()
 }
 
 // of returns the lane for operations on a record.

@@ -162,7 +162,7 @@ func (s *Store) plainResult(r *dedupstore.Request, op *operation, a *dedupstore.
 
 // firstOperation is what a claim is tried with first.
 func (s *Store) firstOperation(ctx context.Context, r *dedupstore.Request, now time.Time) *operation {
-	if s.plain.Load() && r.Rerun == 0 {
+	if s.plain.Load() && !s.barred.Load() && r.Rerun == 0 {
 		if c := &s.lanes.of(ctx, "", true).clock; c.known(now) { // there is one node
 			return s.plainOperation(r, c)
 		}

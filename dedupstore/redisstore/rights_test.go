@@ -97,3 +97,35 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 		t.Errorf("error is %v, want a RecordError", err)
 	}
 }
+
+// SET alone would still make claims, of one message after the other, whose effects could not be recorded.
+func TestStore_UserWhoMayRunNoScriptsAnyMoreIsGrantedNothing(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	s := newStore(t, as(t, server, "narrowed"))
+	plainly(t, s)
+	first := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
+	may := func(rule string) {
+		t.Helper()
+		if err := server.Client().ACLSetUser(t.Context(), "narrowed", rule).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	may("-evalsha")
+	if err := s.Extend(t.Context(), first, time.Minute); !redis.IsPermissionError(err) {
+		t.Errorf("error of an extension is %v, want what Redis says", err)
+	}
+	if a, err := s.Claim(t.Context(), request("2")); !redis.IsPermissionError(err) {
+		t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
+	}
+	must(s.Check(t.Context()))(t) // which an application may make now and then
+	if a, err := s.Claim(t.Context(), request("3")); !redis.IsPermissionError(err) {
+		t.Errorf("a claim that could not be settled was answered %q after a Check, %v", a.Status, err)
+	}
+	may("+evalsha")
+	settle(t, s, first, succeeded(""))
+	claim(t, s, request("2"), dedupstore.AcquiredRun)
+	if s.barred.Load() {
+		t.Error("claims stay what costs more, although scripts are allowed again")
+	}
+}

@@ -22,6 +22,7 @@ type Store struct {
 	ready   gate
 	scripts scripts
 	plain   atomic.Bool // the server can make plain claims
+	barred  atomic.Bool // a script was forbidden, and none has claimed anything since
 	lanes   *lanes
 	cache   *cache
 	meter   *telemetry.CacheMeter
@@ -55,8 +56,9 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	return s, nil
 }
 
-// Close waits until nothing that the store began is under way any more: operations whose callers have gone may be. It
-// is called after the last operation, and closes nothing.
+// Close waits until nothing that the store began is under way any more: operations whose callers have gone may be, for as long as
+// the client waits for the network, which is without end where its timeouts are off. It is called after the last operation, and closes
+// nothing: a client that is closed before ends what waits.
 func (s *Store) Close() {
 	s.ready.checks.wait()
 	s.lanes.flushes.wait()
@@ -162,6 +164,9 @@ func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation,
 	if err != nil {
 		return dedupstore.ClaimResult{Err: &dedupstore.RecordError{Key: op.name, Problem: err.Error()}}, -1
 	}
+	if s.barred.Load() {
+		s.barred.Store(false)
+	}
 	switch reply.answer.Status {
 	case dedupstore.Done:
 		s.remember(r, reply, sent)
@@ -201,7 +206,7 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 	op.owner(c)
 	op.number(milliseconds(lease))
 	op.number(milliseconds(c.Retention))
-	return done(ctx, s.run(ctx, op.seal(), false))
+	return s.done(ctx, s.run(ctx, op.seal(), false))
 }
 
 // maxLease is the longest duration that the contract allows.
@@ -213,7 +218,7 @@ func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedup
 	if err != nil {
 		return err
 	}
-	return done(ctx, s.run(ctx, op, false))
+	return s.done(ctx, s.run(ctx, op, false))
 }
 
 // settleOperation makes the operation of a settlement.
@@ -278,12 +283,15 @@ func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*opera
 }
 
 // done reads the reply of a script that answers yes or no, and frees the operation.
-func done(ctx context.Context, op *operation) error {
+func (s *Store) done(ctx context.Context, op *operation) error {
 	if op == nil {
 		return ctx.Err()
 	}
 	defer op.free()
 	if err := op.failure(); err != nil {
+		if op.err != nil && forbidden(op.err) { // a plain claim may still be allowed, and each would be a run that cannot be settled
+			s.barred.Store(true)
+		}
 		return err
 	}
 	switch op.reply {

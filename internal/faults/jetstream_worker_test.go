@@ -88,6 +88,9 @@ func (j job) run(ctx context.Context, t *testing.T) error {
 	}
 	defer store.Close()
 	w, err := j.worker(ctx, nc, newJournal(t, store, j.Journal))
+	if ctx.Err() != nil {
+		return nil // before it began
+	}
 	if err != nil {
 		return err
 	}

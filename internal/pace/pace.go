@@ -24,8 +24,8 @@ func (p *Pace) Reset() { p.taken = 0 }
 
 // Backoff is the n-th pause, counted from 1.
 func Backoff(shortest, longest time.Duration, n int) time.Duration {
-	if shift := n - 1; shift < 32 && shortest<<shift > 0 {
-		return min(longest, shortest<<shift)
+	if shift := n - 1; shortest <= longest>>shift {
+		return shortest << shift
 	}
 	return longest
 }

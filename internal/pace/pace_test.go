@@ -22,6 +22,9 @@ func TestPace_DoublesUpToTheLongestAndBeginsAgain(t *testing.T) {
 	if got := pace.Backoff(time.Hour, 2*time.Hour, 1000); got != 2*time.Hour {
 		t.Errorf("the thousandth pause is %v", got)
 	}
+	if got := pace.Backoff(1<<33+1, time.Minute, 32); got != time.Minute { // 2^31 times that overflows to 2.1 s
+		t.Errorf("a pause is %v, although the one before was longer", got)
+	}
 	for range 1000 {
 		if got := pace.Jitter(time.Second); got < 800*time.Millisecond || got > time.Second {
 			t.Fatalf("a second with jitter is %v", got)

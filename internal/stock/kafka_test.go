@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill"
@@ -84,6 +85,51 @@ func TestBareKafka_MessagesOfBeforeTheFirstSubscriptionAreSkipped(t *testing.T) 
 	})
 	if r.ran("o1") != 0 {
 		t.Error("o1 was not skipped")
+	}
+}
+
+// transact has a producer abort the transactions of some messages, and commit those of others.
+func (r *rig) transact(aborted, committed string) {
+	r.t.Helper()
+	upstream, err := kgo.NewClient(kgo.SeedBrokers(r.cluster.ListenAddrs()...), kgo.TransactionalID("upstream"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer upstream.Close()
+	for _, payload := range []string{aborted, committed} {
+		if err := upstream.BeginTransaction(); err != nil {
+			r.t.Fatal(err)
+		}
+		record := &kgo.Record{Topic: "orders", Value: []byte(payload), Headers: []kgo.RecordHeader{{Key: producer.HeaderID, Value: []byte(payload)}}}
+		if err := upstream.ProduceSync(r.t.Context(), record).FirstErr(); err != nil {
+			r.t.Fatal(err)
+		}
+		if err := upstream.EndTransaction(r.t.Context(), kgo.TransactionEndTry(payload == committed)); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+func TestKafka_MessagesOfAbortedTransactionsAreNotHandled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.transact("aborted", "committed")
+	r.serve()
+	until(t, "what is committed", func() bool { return r.ran("committed") == 1 })
+	if r.ran("aborted") > 0 {
+		t.Error("a message ran whose transaction was aborted")
+	}
+}
+
+func TestBareKafka_MessagesOfAbortedTransactionsAreHandled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.subscriber.Consumer.IsolationLevel = sarama.ReadUncommitted // Sarama's default
+	r.transact("aborted", "committed")
+	r.serve()
+	until(t, "what is committed", func() bool { return r.ran("committed") == 1 })
+	if r.ran("aborted") != 1 {
+		t.Error("a message did not run whose transaction was aborted")
 	}
 }
 

@@ -53,6 +53,7 @@ func until(t testing.TB, what string, met func() bool) {
 func subscriberConfig() *sarama.Config {
 	c := kafka.DefaultSaramaSubscriberConfig()
 	c.Consumer.Offsets.Initial = sarama.OffsetOldest
+	c.Consumer.IsolationLevel = sarama.ReadCommitted
 	return c
 }
 

@@ -126,15 +126,15 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 
 // describe is for spans that are kept: most are not.
 func (p *Processing) describe(in *Incoming) {
-	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(in.Topic), keyGroup.String(in.Group), keyHandler.String(in.Handler))
+	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(text(in.Topic)), keyGroup.String(in.Group), keyHandler.String(in.Handler))
 	if in.ID != "" {
-		p.span.SetAttributes(keyMessageID.String(in.ID), keyKeySource.String(in.KeySource))
+		p.span.SetAttributes(keyMessageID.String(text(in.ID)), keyKeySource.String(in.KeySource))
 	}
 	if in.Origin != "" && in.Origin != in.Topic {
-		p.span.SetAttributes(keyOrigin.String(in.Origin))
+		p.span.SetAttributes(keyOrigin.String(text(in.Origin)))
 	}
 	if id := p.header.Get(conversation); id != "" {
-		p.span.SetAttributes(keyConversation.String(id))
+		p.span.SetAttributes(keyConversation.String(text(id)))
 	}
 }
 
@@ -165,7 +165,7 @@ func (p *Processing) End(action string, f Failure, err error) {
 		if f != NoFailure {
 			p.span.SetAttributes(keyErrorType.String(f.String()))
 			if err != nil {
-				p.span.SetStatus(codes.Error, err.Error())
+				p.span.SetStatus(codes.Error, text(err.Error()))
 			} else {
 				p.span.SetStatus(codes.Error, "")
 			}

@@ -84,12 +84,12 @@ func (s scope) own() scope {
 
 // attributes: an empty system or destination says that the guard was used without package consumer.
 func (s scope) attributes(more ...attribute.KeyValue) []attribute.KeyValue {
-	all := append([]attribute.KeyValue{keyGroup.String(s.group), keyHandler.String(s.handler)}, more...)
+	all := append([]attribute.KeyValue{keyGroup.String(text(s.group)), keyHandler.String(text(s.handler))}, more...)
 	if s.system != "" {
-		all = append(all, keySystem.String(s.system))
+		all = append(all, keySystem.String(text(s.system)))
 	}
 	if s.destination != "" {
-		all = append(all, keyDestination.String(s.destination))
+		all = append(all, keyDestination.String(text(s.destination)))
 	}
 	return all
 }
@@ -132,13 +132,13 @@ func (t *sources) source(s scope) *source {
 func newSource(s scope) *source {
 	kind := trace.WithSpanKind(trace.SpanKindConsumer)
 	about := []attribute.KeyValue{
-		keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"), keyDestination.String(s.destination),
+		keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"), keyDestination.String(text(s.destination)),
 	}
 	return &source{
 		scope: s, plain: newLabels(s.attributes()...),
 		observed:  []metric.ObserveOption{metric.WithAttributes(s.attributes()...)},
 		named:     newLabels(scope{group: s.group, handler: s.handler}.attributes()...),
-		spanName:  "process " + s.destination,
+		spanName:  "process " + text(s.destination),
 		start:     []trace.SpanStartOption{kind, trace.WithAttributes(about...)},
 		startRoot: []trace.SpanStartOption{kind, trace.WithAttributes(about...), trace.WithNewRoot()},
 		startBare: []trace.SpanStartOption{kind},

@@ -64,7 +64,7 @@ func (s *Sender) name(topic string) string {
 }
 
 func (s *Sender) spanName(topic string) string {
-	return s.spanNames.of(topic, strings.Clone, other, func(topic string) string { return "send " + topic })
+	return s.spanNames.of(topic, strings.Clone, other, func(topic string) string { return "send " + text(topic) })
 }
 
 // destination returns that of a name in metrics, which may be empty.
@@ -88,7 +88,7 @@ func named(destination string, attributes ...attribute.KeyValue) []attribute.Key
 	if destination == "" {
 		return attributes
 	}
-	return append(attributes, keyDestination.String(destination))
+	return append(attributes, keyDestination.String(text(destination)))
 }
 
 // outcome returns the attributes of a message that was sent.
@@ -142,7 +142,7 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 
 func describeSend(span trace.Span, topic, id string, created trace.SpanContext) {
 	if span.IsRecording() {
-		span.SetAttributes(keyDestination.String(topic), keyMessageID.String(id))
+		span.SetAttributes(keyDestination.String(text(topic)), keyMessageID.String(text(id)))
 		link(span, created, linkCreation)
 	}
 }
@@ -186,7 +186,7 @@ func endSend(span trace.Span, err error, unknown bool) {
 			kind = sendUnknown
 		}
 		span.SetAttributes(keyErrorType.String(kind))
-		span.SetStatus(codes.Error, err.Error())
+		span.SetStatus(codes.Error, text(err.Error()))
 	}
 	span.End()
 }
@@ -232,11 +232,11 @@ func Create(ctx context.Context, topic string, h map[string]string) (context.Con
 	if !span.IsRecording() || hasContext(propagatorOf(ctx), h) {
 		return ctx, func(string) {}
 	}
-	ctx, span = span.TracerProvider().Tracer(Scope, trace.WithSchemaURL(schema)).Start(ctx, "create "+topic,
+	ctx, span = span.TracerProvider().Tracer(Scope, trace.WithSchemaURL(schema)).Start(ctx, "create "+text(topic),
 		trace.WithSpanKind(trace.SpanKindProducer),
-		trace.WithAttributes(keyOpName.String("create"), keyOpType.String("create"), keyDestination.String(topic)))
+		trace.WithAttributes(keyOpName.String("create"), keyOpType.String("create"), keyDestination.String(text(topic))))
 	return ctx, func(id string) {
-		span.SetAttributes(keyMessageID.String(id))
+		span.SetAttributes(keyMessageID.String(text(id)))
 		span.End()
 	}
 }

@@ -80,3 +80,14 @@ func (s *NATSServer) Restart() {
 	s.t.Helper()
 	s.start()
 }
+
+// Reload makes the server take on changed options without a restart, as an operator's reload does. Clients stay, with what their
+// users are allowed now.
+func (s *NATSServer) Reload(change func(*server.Options)) {
+	s.t.Helper()
+	change(&s.options)
+	options := s.options
+	if err := s.server.ReloadOptions(&options); err != nil {
+		s.t.Fatalf("testserver: reload of nats-server: %v", err)
+	}
+}

@@ -54,7 +54,7 @@ func (o *Outbox) explain(err error) error {
 	}
 	switch e.Code {
 	case codeUndefinedTable, codeUndefinedSchema:
-		return &SchemaError{Table: o.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate", Err: err}
+		return &SchemaError{Table: o.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its schema", Err: err}
 	case codeUndefinedColumn:
 		return &SchemaError{Table: o.cfg.Table, Problem: "lacks a column: call Migrate", Err: err}
 	case codeNoPrivilege:

@@ -259,9 +259,12 @@ func TestCheck_MissingPrivilegeIsNamed(t *testing.T) {
 	user := schema + "_user"
 	mustExec(t, pool, `CREATE ROLE `+user+` LOGIN`)
 	t.Cleanup(func() { mustExec(t, pool, `DROP OWNED BY `+user); mustExec(t, pool, `DROP ROLE `+user) })
-	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
 	poor := poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user })
 	box := unmigrated(t, poor, pgoutbox.Config{})
+	if _, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 1, Lease: time.Minute}); err == nil || !strings.Contains(err.Error(), "USAGE on its schema") {
+		t.Errorf("error %v, want one that names USAGE: to PostgreSQL the table does not exist", err)
+	}
+	mustExec(t, pool, `GRANT USAGE ON SCHEMA `+schema+` TO `+user)
 	check := func(want bool) {
 		t.Helper()
 		_, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 1, Lease: time.Minute})

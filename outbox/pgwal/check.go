@@ -33,10 +33,13 @@ type facts struct {
 	foreign                        string // another outbox table that it has; empty: none
 
 	slot, active, ours bool // it is there, in use, of this database
+	failover           bool // standbys may copy it; before PostgreSQL 17 none does
 	twoPhase           bool // it shows prepared transactions before they are committed, or rolled back
 	plugin, status     string
+	reader             int // the server's process that sends its log; 0: none
 	confirmed          pglogrepl.LSN
-	retained           int64 // bytes of log
+	retained           int64  // bytes of log
+	away               string // a standby's slot that the server waits for, before it shows what is committed; empty: none
 	end                pglogrepl.LSN
 }
 
@@ -60,12 +63,18 @@ SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r W
 		LIMIT 1), '')
 FROM pg_publication p WHERE p.pubname = $1`
 
-	// two_phase came with PostgreSQL 14: an older server is refused by its version.
+	// two_phase came with PostgreSQL 14: an older server is refused by its version. failover came with 17, and with it
+	// synchronized_standby_slots.
 	slotSQL = `
-SELECT s.active, coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
+SELECT s.active, coalesce(s.active_pid, 0), coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
 	coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false), coalesce(s.wal_status, ''),
 	coalesce(s.confirmed_flush_lsn, '0/0'),
-	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END
+	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END,
+	CASE WHEN (to_jsonb(s) ->> 'failover')::boolean THEN coalesce((
+		SELECT n.name FROM pg_settings g, regexp_split_to_table(lower(g.setting), '[", ]+') AS n (name)
+		WHERE g.name = 'synchronized_standby_slots' AND n.name <> ''
+			AND NOT EXISTS (SELECT FROM pg_replication_slots p WHERE p.slot_name = n.name AND p.active) LIMIT 1), '') ELSE '' END,
+	coalesce((to_jsonb(s) ->> 'failover')::boolean, false)
 FROM pg_replication_slots s WHERE s.slot_name = $1`
 )
 
@@ -104,7 +113,7 @@ func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 	if f.publication = err == nil; optional(err) != nil {
 		return f, err
 	}
-	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&f.active, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
+	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained, &f.away, &f.failover)
 	f.slot = err == nil
 	return f, optional(err)
 }
@@ -130,7 +139,7 @@ func (r *Relay) serverProblem(f facts) error {
 	case strings.Contains(f.standbys, "*"): // who reads the log counts as a standby
 		return &SetupError{"the server", fmt.Sprintf("has synchronous_standby_names = '%s', so that all commits would wait for what the broker acknowledges: name the standbys", f.standbys), nil}
 	case f.table == 0 || !f.settings:
-		return &SetupError{name, "is missing where the connection looks for it: call pgoutbox's Migrate, or set Config.Schema", nil}
+		return &SetupError{name, "is missing where the connection looks for it: call pgoutbox's Migrate, set Config.Schema, or grant the user USAGE on its schema", nil}
 	case f.hidden != "":
 		return &SetupError{"outbox table " + f.hidden, rowsecurity.Advice, nil}
 	case f.slot && !f.ours:

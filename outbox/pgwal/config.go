@@ -65,7 +65,7 @@ type Config struct {
 
 	// PollInterval is the pause between two looks at the table for rows that the log does not show: those that are due
 	// again after a delay, and those that were requeued or replayed. Every tenth look is for rows that are older than the
-	// slot, too. Looks that take long are made more rarely. Only for tables. Zero: 1 s.
+	// slot, too. Looks that take long are made more rarely, and after an error for half as many rows. Only for tables. Zero: 1 s.
 	PollInterval time.Duration
 
 	// PublishTimeout is how long one call of the publisher may take. What is not acknowledged by then is unknown.

@@ -72,11 +72,21 @@
 // setting max_slot_wal_keep_size limits it, and takes the slot away, and so does idle_replication_slot_timeout (PostgreSQL 18)
 // where no relay runs for so long: Run then returns a [SetupError]. Rows are still in their table, so Setup makes the slot
 // again and they are published. An Emitter's messages are lost then. They are lost, too, where a standby takes over that does
-// not have the slot. PostgreSQL 17 copies slots to standbys that are set up for it, but only those that were made for it, which
-// Setup does not: make the slot before, by pg_create_logical_replication_slot(name, 'pgoutput', failover => true), which Setup
-// leaves as it is. Where a loss cannot be borne, use the table.
+// not have the slot, or pg_upgrade (before PostgreSQL 17) or a restore leaves it behind: Setup makes it, and warns.
+// Where a loss cannot be borne, use the table.
 //
-// With synchronous replication, messages may be published before the standby has their transaction. Where
-// synchronous_standby_names has a *, whoever reads the log counts as a standby, and commits would wait until the broker has
+// # Standbys
+//
+// Since PostgreSQL 17 standbys can copy slots, and Setup makes the slot so that they do: relays go on with the copy after a
+// failover. The standby needs sync_replication_slots = on, hot_standby_feedback = on, primary_slot_name, and a dbname in
+// primary_conninfo. Name its slot in the primary's synchronized_standby_slots, or messages are published that are not at the
+// standby yet; while it is away nothing is published then, and the relay warns. Look before a planned failover whether the
+// standby's pg_replication_slots has the slot, with synced and not temporary. A primary that comes back as a standby
+// may still have the slot itself: drop it there, or nothing is copied. A slot that was made without this, as before
+// PostgreSQL 17, gets it while no relay runs, by ALTER_REPLICATION_SLOT name (FAILOVER) on a connection with
+// replication=database.
+//
+// With synchronous replication, messages may be published before the standby has their transaction, if synchronized_standby_slots
+// does not name it. Where synchronous_standby_names has a *, whoever reads the log counts as a standby, and commits would wait until the broker has
 // acknowledged: Setup and Run refuse it.
 package pgwal

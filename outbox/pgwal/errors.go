@@ -40,9 +40,10 @@ const (
 	codeDuplicateObject    = "42710"
 	codeNotInPrerequisites = "55000"
 	codeInUse              = "55006"
-	codeTooManySlots       = "53400"
+	codeTooManySlots       = "53400" // to who makes one; others exceed another limit, such as temp_file_limit
 	codeTooManyConnections = "53300"
 	codeCannotConnectNow   = "57P03"
+	codeUndefinedFile      = "58P01"
 )
 
 func hasCode(err error, code string) bool {
@@ -67,13 +68,11 @@ func (r *Relay) explain(doing string, err error) error {
 	}
 	switch e.Code {
 	case codeNoPrivilege:
-		return &SetupError{user, "lacks a right for this: reading the log needs ALTER ROLE … REPLICATION, Setup needs CREATE on the database and the table's ownership too (" + doing + ")", err}
+		return &SetupError{user, "lacks a right for this: the outbox's tables need USAGE on their schema and SELECT, INSERT, UPDATE, DELETE, reading the log needs ALTER ROLE … REPLICATION, Setup needs CREATE on the database and the table's ownership too (" + doing + ")", err}
 	case codeUndefinedTable, codeUndefinedColumn:
-		return &SetupError{fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing, or older than this package: call pgoutbox's Migrate", err}
+		return &SetupError{fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing, or older than this package: call pgoutbox's Migrate, or grant the user USAGE on its schema", err}
 	case codeUndefinedObject:
 		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Publication), "was missing while something was written that the slot has still to read: call Drop and Setup; rows of the table are published all the same, messages of an Emitter since then are lost", err}
-	case codeTooManySlots:
-		return &SetupError{"the server", "has no replication slot left: raise max_replication_slots, or drop slots that nobody uses", err}
 	case codeTooManyConnections:
 		return fmt.Errorf("pgwal: %s: no connection left, see max_connections and max_wal_senders: %w", doing, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -29,6 +30,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childDSN) != "" {
 		child()
 		return
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -151,6 +156,7 @@ func (g *rig) relay(configure ...func(*pgwal.Config)) *pgwal.Relay {
 	if err != nil {
 		g.t.Fatal(err)
 	}
+	r.WatchEvery(time.Second)
 	return r
 }
 

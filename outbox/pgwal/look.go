@@ -18,6 +18,7 @@ type looks struct {
 	walAt   time.Time
 	unseen  unseen
 	cleans  int // rows to clean at once
+	finds   int // rows that are due, to find at once
 }
 
 const (
@@ -39,7 +40,8 @@ type sight struct {
 	cleaned bool // as far as is due now
 	unclean bool // there is more to clean
 	slow    bool // cleaning failed
-	other   bool // the table is not the one that the log is read for
+	heavy   bool // finding rows that are due failed
+	other   bool // the server, or the table, is not the one that the log is read for
 	faults  []error
 
 	confirmed pglogrepl.LSN // as the server knows it
@@ -54,7 +56,7 @@ func (s *session) look(working context.Context, now time.Time) {
 	l.busy = true
 	wal := !now.Before(l.walAt)
 	if wal {
-		l.walAt = now.Add(walEvery)
+		l.walAt = now.Add(s.r.watching)
 	}
 	var ask request
 	if !s.r.cfg.messages() {
@@ -65,7 +67,7 @@ func (s *session) look(working context.Context, now time.Time) {
 		found := s.r.see(working, ask)
 		cost := time.Since(began)
 		if wal {
-			found.other = s.r.watch(working, s.facts.table)
+			found.other = s.r.watch(working, s.facts)
 		}
 		return func() { s.seen(working, found, cost) }
 	})
@@ -83,7 +85,7 @@ type request struct {
 
 func (s *session) ask(now time.Time) request {
 	l := &s.looks
-	q := request{limit: min(restSize, s.room()), bytes: s.r.cfg.MaxPendingBytes - s.bytes, exclude: []int64{}}
+	q := request{limit: min(l.finds, s.room()), bytes: s.r.cfg.MaxPendingBytes - s.bytes, exclude: []int64{}}
 	if !now.Before(l.cleanAt) {
 		q.clean = l.cleans
 	}
@@ -123,7 +125,8 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 	fault(err)
 	if q.limit > 0 {
 		found.rows, err = r.rest(ctx, q.exclude, q.limit, q.bytes)
-		if !fault(err) && (len(found.rows) == q.limit || payloads(found.rows) >= q.bytes) {
+		found.heavy = fault(err)
+		if !found.heavy && (len(found.rows) == q.limit || payloads(found.rows) >= q.bytes) {
 			found.full = true
 		}
 	}
@@ -170,6 +173,11 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 		l.cleans = max(1, l.cleans/2)
 	case found.unclean:
 		l.cleans = min(cleanSize, l.cleans+1+l.cleans/8)
+	}
+	if found.heavy { // as with what is cleaned
+		l.finds = max(1, l.finds/2)
+	} else {
+		l.finds = min(restSize, l.finds+1+l.finds/8)
 	}
 	if found.cleaned {
 		l.cleanAt = now.Add(pace.Jitter(s.r.clearing))

@@ -25,6 +25,7 @@ type Relay struct {
 	running   atomic.Bool
 	silence   time.Duration // how long the server may say nothing
 	clearing  time.Duration // between two times that rows are cleaned
+	watching  time.Duration // between two looks at the slot
 	wal       walWatch
 }
 
@@ -43,7 +44,7 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
-	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence, clearing: cleanEvery}, nil
+	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence, clearing: cleanEvery, watching: walEvery}, nil
 }
 
 const (

@@ -126,6 +126,29 @@ func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	until(t, "all", func() bool { return len(g.broker.copies()) == 100 })
 }
 
+// What 1,000 rows need together may be more than the server's temp_file_limit, or StoreTimeout: that would be so for ever.
+// PostgreSQL has one code for that limit and for that of slots.
+func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
+	t.Parallel()
+	server := testserver.Postgres(t, "max_replication_slots=1")
+	g := newRigOn(t, server)
+	wantSetupError(t, g.relay(func(c *pgwal.Config) { c.Slot, c.Publication = "other", g.config.Slot }).Setup(t.Context()), "no replication slot left")
+
+	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
+		SELECT n, now(), n, 'orders', (SELECT string_agg(decode(md5(n::text || m), 'hex'), '') FROM generate_series(1, 60) AS m) FROM generate_series(1, 1000) AS n`)
+	g.start(func(c *pgwal.Config) {
+		c.Pool = server.Pool(t, func(c *pgxpool.Config) {
+			c.ConnConfig.RuntimeParams["search_path"] = g.config.Slot // the schema
+			c.ConnConfig.RuntimeParams["work_mem"] = "64kB"
+			c.ConnConfig.RuntimeParams["temp_file_limit"] = "400kB"
+		})
+	})
+	until(t, "all", func() bool { return len(g.broker.copies()) == 1000 })
+	if said := g.log.String(); !strings.Contains(said, "temp_file_limit") || strings.Contains(said, "slot left") {
+		t.Errorf("the log does not say which limit it is:\n%s", said)
+	}
+}
+
 // The next look is at once if there is room by then, and not after a PollInterval or more.
 func TestRelay_LookThatIsCutShortGoesOn(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package pgwal
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -56,7 +57,7 @@ type session struct {
 
 	looks looks
 	leave bool // the server stops
-	other bool // the table is not the one that the log is read for
+	other bool // the server, or the table, is not the one that the log is read for
 }
 
 func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
@@ -65,7 +66,7 @@ func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
 		r: r, stream: stream, facts: f, known: known,
 		drained: make(chan struct{}, 1), numbers: map[int64]bool{}, done: make(chan func()),
 		away:   pace.Pace{Shortest: shortestAway, Longest: longestAway},
-		beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(walEvery), cleans: cleanSize},
+		beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(r.watching), cleans: cleanSize, finds: restSize},
 	}
 }
 
@@ -110,6 +111,9 @@ func (s *session) run(ctx context.Context) error {
 }
 
 func (s *session) readProblem(err error) error {
+	if e, ok := err.(*pgconn.PgError); ok && e.Code == codeUndefinedFile { //nolint:errorlint // as it is, the reader's; its wal_status need not say so
+		return &SetupError{fmt.Sprintf("replication slot %q", s.r.cfg.Slot), "needs log that the server does not have, as after a restore of files with the slot among them: call Drop and Setup; rows of the table are published all the same, messages of an Emitter that were not are lost", err}
+	}
 	if _, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return s.r.explain("read the log", err)
 	}
@@ -312,7 +316,8 @@ func (s *session) tick(working context.Context, now time.Time) error {
 		return errors.New("pgwal: the server stops, and would wait for a relay that has not confirmed everything")
 	}
 	if s.other {
-		return errors.New("pgwal: the outbox table was made anew")
+		s.r.cfg.Pool.Reset() // a connection that it has to the old one would have the relay leave the new one again
+		return errors.New("pgwal: Config.Pool leads to another server than the one whose log was read, or the outbox table was made anew")
 	}
 	s.queue.wake(now)
 	s.dispatch(working, now)

@@ -16,7 +16,8 @@ type conn = *pgxpool.Conn
 // server retains log until a relay has read it: do not call it long before the first Run.
 //
 // A slot that was lost is made again for a table, whose pending rows are published all the same. For messages of an
-// Emitter it is an error, for they are lost.
+// Emitter it is an error, for they are lost. So may be those of a slot that is missing although its publication is there, as after a
+// failover: Setup makes it, and warns.
 //
 // It needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions that
 // are writing when it makes the slot, as long as ctx allows.
@@ -103,6 +104,9 @@ func (r *Relay) setupPurpose(ctx context.Context, c conn, f facts) error {
 	return nil
 }
 
+// withFailover is the first version whose standbys copy slots, those that are made for it.
+const withFailover = 170000
+
 func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
 	if f.slot && f.status == lost {
 		if r.cfg.messages() {
@@ -115,11 +119,26 @@ func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
 		f.slot = false
 	}
 	if f.slot {
+		if f.version >= withFailover && !f.failover {
+			r.log.InfoContext(ctx, "pgwal: the replication slot is there, and was made so that no standby copies it; where one should, stop the relays and call ALTER_REPLICATION_SLOT … (FAILOVER) on a connection with replication=database",
+				"slot", r.cfg.Slot)
+		}
 		return nil
 	}
-	_, err := c.Exec(ctx, `SELECT pg_create_logical_replication_slot($1, $2)`, r.cfg.Slot, plugin)
+	create := `SELECT pg_create_logical_replication_slot($1, $2)`
+	if f.version >= withFailover {
+		create = `SELECT pg_create_logical_replication_slot($1, $2, failover => true)`
+	}
+	_, err := c.Exec(ctx, create, r.cfg.Slot, plugin)
+	if hasCode(err, codeTooManySlots) {
+		return &SetupError{"the server", "has no replication slot left: raise max_replication_slots, or drop slots that nobody uses", err}
+	}
 	if err != nil && !hasCode(err, codeDuplicateObject) {
 		return r.explain("make the replication slot", err)
+	}
+	if err == nil && f.publication && r.cfg.messages() { // Drop removes both
+		r.log.WarnContext(ctx, "pgwal: the publication was there and the replication slot was not, as after a failover, a restore or pg_upgrade: unless an earlier Setup was cut off, or the publication made by hand, messages of the Emitter that were not published by then, and those written without a slot, are lost",
+			"slot", r.cfg.Slot)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A Transport is a http.RoundTripper that gives requests a key and sends them again with the same one, and the same body,
@@ -153,10 +154,7 @@ func (t *Transport) retry(resp *http.Response) bool {
 
 // pause is how long to wait after an attempt, counted from 1.
 func (t *Transport) pause(attempt int, resp *http.Response) time.Duration {
-	d := t.config.MaxPause
-	if shift := attempt - 1; shift < 32 && t.config.MinPause<<shift > 0 {
-		d = min(d, t.config.MinPause<<shift)
-	}
+	d := pace.Backoff(t.config.MinPause, t.config.MaxPause, attempt)
 	d -= rand.N(d/2 + 1)
 	if resp != nil {
 		d = max(d, retryAfter(resp.Header.Get("Retry-After")))

@@ -78,7 +78,7 @@ var (
 		{kerr.InconsistentGroupProtocol, "the group's other members use other balancers or another protocol: move them first (kgo.Balancers with both, one after the other)"},
 		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"},
 		{kerr.FencedInstanceID, "another member uses the same instance ID: give each its own"},
-		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size, or run fewer members"},
+		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size (of a share group: group.share.max.size), or run fewer members"},
 	}
 )
 

@@ -68,9 +68,5 @@ const lookPatience = 5 * time.Second
 func (p *Publisher) look(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
 	defer cancel()
-	found, err := kadm.NewClient(p.cl).ListTopicsWithInternal(ctx, topic)
-	if err == nil {
-		err = found[topic].Err
-	}
-	return err
+	return lookUp(ctx, kadm.NewClient(p.cl), topic)
 }

@@ -171,12 +171,18 @@ func longestBackoff(p oncemill.Policy) time.Duration {
 	return longest
 }
 
+// newTopicPatience is for how long a topic may be unknown at the start: a broker hears of one that was just created a moment after
+// who created it.
+const newTopicPatience = 2 * time.Second
+
 // checkTopics makes sure that topics are there and may be looked up.
 func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group string, topics []string) error {
+	until := time.Now().Add(newTopicPatience)
 	for _, topic := range topics { // one by one: kadm does not say which it may not look up
-		found, err := admin.ListTopicsWithInternal(ctx, topic)
-		if err == nil {
-			err = found[topic].Err
+		err := lookUp(ctx, admin, topic)
+		for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) && ctx.Err() == nil {
+			pause(ctx, 50*time.Millisecond)
+			err = lookUp(ctx, admin, topic)
 		}
 		if err == nil || comesLater(cl, err) {
 			continue
@@ -187,6 +193,15 @@ func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group 
 		return &SetupError{Problem: fmt.Sprintf("topic %q cannot be looked up", topic), Err: err}
 	}
 	return nil
+}
+
+// lookUp returns why a topic is not told, or nil.
+func lookUp(ctx context.Context, admin *kadm.Client, topic string) error {
+	found, err := admin.ListTopicsWithInternal(kadm.WithAuthorizedOps(ctx), topic) // else what the client remembers, for 5 s, would do
+	if err == nil {
+		err = found[topic].Err
+	}
+	return err
 }
 
 // comesLater reports whether a topic is missing that the client has created when it looks for it.

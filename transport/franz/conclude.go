@@ -65,6 +65,16 @@ func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Recor
 	}
 }
 
+// postponed says that a record of a retry topic is not due for longer than retries take: what is behind it waits, too, and after
+// a clock that was wrong that is for ever.
+func (s *session) postponed(ctx context.Context, d consumer.Delivery, rec *kgo.Record, due time.Time) {
+	i := s.config.retryIndex(rec.Topic)
+	if i >= 0 && time.Until(due) > max(s.policy.Backoff.Max, s.config.Retry[i].Delay)+sayEvery {
+		s.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record of a retry topic is not due for long, and what is behind it in its partition waits, too: its handler asked for that (RetryAfter), the clock of the process that copied it was wrong, or somebody else has put it there",
+			"topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "due", due)
+	}
+}
+
 // delayOf is when a record is to be offered again that is not settled.
 func delayOf(decision consumer.Decision, policy oncemill.Policy, tries int) time.Duration {
 	switch {
@@ -86,7 +96,12 @@ const (
 
 // postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the copy is
 // confirmed.
-func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision) (bool, error) {
+func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision) (sent bool, err error) {
+	defer func() {
+		if v := recover(); v != nil { // as unbroken does
+			sent, err = false, fmt.Errorf("franz: Config.RetryPublisher panicked: %v", v)
+		}
+	}()
 	if len(s.config.Retry) == 0 || d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter {
 		return false, nil // a copy of a dead letter would not say of what it is one
 	}
@@ -109,6 +124,6 @@ func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Re
 	if d.UUID != "" {
 		header[headerUUID] = d.UUID
 	}
-	err := s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key), Header: header, Payload: rec.Value})
+	err = s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key), Header: header, Payload: rec.Value})
 	return err == nil, err
 }

@@ -31,7 +31,8 @@ type Config struct {
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled. At
 	// most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer than the
-	// longest handler, above all under a policy that parks: a run that is cut off ends as unknown there. Zero: 30 s.
+	// longest handler, above all under a policy that parks: a run that is cut off ends as unknown there. At most twelve days. Zero:
+	// 30 s.
 	Grace time.Duration
 
 	// CommitEvery is how often offsets are committed. They are also committed when partitions are revoked and at the end of
@@ -70,7 +71,10 @@ type RetryTopic struct {
 	Delay time.Duration
 }
 
-const minCommitEvery = 10 * time.Millisecond
+const (
+	minCommitEvery = 10 * time.Millisecond
+	maxGrace       = 12 * 24 * time.Hour // twice that is a rebalance timeout, of which Kafka has 32 bits of milliseconds
+)
 
 func (c Config) withDefaults() Config {
 	if c.Order == "" {
@@ -99,8 +103,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("franz: Config.Order is %q, want %q or %q", c.Order, PerPartition, PerKey)
 	case c.Window < 1:
 		return fmt.Errorf("franz: Config.Window is %d, want at least 1, or zero", c.Window)
-	case c.Grace < 0:
-		return fmt.Errorf("franz: Config.Grace is %v, want at least 0", c.Grace)
+	case c.Grace < 0 || c.Grace > maxGrace:
+		return fmt.Errorf("franz: Config.Grace is %v, want 0 to %v", c.Grace, maxGrace)
 	case c.CommitEvery < minCommitEvery:
 		return fmt.Errorf("franz: Config.CommitEvery is %v, want at least %v, or zero", c.CommitEvery, minCommitEvery)
 	case len(c.Retry) > 0 && c.RetryPublisher == nil:

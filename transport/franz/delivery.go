@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -86,15 +87,28 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	return due, nil
 }
 
-// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110.
+// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110: at the end, since
+// who sends a hundred thousand of one name must not have them copied as often.
 func header(headers []kgo.RecordHeader) producer.Header {
-	joined := make(producer.Header, len(headers))
+	first := make(producer.Header, len(headers))
+	var all map[string][]string // of names that are there more than once
 	for _, h := range headers {
 		value := string(h.Value)
-		if before, twice := joined[h.Key]; twice && before != value {
-			value = before + ", " + value
+		before, twice := first[h.Key]
+		switch values := all[h.Key]; {
+		case !twice:
+			first[h.Key] = value
+		case values != nil:
+			all[h.Key] = append(values, value)
+		case before != value:
+			if all == nil {
+				all = map[string][]string{}
+			}
+			all[h.Key] = []string{before, value}
 		}
-		joined[h.Key] = value
 	}
-	return joined
+	for name, values := range all {
+		first[name] = strings.Join(values, ", ")
+	}
+	return first
 }

@@ -82,7 +82,7 @@
 //   - What waits is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one delivery,
 //     however long it takes. Waiting takes no room in ShareConfig.Window, and holds up no other record.
 //   - The broker drops a record that was delivered share.delivery.count.limit times without being settled. Only shutdowns,
-//     crashes and lost connections use up deliveries. A record that has had more than half of them is not run: it goes on
+//     crashes, lost connections and moves of a partition's leader use up deliveries. A record that has had more than half of them is not run: it goes on
 //     as a copy with the same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed. One that the
 //     topic refuses, because it is too large for it, is run where it is.
 //   - A lock that is lost, with a connection or because the process stood still, brings the record again, here or
@@ -92,7 +92,8 @@
 //
 // What they do not guarantee: order. That a record survives when process or connection die in each of the deliveries that
 // are left when it is to be copied (half of the limit, rounded up), before the copy is confirmed, or, if the retry topic refuses it, before it is settled. That partitions which a dead
-// member had alone go on before share.session.timeout.ms is over. Members of the same group that are no ShareWorkers can
+// member had alone go on before share.session.timeout.ms is over. That records are noticed which the broker deletes before they were
+// handled, or does not deliver because its log has lost its end and their offsets were used before. Members of the same group that are no ShareWorkers can
 // release records, and so use them up. That a dead letter stays one: its copy in the retry topic does not say where its message
 // came from, and consumer.Rerun refuses it, so have a Worker run dead letters again.
 //

@@ -17,6 +17,7 @@ type locks struct {
 	cl    *kgo.Client
 	group string
 	log   *slog.Logger
+	fail  func(error)   // ends the run
 	every time.Duration // how often they are prolonged
 
 	// Held for writing while locks are prolonged. An acknowledgement beside that could be sent twice, and the broker would
@@ -28,7 +29,7 @@ type locks struct {
 	refused  map[place]error      // what the broker said of the last that it was told
 	renewals map[place]error      // the same of a renewal under way; nil: there is none
 	mixed    bool                 // what was said before the renewal had no answer yet
-	astray   map[string]bool      // topics of which something was refused: see bringBack
+	astray   map[string]bool      // topics to be consumed anew, and whether they were made again: see bringBack
 	strayed  chan struct{}        // holds a token when there are such
 }
 
@@ -157,12 +158,11 @@ func (l *locks) answered(results kgo.ShareAckResults) {
 		if l.renewals == nil || l.mixed { // nobody knows of which it is
 			l.refused[place{r.Topic, r.Partition}] = r.Err
 		}
-		if errors.Is(r.Err, kerr.InvalidRecordState) {
-			l.astray[r.Topic] = true
-			select {
-			case l.strayed <- struct{}{}:
-			default:
-			}
+		switch {
+		case errors.Is(r.Err, kerr.InvalidRecordState):
+			l.stray(r.Topic, false)
+		case errors.Is(r.Err, kerr.TopicAuthorizationFailed):
+			l.fail(refusal(l.group, r.Topic, r.Err))
 		}
 		l.log.Warn("franz: the broker has refused acknowledgements: these records are delivered again, and do not run again if they are settled", "group", l.group,
 			"partition", placeName(r.Topic, r.Partition), "error", r.Err)

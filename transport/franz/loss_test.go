@@ -3,6 +3,7 @@ package franz_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -358,4 +359,94 @@ func offsetsAreNotForNamesakes(t *testing.T, b *bench) {
 	m = b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
 	until(t, "all of the new topic", func() bool { return b.finished() == 6 })
 	m.leave()
+}
+
+// A client waits for a leader without a word, for as long as it takes.
+func TestWorker_PartitionsWithoutALeaderAreSaid(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2)
+	b.produce(0, 2, 2, 0)
+	known, err := kmsg.NewPtrMetadataRequest().RequestWith(t.Context(), b.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var orphaned atomic.Bool
+	b.cluster.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.KeepControl()
+		if !orphaned.Load() {
+			return nil, nil, false
+		}
+		resp := *known
+		resp.SetVersion(req.GetVersion())
+		resp.Topics = slices.Clone(known.Topics)
+		for i := range resp.Topics {
+			resp.Topics[i].Partitions = slices.Clone(resp.Topics[i].Partitions)
+			for j := range resp.Topics[i].Partitions {
+				if p := &resp.Topics[i].Partitions[j]; p.Partition == 1 {
+					p.Leader, p.ErrorCode = -1, kerr.LeaderNotAvailable.Code
+				}
+			}
+		}
+		return &resp, nil, true
+	})
+	const look = 200 * time.Millisecond // the rebalance timeout may be hours, where handlers take so long
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{}, kgo.SessionTimeout(look), kgo.RebalanceTimeout(time.Hour))
+	until(t, "the records", func() bool { return b.finished() == 2 })
+	lasts(3 * look)
+	if log := b.log.String(); strings.Contains(log, "leader") || strings.Contains(log, "nothing may be consumed") {
+		t.Errorf("said although nothing is wrong:\n%s", log)
+	}
+	orphaned.Store(true)
+	until(t, "the partition to be named", func() bool {
+		log := b.log.String()
+		return strings.Contains(log, "partitions have no leader") && strings.Contains(log, "count=1 partitions=[orders/1]")
+	})
+	lasts(5 * look)
+	m.leave()
+	if said := strings.Count(b.log.String(), "have no leader"); said != 1 {
+		t.Errorf("%d lines, want one a minute:\n%s", said, b.log.String())
+	}
+}
+
+// Of the new protocol, or of share groups, nothing else says that a member is not let in.
+func TestWorker_MemberThatIsNotLetInIsSaid(t *testing.T) {
+	t.Parallel()
+	const said = "nothing may be consumed for now"
+	b := newBench(t, 1)
+	b.produce(0, 1, 1, 0)
+	full := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.ConsumerGroupHeartbeat}, Err: kerr.CoordinatorNotAvailable, Count: -1, TopLevel: true})
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{Grace: 250 * time.Millisecond}, kgo.ServerSideBalancer(), kgo.SessionTimeout(500*time.Millisecond), kgo.RebalanceTimeout(500*time.Millisecond))
+	until(t, "it to be said", func() bool { return strings.Contains(b.log.String(), said) })
+	full.Remove()
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	m.leave()
+	if n := strings.Count(b.log.String(), said); n != 1 {
+		t.Errorf("%d lines, want one a minute:\n%s", n, b.log.String())
+	}
+}
+
+// A member that joins waits until the others have given up what they have, and these for their handlers: up to the rebalance timeout,
+// which may be far longer than the session's.
+func TestWorker_MemberThatWaitsForHandlersOfOthersIsNoAlarm(t *testing.T) {
+	t.Parallel()
+	const session = time.Second
+	b := newBench(t, 2)
+	b.produce(0, 1, 2, 0)
+	proceed := make(chan struct{})
+	handle := b.handler(byRecord, func(context.Context, string, int) error { <-proceed; return nil })
+	opts := []kgo.Opt{kgo.SessionTimeout(session), kgo.Balancers(kgo.RangeBalancer())}
+	first := b.start(b.processor(consumer.Config{}), handle, franz.Config{}, opts...)
+	until(t, "the handler", func() bool { return b.started() == 1 })
+	second := b.start(b.processor(consumer.Config{}), handle, franz.Config{}, opts...)
+	lasts(3 * session)
+	if _, generation := second.cl.GroupMetadata(); generation > 0 {
+		t.Error("the second member has not waited")
+	}
+	close(proceed)
+	until(t, "the second member", func() bool { _, generation := second.cl.GroupMetadata(); return generation > 0 })
+	if log := b.log.String(); strings.Contains(log, "nothing may be consumed") {
+		t.Errorf("said although nothing is wrong:\n%s", log)
+	}
+	first.leave()
+	second.leave()
 }

@@ -159,6 +159,7 @@ func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
 		p.s.fail(err)
 		return
 	}
+	p.s.postponed(ctx, d, rec, due)
 	if !p.wait(time.Until(due)) {
 		return
 	}

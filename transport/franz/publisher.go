@@ -64,7 +64,8 @@ type Publisher struct {
 	wanted atomic.Int32 // how many such messages there are: the others let them pass
 }
 
-// NewPublisher returns a Publisher on a client, which may consume too. One a client is enough. It returns a *SetupError
+// NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate quota for it: kgo
+// holds back all else then, a group's heartbeats too. One a client is enough. It returns a *SetupError
 // if the client was made with options that weaken what Publish promises: other acknowledgements than of all replicas in
 // sync, without idempotence or with cancellation of records in flight, transactions, manual flushing, or one topic for
 // everything.
@@ -145,7 +146,7 @@ type produced struct {
 	sending *telemetry.Sending
 }
 
-var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout; if its broker cannot be reached, the client's log says why (kgo.WithLogger)")
+var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout; if its broker cannot be reached, or slows the client down by a quota, the client's log says so (kgo.WithLogger, level info); else its partition may have no leader, or fewer replicas in sync than its min.insync.replicas")
 
 // sendAll sends messages and waits for their acknowledgements.
 func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []produced {

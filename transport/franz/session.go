@@ -44,7 +44,7 @@ type place struct {
 func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client) *session {
 	return &session{
 		alarm:  newAlarm(option[string](cl, kgo.ConsumerGroup), config.Logger),
-		config: config, policy: policy, process: process,
+		config: config, policy: policy, process: unbroken(process, config.Logger),
 		cl: cl,
 		intake: intake{
 			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },
@@ -75,6 +75,9 @@ func (s *session) run(ctx context.Context) error {
 
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.commitRegularly(polling) })
+	helpers.Go(func() {
+		s.lookOut(polling, s.cl, option[time.Duration](s.cl, kgo.SessionTimeout), membership(s.cl, s.rebalance))
+	})
 	helpers.Go(func() {
 		select {
 		case err := <-s.failed:

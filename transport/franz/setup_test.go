@@ -3,6 +3,7 @@ package franz_test
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,8 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 		"Config.Order":          {Order: "random"},
 		"Config.Window":         {Window: -1},
 		"Config.Grace":          {Grace: -1},
+		"Config.Grace is 300h":  {Grace: 300 * time.Hour},
+		"Config.Grace is 25":    {Grace: math.MaxInt64},
 		"Config.CommitEvery":    {CommitEvery: time.Microsecond},
 		"Config.RetryPublisher": {Retry: []franz.RetryTopic{{Topic: "later"}}},
 		"Config.Retry is empty": {RetryPublisher: pub},

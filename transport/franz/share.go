@@ -106,7 +106,7 @@ const maxShareFetch = 500
 // a guarantee.
 func (w *ShareWorker) Opts() []kgo.Opt {
 	return append(PublisherOpts(),
-		kgo.WithHooks(shareHooks{w}),
+		kgo.WithHooks(shareHooks{w}, &throttle{log: w.config.Logger}),
 		kgo.ShareMaxRecords(int32(min(w.config.Window, maxShareFetch))),
 		kgo.ShareMaxRecordsStrict(),
 		kgo.MaxConcurrentFetches(0),
@@ -146,8 +146,8 @@ var (
 func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 	rules, err := w.check(ctx, cl)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil // nothing was begun
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil // stopped before anything was begun
 		}
 		return err
 	}

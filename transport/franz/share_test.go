@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -41,7 +43,11 @@ var shareBenches atomic.Int64
 // newShareBench makes topics, and a share group with settings, "name=value", that win over those of the tests.
 func newShareBench(t testing.TB, partitions int, settings ...string) *shareBench {
 	t.Helper()
-	server := testserver.SharedKafka(t)
+	return newShareBenchOn(t, testserver.SharedKafka(t), partitions, settings...)
+}
+
+func newShareBenchOn(t testing.TB, server *testserver.KafkaServer, partitions int, settings ...string) *shareBench {
+	t.Helper()
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -957,4 +963,145 @@ func TestShareWorker_PartitionOfWhichSomethingWasRefusedIsFetchedOn(t *testing.T
 	if claims != 1 || copies != 0 {
 		t.Errorf("a record whose lock was not lost was claimed %d times, and %d were copied, want 1 and 0", claims, copies)
 	}
+}
+
+// Kafka 4.3 answers a fetch that names a topic which is gone with an error of the whole, and kgo goes on to name it.
+func TestShareWorker_TopicThatIsMadeAgainIsConsumedAndHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	b := newShareBench(t, 1)
+	other := newShareBench(t, 1)
+	b.put(0, 2, 1)
+	release := make(chan struct{})
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+		if id == orderID(1) {
+			<-release
+		}
+		return nil
+	}), franz.ShareConfig{}, kgo.ConsumeTopics(b.topic, b.retry, other.topic))
+	until(t, "the first", func() bool { return b.finished() == 1 && b.runsOf(orderID(1)) == 1 })
+	if _, err := b.admin.DeleteTopics(t.Context(), b.topic); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the topic to be made again", func() bool {
+		made, err := b.admin.CreateTopic(t.Context(), 1, 1, nil, b.topic)
+		return err == nil && made.Err == nil
+	})
+	until(t, "its leader", func() bool {
+		topics, err := b.admin.ListTopics(t.Context(), b.topic)
+		return err == nil && topics[b.topic].Err == nil && len(topics[b.topic].Partitions) == 1 && topics[b.topic].Partitions[0].Leader >= 0
+	})
+	b.put(2, 5, 1)
+	other.put(7, 5, 1)
+	until(t, "all of the new topic, and of the other", func() bool { return b.finished() == 11 })
+	close(release)
+	b.wantSettled(b.topic)
+	m.leave()
+	b.wantOnce(t, 12)
+}
+
+// A client tries for ever to join its share group, without a word.
+func TestShareWorker_MemberThatIsNotLetInIsSaid(t *testing.T) {
+	t.Parallel()
+	const said = "nothing may be consumed for now"
+	b := newShareBench(t, 1)
+	b.put(0, 1, 1)
+	var letIn atomic.Bool
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		return doorkept{c, &letIn}, err
+	}
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{}, kgo.Dialer(dial))
+	until(t, "it to be said", func() bool { return strings.Contains(b.log.String(), said) })
+	letIn.Store(true)
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	lasts(shareLock)
+	m.leave()
+	if n := strings.Count(b.log.String(), said); n != 1 {
+		t.Errorf("%d lines, want one a minute:\n%s", n, b.log.String())
+	}
+}
+
+// A doorkept connection breaks when a member would report to its share group, unless it is let in.
+type doorkept struct {
+	net.Conn
+	letIn *atomic.Bool
+}
+
+func (c doorkept) Write(request []byte) (int, error) {
+	if key := request[4:6]; !c.letIn.Load() && kmsg.Key(int16(key[0])<<8|int16(key[1])) == kmsg.ShareGroupHeartbeat {
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(request)
+}
+
+// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
+// fetches nothing any more, without a word, also when the right is back.
+func TestShareWorker_RightToReadThatIsTakenAwayEndsTheRun(t *testing.T) {
+	t.Parallel()
+	server := testserver.Kafka(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
+	for name, inHand := range map[string]int{"with a record in hand": 1, "with none": 0} {
+		t.Run(name, func(t *testing.T) {
+			b := newShareBenchOn(t, server, 1)
+			proceed := make(chan struct{})
+			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
+				if inHand > 0 && run == 1 {
+					<-proceed
+				}
+				return nil
+			}), franz.ShareConfig{})
+			b.await(1)
+			b.put(0, inHand, 1)
+			until(t, "the record in hand", func() bool { return b.started() == inHand })
+			rights := kadm.NewACLs().Topics(b.topic).ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpWrite, kadm.OpDescribe).Allow("User:ANONYMOUS").AllowHosts()
+			created, err := b.admin.CreateACLs(t.Context(), rights) // none at all allow everything
+			if err != nil || created[0].Err != nil || created[1].Err != nil {
+				t.Fatal(err, created)
+			}
+			close(proceed)
+			if err := as[*franz.AccessError](t, m.wait()); err.Topic != b.topic || !errors.Is(err, kerr.TopicAuthorizationFailed) {
+				t.Errorf("Run: %v, want the right to topic %s", err, b.topic)
+			}
+		})
+	}
+}
+
+// Kafka tells nothing of a group to who may not see a topic of one of its members.
+func TestShareWorker_MemberWithATopicThatIsNotForThisOneIsNoAlarm(t *testing.T) {
+	t.Parallel()
+	server := testserver.Kafka(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
+	b := newShareBenchOn(t, server, 1)
+	others := b.topic + "-others"
+	server.CreateTopic(others, 1)
+	_ = b.newClient(b.opts(kgo.ConsumeTopics(others))...)
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{})
+	until(t, "both members", func() bool {
+		found, err := b.admin.DescribeShareGroups(t.Context(), b.group)
+		return err == nil && len(found[b.group].Members) == 2
+	})
+	rights := kadm.NewACLs().Topics(others).ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpRead).Allow("User:another").AllowHosts()
+	created, err := b.admin.CreateACLs(t.Context(), rights)
+	if err != nil || created[0].Err != nil {
+		t.Fatal(err, created)
+	}
+	until(t, "the refusal", func() bool {
+		_, err := b.admin.DescribeShareGroups(t.Context(), b.group)
+		return errors.Is(err, kerr.TopicAuthorizationFailed)
+	})
+	lasts(shareLock) // three looks
+	b.put(0, 1, 1)
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	m.leave()
+	if log := b.log.String(); strings.Contains(log, "nothing may be consumed") {
+		t.Errorf("said although nothing is wrong:\n%s", log)
+	}
+}
+
+// Ten times the largest number overflows, and there was never room for a record.
+func TestShareWorker_WindowWithoutBound(t *testing.T) {
+	t.Parallel()
+	b := newShareBench(t, 1)
+	b.put(0, 3, 1)
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{Window: math.MaxInt})
+	until(t, "all records", func() bool { return b.finished() == 3 })
+	m.leave()
 }

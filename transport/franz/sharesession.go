@@ -37,7 +37,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 	a := newAlarm(option[string](cl, kgo.ShareGroup), config.Logger)
 	return &shareSession{
 		alarm: a, gate: newGate(),
-		config: config, policy: policy, process: process, rules: rules,
+		config: config, policy: policy, process: unbroken(process, config.Logger), rules: rules,
 		cl: cl, publisher: publisher,
 		intake: intake{
 			copies:   func(topic string) bool { return topic == config.RetryTopic },
@@ -46,7 +46,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		},
 		slots: make(chan struct{}, config.Window),
 		locks: locks{
-			cl: cl, group: a.group, log: a.log, every: rules.renewal,
+			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
 			held: map[*kgo.Record]bool{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
 		},
 		hands: hands{window: config.Window, changed: make(chan struct{}, 1)},
@@ -66,6 +66,9 @@ func (s *shareSession) run(ctx context.Context) error {
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.locks.prolongRegularly(holding) })
 	helpers.Go(func() { s.locks.bringBack(polling) })
+	helpers.Go(func() {
+		s.lookOut(polling, s.cl, s.rules.renewal, func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
+	})
 	helpers.Go(func() {
 		select {
 		case err := <-s.failed:
@@ -335,7 +338,7 @@ func (h *hands) change(total, resting int) {
 func (h *hands) room(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		h.mu.Lock()
-		free := h.total < handsFull*h.window && h.total-h.resting < h.window
+		free := h.total/handsFull < h.window && h.total-h.resting < h.window // a product could overflow
 		h.mu.Unlock()
 		if free {
 			return true

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -11,6 +13,8 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A Handler does the work for one record. It steers by the error that it returns: see oncemill.RunFunc. A record that
@@ -65,6 +69,22 @@ func guarded(once *consumer.Processor, handle Handler) process {
 	}
 }
 
+// unbroken makes a retry of a panic that is not the handler's, whose panics the guard turns into errors, but such as one of
+// consumer.Config.DeadLetters: it would end the process, and at each start again.
+func unbroken(process process, log *slog.Logger) process {
+	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) (decision consumer.Decision) {
+		defer func() {
+			if v := recover(); v != nil {
+				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+				log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: panic while a record was processed", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+					"id", d.Header.Get(producer.HeaderID), "error", err, "stack", string(err.Stack))
+				decision = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
+			}
+		}()
+		return process(ctx, d, rec, start)
+	}
+}
+
 func newWorker(policy oncemill.Policy, config Config, process process) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -83,7 +103,7 @@ const defaultRebalanceTimeout = time.Minute // kgo's
 // Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
-		kgo.WithHooks(birth{w}),
+		kgo.WithHooks(birth{w}, &throttle{log: w.config.Logger}),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(), // for the time it takes to hand records to their partitions, no longer
 		kgo.OnPartitionsRevoked(w.onRevoked),
@@ -125,8 +145,8 @@ var _ kgo.HookNewClient = birth{}
 // member of its group, and its partitions rest until it leaves. A client and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 	if err := w.Check(ctx, cl); err != nil {
-		if ctx.Err() != nil {
-			return nil // nothing was begun
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil // stopped before anything was begun
 		}
 		return err
 	}

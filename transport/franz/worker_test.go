@@ -98,3 +98,38 @@ func TestWorker_DeliveriesAreNoPartOfWhatStartedIt(t *testing.T) {
 		t.Error("the handler works within the span of Run")
 	}
 }
+
+// Who stops a service that has just been started stops it as well as any other.
+func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	once, handle := b.processor(consumer.Config{}), b.handler(byRecord, nil)
+	for name, c := range map[string]struct {
+		ended func(context.Context) (context.Context, context.CancelFunc)
+		want  error
+	}{
+		"cancelled": {func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return ctx, cancel
+		}, nil},
+		"out of time": {func(ctx context.Context) (context.Context, context.CancelFunc) { return context.WithTimeout(ctx, 0) }, context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := c.ended(t.Context())
+			defer cancel()
+			w, err := franz.NewWorker(once, handle, franz.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cl, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(b.cluster.ListenAddrs()...), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cl.CloseAllowingRebalance()
+			if err := w.Run(ctx, cl); !errors.Is(err, c.want) {
+				t.Errorf("Run ended with %v, want %v", err, c.want)
+			}
+		})
+	}
+}

@@ -391,3 +391,45 @@ func TestWorker_ConsumerWithHeadersOnlyIsAWarning(t *testing.T) {
 		}
 	}
 }
+
+// A reload may take the right to answers away for a while. The worker subscribes to those that it fetches anew each time, and the
+// client's own subscription stays refused.
+func TestWorker_RightToAnswersThatIsGoneForAWhileIsNamedAndOutlived(t *testing.T) {
+	t.Parallel()
+	users := func(few *server.Permissions) func(*server.Options) {
+		return func(o *server.Options) {
+			o.Users = []*server.User{{Username: "all", Password: "all"}, {Username: "few", Password: "few", Permissions: few}}
+			o.NoAuthUser = "all"
+		}
+	}
+	r := newRig(t, jetstream.ConsumerConfig{}, users(nil))
+	all := r.js
+	r.js = r.server.JetStream(nats.UserInfo("few", "few"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	var err error
+	if r.cons, err = r.js.Consumer(t.Context(), "orders", "billing"); err != nil {
+		t.Fatal(err)
+	}
+	w := r.worker(succeed)
+	w.LookEvery(lookEvery)
+	stop := r.start(w)
+	r.js = all
+	r.publish(1, oneLane)
+	r.finishes(1)
+	r.server.Reload(users(&server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.>"}}}))
+	r.publish(5, oneLane)
+	says := func(text string) func() bool {
+		return func() bool {
+			for line := range strings.Lines(r.log.String()) {
+				if strings.Contains(line, text) && strings.Contains(line, "Permissions Violation for Subscription") {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	until(t, "the reason why nothing is fetched", says("messages cannot be fetched"))
+	r.server.Reload(users(nil))
+	r.finishes(5)
+	until(t, "word of looks that get no answer", says("the consumer cannot be looked at"))
+	r.stops(stop)
+}

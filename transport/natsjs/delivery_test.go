@@ -2,8 +2,12 @@ package natsjs_test
 
 import (
 	"context"
+	"log/slog"
+	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -194,4 +198,45 @@ func TestWorker_PanicOfOrderIsALaneOfItsOwn(t *testing.T) {
 	r.finishes(5)
 	r.stops(stop)
 	r.inOrder(5)
+}
+
+// A stream makes messages of schedules, with all headers of the schedule but its own and Nats-Msg-Id.
+func TestWorker_MessagesOfASchedule(t *testing.T) {
+	t.Parallel()
+	const times = 3
+	for name, c := range map[string]struct {
+		header nats.Header
+		runs   func(n int) bool
+	}{
+		"without an ID each runs":   {nil, func(n int) bool { return n >= times }},
+		"with an ID only the first": {nats.Header{producer.HeaderID: {"o0"}}, func(n int) bool { return n == 1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{FilterSubject: "orders.new"})
+			if _, err := r.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>", "plans"}, AllowMsgSchedules: true, MaxAge: time.Hour}); err != nil {
+				t.Fatal(err)
+			}
+			plan := &nats.Msg{Subject: "plans", Header: nats.Header{"Nats-Schedule": {"@every 1s"}, "Nats-Schedule-Target": {"orders.new"}}, Data: []byte("x")}
+			maps.Copy(plan.Header, c.header)
+			if _, err := r.js.PublishMsg(t.Context(), plan); err != nil {
+				t.Fatal(err)
+			}
+			once, err := consumer.New(r.store, consumer.Config{Group: "billing", Extractors: append(producer.DefaultExtractors(), producer.ExtractPosition)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var runs atomic.Int32
+			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs.Add(1); return nil }, natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop := r.start(w)
+			until(t, "some messages", func() bool { return r.info().AckFloor.Consumer >= times })
+			if n := int(runs.Load()); !c.runs(n) {
+				t.Errorf("%d runs of %d messages", n, times)
+			}
+			r.stops(stop)
+		})
+	}
 }

@@ -90,7 +90,8 @@
 // # What a message is
 //
 // The handler of the record is stream + "/" + consumer unless the processor's config names it, the origin is the stream.
-// Header names keep their case. Several values of one header are joined by ", " in their order (RFC 9110, section 5.3).
+// Headers of the server ("Nats-…") are among a delivery's: outputs and dead letters do not have them, and what a handler publishes by itself
+// should not. Header names keep their case. Several values of one header are joined by ", " in their order (RFC 9110, section 5.3).
 // The position, for producer.ExtractPosition, is the stream's sequence and time. A Nats-Msg-Id is taken for unique within its stream: in one
 // that has several sources, among all of them. Clusters, domains or accounts with streams of one name need a Group each, where they
 // share a store: IDs that are unique within a stream would be taken for each other's.
@@ -115,7 +116,9 @@
 //
 // Order: a message that is published again can land behind later ones. One copy in the stream: a repeat after the
 // duplicate window (two minutes unless the stream says otherwise) is stored again, with the same oncemill-id. That a stream keeps what
-// it acknowledges: one with retention interest deletes at once what none of its consumers wants. Another connection:
+// it acknowledges: one with retention interest deletes at once what none of its consumers wants, nats-server has its files synced
+// every two minutes alone, unless its sync_interval says otherwise (always), so that a machine that loses power loses what came since, and
+// one with persist_mode async is written to after it has acknowledged; Replay of an outbox publishes again. Another connection:
 // nats.go closes one for good after 60 attempts to reconnect, about two minutes, without nats.MaxReconnects(-1), and when a server
 // refuses its credentials twice, without nats.IgnoreAuthErrorAbort. All that is published after that is unknown.
 package natsjs

@@ -308,3 +308,42 @@ func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) 
 		})
 	}
 }
+
+// A worker that ends because its consumer was deleted still waits for its handlers. Their acks are for nobody: meanwhile an
+// operator has restored the stream, or a program has made it again.
+func TestWorker_AcksAfterItsConsumerWasDeletedAreNotForItsNamesakesMessages(t *testing.T) {
+	t.Parallel()
+	for name, window := range map[string]int{"with room for more": 10, "with a full window": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.config.Window = window
+			r.publish(1, oneLane)
+			release := make(chan struct{})
+			w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })
+			w.LookEvery(lookEvery)
+			ended := make(chan error, 1)
+			go func() { ended <- w.Run(context.Background()) }()
+			until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+			if err := r.js.DeleteStream(t.Context(), "orders"); err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the worker's notice", func() bool { return strings.Contains(r.log.String(), "was deleted") })
+			r.open(jetstream.ConsumerConfig{})
+			if _, err := r.js.Publish(t.Context(), "orders.other", nil, jetstream.WithMsgID("other")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.cons.Fetch(1); err != nil { // another worker
+				t.Fatal(err)
+			}
+			until(t, "the other message", func() bool { return r.info().NumAckPending == 1 })
+			close(release)
+			if err := await(t, ended); err == nil || !strings.Contains(err.Error(), "was deleted") {
+				t.Errorf("Run ended with %v", err)
+			}
+			if n := r.info().NumAckPending; n != 1 {
+				t.Errorf("%d messages are pending, want that of the other worker: %+v", n, r.info().AckFloor)
+			}
+		})
+	}
+}

@@ -31,7 +31,7 @@ func (f *held) say(what []byte) error {
 	return f.nc.Publish(f.msg.Reply, what)
 }
 
-var errForeign = errors.New("natsjs: the consumer was deleted and made again, or has lost what it had counted")
+var errForeign = errors.New("natsjs: the consumer was deleted, or has lost what it had counted")
 
 // disown has nothing said of a message any more.
 func (f *held) disown() {

@@ -127,7 +127,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	for i := range c.flights {
 		f := &c.flights[i]
 		unknown, err := p.verdict(ctx, f)
-		err = p.explain(err)
+		err = withReason(err, p.conn)
 		f.sending.End(ctx, err, unknown)
 		if err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
@@ -160,17 +160,6 @@ func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err e
 	}
 	p.unanswered.remove(id)
 	return false, f.err
-}
-
-// explain says why a connection is closed, which nats.go does not, and after which nothing more is published.
-func (p *Publisher) explain(err error) error {
-	if !errors.Is(err, nats.ErrConnectionClosed) {
-		return err
-	}
-	if last := p.conn.LastError(); last != nil {
-		return fmt.Errorf("%w for good, after: %v", err, last) //nolint:errorlint // that is not what this error is
-	}
-	return err
 }
 
 // duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an answer,

@@ -28,11 +28,19 @@ const (
 // pull asks for messages until ctx ends, and then returns nil, or until it cannot go on.
 func (s *session) pull(ctx, work context.Context) error {
 	t := trouble{session: s}
+	reconnected := s.nc.StatusChanged(nats.CONNECTED)
+	defer s.nc.RemoveStatusListener(reconnected)
 	pace := time.NewTimer(0)
 	defer pace.Stop()
 	for ctx.Err() == nil {
 		if s.nc.IsClosed() { // without room no request tells
-			return s.limits.cannotFetch(nats.ErrConnectionClosed)
+			return s.limits.cannotFetch(withReason(nats.ErrConnectionClosed, s.nc))
+		}
+		t.connection(ctx)
+		select {
+		case <-reconnected:
+			s.lookAnew(ctx)
+		default:
 		}
 		n, wait := s.room(time.Now(), t.until)
 		if n > 0 {
@@ -48,6 +56,8 @@ func (s *session) pull(ctx, work context.Context) error {
 		case <-ctx.Done():
 		case <-pace.C:
 		case <-s.wake:
+		case <-reconnected:
+			s.lookAnew(ctx)
 		case err := <-s.fatal:
 			return err
 		case f := <-s.ended:
@@ -61,6 +71,14 @@ func (s *session) pull(ctx, work context.Context) error {
 		}
 	}
 	return nil
+}
+
+// lookAnew looks at the consumer after a reconnect, before anything is asked for: the server may have been restored to an
+// earlier time, of which nothing tells any more when as many messages have been delivered again.
+func (s *session) lookAnew(ctx context.Context) {
+	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	_, _ = s.info(short) // without an answer, requests tell
 }
 
 // room reserves credit for a request, as far as the window has room for it: two thirds of it, or whatever there is if
@@ -161,6 +179,32 @@ type trouble struct {
 	until   time.Time // no request before
 	pause   time.Duration
 	gone    time.Time // since when the consumer is not there
+	away    time.Time // since when the connection is
+	said    time.Time // when that was said last
+	failed  time.Time // when it was said last that messages cannot be fetched
+}
+
+const (
+	// awayFor is how long a connection may be away before that is said: most are back at once.
+	awayFor = 3 * time.Second
+
+	// sayAgain is how often it is said while it lasts: the reason may be another then.
+	sayAgain = time.Minute
+)
+
+// connection says that there is no connection, and why, where that lasts: while there is none nothing is asked for that would fail.
+func (t *trouble) connection(ctx context.Context) {
+	s, now := t.session, time.Now()
+	switch {
+	case s.nc.IsConnected():
+		t.away, t.said = time.Time{}, time.Time{}
+	case t.away.IsZero():
+		t.away = now
+	case now.Sub(t.away) >= awayFor && now.Sub(t.said) >= sayAgain:
+		s.log.WarnContext(ctx, "natsjs: no connection to the server; trying again", "error", withReason(nats.ErrDisconnected, s.nc))
+		t.said, t.pause = now, max(t.pause, minPause) // its end is said, too
+		t.failed = time.Time{}                        // what fails after it has another reason
+	}
 }
 
 // errUnanswered is the trouble of requests that the server does not answer.
@@ -173,7 +217,7 @@ const goneFor = 3 * time.Second
 func (t *trouble) note(ctx context.Context, f fetched) error {
 	s := t.session
 	if f.err == nil && !f.answered && f.got == 0 {
-		f.err = errUnanswered
+		f.err = withRefusal(errUnanswered, s.nc)
 	}
 	if f.err == nil && f.got == 0 && t.pause > 0 && time.Now().Before(t.until) {
 		return nil // it was asked for before the trouble, and says nothing about its end
@@ -182,13 +226,14 @@ func (t *trouble) note(ctx context.Context, f fetched) error {
 		if t.pause > 0 {
 			s.log.InfoContext(ctx, "natsjs: messages can be fetched again")
 		}
-		t.pause, t.gone = 0, time.Time{}
+		t.pause, t.gone, t.failed = 0, time.Time{}, time.Time{}
 		return nil
 	}
 	if s.nc.IsClosed() || errors.Is(f.err, nats.ErrConnectionClosed) || errors.Is(f.err, nats.ErrConnectionDraining) {
-		return s.limits.cannotFetch(f.err)
+		return s.limits.cannotFetch(withReason(f.err, s.nc))
 	}
-	if t.pause == 0 {
+	if now := time.Now(); now.Sub(t.failed) >= sayAgain {
+		t.failed = now
 		s.log.WarnContext(ctx, "natsjs: messages cannot be fetched; trying again", "error", f.err)
 	}
 	t.pause = min(max(2*t.pause, minPause), maxPause)
@@ -230,12 +275,28 @@ func (t *trouble) diagnose(ctx context.Context) error {
 	if time.Since(t.gone) < goneFor {
 		return nil
 	}
-	return s.limits.deleted(err)
+	return s.deleted(ctx, err)
 }
 
-func (l limits) deleted(err error) error {
-	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", l.consumer, l.stream, err)
+// deleted returns the error of a consumer that is gone. Handlers are waited for, and may take so long that there is another
+// stream of its name, which would take their acks for its own messages.
+func (s *session) deleted(ctx context.Context, err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again if there is one that has it")
+	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", s.limits.consumer, s.limits.stream, err)
 }
+
+// disown has nothing said of what is in flight any more. The session is locked.
+func (s *session) disown(ctx context.Context, why string) {
+	s.log.WarnContext(ctx, why, "messages", len(s.flights))
+	for f := range s.flights {
+		f.disown()
+	}
+}
+
+// blindLooks is how many looks in a row go without an answer before that is said: one may be a leader that is being chosen.
+const blindLooks = 3
 
 // lookEvery is how often the consumer is looked at while nothing is wrong.
 const lookEvery = 30 * time.Second
@@ -245,6 +306,7 @@ const lookEvery = 30 * time.Second
 func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 	ticker := time.NewTicker(s.look)
 	defer ticker.Stop()
+	blind := 0 // looks in a row that got no answer
 	for gone := (time.Time{}); ; {
 		select {
 		case <-finished:
@@ -255,6 +317,13 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		info, err := s.info(short)
 		cancel()
+		if blind++; err == nil || missing(err) || !s.nc.IsConnected() {
+			blind = 0
+		}
+		if blind == blindLooks {
+			s.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so that nobody sees when it is changed or made again; if the server answers otherwise, it has refused the client's subscription to answers: connect anew, or start the process again",
+				"error", withRefusal(err, s.nc))
+		}
 		switch {
 		case err == nil:
 			gone, err = time.Time{}, s.limits.changed(info)
@@ -265,7 +334,7 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 		case time.Since(gone) < goneFor:
 			err = nil
 		default:
-			err = s.limits.deleted(err)
+			err = s.deleted(ctx, err)
 		}
 		if err != nil {
 			s.stop(err)
@@ -298,10 +367,7 @@ func (s *session) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 		return info, nil
 	}
 	s.created, s.delivered = info.Created, info.Delivered.Consumer
-	s.log.WarnContext(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in flight is not settled, and comes again if it is still in the stream", "messages", len(s.flights))
-	for f := range s.flights {
-		f.disown()
-	}
+	s.disown(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in flight is not settled, and comes again if it is still in the stream")
 	return info, nil
 }
 

@@ -64,6 +64,9 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
 	cons, limits, err := s.open(ctx, topic)
 	if err != nil {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil // stopped before anything was begun
+		}
 		return err
 	}
 	return s.engine.run(ctx, cons, limits, func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {

@@ -68,8 +68,9 @@ var ErrRunning = errors.New("natsjs: Worker is running")
 
 // Run calls Check and then works until ctx ends, which begins the drain: nothing new is started, handlers go on, acks
 // reach the server, and everything else is given back, once no request for messages is outstanding, which takes up to
-// about a second. It returns nil after a clean drain, a *CutShortError if handlers took longer than Config.Grace, and
-// otherwise an error that says why it cannot go on, after a drain too. It may be called again when it has returned.
+// about a second. It returns nil after a clean drain, or if ctx was cancelled while it still checked, a *CutShortError if handlers
+// took longer than Config.Grace, and otherwise an error that says why it cannot go on, after a drain too. It may be called
+// again when it has returned.
 func (w *Worker) Run(ctx context.Context) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return ErrRunning
@@ -77,6 +78,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer w.running.Store(false)
 	limits, err := w.check(ctx)
 	if err != nil {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil // stopped before anything was begun
+		}
 		return err
 	}
 	return w.engine.run(ctx, w.cons, limits, func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery) consumer.Decision {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -75,5 +76,37 @@ func TestWorker_SecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
 	r.stops(stop)
 	if _, runs := r.done(); runs != 1 {
 		t.Errorf("%d runs", runs)
+	}
+}
+
+// Who stops a service that has just been started stops it as well as any other.
+func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.publish(1, oneLane)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.worker(succeed).Run(ctx); err != nil {
+		t.Errorf("the worker ended with %v", err)
+	}
+	source, err := natsjs.NewSource(r.js, natsjs.SourceConfig{
+		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
+			return r.js.Consumer(ctx, "orders", "billing")
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = source.Run(ctx, "orders", func(context.Context, consumer.Delivery) consumer.Decision {
+		t.Error("a message was handed out")
+		return consumer.Decision{}
+	})
+	if err != nil {
+		t.Errorf("the source ended with %v", err)
+	}
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	if err := r.worker(succeed).Run(late); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the worker that had no time ended with %v, want that", err)
 	}
 }

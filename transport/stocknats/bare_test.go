@@ -34,7 +34,7 @@ func TestBareJetStream_HeaderWithSeveralValuesEndsTheProcess(t *testing.T) {
 	}
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), dies+"=1")
+	cmd.Env = append(os.Environ(), dies+"=1", "TMPDIR="+t.TempDir()) // it cleans up nothing
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "nil pointer dereference") {
 		t.Errorf("error %v, want a nil pointer dereference:\n%.600s", err, out)

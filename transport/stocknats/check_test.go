@@ -3,9 +3,12 @@ package stocknats_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -322,4 +325,125 @@ func TestJetStream_WhatTheClientHasToSayIsLogged(t *testing.T) {
 	}))
 	r.publish("b") // ends the request that is outstanding
 	until(t, "the refusal of the next", func() bool { return r.log.has("MaxRequestExpires") })
+}
+
+// A reload may take a right away for a while. The server drops the subscription then, nats.go does not make it again, and the client
+// asks for ever to be answered there.
+func TestJetStream_SubscriptionWhoseAnswersWereRefusedForAWhileEnds(t *testing.T) {
+	t.Parallel()
+	users := func(few *server.Permissions) func(*server.Options) {
+		return func(o *server.Options) {
+			o.Users = []*server.User{{Username: "all", Password: "all"}, {Username: "few", Password: "few", Permissions: few}}
+			o.NoAuthUser = "all"
+		}
+	}
+	r := newRig(t, setup{adapter: "jetstream"})
+	r.server = testserver.NATS(t, users(nil))
+	r.js = r.server.JetStream()
+	r.must(r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}))
+	nc := r.server.Connect(nats.UserInfo("few", "few"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	sub, err := stocknats.JetStream(nc, wmjetstream.SubscriberConfig{
+		ResourceInitializer: stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) {
+			return "orders", jetstream.ConsumerConfig{Durable: "billing"}
+		}),
+	}, stocknats.Config{Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	stocknats.LookEvery(sub, 20*time.Millisecond)
+	messages, err := sub.Subscribe(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.server.Reload(users(&server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.>"}}}))
+	until(t, "the refusal", func() bool { return errors.Is(nc.LastError(), nats.ErrPermissionViolation) })
+	r.server.Reload(users(nil))
+	select {
+	case _, open := <-messages:
+		if open {
+			t.Error("a message came")
+		}
+	case <-time.After(patience):
+		t.Error("the subscription goes on, and nothing comes")
+	}
+	if !r.log.has("level=ERROR") || !r.log.has("Permissions Violation for Subscription") {
+		t.Errorf("log:\n%s", r.log.b.String())
+	}
+}
+
+// A server that takes nearly as long as a look may, beside something else that it has refused, is slow, and nothing more.
+func TestJetStream_SlowServerEndsNoSubscription(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, setup{adapter: "jetstream"})
+	r.server = testserver.NATS(t, func(o *server.Options) {
+		few := &server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"secret"}}}
+		o.Users = []*server.User{{Username: "all", Password: "all"}, {Username: "few", Password: "few", Permissions: few}}
+		o.NoAuthUser = "all"
+	})
+	r.js = r.server.JetStream()
+	r.must(r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}))
+	line := &slowLine{since: time.Now()}
+	nc := r.server.Connect(nats.UserInfo("few", "few"), nats.SetCustomDialer(line), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	sub, err := stocknats.JetStream(nc, wmjetstream.SubscriberConfig{
+		ResourceInitializer: stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) {
+			return "orders", jetstream.ConsumerConfig{Durable: "billing"}
+		}),
+	}, stocknats.Config{Logger: slog.New(slog.NewTextHandler(&r.log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	stocknats.LookEvery(sub, 20*time.Millisecond)
+	messages, err := sub.Subscribe(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.SubscribeSync("secret"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the refusal", func() bool { return errors.Is(nc.LastError(), nats.ErrPermissionViolation) })
+	line.slow.Store(true)
+	select {
+	case <-messages:
+		t.Fatalf("the subscription has ended:\n%s", r.log.b.String())
+	case <-time.After(4 * slowness):
+	}
+	line.slow.Store(false)
+	r.must(r.js.Publish(t.Context(), "orders", []byte("one")))
+	select {
+	case msg, open := <-messages:
+		if !open {
+			t.Fatalf("the subscription has ended:\n%s", r.log.b.String())
+		}
+		msg.Ack()
+	case <-time.After(patience):
+		t.Error("nothing comes")
+	}
+}
+
+// slowness is how long what a server says may be on its way over a slowLine.
+const slowness = 1900 * time.Millisecond
+
+// A slowLine makes connections on which what the server says comes every now and then, while it is slow.
+type slowLine struct {
+	since time.Time
+	slow  atomic.Bool
+}
+
+func (l *slowLine) Dial(network, address string) (net.Conn, error) {
+	c, err := net.Dial(network, address)
+	return slowConn{c, l}, err
+}
+
+type slowConn struct {
+	net.Conn
+	line *slowLine
+}
+
+func (c slowConn) Read(p []byte) (int, error) {
+	if c.line.slow.Load() {
+		<-time.After(slowness - time.Since(c.line.since)%slowness)
+	}
+	return c.Conn.Read(p)
 }

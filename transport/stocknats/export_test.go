@@ -2,9 +2,11 @@ package stocknats
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
 )
 
 // LookEvery sets how often subscriptions look at their consumers.
@@ -17,6 +19,6 @@ var ErrGone = errGone
 func Watch(ctx context.Context, look func() error) error {
 	well := consumerSettings{durable: "billing", explicit: true}
 	g := &gate{settings: well, look: func(context.Context) (consumerSettings, error) { return well, look() }}
-	s := &subscription{subscriber: &subscriber{lookEvery: time.Second}, gate: g}
+	s := &subscription{subscriber: &subscriber{lookEvery: time.Second, nc: &nats.Conn{}, config: Config{Logger: slog.New(slog.DiscardHandler)}}, gate: g}
 	return s.watch(ctx)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -94,10 +95,15 @@ func gated(inner wmjetstream.ResourceInitializer, log *slog.Logger) wmjetstream.
 		g := gateOf(ctx)
 		g.settings = pullSettings(config)
 		g.look = func(ctx context.Context) (consumerSettings, error) {
-			info, err := consumer.Info(ctx)
-			if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+			short, cancel := context.WithTimeout(ctx, lookTimeout/2)
+			defer cancel()
+			info, err := consumer.Info(short)
+			switch {
+			case errors.Is(err, jetstream.ErrConsumerNotFound), errors.Is(err, jetstream.ErrStreamNotFound):
 				return consumerSettings{}, errGone
-			} else if err != nil {
+			case errors.Is(err, context.DeadlineExceeded) && deaf(ctx, js, consumer):
+				return consumerSettings{}, fmt.Errorf("%w: %w", errDeaf, js.Conn().LastError())
+			case err != nil:
 				return consumerSettings{}, err
 			}
 			return pullSettings(info.Config), nil
@@ -105,6 +111,38 @@ func gated(inner wmjetstream.ResourceInitializer, log *slog.Logger) wmjetstream.
 		g.setAckWait(shortestDeadline(config.AckWait, config.BackOff))
 		return gatedConsumer{consumer, g, config.MaxRequestExpires, log.With("topic", topic, "consumer", config.Durable)}, closer, nil
 	}
+}
+
+// deaf reports whether the server has refused the connection a subscription, and answers on a new one, though not on that which the
+// client has for all answers: then it takes what the client has to be gone, also when the right is given back.
+func deaf(ctx context.Context, js jetstream.JetStream, consumer jetstream.Consumer) bool {
+	nc := js.Conn()
+	if last := nc.LastError(); !errors.Is(last, nats.ErrPermissionViolation) && !errors.Is(last, nats.ErrMaxSubscriptionsExceeded) {
+		return false
+	}
+	inbox := nc.NewInbox()
+	sub, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = sub.Unsubscribe() }() // it fails where there is no connection any more
+	api := jetstream.DefaultAPIPrefix
+	switch o := js.Options(); {
+	case o.Domain != "":
+		api = "$JS." + o.Domain + ".API."
+	case o.APIPrefix != "":
+		api = strings.TrimSuffix(o.APIPrefix, ".") + "."
+	}
+	is := consumer.CachedInfo()
+	if err := nc.PublishRequest(api+"CONSUMER.INFO."+is.Stream+"."+is.Name, inbox, nil); err != nil {
+		return false
+	}
+	var missed error
+	var asked sync.WaitGroup
+	asked.Go(func() { _, missed = consumer.Info(ctx) }) // beside the other, as both take long where the server is just slow
+	_, err = sub.NextMsgWithContext(ctx)
+	asked.Wait()
+	return err == nil && errors.Is(missed, context.DeadlineExceeded)
 }
 
 // shortestRequest is the client's shortest PullExpiry.

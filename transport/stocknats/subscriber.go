@@ -162,7 +162,7 @@ func (s *subscription) forward(ctx, work context.Context) {
 			s.working.Go(func() { s.handle(work, msg) })
 		}
 	}
-	s.config.Logger.ErrorContext(ctx, "oncemill: the connection is closed, nothing can come any more", "topic", s.topic)
+	s.config.Logger.ErrorContext(ctx, "oncemill: the connection is closed, nothing can come any more", "topic", s.topic, "error", cmp.Or(s.nc.LastError(), nats.ErrConnectionClosed))
 }
 
 // errGrace is why a handler's context ends before the handler.
