@@ -40,9 +40,9 @@ func SharedKafka(t testing.TB) *KafkaServer {
 }
 
 // watch runs a command until its standard input ends, which is when the process that has the other end does. Then it
-// kills the command and removes the folder. There is no goroutine of the test's that would wait: it would look like a
+// kills the command and removes what it leaves. There is no goroutine of the test's that would wait: it would look like a
 // leak to every test that looks for one.
-const watch = `dir=$1; shift; "$@" </dev/null & read -r _; kill -9 $!; wait $!; rm -rf "$dir"`
+const watch = `dir=$1; shift; "$@" </dev/null & read -r _; kill -9 $!; wait $!; ` + remove
 
 // startShared starts the broker in a new folder and waits until it answers.
 func startShared(b *kafkaBroker) (alive *os.File, err error) {

@@ -39,7 +39,7 @@ func Postgres(t testing.TB, config ...string) *PostgresServer {
 	if err := s.files.init(); err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
-	t.Cleanup(func() { os.RemoveAll(s.files.dir) })
+	t.Cleanup(func() { s.files.remove(t) })
 	s.startOnFreePort()
 	t.Cleanup(func() { s.process.Kill() })
 	recordPostgres(t, s.dsn, "started")

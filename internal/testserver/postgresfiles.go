@@ -89,6 +89,21 @@ func (f *postgresFiles) makeDir(prefix string) (err error) {
 	return f.own(f.dir)
 }
 
+// remove is a script that removes the folder $dir of a server that has ended, and the System V segment of a PostgreSQL that
+// was killed: it keeps a second server off the same files, only a next start on these would remove it, and a system has
+// 4,096 of them. Line 7 of postmaster.pid has its key and ID.
+const remove = `id=$(sed -n '7s/.* //p' "$dir/data/postmaster.pid" 2>/dev/null); [ -z "$id" ] || ipcrm -m "$id"; rm -rf "$dir"`
+
+// remove removes what the ended server leaves.
+func (f *postgresFiles) remove(t testing.TB) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", remove)
+	cmd.Env = append(os.Environ(), "dir="+f.dir)
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("testserver: remove what PostgreSQL left: %v\n%s", err, out)
+	}
+}
+
 // init makes the folder with an empty cluster.
 func (f *postgresFiles) init() error {
 	if err := f.makeDir("oncemill-postgres-"); err != nil {
@@ -124,6 +139,7 @@ func (f *postgresFiles) server() []string {
 	settings := []string{
 		"port=" + strconv.Itoa(f.port), "listen_addresses=127.0.0.1", "unix_socket_directories=",
 		"wal_level=logical", "max_replication_slots=20", "max_wal_senders=20", "max_connections=200", "fsync=off",
+		"dynamic_shared_memory_type=mmap", // in the folder, so that a killed server leaves nothing in /dev/shm
 	}
 	args := []string{"-D", f.data()}
 	for _, s := range append(settings, f.config...) {

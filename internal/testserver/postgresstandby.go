@@ -1,7 +1,6 @@
 package testserver
 
 import (
-	"os"
 	"os/exec"
 	"testing"
 )
@@ -15,7 +14,7 @@ func (s *PostgresServer) Standby(t testing.TB) *PostgresServer {
 	if err := standby.files.makeDir("oncemill-standby-"); err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
-	t.Cleanup(func() { os.RemoveAll(standby.files.dir) })
+	t.Cleanup(func() { standby.files.remove(t) })
 	command := standby.files.command("pg_basebackup", "-d", s.dsn, "-D", standby.files.data(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Dir = standby.files.dir
