@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -57,7 +58,8 @@ func Guarded(p *Processor) Step {
 // been told to end it. And headers of the NATS server ("Nats-…") are left out, which a stream takes for orders: with an equal
 // Nats-Msg-Id it drops the message. Poison of a message whose ID was found elsewhere has it as oncemill-id, and all poison a number of
 // its own as oncemill-generation: a natsjs.Publisher tells it from what another handler published, and what was sent back. A publisher
-// of watermill-nats must not have TrackMsgID or TrackMessageID.
+// of watermill-nats must not have TrackMsgID or TrackMessageID. Where a publisher of this module refuses the message for its headers or
+// its ID, what of them it may have refused is escaped, as in a dead letter, and an ID that cannot be used replaced.
 func PoisonQueue(pub message.Publisher, topic string) Step {
 	mw, err := middleware.PoisonQueueWithFilter(poisonPublisher{pub}, topic, final)
 	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
@@ -73,7 +75,36 @@ func (p poisonPublisher) Publish(topic string, messages ...*message.Message) err
 		msg.Metadata.Set(producer.HeaderGeneration, strconv.Itoa(int(rand.Int32())))
 		msg.Metadata.Set(middleware.ReasonForPoisonedKey, headerText(msg.Metadata.Get(middleware.ReasonForPoisonedKey)))
 	}
-	return p.Publisher.Publish(topic, messages...)
+	err := p.Publisher.Publish(topic, messages...)
+	if _, refused := errors.AsType[*producer.InvalidError](err); refused { // the message would come again for it, for ever
+		for _, msg := range messages {
+			escapeHeader(msg)
+		}
+		err = p.Publisher.Publish(topic, messages...)
+	}
+	return err
+}
+
+// escapeHeader makes a message what each publisher of this module takes: one with usable IDs or none, without headers that some
+// broker does not carry, or that have a meaning and are there in several spellings.
+func escapeHeader(msg *message.Message) {
+	header := producer.Header(msg.Metadata)
+	_, noID := producer.ExtractMessageID(producer.Incoming{Header: header})
+	if _, err := producer.ExtractWatermillUUID(producer.Incoming{UUID: msg.UUID}); err != nil {
+		msg.UUID = "" // it gets a new one
+	}
+	msg.Metadata = message.Metadata{}
+	for name, value := range header {
+		lower := strings.ToLower(name)
+		keep := portable(name, value) && (name == lower || !strings.HasPrefix(lower, "oncemill-"))
+		if lower == producer.HeaderID {
+			keep = noID == nil
+		}
+		if !keep {
+			name, value = escaped(name, value)
+		}
+		msg.Metadata[name] = value
+	}
 }
 
 // withoutOrders returns copies of messages without what is an order to the stream that they go to.

@@ -138,11 +138,16 @@ func carried(of producer.Header) producer.Header {
 			continue
 		}
 		if !portable(name, value) {
-			name, value = producer.HeaderEscaped+url.QueryEscape(name), url.QueryEscape(value)
+			name, value = escaped(name, value)
 		}
 		header[name] = value
 	}
 	return header
+}
+
+// escaped is a header as every broker carries it.
+func escaped(name, value string) (string, string) {
+	return producer.HeaderEscaped + url.QueryEscape(name), url.QueryEscape(value)
 }
 
 // copyHeader reports whether a header belongs to the copy that was delivered, not to the message: it must not be passed

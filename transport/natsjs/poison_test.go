@@ -285,3 +285,61 @@ func TestSource_PoisonOfTwoGroupsIsNoDuplicateToTheStream(t *testing.T) {
 		})
 	}
 }
+
+// Nor may what a message has, which its stream took: others check neither headers nor IDs.
+func TestSource_PoisonLeavesWhateverItsMessageHas(t *testing.T) {
+	t.Parallel()
+	const id = producer.HeaderID
+	long := strings.Repeat("m", dedupstore.MaxID+1)
+	for kind, publisher := range publishers {
+		for name, tc := range map[string]struct{ header, want nats.Header }{
+			"an ID that is too long":     {nats.Header{id: {long}}, nats.Header{producer.HeaderEscaped + id: {long}}},
+			"an ID as of others":         {nats.Header{id: {"~m1"}}, nats.Header{producer.HeaderEscaped + id: {"~m1"}}},
+			"an ID in two spellings":     {nats.Header{"ONCEMILL-ID": {"m1"}, "Oncemill-Id": {"m2"}}, nats.Header{producer.HeaderEscaped + "Oncemill-Id": {"m2"}}},
+			"a purpose in two spellings": {nats.Header{id: {"m1"}, "ONCEMILL-PURPOSE": {"a"}, "Oncemill-Purpose": {"b"}}, nats.Header{id: {"m1"}}},
+			"a name that NATS forbids":   {nats.Header{id: {"m1"}, "Idempotency-Key": {"k"}}, nats.Header{id: {"m1"}, producer.HeaderEscaped + "x%2Fy": {"z+"}}},
+		} {
+			t.Run(kind+" "+name, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, jetstream.ConsumerConfig{FilterSubject: "orders.new"})
+				named := func(next message.HandlerFunc) message.HandlerFunc { // nats.go sends no such header, other clients do
+					return func(msg *message.Message) ([]*message.Message, error) {
+						if msg.Metadata.Get("Idempotency-Key") != "" {
+							msg.Metadata.Set("x/y", "z ")
+						}
+						return next(msg)
+					}
+				}
+				if kind == "stock" && tc.header["Idempotency-Key"] != nil {
+					t.Skip("nats.go refuses it")
+				}
+				mws, err := consumer.Chain(consumer.Other("named", named), consumer.PoisonQueue(publisher(t, r.js), "orders.poison"), consumer.Guarded(r.processor()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.poisons(r.source(), mws, errors.New("bad"))
+				if _, err := r.js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders.new", Header: tc.header, Data: []byte("x")}); err != nil {
+					t.Fatal(err)
+				}
+				r.acked(1)
+				stream, err := r.js.Stream(t.Context(), "orders")
+				if err != nil {
+					t.Fatal(err)
+				}
+				poison, err := stream.GetLastMsgForSubject(t.Context(), "orders.poison")
+				if err != nil || string(poison.Data) != "x" {
+					t.Fatalf("the poison is not there: %v", err)
+				}
+				want := tc.want
+				if kind == "stock" { // it takes all
+					want = tc.header
+				}
+				for name := range want {
+					if got := poison.Header.Get(name); got != want.Get(name) {
+						t.Errorf("the poison's header %s is %q, want %q", name, got, want.Get(name))
+					}
+				}
+			})
+		}
+	}
+}
