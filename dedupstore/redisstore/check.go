@@ -101,9 +101,19 @@ type server struct {
 	config map[string]string
 }
 
-// look asks a server for its settings.
+var settings = [...]string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "repl-diskless-sync-delay"}
+
+// look asks a server for its settings, all at once: a claim in shadow mode, or before an inbox, has a few milliseconds, and would never
+// get past a look of several round trips.
 func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, error) {
-	text, err := rdb.Info(ctx).Result()
+	pipe := rdb.Pipeline()
+	info := pipe.Info(ctx)
+	var asked [len(settings)]*redis.MapStringStringCmd
+	for i, name := range settings {
+		asked[i] = pipe.ConfigGet(ctx, name)
+	}
+	_, _ = pipe.Exec(ctx) // each command has its error
+	text, err := info.Result()
 	switch {
 	case forbidden(err):
 		return server{}, &ServerError{addr, "INFO", err.Error(),
@@ -118,8 +128,8 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 		}
 	}
 	config := map[string]string{}
-	for _, name := range [...]string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "repl-diskless-sync-delay"} {
-		values, err := rdb.ConfigGet(ctx, name).Result()
+	for i, name := range settings {
+		values, err := asked[i].Result()
 		switch {
 		case forbidden(err):
 			return v, nil

@@ -77,7 +77,7 @@ func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
 
 func TestCheck_AServerThatLoadsItsFileStillHasOne(t *testing.T) {
 	t.Parallel()
-	// While it reads the file, for some 5 s, it answers a request after every 1024 commands: Check makes six.
+	// While it reads the file, for some 5 s, it answers requests after every 1024 commands.
 	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no", "--key-load-delay", "200")
 	rdb := server.Client()
 	pipe := rdb.Pipeline()
@@ -181,17 +181,17 @@ type refusing struct{ left atomic.Int32 }
 
 func (h *refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (h *refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
+func (h *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-func (h *refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "info" && h.left.Add(-1) >= 0 {
-			cmd.SetErr(loadingError{})
-			return cmd.Err()
+func (h *refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			if cmd.Name() == "info" && h.left.Add(-1) >= 0 {
+				cmd.SetErr(loadingError{})
+			}
 		}
-		return next(ctx, cmd)
+		return err
 	}
 }
 
@@ -213,6 +213,18 @@ func TestCheck_ServerThatIsLoadingIsNoReasonToSkipTheCheck(t *testing.T) {
 		t.Errorf("error is %v, want LOADING and no ServerError", err)
 	}
 	claim(t, s, request("1"), dedupstore.AcquiredRun) // looks again
+}
+
+// Shadow mode gives a claim 25 ms, with the look before it: of several round trips it would never end in time at 3 ms each.
+func TestCheck_AsksAServerOnce(t *testing.T) {
+	t.Parallel()
+	s, rdb := onServer(t)
+	var sizes []int
+	rdb.AddHook(recording{new(sync.Mutex), &sizes})
+	must(s.Check(t.Context()))(t)
+	if !slices.Contains(sizes, 1+len(settings)) { // beside those of a new connection
+		t.Errorf("pipelines of %v commands, want one of all", sizes)
+	}
 }
 
 func TestCheck_ServerWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
