@@ -33,11 +33,10 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 		return nil
 	}
 	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer, "topic", dead.topic)
+	if err := l.digsUp(l.config); err != nil {
+		return err
+	}
 	if field, covered := l.delivers(stream, dead.topic); covered {
-		if stream != nil && stream.Retention == jetstream.WorkQueuePolicy {
-			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field,
-				Problem: fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what it has had: set filters without that subject, or another DeadLetterTopic", dead.topic)}
-		}
 		log.ErrorContext(ctx, "natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of other handlers on the same subject are handled: set filters without that subject, or another DeadLetterTopic",
 			"field", field)
 	}
@@ -50,6 +49,19 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 		}
 	}
 	return nil
+}
+
+// digsUp returns an error if a consumer that is set up so has its own dead letters from a work-queue stream, which deletes them.
+func (l limits) digsUp(config jetstream.ConsumerConfig) error {
+	if l.queue == nil {
+		return nil
+	}
+	field, covered := limits{config: config}.delivers(l.queue, l.buried)
+	if !covered {
+		return nil
+	}
+	return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field,
+		Problem: fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what it has had: set filters without that subject, or another DeadLetterTopic", l.buried)}
 }
 
 // delivers reports whether a consumer delivers a subject, and which field of its configuration says so.

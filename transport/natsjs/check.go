@@ -33,6 +33,9 @@ type limits struct {
 	created       time.Time
 	config        jetstream.ConsumerConfig
 	nextSubject   string // where messages are asked for
+
+	queue  *jetstream.StreamConfig // a work-queue stream to which dead letters may go; nil: they go to none
+	buried string                  // their topic
 }
 
 const (
@@ -81,6 +84,9 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 			"stream", l.stream, "consumer", l.consumer)
 	}
 	stream := e.checkStream(ctx, l, policy)
+	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
+		l.queue, l.buried = stream, dead.topic
+	}
 	if err := e.checkBurial(ctx, l, stream, dead); err != nil {
 		return limits{}, err
 	}

@@ -347,3 +347,39 @@ func TestWorker_AcksAfterItsConsumerWasDeletedAreNotForItsNamesakesMessages(t *t
 		})
 	}
 }
+
+// Other filters are the operator's affair, unless they give a worker its own dead letters, which it acknowledges, and which a
+// work-queue stream deletes then.
+func TestWorker_FilterThatWouldHaveDeadLettersDeletedEndsTheRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("jobs.dead")
+	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "jobs", Subjects: []string{"jobs.>"}, Retention: jetstream.WorkQueuePolicy}); err != nil {
+		t.Fatal(err)
+	}
+	filter := func(subjects ...string) *looked {
+		cons, err := r.js.CreateOrUpdateConsumer(t.Context(), "jobs", jetstream.ConsumerConfig{
+			Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: subjects})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &looked{Consumer: cons}
+	}
+	consumer := filter("jobs.a", "jobs.b")
+	r.cons = consumer
+	w := r.worker(succeed)
+	w.LookEvery(lookEvery)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(context.Background()) }()
+	filter("jobs.a", "jobs.c")
+	consumer.looksAgain(t)
+	select {
+	case err := <-ended:
+		t.Fatalf("Run ended for filters without the dead letters: %v", err)
+	default:
+	}
+	filter("jobs.a", "jobs.dead")
+	var wrong *natsjs.ConfigError
+	if err := await(t, ended); !errors.As(err, &wrong) || wrong.Field != "FilterSubjects" {
+		t.Errorf("Run: %v, want a ConfigError about FilterSubjects", err)
+	}
+}

@@ -371,7 +371,8 @@ func (s *session) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	return info, nil
 }
 
-// changed returns an error if a consumer is not what the run has seen.
+// changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have what it
+// must not.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
 	is, was := info.Config, l.config
 	for _, c := range [...]struct {
@@ -396,7 +397,7 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 				Problem: fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is)}
 		}
 	}
-	return nil
+	return l.digsUp(is)
 }
 
 // missing reports whether an error says that the consumer or its stream is not there.
