@@ -151,10 +151,13 @@ func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T)
 	w.LookEvery(lookEvery)
 	stop := r.start(w)
 	until(t, "the handlers", func() bool { _, runs := r.done(); return runs == n })
-	answer, err := r.js.Conn().RequestWithContext(t.Context(), "$JS.API.CONSUMER.RESET.orders.billing", []byte(`{"seq":1}`))
-	if err != nil || strings.Contains(string(answer.Data), `"error"`) {
-		t.Fatalf("reset: %v, %+v", err, answer)
-	}
+	until(t, "a reset", func() bool { // nats-server (2.15.2) undoes one that comes while it writes the last deliveries down
+		answer, err := r.js.Conn().RequestWithContext(t.Context(), "$JS.API.CONSUMER.RESET.orders.billing", []byte(`{"seq":1}`))
+		if err != nil || strings.Contains(string(answer.Data), `"error"`) {
+			t.Fatalf("reset: %v, %+v", err, answer)
+		}
+		return strings.Contains(string(answer.Data), `"delivered":{"consumer_seq":0,`)
+	})
 	until(t, "the worker to notice", func() bool { return strings.Contains(r.log.String(), "has lost what it had counted") })
 	close(release)
 	r.acked(n)
