@@ -83,7 +83,7 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 		e.config.Logger.WarnContext(ctx, "natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have none; a work-queue stream deletes them with their messages",
 			"stream", l.stream, "consumer", l.consumer)
 	}
-	stream := e.checkStream(ctx, l, policy)
+	stream := e.checkStream(ctx, l, info.AckFloor.Stream, policy)
 	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
 		l.queue, l.buried = stream, dead.topic
 	}
@@ -217,9 +217,10 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	return "", ""
 }
 
-// checkStream warns of a stream that keeps messages longer than their outcomes are remembered. It returns the stream's
-// configuration, or nil if that cannot be had.
-func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Policy) *jetstream.StreamConfig {
+// checkStream warns of a stream that keeps messages longer than their outcomes are remembered, and says which it has deleted that
+// the consumer, with all up to done acknowledged, has not done with. It returns the stream's configuration, or nil if that cannot
+// be had.
+func (e *engine) checkStream(ctx context.Context, l limits, done uint64, policy oncemill.Policy) *jetstream.StreamConfig {
 	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	err := refusal(ctx, e.js.Conn(), e.api()+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
@@ -230,11 +231,21 @@ func (e *engine) checkStream(ctx context.Context, l limits, policy oncemill.Poli
 		log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with Policy.Window", "error", err)
 		return nil
 	}
-	config := stream.CachedInfo().Config
+	config, first := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq
+	if done+1 < first && l.losesWhatIsDeleted(&config) {
+		log.ErrorContext(ctx, "natsjs: the stream has deleted messages before the consumer was done with them: nobody gets them; publish them again, and raise what bounds the stream",
+			"first", done+1, "last", first-1, "maxAge", config.MaxAge, "maxMsgs", config.MaxMsgs, "maxBytes", config.MaxBytes)
+	}
 	window := cmp.Or(policy.Window, oncemill.LowValue().Window)
 	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > window) {
 		log.WarnContext(ctx, "natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that runs handlers again; set MaxAge to at most the window, or a longer window",
 			"maxAge", config.MaxAge, "window", window)
 	}
 	return &config
+}
+
+// losesWhatIsDeleted reports whether what a stream deletes at its beginning is what the consumer has not done with: with filters it
+// may be others', where each subject has a limit newer messages are to replace it, and a mirror begins where it likes.
+func (l limits) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
+	return stream.Retention == jetstream.LimitsPolicy && stream.Mirror == nil && stream.MaxMsgsPerSubject <= 0 && l.config.FilterSubject == "" && len(l.config.FilterSubjects) == 0
 }

@@ -433,3 +433,50 @@ func TestWorker_RightToAnswersThatIsGoneForAWhileIsNamedAndOutlived(t *testing.T
 	until(t, "word of looks that get no answer", says("the consumer cannot be looked at"))
 	r.stops(stop)
 }
+
+// What a stream has deleted while nobody was there is never handled, and only the start can say so.
+func TestWorker_MessagesThatTheStreamDeletedBeforeTheyWereHandledAreSaid(t *testing.T) {
+	t.Parallel()
+	const said = "the stream has deleted messages before the consumer was done with them"
+	for name, c := range map[string]struct {
+		perSubject int64
+		filter     string
+		want       string // in the log; empty: nothing of it
+	}{
+		"oldest":             {want: "first=6 last=15"},
+		"replaced":           {perSubject: 10},
+		"perhaps of another": {filter: "orders.all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{FilterSubject: c.filter})
+			stream := jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, MaxAge: time.Hour, MaxMsgs: 10, MaxMsgsPerSubject: c.perSubject}
+			if _, err := r.js.UpdateStream(t.Context(), stream); err != nil {
+				t.Fatal(err)
+			}
+			r.publish(5, oneLane)
+			stop := r.start(r.worker(succeed))
+			r.acked(5)
+			r.stops(stop)
+			r.publish(10, oneLane)
+			if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String(), said) {
+				t.Fatalf("Check: %v, with nothing lost; log:\n%s", err, r.log.String())
+			}
+			r.publish(10, oneLane)
+			if err := r.worker(succeed).Check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			log := r.log.String()
+			if got := strings.Contains(log, said); got != (c.want != "") || !strings.Contains(log, c.want) {
+				t.Errorf("want %q, log:\n%s", c.want, log)
+			}
+			stop = r.start(r.worker(succeed))
+			r.acked(25)
+			r.stops(stop)
+			before := strings.Count(r.log.String(), said)
+			if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Count(r.log.String(), said) != before {
+				t.Errorf("Check: %v, said again although all that is there is done; log:\n%s", err, r.log.String())
+			}
+		})
+	}
+}
