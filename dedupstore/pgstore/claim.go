@@ -134,7 +134,10 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	}
 	if codeOf(err) == codeLocked && len(order) == 1 {
 		answers[0] = inserted
-		f.store.stuck.found(requests[0].Key)
+		if stuck := f.store.stuck.found(requests[0].Key); stuck > 0 {
+			f.store.cfg.Logger.WarnContext(ctx, "pgstore: claims wait for a lock that somebody holds on the table of records, or on a new one",
+				"key", requests[0].Key.String(), "for", stuck, "error", err)
+		}
 		return nil
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -195,6 +196,55 @@ func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
 	if s.stuck.some() {
 		t.Errorf("%d keys are still remembered", len(s.stuck.keys))
 	}
+}
+
+// TestClaim_LockThatStaysIsInTheLog has a table locked as by VACUUM FULL or ALTER TABLE, for a pool without prepared statements, as behind
+// PgBouncer: all claims are busy then, as if others were at their messages.
+func TestClaim_LockThatStaysIsInTheLog(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
+	var log bytes.Buffer
+	s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	tx := begin(t, pool, pgx.ReadCommitted)
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE oncemill_dedup`); err != nil {
+		t.Fatal(err)
+	}
+	r := request("1")
+	claim(t, s, r, dedupstore.Busy)
+	if log.Len() > 0 {
+		t.Errorf("after one claim the log says %s", &log)
+	}
+	until(t, "a line in the log", func() bool {
+		claim(t, s, r, dedupstore.Busy)
+		return strings.Contains(log.String(), "claims wait for a lock")
+	})
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the claim", func() bool { return ask(t, s, r).Status == dedupstore.AcquiredRun })
+}
+
+func TestStuck_IsSaidOnceAMinuteOfWhatStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s stuck
+		one, other := request("1").Key, request("2").Key
+		said := 0
+		for range 100 {
+			if s.found(one) > 0 || s.found(other) > 0 {
+				said++
+			}
+			time.Sleep(time.Second)
+		}
+		if said != 2 {
+			t.Errorf("in 100 seconds it was said %d times, want 2", said)
+		}
+		for range 10 {
+			time.Sleep(looksApart)
+			if stuck := s.found(one); stuck > 0 {
+				t.Errorf("a key that nobody looked at for %v is said to be stuck for %v", looksApart, stuck)
+			}
+		}
+	})
 }
 
 // TestClaim_TwinsDoNotWaitForLocks looks at the moment between settlement and commit, which a slow disk makes long.

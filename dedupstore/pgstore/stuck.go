@@ -16,6 +16,12 @@ const (
 	// forgetStuck is for how long after the last look something is remembered, and mostStuck bounds it.
 	forgetStuck = time.Minute
 	mostStuck   = 1 << 12
+
+	// longStuck is after what time somebody is told, at most once in sayStuck. A key that nobody has looked at for looksApart may
+	// have been free meanwhile.
+	longStuck  = 5 * time.Second
+	sayStuck   = time.Minute
+	looksApart = 30 * time.Second
 )
 
 // stuck are keys whose new record somebody has had locked for longer than a commit takes, such as a client that the server hears
@@ -25,12 +31,15 @@ type stuck struct {
 	last atomic.Int64 // when one was found, in Unix nanoseconds; 0: there are none
 	mu   sync.Mutex
 	keys map[dedupstore.Key]*look
+	said time.Time // when the log said so last
 }
 
 // A look is the next one at a key that is stuck.
 type look struct {
 	due   time.Time
 	pause time.Duration
+	since time.Time // when the key was found stuck
+	last  time.Time // when it was found so again
 }
 
 // some reports whether there may be keys that are stuck.
@@ -67,8 +76,8 @@ func (s *stuck) leave(key dedupstore.Key, alone bool) bool {
 	return false
 }
 
-// found notes that a key is stuck, or still is.
-func (s *stuck) found(key dedupstore.Key) {
+// found notes that a key is stuck, or still is. It returns for how long, if that is so long that somebody has to be told.
+func (s *stuck) found(key dedupstore.Key) (long time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.keys == nil || len(s.keys) >= mostStuck || !s.some() {
@@ -83,6 +92,15 @@ func (s *stuck) found(key dedupstore.Key) {
 	now := time.Now()
 	next.due = now.Add(next.pause)
 	s.last.Store(now.UnixNano())
+	if now.Sub(next.last) >= looksApart {
+		next.since = now
+	}
+	next.last = now
+	if stuck := now.Sub(next.since); stuck >= longStuck && now.Sub(s.said) >= sayStuck {
+		s.said = now
+		return stuck
+	}
+	return 0
 }
 
 // free notes that a key is not stuck any more.
