@@ -47,7 +47,7 @@ func TestWorker_SaysWhyTheServerDoesNotLetItIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.finishes(1)
-	r.server.Reload(withPassword("second"))
+	r.server.RestartWith(withPassword("second"))
 	const line, reason = "natsjs: no connection to the server; trying again", "Authorization Violation"
 	until(t, "the line and its reason", func() bool {
 		return strings.Contains(r.log.String(), line) && strings.Contains(r.log.String(), reason)
@@ -56,7 +56,7 @@ func TestWorker_SaysWhyTheServerDoesNotLetItIn(t *testing.T) {
 	if err := pub.Publish(t.Context(), m); err == nil || !strings.Contains(err.Error(), reason) {
 		t.Errorf("the publisher says: %v", err)
 	}
-	r.server.Reload(withPassword("first"))
+	r.server.RestartWith(withPassword("first"))
 	until(t, "a message", func() bool { return pub.Publish(t.Context(), m) == nil })
 	r.finishes(2)
 	until(t, "a line that it is over", func() bool { return strings.Contains(r.log.String(), "messages can be fetched again") })
@@ -75,7 +75,7 @@ func TestWorker_SaysWhyTheConnectionIsClosedForGood(t *testing.T) {
 	w := r.worker(succeed)
 	go func() { ended <- w.Run(context.Background()) }()
 	r.finishes(1)
-	r.server.Reload(withPassword("second"))
+	r.server.RestartWith(withPassword("second"))
 	if err := await(t, ended); err == nil || !strings.Contains(err.Error(), "Authorization Violation") {
 		t.Errorf("Run: %v", err)
 	}
@@ -89,10 +89,10 @@ func TestWorker_SaysAfterAnOutageWhatIsWrongThen(t *testing.T) {
 	r.publish(1, oneLane)
 	stop := r.start(r.worker(succeed))
 	r.finishes(1)
-	r.server.Reload(withPassword("second"))
+	r.server.RestartWith(withPassword("second"))
 	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "natsjs: no connection to the server") })
 	before := len(r.log.String())
-	r.server.Reload(func(o *server.Options) {
+	r.server.RestartWith(func(o *server.Options) {
 		withPassword("first")(o)
 		o.JetStream = false
 	})

@@ -45,11 +45,11 @@ func TestJetStream_SaysWhyTheServerDoesNotLetItInAndGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Reload(withPassword("second"))
+	s.RestartWith(withPassword("second"))
 	until(t, "the line and its reason", func() bool {
 		return log.has("no connection to the NATS server") && log.has("Authorization Violation")
 	})
-	s.Reload(withPassword("first"))
+	s.RestartWith(withPassword("first"))
 	until(t, "a message", func() bool { _, err := js.Publish(t.Context(), "orders", nil); return err == nil })
 	select {
 	case msg, open := <-messages:
@@ -92,7 +92,7 @@ func TestJetStream_SaysWhyTheConnectionIsClosedForGood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Reload(withPassword("second"))
+	s.RestartWith(withPassword("second"))
 	select {
 	case <-messages:
 	case <-time.After(patience):
