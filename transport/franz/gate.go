@@ -95,6 +95,24 @@ func (g *gate) wait(d time.Duration) bool {
 	}
 }
 
+// lookAgain is how long who waits for a time by the clock waits at most before looking at it again: it may have been set.
+const lookAgain = time.Minute
+
+// waitFor waits for a time. It reports false if the gate is shut before.
+func (g *gate) waitFor(due time.Time) bool {
+	return g.waitWhile(func() time.Duration { return time.Until(due) })
+}
+
+// waitWhile waits as long as something remains.
+func (g *gate) waitWhile(remains func() time.Duration) bool {
+	for d := remains(); d > 0; d = remains() {
+		if !g.wait(min(d, lookAgain)) {
+			return false
+		}
+	}
+	return !g.isHalted()
+}
+
 // shut starts nothing more. The gate is locked, and was not shut.
 func (g *gate) shut() {
 	close(g.halted)

@@ -2,7 +2,6 @@ package franz
 
 import (
 	"context"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -160,7 +159,7 @@ func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
 		return
 	}
 	p.s.postponed(ctx, d, rec, due)
-	if !p.wait(time.Until(due)) {
+	if !p.waitFor(due) {
 		return
 	}
 	for tries := 1; ; tries++ {

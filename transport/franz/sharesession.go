@@ -207,7 +207,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		s.giveBack(ctx, rec)
 		return
 	}
-	if !s.rest(time.Until(due)) {
+	if !s.rest(due) {
 		s.giveBack(ctx, rec)
 		return
 	}
@@ -229,21 +229,21 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			return
 		}
 		s.stalled(ctx, d, rec, decision, tries)
-		if !s.rest(delayOf(decision, s.policy, tries)) {
+		if !s.rest(time.Now().Add(delayOf(decision, s.policy, tries))) {
 			s.giveBack(ctx, rec)
 			return
 		}
 	}
 }
 
-// rest lets a record wait, which takes no room. It reports false if the worker stops before.
-func (s *shareSession) rest(d time.Duration) bool {
-	if d <= 0 {
+// rest lets a record wait until it is due, which takes no room. It reports false if the worker stops before.
+func (s *shareSession) rest(due time.Time) bool {
+	if time.Until(due) <= 0 {
 		return !s.isHalted()
 	}
 	s.hands.rest(1)
 	defer s.hands.rest(-1)
-	return s.wait(d)
+	return s.waitFor(due)
 }
 
 func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
