@@ -100,6 +100,7 @@ type bench struct {
 	client  *kgo.Client // of the tests
 	log     lockedBuffer
 	logger  *slog.Logger
+	look    time.Duration // how often workers look for what kgo tells nobody; zero: as they do
 }
 
 // newBench starts a cluster with topic "orders".
@@ -212,6 +213,7 @@ func (b *bench) start(once *consumer.Processor, handle franz.Handler, config fra
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	w.LookEvery(b.look)
 	opts = append([]kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"), kgo.HeartbeatInterval(50 * time.Millisecond), kgo.SessionTimeout(30 * time.Second),
 		kgo.FetchMaxWait(100 * time.Millisecond)}, opts...)
 	cl := b.newClient(append(w.Opts(), opts...)...)

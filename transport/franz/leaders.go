@@ -13,8 +13,8 @@ import (
 
 // lookOut says what kgo tells nobody: which partitions have no leader, so that nothing of them can be fetched, that brokers do not
 // answer, and that the group does not let its member in. It says so when it was found twice, as leaders move, and then once a
-// minute.
-func (a *alarm) lookOut(ctx context.Context, cl *kgo.Client, every time.Duration, member func(context.Context) error) {
+// minute. One look takes as long as the patience at most.
+func (a *alarm) lookOut(ctx context.Context, cl *kgo.Client, every, patience time.Duration, member func(context.Context) error) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var before []string
@@ -26,7 +26,7 @@ func (a *alarm) lookOut(ctx context.Context, cl *kgo.Client, every time.Duration
 		case <-ctx.Done():
 			return
 		}
-		look, cancel := context.WithTimeout(ctx, every)
+		look, cancel := context.WithTimeout(ctx, patience)
 		now, err := leaderless(look, cl)
 		if err == nil {
 			err = member(look)

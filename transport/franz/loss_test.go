@@ -389,8 +389,9 @@ func TestWorker_PartitionsWithoutALeaderAreSaid(t *testing.T) {
 		}
 		return &resp, nil, true
 	})
-	const look = 200 * time.Millisecond // the rebalance timeout may be hours, where handlers take so long
-	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{}, kgo.SessionTimeout(look), kgo.RebalanceTimeout(time.Hour))
+	const look = 200 * time.Millisecond
+	b.look = look
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{}, kgo.RebalanceTimeout(time.Hour)) // it may be, where handlers take so long
 	until(t, "the records", func() bool { return b.finished() == 2 })
 	lasts(3 * look)
 	if log := b.log.String(); strings.Contains(log, "leader") || strings.Contains(log, "nothing may be consumed") {
@@ -429,8 +430,9 @@ func TestWorker_MemberThatIsNotLetInIsSaid(t *testing.T) {
 // which may be far longer than the session's.
 func TestWorker_MemberThatWaitsForHandlersOfOthersIsNoAlarm(t *testing.T) {
 	t.Parallel()
-	const session = time.Second
+	const session = 5 * time.Second // the first must not be put out on a machine that is busy
 	b := newBench(t, 2)
+	b.look = session / 10
 	b.produce(0, 1, 2, 0)
 	proceed := make(chan struct{})
 	handle := b.handler(byRecord, func(context.Context, string, int) error { <-proceed; return nil })
@@ -438,7 +440,7 @@ func TestWorker_MemberThatWaitsForHandlersOfOthersIsNoAlarm(t *testing.T) {
 	first := b.start(b.processor(consumer.Config{}), handle, franz.Config{}, opts...)
 	until(t, "the handler", func() bool { return b.started() == 1 })
 	second := b.start(b.processor(consumer.Config{}), handle, franz.Config{}, opts...)
-	lasts(3 * session)
+	lasts(session + 5*b.look)
 	if _, generation := second.cl.GroupMetadata(); generation > 0 {
 		t.Error("the second member has not waited")
 	}

@@ -2,10 +2,12 @@ package franz_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -22,9 +24,19 @@ func TestSource_CheckWaitsForATopicThatWasJustCreated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	looked := make(chan struct{})
+	var once sync.Once
+	b.cluster.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.KeepControl()
+		if r, ok := req.(*kmsg.MetadataRequest); ok && len(r.Topics) == 1 && r.Topics[0].Topic != nil && *r.Topics[0].Topic == "new" {
+			once.Do(func() { close(looked) })
+		}
+		return nil, nil, false
+	})
 	created := make(chan error, 1)
 	go func() {
-		<-time.After(500 * time.Millisecond)
+		<-looked
+		<-time.After(200 * time.Millisecond)
 		_, err := b.admin.CreateTopic(context.WithoutCancel(t.Context()), 1, 1, nil, "new")
 		created <- err
 	}()

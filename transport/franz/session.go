@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -26,6 +27,7 @@ type session struct {
 	committing sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
 	byID       bool       // the broker's last answer to a commit named topics by ID; held with committing
 	running    sync.WaitGroup
+	look       time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
 
 	mu          sync.Mutex
 	draining    bool
@@ -76,7 +78,8 @@ func (s *session) run(ctx context.Context) error {
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.commitRegularly(polling) })
 	helpers.Go(func() {
-		s.lookOut(polling, s.cl, option[time.Duration](s.cl, kgo.SessionTimeout), membership(s.cl, s.rebalance))
+		patience := option[time.Duration](s.cl, kgo.SessionTimeout)
+		s.lookOut(polling, s.cl, cmp.Or(s.look, patience), patience, membership(s.cl, s.rebalance))
 	})
 	helpers.Go(func() {
 		select {

@@ -67,7 +67,7 @@ func (s *shareSession) run(ctx context.Context) error {
 	helpers.Go(func() { s.locks.prolongRegularly(holding) })
 	helpers.Go(func() { s.locks.bringBack(polling) })
 	helpers.Go(func() {
-		s.lookOut(polling, s.cl, s.rules.renewal, func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
+		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal, func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
 	helpers.Go(func() {
 		select {

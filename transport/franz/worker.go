@@ -28,6 +28,7 @@ type Worker struct {
 	policy  oncemill.Policy
 	process process
 	once    *consumer.Processor // nil: a Source's, which is not known
+	look    time.Duration       // how often it looks for what kgo tells nobody; zero: the session timeout
 
 	mu      sync.Mutex
 	made    *kgo.Client // the last client that was made with Opts
@@ -166,6 +167,7 @@ func (w *Worker) begin(cl *kgo.Client) (*session, error) {
 	}
 	w.used = true
 	w.session = newSession(w.config, w.policy, w.process, cl)
+	w.session.look = w.look
 	return w.session, nil
 }
 
