@@ -44,9 +44,10 @@ type place struct {
 }
 
 func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client) *session {
+	a := newAlarm(option[string](cl, kgo.ConsumerGroup), config.Logger)
 	return &session{
-		alarm:  newAlarm(option[string](cl, kgo.ConsumerGroup), config.Logger),
-		config: config, policy: policy, process: unbroken(process, config.Logger),
+		alarm:  a,
+		config: config, policy: policy, process: unbroken(process, a.log, a.fail),
 		cl: cl,
 		intake: intake{
 			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },

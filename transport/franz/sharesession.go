@@ -37,7 +37,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 	a := newAlarm(option[string](cl, kgo.ShareGroup), config.Logger)
 	return &shareSession{
 		alarm: a, gate: newGate(),
-		config: config, policy: policy, process: unbroken(process, config.Logger), rules: rules,
+		config: config, policy: policy, process: unbroken(process, a.log, a.fail), rules: rules,
 		cl: cl, publisher: publisher,
 		intake: intake{
 			copies:   func(topic string) bool { return topic == config.RetryTopic },

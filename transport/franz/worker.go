@@ -71,18 +71,24 @@ func guarded(once *consumer.Processor, handle Handler) process {
 }
 
 // unbroken makes a retry of a panic that is not the handler's, whose panics the guard turns into errors, but such as one of
-// consumer.Config.DeadLetters: it would end the process, and at each start again.
-func unbroken(process process, log *slog.Logger) process {
+// consumer.Config.DeadLetters: it would end the process, and at each start again. A handler that ends its goroutine takes that of its
+// partition along, so that nothing of it would be handled any more, without a word: that ends the run.
+func unbroken(process process, log *slog.Logger, fail func(error)) process {
 	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) (decision consumer.Decision) {
+		returned := false
 		defer func() {
 			if v := recover(); v != nil {
 				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
 				log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: panic while a record was processed", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 					"id", d.Header.Get(producer.HeaderID), "error", err, "stack", string(err.Stack))
 				decision = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
+			} else if !returned {
+				fail(fmt.Errorf("franz: the handler of the record of %s at offset %d has ended its goroutine (runtime.Goexit): have it return an error", placeName(rec.Topic, rec.Partition), rec.Offset))
 			}
 		}()
-		return process(ctx, d, rec, start)
+		decision = process(ctx, d, rec, start)
+		returned = true
+		return decision
 	}
 }
 
@@ -137,7 +143,8 @@ var _ kgo.HookNewClient = birth{}
 // when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout, or within 5 s
 // where that fails only because topics are gone. It waits for every handler, also for one that ignores its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, or kgo.ErrClientClosed.
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, kgo.ErrClientClosed, or that
+// a handler has ended its goroutine (runtime.Goexit).
 //
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all that was
 // fetched for done, and what was not handled of it would be passed over.
