@@ -89,6 +89,7 @@ func (s *session) run(ctx context.Context) error {
 		case <-polling.Done():
 		}
 	})
+	helpers.Go(func() { s.adoptOrphans(polling) })
 	helpers.Go(func() { s.poll(polling, handlers) })
 	<-polling.Done()
 	err := context.Cause(polling)
