@@ -146,7 +146,18 @@ type produced struct {
 	sending *telemetry.Sending
 }
 
-var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout; if its broker cannot be reached, or slows the client down by a quota, the client's log says so (kgo.WithLogger, level info); else its partition may have no leader, or fewer replicas in sync than its min.insync.replicas")
+const whyUnacknowledged = "if its broker cannot be reached, or slows the client down by a quota, the client's log says so (kgo.WithLogger, level info); else its partition may have no leader, or fewer replicas in sync than its min.insync.replicas"
+
+var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout; " + whyUnacknowledged)
+
+// cutOff returns why a context has ended that somebody waited with. A relay's PublishTimeout ends before an AckTimeout that is as long.
+func cutOff(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("franz: not acknowledged within the time that the caller gives: %w; %s", cause, whyUnacknowledged)
+	}
+	return cause
+}
 
 // sendAll sends messages and waits for their acknowledgements.
 func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []produced {
@@ -156,7 +167,7 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 	if !p.join(ctx) {
 		for i, m := range messages {
 			_, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
-			flights[i] = produced{err: context.Cause(ctx), unknown: true, sending: sending}
+			flights[i] = produced{err: cutOff(ctx), unknown: true, sending: sending}
 		}
 		return flights
 	}
@@ -196,7 +207,7 @@ func (p *Publisher) sendRecord(ctx context.Context, record *kgo.Record) produced
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
 	if !p.join(ctx) {
-		return produced{err: context.Cause(ctx), unknown: true}
+		return produced{err: cutOff(ctx), unknown: true}
 	}
 	defer p.alone.RUnlock()
 	f := p.produce(ctx, &kgo.Record{Topic: record.Topic, Key: record.Key, Value: record.Value, Headers: record.Headers})
@@ -228,7 +239,7 @@ func (p *Publisher) send(ctx context.Context, m producer.Message) produced {
 // all that are buffered for its partition along, those of other calls too.
 func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
 	if ctx.Err() != nil {
-		return produced{err: context.Cause(ctx), unknown: true}
+		return produced{err: cutOff(ctx), unknown: true}
 	}
 	buffering, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
@@ -246,7 +257,7 @@ func (f *produced) await(ctx context.Context) {
 		select {
 		case f.err = <-f.answer:
 		case <-ctx.Done():
-			f.err, f.unknown = context.Cause(ctx), true
+			f.err, f.unknown = cutOff(ctx), true
 			return
 		}
 	}
@@ -292,7 +303,7 @@ func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
 	for !p.alone.TryLock() {
 		if pause(ctx, stall); ctx.Err() != nil {
 			for _, f := range refused {
-				f.err, f.unknown = context.Cause(ctx), true
+				f.err, f.unknown = cutOff(ctx), true
 				f.sending.Answered()
 			}
 			return

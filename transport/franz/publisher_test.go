@@ -220,6 +220,12 @@ func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
 	if len(failures) != 2 || !failures[0].Unknown || !failures[1].Unknown {
 		t.Errorf("failures %+v, want both unknown", failures)
 	}
+	hurried, giveUp := context.WithTimeout(t.Context(), 10*time.Millisecond) // as a relay's PublishTimeout, which ends first
+	defer giveUp()
+	failures = failuresOf(t, pub.Publish(hurried, messages(1)...))
+	if err := failures[0].Err; !failures[0].Unknown || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its partition may have no leader") {
+		t.Errorf("failures %+v, want one, unknown, that says what may be wrong", failures)
+	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
 	failures = failuresOf(t, pub.Publish(ctx, messages(1)...))
@@ -227,7 +233,7 @@ func TestPublisher_MessageWithoutAnswerIsUnknown(t *testing.T) {
 		t.Errorf("failures %+v, want one, unknown, with the context's cause", failures)
 	}
 	close(release)
-	until(t, "the messages that were unknown", func() bool { return b.cluster.PartitionInfo("orders", 0).HighWatermark == 2 })
+	until(t, "the messages that were unknown", func() bool { return b.cluster.PartitionInfo("orders", 0).HighWatermark == 3 })
 }
 
 func TestPublisher_LostAnswersMakeNoCopies(t *testing.T) {
