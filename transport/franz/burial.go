@@ -8,6 +8,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -41,6 +42,8 @@ func checkBurial(ctx context.Context, cl *kgo.Client, once *consumer.Processor, 
 			log.ErrorContext(ctx, "franz: DeadLetterTopic is not there: the first record that has to be dead-lettered will hold up others; create it", "topic", topic)
 		case errors.Is(err, kerr.TopicAuthorizationFailed): // who may write to it may look at it
 			log.ErrorContext(ctx, "franz: DeadLetterTopic may not be written to: the first record that has to be dead-lettered will hold up others; allow its publisher's user to Write to it", "topic", topic)
+		case err == nil && p.compacts(ctx, topic):
+			log.ErrorContext(ctx, "franz: DeadLetterTopic is compacted: of the dead letters with one key only the last is kept, and those without a key are refused and hold up others; set its cleanup.policy to delete", "topic", topic)
 		}
 	}
 	return nil
@@ -69,4 +72,12 @@ func (p *Publisher) look(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
 	defer cancel()
 	return lookUp(ctx, kadm.NewClient(p.cl), topic)
+}
+
+// compacts reports whether a topic is known to keep only the last record of a key.
+func (p *Publisher) compacts(ctx context.Context, topic string) bool {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	configs, err := kadm.NewClient(p.cl).DescribeTopicConfigs(ctx, topic)
+	return err == nil && len(configs) == 1 && strings.Contains(setting(configs[0], "cleanup.policy"), "compact")
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -90,7 +91,7 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 
 func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 	t.Parallel()
-	const missing, forbidden, none = "DeadLetterTopic is not there", "DeadLetterTopic may not be written to", "no consumer.Config.DeadLetters"
+	const missing, forbidden, compacted, none = "DeadLetterTopic is not there", "DeadLetterTopic may not be written to", "DeadLetterTopic is compacted", "no consumer.Config.DeadLetters"
 	for name, tc := range map[string]struct {
 		config func(b *bench) consumer.Config
 		want   string
@@ -104,6 +105,12 @@ func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 		"topic": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "dead"}
 		}, ""},
+		"topic that keeps one of a key": {func(b *bench) consumer.Config {
+			if _, err := b.admin.CreateTopic(b.t.Context(), 1, 1, map[string]*string{"cleanup.policy": kadm.StringPtr("compact")}, "compacted"); err != nil {
+				b.t.Fatal(err)
+			}
+			return consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "compacted"}
+		}, compacted},
 		"topic that may not be written to": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: limitedPublisher(b), DeadLetterTopic: "dead"}
 		}, forbidden},
@@ -122,7 +129,7 @@ func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 			m := b.start(b.processor(tc.config(b)), b.handler(byPartition, nil), franz.Config{})
 			until(t, "the record", func() bool { return b.finished() == 1 })
 			m.leave()
-			for _, text := range []string{missing, forbidden, none} {
+			for _, text := range []string{missing, forbidden, compacted, none} {
 				want := 0
 				if text == tc.want {
 					want = 1
