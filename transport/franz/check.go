@@ -275,6 +275,8 @@ const forever time.Duration = 1<<63 - 1
 func retention(c kadm.ResourceConfig) (kept time.Duration, known bool) {
 	ms, err := strconv.ParseInt(setting(c, "retention.ms"), 10, 64)
 	switch {
+	case setting(c, "cleanup.policy") == "compact":
+		return forever, true // the last of each key
 	case err != nil:
 		return 0, false
 	case ms < 0, ms > int64(forever/time.Millisecond):

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -288,6 +289,24 @@ func TestWorker_WarnsOfTopicsThatOutliveTheWindow(t *testing.T) {
 	until(t, "the record", func() bool { return b.finished() == 1 })
 	m.leave()
 	wantLog(t, b, "level=WARN", "topic=orders", "retention=168h", "window=24h")
+}
+
+// Its retention.ms is of no effect.
+func TestWorker_WarnsOfCompactedTopicsThatOutliveTheWindow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	settings := map[string]*string{"cleanup.policy": kadm.StringPtr("compact"), "retention.ms": kadm.StringPtr("60000")}
+	if _, err := b.admin.CreateTopic(t.Context(), 1, 1, settings, "latest"); err != nil {
+		t.Fatal(err)
+	}
+	w, err := franz.NewWorker(b.processor(consumer.Config{}), nothing, franz.Config{Logger: b.logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Check(t.Context(), b.newClient(append(w.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("latest"))...)); err != nil {
+		t.Fatal(err)
+	}
+	wantLog(t, b, "level=WARN", "topic keeps records for longer", "topic=latest")
 }
 
 func TestNewPublisher_RefusesClientsThatWeakenIt(t *testing.T) {
