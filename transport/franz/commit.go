@@ -32,6 +32,9 @@ func (s *session) commitRegularly(ctx context.Context) {
 			}
 			s.log.WarnContext(ctx, "franz: commit failed, the next one makes up for it", "group", s.group, "error", err)
 		}
+		for _, p := range s.all() {
+			p.warnOfGap(ctx)
+		}
 	}
 }
 

@@ -24,9 +24,10 @@ type Config struct {
 	// PerPartition.
 	Order Order
 
-	// Window is how many records are handled at once, over all partitions. Under PerKey it is also how far a partition may
-	// be ahead of its oldest record that is not settled. Of each partition, about as many more are fetched ahead, or what
-	// one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
+	// Window is how many records are handled at once, over all partitions. Under PerKey it is also how many of a partition may
+	// be handled or wait, for their time or for others of their key: with so many, the partition takes no more. It does not
+	// bound how far a partition gets ahead of a record that waits: see PerKey in docs/brokers.md. Of each partition, about as many more are
+	// fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
 	Window int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled. At

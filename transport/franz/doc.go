@@ -39,6 +39,9 @@
 //   - Records that Kafka has deleted before the group was there, by retention or by hand, are not handled, and an error in
 //     the log says from where to where. It may be a false alarm if compaction or markers of transactions were all that was left.
 //
+// Under PerKey, what is settled behind a record that waits is committed when that is settled, and delivered again after a restart or a
+// rebalance before. A record that waits for longer than half the policy's Window is an error in the log, once a minute.
+//
 // Offsets that are set back deliver records again; within the policy's Window their outcomes are still known, and nothing
 // runs twice. Check warns of topics that keep records for longer.
 //

@@ -20,7 +20,8 @@ type partition struct {
 	done   chan struct{}   // closed when nothing runs any more
 	cancel context.CancelCauseFunc
 
-	expected int64 // the next offset to be fetched; 0: not known
+	expected int64     // the next offset to be fetched; 0: not known
+	warned   time.Time // of what waits for too long; only commitRegularly looks at it
 
 	gate                  // its lock is the partition's
 	queue   []*kgo.Record // fetched, not taken
@@ -216,4 +217,18 @@ func (p *partition) confirm(o kgo.EpochOffset) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tracker.confirm(o)
+}
+
+// warnOfGap says that what is settled may run again: it cannot be committed while a record before it waits, and the guard forgets outcomes
+// when the policy's window is over.
+func (p *partition) warnOfGap(ctx context.Context) {
+	p.mu.Lock()
+	oldest := p.tracker.gap(p.s.policy.Window / 2)
+	p.mu.Unlock()
+	if oldest == nil || time.Since(p.warned) < sayEvery {
+		return
+	}
+	p.warned = time.Now()
+	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window: what is settled behind it is not committed, and what was settled longer than Window ago runs again after a restart or a rebalance",
+		"partition", p.name(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second), "window", p.s.policy.Window)
 }

@@ -225,3 +225,30 @@ func TestWorker_DeadLetterThatFailsKeepsItsHeaders(t *testing.T) {
 	}
 	m.leave()
 }
+
+// One offset a partition is all that Kafka keeps of what is settled.
+func TestWorker_RecordThatWaitsForLongBeforeSettledOnesIsSaid(t *testing.T) {
+	t.Parallel()
+	const n, line = 20, "record waits for longer than half of the policy's Window"
+	b := newBench(t, 1)
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{Window: 2 * time.Second, Lease: time.Second}})
+	m := b.start(once, b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+		if id == orderID(0) {
+			return oncemill.RetryAfter(time.Hour, errors.New("not today"))
+		}
+		return nil
+	}), franz.Config{Order: franz.PerKey})
+	b.produce(0, 1, 1, 0)
+	until(t, "the record that waits", func() bool { return b.started() == 1 })
+	lasts(1500 * time.Millisecond)
+	if strings.Contains(b.log.String(), line) {
+		t.Error("said although nothing is settled behind it")
+	}
+	b.produce(1, n, 1, 0)
+	until(t, "the others, and the line", func() bool { return b.finished() == n && strings.Contains(b.log.String(), line) })
+	m.leave()
+	wantLog(t, b, "level=ERROR", line, "partition=orders/0", "offset=0", "window=2s")
+	if said := strings.Count(b.log.String(), line); said != 1 {
+		t.Errorf("%d lines, want one a minute", said)
+	}
+}
