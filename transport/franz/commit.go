@@ -19,6 +19,8 @@ var errGeneration = errors.New("franz: the group was rebalanced while the commit
 func (s *session) commitRegularly(ctx context.Context) {
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
+	var told string
+	var last time.Time
 	for {
 		select {
 		case <-tick.C:
@@ -30,7 +32,10 @@ func (s *session) commitRegularly(ctx context.Context) {
 				s.fail(refused)
 				return
 			}
-			s.log.WarnContext(ctx, "franz: commit failed, the next one makes up for it", "group", s.group, "error", err)
+			if text := err.Error(); text != told || time.Since(last) >= sayEvery { // a topic that is gone is told each time
+				told, last = text, time.Now()
+				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it", "group", s.group, "error", err)
+			}
 		}
 		for _, p := range s.all() {
 			p.warnOfGap(ctx)

@@ -186,6 +186,10 @@ func TestWorker_TopicThatIsDeletedDoesNotHoldUpTheShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "what is in the other topic", func() bool { return b.finished() == 3 })
+	lasts(time.Second) // 50 commits
+	if said := strings.Count(b.log.String(), "commit failed"); said < 1 || said > 5 {
+		t.Errorf("%d lines say that commits fail, want one for each reason a minute", said)
+	}
 	m.stop()
 	as[*franz.CommitError](t, m.wait()) // which is less patient than a rebalance lasts
 	if got := b.committed("other")[0]; got != 1 {
