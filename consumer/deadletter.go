@@ -218,13 +218,17 @@ func (p *Processor) publishProduced(ctx context.Context, original string, produc
 }
 
 // undeliverable deals with a delivery that no record can be kept of: it is acknowledged only after its dead letter is.
-// The dead letter's ID follows from the content, so that copies of the delivery make one.
+// The dead letter's ID follows from the content, so that copies of the delivery make one. Without an ID, they are those of one position.
 func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, outcome string, cause error) Decision {
 	if p.config.DeadLetters == nil {
 		return Decision{Action: Reject, Err: cause}
 	}
 	sum := sha256.Sum256(d.Payload)
-	id := ids.Derive("oncemill/undeliverable", p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original, string(sum[:]))
+	parts := []string{p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original, string(sum[:])}
+	if original == "" { // what else tells messages without an ID apart, of which many may have one content, as tombstones
+		parts = append(parts, d.Position, d.Header.Get(producer.HeaderKey))
+	}
+	id := ids.Derive("oncemill/undeliverable", parts...)
 	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
 	if err := p.publishProduced(ctx, original, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)

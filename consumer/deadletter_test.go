@@ -377,3 +377,28 @@ func TestMiddleware_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 		})
 	}
 }
+
+// Whoever handles dead letters would take the second for a duplicate, as a JetStream stream would.
+func TestProcess_MessagesWithoutAnIDHaveDeadLettersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	var l letters
+	p, _ := logged(t, consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
+	tombstone := func(key, position string) consumer.Delivery {
+		return consumer.Delivery{Handler: "charge", Topic: "orders", Position: position, Header: producer.Header{producer.HeaderKey: key}}
+	}
+	for _, d := range []consumer.Delivery{
+		tombstone("a", "0-1-0"), tombstone("a", "0-1-0"), // delivered again
+		tombstone("a", "0-2-0"), tombstone("a", ""), tombstone("b", ""), // of adapters that know no positions
+	} {
+		if got := p.Process(t.Context(), d, failing(errDeclined)); got.Action != consumer.Ack {
+			t.Fatalf("%+v, want it dead-lettered", got)
+		}
+	}
+	ids := map[string]bool{}
+	for _, m := range l.sent {
+		ids[m.ID] = true
+	}
+	if len(l.sent) != 5 || len(ids) != 4 || l.sent[0].ID != l.sent[1].ID {
+		t.Errorf("%d IDs of %d dead letters, want one for each message", len(ids), len(l.sent))
+	}
+}

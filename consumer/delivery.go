@@ -30,8 +30,8 @@ type Delivery struct {
 	// UUID is a Watermill message's UUID; empty elsewhere.
 	UUID string
 
-	// Position is where the broker keeps it within its origin, such as partition, offset and epoch. Only
-	// producer.ExtractPosition looks at it. May be empty.
+	// Position is where the broker keeps it within its origin, such as partition, offset and epoch. It is for
+	// producer.ExtractPosition, and tells dead letters of messages without an ID apart. May be empty.
 	Position string
 
 	// Count is which delivery of the message this is, from 1: as the broker counts, and its source, when that offers one
