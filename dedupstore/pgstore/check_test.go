@@ -259,13 +259,15 @@ func TestCheck_ComparesVersions(t *testing.T) {
 
 func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, func(c *pgxpool.Config) {
+	pool := newPool(t)
+	newStore(t, pool, Config{})
+	schema := pool.Config().ConnConfig.RuntimeParams["search_path"]
+	s := unmigrated(t, poolIn(t, schema, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 		c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "1s"
-		c.ConnConfig.RuntimeParams["statement_timeout"] = "900ms"
-	})
-	s := newStore(t, pool, Config{})
+		c.ConnConfig.RuntimeParams["statement_timeout"] = "900ms" // not for Migrate, which may take longer on a busy machine
+	}), Config{})
 	report, err := s.Check(t.Context())
 	if err != nil || report.Store != "postgresql" || report.Version == "" || report.Durability == "" {
 		t.Errorf("Check returned %+v, %v", report, err)
@@ -275,7 +277,7 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 			t.Errorf("nothing warns of %s: %q", setting, report.Warnings)
 		}
 	}
-	reading := poolIn(t, pool.Config().ConnConfig.RuntimeParams["search_path"], func(c *pgxpool.Config) {
+	reading := poolIn(t, schema, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 	})
 	_, err = unmigrated(t, reading, Config{}).Check(t.Context())

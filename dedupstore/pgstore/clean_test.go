@@ -186,8 +186,8 @@ func TestClean_ClaimsDoNotWaitForIt(t *testing.T) {
 		t.Errorf("claims were answered %v, want busy for what is being deleted, and runs for others", answers)
 	}
 	for status, took := range answers {
-		if fastest := slices.Min(took); fastest > 50*time.Millisecond {
-			t.Errorf("%s was answered after %v at best, want 50 ms at most", status, fastest)
+		if fastest := slices.Min(took); fastest > time.Second { // some 30 ms; who waits for the cleaning waits for ever
+			t.Errorf("%s was answered after %v at best, want a second at most", status, fastest)
 		}
 	}
 	if other, err := s.Clean(t.Context(), 10); other != 0 || err != nil {

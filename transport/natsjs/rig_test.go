@@ -99,7 +99,12 @@ func newRig(t *testing.T, c jetstream.ConsumerConfig, configure ...func(*server.
 // open makes the stream and the consumer.
 func (r *rig) open(c jetstream.ConsumerConfig) {
 	r.t.Helper()
-	_, err := r.js.CreateOrUpdateStream(r.t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, MaxAge: time.Hour})
+	var err error
+	until(r.t, "the stream", func() bool {
+		_, err = r.js.CreateOrUpdateStream(r.t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, MaxAge: time.Hour})
+		refused, ok := errors.AsType[*jetstream.APIError](err)
+		return !ok || refused.ErrorCode != 10049 // the files of a namesake are still being removed
+	})
 	if err != nil {
 		r.t.Fatal(err)
 	}
