@@ -23,6 +23,7 @@ type call struct {
 	broken    error              // why there can be no answers
 	lost      <-chan nats.Status // what breaks the connection: whoever hears it tells all calls
 	denied    error              // what the server has refused the connection before
+	away      bool               // there was no connection when it began
 	news      chan struct{}      // nothing is in flight any more, or something is to be sent again
 	timer     *time.Timer
 	encoder   encoder
@@ -54,7 +55,7 @@ const (
 )
 
 func (p *Publisher) begin(messages int) *call {
-	c := &call{publisher: p, news: make(chan struct{}, 1), flights: p.hangar.get(messages)}
+	c := &call{publisher: p, news: make(chan struct{}, 1), flights: p.hangar.get(messages), away: !p.conn.IsConnected()}
 	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		c.denied = err
 	}
@@ -168,8 +169,19 @@ func (c *call) unboard(i int, err error) {
 	defer p.inbox.mu.Unlock()
 	if f := &c.flights[i]; f.flying {
 		c.land(f, ack{}, nil)
-		f.unsent, f.unknown = err, !proven
+		f.unsent, f.unknown = c.unaccepted(err), !proven
 	}
+}
+
+// unaccepted says of an error of sending that there is no connection, where that is the reason.
+func (c *call) unaccepted(err error) error {
+	switch {
+	case c.away && errors.Is(err, nats.ErrHeadersNotSupported): // so far the client has never reached a server
+		return nats.ErrDisconnected
+	case errors.Is(err, nats.ErrReconnectBufExceeded): // the buffer is used while there is none
+		return fmt.Errorf("%w: %w", err, nats.ErrDisconnected)
+	}
+	return err
 }
 
 // transmit hands a message to the connection, which copies it.
@@ -230,9 +242,13 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 }
 
 // unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers, or
-// there are too many subscriptions, the server tells that to the connection only.
+// there are too many subscriptions, the server tells that to the connection only. Whether there is a connection now is not asked:
+// its lock is held while something is written.
 func (c *call) unheard() error {
-	if c.denied != nil {
+	switch {
+	case c.away:
+		return fmt.Errorf("%w, and when it was sent: %w", jetstream.ErrAsyncPublishTimeout, nats.ErrDisconnected)
+	case c.denied != nil:
 		return fmt.Errorf("%w, and the server has refused the connection something: %w", jetstream.ErrAsyncPublishTimeout, c.denied)
 	}
 	return jetstream.ErrAsyncPublishTimeout
