@@ -84,6 +84,10 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 			"stream", l.stream, "consumer", l.consumer)
 	}
 	stream := e.checkStream(ctx, l, info.AckFloor.Stream, policy)
+	if l.config.MemoryStorage && (stream == nil || stream.Storage != jetstream.MemoryStorage) {
+		e.config.Logger.WarnContext(ctx, "natsjs: the consumer has MemoryStorage: a restart of its server forgets what was acknowledged, and messages whose outcomes may be forgotten come again; make it without",
+			"stream", l.stream, "consumer", l.consumer)
+	}
 	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
 		l.queue, l.buried = stream, dead.topic
 	}

@@ -382,6 +382,29 @@ func TestWorker_ConsumerThatTheServerDeletesIsAWarning(t *testing.T) {
 	}
 }
 
+func TestWorker_ConsumerThatIsKeptInMemoryIsAWarning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "volatile", Subjects: []string{"volatile"}, Storage: jetstream.MemoryStorage}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		stream string
+		memory bool
+		want   bool
+	}{{"orders", false, false}, {"orders", true, true}, {"volatile", true, false}} { // with such a stream, its messages are gone, too
+		cons, err := r.js.CreateConsumer(t.Context(), c.stream, jetstream.ConsumerConfig{Durable: fmt.Sprint("memory-", c.memory), AckPolicy: jetstream.AckExplicitPolicy, MemoryStorage: c.memory})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.cons = cons
+		before := len(r.log.String())
+		if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String()[before:], "MemoryStorage") != c.want {
+			t.Errorf("%+v: %v, log:\n%s", c, err, r.log.String()[before:])
+		}
+	}
+}
+
 func TestWorker_ConsumerWithHeadersOnlyIsAWarning(t *testing.T) {
 	t.Parallel()
 	for _, bare := range []bool{false, true} {
