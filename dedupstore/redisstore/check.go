@@ -19,7 +19,7 @@ const noEviction = "noeviction"
 
 // check is Check before the first claim. Nobody else sees its report.
 func (s *Store) check(ctx context.Context) error {
-	report, err := s.Check(ctx)
+	report, err := s.examine(ctx)
 	for _, w := range report.Warnings {
 		s.config.Logger.WarnContext(ctx, "redisstore: "+w)
 	}
@@ -31,7 +31,44 @@ func (s *Store) check(ctx context.Context) error {
 // maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other errors, such as
 // LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET is forbidden it
 // says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if the client heeds contexts.
+//
+// Other than the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a millisecond,
+// in a Cluster at the master of that key, and refuses a user, or a server, that lacks one of these commands (GET, PSETEX, PEXPIRE, PTTL,
+// TYPE): claims would be granted whose outcomes cannot be stored.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
+	report, err := s.examine(ctx)
+	if err == nil {
+		err = s.mayRun(ctx)
+	}
+	if err != nil {
+		return dedupstore.Report{}, err
+	}
+	return report, nil
+}
+
+// mayRun asks whether scripts may call what those of the store do. A refusal that passes is none.
+func (s *Store) mayRun(ctx context.Context) error {
+	// No record has such a name: "?" is escaped in theirs.
+	refused, err := s.rdb.Eval(ctx, recordSource+rightsSource, []string{s.config.Prefix + ":?"}).Text()
+	command, problem, _ := strings.Cut(refused, " ")
+	var answered redis.Error
+	switch {
+	case forbidden(err):
+		command, problem = "EVAL", err.Error()
+	case errors.As(err, &answered): // such as MOVED
+		return nil
+	case err != nil:
+		return fmt.Errorf("redisstore: check: %w", err)
+	}
+	if command == "" {
+		return nil
+	}
+	return fmt.Errorf("redisstore: check: %w", &ServerError{addrOf(s.rdb), command, problem,
+		"outcomes could not be stored: allow it to the client's user, with all that the package doc of redisstore lists, and take no rename-command for it"})
+}
+
+// examine looks at the servers' settings.
+func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 	servers, err := s.servers(ctx)
 	if err != nil {
 		return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
@@ -70,11 +107,7 @@ func (s *Store) servers(ctx context.Context) ([]server, error) {
 		ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
 	})
 	if !ok {
-		addr := "of the given client"
-		if c, ok := s.rdb.(*redis.Client); ok {
-			addr = c.Options().Addr
-		}
-		v, err := look(ctx, addr, s.rdb)
+		v, err := look(ctx, addrOf(s.rdb), s.rdb)
 		return []server{v}, err
 	}
 	var mu sync.Mutex
@@ -91,6 +124,14 @@ func (s *Store) servers(ctx context.Context) ([]server, error) {
 	}
 	slices.SortFunc(servers, func(a, b server) int { return cmp.Compare(a.addr, b.addr) })
 	return servers, err
+}
+
+// addrOf says where the server of a client is, if it is one server.
+func addrOf(rdb redis.UniversalClient) string {
+	if c, ok := rdb.(*redis.Client); ok {
+		return c.Options().Addr
+	}
+	return "of the given client"
 }
 
 // A server is what one server says about itself.

@@ -129,3 +129,48 @@ func TestStore_UserWhoMayRunNoScriptsAnyMoreIsGrantedNothing(t *testing.T) {
 		t.Error("claims stay what costs more, although scripts are allowed again")
 	}
 }
+
+// Without GET or PSETEX new messages would be claimed all the same, and each would run a second time when the command is given back.
+func TestCheck_RefusesAUserOrAServerThatCannotStoreOutcomes(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	refused := func(s *Store, setting string) {
+		t.Helper()
+		var unfit *ServerError
+		if _, err := s.Check(t.Context()); !errors.As(err, &unfit) || unfit.Setting != setting {
+			t.Errorf("error is %v, want a ServerError for %s", err, setting)
+		}
+	}
+	for _, c := range []string{"GET", "PSETEX", "PEXPIRE", "PTTL", "TYPE", "EVAL"} {
+		refused(newStore(t, as(t, server, "without-"+c, "-"+strings.ToLower(c))), c)
+	}
+	refused(newStore(t, testserver.Redis(t, "--rename-command", "PSETEX", "").Client()), "PSETEX")
+	refused(must(New(as(t, server, "other-keys"), Config{Prefix: "elsewhere"}))(t), "EVAL") // to the key
+}
+
+func TestCheck_RefusalsThatPassAreNoMissingRights(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	admin, s := server.Client(), newStore(t, as(t, server, "full"))
+	check := func(what string) {
+		t.Helper()
+		if _, err := s.Check(t.Context()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if n := admin.DBSize(t.Context()).Val(); n > 1 { // the key may not have expired
+			t.Errorf("%s: %d keys are left", what, n)
+		}
+	}
+	for setting, values := range map[string][2]string{"maxmemory": {"1", "0"}, "min-replicas-to-write": {"1", "0"}} {
+		for _, value := range values {
+			if err := admin.ConfigSet(t.Context(), setting, value).Err(); err != nil {
+				t.Fatal(err)
+			}
+			check(setting + " " + value)
+		}
+	}
+	if err := admin.Do(t.Context(), "CLIENT", "PAUSE", 50, "WRITE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	check("paused")
+}

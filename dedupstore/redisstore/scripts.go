@@ -23,6 +23,8 @@ var (
 	releaseSource string
 	//go:embed published.lua
 	publishedSource string
+	//go:embed rights.lua
+	rightsSource string
 )
 
 // A script is what an operation runs. What happens most stands in front of what the scripts share: a first claim and a
