@@ -31,7 +31,7 @@
 //   - by eviction, with any maxmemory-policy but noeviction, without an error;
 //   - by FLUSHALL, by DEL, by an operator.
 //
-// A jump of the server's clock forward ends leases early; a jump back prolongs them.
+// A jump of the server's clock forward ends leases early; a jump back prolongs them. A failover to a server with another clock is such a jump.
 //
 // Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, with replicas
 // min-replicas-to-write 1 and Config.Replicas, and for the client ContextTimeoutEnabled, so that contexts interrupt what
