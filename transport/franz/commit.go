@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -32,7 +33,7 @@ func (s *session) commitRegularly(ctx context.Context) {
 				s.fail(refused)
 				return
 			}
-			if text := err.Error(); text != told || time.Since(last) >= sayEvery { // a topic that is gone is told each time
+			if text := unordered(err); text != told || time.Since(last) >= sayEvery { // a topic that is gone is told each time
 				told, last = text, time.Now()
 				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it", "group", s.group, "error", err)
 			}
@@ -41,6 +42,11 @@ func (s *session) commitRegularly(ctx context.Context) {
 			p.warnOfGap(ctx)
 		}
 	}
+}
+
+// unordered is the text of an error that several partitions have, which a client and a broker name in any order.
+func unordered(err error) string {
+	return strings.Join(slices.Sorted(strings.SplitSeq(err.Error(), "\n")), "\n")
 }
 
 func (s *session) commit(ctx context.Context) error {

@@ -197,6 +197,38 @@ func TestWorker_TopicThatIsDeletedDoesNotHoldUpTheShutdown(t *testing.T) {
 	}
 }
 
+// A commit names several topics in any order, and so do the errors of those that are gone: they are the same ones.
+func TestWorker_TopicsThatAreDeletedFloodNoLog(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, kfake.SeedTopics(1, "other"))
+	b.produce(0, 1, 1, 0)
+	elsewhere := order(1)
+	elsewhere.Topic = "other"
+	if err := b.client.ProduceSync(t.Context(), elsewhere).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(ctx context.Context, _ string, _ int) error {
+		select {
+		case <-release:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	}), franz.Config{}, kgo.ConsumeTopics("orders", "other"))
+	until(t, "both records", func() bool { return b.runsOf(orderID(0)) == 1 && b.runsOf(orderID(1)) == 1 })
+	if _, err := b.admin.DeleteTopics(t.Context(), "orders", "other"); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	until(t, "the handlers", func() bool { return b.finished() == 2 })
+	lasts(time.Second) // 50 commits
+	if said := strings.Count(b.log.String(), "commit failed"); said < 1 || said > 5 {
+		t.Errorf("%d lines say that commits fail, want one for each reason a minute", said)
+	}
+	m.stop()
+	as[*franz.CommitError](t, m.wait())
+}
+
 // A topic may have a longer name than a handler.
 func TestWorker_TopicThatCannotBeGuardedEndsTheRun(t *testing.T) {
 	t.Parallel()
