@@ -249,7 +249,9 @@ func (e *engine) checkStream(ctx context.Context, l limits, done uint64, policy 
 }
 
 // losesWhatIsDeleted reports whether what a stream deletes at its beginning is what the consumer has not done with: with filters it
-// may be others', where each subject has a limit newer messages are to replace it, and a mirror begins where it likes.
+// may be others', a consumer of the last of each subject wants no older ones, where each subject has a limit newer messages are to
+// replace it, and a mirror begins where it likes.
 func (l limits) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
-	return stream.Retention == jetstream.LimitsPolicy && stream.Mirror == nil && stream.MaxMsgsPerSubject <= 0 && l.config.FilterSubject == "" && len(l.config.FilterSubjects) == 0
+	return stream.Retention == jetstream.LimitsPolicy && stream.Mirror == nil && stream.MaxMsgsPerSubject <= 0 &&
+		l.config.DeliverPolicy != jetstream.DeliverLastPerSubjectPolicy && l.config.FilterSubject == "" && len(l.config.FilterSubjects) == 0
 }
