@@ -34,20 +34,26 @@ func (s *Store) check(ctx context.Context) error {
 //
 // Other than the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a millisecond,
 // in a Cluster at the master of that key, and refuses a user, or a server, that lacks one of these commands (GET, PSETEX, PEXPIRE, PTTL,
-// TYPE): claims would be granted whose outcomes cannot be stored.
+// TYPE): claims would be granted whose outcomes cannot be stored. Of a server that runs no script now, as while it is loading, a warning
+// says that this is unknown.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	report, err := s.examine(ctx)
-	if err == nil {
-		err = s.mayRun(ctx)
-	}
 	if err != nil {
 		return dedupstore.Report{}, err
+	}
+	unknown, err := s.mayRun(ctx)
+	if err != nil {
+		return dedupstore.Report{}, err
+	}
+	if unknown != "" {
+		report.Warnings = append(report.Warnings, unknown)
 	}
 	return report, nil
 }
 
-// mayRun asks whether scripts may call what those of the store do. A refusal that passes is none.
-func (s *Store) mayRun(ctx context.Context) error {
+// mayRun asks whether scripts may call what those of the store do. A refusal that passes is none. The warning says of a server that runs
+// no script now, such as one that is loading and tells its settings all the same, that it could not be asked.
+func (s *Store) mayRun(ctx context.Context) (warning string, err error) {
 	// No record has such a name: "?" is escaped in theirs.
 	refused, err := s.rdb.Eval(ctx, recordSource+rightsSource, []string{s.config.Prefix + ":?"}).Text()
 	command, problem, _ := strings.Cut(refused, " ")
@@ -55,15 +61,15 @@ func (s *Store) mayRun(ctx context.Context) error {
 	switch {
 	case forbidden(err):
 		command, problem = "EVAL", err.Error()
-	case errors.As(err, &answered): // such as MOVED
-		return nil
+	case errors.As(err, &answered): // such as LOADING and MOVED
+		return fmt.Sprintf("the server runs no script now, and whether the client's user may call what those of the store do is unknown: %v; check again", err), nil
 	case err != nil:
-		return fmt.Errorf("redisstore: check: %w", err)
+		return "", fmt.Errorf("redisstore: check: %w", err)
 	}
 	if command == "" {
-		return nil
+		return "", nil
 	}
-	return fmt.Errorf("redisstore: check: %w", &ServerError{addrOf(s.rdb), command, problem,
+	return "", fmt.Errorf("redisstore: check: %w", &ServerError{addrOf(s.rdb), command, problem,
 		"outcomes could not be stored: allow it to the client's user, with all that the package doc of redisstore lists, and take no rename-command for it"})
 }
 
