@@ -3,11 +3,13 @@ package franz_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -56,6 +58,40 @@ func TestWorker_PartitionsThatAreAddedWhileAStaticMemberIsAwayAreConsumed(t *tes
 	}
 	until(t, "the records of both partitions", func() bool { return b.finished() == 2 })
 	wantLog(t, b, "level=WARN", "no member of the group has these partitions", topic+"/1")
+}
+
+// A leader that does not see a topic as it is, or has a balancer of its own, leaves them unassigned each time. With an eager balancer
+// each rebalance interrupts all handlers of the group.
+func TestWorker_StaticMemberAsksLessAndLessOftenForPartitionsThatNobodyGets(t *testing.T) {
+	t.Parallel()
+	const rebalance = 200 * time.Millisecond
+	b := newBench(t, 2)
+	b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{InstanceID: "first", Grace: 50 * time.Millisecond},
+		kgo.Balancers(sparing{kgo.RangeBalancer()}), kgo.RebalanceTimeout(rebalance), kgo.SessionTimeout(rebalance/2))
+	asked := func() int { return strings.Count(b.log.String(), "no member of the group has these partitions") }
+	until(t, "it to ask twice", func() bool { return asked() >= 2 })
+	before := asked()
+	lasts(10 * rebalance)
+	if n := asked() - before; n > 2 { // the third after four times the timeout, the fourth after eight times more
+		t.Errorf("it asked %d times more within ten rebalance timeouts", n)
+	}
+}
+
+// sparing is a balancer that assigns one partition of each topic less than there are.
+type sparing struct{ kgo.GroupBalancer }
+
+func (s sparing) MemberBalancer(members []kmsg.JoinGroupResponseMember) (kgo.GroupMemberBalancer, map[string]struct{}, error) {
+	b, topics, err := s.GroupBalancer.MemberBalancer(members)
+	return sparingMembers{b}, topics, err
+}
+
+type sparingMembers struct{ kgo.GroupMemberBalancer }
+
+func (s sparingMembers) BalanceOrError(topics map[string]int32) (kgo.IntoSyncAssignment, error) {
+	for topic := range topics {
+		topics[topic]--
+	}
+	return s.GroupMemberBalancer.(kgo.GroupMemberBalancerOrError).BalanceOrError(topics)
 }
 
 func led(topic kadm.TopicDetail, partitions int) bool {
