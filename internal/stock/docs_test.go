@@ -13,7 +13,7 @@ import (
 const glance = "| | natsjs "
 
 var (
-	folderRE = regexp.MustCompile("Tests in `([a-z/]+)`")
+	folderRE = regexp.MustCompile("[Tt]ests in `([a-z/]+)`")
 	nameRE   = regexp.MustCompile("`(Test\\w+)`")
 	funcRE   = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 )
@@ -58,8 +58,8 @@ func check(page string, tests func(folder string) []string) (problems []string, 
 	for section := range strings.SplitSeq(page, "\n## ") {
 		title, _, _ := strings.Cut(section, "\n")
 		var known []string
-		if folder := folderRE.FindStringSubmatch(section); folder != nil {
-			known = tests(folder[1])
+		for _, folder := range folderRE.FindAllStringSubmatch(section, -1) {
+			known = append(known, tests(folder[1])...)
 		}
 		for _, row := range bodies(section) {
 			rows++
