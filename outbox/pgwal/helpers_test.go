@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -30,10 +29,6 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childDSN) != "" {
 		child()
 		return
-	}
-	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
-		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
