@@ -11,8 +11,8 @@ import (
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
-	// BatchSize is the most rows that are leased and published together. Up to two such batches are in memory, and up to 32
-	// rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for payloads of
+	// BatchSize is the most rows that are leased and published together. Up to three such batches are in memory, and up to
+	// 32 rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for payloads of
 	// megabytes. After an error of the store a relay asks for half as many, and then for ever more again, so that rows that
 	// take longer than StoreTimeout to read together are read in parts. Zero: 1,000.
 	BatchSize int

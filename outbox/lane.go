@@ -22,6 +22,9 @@ type lane struct {
 const (
 	suspectLanes = 4
 	suspectBatch = 8 // so that a relay makes at most 32 calls of the publisher for suspects side by side
+
+	followers  = 2
+	firstBatch = 64 // rows that say that there are more, and soon whether acknowledgements flow
 )
 
 // healthy is the lane of rows that have no unknown attempt: new ones, and those that were refused.
@@ -29,8 +32,9 @@ func (r *Relay) healthy() lane {
 	return lane{limit: r.cfg.BatchSize, wake: r.wake, woken: r.woken, cleaner: r.newCleaner()}
 }
 
-// follower is a second lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
-// the first are awaited, or, if nobody knew before that they would come, while the first is recorded.
+// follower is another lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
+// the first are awaited, or, if nobody knew before that they would come, while the first is recorded. With two of them one
+// batch is published while one is read and one recorded.
 func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
 
 // suspects is a lane that nobody wakes: no row is a suspect when it is committed.
@@ -56,19 +60,25 @@ func (r *Relay) work(ctx context.Context, l lane) {
 		l.pause(ctx, idle.Shortest)
 	}
 	most := l.limit
-	flowing := false // the broker acknowledged the batch before
+	flowing := false          // the broker acknowledged the batch before
+	first := l.follows == nil // there was nothing before
 	for ctx.Err() == nil {
-		b, err := r.batch(ctx, l, flowing)
+		asked := l
+		if first {
+			asked.limit = min(firstBatch, l.limit)
+		}
+		b, err := r.batch(ctx, asked, flowing)
 		if err != nil {
 			r.fault(ctx, "outbox: store failed", err)
-			l.stuck = l.limit == 1
-			l.limit = max(1, l.limit/2) // rows that are too large to be read in time together would be so for ever
+			l.stuck = asked.limit == 1
+			l.limit = max(1, asked.limit/2) // rows that are too large to be read in time together would be so for ever
 			pace.Sleep(ctx, pace.Jitter(faults.Next()))
 			continue
 		}
 		faults.Reset()
 		l.stuck = false
 		flowing = b.acknowledged > 0
+		first = b.rows == 0 && l.follows == nil
 		if l.cleaner != nil {
 			l.cleaner.clean(ctx)
 		}
@@ -79,7 +89,7 @@ func (r *Relay) work(ctx context.Context, l lane) {
 			l.pause(ctx, 0)
 		case !flowing: // the broker may be away: wakes must not turn that into a storm
 			pace.Sleep(ctx, pace.Jitter(idle.Next()))
-		case b.rows < l.limit:
+		case b.rows < asked.limit:
 			idle.Reset()
 			l.pause(ctx, idle.Next())
 		default: // there is probably more

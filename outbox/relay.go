@@ -91,7 +91,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	for range suspectLanes {
 		lanes.Go(func() { r.work(ctx, r.suspects()) })
 	}
-	lanes.Go(func() { r.work(ctx, r.follower()) })
+	for range followers {
+		lanes.Go(func() { r.work(ctx, r.follower()) })
+	}
 	r.work(ctx, r.healthy())
 	lanes.Wait()
 	return nil

@@ -396,12 +396,41 @@ func TestRelay_ReadsTheNextBatchWhileAcknowledgementsAreAwaited(t *testing.T) {
 		}
 		took := time.Since(began)
 		stop()
-		if most != 2 {
-			t.Errorf("at most %d batches at once, want 2", most)
+		if most != 3 {
+			t.Errorf("at most %d batches at once, want 3", most)
 		}
-		if took > 7*time.Second {
+		if took > 5*time.Second {
 			t.Errorf("10 batches of a second took %v", took)
 		}
+	})
+}
+
+// A backlog is published by all lanes soon: they do not wait for the acknowledgements of a large batch.
+func TestRelay_BeginsWithASmallBatch(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore)
+		var mu sync.Mutex
+		var sizes []int
+		b := &broker{answer: func(_ context.Context, messages []producer.Message) error {
+			mu.Lock()
+			defer mu.Unlock()
+			sizes = append(sizes, len(messages))
+			return nil
+		}}
+		r := newRelay(t, s, b, outbox.Config{BatchSize: 500})
+		stop := start(t, r)
+		for range 2 { // also after it has had nothing to do
+			sizes = nil
+			for i := range 800 {
+				s.write(fmt.Sprint(i))
+			}
+			r.Wake()
+			after(t, time.Minute)
+			if len(sizes) < 3 || sizes[0] > 100 || slices.Max(sizes) != 500 {
+				t.Errorf("batches of %d rows, want a small one before those of 500", sizes)
+			}
+		}
+		stop()
 	})
 }
 
