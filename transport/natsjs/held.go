@@ -62,9 +62,11 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 	s.lanes.Go(f.lane, func() { s.work(work, f) })
 }
 
-func (s *session) release(f *held) {
+func (s *session) release(settled ...*held) {
 	s.mu.Lock()
-	delete(s.flights, f)
+	for _, f := range settled {
+		delete(s.flights, f)
+	}
 	free, _ := s.free()
 	s.mu.Unlock()
 	if free > 0 { // else the end of a request says more
@@ -90,7 +92,14 @@ func (s *session) lane(ctx context.Context, f *held) (lane string) {
 
 // work has a message processed, as often as it takes here, and settles it.
 func (s *session) work(ctx context.Context, f *held) {
-	defer s.release(f)
+	acked := false
+	defer func() {
+		if acked {
+			s.ack(ctx, f)
+		} else {
+			s.release(f)
+		}
+	}()
 	if s.isDraining() && !f.last { // giving back the last delivery would lose the message
 		s.giveBack(ctx, f)
 		return
@@ -98,6 +107,9 @@ func (s *session) work(ctx context.Context, f *held) {
 	for {
 		f.tries++
 		d := s.decide(ctx, f)
+		if acked = d.Action == consumer.Ack && !s.config.DoubleAck; acked {
+			return
+		}
 		if d.Action != consumer.RetryLater {
 			s.settle(ctx, f, d)
 			return

@@ -41,6 +41,8 @@ type session struct {
 	running  atomic.Int64 // calls of process
 	cut      int64        // of them, when their contexts were cancelled
 
+	acks acks
+
 	mu          sync.Mutex
 	flights     map[*held]struct{}
 	created     time.Time // when the consumer was

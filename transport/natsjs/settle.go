@@ -2,7 +2,9 @@ package natsjs
 
 import (
 	"context"
+	"runtime"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -32,7 +34,7 @@ func delayOf(f *held, d consumer.Decision) time.Duration {
 func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 	switch d.Action {
 	case consumer.Ack:
-		s.ack(ctx, f)
+		s.doubleAck(ctx, f)
 	case consumer.Reject:
 		s.log.ErrorContext(f.traced(ctx), "natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
 			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "error", d.Err)
@@ -53,11 +55,56 @@ func (s *session) warnOfLoss(ctx context.Context, f *held, d consumer.Decision) 
 	}
 }
 
+// acks are what is to be acknowledged together: a write to the connection for each costs client and server more than they do.
+type acks struct {
+	mu    sync.Mutex
+	queue []*held
+	sent  []*held // to be used again
+	busy  bool    // somebody sends what is in the queue
+}
+
+// ack has a message acknowledged, and then released: by who does that for others at the moment, or else here, until there is
+// nothing left to acknowledge. A lane does not wait for that: it sends its own.
 func (s *session) ack(ctx context.Context, f *held) {
-	if !s.config.DoubleAck {
+	a := &s.acks
+	a.mu.Lock()
+	if !a.busy && f.lane != "" {
+		a.mu.Unlock()
 		s.send(ctx, f, "ack", sayAck)
+		s.release(f)
 		return
 	}
+	a.queue = append(a.queue, f)
+	mine := !a.busy
+	a.busy = true
+	a.mu.Unlock()
+	for mine {
+		runtime.Gosched() // who is about to add something goes first
+		mine = s.sendAcks(ctx)
+	}
+}
+
+// sendAcks sends what is in the queue. It reports false, and the caller sends no more, if that is nothing.
+func (s *session) sendAcks(ctx context.Context) bool {
+	a := &s.acks
+	a.mu.Lock()
+	a.queue, a.sent = a.sent[:0], a.queue
+	sent := a.sent
+	a.busy = len(sent) > 0
+	a.mu.Unlock()
+	if len(sent) == 0 {
+		return false
+	}
+	for _, f := range sent {
+		s.send(ctx, f, "ack", sayAck)
+	}
+	s.release(sent...)
+	clear(sent)
+	return true
+}
+
+// doubleAck acknowledges a message and waits, for a while, for the server to say so.
+func (s *session) doubleAck(ctx context.Context, f *held) {
 	f.end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
