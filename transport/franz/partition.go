@@ -221,15 +221,16 @@ func (p *partition) confirm(o kgo.EpochOffset) {
 }
 
 // warnOfGap says that what is settled may run again: it cannot be committed while a record before it waits, and the guard forgets outcomes
-// when the policy's window is over.
+// when the policy's Window or, for failures, FailureWindow is over.
 func (p *partition) warnOfGap(ctx context.Context) {
+	forgets := min(p.s.policy.Window, p.s.policy.FailureWindow)
 	p.mu.Lock()
-	oldest := p.tracker.gap(p.s.policy.Window / 2)
+	oldest := p.tracker.gap(forgets / 2)
 	p.mu.Unlock()
 	if oldest == nil || time.Since(p.warned) < sayEvery {
 		return
 	}
 	p.warned = time.Now()
-	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window: what is settled behind it is not committed, and what was settled longer than Window ago runs again after a restart or a rebalance",
-		"partition", p.name(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second), "window", p.s.policy.Window)
+	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: what is settled behind it is not committed, and what was settled longer than that ago runs again after a restart or a rebalance",
+		"partition", p.name(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second), "window", forgets)
 }

@@ -228,10 +228,23 @@ func TestWorker_DeadLetterThatFailsKeepsItsHeaders(t *testing.T) {
 
 // One offset a partition is all that Kafka keeps of what is settled.
 func TestWorker_RecordThatWaitsForLongBeforeSettledOnesIsSaid(t *testing.T) {
-	t.Parallel()
-	const n, line = 20, "record waits for longer than half of the policy's Window"
+	for name, policy := range map[string]oncemill.Policy{
+		"Window":        {Window: 2 * time.Second},
+		"FailureWindow": {Window: time.Hour, FailureWindow: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			policy.Lease = time.Second
+			recordWaits(t, policy)
+		})
+	}
+}
+
+func recordWaits(t *testing.T, policy oncemill.Policy) {
+	t.Helper()
+	const n, line = 20, "record waits for longer than half of the policy's Window or FailureWindow"
 	b := newBench(t, 1)
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Window: 2 * time.Second, Lease: time.Second}})
+	once := b.processor(consumer.Config{Policy: policy})
 	m := b.start(once, b.handler(byRecord, func(_ context.Context, id string, _ int) error {
 		if id == orderID(0) {
 			return oncemill.RetryAfter(time.Hour, errors.New("not today"))
