@@ -43,6 +43,7 @@ func TestJetStream_ConsumersThatLoseAreRefusedWithWhatToSet(t *testing.T) {
 		"AckPolicy":  {Durable: "acks-none", AckPolicy: jetstream.AckNonePolicy},
 		"MaxDeliver": {Durable: "ends", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 5},
 
+		"PriorityGroups":    {Durable: "groups", AckPolicy: jetstream.AckExplicitPolicy, PriorityPolicy: jetstream.PriorityPolicyOverflow, PriorityGroups: []string{"a"}},
 		"MaxRequestExpires": {Durable: "hurries", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestExpires: 500 * time.Millisecond},
 	} {
 		t.Run(want, func(t *testing.T) {

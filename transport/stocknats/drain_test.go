@@ -289,6 +289,9 @@ func TestStock_SubscriptionWhoseConsumerIsDeletedOrLosesMessagesEnds(t *testing.
 		}, "delivers to"},
 		"gives messages up": {[]string{"nats", "jetstream"}, change(func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 3 }), "has MaxDeliver 3"},
 		"loses payloads":    {[]string{"nats", "jetstream"}, change(func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true }), "has HeadersOnly"},
+		"answers groups": {[]string{"jetstream"}, change(func(c *jetstream.ConsumerConfig) { // which the client or the look meets first
+			c.PriorityPolicy, c.PriorityGroups = jetstream.PriorityPolicyOverflow, []string{"a"}
+		}), "changed so that"},
 	} {
 		for _, adapter := range tc.adapters {
 			t.Run(name+"/"+adapter, func(t *testing.T) {

@@ -164,11 +164,12 @@ type consumerSettings struct {
 	deliver    string // subject and queue group of a push consumer
 	unbound    bool   // the server has nobody to push to
 	bare       bool   // messages come without payloads
+	grouped    bool   // it answers those only who ask for a group
 }
 
 // pullSettings are those of a pull consumer.
 func pullSettings(c jetstream.ConsumerConfig) consumerSettings {
-	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: c.MaxDeliver, bare: c.HeadersOnly}
+	return consumerSettings{durable: c.Durable, explicit: c.AckPolicy == jetstream.AckExplicitPolicy, maxDeliver: c.MaxDeliver, bare: c.HeadersOnly, grouped: len(c.PriorityGroups) > 0}
 }
 
 func checkConsumer(c consumerSettings) error {
@@ -179,6 +180,8 @@ func checkConsumer(c consumerSettings) error {
 		return fmt.Errorf("stocknats: consumer %q does not have explicit acks: set AckPolicy to explicit", c.durable)
 	case c.maxDeliver > 0:
 		return fmt.Errorf("stocknats: consumer %q has MaxDeliver %d: set it to -1; busy keys and outages of the store use up deliveries, and the guard's MaxAttempts ends what fails", c.durable, c.maxDeliver)
+	case c.grouped:
+		return fmt.Errorf("stocknats: consumer %q has PriorityGroups: leave them out, the adapter asks for no group", c.durable)
 	}
 	return nil
 }

@@ -151,7 +151,7 @@ func (s *subscription) forward(ctx, work context.Context) {
 			s.config.Logger.ErrorContext(ctx, "oncemill: the subscription ends: its consumer was deleted, or changed so that messages get lost, or nothing of it comes any more", "topic", s.topic, "error", err)
 			return
 		case <-s.gate.end():
-			s.config.Logger.ErrorContext(ctx, "oncemill: the client has ended its subscription: the consumer is gone", "topic", s.topic)
+			s.config.Logger.ErrorContext(ctx, "oncemill: the client has ended its subscription: the consumer is gone, or was changed so that the server refuses to be asked", "topic", s.topic)
 			return
 		case msg, ok := <-s.in:
 			if !ok {
