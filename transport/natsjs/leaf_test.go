@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // leafed is a rig of a hub, with a leaf node to which its workers connect.
@@ -141,4 +143,64 @@ func TestWorker_WorksAtALeafNode(t *testing.T) {
 	stop := r.start(w)
 	r.acked(40)
 	r.stops(stop)
+}
+
+// A stream of the leaf node's own answers, too, and sooner: that says nothing about the hub's.
+func TestPublisher_StreamOfAnotherDomainSpeaksForItselfOnly(t *testing.T) {
+	t.Parallel()
+	port, err := testserver.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(domain string, o *server.Options) *nats.Conn {
+		return testserver.NATS(t, func(all *server.Options) {
+			all.JetStreamDomain, all.LeafNode = domain, o.LeafNode
+		}).Connect(nats.MaxReconnects(-1))
+	}
+	hub := at("hub", &server.Options{LeafNode: server.LeafNodeOpts{Host: "127.0.0.1", Port: port}})
+	leaf := at("leaf", &server.Options{LeafNode: server.LeafNodeOpts{
+		ReconnectInterval: 50 * time.Millisecond,
+		Remotes:           []*server.RemoteLeafOpts{{URLs: []*url.URL{{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}}}},
+	}})
+	stream := jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}}
+	own, err := jetstream.NewWithDomain(leaf, "leaf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.NewWithDomain(leaf, "hub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, js := range []jetstream.JetStream{own, js} {
+		until(t, "the stream", func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err = js.CreateStream(ctx, stream)
+			return err == nil
+		})
+	}
+	p, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := func(id string) producer.Message {
+		return producer.Message{ID: id, Topic: "orders.all", Payload: []byte("tea")}
+	}
+	until(t, "both streams to take a message", func() bool {
+		return p.Publish(t.Context(), message("both")) == nil
+	})
+	home, err := jetstream.New(hub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := home.DeleteStream(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	err = p.Publish(t.Context(), message("leaf"))
+	if failed, ok := producer.Failures(err, 1); !ok || len(failed) != 1 || !failed[0].Unknown {
+		t.Errorf("only the leaf node has the message, and Publish returned %v, want a failure that is unknown", err)
+	}
+	if want := `only stream "orders" of domain "leaf" has the message, want one of domain "hub"`; err != nil && !strings.Contains(err.Error(), want) {
+		t.Errorf("the error is %q, want %q in it", err, want)
+	}
 }

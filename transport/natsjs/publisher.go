@@ -63,6 +63,7 @@ func (c PublisherConfig) validate() error {
 type Publisher struct {
 	conn       *nats.Conn
 	js         jetstream.JetStream // for start-up checks alone
+	domain     string              // of the streams that are meant; empty: whichever
 	config     PublisherConfig
 	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
@@ -90,7 +91,7 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 	if !js.Conn().Opts.AllowReconnect || js.Conn().Opts.MaxReconnect >= 0 {
 		config.Logger.Warn("natsjs: the connection does not try for ever to reconnect, and when it is closed nothing more is published: connect with nats.MaxReconnects(-1)")
 	}
-	return &Publisher{conn: js.Conn(), js: js, config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
+	return &Publisher{conn: js.Conn(), js: js, domain: js.Options().Domain, config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
 }
 
 // MessagingSystem names JetStream in telemetry.

@@ -46,6 +46,7 @@ type flight struct {
 	due    time.Time // when it is given up, or sent again
 	ack    ack
 	err    error // instead of ack
+	stray  ack   // of a stream of another domain
 }
 
 // As in nats.go: JetStream may be choosing a leader.
@@ -224,7 +225,7 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 		if !f.due.After(now) {
 			if !f.again {
 				c.line.silent = true
-				c.land(f, ack{}, c.unheard())
+				c.land(f, ack{}, c.unheard(f))
 				continue
 			}
 			f.again, f.due = false, now.Add(c.publisher.config.AckTimeout)
@@ -244,8 +245,10 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 // unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers, or
 // there are too many subscriptions, the server tells that to the connection only. Whether there is a connection now is not asked:
 // its lock is held while something is written.
-func (c *call) unheard() error {
+func (c *call) unheard(f *flight) error {
 	switch {
+	case f.stray.stream != "":
+		return fmt.Errorf("%w: only stream %q of domain %q has the message, want one of domain %q", jetstream.ErrAsyncPublishTimeout, f.stray.stream, f.stray.domain, c.publisher.domain)
 	case c.away:
 		return fmt.Errorf("%w, and when it was sent: %w", jetstream.ErrAsyncPublishTimeout, nats.ErrDisconnected)
 	case c.denied != nil:
@@ -319,6 +322,10 @@ func (c *call) answered(i int, a ack, err error) {
 	if errors.Is(err, jetstream.ErrNoStreamResponse) && f.tries < retries {
 		f.again, f.due = true, time.Now().Add(retryWait)
 		c.tell()
+		return
+	}
+	if wanted := c.publisher.domain; err == nil && wanted != "" && a.domain != "" && a.domain != wanted {
+		f.stray = a // that of the stream which is meant is still to come
 		return
 	}
 	c.land(f, a, err)

@@ -166,6 +166,7 @@ type ack struct {
 	stream    string
 	sequence  uint64
 	duplicate bool
+	domain    string // empty: it says none
 }
 
 // read says what an answer means.
@@ -188,7 +189,7 @@ func (l *line) read(m *nats.Msg) (ack, error) {
 	case answer.PubAck == nil || answer.Stream == "":
 		return ack{}, jetstream.ErrInvalidJSAck
 	}
-	return ack{answer.Stream, answer.Sequence, answer.Duplicate}, nil
+	return ack{answer.Stream, answer.Sequence, answer.Duplicate, answer.Domain}, nil
 }
 
 // readUsual reads what nearly all answers look like: {"stream":"orders","seq":1}. JSON takes as long as all the rest.

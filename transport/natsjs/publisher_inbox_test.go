@@ -17,12 +17,12 @@ func TestInbox_ReadsEveryAnswer(t *testing.T) {
 		want ack
 		err  error
 	}{
-		{`{"stream":"orders","seq":7}`, ack{"orders", 7, false}, nil},
-		{`{"stream":"orders","seq":18446744073709551615}`, ack{"orders", 1<<64 - 1, false}, nil},
-		{`{"stream":"orders","domain":"hub","seq":8}`, ack{"orders", 8, false}, nil},
-		{`{"stream":"orders","seq":7,"duplicate": true}`, ack{"orders", 7, true}, nil},
-		{` { "seq" : 9, "stream" : "orders" } `, ack{"orders", 9, false}, nil},
-		{`{"stream":"or\u0064ers","seq":9}`, ack{"orders", 9, false}, nil},
+		{`{"stream":"orders","seq":7}`, ack{"orders", 7, false, ""}, nil},
+		{`{"stream":"orders","seq":18446744073709551615}`, ack{"orders", 1<<64 - 1, false, ""}, nil},
+		{`{"stream":"orders","domain":"hub","seq":8}`, ack{"orders", 8, false, "hub"}, nil},
+		{`{"stream":"orders","seq":7,"duplicate": true}`, ack{"orders", 7, true, ""}, nil},
+		{` { "seq" : 9, "stream" : "orders" } `, ack{"orders", 9, false, ""}, nil},
+		{`{"stream":"or\u0064ers","seq":9}`, ack{"orders", 9, false, ""}, nil},
 		{`{"stream":"","seq":9}`, ack{}, jetstream.ErrInvalidJSAck},
 		{`{"stream":"orders","seq":}`, ack{}, jetstream.ErrInvalidJSAck},
 		{`{"stream":"orders","seq":-1}`, ack{}, jetstream.ErrInvalidJSAck},
