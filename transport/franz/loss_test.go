@@ -83,6 +83,50 @@ func TestWorker_RecordsThatAreDeletedWhileItIsBehindAreSaid(t *testing.T) {
 	wantLog(t, b, "level=ERROR", "lost its beginning", "to_offset=9")
 }
 
+// A commit by hand, or one that a mirror made, has no epoch by which the client would see the loss itself.
+func TestWorker_OffsetBeyondTheEndIsSaid(t *testing.T) {
+	t.Parallel()
+	const said = "the group's offset is beyond what the partition has"
+	for name, tc := range map[string]struct {
+		committed int64
+		runs      int
+		loud      bool
+	}{
+		"beyond the end": {1000, 6, true},
+		"at the end":     {5, 1, false},
+		"before the end": {3, 3, false},
+		"none":           {0, 6, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 1)
+			b.produce(0, 5, 1, 0)
+			if tc.committed > 0 {
+				offsets := kadm.Offsets{}
+				offsets.AddOffset("orders", 0, tc.committed, -1)
+				if err := b.admin.CommitAllOffsets(t.Context(), group, offsets); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+			if tc.loud {
+				until(t, "what it has", func() bool { return b.finished() == 5 })
+			}
+			b.produce(5, 1, 1, 0)
+			until(t, "the last", func() bool { return b.committed("orders")[0] == 6 })
+			m.leave()
+			if b.finished() != tc.runs {
+				t.Errorf("%d records were handled, want %d", b.finished(), tc.runs)
+			}
+			if tc.loud {
+				wantLog(t, b, "level=ERROR", said, "partition=orders/0", "from_offset=0", "committed=1000")
+			} else if strings.Contains(b.log.String(), said) {
+				t.Errorf("nothing is wrong:\n%s", b.log.String())
+			}
+		})
+	}
+}
+
 // deleteBefore deletes the records of orders that lie before an offset.
 func (b *bench) deleteBefore(offset int64) {
 	b.t.Helper()

@@ -32,11 +32,15 @@ type partition struct {
 
 func (p *partition) name() string { return placeName(p.topic, p.number) }
 
-// expect looks whether records were deleted that should have come first. Only the poll loop calls it.
+// expect looks whether records were deleted that should have come first, or come that the group has passed. Only the poll loop calls it.
 func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition) {
 	first, last := fetched.Records[0].Offset, fetched.Records[len(fetched.Records)-1].Offset
 	if p.expected == 0 {
 		p.expected = p.s.cl.CommittedOffsets()[p.topic][p.number].Offset
+		if first < p.expected {
+			p.s.log.ErrorContext(ctx, "franz: the group's offset is beyond what the partition has, which has lost records, or the offset was set too far: records before it are delivered again", "partition", p.name(), "group", p.s.group,
+				"from_offset", first, "committed", p.expected)
+		}
 	}
 	if start := fetched.LogStartOffset; 0 < p.expected && p.expected < min(start, first) {
 		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this group was there: what records it had are not handled", "partition", p.name(), "group", p.s.group,
