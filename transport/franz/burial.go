@@ -71,7 +71,7 @@ const lookPatience = 5 * time.Second
 func (p *Publisher) look(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
 	defer cancel()
-	return lookUp(ctx, kadm.NewClient(p.cl), topic)
+	return awaitTopic(ctx, p.cl, kadm.NewClient(p.cl), topic, time.Now().Add(newTopicPatience))
 }
 
 // compacts reports whether a topic is known to keep only the last record of a key.

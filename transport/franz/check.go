@@ -179,11 +179,7 @@ const newTopicPatience = 2 * time.Second
 func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group string, topics []string) error {
 	until := time.Now().Add(newTopicPatience)
 	for _, topic := range topics { // one by one: kadm does not say which it may not look up
-		err := lookUp(ctx, admin, topic)
-		for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) && ctx.Err() == nil {
-			pause(ctx, 50*time.Millisecond)
-			err = lookUp(ctx, admin, topic)
-		}
+		err := awaitTopic(ctx, cl, admin, topic, until)
 		if err == nil || comesLater(cl, err) {
 			continue
 		}
@@ -193,6 +189,16 @@ func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group 
 		return &SetupError{Problem: fmt.Sprintf("topic %q cannot be looked up", topic), Err: err}
 	}
 	return nil
+}
+
+// awaitTopic looks a topic up until it is there, or is not at the end of the patience.
+func awaitTopic(ctx context.Context, cl *kgo.Client, admin *kadm.Client, topic string, until time.Time) error {
+	err := lookUp(ctx, admin, topic)
+	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) && ctx.Err() == nil {
+		pause(ctx, 50*time.Millisecond)
+		err = lookUp(ctx, admin, topic)
+	}
+	return err
 }
 
 // lookUp returns why a topic is not told, or nil.

@@ -2,6 +2,7 @@ package franz_test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -24,11 +26,39 @@ func TestSource_CheckWaitsForATopicThatWasJustCreated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	created := b.createWhenLookedFor("new")
+	if err := source.Check(t.Context(), "new"); err != nil {
+		t.Error(err)
+	}
+	if err := <-created; err != nil {
+		t.Error(err)
+	}
+}
+
+// Who has just made it would look for what is wrong.
+func TestWorker_DeadLetterTopicThatWasJustCreatedIsNoAlarm(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	created := b.createWhenLookedFor("dead")
+	b.produce(0, 1, 1, 0)
+	m := b.start(b.processor(consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "dead"}), b.handler(byPartition, nil), franz.Config{})
+	until(t, "the record", func() bool { return b.finished() == 1 })
+	m.leave()
+	if err := <-created; err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(b.log.String(), "DeadLetterTopic is not there") {
+		t.Errorf("a false alarm:\n%s", b.log.String())
+	}
+}
+
+// createWhenLookedFor creates a topic a moment after somebody has looked for it.
+func (b *bench) createWhenLookedFor(topic string) <-chan error {
 	looked := make(chan struct{})
 	var once sync.Once
 	b.cluster.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		b.cluster.KeepControl()
-		if r, ok := req.(*kmsg.MetadataRequest); ok && len(r.Topics) == 1 && r.Topics[0].Topic != nil && *r.Topics[0].Topic == "new" {
+		if r, ok := req.(*kmsg.MetadataRequest); ok && len(r.Topics) == 1 && r.Topics[0].Topic != nil && *r.Topics[0].Topic == topic {
 			once.Do(func() { close(looked) })
 		}
 		return nil, nil, false
@@ -37,13 +67,8 @@ func TestSource_CheckWaitsForATopicThatWasJustCreated(t *testing.T) {
 	go func() {
 		<-looked
 		<-time.After(200 * time.Millisecond)
-		_, err := b.admin.CreateTopic(context.WithoutCancel(t.Context()), 1, 1, nil, "new")
+		_, err := b.admin.CreateTopic(context.WithoutCancel(b.t.Context()), 1, 1, nil, topic)
 		created <- err
 	}()
-	if err := source.Check(t.Context(), "new"); err != nil {
-		t.Error(err)
-	}
-	if err := <-created; err != nil {
-		t.Error(err)
-	}
+	return created
 }
