@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/pace"
@@ -24,6 +25,7 @@ const (
 	suspectBatch = 8 // so that a relay makes at most 32 calls of the publisher for suspects side by side
 
 	followers  = 2
+	publishing = 2  // batches: more that share a slow broker would take too long, each of them
 	firstBatch = 64 // rows that say that there are more, and soon whether acknowledgements flow
 )
 
@@ -34,7 +36,7 @@ func (r *Relay) healthy() lane {
 
 // follower is another lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
 // the first are awaited, or, if nobody knew before that they would come, while the first is recorded. With two of them one
-// batch is published while one is read and one recorded.
+// batch is read while one is published and one recorded.
 func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
 
 // suspects is a lane that nobody wakes: no row is a suspect when it is committed.
@@ -143,6 +145,16 @@ type batch struct{ rows, acknowledged int }
 // batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower, as soon as it
 // is known that acknowledgements flow.
 func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, error) {
+	sent := func() {}
+	if !from.suspects {
+		select {
+		case r.sending <- struct{}{}:
+			sent = sync.OnceFunc(func() { <-r.sending })
+			defer sent()
+		case <-ctx.Done():
+			return batch{}, nil
+		}
+	}
 	l, err := r.lease(ctx, from)
 	if err != nil {
 		return batch{}, fmt.Errorf("lease rows: %w", err)
@@ -156,6 +168,7 @@ func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, erro
 	}
 	r.telemetry.Leased(ctx, len(l.rows))
 	results := r.publish(ctx, l.rows, from.suspects)
+	sent()
 	b := batch{rows: len(l.rows)}
 	for _, result := range results {
 		if result.State == Published || result.State == Removed {

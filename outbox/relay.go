@@ -22,6 +22,7 @@ type Relay struct {
 	telemetry *telemetry.Relay
 	wake      chan struct{}
 	more      chan struct{}   // a full batch was leased: there is probably more
+	sending   chan struct{}   // holds one for each batch, but of suspects, that is read or published
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
 
@@ -49,7 +50,7 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	if err != nil {
 		return nil, fmt.Errorf("outbox: make instruments: %w", err)
 	}
-	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, telemetry: observer, wake: make(chan struct{}, 1), more: make(chan struct{}, 1)}
+	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, telemetry: observer, wake: make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing)}
 	if w, ok := store.(Waker); ok {
 		r.woken = w.Woken()
 	}
