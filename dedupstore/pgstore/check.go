@@ -30,6 +30,9 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err == nil {
 		err = s.checkSchema(ctx, conn.Conn())
 	}
+	if err == nil {
+		err = conn.QueryRow(ctx, unloggedSQL, []string{s.cfg.located(""), s.cfg.located("_beats")}).Scan(&found.unlogged)
+	}
 	if err != nil {
 		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
 	}
@@ -45,7 +48,14 @@ type server struct {
 	bytes                            string // how it writes bytea as text
 	nulls                            bool   // it reads NULL in arrays of text as one
 	statement, idle, transaction     int    // ms; 0: no limit
+	unlogged                         []string
 }
+
+// unloggedSQL returns which of some tables a crash of the server empties.
+const unloggedSQL = `
+SELECT coalesce(array_agg(t.name ORDER BY t.n), '{}')
+FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n) JOIN pg_class c ON c.oid = to_regclass(t.name)
+WHERE c.relpersistence <> 'p'`
 
 const lookSQL = `
 SELECT current_setting('server_version'), current_setting('server_version_num')::integer,
@@ -90,6 +100,12 @@ func (f server) report() dedupstore.Report {
 		if when {
 			r.Warnings = append(r.Warnings, text)
 		}
+	}
+	if len(f.unlogged) > 0 {
+		r.Durability = "a crash of the server or a failover empties tables that are UNLOGGED: " + strings.Join(f.unlogged, ", ")
+	}
+	for _, table := range f.unlogged {
+		warn(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE … SET LOGGED")
 	}
 	if f.fsync == "off" {
 		r.Durability = "a crash of the operating system may destroy the database: fsync is off"

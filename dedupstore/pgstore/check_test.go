@@ -286,6 +286,35 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 	}
 }
 
+// Of unlogged tables nothing survives a crash, and Check must not say that it does.
+func TestCheck_WarnsOfUnloggedTables(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	warned := func() (tables []string, durability string) {
+		t.Helper()
+		report, err := s.Check(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range report.Warnings {
+			if table, _, unlogged := strings.Cut(w, " is UNLOGGED"); unlogged {
+				tables = append(tables, table)
+			}
+		}
+		return tables, report.Durability
+	}
+	if tables, durability := warned(); len(tables) > 0 || strings.Contains(durability, "UNLOGGED") {
+		t.Errorf("Check warns of %q, and says %q, of tables that are logged", tables, durability)
+	}
+	for i, table := range []string{"oncemill_dedup", "oncemill_dedup_beats"} {
+		mustExec(t, pool, `ALTER TABLE `+table+` SET UNLOGGED`)
+		if tables, _ := warned(); len(tables) != i+1 || !strings.Contains(tables[i], table) {
+			t.Errorf("%s is unlogged, and Check warns of %q", table, tables)
+		}
+	}
+}
+
 // TestStore_CommitsWaitForTheDisk looks at what is set in the transactions, as a crash is hard to time.
 func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 	t.Parallel()
