@@ -1,9 +1,11 @@
 package pgoutbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -283,6 +285,26 @@ func TestCheck_MissingPrivilegeIsNamed(t *testing.T) {
 }
 
 // Rows that the relay's user does not see would wait for ever, and nobody be told.
+// A relay says once that a crash of the server would lose what was not published.
+func TestLease_WarnsOfAnUnloggedTable(t *testing.T) {
+	t.Parallel()
+	_, pool := newBox(t)
+	warnings := func() int {
+		var log bytes.Buffer
+		box := unmigrated(t, pool, pgoutbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		lease(t, box, "first", time.Minute)
+		lease(t, box, "second", time.Minute)
+		return strings.Count(log.String(), "the table is UNLOGGED")
+	}
+	if n := warnings(); n != 0 {
+		t.Errorf("%d warnings of a table that is logged", n)
+	}
+	mustExec(t, pool, `ALTER TABLE oncemill_outbox SET UNLOGGED`)
+	if n := warnings(); n != 1 {
+		t.Errorf("%d warnings of an unlogged table, want 1", n)
+	}
+}
+
 func TestLease_RefusesATableThatHidesRows(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)

@@ -37,7 +37,8 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, sta
 	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fns...))
 }
 
-// checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits for ever.
+// checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits for ever. It
+// warns, once, of a table whose rows a crash would take along.
 func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	names := namesOf(o.cfg)
 	hidden, err := rowsecurity.Hidden(ctx, conn, names.Replace("{table}"), names.Replace("{lease}"), names.Replace("{settings}"))
@@ -47,7 +48,17 @@ func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	case hidden != "":
 		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
 	}
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) })
-	o.whole.Store(err == nil)
-	return err
+	if err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) }); err != nil {
+		return err
+	}
+	var logged bool
+	if err := conn.QueryRow(ctx, loggedSQL, names.Replace("{table}")).Scan(&logged); err != nil {
+		return err
+	}
+	if o.whole.CompareAndSwap(false, true) && !logged {
+		o.log.WarnContext(ctx, "outbox: the table is UNLOGGED, a crash of the server empties it", "table", o.cfg.Table)
+	}
+	return nil
 }
+
+const loggedSQL = `SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1::text)`
