@@ -405,6 +405,47 @@ func TestRelay_ReadsTheNextBatchWhileAcknowledgementsAreAwaited(t *testing.T) {
 	})
 }
 
+// As docs/outbox.md says: two batches share the broker, and less than half of PublishTimeout is enough for each.
+func TestRelay_BatchesThatTakeLessThanHalfOfPublishTimeoutAreSentOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore)
+		const rows, each = 600, 140 * time.Millisecond // 100 rows take 14 s
+		for i := range rows {
+			s.write(fmt.Sprint(i))
+		}
+		var mu sync.Mutex
+		var free time.Time // when the broker has taken all that was sent
+		b := &broker{answer: func(ctx context.Context, messages []producer.Message) error {
+			mu.Lock()
+			if now := time.Now(); free.Before(now) {
+				free = now
+			}
+			free = free.Add(time.Duration(len(messages)) * each)
+			taken := time.NewTimer(time.Until(free))
+			mu.Unlock()
+			defer taken.Stop()
+			select {
+			case <-taken.C:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}}
+		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 100, PublishTimeout: 30 * time.Second}))
+		after(t, 2*time.Minute)
+		stop()
+		attempts := b.attempts()
+		if len(attempts) != rows {
+			t.Errorf("%d rows were sent, want %d", len(attempts), rows)
+		}
+		for id, n := range attempts {
+			if n != 1 {
+				t.Errorf("row %s was sent %d times, want once", id, n)
+			}
+		}
+	})
+}
+
 // A backlog is published by all lanes soon: they do not wait for the acknowledgements of a large batch.
 func TestRelay_BeginsWithASmallBatch(t *testing.T) {
 	virtual(t, func(t *testing.T) {
@@ -418,13 +459,17 @@ func TestRelay_BeginsWithASmallBatch(t *testing.T) {
 			return nil
 		}}
 		r := newRelay(t, s, b, outbox.Config{BatchSize: 500})
-		stop := start(t, r)
-		for range 2 { // also after it has had nothing to do
+		var stop func()
+		for round := range 2 { // also after it has had nothing to do
 			sizes = nil
 			for i := range 800 {
 				s.write(fmt.Sprint(i))
 			}
-			r.Wake()
+			if round == 0 {
+				stop = start(t, r)
+			} else {
+				r.Wake()
+			}
 			after(t, time.Minute)
 			if len(sizes) < 3 || sizes[0] > 100 || slices.Max(sizes) != 500 {
 				t.Errorf("batches of %d rows, want a small one before those of 500", sizes)
