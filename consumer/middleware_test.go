@@ -217,13 +217,19 @@ func TestMiddleware_TwoHandlersOfOneGroupOnOneTopicBothRun(t *testing.T) {
 
 func TestMiddleware_SecondGuardInOneDeliveryIsAnErrorThatCostsNoAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{MaxAttempts: 1}})
+		var log bytes.Buffer
+		p := newProcessor(t, newStore(t), consumer.Config{
+			Handler: "charge", Policy: oncemill.Policy{MaxAttempts: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))},
+		})
 		var h handler
 		for range 3 {
 			_, err := p.Middleware(p.Middleware(h.handle))(order("o1"))
 			as[*consumer.NestedError](t, err)
 		}
 		h.want(t, 0)
+		if got := log.String(); strings.Count(got, "level=ERROR") != 1 || !strings.Contains(got, "guarded twice") || !strings.Contains(got, "id=o1") {
+			t.Errorf("want one error in the log:\n%s", got)
+		}
 		if _, err := p.Middleware(h.handle)(order("o1")); err != nil {
 			t.Error(err)
 		}

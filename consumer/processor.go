@@ -31,6 +31,7 @@ type Processor struct {
 
 	named   atomic.Pointer[string] // the first handler of a Router, where Config.Handler stands for its name
 	several sync.Once              // warns of others
+	nested  sync.Once              // says that a handler is guarded twice
 
 	mu       sync.Mutex
 	closing  bool
@@ -162,7 +163,11 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 	}
 	if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == message && !p.policy.Shadow {
 		decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
-		decision.Err = oncemill.NoEffect(&NestedError{Handler: d.Handler})
+		nested := &NestedError{Handler: d.Handler}
+		decision.Err = oncemill.NoEffect(nested)
+		p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
+			p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept", "id", call.Key.ID, "error", nested)
+		})
 		return
 	}
 	var err error
