@@ -83,7 +83,7 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	header[producer.HeaderGeneration] = strconv.Itoa(strings.Count(tokens, ",") + 2) // for JetStream it were a duplicate of one before
 	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
-	if err := p.publishProduced(ctx, own.OriginalID, []dedupstore.Produced{letter}); err != nil {
+	if err := p.publishProduced(ctx, &d, own.OriginalID, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)
 	}
 	return Decision{Action: Ack, Err: own}
@@ -177,23 +177,23 @@ func portable(name, value string) bool {
 
 // buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
 // publish step of the outcome, or because the failure was stored when there was no dead-letter topic yet.
-func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decision Decision) Decision {
+func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
 	res := &decision.Result
 	if publication := res.Publication; publication != nil {
 		res.Publication = nil
 		defer publication.Abandon() // nothing after Done; else, whatever happens, the key is not held for ever
-		if err := p.publishProduced(ctx, call.Key.ID, publication.Messages()); err != nil {
+		if err := p.publishProduced(ctx, d, call.Key.ID, publication.Messages()); err != nil {
 			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
 		}
 		if err := publication.Done(); err != nil {
-			return p.decide(oncemill.Result{}, err)
+			return p.decide(d, oncemill.Result{}, err)
 		}
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
-	} else if err := p.publishProduced(ctx, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
+	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
 		return p.unburied(err)
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", p.config.DeadLetterTopic, "error", decision.Err)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", decision.Err)
 	return decision
 }
 
@@ -201,7 +201,7 @@ func (p *Processor) buryFailure(ctx context.Context, call oncemill.Call, decisio
 var errNoDeadLetters = errors.New("consumer: the outcome holds messages, but Config.DeadLetters is nil")
 
 // publishProduced publishes the dead letter of a message. Until it can, the message holds up what waits behind it.
-func (p *Processor) publishProduced(ctx context.Context, original string, produced []dedupstore.Produced) error {
+func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original string, produced []dedupstore.Produced) error {
 	messages := make([]producer.Message, len(produced))
 	for i, m := range produced {
 		messages[i] = producer.Message{ID: m.ID, Topic: m.Topic, Key: m.Key, Header: m.Header, Payload: m.Payload}
@@ -212,7 +212,7 @@ func (p *Processor) publishProduced(ctx context.Context, original string, produc
 	}
 	if err != nil && ctx.Err() == nil { // not in a shutdown
 		p.log.ErrorContext(ctx, "oncemill: dead letter cannot be published: its message is not acknowledged, comes again, and may hold up others; does anything listen on the dead-letter topic?",
-			"id", original, "topic", p.config.DeadLetterTopic, "error", err)
+			"id", original, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", err)
 	}
 	return err
 }
@@ -230,10 +230,10 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	}
 	id := ids.Derive("oncemill/undeliverable", parts...)
 	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
-	if err := p.publishProduced(ctx, original, []dedupstore.Produced{letter}); err != nil {
+	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "error", cause)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", cause)
 	return Decision{Action: Ack, Err: cause}
 }
 

@@ -325,6 +325,24 @@ func (s sameTopic) Publish(_ context.Context, messages ...producer.Message) erro
 	return nil
 }
 
+// Without an ID, nothing else says which message it was.
+func TestProcess_DeadLettersAreSaidWithThePlaceOfTheirMessages(t *testing.T) {
+	for name, d := range map[string]consumer.Delivery{"failed": delivery("o1"), "without an ID": {Handler: "charge", Topic: "orders", Payload: []byte("x")}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				d.Topic, d.Position = "orders", "17@5"
+				for _, l := range []*letters{{}, {fail: errors.New("no stream listens")}} {
+					p, log := logged(t, consumer.Config{DeadLetters: l, DeadLetterTopic: "dead"})
+					p.Process(t.Context(), d, failing(errDeclined))
+					if got := log.String(); strings.Count(got, "from=orders position=17@5") != 1 {
+						t.Errorf("want one line with the place of the message:\n%s", got)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestProcess_DeadLetterThatCannotBePublishedIsSaidLoudly(t *testing.T) {
 	for name, d := range map[string]consumer.Delivery{"failed": delivery("o1"), "without an ID": {Handler: "charge", Topic: "orders", Payload: []byte("x")}} {
 		t.Run(name, func(t *testing.T) {

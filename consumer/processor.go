@@ -124,7 +124,7 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 		d.Handler = p.config.Handler
 	}
 	if d.Handler == "" && !p.policy.Shadow {
-		*decision = p.unguardable(errNoHandler)
+		*decision = p.unguardable(d, errNoHandler)
 		return
 	}
 	var this identified
@@ -199,12 +199,12 @@ func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.C
 		*decision = shadowed(res, err)
 		return
 	}
-	*decision = p.decide(res, err)
+	*decision = p.decide(d, res, err)
 	switch {
 	case decision.Action == mismatched:
 		*decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)
 	case decision.Action == Ack && res.Failure() != nil:
-		*decision = p.buryFailure(ctx, *call, *decision)
+		*decision = p.buryFailure(ctx, d, *call, *decision)
 	case decision.Action != Ack && res.Publication != nil:
 		res.Publication.Abandon() // for a process that can publish it
 		decision.Result.Publication = nil
@@ -298,7 +298,7 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 	switch {
 	case errors.As(err, &panicked): // a mistake of the program's, which says nothing of the message
 		pause := p.policy.Backoff.Max
-		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic", d.Topic, "error", err, "stack", string(panicked.stack), "again_in", pause)
+		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic", d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
@@ -366,7 +366,7 @@ const mismatched Action = "mismatch"
 
 // decide turns how a guarded run ended into what to do with the delivery. Only an outcome is acknowledged. It looks at
 // the guard's own error, not at what that wraps: a handler's error may hold errors of guards that the handler used.
-func (p *Processor) decide(res oncemill.Result, err error) Decision {
+func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision {
 	switch e := err.(type) { //nolint:errorlint // see above
 	case nil:
 		if res.Failure() != nil && p.config.DeadLetters == nil {
@@ -384,7 +384,7 @@ func (p *Processor) decide(res oncemill.Result, err error) Decision {
 	case *oncemill.UnpublishedError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	case *dedupstore.InvalidError: // of the handler's name, or what a fingerprinter made: nothing that another delivery mends
-		return p.unguardable(err)
+		return p.unguardable(d, err)
 	}
 	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
 	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
@@ -392,8 +392,8 @@ func (p *Processor) decide(res oncemill.Result, err error) Decision {
 }
 
 // unguardable is what to do with a delivery that cannot be guarded because of how things are set up.
-func (p *Processor) unguardable(err error) Decision {
-	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "error", err)
+func (p *Processor) unguardable(d *Delivery, err error) Decision {
+	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "from", d.Topic, "position", d.Position, "error", err)
 	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
 }
 
