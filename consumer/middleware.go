@@ -214,7 +214,7 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	case p.policy.Shadow:
 		return returned, decision.Err
 	}
-	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
+	p.notAcknowledged(ctx, decision)
 	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
 	acked := isClosed(msg.Acked())                // which nothing takes back
 	if decision.Action == RetryLater && !busy && acked {

@@ -79,9 +79,19 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 		return dedupstore.Outcome{}, handle(ctx)
 	})
 	if publication := decision.Result.Publication; publication != nil {
-		return Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID, Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+		decision = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID, Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+	}
+	if decision.Action != Ack {
+		p.notAcknowledged(ctx, &decision)
 	}
 	return decision
+}
+
+// notAcknowledged says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing else does.
+//
+//go:noinline
+func (p *Processor) notAcknowledged(ctx context.Context, decision *Decision) {
+	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
 }
 
 // errForeignOutputs stops a migration from losing what the old way of consuming has stored.
