@@ -40,13 +40,21 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 		log.ErrorContext(ctx, "natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of other handlers on the same subject are handled: set filters without that subject, or another DeadLetterTopic",
 			"field", field)
 	}
-	if p, ours := dead.publisher.(*Publisher); ours {
-		switch err := p.listens(ctx, dead.topic); {
-		case errors.Is(err, errNoInterest):
-			log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
-		case err != nil:
-			log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
-		}
+	p, ours := dead.publisher.(*Publisher)
+	js := e.js
+	switch {
+	case ours:
+		js = p.js
+	case dead.publisher != nil:
+		return nil // of another make, which may publish anywhere
+	}
+	switch err := listens(ctx, js, dead.topic); {
+	case errors.Is(err, errNoInterest):
+		log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
+	case err != nil && ours:
+		log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
+	case err != nil: // they may be published elsewhere
+		log.WarnContext(ctx, "natsjs: no stream is seen here to listen on DeadLetterTopic: unless dead letters are published elsewhere, the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
 	}
 	return nil
 }
@@ -102,30 +110,30 @@ var errNoInterest = errors.New("natsjs: a stream with retention interest has no 
 
 // listens returns an error if no stream is seen to listen on a subject, or to keep what comes. It returns nil also if that
 // cannot be found out.
-func (p *Publisher) listens(ctx context.Context, subject string) error {
+func listens(ctx context.Context, js jetstream.JetStream, subject string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
 	defer cancel()
-	if p.conn.IsClosed() || refusal(ctx, p.conn, api(p.js)+"STREAM.NAMES", probeInfo) != nil {
+	if js.Conn().IsClosed() || refusal(ctx, js.Conn(), api(js)+"STREAM.NAMES", probeInfo) != nil {
 		return nil
 	}
-	name, err := p.js.StreamNameBySubject(ctx, subject)
+	name, err := js.StreamNameBySubject(ctx, subject)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return err
 	case err != nil:
 		return nil
 	}
-	return p.keeps(ctx, name, subject)
+	return keeps(ctx, js, name, subject)
 }
 
 // keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject.
-func (p *Publisher) keeps(ctx context.Context, stream, subject string) error {
+func keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) error {
 	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
-		if refusal(ctx, p.conn, api(p.js)+look+stream, probeInfo) != nil {
+		if refusal(ctx, js.Conn(), api(js)+look+stream, probeInfo) != nil {
 			return nil //nolint:nilerr // it cannot be found out
 		}
 	}
-	s, err := p.js.Stream(ctx, stream)
+	s, err := js.Stream(ctx, stream)
 	if err != nil {
 		return nil //nolint:nilerr // it cannot be found out
 	}

@@ -176,6 +176,33 @@ func TestWorker_DeadLetterTopicWithoutAStreamIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
+// A Source knows the topic of the dead letters alone, which may be published elsewhere.
+func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("letters.dead")
+	said := func(what string, want int) {
+		t.Helper()
+		if err := r.source().Check(t.Context(), "orders"); err != nil {
+			t.Error(err)
+		}
+		if log := r.log.String(); strings.Count(log, what) != want {
+			t.Errorf("want %q %d times:\n%s", what, want, log)
+		}
+	}
+	said(`level=WARN msg="natsjs: no stream is seen here to listen on DeadLetterTopic`, 1)
+	letters := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
+	if _, err := r.js.CreateStream(t.Context(), letters); err != nil {
+		t.Fatal(err)
+	}
+	const gone = `level=ERROR msg="natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants`
+	said(gone, 1)
+	if _, err := r.js.CreateConsumer(t.Context(), "letters", jetstream.ConsumerConfig{Durable: "all", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+		t.Fatal(err)
+	}
+	said(gone, 1)
+	said("DeadLetterTopic", 2)
+}
+
 // A stream with retention interest acknowledges a dead letter, and deletes it, if nobody consumes its subject.
 func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testing.T) {
 	t.Parallel()

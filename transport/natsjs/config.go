@@ -75,6 +75,7 @@ type SourceConfig struct {
 	Policy oncemill.Policy
 
 	// DeadLetterTopic is consumer.Config.DeadLetterTopic of that guard, for Check to see that the consumer does not deliver
-	// it. Empty: not looked at. Needed with a work-queue stream, from which dead letters that come back are deleted.
+	// it, and that a stream keeps what comes there. Empty: not looked at, as suits dead letters that go to another system.
+	// Needed with a work-queue stream, from which dead letters that come back are deleted.
 	DeadLetterTopic string
 }
