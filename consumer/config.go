@@ -13,7 +13,9 @@ import (
 
 // Config configures a Processor. Group is required, everything else has a safe default.
 type Config struct {
-	// Group is the consumer group: all processes that share the work of one logical consumer. Required.
+	// Group is the consumer group: all processes that share the work of one logical consumer. Required. Services that are each
+	// to handle a message need a Group each, whatever groups or durables they have at the broker: under one, with the same
+	// handler in one store, what one has handled is a duplicate to the others, and never runs there.
 	Group string
 
 	// Tenant separates data that must not share message IDs. Empty: "default".
