@@ -26,7 +26,7 @@ const (
 
 	followers  = 2
 	publishing = 2  // batches: more that share a slow broker would take too long, each of them
-	firstBatch = 64 // rows that say that there are more, and soon whether acknowledgements flow
+	firstBatch = 64 // rows that say, soon, that there are more
 )
 
 // healthy is the lane of rows that have no unknown attempt: new ones, and those that were refused.
@@ -66,10 +66,10 @@ func (r *Relay) work(ctx context.Context, l lane) {
 	first := l.follows == nil // there was nothing before
 	for ctx.Err() == nil {
 		asked := l
-		if first {
+		if first { // the rest does not wait for it: one of its rows may get no answer
 			asked.limit = min(firstBatch, l.limit)
 		}
-		b, err := r.batch(ctx, asked, flowing)
+		b, err := r.batch(ctx, asked, flowing || asked.limit < l.limit)
 		if err != nil {
 			r.fault(ctx, "outbox: store failed", err)
 			l.stuck = asked.limit == 1
@@ -142,9 +142,9 @@ func (r *Relay) news(text string) bool {
 // A batch is what became of one lease.
 type batch struct{ rows, acknowledged int }
 
-// batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower, as soon as it
-// is known that acknowledgements flow.
-func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, error) {
+// batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it is
+// published if that is to be early, else as soon as it is known that acknowledgements flow.
+func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error) {
 	sent := func() {}
 	if !from.suspects {
 		select {
@@ -163,7 +163,7 @@ func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, erro
 		return batch{}, nil
 	}
 	full := len(l.rows) == from.limit && !from.suspects
-	if full && flowing {
+	if full && early {
 		signal(r.more)
 	}
 	r.telemetry.Leased(ctx, len(l.rows))
@@ -175,7 +175,7 @@ func (r *Relay) batch(ctx context.Context, from lane, flowing bool) (batch, erro
 			b.acknowledged++
 		}
 	}
-	if full && !flowing && b.acknowledged > 0 {
+	if full && !early && b.acknowledged > 0 {
 		signal(r.more)
 	}
 	if err := r.settle(ctx, l, results); err != nil {

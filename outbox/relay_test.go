@@ -479,6 +479,38 @@ func TestRelay_BeginsWithASmallBatch(t *testing.T) {
 	})
 }
 
+// A row without an answer keeps its batch for PublishTimeout, but not what was written behind the small one that is first.
+func TestRelay_SmallBatchThatHangsHoldsUpNoRest(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s := new(fakeStore)
+		b := &broker{answer: func(ctx context.Context, messages []producer.Message) error {
+			i := slices.IndexFunc(messages, func(m producer.Message) bool { return strings.HasSuffix(m.ID, " 10") })
+			if i < 0 {
+				return nil
+			}
+			<-ctx.Done()
+			return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: messages[i].ID, Err: ctx.Err(), Unknown: true}}}
+		}}
+		r := newRelay(t, s, b, outbox.Config{})
+		stop := start(t, r)
+		for round := range 2 { // also after it has had nothing to do
+			after(t, 10*time.Minute)
+			begin := time.Now()
+			for i := range 300 {
+				s.write(fmt.Sprintf("%d %d", round, i))
+			}
+			r.Wake()
+			after(t, time.Second)
+			if at := b.times(fmt.Sprintf("%d 299", round), begin); len(at) != 1 {
+				t.Errorf("the last of 300 rows was published %d times within a second, want once", len(at))
+			}
+		}
+		b.heal()
+		after(t, 2*time.Minute)
+		stop()
+	})
+}
+
 // Once the broker has acknowledged a full batch, the next one does not wait until that is recorded.
 func TestRelay_TheNextBatchIsPublishedWhileTheFirstIsRecorded(t *testing.T) {
 	virtual(t, func(t *testing.T) {
