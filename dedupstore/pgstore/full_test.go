@@ -263,20 +263,26 @@ func TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain(t *testing.T) {
 	}
 }
 
-// TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease: the lease is nearly over by then.
+// TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease: less is left of the lease by then than a first heartbeat waits.
 func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first")
 	noRoomFor(t, pool, `length(NEW.contents) > 1000`)
-	mustExec(t, pool, strings.ReplaceAll(`CREATE OR REPLACE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		IF clock_timestamp() < 'START'::timestamptz + interval '1.1 s' THEN RAISE 'not yet'; END IF;
-		RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$`, "START", time.Now().Format(time.RFC3339Nano)))
-	g := newGuard(t, s, 1500*time.Millisecond)
+	const lease = 1500 * time.Millisecond
+	var began time.Time
+	log := stalls{slog.DiscardHandler, "no room for produced messages", func() {
+		until(t, "most of the lease", func() bool { return time.Since(began) > lease*3/4 })
+	}}
+	g, err := oncemill.NewGuard(s, oncemill.Policy{Lease: lease, Logger: slog.New(log)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	runs := 0
 	run := func(context.Context) (dedupstore.Outcome, error) {
 		runs++
+		began = time.Now()
 		return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: make([]byte, 5000)}}}, nil
 	}
 	call := callOf("1")
