@@ -355,3 +355,29 @@ func TestWorker_RightThatTheLastCommitLacksIsNamed(t *testing.T) {
 		t.Errorf("error %v, want one that names the right", err)
 	}
 }
+
+// With kgo 1.22.2 a client is a member from when it is made on, also where no worker may run on it. Where this fails with a later kgo,
+// docs/brokers.md has rows to change.
+func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2)
+	refused, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{Logger: b.logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := b.newClient(append(refused.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"), kgo.RebalanceTimeout(time.Second), kgo.HeartbeatInterval(50*time.Millisecond))...)
+	if _, ok := errors.AsType[*franz.SetupError](refused.Run(t.Context(), left)); !ok {
+		t.Fatal("the client is not refused")
+	}
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+	b.stable(2, 2)
+	b.produce(0, 20, 2, 2)
+	until(t, "half of the records", func() bool { return b.finished() == 10 })
+	lasts(300 * time.Millisecond) // several heartbeats
+	if n := b.finished(); n != 10 {
+		t.Errorf("handled %d records, want half of them: docs/brokers.md says that the client keeps partitions", n)
+	}
+	left.CloseAllowingRebalance()
+	until(t, "all records", func() bool { return b.finished() == 20 })
+	m.leave()
+}

@@ -141,8 +141,9 @@ var (
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, a *SetupError, or
 // kgo.ErrClientClosed.
 //
-// The client stays the caller's. Close it soon after Run returns: what it may have fetched last is locked until it leaves. A
-// client and a worker are for one Run.
+// The client stays the caller's. Close it soon after Run returns, also where Check refuses it: it is a member of its group from when it
+// is made on, partitions that it has alone rest until it leaves, and what it may have fetched last is locked. A client and a worker are
+// for one Run.
 func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 	rules, err := w.check(ctx, cl)
 	if err != nil {

@@ -149,8 +149,8 @@ var _ kgo.HookNewClient = birth{}
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all that was
 // fetched for done, and what was not handled of it would be passed over.
 //
-// The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns: it is still a
-// member of its group, and its partitions rest until it leaves. A client and a worker are for one Run.
+// The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns, also where Check refuses it: it
+// is a member of its group from when it is made on, and its partitions rest until it leaves. A client and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 	if err := w.Check(ctx, cl); err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {
