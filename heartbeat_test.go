@@ -205,3 +205,23 @@ func TestGuard_StoreThatPanicsInAHeartbeatEndsTheRunNotTheProcess(t *testing.T) 
 		}
 	})
 }
+
+// Pauses between attempts grow up to half a second, of which the last would end after the lease.
+func TestGuard_OutcomeIsStoredThoughTheStoreIsAwayUntilShortlyBeforeTheLeaseEnds(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		const lease = time.Second
+		store := newStore(t)
+		start := time.Now()
+		store.settle = func(_ dedupstore.Settlement, apply func() error) error {
+			if time.Since(start) < lease*9/10 {
+				return errDown
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: lease})
+		_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil })
+		if err != nil || time.Since(start) >= lease {
+			t.Errorf("%v after %v, want the outcome stored", err, time.Since(start))
+		}
+	})
+}

@@ -279,7 +279,11 @@ func (g *Guard) retryAfter(ctx context.Context, h *holding, err error, operation
 		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) || is[*crowdedError](err) {
 			return err
 		}
-		if time.Now().Add(pause).After(h.until()) || !sleep(ctx, pause) {
+		left := time.Until(h.until())
+		if pause > left {
+			pause = left - left/8 // an outage may end before the lease does
+		}
+		if pause < minPoll || !sleep(ctx, pause) {
 			return err
 		}
 		err = g.attempt(ctx, operation)
