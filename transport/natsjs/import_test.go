@@ -13,6 +13,9 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // imported is a rig whose worker is in another account, which imports the API of JetStream and what else is said.
@@ -63,4 +66,43 @@ func TestWorker_WorksInAnAccountThatImportsJetStream(t *testing.T) {
 	stop := r.start(r.worker(succeed))
 	r.acked(40)
 	r.stops(stop)
+}
+
+// An account may import the API of JetStream under the name of a domain that is not the servers', and acknowledgements have theirs.
+func TestPublisher_DomainMayHaveAnotherNameInAnAccountThatImportsJetStream(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	const accounts = `accounts {
+		A { jetstream: enabled, users: [{user: "a", password: "a"}]
+			exports: [{service: "$JS.API.>", response_type: "stream"}, {service: "orders.>"}] }
+		B { users: [{user: "b", password: "b"}]
+			imports: [{service: {account: "A", subject: "$JS.API.>"}, to: "$JS.acme.API.>"}, {service: {account: "A", subject: "orders.>"}}] }
+	}
+	no_auth_user: "a"`
+	if err := os.WriteFile(file, []byte(accounts), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, jetstream.ConsumerConfig{}, func(o *server.Options) {
+		if err := o.ProcessConfigFile(file); err != nil {
+			t.Fatal(err)
+		}
+		o.JetStreamDomain = "hub"
+	})
+	js, err := jetstream.NewWithDomain(r.server.Connect(nats.UserInfo("b", "b")), "acme")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "an acknowledgement", func() bool {
+		return p.Publish(t.Context(), producer.Message{ID: "o1", Topic: "orders.all", Payload: []byte("tea")}) == nil
+	})
+	if err := p.Publish(t.Context(), producer.Message{ID: "o2", Topic: "orders.all", Payload: []byte("tea")}); err != nil {
+		t.Errorf("Publish: %v, while the domain is known", err)
+	}
+	if p.Duplicates() != 0 {
+		t.Errorf("%d messages are said to have the ID of another one", p.Duplicates())
+	}
 }

@@ -63,7 +63,9 @@ func (c PublisherConfig) validate() error {
 type Publisher struct {
 	conn       *nats.Conn
 	js         jetstream.JetStream // for start-up checks alone
-	domain     string              // of the streams that are meant; empty: whichever
+	domain     string              // of the streams that are meant; empty: whichever; guarded by the inbox
+	known      bool                // the servers call it so; guarded by the inbox
+	doubtful   atomic.Bool         // they may not: acknowledgements have another one
 	config     PublisherConfig
 	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
@@ -118,6 +120,9 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	if len(messages) == 0 {
 		return nil
 	}
+	if p.doubtful.Swap(false) {
+		p.learnDomain(ctx)
+	}
 	c := p.begin(len(messages))
 	defer c.end()
 	for i, m := range messages {
@@ -138,6 +143,20 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 		return &producer.PublishError{Failures: failures}
 	}
 	return nil
+}
+
+// learnDomain asks what the servers call the domain: an account that imports JetStream's API may give it another name, which
+// acknowledgements do not have.
+func (p *Publisher) learnDomain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	info, err := p.js.AccountInfo(ctx)
+	if err != nil || info.Domain == "" {
+		return // the next that has another one tells
+	}
+	p.inbox.mu.Lock()
+	defer p.inbox.mu.Unlock()
+	p.domain, p.known = info.Domain, true
 }
 
 // verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.

@@ -324,8 +324,11 @@ func (c *call) answered(i int, a ack, err error) {
 		c.tell()
 		return
 	}
-	if wanted := c.publisher.domain; err == nil && wanted != "" && a.domain != "" && a.domain != wanted {
+	if p := c.publisher; err == nil && p.domain != "" && a.domain != "" && a.domain != p.domain {
 		f.stray = a // that of the stream which is meant is still to come
+		if !p.known {
+			p.doubtful.Store(true)
+		}
 		return
 	}
 	c.land(f, a, err)
