@@ -127,6 +127,27 @@ func TestWorker_OffsetBeyondTheEndIsSaid(t *testing.T) {
 	}
 }
 
+// What a worker commits has an epoch. While that lasts, the broker says of it that it ends where the partition does.
+func TestWorker_OffsetBeyondTheEndOfItsEpochGoesToThatEnd(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1)
+	b.produce(0, 5, 1, 0)
+	offsets := kadm.Offsets{}
+	offsets.AddOffset("orders", 0, 1000, 0)
+	if err := b.admin.CommitAllOffsets(t.Context(), group, offsets); err != nil {
+		t.Fatal(err)
+	}
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
+	until(t, "the loss to be said", func() bool { return strings.Contains(b.log.String(), "the broker has lost records") })
+	b.produce(5, 1, 1, 0)
+	until(t, "the last", func() bool { return b.committed("orders")[0] == 6 })
+	m.leave()
+	if b.finished() != 1 {
+		t.Errorf("%d records were handled, want the last", b.finished())
+	}
+	wantLog(t, b, "level=ERROR", "the partition is consumed from from_offset", "partition=orders/0", "from_offset=5", "committed=1000")
+}
+
 // deleteBefore deletes the records of orders that lie before an offset.
 func (b *bench) deleteBefore(offset int64) {
 	b.t.Helper()

@@ -38,7 +38,7 @@ func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition)
 	if p.expected == 0 {
 		p.expected = p.s.cl.CommittedOffsets()[p.topic][p.number].Offset
 		if first < p.expected {
-			p.s.log.ErrorContext(ctx, "franz: the group's offset is beyond what the partition has, which has lost records, or the offset was set too far: records before it are delivered again", "partition", p.name(), "group", p.s.group,
+			p.s.log.ErrorContext(ctx, "franz: the group's offset is beyond what the partition has, which has lost records, or the offset was set too far: the partition is consumed from from_offset", "partition", p.name(), "group", p.s.group,
 				"from_offset", first, "committed", p.expected)
 		}
 	}
