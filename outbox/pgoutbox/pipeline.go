@@ -48,7 +48,7 @@ func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	case hidden != "":
 		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
 	}
-	if err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) }); err != nil {
+	if err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) }); err != nil {
 		return err
 	}
 	var logged bool
