@@ -93,7 +93,9 @@ type FrontClaim struct {
 // waits, until that is settled by the guard over the cheap store alone, deleted there, or superseded by a rerun. All else
 // begins anew in the inbox: attempts, delays, content to compare with, and runs that died, be they parked by a policy or
 // not. So stop the guards over the cheap store alone first, let publish steps and runs end, and settle what is parked.
-// Under oncemill.Irreversible do not go over before the window has ended: a run that died would be made again.
+// Under oncemill.Irreversible do not go over before the window has ended: a run that died would be made again. Until then
+// the old successes are known to the cheap store alone: a duplicate of one runs again when the cheap store is down, slower
+// than Patience, or has lost it.
 //
 // The way back, to the cheap store alone, is like it: successes carry over, and outputs that were not published (up to
 // 256 KiB); all else runs again there.

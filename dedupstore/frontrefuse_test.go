@@ -243,6 +243,34 @@ func TestFront_OfWhatTheCheapStoreHoldsFromBeforeNothingWithAnOutcomeRunsAgain(t
 	})
 }
 
+// What the docs admit: nobody else knows of what the cheap store decided alone.
+func TestFront_ASuccessFromBeforeRunsAgainWhenTheCheapStoreDoesNotAnswer(t *testing.T) {
+	for name, fault := range map[string]func(*frontRig){
+		"it is down": func(f *frontRig) {
+			f.cheap.before = func(context.Context, string) error { return errors.New("down") }
+		},
+		"it is slower than the patience": func(f *frontRig) {
+			f.cheap.before = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+		},
+		"it has lost its records": (*frontRig).loses,
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T, f *frontRig) {
+				a, err := f.cheap.Store.Claim(t.Context(), frontRequest("1"))
+				if err == nil {
+					err = f.cheap.Store.Settle(t.Context(), a.Claim, dedupstore.Finish{Outcome: paid(), Retention: time.Hour})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.claim(frontRequest("1"), dedupstore.Done)
+				fault(f)
+				f.claim(frontRequest("1"), dedupstore.AcquiredRun)
+			})
+		})
+	}
+}
+
 func TestFront_ForgottenSuccessIsLearnedAndNotKeptForLongerThanItsWindow(t *testing.T) {
 	virtual(t, func(t *testing.T, f *frontRig) {
 		c := f.done("1")
