@@ -31,6 +31,7 @@ func (g *Guard) publishFirst(ctx context.Context, call Call, h *holding, res Res
 
 // publishThen publishes what the result holds, or leaves that to the caller, and then settles.
 func (g *Guard) publishThen(ctx context.Context, call Call, h *holding, res Result, then dedupstore.Settlement) (Result, error) {
+	h.claim.Retention = max(h.claim.Retention, g.window(res.Outcome)) // heartbeats are not to shorten it to that of a success
 	if call.Publish == nil && len(res.Outcome.Produced) > 0 {
 		res.Publication = g.publication(ctx, h, res.Outcome.Produced, then)
 		return res, nil

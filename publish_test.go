@@ -336,3 +336,51 @@ func TestGuard_OutcomeThatCannotBeRecordedIsRetriedUntilTheLeaseEndsAndThenAnErr
 		}
 	})
 }
+
+// A dead letter that cannot be published for long, as while its broker is away, is of a failure that is to be remembered.
+func TestGuard_AFailureWhoseDeadLetterWaitsIsRememberedForItsOwnWindow(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{Window: time.Hour, FailureWindow: 24 * time.Hour})
+		h := &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.Permanent(errors.New("no such card"))
+		}}
+		c := call("1")
+		c.DeadLetter = deadLetter
+		c.Publish = func(context.Context, []dedupstore.Produced) error { return errors.New("the broker is away") }
+		for range 4 { // the run, and others that take its publish step over
+			if _, err := g.Run(t.Context(), c, h.run); err == nil {
+				t.Fatal("published")
+			}
+			time.Sleep(5 * time.Hour)
+		}
+		c.Publish = func(context.Context, []dedupstore.Produced) error { return nil }
+		res, err := g.Run(t.Context(), c, h.run)
+		if err != nil || !res.Duplicate || res.Outcome.Kind != dedupstore.Failed || h.runs.Load() != 1 {
+			t.Errorf("%+v, %v after %d runs", res, err, h.runs.Load())
+		}
+	})
+}
+
+// What docs/operations.md admits of a policy that is changed.
+func TestGuard_WhoPublishesAnOutcomeCountsItsWindowAnew(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		old, next := newGuard(t, store, oncemill.HighValue()), newGuard(t, store, oncemill.Policy{Window: time.Hour})
+		h := &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "out", Topic: "receipts"}}}, nil
+		}}
+		c := call("1")
+		c.Publish = func(context.Context, []dedupstore.Produced) error { return errors.New("the broker is away") }
+		if _, err := old.Run(t.Context(), c, h.run); err == nil {
+			t.Fatal("published")
+		}
+		time.Sleep(time.Minute)
+		c.Publish = func(context.Context, []dedupstore.Produced) error { return nil }
+		for _, want := range []int32{1, 2} { // after the run, and after the shorter window
+			if _, err := next.Run(t.Context(), c, h.run); err != nil || h.runs.Load() != want {
+				t.Errorf("%d runs, %v; want %d", h.runs.Load(), err, want)
+			}
+			time.Sleep(2 * time.Hour)
+		}
+	})
+}
