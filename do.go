@@ -10,6 +10,8 @@ import (
 
 // Do runs fn once for a key and gives its result to every later call within the dedup window: for jobs, requests and
 // tool calls that have no message broker. The result travels as JSON; Partial is one for work that may end half done.
+// Results outlive deployments: as encoding/json reads them, a member that T has no more, or under another name, is passed over without
+// an error, and a later caller gets a zero value for it. So change T by adding members, and take a zero in those for "not known".
 //
 // The key's ID names the action, not the attempt: producer.DeriveID for one that has an identity of its own,
 // producer.CallID for a tool call of a model. In fn, FromContext(ctx).ID(name) is the idempotency key for calls to others:

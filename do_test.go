@@ -180,3 +180,30 @@ func ExampleDo() {
 	// 42 <nil>
 	// 42 <nil>
 }
+
+// What docs/operations.md admits of a type that is changed while its results are remembered.
+func TestDo_AResultOfAnOlderTypeIsReadAsJSONReadsIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		type before struct{ Amount int }
+		type renamed struct{ Cents int }
+		type more struct {
+			Amount int
+			Note   string
+		}
+		type other struct{ Amount []string }
+		g := newGuard(t, newStore(t), oncemill.Policy{})
+		if _, err := oncemill.Do(t.Context(), g, call("1"), func(context.Context) (before, error) { return before{500}, nil }); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := oncemill.Do(t.Context(), g, call("1"), func(context.Context) (more, error) { return more{}, nil }); err != nil || v.Amount != 500 {
+			t.Errorf("with another member: %+v, %v", v, err)
+		}
+		if v, err := oncemill.Do(t.Context(), g, call("1"), func(context.Context) (renamed, error) { return renamed{1}, nil }); err != nil || v.Cents != 0 {
+			t.Errorf("with a member renamed: %+v, %v", v, err)
+		}
+		_, err := oncemill.Do(t.Context(), g, call("1"), func(context.Context) (other, error) { return other{}, nil })
+		if _, ok := errors.AsType[*oncemill.ResultError](err); !ok {
+			t.Errorf("with a member of another type: %v, want a ResultError", err)
+		}
+	})
+}
