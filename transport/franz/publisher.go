@@ -45,7 +45,7 @@ func (c PublisherConfig) validate() error {
 }
 
 // PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all replicas
-// in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s. Where a topic takes less than 1 MB
+// in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s, if no broker may have them. Where a topic takes less than 1 MB
 // (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes: messages of a batch that is too large are sent again in smaller ones.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
@@ -62,6 +62,7 @@ type Publisher struct {
 	sender *telemetry.Sender
 	alone  sync.RWMutex // held for writing by a message that must be in a batch of its own
 	wanted atomic.Int32 // how many such messages there are: the others let them pass
+	left   *leftovers   // of earlier calls
 }
 
 // NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate quota for it: kgo
@@ -96,7 +97,7 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		if err != nil {
 			return nil, fmt.Errorf("franz: make instruments: %w", err)
 		}
-		return &Publisher{cl: cl, config: config, sender: sender}, nil
+		return &Publisher{cl: cl, config: config, sender: sender, left: newLeftovers(cl)}, nil
 	}
 	return nil, &SetupError{Problem: "publisher's client: " + problem}
 }
@@ -114,7 +115,9 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 // keys). Everything else is unknown, also when a topic does not exist or may not be written to, or the clock is wrong
 // (kerr.InvalidTimestamp: by an hour or more, with Kafka's defaults): that can be mended, and an outbox must not give rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was
 // deleted and made again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be sent until
-// the client's kgo.RecordDeliveryTimeout ends.
+// the client's kgo.RecordDeliveryTimeout ends, and one that a broker may have had, or that stands behind such a one in its partition, until the
+// partition answers, however late. When such messages take a tenth of the client's buffer (kgo.MaxBufferedRecords, 50,000), their topics get
+// no more until some are answered: what is published to them is unknown at once.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	flights := p.sendAll(ctx, messages)
 	var refused []*produced
@@ -141,6 +144,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 type produced struct {
 	record  *kgo.Record // nil: not sent
 	answer  chan error
+	wait    *wait // for the answer
 	err     error
 	unknown bool
 	sending *telemetry.Sending
@@ -241,11 +245,17 @@ func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
 	if ctx.Err() != nil {
 		return produced{err: cutOff(ctx), unknown: true}
 	}
+	if p.left.full(record.Topic) {
+		return produced{err: errLeftovers, unknown: true}
+	}
 	buffering, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
-	answer := make(chan error, 1)
-	p.cl.Produce(buffering, record, func(_ *kgo.Record, err error) { answer <- err })
-	return produced{record: record, answer: answer}
+	answer, w := make(chan error, 1), &wait{in: p.left, topic: record.Topic}
+	p.cl.Produce(buffering, record, func(_ *kgo.Record, err error) {
+		answer <- err
+		w.end()
+	})
+	return produced{record: record, answer: answer, wait: w}
 }
 
 // await waits for an acknowledgement. What is there already counts even if ctx has ended.
@@ -258,6 +268,7 @@ func (f *produced) await(ctx context.Context) {
 		case f.err = <-f.answer:
 		case <-ctx.Done():
 			f.err, f.unknown = cutOff(ctx), true
+			f.wait.giveUp()
 			return
 		}
 	}
@@ -314,7 +325,7 @@ func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
 	for _, f := range refused {
 		again := &kgo.Record{Topic: f.record.Topic, Key: f.record.Key, Value: f.record.Value, Headers: f.record.Headers}
 		sent := p.produce(ctx, again)
-		f.answer, f.err, f.unknown = sent.answer, sent.err, sent.unknown
+		f.answer, f.wait, f.err, f.unknown = sent.answer, sent.wait, sent.err, sent.unknown
 	}
 	for _, f := range refused {
 		if f.answer != nil {

@@ -1,0 +1,69 @@
+package franz
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// leftovers are messages that the client still has though nobody waits for their answers any more, by topic. kgo (1.22.2) gives up none
+// that a broker may have had, and none behind such a one in its partition, for as long as the partition has no leader, or too few
+// replicas in sync. Who publishes them again adds more each time: without a bound they would fill the client's buffer, and
+// nothing could be published to any topic.
+type leftovers struct {
+	most int
+
+	mu     sync.Mutex
+	topics map[string]int
+	all    int
+}
+
+var errLeftovers = errors.New("franz: a tenth of the client's buffer (kgo.MaxBufferedRecords) is full of messages that got no answer, some of them to this topic, which gets no more until some are answered; " + whyUnacknowledged)
+
+func newLeftovers(cl *kgo.Client) *leftovers {
+	const share = 10
+	return &leftovers{most: max(1, int(option[int64](cl, kgo.MaxBufferedRecords)/share)), topics: map[string]int{}}
+}
+
+// full reports whether there are so many that a topic which has some is to get no more.
+func (l *leftovers) full(topic string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all >= l.most && l.topics[topic] > 0
+}
+
+// A wait is for the answer to one message.
+type wait struct {
+	in       *leftovers
+	topic    string
+	answered bool
+	left     bool // it is a leftover
+}
+
+// giveUp makes a leftover of a message that has no answer.
+func (w *wait) giveUp() {
+	w.in.mu.Lock()
+	defer w.in.mu.Unlock()
+	if !w.answered {
+		w.left = true
+		w.in.add(w.topic, 1)
+	}
+}
+
+// end notes that there is an answer, which each message gets once, at the latest when the client is closed.
+func (w *wait) end() {
+	w.in.mu.Lock()
+	defer w.in.mu.Unlock()
+	if w.answered = true; w.left {
+		w.in.add(w.topic, -1)
+	}
+}
+
+// add counts messages to a topic. The leftovers are locked.
+func (l *leftovers) add(topic string, n int) {
+	l.all += n
+	if l.topics[topic] += n; l.topics[topic] == 0 {
+		delete(l.topics, topic)
+	}
+}
