@@ -76,6 +76,8 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
 	case option[bool](cl, kgo.KeepControlRecords):
 		return &SetupError{Problem: "the client hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"}
+	case option[bool](cl, kgo.KeepRetryableFetchErrors):
+		return &SetupError{Problem: keptErrors}
 	case endsEarly(cl):
 		return &SetupError{Problem: clientContext}
 	case atEnd(start):
@@ -106,6 +108,8 @@ func byTime(o kgo.Offset) bool {
 	at := o.EpochOffset().Offset
 	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) || at == kgo.LookbackOffset(0).EpochOffset().Offset
 }
+
+const keptErrors = "the client hands out errors that pass by themselves, and what a broker that restarts says of a topic would end the run: leave kgo.KeepRetryableFetchErrors out"
 
 const clientContext = "the client's context can end (kgo.WithContext), and then nothing can be confirmed any more that is settled until Run returns: leave it out, and close the client after Run"
 

@@ -98,6 +98,9 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"of control records", "kgo.KeepControlRecords", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.KeepControlRecords())
 		}},
+		{"of errors that pass", "kgo.KeepRetryableFetchErrors", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.KeepRetryableFetchErrors())
+		}},
 		{"from the end", "kgo.ConsumeStartOffset", franz.Config{}, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.ConsumeStartOffset(kgo.NewOffset().AtEnd()))
 		}},

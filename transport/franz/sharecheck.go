@@ -84,6 +84,8 @@ func (w *ShareWorker) checkClient(cl *kgo.Client) error {
 		problem = "the client does not bound what a fetch brings: leave kgo.ShareMaxRecordsStrict to the worker's Opts"
 	case option[int](cl, kgo.MaxConcurrentFetches) != 0:
 		problem = "the client fetches ahead, and records would lose their locks before they are begun: leave kgo.MaxConcurrentFetches to the worker's Opts"
+	case option[bool](cl, kgo.KeepRetryableFetchErrors):
+		problem = keptErrors
 	case endsEarly(cl):
 		problem = clientContext
 	case option[string](cl, kgo.InstanceID) != "":

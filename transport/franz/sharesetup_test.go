@@ -86,6 +86,9 @@ func TestShareWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"that fetches ahead", "kgo.MaxConcurrentFetches", func(w *franz.ShareWorker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.MaxConcurrentFetches(1))
 		}},
+		{"that keeps errors that pass", "kgo.KeepRetryableFetchErrors", func(w *franz.ShareWorker) []kgo.Opt {
+			return append(w.Opts(), theGroup, topics, kgo.KeepRetryableFetchErrors())
+		}},
 		{"that is a static member", "kgo.InstanceID", func(w *franz.ShareWorker) []kgo.Opt {
 			return append(w.Opts(), theGroup, topics, kgo.InstanceID("a"))
 		}},
