@@ -252,8 +252,8 @@ func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
 	answer, w := make(chan error, 1), &wait{in: p.left, topic: record.Topic}
 	p.cl.Produce(buffering, record, func(_ *kgo.Record, err error) {
-		answer <- err
 		w.end()
+		answer <- err
 	})
 	return produced{record: record, answer: answer, wait: w}
 }
@@ -321,7 +321,7 @@ func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
 		}
 	}
 	defer p.alone.Unlock()
-	company := p.cl.BufferedProduceRecords() > 0 // of earlier calls that have given up waiting
+	company := p.crowded(ctx)
 	for _, f := range refused {
 		again := &kgo.Record{Topic: f.record.Topic, Key: f.record.Key, Value: f.record.Value, Headers: f.record.Headers}
 		sent := p.produce(ctx, again)
@@ -333,6 +333,16 @@ func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
 		}
 		f.unknown = f.err != nil && (f.unknown || company)
 	}
+}
+
+// crowded reports whether the client has records of earlier calls that have given up waiting, or of others. It looks twice: kgo counts a
+// record until a moment after its answer.
+func (p *Publisher) crowded(ctx context.Context) bool {
+	if p.cl.BufferedProduceRecords() == 0 {
+		return false
+	}
+	pause(ctx, stall)
+	return p.cl.BufferedProduceRecords() > 0
 }
 
 // refusesBatch reports whether an error is about a whole batch, because of one record in it.
