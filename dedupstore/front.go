@@ -26,6 +26,11 @@ type FrontConfig struct {
 	// quarter of what is left until the deadline of its context. Zero: 50 ms.
 	Patience time.Duration
 
+	// Required makes a claim fail while the cheap store does not answer it, where the inbox alone would be asked: also when it
+	// is full, or has a record that cannot be read. It is for a cheap store that was in use alone, until the window of what it
+	// holds has ended (see [NewFront]). False: the inbox alone answers.
+	Required bool
+
 	// Logger is told when the cheap store begins to fail, when it answers again, and of messages that wait because of what
 	// the cheap store holds from before (see NewFront). Nil: slog.Default().
 	Logger *slog.Logger
@@ -94,8 +99,8 @@ type FrontClaim struct {
 // begins anew in the inbox: attempts, delays, content to compare with, and runs that died, be they parked by a policy or
 // not. So stop the guards over the cheap store alone first, let publish steps and runs end, and settle what is parked.
 // Under oncemill.Irreversible do not go over before the window has ended: a run that died would be made again. Until then
-// the old successes are known to the cheap store alone: a duplicate of one runs again when the cheap store is down, slower
-// than Patience, or has lost it.
+// the old successes are known to the cheap store alone: set Required for that time, or a duplicate of one runs again when the
+// cheap store is down or slower than Patience. One whose record the cheap store has lost runs again in any case.
 //
 // The way back, to the cheap store alone, is like it: successes carry over, and outputs that were not published (up to
 // 256 KiB); all else runs again there.

@@ -83,10 +83,16 @@ type frontRig struct {
 
 func newFront(t testing.TB) *frontRig {
 	t.Helper()
+	return newFrontWith(t, dedupstore.FrontConfig{})
+}
+
+func newFrontWith(t testing.TB, c dedupstore.FrontConfig) *frontRig {
+	t.Helper()
+	c.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	r := &frontRig{t: t, cheap: &spy{Store: newMemory(t, 0)}, truth: &spy{Store: newMemory(t, 0)}}
 	r.inbox = storetest.NewMemoryInbox(r.truth)
 	var err error
-	r.FrontStore, err = dedupstore.NewFront(r.cheap, r.inbox, dedupstore.FrontConfig{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	r.FrontStore, err = dedupstore.NewFront(r.cheap, r.inbox, c)
 	if err != nil {
 		t.Fatal(err)
 	}

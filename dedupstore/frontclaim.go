@@ -16,7 +16,10 @@ func (f *FrontStore) Claim(ctx context.Context, r Request) (Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return Answer{}, err
 	}
-	cheap, held := f.ask(ctx, &r)
+	cheap, held, err := f.ask(ctx, &r)
+	if err != nil && f.config.Required {
+		return Answer{}, err
+	}
 	before := foreign(&cheap)
 	if believable(&cheap, &r) {
 		f.refused.Add(1)
@@ -36,20 +39,20 @@ func (f *FrontStore) Claim(ctx context.Context, r Request) (Answer, error) {
 
 // ask claims in the cheap store, and says whether that was granted. No answer is the zero Answer. A rerun is for the
 // inbox: the cheap store knows of no failures.
-func (f *FrontStore) ask(ctx context.Context, r *Request) (answer Answer, held bool) {
+func (f *FrontStore) ask(ctx context.Context, r *Request) (answer Answer, held bool, err error) {
 	if r.Rerun != 0 {
-		return Answer{}, false
+		return Answer{}, false, nil
 	}
 	q := *r
 	q.MaxAttempts, q.ParkExpired = unlimited, false
-	err := f.do(ctx, &r.Key, 0, func(ctx context.Context) (err error) {
+	err = f.do(ctx, &r.Key, 0, func(ctx context.Context) (err error) {
 		answer, err = f.cheap.Claim(ctx, q)
 		return err
 	})
 	if err != nil {
-		return Answer{}, false
+		return Answer{}, false, err
 	}
-	return answer, answer.Status == AcquiredRun || answer.Status == AcquiredPublish
+	return answer, answer.Status == AcquiredRun || answer.Status == AcquiredPublish, nil
 }
 
 // believable reports whether a cheap answer counts, and completes it by its note.

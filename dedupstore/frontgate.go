@@ -133,6 +133,11 @@ func (f *FrontStore) report(ctx context.Context, shard string, err error, ok boo
 		f.config.Logger.InfoContext(ctx, "oncemill: the cheap store before the inbox answers again", slog.String("shard", shard))
 		return
 	}
+	if f.config.Required {
+		f.config.Logger.ErrorContext(ctx, "oncemill: the cheap store before the inbox fails; claims wait for it, as it is required",
+			slog.String("shard", shard), slog.Any("error", err))
+		return
+	}
 	f.config.Logger.WarnContext(ctx, "oncemill: the cheap store before the inbox fails; claims go to the inbox alone",
 		slog.String("shard", shard), slog.Any("error", err))
 }

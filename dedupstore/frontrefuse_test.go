@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -266,6 +267,46 @@ func TestFront_ASuccessFromBeforeRunsAgainWhenTheCheapStoreDoesNotAnswer(t *test
 				f.claim(frontRequest("1"), dedupstore.Done)
 				fault(f)
 				f.claim(frontRequest("1"), dedupstore.AcquiredRun)
+			})
+		})
+	}
+}
+
+func TestFront_WithTheCheapStoreRequiredASuccessFromBeforeWaitsForIt(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func(context.Context, string) error{
+		"it is down": func(context.Context, string) error { return errCheap },
+		"it is slow": func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() },
+		"it is full": func(context.Context, string) error { return dedupstore.ErrFull },
+		"it cannot read the record": func(context.Context, string) error {
+			return &dedupstore.RecordError{Key: "1", Problem: "cannot be read"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := newFrontWith(t, dedupstore.FrontConfig{Required: true})
+				a, err := f.cheap.Store.Claim(t.Context(), frontRequest("1"))
+				if err == nil {
+					err = f.cheap.Store.Settle(t.Context(), a.Claim, dedupstore.Finish{Outcome: paid(), Retention: time.Hour})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.cheap.before = fault
+				for range 2 * 3 { // more than it takes until the cheap store is left alone
+					if a, err := f.Claim(t.Context(), frontRequest("1")); err == nil || a.Status != "" || f.truth.count("claim") > 0 {
+						t.Fatalf("a claim was answered %q, %v, after %d claims of the inbox; want an error and none", a.Status, err, f.truth.count("claim"))
+					}
+				}
+				rerun := frontRequest("1")
+				rerun.Rerun = 1
+				if _, err := f.Claim(t.Context(), rerun); errors.Is(err, errCheap) || f.truth.count("claim") != 1 {
+					t.Errorf("a rerun was answered %v by %d claims of the inbox, want its own answer", err, f.truth.count("claim"))
+				}
+				f.cheap.before = nil
+				time.Sleep(time.Second) // as long as it may be left alone
+				f.claim(frontRequest("1"), dedupstore.Done)
 			})
 		})
 	}

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -59,6 +62,40 @@ func TestRelay_StoreThatStaysDownIsSaidOnceAMinute(t *testing.T) {
 		}
 		if n := strings.Count(log.String(), errOther.Error()); n != 1 {
 			t.Errorf("%d lines about another fault, want one at once", n)
+		}
+	})
+}
+
+// A publisher that fails at once fails for each batch, and for each of the suspects.
+func TestRelay_WhatIsNotAcknowledgedIsSaidOnceASecond(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var log journal
+		s, b := new(fakeStore), &broker{}
+		b.answer = func(context.Context, []producer.Message) error { return errDown }
+		for i := range 600 {
+			s.write(fmt.Sprint(i))
+		}
+		stop := start(t, newRelay(t, s, b, outbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+		after(t, 20*time.Second)
+		stop()
+		said := 0
+		lines := regexp.MustCompile(`not acknowledged" messages=(\d+) of=(\d+)`).FindAllStringSubmatch(log.String(), -1)
+		for _, line := range lines {
+			n, _ := strconv.Atoi(line[1])
+			said += n
+			if line[1] != line[2] {
+				t.Errorf("%q, want all of them", line[0])
+			}
+		}
+		sent := 0
+		for _, n := range b.attempts() {
+			sent += n
+		}
+		if len(lines) < 5 || len(lines) > 22 {
+			t.Errorf("%d lines in 20 s, want about one a second", len(lines))
+		}
+		if said > sent || said < sent*3/4 {
+			t.Errorf("%d messages were said, %d were sent", said, sent)
 		}
 	})
 }

@@ -179,9 +179,25 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 		results = append(results, result)
 	}
 	if unsent > 0 {
-		r.log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", unsent, "of", len(answers), "error", first)
+		r.complain(ctx, unsent, len(answers), first)
 	}
 	return results
+}
+
+// complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that fails at once
+// would make one for each batch, and each suspect.
+const complainEvery = time.Second
+
+// complain says what was not acknowledged, with what there was no line about.
+func (r *Relay) complain(ctx context.Context, messages, of int, err error) {
+	r.unsaid.Lock()
+	defer r.unsaid.Unlock()
+	r.unsaid.messages += messages
+	r.unsaid.of += of
+	if now := time.Now(); now.Sub(r.unsaid.at) >= complainEvery || ctx.Err() != nil { // or nobody would say it
+		r.log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", r.unsaid.messages, "of", r.unsaid.of, "error", err)
+		r.unsaid.messages, r.unsaid.of, r.unsaid.at = 0, 0, now
+	}
 }
 
 func (r *Relay) result(a answer) Result {

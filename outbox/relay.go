@@ -31,6 +31,11 @@ type Relay struct {
 		text string
 		at   time.Time
 	}
+	unsaid struct { // what was not acknowledged since there was a line about it
+		sync.Mutex
+		messages, of int
+		at           time.Time // of that line
+	}
 }
 
 // NewRelay returns a relay; Run makes it work. The publisher must be synchronous: what it does not report as failed
