@@ -3,12 +3,14 @@ package natsjs_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -202,5 +204,62 @@ func TestPublisher_StreamOfAnotherDomainSpeaksForItselfOnly(t *testing.T) {
 	}
 	if want := `only stream "orders" of domain "leaf" has the message, want one of domain "hub"`; err != nil && !strings.Contains(err.Error(), want) {
 		t.Errorf("the error is %q, want %q in it", err, want)
+	}
+}
+
+// Each acknowledgement of the leaf node's stream asks for the hub's name, and without the right to do so each question waits in vain.
+func TestPublisher_WithoutTheRightToAskForTheDomainHardlyAsks(t *testing.T) {
+	t.Parallel()
+	port, err := testserver.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub := testserver.NATS(t, func(o *server.Options) {
+		o.JetStreamDomain, o.LeafNode = "hub", server.LeafNodeOpts{Host: "127.0.0.1", Port: port}
+	})
+	leaf := testserver.NATS(t, func(o *server.Options) {
+		o.JetStreamDomain, o.LeafNode = "leaf", server.LeafNodeOpts{
+			ReconnectInterval: 50 * time.Millisecond,
+			Remotes:           []*server.RemoteLeafOpts{{URLs: []*url.URL{{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}}}},
+		}
+		o.Users = []*server.User{{Username: "all", Password: "all"}, {Username: "shop", Password: "shop", Permissions: &server.Permissions{
+			Publish: &server.SubjectPermission{Allow: []string{"orders.>"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
+		}}}
+		o.NoAuthUser = "all"
+	})
+	for domain, conn := range map[string]*nats.Conn{"hub": hub.Connect(), "leaf": leaf.Connect()} {
+		js, err := jetstream.NewWithDomain(conn, domain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var denied atomic.Int32
+	js, err := jetstream.NewWithDomain(leaf.Connect(nats.UserInfo("shop", "shop"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			denied.Add(1)
+		}
+	})), "hub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{AckTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish := func(n int) error {
+		return p.Publish(t.Context(), producer.Message{ID: fmt.Sprintf("o%d", n), Topic: "orders.all", Payload: []byte("tea")})
+	}
+	until(t, "both streams to take a message", func() bool { return publish(0) == nil })
+	begin := time.Now()
+	for n := range 6 {
+		if err := publish(1 + n); err != nil {
+			t.Errorf("Publish: %v", err)
+		}
+	}
+	if n, most := denied.Load(), 2+int32(time.Since(begin)/(10*time.Second)); n > most {
+		t.Errorf("the servers were asked %d times, want at most %d", n, most)
 	}
 }

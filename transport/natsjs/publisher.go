@@ -66,6 +66,7 @@ type Publisher struct {
 	domain     string              // of the streams that are meant; empty: whichever; guarded by the inbox
 	known      bool                // the servers call it so; guarded by the inbox
 	doubtful   atomic.Bool         // they may not: acknowledgements have another one
+	asked      time.Time           // when they were asked for it last; guarded by the inbox
 	config     PublisherConfig
 	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
@@ -145,9 +146,15 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	return nil
 }
 
+// askEvery is the shortest time between two questions for the domain's name: without the right to ask, each waits for nothing.
+const askEvery = 10 * time.Second
+
 // learnDomain asks what the servers call the domain: an account that imports JetStream's API may give it another name, which
 // acknowledgements do not have.
 func (p *Publisher) learnDomain(ctx context.Context) {
+	if !p.mayAsk() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
 	info, err := p.js.AccountInfo(ctx)
@@ -157,6 +164,17 @@ func (p *Publisher) learnDomain(ctx context.Context) {
 	p.inbox.mu.Lock()
 	defer p.inbox.mu.Unlock()
 	p.domain, p.known = info.Domain, true
+}
+
+// mayAsk reports whether the last question for the domain's name is long ago.
+func (p *Publisher) mayAsk() bool {
+	p.inbox.mu.Lock()
+	defer p.inbox.mu.Unlock()
+	if !p.asked.IsZero() && time.Since(p.asked) < askEvery {
+		return false
+	}
+	p.asked = time.Now()
+	return true
 }
 
 // verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.
