@@ -100,6 +100,37 @@ func TestRelay_WhatIsNotAcknowledgedIsSaidOnceASecond(t *testing.T) {
 	})
 }
 
+// What fails within a second of a line, and never again, is said all the same.
+func TestRelay_WhatIsNotAcknowledgedIsSaidThoughNothingFailsAfterIt(t *testing.T) {
+	for name, run := range map[string]time.Duration{"it goes on": 10 * time.Second, "it stops": 500 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				var log journal
+				s, b := new(fakeStore).write("a"), &broker{}
+				var calls atomic.Int32
+				b.answer = func(context.Context, []producer.Message) error {
+					if n := calls.Add(1); n <= 2 {
+						return fmt.Errorf("%w for the %d. time", errDown, n)
+					}
+					return nil
+				}
+				r := newRelay(t, s, b, outbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+				stop := start(t, r)
+				after(t, 100*time.Millisecond)
+				s.write("b")
+				r.Wake()
+				after(t, run)
+				stop()
+				for n := range 2 {
+					if text := fmt.Sprintf("for the %d. time", n+1); strings.Count(log.String(), text) != 1 {
+						t.Errorf("the log has %d lines with %q, want 1, after %d calls of the publisher", strings.Count(log.String(), text), text, calls.Load())
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestRelay_LostReplyToALeaseGivesTheRowsBack(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var lost atomic.Bool

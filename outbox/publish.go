@@ -188,14 +188,25 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 // would make one for each batch, and each suspect.
 const complainEvery = time.Second
 
-// complain says what was not acknowledged, with what there was no line about.
+// complain notes what was not acknowledged, and says it.
 func (r *Relay) complain(ctx context.Context, messages, of int, err error) {
 	r.unsaid.Lock()
-	defer r.unsaid.Unlock()
 	r.unsaid.messages += messages
 	r.unsaid.of += of
+	r.unsaid.err = err
+	r.unsaid.Unlock()
+	r.catchUp(ctx)
+}
+
+// catchUp says what was not acknowledged since there was a line about it, unless that was just now.
+func (r *Relay) catchUp(ctx context.Context) {
+	r.unsaid.Lock()
+	defer r.unsaid.Unlock()
+	if r.unsaid.messages == 0 {
+		return
+	}
 	if now := time.Now(); now.Sub(r.unsaid.at) >= complainEvery || ctx.Err() != nil { // or nobody would say it
-		r.log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", r.unsaid.messages, "of", r.unsaid.of, "error", err)
+		r.log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", r.unsaid.messages, "of", r.unsaid.of, "error", r.unsaid.err)
 		r.unsaid.messages, r.unsaid.of, r.unsaid.at = 0, 0, now
 	}
 }

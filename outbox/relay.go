@@ -34,6 +34,7 @@ type Relay struct {
 	unsaid struct { // what was not acknowledged since there was a line about it
 		sync.Mutex
 		messages, of int
+		err          error     // the last
 		at           time.Time // of that line
 	}
 }
@@ -102,5 +103,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.work(ctx, r.healthy())
 	lanes.Wait()
+	r.catchUp(ctx)
 	return nil
 }
