@@ -27,8 +27,9 @@ type FrontConfig struct {
 	Patience time.Duration
 
 	// Required makes a claim fail while the cheap store does not answer it, where the inbox alone would be asked: also when it
-	// is full, or has a record that cannot be read. It is for a cheap store that was in use alone, until the window of what it
-	// holds has ended (see [NewFront]). False: the inbox alone answers.
+	// is full, or has a record that cannot be read. It waits for the answer for a quarter of what is left until the deadline of
+	// its context, whatever Patience is. Check fails if the cheap store's does. It is for a cheap store that was in use alone,
+	// until the window of what it holds has ended (see [NewFront]). False: the inbox alone answers.
 	Required bool
 
 	// Logger is told when the cheap store begins to fail, when it answers again, and of messages that wait because of what
@@ -73,6 +74,7 @@ type FrontStore struct {
 	config FrontConfig
 	gates  sync.Map     // of *frontGate, by the cheap store's shards
 	told   atomic.Int64 // when somebody was last told of what is left there, in Unix nanoseconds
+	owed   atomic.Bool  // the cheap store is required, and is why a claim failed last
 
 	refused, passed, failed, skipped atomic.Uint64
 }
@@ -147,8 +149,21 @@ func (f *FrontStore) Extend(ctx context.Context, c Claim, lease time.Duration) e
 	return err
 }
 
-// Shard implements [Sharded] by what the inbox says: the cheap store's failures fail nothing.
-func (f *FrontStore) Shard(ctx context.Context, key Key) string { return shardOf(ctx, f.inbox, key) }
+// Shard implements [Sharded] by what the inbox says: the cheap store's failures fail nothing, unless it is required.
+func (f *FrontStore) Shard(ctx context.Context, key Key) string {
+	shard := shardOf(ctx, f.inbox, key)
+	if !f.config.Required {
+		return shard
+	}
+	switch cheap := shardOf(ctx, f.cheap, key); {
+	case cheap == "":
+		return shard
+	case shard == "":
+		return cheap
+	default:
+		return shard + " behind " + cheap
+	}
+}
 
 func shardOf(ctx context.Context, s Store, key Key) string {
 	if s, ok := s.(Sharded); ok {
@@ -157,14 +172,18 @@ func shardOf(ctx context.Context, s Store, key Key) string {
 	return ""
 }
 
-// Check implements [Checker]. What is wrong with the cheap store is a warning: claims go to the inbox alone then.
+// Check implements [Checker]. What is wrong with the cheap store is a warning, as claims go to the inbox alone then, unless it
+// is required.
 func (f *FrontStore) Check(ctx context.Context) (Report, error) {
 	report, err := checkOf(ctx, f.inbox)
 	if err != nil {
 		return Report{}, err
 	}
 	cheap, err := checkOf(ctx, f.cheap)
-	if err != nil {
+	switch {
+	case err != nil && f.config.Required:
+		return Report{}, err
+	case err != nil:
 		report.Warnings = append(report.Warnings, "The cheap store is not usable: "+err.Error())
 	}
 	for _, w := range cheap.Warnings {

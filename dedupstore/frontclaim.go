@@ -18,16 +18,20 @@ func (f *FrontStore) Claim(ctx context.Context, r Request) (Answer, error) {
 	}
 	cheap, held, err := f.ask(ctx, &r)
 	if err != nil && f.config.Required {
+		f.owed.Store(true)
 		return Answer{}, err
 	}
 	before := foreign(&cheap)
 	if believable(&cheap, &r) {
 		f.refused.Add(1)
-		cheap.Aside = true
+		cheap.Aside = cheap.Aside || !f.owed.Load() // else it is the answer that was wanting
 		return cheap, nil
 	}
 	f.passed.Add(1)
 	answer, err := f.inbox.Claim(ctx, r)
+	if err != nil {
+		f.owed.Store(false)
+	}
 	if before {
 		return f.mayRun(ctx, &r, &cheap, &answer, err)
 	}

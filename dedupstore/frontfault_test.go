@@ -204,6 +204,16 @@ func TestFront_CheckIsTheInboxsAndWarnsOfTheCheapStore(t *testing.T) {
 	if got := dedupstore.Front(f.cheap, inbox).Shard(t.Context(), request("1").Key); got != "shard of 1" {
 		t.Errorf("shard %q", got)
 	}
+	required, err := dedupstore.NewFront(cheap, f.inbox, dedupstore.FrontConfig{Required: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := required.Shard(t.Context(), request("1").Key); got != "shard of 1" {
+		t.Errorf("shard %q where the cheap store is required, want that of it", got)
+	}
+	if _, err := required.Check(t.Context()); !errors.Is(err, errCheap) {
+		t.Errorf("with a required cheap store that is down: %v", err)
+	}
 	if got := f.Shard(t.Context(), request("1").Key); got != "" {
 		t.Errorf("shard %q of an inbox without", got)
 	}

@@ -72,12 +72,17 @@ func (g *frontGate) answered(ok bool) (news bool) {
 const minFrontPatience = 50 * time.Millisecond
 
 // patience is how long an operation may take: of what is left of the caller's time no more than a quarter, as the inbox
-// needs the rest, but not less than the least.
+// needs the rest, but not less than the least. A claim, which has none, waits for all of that quarter where the cheap store is required:
+// nothing else answers it.
 func (f *FrontStore) patience(ctx context.Context, least time.Duration) time.Duration {
-	if end, bounded := ctx.Deadline(); bounded {
-		return min(f.config.Patience, max(time.Until(end)/4, least))
+	end, bounded := ctx.Deadline()
+	switch {
+	case !bounded:
+		return f.config.Patience
+	case f.config.Required && least == 0:
+		return time.Until(end) / 4
 	}
-	return f.config.Patience
+	return min(f.config.Patience, max(time.Until(end)/4, least))
 }
 
 // do sends an operation to the cheap store and waits for it as long as that store is worth. It goes on although ctx is

@@ -289,6 +289,42 @@ func TestFront_EmptiedCheapStoreForgetsItsCachedOutcomesWithItsProcess(t *testin
 	}
 }
 
+// Where the cheap store is required, an answer of it says that what was down is back, also if the inbox is not asked.
+func TestFront_OutageOfARequiredCheapStoreIsOverWithAnAnswerToADuplicate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFrontWith(t, dedupstore.FrontConfig{Required: true})
+		var log bytes.Buffer
+		g, err := oncemill.NewGuard(f, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := func(id string) error {
+			_, err := g.Run(t.Context(), oncemill.Call{Key: frontRequest(id).Key}, func(context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, nil
+			})
+			return err
+		}
+		for _, id := range []string{"1", "2"} {
+			if err := run(id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.cheap.before = func(context.Context, string) error { return errCheap }
+		for n := 0; n < 50 && !strings.Contains(log.String(), "the store is down"); n++ {
+			if err := run([]string{"1", "2"}[n%2]); err == nil {
+				t.Fatal("a claim was answered")
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		f.cheap.before = nil
+		time.Sleep(2 * time.Second) // as long as it may be left alone
+		if err := run("1"); err != nil || strings.Count(log.String(), "the store answers again") != 1 {
+			t.Errorf("%v; the log is\n%s", err, &log)
+		}
+	})
+}
+
 // Duplicates that the cheap store answers say nothing of the database.
 func TestFront_OutageOfTheDatabaseIsToldOnceThoughTheCheapStoreAnswers(t *testing.T) {
 	t.Parallel()

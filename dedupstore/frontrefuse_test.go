@@ -312,6 +312,34 @@ func TestFront_WithTheCheapStoreRequiredASuccessFromBeforeWaitsForIt(t *testing.
 	}
 }
 
+// Where the cheap store is required, nothing else answers a claim, and one that is always slower than Patience is not down.
+func TestFront_WithTheCheapStoreRequiredASlowOneIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFrontWith(t, dedupstore.FrontConfig{Required: true})
+		f.cheap.before = func(ctx context.Context, _ string) error {
+			select {
+			case <-time.After(400 * time.Millisecond):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if a, err := f.Claim(ctx, frontRequest("1")); err != nil || a.Status != dedupstore.AcquiredRun {
+			t.Errorf("a claim was answered %q, %v, want %s", a.Status, err, dedupstore.AcquiredRun)
+		}
+		f.cheap.before = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+		ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		began := time.Now()
+		if _, err := f.Claim(ctx, frontRequest("2")); err == nil || time.Since(began) != 500*time.Millisecond {
+			t.Errorf("a claim failed with %v after %v, want a quarter of its time", err, time.Since(began))
+		}
+	})
+}
+
 func TestFront_ForgottenSuccessIsLearnedAndNotKeptForLongerThanItsWindow(t *testing.T) {
 	virtual(t, func(t *testing.T, f *frontRig) {
 		c := f.done("1")
