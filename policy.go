@@ -17,7 +17,9 @@ type Policy struct {
 	// again, so it must be longer than any broker, relay or client can retry. Zero: 24 hours.
 	Window time.Duration
 
-	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window.
+	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. Where it is longer than Window, one
+	// whose dead letter is still to be published is remembered for Window only, if a process dies just as it begins to publish that,
+	// and no other delivery comes within Window.
 	FailureWindow time.Duration
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
