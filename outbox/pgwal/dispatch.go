@@ -77,14 +77,22 @@ func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
 // each with a call of its own.
 const complainEvery = time.Second
 
-// complain says what was not acknowledged, with what there was no line about.
+// complain notes what was not acknowledged, and says it.
 func (s *session) complain(ctx context.Context, messages, of int, err error) {
 	s.unsaid += messages
 	s.unsaidOf += of
-	if time.Since(s.saidAt) < complainEvery {
+	s.unsaidErr = err
+	if time.Since(s.saidAt) >= complainEvery {
+		s.catchUp(ctx)
+	}
+}
+
+// catchUp says what was not acknowledged since there was a line about it.
+func (s *session) catchUp(ctx context.Context) {
+	if s.unsaid == 0 {
 		return
 	}
-	s.r.log.WarnContext(ctx, "pgwal: messages were not acknowledged", "messages", s.unsaid, "of", s.unsaidOf, "error", err)
+	s.r.log.WarnContext(ctx, "pgwal: messages were not acknowledged", "messages", s.unsaid, "of", s.unsaidOf, "error", s.unsaidErr)
 	s.unsaid, s.unsaidOf, s.saidAt = 0, 0, time.Now()
 }
 

@@ -44,6 +44,7 @@ type session struct {
 	acks    int // calls that acknowledged something
 
 	unsaid, unsaidOf int       // messages that were not acknowledged, and of how many, since there was a line about it
+	unsaidErr        error     // the last
 	saidAt           time.Time // that line
 
 	verdicts []verdict
@@ -104,6 +105,7 @@ func (s *session) run(ctx context.Context) error {
 	s.finishJobs(stopWorking)
 	s.settleLast(ctx)
 	s.finishJobs(stopWorking)
+	s.catchUp(ctx)
 	s.stream.leave(s.progress.confirmed())
 	feeders.Wait()
 	s.remember()
@@ -323,6 +325,9 @@ func (s *session) tick(working context.Context, now time.Time) error {
 	s.dispatch(working, now)
 	s.settle(working, now)
 	s.look(working, now)
+	if now.Sub(s.saidAt) >= complainEvery {
+		s.catchUp(working)
+	}
 	if !now.Before(s.beatAt) || s.progress.confirmed() > s.sent && now.Sub(s.sentAt) >= confirmEvery {
 		if s.stream.silent() {
 			return errSilent
@@ -343,6 +348,7 @@ func (s *session) nextTick() time.Time {
 	earlier(s.settleAt, len(s.verdicts) > 0 && !s.settling)
 	earlier(s.freshAt, len(s.queue.fresh) > 0 && s.calls < s.r.cfg.MaxInFlight)
 	earlier(s.looks.at, !s.looks.busy)
+	earlier(s.saidAt.Add(complainEvery), s.unsaid > 0)
 	if len(s.queue.waiting) > 0 {
 		earlier(s.queue.waiting[0].due, true)
 	}
