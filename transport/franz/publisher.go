@@ -112,7 +112,8 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 //
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or by
 // the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
-// keys). Everything else is unknown, also when a topic does not exist or may not be written to, or the clock is wrong
+// keys), and was alone when it was sent again: others are held up for that, for a tenth of AckTimeout at most. Everything else is unknown,
+// also when a topic does not exist or may not be written to, or the clock is wrong
 // (kerr.InvalidTimestamp: by an hour or more, with Kafka's defaults): that can be mended, and an outbox must not give rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was
 // deleted and made again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be sent until
 // the client's kgo.RecordDeliveryTimeout ends, and one that a broker may have had, or that stands behind such a one in its partition, until the
@@ -126,7 +127,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 			refused = append(refused, f)
 		}
 	}
-	p.sendApart(ctx, refused)
+	p.sendApart(ctx, p.endOfPatience(), refused)
 	var failures []producer.Failure
 	for i, f := range flights {
 		f.sending.End(ctx, f.err, f.unknown)
@@ -202,7 +203,7 @@ func (p *Publisher) join(ctx context.Context) bool {
 func (p *Publisher) relay(ctx context.Context, record *kgo.Record) (refused bool, err error) {
 	f := p.sendRecord(ctx, record)
 	if f.refusedInABatch() {
-		p.sendAlone(ctx, []*produced{&f})
+		p.sendAlone(ctx, p.endOfPatience(), []*produced{&f})
 	}
 	return f.err != nil && !f.unknown, f.err
 }
@@ -287,40 +288,36 @@ func (f *produced) refusedInABatch() bool {
 }
 
 // sendApart sends records whose batches were refused again, in smaller ones, down to batches of one.
-func (p *Publisher) sendApart(ctx context.Context, refused []*produced) {
+func (p *Publisher) sendApart(ctx context.Context, end time.Time, refused []*produced) {
 	if len(refused) == 0 {
 		return
 	}
 	if len(refused) == 1 {
-		p.sendAlone(ctx, refused)
+		p.sendAlone(ctx, end, refused)
 		return
 	}
 	half := len(refused) / 2
 	for _, part := range [...][]*produced{refused[:half], refused[half:]} {
-		p.sendAlone(ctx, part)
+		p.sendAlone(ctx, end, part)
 		if len(part) > 1 {
-			p.sendApart(ctx, slices.DeleteFunc(part, func(f *produced) bool { return !f.refusedInABatch() }))
+			p.sendApart(ctx, end, slices.DeleteFunc(part, func(f *produced) bool { return !f.refusedInABatch() }))
 		}
 	}
 }
 
+// endOfPatience is until when a call holds up others to be alone. They may wait for a partition that hangs.
+func (p *Publisher) endOfPatience() time.Time {
+	const share = 10
+	return time.Now().Add(p.config.AckTimeout / share)
+}
+
 // sendAlone sends records whose batches were refused once more, without those of others. One record is in a batch of its own, which
-// shows whether it is to blame.
-func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
+// shows whether it is to blame. From end on it has the company of others, and shows nothing.
+func (p *Publisher) sendAlone(ctx context.Context, end time.Time, refused []*produced) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
-	p.wanted.Add(1)
-	defer p.wanted.Add(-1)
-	for !p.alone.TryLock() {
-		if pause(ctx, stall); ctx.Err() != nil {
-			for _, f := range refused {
-				f.err, f.unknown = cutOff(ctx), true
-				f.sending.Answered()
-			}
-			return
-		}
-	}
-	defer p.alone.Unlock()
+	leave := p.holdUp(ctx, end)
+	defer leave()
 	company := p.crowded(ctx)
 	for _, f := range refused {
 		again := &kgo.Record{Topic: f.record.Topic, Key: f.record.Key, Value: f.record.Value, Headers: f.record.Headers}
@@ -331,8 +328,33 @@ func (p *Publisher) sendAlone(ctx context.Context, refused []*produced) {
 		if f.answer != nil {
 			f.await(ctx)
 		}
+	}
+	company = !leave() || company
+	for _, f := range refused {
 		f.unknown = f.err != nil && (f.unknown || company)
 	}
+}
+
+// holdUp waits until nobody sends, and keeps others from it until leave is called, or until end. leave reports whether there was nobody
+// else in between.
+func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (alone bool)) {
+	p.wanted.Add(1)
+	for !p.alone.TryLock() {
+		if ctx.Err() != nil || !time.Now().Before(end) {
+			p.wanted.Add(-1)
+			return func() bool { return false }
+		}
+		pause(ctx, stall)
+	}
+	release := sync.OnceFunc(func() {
+		p.alone.Unlock()
+		p.wanted.Add(-1)
+	})
+	late := time.AfterFunc(time.Until(end), release)
+	return sync.OnceValue(func() bool {
+		defer release()
+		return late.Stop()
+	})
 }
 
 // crowded reports whether the client has records of earlier calls that have given up waiting, or of others. It looks twice: kgo counts a

@@ -351,3 +351,50 @@ func TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers(t *testing.T) {
 		return pub.Publish(t.Context(), producer.Message{ID: "again", Topic: "orders"}) == nil
 	})
 }
+
+// A message that is refused is sent again alone, which waits for the calls of others, and those that come wait for it.
+func TestPublisher_RefusedMessageDoesNotHoldUpOthersForAsLongAsAnotherTopicHangs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 1, kfake.SeedTopics(1, "good"))
+	if err := b.cluster.CreateTopic("small", 1, map[string]string{"max.message.bytes": "2000"}); err != nil {
+		t.Fatal(err)
+	}
+	b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "orders", Err: kerr.RequestTimedOut, Count: -1})
+	cl := b.newClient(append(franz.PublisherOpts(), kgo.ProducerBatchCompression(kgo.NoCompression()))...)
+	pub, err := franz.NewPublisher(cl, franz.PublisherConfig{AckTimeout: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hanging, end := context.WithCancel(t.Context())
+	defer end()
+	hung, refused := make(chan error, 1), make(chan error, 1)
+	go func() { hung <- pub.Publish(hanging, messages(1)...) }()
+	until(t, "the topic to hang", func() bool { return cl.BufferedProduceRecords() > 0 })
+	tooLarge := make([]producer.Message, 8)
+	for i := range tooLarge {
+		tooLarge[i] = producer.Message{ID: orderID(i), Topic: "small", Payload: make([]byte, 3000)}
+	}
+	go func() { refused <- pub.Publish(t.Context(), tooLarge...) }()
+	for published := 0; refused != nil || published < 3; published++ {
+		if err := pub.Publish(t.Context(), producer.Message{ID: "good", Topic: "good"}); err != nil {
+			t.Fatalf("another topic's message: %v", err)
+		}
+		select {
+		case err := <-refused:
+			for _, f := range failuresOf(t, err) {
+				if !f.Unknown || !errors.Is(f.Err, kerr.MessageTooLarge) {
+					t.Errorf("failure %+v, want an unknown one of a message that is too large: it was not alone", f)
+				}
+			}
+			refused = nil
+		default:
+		}
+	}
+	select {
+	case <-hung:
+		t.Error("others had to wait until the call that hangs ended")
+	default:
+		end()
+		<-hung
+	}
+}
