@@ -33,6 +33,13 @@ func (l *leftovers) full(topic string) bool {
 	return l.all >= l.most && l.topics[topic] > 0
 }
 
+// any reports whether there are some, of whatever topic.
+func (l *leftovers) any() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all > 0
+}
+
 // A wait is for the answer to one message.
 type wait struct {
 	in       *leftovers

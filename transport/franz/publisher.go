@@ -335,12 +335,12 @@ func (p *Publisher) sendAlone(ctx context.Context, end time.Time, refused []*pro
 	}
 }
 
-// holdUp waits until nobody sends, and keeps others from it until leave is called, or until end. leave reports whether there was nobody
-// else in between.
+// holdUp waits until nobody sends, unless there are leftovers, and keeps others from it until leave is called, or until end. leave
+// reports whether there was nobody else in between.
 func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (alone bool)) {
 	p.wanted.Add(1)
 	for !p.alone.TryLock() {
-		if ctx.Err() != nil || !time.Now().Before(end) {
+		if ctx.Err() != nil || p.left.any() || !time.Now().Before(end) { // leftovers would be company anyway
 			p.wanted.Add(-1)
 			return func() bool { return false }
 		}

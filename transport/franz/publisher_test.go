@@ -355,28 +355,45 @@ func TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers(t *testing.T) {
 // A message that is refused is sent again alone, which waits for the calls of others, and those that come wait for it.
 func TestPublisher_RefusedMessageDoesNotHoldUpOthersForAsLongAsAnotherTopicHangs(t *testing.T) {
 	t.Parallel()
+	t.Run("first call that hangs", func(t *testing.T) { testRefusedWhileAnotherHangs(t, patience, 0) })
+	t.Run("calls have hung before", func(t *testing.T) { testRefusedWhileAnotherHangs(t, time.Hour, 1) })
+}
+
+func testRefusedWhileAnotherHangs(t *testing.T, ackTimeout time.Duration, before int64) {
+	t.Parallel()
 	b := newBench(t, 1, kfake.SeedTopics(1, "good"))
 	if err := b.cluster.CreateTopic("small", 1, map[string]string{"max.message.bytes": "2000"}); err != nil {
 		t.Fatal(err)
 	}
 	b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "orders", Err: kerr.RequestTimedOut, Count: -1})
 	cl := b.newClient(append(franz.PublisherOpts(), kgo.ProducerBatchCompression(kgo.NoCompression()))...)
-	pub, err := franz.NewPublisher(cl, franz.PublisherConfig{AckTimeout: patience})
+	pub, err := franz.NewPublisher(cl, franz.PublisherConfig{AckTimeout: ackTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}
+	until(t, "calls to have hung", func() bool {
+		if cl.BufferedProduceRecords() >= before {
+			return true
+		}
+		ctx, end := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer end()
+		_ = failuresOf(t, pub.Publish(ctx, messages(1)...))
+		return false
+	})
 	hanging, end := context.WithCancel(t.Context())
 	defer end()
 	hung, refused := make(chan error, 1), make(chan error, 1)
 	go func() { hung <- pub.Publish(hanging, messages(1)...) }()
-	until(t, "the topic to hang", func() bool { return cl.BufferedProduceRecords() > 0 })
+	until(t, "the topic to hang", func() bool { return cl.BufferedProduceRecords() > before })
 	tooLarge := make([]producer.Message, 8)
 	for i := range tooLarge {
 		tooLarge[i] = producer.Message{ID: orderID(i), Topic: "small", Payload: make([]byte, 3000)}
 	}
-	go func() { refused <- pub.Publish(t.Context(), tooLarge...) }()
+	bounded, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	go func() { refused <- pub.Publish(bounded, tooLarge...) }()
 	for published := 0; refused != nil || published < 3; published++ {
-		if err := pub.Publish(t.Context(), producer.Message{ID: "good", Topic: "good"}); err != nil {
+		if err := pub.Publish(bounded, producer.Message{ID: "good", Topic: "good"}); err != nil {
 			t.Fatalf("another topic's message: %v", err)
 		}
 		select {
