@@ -3,6 +3,7 @@ package franz
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -12,65 +13,60 @@ import (
 // replicas in sync. Who publishes them again adds more each time: without a bound they would fill the client's buffer, and
 // nothing could be published to any topic.
 type leftovers struct {
-	most int
+	most int64
+	all  atomic.Int64 // which each message looks at
 
 	mu     sync.Mutex
 	topics map[string]int
-	all    int
 }
 
 var errLeftovers = errors.New("franz: a tenth of the client's buffer (kgo.MaxBufferedRecords) is full of messages that got no answer, some of them to this topic, which gets no more until some are answered; " + whyUnacknowledged)
 
 func newLeftovers(cl *kgo.Client) *leftovers {
 	const share = 10
-	return &leftovers{most: max(1, int(option[int64](cl, kgo.MaxBufferedRecords)/share)), topics: map[string]int{}}
+	return &leftovers{most: max(1, option[int64](cl, kgo.MaxBufferedRecords)/share), topics: map[string]int{}}
 }
 
 // full reports whether there are so many that a topic which has some is to get no more.
 func (l *leftovers) full(topic string) bool {
+	if l.all.Load() < l.most {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.all >= l.most && l.topics[topic] > 0
+	return l.topics[topic] > 0
 }
 
 // any reports whether there are some, of whatever topic.
-func (l *leftovers) any() bool {
+func (l *leftovers) any() bool { return l.all.Load() > 0 }
+
+func (l *leftovers) add(topic string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.all > 0
+	l.all.Add(int64(n))
+	if l.topics[topic] += n; l.topics[topic] == 0 {
+		delete(l.topics, topic)
+	}
 }
 
-// A wait is for the answer to one message.
+// A wait is for the answer to one message. It is over when that is there, or when nobody waits for it any more; an answer that comes
+// after that ends a leftover.
 type wait struct {
-	in       *leftovers
-	topic    string
-	answered bool
-	left     bool // it is a leftover
+	in    *leftovers
+	topic string
+	over  atomic.Bool
 }
 
 // giveUp makes a leftover of a message that has no answer.
 func (w *wait) giveUp() {
-	w.in.mu.Lock()
-	defer w.in.mu.Unlock()
-	if !w.answered {
-		w.left = true
+	if !w.over.Swap(true) {
 		w.in.add(w.topic, 1)
 	}
 }
 
 // end notes that there is an answer, which each message gets once, at the latest when the client is closed.
 func (w *wait) end() {
-	w.in.mu.Lock()
-	defer w.in.mu.Unlock()
-	if w.answered = true; w.left {
+	if w.over.Swap(true) {
 		w.in.add(w.topic, -1)
-	}
-}
-
-// add counts messages to a topic. The leftovers are locked.
-func (l *leftovers) add(topic string, n int) {
-	l.all += n
-	if l.topics[topic] += n; l.topics[topic] == 0 {
-		delete(l.topics, topic)
 	}
 }
