@@ -170,7 +170,7 @@ func (p *Publisher) learnDomain(ctx context.Context) {
 func (p *Publisher) mayAsk() bool {
 	p.inbox.mu.Lock()
 	defer p.inbox.mu.Unlock()
-	if !p.asked.IsZero() && time.Since(p.asked) < askEvery {
+	if time.Since(p.asked) < askEvery {
 		return false
 	}
 	p.asked = time.Now()
