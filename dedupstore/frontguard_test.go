@@ -289,6 +289,15 @@ func TestFront_EmptiedCheapStoreForgetsItsCachedOutcomesWithItsProcess(t *testin
 	}
 }
 
+// runNothing runs a handler that does nothing.
+func runNothing(t *testing.T, g *oncemill.Guard, id string) error {
+	t.Helper()
+	_, err := g.Run(t.Context(), oncemill.Call{Key: frontRequest(id).Key}, func(context.Context) (dedupstore.Outcome, error) {
+		return dedupstore.Outcome{}, nil
+	})
+	return err
+}
+
 // Where the cheap store is required, an answer of it says that what was down is back, also if the inbox is not asked.
 func TestFront_OutageOfARequiredCheapStoreIsOverWithAnAnswerToADuplicate(t *testing.T) {
 	t.Parallel()
@@ -299,12 +308,7 @@ func TestFront_OutageOfARequiredCheapStoreIsOverWithAnAnswerToADuplicate(t *test
 		if err != nil {
 			t.Fatal(err)
 		}
-		run := func(id string) error {
-			_, err := g.Run(t.Context(), oncemill.Call{Key: frontRequest(id).Key}, func(context.Context) (dedupstore.Outcome, error) {
-				return dedupstore.Outcome{}, nil
-			})
-			return err
-		}
+		run := func(id string) error { return runNothing(t, g, id) }
 		for _, id := range []string{"1", "2"} {
 			if err := run(id); err != nil {
 				t.Fatal(err)
@@ -352,12 +356,7 @@ func TestFront_OutageOfTheDatabaseIsToldOnceThoughTheCheapStoreAnswers(t *testin
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := func(id string) error {
-		_, err := g.Run(t.Context(), oncemill.Call{Key: frontRequest(id).Key}, func(context.Context) (dedupstore.Outcome, error) {
-			return dedupstore.Outcome{}, nil
-		})
-		return err
-	}
+	run := func(id string) error { return runNothing(t, g, id) }
 	if err := run("done"); err != nil {
 		t.Fatal(err)
 	}
