@@ -270,7 +270,6 @@ func TestProblems_FindsWhatDoesNotCompile(t *testing.T) {
 		"another language":             {"```sh\nhttp.Gett\n```\n", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			found := strings.Join(problems("p.md", tc.page, known, imports), "; ")
 			if (tc.want == "") != (found == "") || !strings.Contains(found, tc.want) {
 				t.Errorf("found %q, want %q", found, tc.want)
