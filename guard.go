@@ -160,16 +160,11 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //     given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err error) {
 	if g.policy.Shadow {
-		return g.shadow(ctx, call, fn)
+		err = g.shadow(ctx, &call, fn, &res)
+		return res, err
 	}
-	if strings.HasPrefix(call.Key.Handler, shadowPrefix) {
-		return Result{}, invalid("Call.Key.Handler", fmt.Sprintf("is %q: names that begin with %q are the engine's own", call.Key.Handler, shadowPrefix))
-	}
-	if err := call.Key.Validate(); err != nil {
-		return Result{}, err
-	}
-	if call.Hold < 0 {
-		return Result{}, invalid("Call.Hold", fmt.Sprintf("is %v, want at least 0", call.Hold))
+	if err := call.validate(); err != nil {
+		return res, err
 	}
 	var answer dedupstore.Answer
 	first, err := g.acquire(ctx, &call, &answer)
@@ -179,6 +174,20 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err
 		err = g.otherwise(ctx, &call, &answer, first, err, fn, &res)
 	}
 	return res, err
+}
+
+//go:noinline
+func (c *Call) validate() error {
+	if strings.HasPrefix(c.Key.Handler, shadowPrefix) {
+		return invalid("Call.Key.Handler", fmt.Sprintf("is %q: names that begin with %q are the engine's own", c.Key.Handler, shadowPrefix))
+	}
+	if err := c.Key.Validate(); err != nil {
+		return err
+	}
+	if c.Hold < 0 {
+		return invalid("Call.Hold", fmt.Sprintf("is %v, want at least 0", c.Hold))
+	}
+	return nil
 }
 
 // otherwise is what to do when no run is granted. It stands alone so that its frame is not on the stack of the others.
@@ -215,7 +224,8 @@ func (g *Guard) answered(ctx context.Context, call *Call, answer *dedupstore.Ans
 
 // run runs the handler under a heartbeat and settles what came of it.
 func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first time.Time, fn RunFunc, res *Result) error {
-	h := &holding{claim: a.Claim, deadline: first.Add(a.Claim.Lease)}
+	h := new(holding)
+	h.claim, h.deadline = a.Claim, first.Add(a.Claim.Lease)
 	if err := g.start(ctx, h, first); err != nil {
 		return err
 	}
@@ -228,23 +238,24 @@ func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first
 	if err == nil && !h.isLost() && len(outcome.Produced) == 0 {
 		return g.succeeded(ctx, h, &outcome, res)
 	}
-	*res, err = g.settled(ctx, *call, h, outcome, err)
-	return err
+	return g.settled(ctx, call, h, &outcome, err, res)
 }
 
 // settled settles a run that failed, lost its claim or has outputs.
 //
 //go:noinline
-func (g *Guard) settled(ctx context.Context, call Call, h *holding, outcome dedupstore.Outcome, err error) (Result, error) {
-	res := Result{Fence: h.claim.Fence, Attempt: h.claim.Attempt, err: err}
-	switch {
-	case h.isLost():
-		return Result{}, g.lost(ctx, h, err)
-	case err != nil:
-		return g.failed(ctx, call, h, res, outcome.Result)
+func (g *Guard) settled(ctx context.Context, call *Call, h *holding, outcome *dedupstore.Outcome, err error, res *Result) error {
+	if h.isLost() {
+		return g.lost(ctx, h, err)
 	}
-	g.outcome(&outcome, &res)
-	return g.produced(ctx, call, h, res, outcome)
+	ended := Result{Fence: h.claim.Fence, Attempt: h.claim.Attempt, err: err}
+	if err != nil {
+		*res, err = g.failed(ctx, *call, h, ended, outcome.Result)
+		return err
+	}
+	g.outcome(outcome, &ended)
+	*res, err = g.produced(ctx, *call, h, ended, *outcome)
+	return err
 }
 
 // start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as

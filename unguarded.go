@@ -44,21 +44,23 @@ const shadowPrefix = "~"
 
 // shadow runs every call and counts what a guard would have done. Whatever the store says or fails to say, the handler
 // runs once, with the caller's context, and its error is returned as it is.
-func (g *Guard) shadow(ctx context.Context, call Call, fn RunFunc) (Result, error) {
+//
+//go:noinline
+func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc, res *Result) error {
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler
 	settle := g.shadowClaim(ctx, call, key)
 	ran := errors.New("the handler did not return")
 	defer func() { settle(ran) }()
-	var o dedupstore.Outcome
-	o, ran = fn(withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
-	o.Kind = dedupstore.Succeeded
-	return Result{Outcome: o, Bypassed: true}, ran
+	res.Bypassed = true
+	res.Outcome, ran = fn(withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
+	res.Outcome.Kind = dedupstore.Succeeded
+	return ran
 }
 
 // shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
-func (g *Guard) shadowClaim(ctx context.Context, call Call, key dedupstore.Key) func(handler error) {
-	request := g.request(ctx, &call)
+func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key) func(handler error) {
+	request := g.request(ctx, call)
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
 	var answer dedupstore.Answer

@@ -50,6 +50,7 @@ func (p *Processor) poisoned(next message.HandlerFunc) message.HandlerFunc {
 
 func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
+		growStack(0)
 		ctx := msg.Context()
 		d := Delivery{
 			Handler: message.HandlerNameFromCtx(ctx),
@@ -88,7 +89,7 @@ func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.
 		})
 		returned = true
 		if decision.Action == Ack && steering != nil && steering.decided { // a middleware outside has called again
-			steering.Decide(decision)
+			steering.decide(&decision)
 		}
 		if decision.Action == Ack && decision.Result.Publication == nil && !decision.Result.Bypassed { // nearly always
 			return nil, nil
@@ -98,6 +99,18 @@ func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.
 		}
 		return p.answer(msg, &decision, h.returned, poisoned)
 	}
+}
+
+// stackOfMessage is how much stack the way of a message through the guard takes, in bytes, without what its handler needs.
+const stackOfMessage = 4 << 10
+
+// growStack lets the stack grow at once to what the message needs. A Router has a goroutine for each message, whose stack is
+// small; when it grows, the runtime goes through all that is on it, which is little here, and much where the need would be noticed.
+//
+//go:noinline
+func growStack(at int) byte {
+	var space [stackOfMessage]byte
+	return space[at]
 }
 
 // oneName warns of a second handler under the name that Config.Handler gives to all of them: of a message that both get, it is
@@ -188,6 +201,8 @@ func (h *handled) restore(msg *message.Message, d *Delivery) {
 // Pairs are what metadata is, in less memory than a map's.
 type pairs []struct{ name, value string }
 
+//
+//go:noinline
 func pairsOf(m message.Metadata) pairs {
 	p := make(pairs, 0, len(m))
 	for name, value := range m {
@@ -228,8 +243,7 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 		if acked {
 			return nil, decision.Err
 		}
-		steering.decided = true
-		steering.Decide(*decision)
+		steering.decide(decision)
 		return nil, decision.Err
 	}
 	if poisoned && final(decision.Err) {

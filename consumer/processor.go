@@ -134,7 +134,7 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 		d.Handler = p.config.Handler
 	}
 	if d.Handler == "" && !p.policy.Shadow {
-		*decision = p.unguardable(d, errNoHandler)
+		p.unguardable(d, errNoHandler, decision)
 		return
 	}
 	var this identified
@@ -172,12 +172,7 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 		return
 	}
 	if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == message && !p.policy.Shadow {
-		decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
-		nested := &NestedError{Handler: d.Handler}
-		decision.Err = oncemill.NoEffect(nested)
-		p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
-			p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept", "id", call.Key.ID, "error", nested)
-		})
+		p.guardedTwice(ctx, d, call, decision)
 		return
 	}
 	var err error
@@ -188,6 +183,16 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 		p.otherwise(ctx, d, call, decision, err)
 	}
 	decision.ID = call.Key.ID
+}
+
+//go:noinline
+func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, call *oncemill.Call, decision *Decision) {
+	decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
+	nested := &NestedError{Handler: d.Handler}
+	decision.Err = oncemill.NoEffect(nested)
+	p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
+		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept", "id", call.Key.ID, "error", nested)
+	})
 }
 
 // work is what the guard runs.
@@ -394,7 +399,9 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 	case *oncemill.UnpublishedError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	case *dedupstore.InvalidError: // of the handler's name, or what a fingerprinter made: nothing that another delivery mends
-		return p.unguardable(d, err)
+		var decision Decision
+		p.unguardable(d, err, &decision)
+		return decision
 	}
 	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
 	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
@@ -402,9 +409,11 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 }
 
 // unguardable is what to do with a delivery that cannot be guarded because of how things are set up.
-func (p *Processor) unguardable(d *Delivery, err error) Decision {
+//
+//go:noinline
+func (p *Processor) unguardable(d *Delivery, err error, decision *Decision) {
 	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "from", d.Topic, "position", d.Position, "error", err)
-	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
+	*decision = Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
 }
 
 // jitter keeps the copies of a message from coming back all at once.

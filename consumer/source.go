@@ -38,6 +38,12 @@ type Steering struct {
 	decided bool // Decide was called
 }
 
+//go:noinline
+func (s *Steering) decide(d *Decision) {
+	s.decided = true
+	s.Decide(*d)
+}
+
 type steeringKey struct{}
 
 // WithSteering returns a context for a message that is given to a Router.

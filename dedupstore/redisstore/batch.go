@@ -29,7 +29,7 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 		} else if results[i].Err = ready; ready != nil {
 			continue
 		} else if times[r.Key] > 1 { // in order, so none of them in a second pipeline
-			ops[i] = s.claimOperation(r)
+			ops[i] = s.claimOperation(&r)
 		} else {
 			ops[i] = s.firstOperation(ctx, &r, sent)
 		}
@@ -44,7 +44,7 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 			results[i], replicas[i] = s.answer(ctx, r, ops[i], sent)
 		default:
 			if replicas[i], known, results[i].Err = s.plainResult(&r, ops[i], &results[i].Answer); !known {
-				again[i] = s.claimOperation(r)
+				again[i] = s.claimOperation(&r)
 			}
 		}
 	}

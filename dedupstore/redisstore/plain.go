@@ -53,12 +53,10 @@ func (s *Store) plainOperation(r *dedupstore.Request, c *clock) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
 	b := op.stamped.value[:0]
 	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
-	b = appendRequest(b, *r)
+	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op.stamped = stamped{
-		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
-		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
-	}
+	op.stamped.clock, op.stamped.value, op.stamped.lease = c, b, 1000*uint64(milliseconds(r.Lease)) // the rest is zero
+	op.stamped.keep.ms = milliseconds(r.Lease) + milliseconds(r.Retention)
 	op.plain = true
 	return op.seal()
 }
@@ -139,7 +137,7 @@ func (s *Store) claim(ctx context.Context, r *dedupstore.Request, sent time.Time
 	if known {
 		return replicas, err
 	}
-	return s.claimByScript(ctx, r, s.claimOperation(*r), sent, a)
+	return s.claimByScript(ctx, r, s.claimOperation(r), sent, a)
 }
 
 //go:noinline
@@ -167,5 +165,5 @@ func (s *Store) firstOperation(ctx context.Context, r *dedupstore.Request, now t
 			return s.plainOperation(r, c)
 		}
 	}
-	return s.claimOperation(*r)
+	return s.claimOperation(r)
 }

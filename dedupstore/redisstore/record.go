@@ -100,7 +100,7 @@ func appendOwner(b []byte, c dedupstore.Claim) []byte {
 }
 
 // appendRequest appends the owner's tag and the sections of a request, the lease last.
-func appendRequest(b []byte, r dedupstore.Request) []byte {
+func appendRequest(b []byte, r *dedupstore.Request) []byte {
 	owner := tag(r.Owner)
 	b = append(b, owner[:]...)
 	if !r.Fingerprint.IsZero() {

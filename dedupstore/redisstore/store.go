@@ -133,7 +133,9 @@ func (s *Store) cached(ctx context.Context, r dedupstore.Request, now time.Time)
 }
 
 // claimOperation makes the operation of a claim by script.
-func (s *Store) claimOperation(r dedupstore.Request) *operation {
+//
+//go:noinline
+func (s *Store) claimOperation(r *dedupstore.Request) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
 	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
