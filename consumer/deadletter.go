@@ -179,8 +179,9 @@ func portable(name, value string) bool {
 // publish step of the outcome, or because the failure was stored when there was no dead-letter topic yet.
 func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
 	res := &decision.Result
+	topic := p.config.DeadLetterTopic
 	if publication := res.Publication; publication != nil {
-		res.Publication = nil
+		res.Publication, topic = nil, publication.Messages()[0].Topic
 		defer publication.Abandon() // nothing after Done; else, whatever happens, the key is not held for ever
 		if err := p.publishProduced(ctx, d, call.Key.ID, publication.Messages()); err != nil {
 			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
@@ -193,14 +194,15 @@ func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.
 	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
 		return p.unburied(err)
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", decision.Err)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic, "position", d.Position, "error", decision.Err)
 	return decision
 }
 
 // errNoDeadLetters says that a Processor without dead letters got an outcome of one that has them.
-var errNoDeadLetters = errors.New("consumer: the outcome holds messages, but Config.DeadLetters is nil")
+var errNoDeadLetters = errors.New("consumer: the record holds a dead letter that is still to be published, but Config.DeadLetters is nil")
 
-// publishProduced publishes the dead letter of a message. Until it can, the message holds up what waits behind it.
+// publishProduced publishes the dead letter of a message, to the topic that was configured where it was made. Until it can, the message
+// holds up what waits behind it.
 func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original string, produced []dedupstore.Produced) error {
 	messages := make([]producer.Message, len(produced))
 	for i, m := range produced {
@@ -212,7 +214,7 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	}
 	if err != nil && ctx.Err() == nil { // not in a shutdown
 		p.log.ErrorContext(ctx, "oncemill: dead letter cannot be published: its message is not acknowledged, comes again, and may hold up others; does anything listen on the dead-letter topic?",
-			"id", original, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", err)
+			"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "error", err)
 	}
 	return err
 }

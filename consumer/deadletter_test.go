@@ -203,6 +203,63 @@ func TestProcess_DeadLettersAreKeptWhereTheirHandlerHasNoDeadLetters(t *testing.
 	})
 }
 
+// While a deployment brings dead letters, or takes them away, a message may come to a process without them whose dead letter
+// another one has stored. Rejecting it would lose both.
+func TestProcess_AStoredDeadLetterWaitsForAProcessThatCanPublishIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		l, store := &letters{fail: errors.New("no answer")}, newStore(t)
+		with := newProcessor(t, store, consumer.Config{DeadLetters: l, DeadLetterTopic: "dead"})
+		with.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		var log strings.Builder
+		without := newProcessor(t, store, consumer.Config{Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+		got := without.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		as[*oncemill.UnpublishedError](t, got.Err)
+		if got.Action != consumer.RetryLater || got.Delay <= 0 || got.Result.Publication != nil {
+			t.Errorf("%+v, want it to be kept", got)
+		}
+		for _, want := range []string{"level=ERROR", "dead letter cannot be published", "topic=dead", "Config.DeadLetters is nil"} {
+			if !strings.Contains(log.String(), want) {
+				t.Errorf("the log does not say %q:\n%s", want, &log)
+			}
+		}
+		l.fail = nil
+		if got = with.Process(t.Context(), delivery("o1"), failing(errDeclined)); got.Action != consumer.Ack {
+			t.Errorf("%+v, want an ack", got)
+		}
+		l.only(t)
+		if got = without.Process(t.Context(), delivery("o1"), failing(errDeclined)); got.Action != consumer.Reject {
+			t.Errorf("%+v, want a duplicate whose dead letter is published to be rejected", got)
+		}
+	})
+}
+
+// A dead letter that is stored keeps its topic, of which the log speaks.
+func TestProcess_AStoredDeadLetterGoesToTheTopicOfWhoMadeIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		l, store := &letters{fail: errors.New("no stream listens")}, newStore(t)
+		before := newProcessor(t, store, consumer.Config{DeadLetters: l, DeadLetterTopic: "old"})
+		before.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		var log strings.Builder
+		after := newProcessor(t, store, consumer.Config{
+			DeadLetters: l, DeadLetterTopic: "new", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+		})
+		after.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		l.fail = nil
+		after.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		if got := l.only(t).Topic; got != "old" {
+			t.Errorf("the dead letter went to %q, want \"old\"", got)
+		}
+		for line := range strings.Lines(log.String()) {
+			if !strings.Contains(line, "topic=old") {
+				t.Errorf("the log speaks of another topic than \"old\": %s", line)
+			}
+		}
+		if strings.Count(log.String(), "topic=old") != 2 {
+			t.Errorf("want a line about the failure and one about the success:\n%s", &log)
+		}
+	})
+}
+
 func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters
