@@ -21,7 +21,7 @@ type ShareConfig struct {
 	// them: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
 	// should belong to one group: another group would handle them too. It should take what the source topics take, and some
 	// hundred bytes more (max.message.bytes), and so should the client (kgo.ProducerBatchMaxBytes). It must not be compacted.
-	// Required.
+	// Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
 	RetryTopic string
 
 	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
