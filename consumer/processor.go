@@ -80,6 +80,8 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 	})
 	if publication := decision.Result.Publication; publication != nil {
 		decision = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID, Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+		p.log.ErrorContext(ctx, "oncemill: message waits for its stored outputs, which only a handler in a Router can publish: it is not handled, comes again, and may hold up others",
+			"id", decision.ID, "from", d.Topic, "position", d.Position, "handler", d.Handler, "outputs", len(publication.Messages()))
 	}
 	if decision.Action != Ack {
 		p.notAcknowledged(ctx, &decision)

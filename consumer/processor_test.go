@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -352,5 +353,52 @@ func TestProcess_AttemptThatFailsIsSaidAtLevelDebug(t *testing.T) {
 		if strings.Contains(log.String(), "not acknowledged") {
 			t.Errorf("said of a success:\n%s", log.String())
 		}
+	})
+}
+
+// What a Router's handler stored and could not publish stays when its messages go to a worker under the same names, and somebody
+// has to hear of it: nothing else says why the message comes again and again.
+func TestProcess_StoredOutputsOfARouterAreKeptAndSaid(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		router := newProcessor(t, store, consumer.Config{Handler: "charge"})
+		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("", message.Payload("receipt"))}, nil
+		}}
+		route := router.Middleware(h.handle)
+		send := func() (outputs []*message.Message, msg *message.Message) {
+			msg = message.NewMessage("o1", delivery("o1").Payload)
+			msg.Metadata.Set(producer.HeaderID, "o1")
+			outputs, err := route(msg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return outputs, msg
+		}
+		_, msg := send()
+		msg.Nack() // the broker of the outputs is away
+		synctest.Wait()
+
+		var log strings.Builder
+		worker := newProcessor(t, store, consumer.Config{Handler: "charge", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+		got := worker.Process(t.Context(), delivery("o1"), func(context.Context) error { t.Error("the handler ran again"); return nil })
+		if got.Action != consumer.RetryLater || got.Delay <= 0 {
+			t.Errorf("%+v, want it to be kept", got)
+		}
+		for _, want := range []string{"level=ERROR", "message waits for its stored outputs", "id=o1", "from=orders", "outputs=1"} {
+			if !strings.Contains(log.String(), want) {
+				t.Errorf("the log does not say %q:\n%s", want, &log)
+			}
+		}
+
+		outputs, msg := send()
+		if len(outputs) != 1 || string(outputs[0].Payload) != "receipt" {
+			t.Errorf("back in the Router its outputs are %v", outputs)
+		}
+		msg.Ack()
+		if err := router.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		h.want(t, 1)
 	})
 }
