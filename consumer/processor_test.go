@@ -402,3 +402,36 @@ func TestProcess_StoredOutputsOfARouterAreKeptAndSaid(t *testing.T) {
 		h.want(t, 1)
 	})
 }
+
+// docs/operations.md says what a fingerprint of one's own has to do when it changes.
+func TestProcess_AnotherFingerprintOfOneSchemeEndsWhatWaitsForItsNextAttempt(t *testing.T) {
+	for name, test := range map[string]struct {
+		scheme  string
+		runs    int
+		letters int
+	}{
+		"the same scheme": {scheme: "own", letters: 1},
+		"another scheme":  {scheme: "own.2", runs: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store, l := newStore(t), &letters{}
+				with := func(scheme, sum string) *consumer.Processor {
+					return newProcessor(t, store, consumer.Config{
+						DeadLetters: l, DeadLetterTopic: "dead",
+						Fingerprint: func([]byte) (dedupstore.Fingerprint, error) {
+							return dedupstore.Fingerprint{Scheme: scheme, Sum: sum}, nil
+						},
+					})
+				}
+				before := with("own", "first").Process(t.Context(), delivery("o1"), failing(errors.New("no answer")))
+				as[*oncemill.RetryError](t, before.Err)
+				runs := 0
+				with(test.scheme, "second").Process(t.Context(), delivery("o1"), func(context.Context) error { runs++; return nil })
+				if runs != test.runs || len(l.sent) != test.letters {
+					t.Errorf("%d runs and %d dead letters, want %d and %d", runs, len(l.sent), test.runs, test.letters)
+				}
+			})
+		})
+	}
+}

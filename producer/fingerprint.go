@@ -16,6 +16,10 @@ import (
 
 // A Fingerprinter identifies the content of a message, so that a reused ID is noticed. It is safe for concurrent use. An
 // error means that the payload cannot be fingerprinted, now or later.
+//
+// One of your own names its way in Fingerprint.Scheme. If it comes to compute another sum of the same payload, it needs another
+// Scheme with that: else each message that is known from before is a mismatch, also one that has failed and waits for its next attempt,
+// which is dead-lettered without it.
 type Fingerprinter func(payload []byte) (dedupstore.Fingerprint, error)
 
 // FingerprintPayload is the SHA-256 of the whole payload, byte for byte: scheme "sha256". It never fails.
