@@ -25,8 +25,14 @@ const (
 	entryDecline = "decline" // the card will never be charged
 )
 
-func openLedger(path string) (*Ledger, error) {
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_RDWR, 0o600)
+// openLedger opens a ledger, or begins one. Fresh: it must not be there yet, as with the orders of another run in it the books
+// would miss the dead letters of that.
+func openLedger(path string, fresh bool) (*Ledger, error) {
+	how := os.O_APPEND | os.O_CREATE | os.O_RDWR
+	if fresh {
+		how |= os.O_EXCL
+	}
+	f, err := os.OpenFile(path, how, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("-ledger: %w", err)
 	}

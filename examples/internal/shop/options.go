@@ -48,8 +48,8 @@ func (e Example) parse(args []string, stderr io.Writer) (Options, error) {
 	flags.StringVar(&o.Role, "role", RoleBoth, "producer, consumer or both")
 	flags.IntVar(&o.Orders, "orders", 300, "how many orders to place, 10 to 100000")
 	flags.Uint64Var(&o.Seed, "seed", 1, "draws orders, duplicates and failures")
-	flags.StringVar(&o.Run, "run", "", "`name` of the run: a producer and a consumer with one name belong together (default: demo; for both roles, a new one)")
-	flags.StringVar(&o.Ledger, "ledger", "", "`file` in which all processes of the run keep book (default: one for the run, in the directory for temporary files)")
+	flags.StringVar(&o.Run, "run", "", "`name` of the run: a producer and a consumer with one name belong together (default: demo; both roles in one process have a new one)")
+	flags.StringVar(&o.Ledger, "ledger", "", "`file` in which all processes of the run keep book; for both roles a new one (default: one for the run, in the directory for temporary files)")
 	flags.StringVar(&o.Out, "out", "table", "print the books as table or json")
 	flags.BoolVar(&o.Verbose, "v", false, "show what Oncemill logs")
 	if err := flags.Parse(args); err != nil {
@@ -58,14 +58,17 @@ func (e Example) parse(args []string, stderr io.Writer) (Options, error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	var elsewhere error
+	var useless error
 	flags.Visit(func(f *flag.Flag) {
 		if o.Embedded && (f.Name == "redis" || f.Name == e.AddressFlag) {
-			elsewhere = fmt.Errorf("-%s has no use with -embedded, which needs no servers", f.Name)
+			useless = errors.Join(useless, fmt.Errorf("-%s has no use with -embedded, which needs no servers", f.Name))
+		}
+		if o.Temporary() && f.Name == "run" { // its streams or topics are removed at the end, and Redis would know its orders
+			useless = errors.Join(useless, errors.New("-run has no use without -role: a run of both roles is a new one"))
 		}
 	})
 	o = o.withNames(e.Name)
-	return o, errors.Join(elsewhere, o.validate(), e.CheckAddress(o.Address))
+	return o, errors.Join(useless, o.validate(), e.CheckAddress(o.Address))
 }
 
 // withNames fills in the defaults that depend on other flags.

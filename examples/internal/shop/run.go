@@ -37,7 +37,7 @@ func (e Example) open(ctx context.Context, o Options, dir string, out io.Writer)
 
 func (r *run) open(ctx context.Context, e Example, dir string) error {
 	var err error
-	if r.ledger, err = openLedger(r.options.Ledger); err != nil {
+	if r.ledger, err = openLedger(r.options.Ledger, r.options.Temporary()); err != nil {
 		return err
 	}
 	r.bank = newBank(r.options, r.ledger)

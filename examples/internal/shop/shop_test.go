@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func TestPlan_DependsOnTheSeedOnlyAndMeetsEveryLuck(t *testing.T) {
 
 func newLedger(t *testing.T) *Ledger {
 	t.Helper()
-	l, err := openLedger(filepath.Join(t.TempDir(), "ledger"))
+	l, err := openLedger(filepath.Join(t.TempDir(), "ledger"), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,6 +108,22 @@ func TestLedger_ForeignFileIsRefused(t *testing.T) {
 	}
 	if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "shopping list") {
 		t.Errorf("%v", err)
+	}
+}
+
+// Two runs in one ledger were told that orders were lost: the dead letters of the first are gone.
+func TestLedger_OfBothRolesIsOfOneRun(t *testing.T) {
+	t.Parallel()
+	l := newLedger(t)
+	if _, err := openLedger(l.file.Name(), true); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("%v, want %v", err, fs.ErrExist)
+	}
+	more, err := openLedger(l.file.Name(), false)
+	if err == nil {
+		err = more.file.Close()
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
 

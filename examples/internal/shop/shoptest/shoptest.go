@@ -88,6 +88,7 @@ func MistakesAreNamed(t *testing.T, e shop.Example, mistakes map[string][]string
 		"-role is \"all\"":          {"-role", "all"},
 		"-role producer needs":      {"-role", "producer", "-embedded"},
 		"-run is \"A b\"":           {"-run", "A b"},
+		"-run has no use without":   {"-run", "again"},
 		"-redis is \"localhost":     {"-redis", "localhost:6379"},
 		"-redis is not a URL":       {"-redis", "redis://:secret@%zz"},
 		"-redis is \"http://u:xxxx": {"-redis", "http://u:secret@h"},
