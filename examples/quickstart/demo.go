@@ -65,6 +65,9 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.orders = plan(d.shop.names.run, d.options)
+	if err := d.shop.hasOnly(ctx, d.orders); err != nil {
+		return err
+	}
 	fates := map[string]fault{}
 	for _, o := range d.orders {
 		fates[o.ID] = o.fault

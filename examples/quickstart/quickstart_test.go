@@ -112,6 +112,27 @@ func TestQuickstart_RestartForgetsInMemoryAndNotInSQLite(t *testing.T) {
 	}
 }
 
+// The books of a start with other flags said that orders of the first were charged twice.
+func TestQuickstart_GoesOnWithTheOrdersOfTheFirstStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if _, balanced := play(t, "-orders", "12", "-dir", dir); !balanced {
+		t.Fatal("the ledger does not balance")
+	}
+	for _, args := range [][]string{{"-orders", "10"}, {"-orders", "12", "-seed", "2"}} {
+		o, err := parseFlags(append(args, "-dir", dir), io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := run(t.Context(), o, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "-dir has orders of another -seed") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	if all, balanced := play(t, "-orders", "14", "-dir", dir); !balanced || all[guarded].Orders != 14 {
+		t.Errorf("%+v, want 14 orders that balance", all[guarded])
+	}
+}
+
 func TestQuickstart_OnRedis(t *testing.T) {
 	t.Parallel()
 	server := testserver.Redis(t)

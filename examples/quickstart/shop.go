@@ -66,6 +66,29 @@ func openShop(ctx context.Context, dir string) (*shop, error) {
 	return s, nil
 }
 
+// hasOnly returns an error if an earlier start has placed other orders than these, whose charges the books would take for double ones.
+func (s *shop) hasOnly(ctx context.Context, orders []plannedOrder) error {
+	amounts := map[string]int{}
+	for _, o := range orders {
+		amounts[o.ID] = o.Amount
+	}
+	rows, err := s.db.QueryContext(ctx, `SELECT id, amount FROM orders`)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var o order
+		if err := rows.Scan(&o.ID, &o.Amount); err != nil {
+			return err
+		}
+		if amounts[o.ID] != o.Amount {
+			return errors.New("-dir has orders of another -seed, or more than -orders: go on with the flags of the earlier start")
+		}
+	}
+	return rows.Err()
+}
+
 // place writes an order and its event in one transaction. The customer may press the button twice.
 func (s *shop) place(ctx context.Context, o order) error {
 	body, err := json.Marshal(o)
