@@ -83,6 +83,14 @@ func openStage(ctx context.Context, o options) (*stage, error) {
 	if s.db, err = openDatabase(ctx, o); err != nil {
 		return nil, err
 	}
+	before, err := s.db.ledger(ctx)
+	if err != nil {
+		return nil, errors.Join(err, s.db.close(context.WithoutCancel(ctx), !o.keep))
+	}
+	if len(before.payments) > 0 { // the books would take them for payments that nobody has sent; they are not this run's to remove
+		return nil, errors.Join(errors.New("the database has payments of another run: want a new file for -sqlite, or another -run"),
+			s.db.close(context.WithoutCancel(ctx), false))
+	}
 	own := o
 	own.lose = 0
 	if s.broker, err = connect(ctx, own); err != nil {

@@ -101,6 +101,20 @@ func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 	}
 }
 
+// The books of a second run said that they do not balance.
+func TestPayments_PlaysInADatabaseOfItsOwn(t *testing.T) {
+	t.Parallel()
+	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", testserver.NATS(t).URL(), "-redis", "", "-payments", "30", "-kills", "0"}
+	if b, status, says := play(t, args...); status != 0 || !b.Balance() {
+		t.Fatalf("status %d, %+v\n%s", status, b, says)
+	}
+	var stdout, stderr bytes.Buffer
+	status := program{}.main(t.Context(), args, &stdout, &stderr)
+	if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "has payments of another run") {
+		t.Errorf("status %d\n%s%s", status, &stdout, &stderr)
+	}
+}
+
 func TestPayments_InterruptedRunStopsAndSaysSo(t *testing.T) {
 	t.Parallel()
 	for _, after := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second} {
