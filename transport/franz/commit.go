@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -20,8 +19,7 @@ var errGeneration = errors.New("franz: the group was rebalanced while the commit
 func (s *session) commitRegularly(ctx context.Context) {
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
-	var told string
-	var last time.Time
+	var failure saying
 	for {
 		select {
 		case <-tick.C:
@@ -33,8 +31,7 @@ func (s *session) commitRegularly(ctx context.Context) {
 				s.fail(refused)
 				return
 			}
-			if text := unordered(err); text != told || time.Since(last) >= sayEvery { // a topic that is gone is told each time
-				told, last = text, time.Now()
+			if failure.due(err) { // a topic that is gone is told each time
 				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it", "group", s.group, "error", err)
 			}
 		}
@@ -42,11 +39,6 @@ func (s *session) commitRegularly(ctx context.Context) {
 			p.warnOfGap(ctx)
 		}
 	}
-}
-
-// unordered is the text of an error that several partitions have, which a client and a broker name in any order.
-func unordered(err error) string {
-	return strings.Join(slices.Sorted(strings.SplitSeq(err.Error(), "\n")), "\n")
 }
 
 func (s *session) commit(ctx context.Context) error {

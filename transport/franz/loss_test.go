@@ -462,6 +462,36 @@ func offsetsAreNotForNamesakes(t *testing.T, b *bench) {
 	m.leave()
 }
 
+// A client that reaches no broker asks one after the other, and each has an address of its own: it is the same outage.
+func TestWorker_OutageOfSeveralBrokersFloodsNoLog(t *testing.T) {
+	t.Parallel()
+	for line, opts := range map[string][]kgo.Opt{
+		"commit failed":              {kgo.ServerSideBalancer()}, // which keeps what it has, and so has something to commit
+		"membership was interrupted": nil,
+	} {
+		t.Run(line, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 1, kfake.NumBrokers(3))
+			b.produce(0, 1, 1, 0)
+			release := make(chan struct{})
+			opts := append(opts, kgo.SessionTimeout(500*time.Millisecond), kgo.HeartbeatInterval(50*time.Millisecond), kgo.RebalanceTimeout(time.Second),
+				kgo.RetryBackoffFn(func(int) time.Duration { return 10 * time.Millisecond }))
+			m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(context.Context, string, int) error { <-release; return nil }),
+				franz.Config{Grace: 250 * time.Millisecond}, opts...)
+			until(t, "the record", func() bool { return b.started() == 1 })
+			b.cluster.Close()
+			close(release)
+			until(t, "the outage to be said", func() bool { return strings.Contains(b.log.String(), line) })
+			lasts(2 * time.Second) // some tens of tries
+			if said := strings.Count(b.log.String(), line); said > 5 {
+				t.Errorf("%d lines, want one for each reason a minute:\n%s", said, b.log.String())
+			}
+			m.stop()
+			_ = m.wait() // a *CommitError, unless the partition was lost before
+		})
+	}
+}
+
 // A client waits for a leader without a word, for as long as it takes.
 func TestWorker_PartitionsWithoutALeaderAreSaid(t *testing.T) {
 	t.Parallel()
