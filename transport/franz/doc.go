@@ -85,7 +85,7 @@
 //   - What waits is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one delivery,
 //     however long it takes. Waiting takes no room in ShareConfig.Window, and holds up no other record.
 //   - The broker drops a record that was delivered share.delivery.count.limit times without being settled. Only shutdowns,
-//     crashes, lost connections and moves of a partition's leader use up deliveries. A record that has had more than half of them is not run: it goes on
+//     crashes, lost connections, moves of a partition's leader and brokers that cannot write the group's state use up deliveries. A record that has had more than half of them is not run: it goes on
 //     as a copy with the same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed. One that the
 //     topic refuses, because it is too large for it, is run where it is.
 //   - A lock that is lost, with a connection or because the process stood still, brings the record again, here or
