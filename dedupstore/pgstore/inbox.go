@@ -29,6 +29,7 @@ type run struct {
 	id    []byte
 	token string // names the transaction, if it is to be barred
 	ours  bool   // this program has granted the claim, and this is its first transaction: there is no need to look
+	told  bool   // the log has that the handler ended it
 }
 
 // mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is not
@@ -158,8 +159,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	end := sync.OnceValue(func() (open bool) {
 		defer free()
 		if open = s.end(ctx); !open {
-			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
-				"key", r.claim.Key.String(), "fence", r.claim.Fence)
+			i.tellOfEnd(ctx, r)
 		}
 		return open
 	})
@@ -186,10 +186,23 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), errors.Is(err, errLost), conflicts(err):
 		return err
 	case refused(err):
-		return i.refusal(err)
+		if err = i.refusal(err); errors.Is(err, ErrTxEnded) { // the connection may be in another transaction: end does not see it
+			i.tellOfEnd(ctx, r)
+		}
+		return err
 	}
 	end()
 	return i.resolve(ctx, r, err)
+}
+
+// tellOfEnd says once that the transaction was not there any more.
+func (i *inbox) tellOfEnd(ctx context.Context, r *run) {
+	if r.told {
+		return
+	}
+	r.told = true
+	i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
+		"key", r.claim.Key.String(), "fence", r.claim.Fence)
 }
 
 // finishing is the settlement that may be committed with effects: without an outcome the next run would make them again.

@@ -297,7 +297,8 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 			"pgx": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.Inbox(), onPgx },
 			"sql": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.InboxSQL(), onSQL },
 		} {
-			s := newStore(t, pool, Config{})
+			var log bytes.Buffer
+			s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			inbox, on := of(s)
 			r := request(name + form)
 			c := claim(t, inbox, r, dedupstore.AcquiredRun).Claim
@@ -306,6 +307,9 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 			})
 			if !errors.Is(err, ErrTxEnded) {
 				t.Errorf("%s, %s: the run returned %v, want ErrTxEnded", name, form, err)
+			}
+			if n := strings.Count(log.String(), "ended the inbox's transaction by itself"); n != 1 {
+				t.Errorf("%s, %s: the log says so %d times, want once: %q", name, form, n, log.String())
 			}
 			if again := claim(t, inbox, r, dedupstore.AcquiredRun).Claim; again != c {
 				t.Errorf("%s, %s: the record changed: %+v, want %+v", name, form, again, c)
