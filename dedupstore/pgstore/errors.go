@@ -48,6 +48,9 @@ var errJoinedOutputs = &dedupstore.InvalidError{
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
+// errBusy says that nothing was committed, because the connection has not done yet what the handler asked of it.
+var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: close them before it returns; nothing was committed")
+
 // A SchemaError says that the tables are missing or older than this package, or that the database user may not use them or not see all rows.
 // Repeating the call is useless until somebody acts as it says.
 type SchemaError struct {

@@ -666,3 +666,44 @@ func TestInbox_OutboxesJoin(t *testing.T) {
 		}
 	}
 }
+
+// TestInbox_RowsThatAHandlerLeftOpenAreNamed has handlers that forget to close the rows of a query. Nobody is to look for what is
+// wrong with the connection.
+func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	for name, one := range map[string]struct {
+		inbox dedupstore.Transactor
+		query func(ctx context.Context, query string) error
+	}{
+		"pgx": {s.Inbox(), func(ctx context.Context, query string) error {
+			rows, err := Tx(ctx).Query(ctx, query)
+			if err == nil {
+				rows.Next()
+			}
+			return err
+		}},
+		"sql": {s.InboxSQL(), func(ctx context.Context, query string) error {
+			rows, err := SQLTx(ctx).QueryContext(ctx, query) //nolint:rowserrcheck,sqlclosecheck // that is what is tested
+			if err == nil {
+				rows.Next()
+			}
+			return err
+		}},
+	} {
+		for size, rows := range map[string]string{"few": "1", "many": "100000"} {
+			c := runOf(t, s, name+size)
+			err := one.inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				return success, one.query(ctx, `SELECT generate_series(1, `+rows+`)`)
+			})
+			if !errors.Is(err, errBusy) {
+				t.Errorf("%s, %s: the run returned %v, want %v", name, size, err, errBusy)
+			}
+			if again := claim(t, s, request(name+size), dedupstore.Busy); again.Wait == 0 {
+				t.Errorf("%s, %s: the claim is not held any more", name, size)
+			}
+		}
+	}
+	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+}

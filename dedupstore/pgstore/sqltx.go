@@ -31,6 +31,7 @@ type sqlSession struct {
 	run    *run
 	db     *sql.DB // for this one transaction: so the store holds nothing that must be closed
 	tx     *sql.Tx
+	conn   *pgx.Conn // of the transaction
 	cancel context.CancelFunc
 	over   bool        // the commit was sent
 	ended  atomic.Bool // the transaction was over before it was rolled back, and may have been committed
@@ -48,7 +49,9 @@ func (w watchedConnector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return watchedConn{conn.(*stdlib.Conn), w.session}, nil
+	watched := watchedConn{conn.(*stdlib.Conn), w.session}
+	w.session.conn = watched.Conn.Conn()
+	return watched, nil
 }
 
 type watchedConn struct {
@@ -129,6 +132,9 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 		}
 		if codeOf(err) != "" {
 			return err
+		}
+		if q.conn.PgConn().IsBusy() {
+			return errBusy
 		}
 		return fmt.Errorf("%w: %w", errLost, err)
 	}

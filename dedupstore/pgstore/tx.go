@@ -72,6 +72,9 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	if conn.IsClosed() {
 		return errLost
 	}
+	if conn.PgConn().IsBusy() {
+		return errBusy
+	}
 	switch conn.PgConn().TxStatus() {
 	case inTx:
 	case aborted:
