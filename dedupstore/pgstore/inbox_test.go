@@ -707,3 +707,51 @@ func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
 	}
 	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
 }
+
+// TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp has a handler that returns while a goroutine of it still waits for the
+// database. A worker that is to end would wait for that, too.
+func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
+	t.Parallel()
+	given := errors.New("it was given up")
+	for name, tc := range map[string]struct {
+		returns error
+		want    error
+	}{"fails": {given, given}, "succeeds": {nil, errLost}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			inbox := newStore(t, pool, Config{}).InboxSQL()
+			r := request("1")
+			r.Lease = 2 * time.Second // bounds the settlement
+			c := claim(t, inbox, r, dedupstore.AcquiredRun).Claim
+			var left sync.WaitGroup
+			defer left.Wait()
+			began := time.Now()
+			err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				tx := SQLTx(ctx)
+				var pid int
+				if err := tx.QueryRowContext(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+					return nil, err
+				}
+				left.Go(func() {
+					if _, err := tx.ExecContext(context.WithoutCancel(ctx), `SELECT pg_sleep(60)`); err == nil {
+						t.Error("the statement that was left has succeeded")
+					}
+				})
+				until(t, "the statement", func() (runs bool) {
+					err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active')`, pid).Scan(&runs)
+					return err == nil && runs
+				})
+				return success, tc.returns
+			})
+			if !errors.Is(err, tc.want) {
+				t.Errorf("the run returned %v, want %v", err, tc.want)
+			}
+			if took := time.Since(began); took > 30*time.Second {
+				t.Errorf("the run took %v", took)
+			}
+			wantEffects(t, pool, "1", 0)
+			until(t, "the connection that is given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+		})
+	}
+}

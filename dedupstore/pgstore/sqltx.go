@@ -126,6 +126,8 @@ func (q *sqlSession) context(ctx context.Context) context.Context {
 }
 
 func (q *sqlSession) commit(ctx context.Context, s *settling) error {
+	stop := context.AfterFunc(ctx, q.cut)
+	defer stop()
 	if _, err := q.tx.ExecContext(ctx, q.run.store.sql.settleIn, s.args(q.run.token)...); err != nil {
 		if errors.Is(err, sql.ErrTxDone) {
 			return ErrTxEnded
@@ -138,8 +140,6 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 		}
 		return fmt.Errorf("%w: %w", errLost, err)
 	}
-	stop := context.AfterFunc(ctx, q.cancel)
-	defer stop()
 	q.over = true
 	err := q.tx.Commit()
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
@@ -148,10 +148,17 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 	return err
 }
 
+// cut ends what the transaction waits for: the package waits for a statement that a goroutine of the handler has under way, whatever
+// becomes of the transaction's context.
+func (q *sqlSession) cut() {
+	q.cancel()
+	_ = q.conn.PgConn().Conn().Close()
+}
+
 func (q *sqlSession) end(ctx context.Context) (open bool) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	stop := context.AfterFunc(bounded, q.cancel)
+	stop := context.AfterFunc(bounded, q.cut)
 	_ = q.tx.Rollback()
 	stop()
 	q.cancel()
