@@ -27,8 +27,31 @@ type answer struct {
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
 	defer release()
-	var broken []Result
-	var answers []answer
+	slow, rest := r.hung.split(rows)
+	var beside waves
+	var both sync.WaitGroup
+	if len(slow) > 0 {
+		both.Go(func() { beside = r.waves(ctx, bounded, slow, apart) })
+	}
+	all := r.waves(ctx, bounded, rest, apart)
+	both.Wait()
+	if len(slow) > 0 {
+		all.broken, all.answers = append(all.broken, beside.broken...), append(all.answers, beside.answers...)
+	}
+	results := r.results(ctx, all.answers)
+	if all.broken == nil {
+		return results
+	}
+	return append(all.broken, results...)
+}
+
+// waves are what became of rows that were published one wave after the other.
+type waves struct {
+	broken  []Result // rows that cannot be read
+	answers []answer
+}
+
+func (r *Relay) waves(ctx, bounded context.Context, rows []Row, apart bool) (w waves) {
 	stopped := map[string]bool{} // lanes
 	for first := true; len(rows) > 0 && (first || bounded.Err() == nil); first = false {
 		var wave []Row
@@ -38,7 +61,7 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 				if row.Problem == "" {
 					return false
 				}
-				broken = append(broken, r.unreadable(ctx, row))
+				w.broken = append(w.broken, r.unreadable(ctx, row))
 				stopped[row.Lane] = true
 				return true
 			})
@@ -48,18 +71,17 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 			if a.err != nil {
 				stopped[a.row.Lane] = true
 			}
+			if a.unknown {
+				r.hung.note(a.row.Message.Topic)
+			}
 		}
-		if answers == nil {
-			answers = given // nearly always all
+		if w.answers == nil {
+			w.answers = given // nearly always all
 			continue
 		}
-		answers = append(answers, given...)
+		w.answers = append(w.answers, given...)
 	}
-	results := r.results(ctx, answers)
-	if broken == nil {
-		return results
-	}
-	return append(broken, results...)
+	return w
 }
 
 // nextWave splits rows into those that can be published now, at most one of each lane, and those that have to wait for

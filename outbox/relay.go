@@ -25,6 +25,7 @@ type Relay struct {
 	sending   chan struct{}   // holds one for each batch, but of suspects, that is read or published
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
+	hung      hung
 
 	said struct { // the fault that was logged last
 		sync.Mutex

@@ -368,6 +368,67 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 	})
 }
 
+// A topic that hangs, and goes on getting rows, takes all the time that a batch has. The other lanes of that batch do not wait for it
+// with each of their rows.
+func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
+	for name, lane := range map[string]string{"rows without a lane": "", "lanes of their own": "new "} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				const rows = 40
+				s := new(fakeStore)
+				for i := range rows {
+					s.write(fmt.Sprint("a", i)).rows[i].Lane = "a"
+				}
+				hang := func(i int) {
+					s.write(fmt.Sprint("hangs ", i))
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					row := s.rows[len(s.rows)-1]
+					row.Message.Topic = "hangs"
+					if lane != "" {
+						row.Lane = fmt.Sprint(lane, i)
+					}
+				}
+				b := &broker{answer: func(ctx context.Context, messages []producer.Message) error {
+					var e producer.PublishError
+					for i, m := range messages {
+						if m.Topic == "hangs" {
+							<-ctx.Done()
+							e.Failures = append(e.Failures, producer.Failure{Index: i, ID: m.ID, Err: ctx.Err(), Unknown: true})
+						}
+					}
+					if e.Failures == nil {
+						return nil
+					}
+					return &e
+				}}
+				hang(0)
+				stop := start(t, newRelay(t, s, b, outbox.Config{}))
+				for i := range 100 { // a new one for each batch
+					after(t, time.Second)
+					hang(i + 1)
+				}
+				stop()
+				var sent []string
+				for _, c := range b.calls {
+					for _, id := range c.ids {
+						if id[0] == 'a' {
+							sent = append(sent, id)
+						}
+					}
+				}
+				want := make([]string, rows)
+				for i := range want {
+					want[i] = fmt.Sprint("a", i)
+				}
+				if diff := cmp.Diff(want, sent); diff != "" {
+					t.Errorf("rows of a lane that were sent within 100 s (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 // A full batch that flows is overlapped by the next: it is read and sent while the acknowledgements of the first are
 // awaited.
 func TestRelay_ReadsTheNextBatchWhileAcknowledgementsAreAwaited(t *testing.T) {
