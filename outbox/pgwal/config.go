@@ -53,7 +53,8 @@ type Config struct {
 	BatchSize int
 
 	// MaxInFlight is how many calls of the publisher there are at once, beside those for messages that got no answer
-	// before. One keeps the order of commits among all messages that are not retried. Zero: 4.
+	// before, and as many for topics of which one got none. One keeps the order of commits among all messages that are not
+	// retried; then a topic that hangs and goes on getting messages lets each key of the others have one in each PublishTimeout. Zero: 4.
 	MaxInFlight int
 
 	// MaxPending is how many messages are in memory, at least BatchSize: reading stops while there are as many. Up to

@@ -12,38 +12,57 @@ import (
 // maxApart is how many suspects are published side by side.
 const maxApart = 32
 
+// An outlet is where messages without an attempt are published together: those to topics that hang have one of their own.
+type outlet struct {
+	calls int       // of the publisher
+	at    time.Time // no further one before
+	away  pace.Pace
+}
+
+func newOutlet() outlet { return outlet{away: pace.Pace{Shortest: shortestAway, Longest: longestAway}} }
+
 // dispatch publishes what is offered: fresh messages together, whatever there is and without waiting for more; suspects,
 // which may have made the publisher fail or hang, each by a call of its own.
 func (s *session) dispatch(working context.Context, now time.Time) {
-	for s.calls < s.r.cfg.MaxInFlight && len(s.queue.fresh) > 0 && !now.Before(s.freshAt) {
-		s.calls++
-		s.call(working, take(&s.queue.fresh, min(len(s.queue.fresh), s.r.cfg.BatchSize)), false)
-	}
+	s.empty(working, now, &s.queue.fresh, &s.fresh)
+	s.empty(working, now, &s.queue.slow, &s.slow)
 	for s.apart < maxApart && len(s.queue.suspects) > 0 {
 		s.apart++
-		s.call(working, take(&s.queue.suspects, 1), true)
+		s.call(working, take(&s.queue.suspects, 1), nil)
 	}
 }
 
-// call publishes rows by one call of the publisher, beside the loop.
-func (s *session) call(working context.Context, rows []*row, apart bool) {
+func (s *session) empty(working context.Context, now time.Time, list *[]*row, through *outlet) {
+	for through.calls < s.r.cfg.MaxInFlight && len(*list) > 0 && !now.Before(through.at) {
+		through.calls++
+		s.call(working, take(list, min(len(*list), s.r.cfg.BatchSize)), through)
+	}
+}
+
+// call publishes rows by one call of the publisher, beside the loop. A suspect goes through no outlet.
+func (s *session) call(working context.Context, rows []*row, through *outlet) {
 	s.start(func() func() {
 		answers := s.r.publish(working, rows)
 		return func() {
-			if apart {
+			if through == nil {
 				s.apart--
 			} else {
-				s.calls--
+				through.calls--
 			}
-			s.answered(working, answers, apart)
+			s.answered(working, answers, through)
 		}
 	})
 }
 
 // answered does what follows from a call.
-func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
+func (s *session) answered(ctx context.Context, answers []answer, through *outlet) {
 	acked := 0
 	var first error
+	for _, a := range answers { // before the next ones of their keys are offered
+		if a.unknown {
+			s.queue.hang(a.row.message.Topic)
+		}
+	}
 	for _, a := range answers {
 		if a.err == nil {
 			acked++
@@ -60,13 +79,13 @@ func (s *session) answered(ctx context.Context, answers []answer, apart bool) {
 		s.acks++
 	}
 	switch {
-	case acked > 0 && apart:
+	case acked > 0 && through == nil:
 		s.queue.wakeSuspects()
 	case acked > 0:
-		s.away.Reset()
-		s.freshAt = time.Time{}
-	case !apart && len(answers) > 0: // the broker may be away
-		s.freshAt = time.Now().Add(pace.Jitter(s.away.Next()))
+		through.away.Reset()
+		through.at = time.Time{}
+	case through != nil && len(answers) > 0: // the broker may be away
+		through.at = time.Now().Add(pace.Jitter(through.away.Next()))
 	}
 	if first != nil && ctx.Err() == nil {
 		s.complain(ctx, len(answers)-acked, len(answers), first)

@@ -37,9 +37,12 @@ func (r *row) origin() origin { return origin{r.number, r.at, r.message.ID, r.me
 
 // A queue holds messages until they are acknowledged or dead. Of each key only the first one is offered.
 type queue struct {
-	keys     map[string][]*row // with the one that is offered, being published, or waiting
-	fresh    []*row            // offered: no attempt without an answer
-	suspects []*row            // offered: with one
+	keys     map[string][]*row    // with the one that is offered, being published, or waiting
+	fresh    []*row               // offered: no attempt without an answer
+	slow     []*row               // offered: no attempt, but to a topic that hangs
+	suspects []*row               // offered: with one
+	hung     map[string]time.Time // topics of which a message got no answer lately, and when
+	together bool                 // what is slow goes with what is fresh
 	waiting  waiting
 }
 
@@ -57,11 +60,53 @@ func (q *queue) add(r *row) {
 }
 
 func (q *queue) offer(r *row) {
-	if r.unknowns > 0 {
+	switch {
+	case r.unknowns > 0:
 		q.suspects = append(q.suspects, r)
-	} else {
+	case q.hangs(r.message.Topic):
+		q.slow = append(q.slow, r)
+	default:
 		q.fresh = append(q.fresh, r)
 	}
+}
+
+const (
+	hungFor  = 10 * time.Minute // several of the longest waits between two attempts
+	mostHung = 1000             // topics: where there are more, the broker is away as a whole
+)
+
+// hang notes that a message to a topic got no answer. A call of the publisher returns when all of its messages are answered or its
+// time is over, and the next message of each of its keys waits for that: so what goes to these topics goes by calls of its own.
+func (q *queue) hang(topic string) {
+	if q.together {
+		return
+	}
+	if q.hung == nil || len(q.hung) >= mostHung {
+		q.hung = map[string]time.Time{}
+	}
+	_, known := q.hung[topic]
+	q.hung[topic] = time.Now()
+	if known {
+		return
+	}
+	var fresh []*row
+	for _, r := range q.fresh {
+		if r.message.Topic == topic {
+			q.slow = append(q.slow, r)
+		} else {
+			fresh = append(fresh, r)
+		}
+	}
+	q.fresh = fresh
+}
+
+func (q *queue) hangs(topic string) bool {
+	at, there := q.hung[topic]
+	if there && time.Since(at) > hungFor {
+		delete(q.hung, topic)
+		return false
+	}
+	return there
 }
 
 // release lets the next message of the key go.

@@ -431,3 +431,47 @@ func TestRelay_CleanStopLeavesNothingToDoAgain(t *testing.T) {
 		}
 	})
 }
+
+// A call that has a message to a topic that hangs takes all of its time. The keys of other topics do not wait for that with each of
+// their messages.
+func TestRelay_TopicThatHangsHoldsUpNoOtherKey(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRig(t, configure, func(c *pgwal.Config) { c.PublishTimeout = time.Second })
+		g.broker.set(func(ctx context.Context, messages []producer.Message) error {
+			var e producer.PublishError
+			for i, m := range messages {
+				if m.Topic == "hangs" {
+					<-ctx.Done()
+					e.Failures = append(e.Failures, producer.Failure{Index: i, ID: m.ID, Err: ctx.Err(), Unknown: true})
+				}
+			}
+			if e.Failures == nil {
+				return nil
+			}
+			return &e
+		})
+		const n = 60 // a second for each would be too much
+		var messages []producer.Message
+		for i := range n {
+			messages = append(messages, keyed(fmt.Sprintf("order-%05d", i), "a"))
+		}
+		g.write(messages...)
+		hung := 0
+		hang := func() {
+			hung++
+			g.write(producer.Message{ID: fmt.Sprint("hangs-", hung), Topic: "hangs", Key: fmt.Sprint(hung)})
+		}
+		hang()
+		g.start()
+		until(t, "the key", func() bool {
+			hang() // new ones go on coming
+			return len(g.broker.got()) == n
+		})
+		for i, id := range g.broker.got() {
+			if want := messages[i].ID; id != want {
+				t.Fatalf("message %d is %s, want %s", i, id, want)
+			}
+		}
+	})
+}

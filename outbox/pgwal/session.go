@@ -11,8 +11,6 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A session is the work of one connection. One goroutine, the loop, owns all of it; jobs beside it publish, record and
@@ -36,12 +34,10 @@ type session struct {
 
 	done  chan func()
 	jobs  int
-	calls int // of the publisher, with fresh messages
-	apart int // with one suspect each
-
-	freshAt time.Time // no fresh messages are published before
-	away    pace.Pace
-	acks    int // calls that acknowledged something
+	fresh outlet
+	slow  outlet
+	apart int // calls of the publisher with one suspect each
+	acks  int // calls that acknowledged something
 
 	unsaid, unsaidOf int       // messages that were not acknowledged, and of how many, since there was a line about it
 	unsaidErr        error     // the last
@@ -66,7 +62,7 @@ func newSession(r *Relay, stream *stream, f facts, known *memory) *session {
 	return &session{
 		r: r, stream: stream, facts: f, known: known,
 		drained: make(chan struct{}, 1), numbers: map[int64]bool{}, done: make(chan func()),
-		away:   pace.Pace{Shortest: shortestAway, Longest: longestAway},
+		queue: queue{together: r.cfg.MaxInFlight == 1}, fresh: newOutlet(), slow: newOutlet(),
 		beatAt: now, looks: looks{at: now, cleanAt: now, walAt: now.Add(r.watching), cleans: cleanSize, finds: restSize},
 	}
 }
@@ -346,7 +342,8 @@ func (s *session) nextTick() time.Time {
 	}
 	earlier(s.sentAt.Add(confirmEvery), s.progress.confirmed() > s.sent)
 	earlier(s.settleAt, len(s.verdicts) > 0 && !s.settling)
-	earlier(s.freshAt, len(s.queue.fresh) > 0 && s.calls < s.r.cfg.MaxInFlight)
+	earlier(s.fresh.at, len(s.queue.fresh) > 0 && s.fresh.calls < s.r.cfg.MaxInFlight)
+	earlier(s.slow.at, len(s.queue.slow) > 0 && s.slow.calls < s.r.cfg.MaxInFlight)
 	earlier(s.looks.at, !s.looks.busy)
 	earlier(s.saidAt.Add(complainEvery), s.unsaid > 0)
 	if len(s.queue.waiting) > 0 {
