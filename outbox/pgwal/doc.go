@@ -63,7 +63,9 @@
 // That a refused message delays nothing but its key: until it is dead, the slot retains the log since its transaction, and
 // the messages behind it in its key count for MaxPending. If they reach it, everything waits.
 //
-// That a message without an answer holds up nothing but its key: the slot retains the log since its transaction. Rows that
+// That a message without an answer holds up nothing but its key: it and those behind it in its key count for MaxPending, with or
+// without a key. If they reach it, as 10,000 to a topic that does not exist do, everything waits, those to other topics
+// too, and the relay warns. The slot retains the log since its transaction. Rows that
 // are older than the slot wait, too, until the log is settled up to where they were first seen. A row without a key holds
 // both up only until it got no answer five times and the broker acknowledged something else between the last two: then it
 // is given a due time, and so is the table's. A row with a key holds them up until it is acknowledged or dead, and so does

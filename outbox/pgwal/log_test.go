@@ -158,3 +158,38 @@ func TestRelay_SaysThatAPublisherDoesNotObeyItsContext(t *testing.T) {
 	g.write(message("order"))
 	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "publisher does not return") })
 }
+
+// What waits for an answer counts for MaxPending: nothing else is read when that is full.
+func TestRelay_WarnsWhenWhatWaitsTakesAllItsMemory(t *testing.T) {
+	t.Parallel()
+	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
+		g := newRig(t, configure, func(c *pgwal.Config) { c.BatchSize, c.MaxPending = 10, 20 })
+		var made atomic.Bool
+		g.broker.set(func(_ context.Context, messages []producer.Message) error {
+			var e producer.PublishError
+			for i, m := range messages {
+				if m.Topic == "never made" && !made.Load() {
+					e.Failures = append(e.Failures, producer.Failure{Index: i, ID: m.ID, Err: errors.New("no such topic"), Unknown: true})
+				}
+			}
+			if e.Failures == nil {
+				return nil
+			}
+			return &e
+		})
+		const n = 700 // more than is read at once
+		messages := numbered(n)
+		for i := range messages {
+			messages[i].Topic = "never made"
+		}
+		g.write(messages...)
+		g.start()
+		const warning = "nothing new is published: Config.MaxPending"
+		until(t, "a warning", func() bool { return strings.Contains(g.log.String(), warning) })
+		made.Store(true)
+		until(t, "all", func() bool { return len(g.broker.copies()) == n })
+		if n := strings.Count(g.log.String(), warning); n != 1 {
+			t.Errorf("%d warnings at once", n)
+		}
+	})
+}

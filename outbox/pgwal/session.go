@@ -42,6 +42,7 @@ type session struct {
 	unsaid, unsaidOf int       // messages that were not acknowledged, and of how many, since there was a line about it
 	unsaidErr        error     // the last
 	saidAt           time.Time // that line
+	fullAt           time.Time // a line about a memory that is full
 
 	verdicts []verdict
 	spare    []verdict // memory for the next ones
@@ -259,6 +260,19 @@ func (s *session) room() int {
 	return max(0, s.r.cfg.MaxPending-s.unsettled)
 }
 
+const fullEvery = time.Minute // the log says the same again
+
+// warnOfFull says that nothing new is read because all that fits into memory waits for another attempt, or behind what does.
+func (s *session) warnOfFull(ctx context.Context, now time.Time) {
+	busy := s.fresh.calls + s.slow.calls + len(s.queue.fresh) + len(s.queue.slow) + len(s.verdicts)
+	if s.room() > 0 || busy > 0 || s.settling || now.Sub(s.fullAt) < fullEvery {
+		return
+	}
+	s.fullAt = now
+	s.r.log.WarnContext(ctx, "pgwal: nothing new is published: Config.MaxPending or MaxPendingBytes is full of messages that wait",
+		"slot", s.r.cfg.Slot, "messages", s.unsettled, "bytes", s.bytes)
+}
+
 // start runs a job beside the loop. What the job returns is done by the loop.
 func (s *session) start(job func() (act func())) {
 	s.jobs++
@@ -321,6 +335,7 @@ func (s *session) tick(working context.Context, now time.Time) error {
 	s.dispatch(working, now)
 	s.settle(working, now)
 	s.look(working, now)
+	s.warnOfFull(working, now)
 	if now.Sub(s.saidAt) >= complainEvery {
 		s.catchUp(working)
 	}
