@@ -42,7 +42,8 @@
 // or other content under a known ID, are terminated. A stream with limits keeps them, and nobody gets them; a work-queue
 // stream deletes them. There is a warning at the start.
 //
-// Messages that the stream deletes before they are handled, by MaxAge, MaxMsgs, MaxBytes or a TTL, also while they wait for a retry.
+// Messages that the stream deletes before they are handled, by MaxAge, MaxMsgs, MaxBytes, a TTL or a purge, also while they wait at
+// the server for a retry. What is in the window already runs all the same: stop the workers before a purge of what must not be handled.
 // Check says which are gone at the beginning of the stream, where it can be sure that they were this consumer's.
 //
 // A second run of what was cut off, under a policy that parks (oncemill.Irreversible): a run that Grace ends, and any error

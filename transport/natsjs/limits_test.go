@@ -122,3 +122,28 @@ func TestWorker_AsksForNoMoreAtATimeThanTheConsumerAllows(t *testing.T) {
 		t.Errorf("the log complains:\n%s", r.log.String())
 	}
 }
+
+// A purge does not reach what is in a worker's window: it runs, also what waits its turn there.
+func TestWorker_MessagesInFlightRunAlthoughThePurgedStreamHasThemNoMore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	r.config.Order = natsjs.BySubject
+	release := make(chan struct{})
+	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil }))
+	r.publish(3, oneLane)
+	until(t, "all deliveries", func() bool { return r.info().NumAckPending == 3 })
+	until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
+	stream, err := r.js.Stream(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	r.finishes(3)
+	r.stops(stop)
+	if _, runs := r.done(); runs != 3 {
+		t.Errorf("%d runs of three messages that were in flight", runs)
+	}
+}
