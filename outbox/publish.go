@@ -27,7 +27,7 @@ type answer struct {
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
 	defer release()
-	slow, rest := r.hung.split(rows)
+	slow, rest := r.split(rows)
 	var beside waves
 	var both sync.WaitGroup
 	if len(slow) > 0 {
@@ -43,6 +43,31 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 		return results
 	}
 	return append(all.broken, results...)
+}
+
+// split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row has a lane
+// none waits for another, and all stay together.
+func (r *Relay) split(rows []Row) (slow, rest []Row) {
+	if r.hung.None() {
+		return nil, rows
+	}
+	lanes := map[string]bool{}
+	for _, row := range rows {
+		if row.Lane != "" {
+			lanes[row.Lane] = lanes[row.Lane] || r.hung.Has(row.Message.Topic)
+		}
+	}
+	if len(lanes) == 0 {
+		return nil, rows
+	}
+	for _, row := range rows {
+		if row.Lane != "" && lanes[row.Lane] || row.Lane == "" && r.hung.Has(row.Message.Topic) {
+			slow = append(slow, row)
+		} else {
+			rest = append(rest, row)
+		}
+	}
+	return slow, rest
 }
 
 // waves are what became of rows that were published one wave after the other.
@@ -72,7 +97,7 @@ func (r *Relay) waves(ctx, bounded context.Context, rows []Row, apart bool) (w w
 				stopped[a.row.Lane] = true
 			}
 			if a.unknown {
-				r.hung.note(a.row.Message.Topic)
+				r.hung.Note(a.row.Message.Topic)
 			}
 		}
 		if w.answers == nil {

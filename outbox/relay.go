@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -25,7 +26,7 @@ type Relay struct {
 	sending   chan struct{}   // holds one for each batch, but of suspects, that is read or published
 	woken     <-chan struct{} // the store's own signal; nil if it has none
 	running   atomic.Bool
-	hung      hung
+	hung      pace.Hung // topics
 
 	said struct { // the fault that was logged last
 		sync.Mutex

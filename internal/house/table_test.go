@@ -10,7 +10,7 @@ var house = table{
 	{0, "internal/telemetry", "every span, attribute and metric name, once", these(otelAPI, []string{module + "/internal/contexts"})},
 	{0, "internal/lanes", "work at once, in order where asked", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
-	{0, "internal/pace", "the pauses of loops that try again", nil},
+	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},
 	{0, "internal/contexts", "contexts that cost little", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", pgx},

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -37,12 +38,12 @@ func (r *row) origin() origin { return origin{r.number, r.at, r.message.ID, r.me
 
 // A queue holds messages until they are acknowledged or dead. Of each key only the first one is offered.
 type queue struct {
-	keys     map[string][]*row    // with the one that is offered, being published, or waiting
-	fresh    []*row               // offered: no attempt without an answer
-	slow     []*row               // offered: no attempt, but to a topic that hangs
-	suspects []*row               // offered: with one
-	hung     map[string]time.Time // topics of which a message got no answer lately, and when
-	together bool                 // what is slow goes with what is fresh
+	keys     map[string][]*row // with the one that is offered, being published, or waiting
+	fresh    []*row            // offered: no attempt without an answer
+	slow     []*row            // offered: no attempt, but to a topic that hangs
+	suspects []*row            // offered: with one
+	hung     pace.Hung         // topics
+	together bool              // what is slow goes with what is fresh
 	waiting  waiting
 }
 
@@ -63,30 +64,16 @@ func (q *queue) offer(r *row) {
 	switch {
 	case r.unknowns > 0:
 		q.suspects = append(q.suspects, r)
-	case q.hangs(r.message.Topic):
+	case q.hung.Has(r.message.Topic):
 		q.slow = append(q.slow, r)
 	default:
 		q.fresh = append(q.fresh, r)
 	}
 }
 
-const (
-	hungFor  = 10 * time.Minute // several of the longest waits between two attempts
-	mostHung = 1000             // topics: where there are more, the broker is away as a whole
-)
-
-// hang notes that a message to a topic got no answer. A call of the publisher returns when all of its messages are answered or its
-// time is over, and the next message of each of its keys waits for that: so what goes to these topics goes by calls of its own.
+// hang notes that a message to a topic got no answer: what else there is for it goes by calls of its own.
 func (q *queue) hang(topic string) {
-	if q.together {
-		return
-	}
-	if q.hung == nil || len(q.hung) >= mostHung {
-		q.hung = map[string]time.Time{}
-	}
-	_, known := q.hung[topic]
-	q.hung[topic] = time.Now()
-	if known {
+	if q.together || !q.hung.Note(topic) {
 		return
 	}
 	var fresh []*row
@@ -98,15 +85,6 @@ func (q *queue) hang(topic string) {
 		}
 	}
 	q.fresh = fresh
-}
-
-func (q *queue) hangs(topic string) bool {
-	at, there := q.hung[topic]
-	if there && time.Since(at) > hungFor {
-		delete(q.hung, topic)
-		return false
-	}
-	return there
 }
 
 // release lets the next message of the key go.
