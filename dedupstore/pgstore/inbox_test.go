@@ -685,7 +685,7 @@ func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
 			return err
 		}},
 		"sql": {s.InboxSQL(), func(ctx context.Context, query string) error {
-			rows, err := SQLTx(ctx).QueryContext(ctx, query) //nolint:rowserrcheck,sqlclosecheck // that is what is tested
+			rows, err := SQLTx(ctx).QueryContext(ctx, query) //nolint:rowserrcheck // that is what is tested
 			if err == nil {
 				rows.Next()
 			}

@@ -140,7 +140,7 @@ func TestRelay_PreparedTransactionsArePublishedWhenTheyAreCommitted(t *testing.T
 	t.Parallel()
 	s := testserver.Postgres(t, "max_prepared_transactions=4")
 	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		g := newRigOn(t, s, configure)
+		g := newRigOn(t, s, configure, func(c *pgwal.Config) { c.MaxInFlight = 1 }) // keeps the order of commits
 		stop := g.start()
 		for _, end := range []string{"COMMIT", "ROLLBACK"} {
 			tx := g.begin(message(end))
