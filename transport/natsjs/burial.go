@@ -48,9 +48,9 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 	case dead.publisher != nil:
 		return nil // of another make, which may publish anywhere
 	}
-	switch err := listens(ctx, js, dead.topic); {
+	switch err := l.listens(ctx, js, dead.topic); {
 	case errors.Is(err, errNoInterest):
-		log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
+		log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or only the one that makes them: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
 	case err != nil && ours:
 		log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
 	case err != nil: // they may be published elsewhere
@@ -110,7 +110,7 @@ var errNoInterest = errors.New("natsjs: a stream with retention interest has no 
 
 // listens returns an error if no stream is seen to listen on a subject, or to keep what comes. It returns nil also if that
 // cannot be found out.
-func listens(ctx context.Context, js jetstream.JetStream, subject string) error {
+func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
 	defer cancel()
 	if js.Conn().IsClosed() || refusal(ctx, js.Conn(), api(js)+"STREAM.NAMES", probeInfo) != nil {
@@ -123,11 +123,12 @@ func listens(ctx context.Context, js jetstream.JetStream, subject string) error 
 	case err != nil:
 		return nil
 	}
-	return keeps(ctx, js, name, subject)
+	return l.keeps(ctx, js, name, subject)
 }
 
-// keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject.
-func keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) error {
+// keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject. The consumer of
+// the limits is none: it acknowledges its own dead letters, and the stream deletes what all who wanted it have acknowledged.
+func (l limits) keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) error {
 	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
 		if refusal(ctx, js.Conn(), api(js)+look+stream, probeInfo) != nil {
 			return nil //nolint:nilerr // it cannot be found out
@@ -144,7 +145,8 @@ func keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) 
 	wanted, all := false, s.ListConsumers(ctx)
 	for info := range all.Info() {
 		_, yes := limits{config: info.Config}.delivers(config, subject)
-		wanted = wanted || yes
+		own := info.Name == l.consumer && info.Created.Equal(l.created)
+		wanted = wanted || yes && !own
 	}
 	if wanted || all.Err() != nil {
 		return nil //nolint:nilerr // it cannot be found out

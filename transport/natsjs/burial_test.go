@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
@@ -241,6 +242,48 @@ func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testin
 	}
 	if log := r.log.String(); strings.Count(log, said) != 1 {
 		t.Errorf("said although there is a consumer:\n%s", log)
+	}
+}
+
+// Who makes dead letters acknowledges those that come back, and a stream with retention interest deletes what all who wanted it
+// have acknowledged.
+func TestWorker_DeadLettersThatOnlyTheirMakerWantsAreSaidAtTheStart(t *testing.T) {
+	t.Parallel()
+	const said = "dead letters are gone at once"
+	r := newRig(t, jetstream.ConsumerConfig{}).buried("jobs.dead")
+	stream, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "jobs", Subjects: []string{"jobs.>"}, Retention: jetstream.InterestPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	consume := func(name string) jetstream.Consumer {
+		t.Helper()
+		cons, err := r.js.CreateConsumer(t.Context(), "jobs", jetstream.ConsumerConfig{Durable: name, AckPolicy: jetstream.AckExplicitPolicy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cons
+	}
+	r.cons = consume("billing")
+	stop := r.start(r.worker(odd))
+	message := nats.NewMsg("jobs.a")
+	message.Header.Set(producer.HeaderID, "o1")
+	if _, err := r.js.PublishMsg(t.Context(), message); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the dead letter to be deleted", func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.LastSeq == 2 && info.State.Msgs == 0
+	})
+	r.stops(stop)
+	if log := r.log.String(); strings.Count(log, said) != 1 {
+		t.Errorf("log:\n%s", log)
+	}
+	consume("undertaker")
+	if err := r.worker(odd).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if log := r.log.String(); strings.Count(log, said) != 1 {
+		t.Errorf("said although another consumer wants them:\n%s", log)
 	}
 }
 
