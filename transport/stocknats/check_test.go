@@ -2,6 +2,7 @@ package stocknats_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -312,6 +313,47 @@ func TestJetStream_RequestsAreAsShortAsTheConsumerWants(t *testing.T) {
 	}
 	if r.log.has("trouble with the consumer") {
 		t.Error("requests are refused")
+	}
+}
+
+// A request that whoever leads the consumer now does not know of is made again when nothing has come for two heartbeats.
+func TestJetStream_RequestsWantAHeartbeatSoon(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limit   time.Duration              // the consumer's MaxRequestExpires
+		options []jetstream.PullConsumeOpt // the user's
+		longest time.Duration
+	}{
+		"by default":                          {longest: 5 * time.Second},
+		"of a consumer that wants short ones": {limit: 4 * time.Second, longest: 2 * time.Second},
+		"of a user who wants short ones":      {options: []jetstream.PullConsumeOpt{jetstream.PullExpiry(3 * time.Second)}, longest: 3 * time.Second / 2},
+		"of a user who says it":               {options: []jetstream.PullConsumeOpt{jetstream.PullHeartbeat(time.Second)}, longest: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, setup{adapter: "jetstream"})
+			config := jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestExpires: c.limit}
+			r.must(r.js.UpdateConsumer(t.Context(), "orders", config))
+			requests := make(chan *nats.Msg, 10)
+			r.must(r.js.Conn().ChanSubscribe("$JS.API.CONSUMER.MSG.NEXT.orders.billing", requests))
+			r.must(nil, r.js.Conn().Flush())
+			sub, err := stocknats.JetStream(r.server.Connect(), wmjetstream.SubscriberConfig{
+				ResourceInitializer: stocknats.Durable(func(string) (string, jetstream.ConsumerConfig) { return "orders", config }),
+				ConsumeOptions:      c.options,
+			}, stocknats.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sub.Close()
+			r.must(sub.Subscribe(t.Context(), "orders"))
+			var request struct {
+				Heartbeat time.Duration `json:"idle_heartbeat"`
+			}
+			r.must(nil, json.Unmarshal((<-requests).Data, &request))
+			if request.Heartbeat <= 0 || request.Heartbeat > c.longest {
+				t.Errorf("the request wants a heartbeat every %v, want one every %v", request.Heartbeat, c.longest)
+			}
+		})
 	}
 }
 

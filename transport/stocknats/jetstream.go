@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -145,6 +146,10 @@ func deaf(ctx context.Context, js jetstream.JetStream, consumer jetstream.Consum
 	return err == nil && errors.Is(missed, context.DeadlineExceeded)
 }
 
+// idleHeartbeat is how often the server says that it has nothing. When it has said nothing for twice as long, the client asks
+// again: whoever leads the consumer now does not know of the request. The client's default would be 15 s.
+const idleHeartbeat = 5 * time.Second
+
 // shortestRequest is the client's shortest PullExpiry.
 const shortestRequest = time.Second
 
@@ -207,17 +212,25 @@ type gatedConsumer struct {
 
 // Consume takes one message at a time from the server: those that wait in the process come nearer to their ack deadline.
 func (c gatedConsumer) Consume(handle jetstream.MessageHandler, options ...jetstream.PullConsumeOpt) (jetstream.ConsumeContext, error) {
-	options = append([]jetstream.PullConsumeOpt{jetstream.ConsumeErrHandler(c.says())}, options...) // the user's own counts
+	heartbeat, own := idleHeartbeat, options
+	options = []jetstream.PullConsumeOpt{jetstream.ConsumeErrHandler(c.says())}
 	if c.expires > 0 && c.expires < jetstream.DefaultExpires {
-		options = append(options, jetstream.PullExpiry(c.expires))
+		own = append(slices.Clone(own), jetstream.PullExpiry(c.expires))
+		heartbeat = min(heartbeat, c.expires/2)
 	}
-	consuming, err := c.Consumer.Consume(func(msg jetstream.Msg) {
+	options = append(options, jetstream.PullHeartbeat(heartbeat))
+	gated := func(msg jetstream.Msg) {
 		if c.gate.pass() {
 			handle(msg)
 			return
 		}
 		_ = msg.NakWithDelay(giveBackDelay) // lost, it comes back at its ack deadline
-	}, append(options, jetstream.PullMaxMessages(1))...)
+	}
+	own = append(slices.Clone(own), jetstream.PullMaxMessages(1))
+	consuming, err := c.Consumer.Consume(gated, append(options, own...)...) // the user's own count
+	if errors.Is(err, jetstream.ErrInvalidOption) {                         // a PullExpiry of the user's may be too short for it
+		consuming, err = c.Consumer.Consume(gated, append(options[:1:1], own...)...)
+	}
 	if err != nil {
 		return nil, err
 	}
