@@ -159,8 +159,11 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 	for i, name := range settings {
 		asked[i] = pipe.ConfigGet(ctx, name)
 	}
-	_, _ = pipe.Exec(ctx) // each command has its error
+	_, failed := pipe.Exec(ctx)
 	text, err := info.Result()
+	if err == nil && text == "" {
+		err = unsaid(failed)
+	}
 	switch {
 	case forbidden(err):
 		return server{}, &ServerError{addr, "INFO", err.Error(),

@@ -240,9 +240,12 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 	*queue = (*queue)[:0]
 	queues.Put(queue)
 	wait := l.barrier.append(ctx, pipe)
-	_, _ = pipe.Exec(ctx) // each command has its error
+	_, failed := pipe.Exec(ctx)
 	for _, op := range ops {
 		op.reply, op.err = op.cmd.Result()
+		if op.err == nil && op.reply == "" {
+			op.err = unsaid(failed)
+		}
 		if wait != nil && (op.err == nil || errors.Is(op.err, redis.Nil)) {
 			var refused redis.Error
 			n, err := wait.replicas()
@@ -256,6 +259,16 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 			}
 		}
 	}
+}
+
+// unsaid is the error of commands that have neither a reply nor an error. Each command of a pipeline has its own, but where the
+// server refuses the connection, as for a password that was changed, go-redis (9.23.0) says it of the pipeline alone. That a key is
+// not there is said by its command's own reply, never by another's.
+func unsaid(failed error) error {
+	if errors.Is(failed, redis.Nil) {
+		return nil
+	}
+	return failed
 }
 
 // learn takes the server's time from the reply of a claim script, if there is one.

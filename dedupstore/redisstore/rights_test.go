@@ -36,6 +36,34 @@ func TestCheck_UserWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
 	claim(t, unchecked, request("2"), dedupstore.AcquiredRun)
 }
 
+// A server that refuses the connections of a client says why, and so do the errors of claims, and of Check.
+func TestStore_PasswordThatWasChangedIsSaid(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	rdb := as(t, server, "app")
+	s := newStore(t, rdb)
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	admin := server.Client()
+	if err := admin.ACLSetUser(t.Context(), "app", "resetpass", ">other").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.ClientKillByFilter(t.Context(), "USER", "app").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, result := range s.ClaimMany(t.Context(), []dedupstore.Request{request("2"), request("3")}) {
+		if result.Err == nil || !strings.Contains(result.Err.Error(), "WRONGPASS") {
+			t.Errorf("a claim of a batch: %v, want WRONGPASS", result.Err)
+		}
+	}
+	if _, err := s.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "WRONGPASS") {
+		t.Errorf("Check: %v, want WRONGPASS", err)
+	}
+	if err := admin.ACLSetUser(t.Context(), "app", "resetpass", ">pw").Err(); err != nil {
+		t.Fatal(err)
+	}
+	claim(t, s, request("2"), dedupstore.AcquiredRun)
+}
+
 // as returns a client of a user who has what the package doc says that an ACL user needs, and the rules.
 func as(t *testing.T, server *testserver.RedisServer, user string, rules ...string) *redis.Client {
 	t.Helper()
