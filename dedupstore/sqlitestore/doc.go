@@ -41,6 +41,10 @@
 // writes past it, through the database, waits for its own transaction until SQLite gives up, or, where the pool has one connection,
 // until its context ends; and so does a transaction that is held by hand while claims are extended.
 //
+// Nor do writers take turns with others than this store: who begins the next transaction right after each commit, such as an import that
+// commits row by row, leaves only the moment in between. Claims wait for seconds then, some in vain, which is logged as a store that is
+// down, and so may heartbeats. Let such a program write many rows in a transaction, and pause between them.
+//
 // A handler does not end its transaction. The store notices ([*EndedError]), and the run is parked as unknown, also by whoever
 // claims the key when the process has died after that; but what was committed is there. It returns the errors of its
 // statements: SQLite ends a transaction by itself when a disk is full or a statement is interrupted, and what comes after is
