@@ -51,6 +51,9 @@ var errLost = errors.New("pgstore: the connection was lost before the commit; no
 // errBusy says that nothing was committed, because the connection has not done yet what the handler asked of it.
 var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: close them before it returns; nothing was committed")
 
+// errAfterwards says what became of the connection of a transaction that the handler had ended.
+var errAfterwards = errors.New("then its connection was lost, or it left rows of a query open, or a statement under way")
+
 // A SchemaError says that the tables are missing or older than this package, or that the database user may not use them or not see all rows.
 // Repeating the call is useless until somebody acts as it says.
 type SchemaError struct {

@@ -183,7 +183,12 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return nil
 	case codeOf(err) == codeSettled:
 		return nil
-	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), errors.Is(err, errLost), errors.Is(err, errBusy), conflicts(err):
+	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), conflicts(err):
+		return err
+	case errors.Is(err, errLost), errors.Is(err, errBusy): // unless the handler has committed by itself
+		if !end() {
+			err = fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
+		}
 		return err
 	case refused(err):
 		if err = i.refusal(err); errors.Is(err, ErrTxEnded) { // the connection may be in another transaction: end does not see it

@@ -755,3 +755,53 @@ func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 		})
 	}
 }
+
+// TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain has handlers that end the transaction by themselves, and then leave a connection
+// that cannot be used: what they committed must not be made once more.
+func TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	const rows, lost = `SELECT generate_series(1, 100000)`, `SELECT pg_terminate_backend(pg_backend_pid())`
+	for name, one := range map[string]struct {
+		inbox dedupstore.Transactor
+		leave func(ctx context.Context) error
+	}{
+		"pgx, rows": {s.Inbox(), func(ctx context.Context) error {
+			_, err := Tx(ctx).Query(ctx, rows)
+			return err
+		}},
+		"sql, rows": {s.InboxSQL(), func(ctx context.Context) error {
+			_, err := SQLTx(ctx).QueryContext(ctx, rows) //nolint:rowserrcheck,sqlclosecheck // that is what is tested
+			return err
+		}},
+		"pgx, lost": {s.Inbox(), func(ctx context.Context) error {
+			_, _ = Tx(ctx).Exec(ctx, lost)
+			return nil
+		}},
+		"sql, lost": {s.InboxSQL(), func(ctx context.Context) error {
+			_, _ = SQLTx(ctx).ExecContext(ctx, lost)
+			return nil
+		}},
+	} {
+		c := runOf(t, s, name)
+		err := one.inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			on := onPgx
+			if strings.HasPrefix(name, "sql") {
+				on = onSQL
+			}
+			if err := on(ctx).exec(ctx, `INSERT INTO effects VALUES ($1, $2)`, c.Key.ID, int64(c.Fence)); err != nil {
+				return nil, err
+			}
+			if err := on(ctx).exec(ctx, `COMMIT`); err != nil {
+				return nil, err
+			}
+			return success, one.leave(ctx)
+		})
+		if !errors.Is(err, ErrTxEnded) {
+			t.Errorf("%s: the run returned %v, want ErrTxEnded", name, err)
+		}
+		wantEffects(t, pool, name, 1)
+	}
+	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+}

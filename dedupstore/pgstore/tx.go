@@ -114,10 +114,8 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 // left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another one. One in
 // which a statement failed cannot be asked.
 func left(conn *pgx.Conn) bool {
-	if conn.IsClosed() {
-		return false
-	}
-	if status := conn.PgConn().TxStatus(); status != inTx {
+	status := conn.PgConn().TxStatus() // of a connection that is lost: the last that it had
+	if status != inTx || conn.IsClosed() {
 		return status == idle
 	}
 	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
