@@ -805,3 +805,36 @@ func TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain(t *testing.T) {
 	}
 	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
 }
+
+// TestInbox_ACutThatComesLateIsNotOfAnother has the time of a transaction end just when it is over: the pool may have given its
+// connection to somebody else.
+func TestInbox_ACutThatComesLateIsNotOfAnother(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	for name, late := range map[string]bool{"before the end": false, "after the end": true} {
+		begun, err := s.beginSQL(t.Context(), &run{store: s, claim: runOf(t, s, name), ours: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := begun.(*sqlSession)
+		if !late {
+			q.cut()
+		}
+		q.end(t.Context())
+		another, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if late {
+			if another.Conn() != q.conn {
+				t.Fatal("the pool has another connection to give")
+			}
+			q.cut()
+		}
+		if _, err := another.Exec(t.Context(), `SELECT 1`); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		another.Release()
+	}
+}

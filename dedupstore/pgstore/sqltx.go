@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -33,6 +34,9 @@ type sqlSession struct {
 	tx     *sql.Tx
 	conn   *pgx.Conn // of the transaction
 	cancel context.CancelFunc
+	giving sync.Mutex  // conn back to the pool
+	given  bool        // it may be another's
+	broken bool        // it was cut before
 	over   bool        // the commit was sent
 	ended  atomic.Bool // the transaction was over before it was rolled back, and may have been committed
 }
@@ -50,13 +54,28 @@ func (w watchedConnector) Connect(ctx context.Context) (driver.Conn, error) {
 		return nil, err
 	}
 	watched := watchedConn{conn.(*stdlib.Conn), w.session}
-	w.session.conn = watched.Conn.Conn()
+	w.session.giving.Lock()
+	defer w.session.giving.Unlock()
+	w.session.conn, w.session.given, w.session.broken = watched.Conn.Conn(), false, false
 	return watched, nil
 }
 
 type watchedConn struct {
 	*stdlib.Conn
 	session *sqlSession
+}
+
+// Close implements [driver.Conn]: it gives the connection back to the pool.
+func (w watchedConn) Close() error {
+	w.session.giving.Lock()
+	defer w.session.giving.Unlock()
+	w.session.given = true
+	if w.session.broken { // the pool would not see it
+		bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		_ = w.Conn.Conn().Close(bounded)
+	}
+	return w.Conn.Close()
 }
 
 // BeginTx implements [driver.ConnBeginTx].
@@ -149,10 +168,15 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 }
 
 // cut ends what the transaction waits for: the package waits for a statement that a goroutine of the handler has under way, whatever
-// becomes of the transaction's context.
+// becomes of the transaction's context. It may come when the transaction is over.
 func (q *sqlSession) cut() {
 	q.cancel()
-	_ = q.conn.PgConn().Conn().Close()
+	q.giving.Lock()
+	defer q.giving.Unlock()
+	if !q.given {
+		q.broken = true
+		_ = q.conn.PgConn().Conn().Close()
+	}
 }
 
 func (q *sqlSession) end(ctx context.Context) (open bool) {
