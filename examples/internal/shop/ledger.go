@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -25,16 +26,19 @@ const (
 	entryDecline = "decline" // the card will never be charged
 )
 
-// openLedger opens a ledger, or begins one. Fresh: it must not be there yet, as with the orders of another run in it the books
-// would miss the dead letters of that.
+// openLedger opens a ledger, or begins one. Fresh: it must have no entry yet, as with the orders of another run in it the books
+// would miss the dead letters of that. What a start left that did not get to its first order is no run.
 func openLedger(path string, fresh bool) (*Ledger, error) {
-	how := os.O_APPEND | os.O_CREATE | os.O_RDWR
-	if fresh {
-		how |= os.O_EXCL
-	}
-	f, err := os.OpenFile(path, how, 0o600)
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("-ledger: %w", err)
+	}
+	info, err := f.Stat()
+	if err == nil && fresh && info.Size() > 0 {
+		err = &fs.PathError{Op: "begin a run", Path: path, Err: fs.ErrExist}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("-ledger: %w", errors.Join(err, f.Close()))
 	}
 	return &Ledger{file: f}, nil
 }

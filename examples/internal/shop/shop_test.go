@@ -115,6 +115,13 @@ func TestLedger_ForeignFileIsRefused(t *testing.T) {
 func TestLedger_OfBothRolesIsOfOneRun(t *testing.T) {
 	t.Parallel()
 	l := newLedger(t)
+	empty, err := openLedger(l.file.Name(), true)
+	if err != nil {
+		t.Fatalf("a ledger of a start that found no server is refused: %v", err)
+	}
+	if err := errors.Join(empty.file.Close(), l.write(entryOrder, "o1")); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := openLedger(l.file.Name(), true); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("%v, want %v", err, fs.ErrExist)
 	}
