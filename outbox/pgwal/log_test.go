@@ -193,3 +193,33 @@ func TestRelay_WarnsWhenWhatWaitsTakesAllItsMemory(t *testing.T) {
 		}
 	})
 }
+
+// The warning does not wait until all that fills the memory was tried, which takes a PublishTimeout for each few batches.
+func TestRelay_WarnsOfAFullMemoryWhileATopicHangs(t *testing.T) {
+	t.Parallel()
+	for name, calls := range map[string]int{"calls of its own": 4, "one call": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t, func(c *pgwal.Config) {
+				c.BatchSize, c.MaxPending, c.MaxInFlight, c.PublishTimeout = 10, 1000, calls, time.Second
+				c.StopTimeout = 100 * time.Millisecond
+			})
+			g.broker.set(func(ctx context.Context, _ []producer.Message) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			g.write(numbered(2000)...)
+			g.start()
+			until(t, "a warning", func() bool { return strings.Contains(g.log.String(), "nothing new is published: Config.MaxPending") })
+			fresh := map[string]bool{}
+			g.broker.mu.Lock()
+			defer g.broker.mu.Unlock()
+			for _, id := range g.broker.tried {
+				fresh[id] = true
+			}
+			if len(fresh) > 500 {
+				t.Errorf("%d messages were tried before there was a word of it", len(fresh))
+			}
+		})
+	}
+}

@@ -43,6 +43,8 @@ type session struct {
 	unsaidErr        error     // the last
 	saidAt           time.Time // that line
 	fullAt           time.Time // a line about a memory that is full
+	fullSince        time.Time // without an acknowledgement; zero: it is not
+	fullAcks         int       // acks, then
 
 	verdicts []verdict
 	spare    []verdict // memory for the next ones
@@ -262,10 +264,19 @@ func (s *session) room() int {
 
 const fullEvery = time.Minute // the log says the same again
 
-// warnOfFull says that nothing new is read because all that fits into memory waits for another attempt, or behind what does.
+// warnOfFull says that nothing new is read because all that fits into memory waits for another attempt, or behind what does, or
+// for a first one behind calls that bring nothing.
 func (s *session) warnOfFull(ctx context.Context, now time.Time) {
-	busy := s.fresh.calls + s.slow.calls + len(s.queue.fresh) + len(s.queue.slow) + len(s.verdicts)
-	if s.room() > 0 || busy > 0 || s.settling || now.Sub(s.fullAt) < fullEvery {
+	if s.room() > 0 {
+		s.fullSince = time.Time{}
+		return
+	}
+	if s.fullSince.IsZero() || s.fullAcks != s.acks {
+		s.fullSince, s.fullAcks = now, s.acks
+	}
+	busy := s.fresh.calls + s.slow.calls + len(s.queue.fresh) + len(s.queue.slow)
+	hopeful := busy > 0 && now.Sub(s.fullSince) < s.r.cfg.PublishTimeout
+	if hopeful || len(s.verdicts) > 0 || s.settling || now.Sub(s.fullAt) < fullEvery {
 		return
 	}
 	s.fullAt = now
