@@ -92,9 +92,12 @@ func (r *Relay) waves(ctx, bounded context.Context, rows []Row, apart bool) (w w
 			})
 		}
 		given := r.calls(bounded, wave, apart)
+		none := r.hung.None()
 		for _, a := range given {
 			if a.err != nil {
 				stopped[a.row.Lane] = true
+			} else if !none {
+				r.hung.Answered(a.row.Message.Topic)
 			}
 			if a.unknown {
 				r.hung.Note(a.row.Message.Topic)

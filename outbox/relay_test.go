@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -427,6 +428,63 @@ func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
 			})
 		})
 	}
+}
+
+// After an outage of the whole broker, all topics are known for it. One that goes on hanging does not hold up the others again for
+// as long as that is remembered.
+func TestRelay_TopicThatHangsAfterAnOutageHoldsUpNoOtherLaneForLong(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		const rows = 40
+		s := new(fakeStore)
+		var up atomic.Bool
+		b := &broker{answer: func(ctx context.Context, messages []producer.Message) error {
+			var e producer.PublishError
+			for i, m := range messages {
+				if m.Topic == "hangs" || !up.Load() {
+					<-ctx.Done()
+					e.Failures = append(e.Failures, producer.Failure{Index: i, ID: m.ID, Err: ctx.Err(), Unknown: true})
+				}
+			}
+			if e.Failures == nil {
+				return nil
+			}
+			return &e
+		}}
+		write := func(id, topic, lane string) {
+			s.write(id)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			row := s.rows[len(s.rows)-1]
+			row.Message.Topic, row.Lane = topic, lane
+		}
+		hang := func(i int) { write(fmt.Sprint("hangs ", i), "hangs", fmt.Sprint("new ", i)) }
+		hang(0)
+		write("first", "orders", "first")
+		stop := start(t, newRelay(t, s, b, outbox.Config{}))
+		after(t, time.Minute)
+		up.Store(true)
+		after(t, time.Minute)
+		hang(1)
+		for i := range rows {
+			write(fmt.Sprint("a", i), "orders", "a")
+		}
+		for i := range 240 { // a new one for each batch
+			after(t, time.Second)
+			hang(i + 2)
+		}
+		stop()
+		sent := map[string]bool{}
+		for _, c := range b.calls {
+			for _, id := range c.ids {
+				sent[id] = true
+			}
+		}
+		for i := range rows {
+			if id := fmt.Sprint("a", i); !sent[id] {
+				t.Fatalf("%s was not sent within 4 min", id)
+			}
+		}
+	})
 }
 
 // A full batch that flows is overlapped by the next: it is read and sent while the acknowledgements of the first are

@@ -7,6 +7,7 @@ import (
 
 const (
 	hungFor  = 10 * time.Minute // several of the longest waits between two attempts
+	quietFor = 2 * time.Minute  // with answers: longer than PublishTimeout and the longest wait between two attempts, by default
 	mostHung = 1000             // topics: where there are more, the broker is away as a whole
 )
 
@@ -28,6 +29,16 @@ func (h *Hung) Note(topic string) (news bool) {
 	}
 	h.topics[topic] = time.Now()
 	return !known
+}
+
+// Answered notes that a message to a topic was acknowledged. A topic that was away with the whole broker is forgotten soon; one
+// of which a part hangs is noted again before, by the attempts of what waits for that.
+func (h *Hung) Answered(topic string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if at, there := h.topics[topic]; there && time.Since(at) > quietFor {
+		delete(h.topics, topic)
+	}
 }
 
 // None reports whether there is no such topic.

@@ -28,6 +28,27 @@ func TestHung_ForgetsATopicAfterAWhile(t *testing.T) {
 	})
 }
 
+func TestHung_ForgetsATopicThatAnswersAgainSooner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hung pace.Hung
+		hung.Note("a")
+		time.Sleep(time.Minute)
+		hung.Answered("a") // a part of it may hang
+		if !hung.Has("a") {
+			t.Error("the topic is forgotten although it got no answer a minute ago")
+		}
+		time.Sleep(2 * time.Minute)
+		hung.Answered("b")
+		if !hung.Has("a") {
+			t.Error("the topic is forgotten without an answer")
+		}
+		hung.Answered("a")
+		if hung.Has("a") {
+			t.Error("the topic is still known")
+		}
+	})
+}
+
 func TestHung_MemoryIsBounded(t *testing.T) {
 	var hung pace.Hung
 	for i := range 1001 {

@@ -58,9 +58,12 @@ func (s *session) call(working context.Context, rows []*row, through *outlet) {
 func (s *session) answered(ctx context.Context, answers []answer, through *outlet) {
 	acked := 0
 	var first error
+	none := s.queue.hung.None()
 	for _, a := range answers { // before the next ones of their keys are offered
 		if a.unknown {
 			s.queue.hang(a.row.message.Topic)
+		} else if a.err == nil && !none {
+			s.queue.hung.Answered(a.row.message.Topic)
 		}
 	}
 	for _, a := range answers {

@@ -34,7 +34,7 @@
 //   - A publisher that fails, hangs or panics delays what it was given together once, at most for [Config.PublishTimeout].
 //     Then each of these messages is published by a call of its own, ever more slowly, up to 32 of them side by side. One
 //     without an answer never dies. The server gets its answers meanwhile. What else is for a topic of which a message got no answer
-//     in the last ten minutes is published by other calls than the rest, so that no key waits for it with each of its messages; with
+//     in the last ten minutes, or two if it answers again, is published by other calls than the rest, so that no key waits for it with each of its messages; with
 //     MaxInFlight 1 it is not, as that would change the order.
 //   - Memory is bounded for rows: reading stops at [Config.MaxPending] messages, also in the middle of a transaction. For an
 //     Emitter, what is acknowledged and not confirmed is remembered without its payload: some 120 bytes for each message
