@@ -141,7 +141,8 @@ var _ kgo.HookNewClient = birth{}
 // Run consumes until ctx ends, and then drains: no record is started any more, those that wait are dropped, running
 // handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns nil
 // when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout, or within 5 s
-// where that fails only because topics are gone. It waits for every handler, also for one that ignores its context.
+// where that fails only because topics are gone; behind connections that are taken and not answered, kgo 1.22.2 may hold that up for the
+// better part of a minute more. It waits for every handler, also for one that ignores its context.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, kgo.ErrClientClosed, or that
 // a handler has ended its goroutine (runtime.Goexit).
