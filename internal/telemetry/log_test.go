@@ -32,3 +32,12 @@ func TestLogger_NamesTheTraceOfALine(t *testing.T) {
 		t.Errorf("a message's line is located at %q, want %q", got, header)
 	}
 }
+
+// It is what a line about a panic is written with.
+func TestLocated_SurvivesAPropagatorThatPanics(t *testing.T) {
+	t.Parallel()
+	ctx := telemetry.WithPropagator(t.Context(), faulty{})
+	if located := telemetry.Located(ctx, map[string]string{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}); located != ctx {
+		t.Errorf("located at %v", located)
+	}
+}

@@ -2,11 +2,14 @@ package telemetry
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -102,13 +105,15 @@ func (r *Relay) labelsOf(known map[string]*labels, name string) *labels {
 	return made
 }
 
-// A Batch is what a publish call of a relay sends. Nil: nobody wants to know.
+// A Batch is what a publish call of a relay sends. Nil: nobody wants to know. What panics in it, as a propagator or a span
+// processor of the program's, ends no relay: its messages go out without it.
 type Batch struct {
 	relay    *Relay
 	span     trace.Span // nil: none
 	began    time.Time
 	messages []relayedMessage
 	links    int
+	broken   bool // something has panicked: no more spans
 }
 
 type relayedMessage struct {
@@ -125,12 +130,28 @@ func (r *Relay) Begin(ctx context.Context, n int) (context.Context, *Batch) {
 	}
 	b := &Batch{relay: r, began: time.Now(), messages: make([]relayedMessage, 0, n)}
 	if tracer := r.sender.tracing.tracer(); tracer != nil {
-		ctx, b.span = tracer.Start(ctx, "oncemill.outbox.relay", r.spans...)
-		if b.span.IsRecording() {
-			b.span.SetAttributes(keyBatch.Int(n))
-		}
+		ctx = b.start(ctx, tracer, n)
 	}
 	return context.WithValue(WithPropagator(ctx, r.sender.providers.Propagator), relayedKey{}, &relayed{batch: b}), b
+}
+
+func (b *Batch) start(ctx context.Context, tracer trace.Tracer, n int) (within context.Context) {
+	within = ctx
+	defer b.contain()
+	started, span := tracer.Start(ctx, "oncemill.outbox.relay", b.relay.spans...)
+	if span.IsRecording() {
+		span.SetAttributes(keyBatch.Int(n))
+	}
+	b.span = span
+	return started
+}
+
+// contain is deferred around what the program has given. Its panic is OpenTelemetry's to handle, once for each batch.
+func (b *Batch) contain() {
+	if v := recover(); v != nil && !b.broken {
+		b.broken = true
+		otel.Handle(fmt.Errorf("oncemill: panic in the telemetry of outbox %q: %v\n%s", b.relay.name, v, debug.Stack()))
+	}
 }
 
 // Send begins to send the next message of the call, and returns its header: with the trace context of the send, unless it
@@ -138,27 +159,36 @@ func (r *Relay) Begin(ctx context.Context, n int) (context.Context, *Batch) {
 func (b *Batch) Send(ctx context.Context, topic, id string, h map[string]string, age time.Duration) map[string]string {
 	sender := b.relay.sender
 	m := relayedMessage{topic: topic, id: id, destination: sender.name(topic), age: age}
-	if tracer := sender.tracing.tracer(); tracer != nil {
-		propagator := sender.providers.propagator()
-		options := sender.producer
-		var created trace.SpanContext
-		known := hasContext(propagator, h)
-		if known {
-			ctx = propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), header(h))
-			created = trace.SpanContextFromContext(ctx)
-			options = sender.client
-			b.link(created)
-		}
-		ctx, m.span = tracer.Start(ctx, sender.spanName(topic), options...)
-		describeSend(m.span, topic, id, created)
-		if !known {
-			if h = maps.Clone(h); h == nil {
-				h = map[string]string{}
-			}
-			propagator.Inject(ctx, header(h))
-		}
+	if tracer := sender.tracing.tracer(); tracer != nil && !b.broken {
+		h = b.trace(ctx, tracer, &m, h)
 	}
 	b.messages = append(b.messages, m)
+	return h
+}
+
+// trace begins a message's span.
+func (b *Batch) trace(ctx context.Context, tracer trace.Tracer, m *relayedMessage, h map[string]string) (stamped map[string]string) {
+	stamped = h
+	defer b.contain()
+	sender := b.relay.sender
+	propagator := sender.providers.propagator()
+	options := sender.producer
+	var created trace.SpanContext
+	known := hasContext(propagator, h)
+	if known {
+		ctx = propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), header(h))
+		created = trace.SpanContextFromContext(ctx)
+		options = sender.client
+		b.link(created)
+	}
+	ctx, m.span = tracer.Start(ctx, sender.spanName(m.topic), options...)
+	describeSend(m.span, m.topic, m.id, created)
+	if !known {
+		if h = maps.Clone(h); h == nil {
+			h = map[string]string{}
+		}
+		propagator.Inject(ctx, header(h))
+	}
 	return h
 }
 
@@ -171,6 +201,7 @@ func (b *Batch) link(created trace.SpanContext) {
 
 // Sent says what became of the message that was sent as the i-th.
 func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
+	defer b.contain()
 	m := &b.messages[i]
 	if m.span != nil {
 		ctx = trace.ContextWithSpan(ctx, m.span)
@@ -185,6 +216,7 @@ func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
 
 // End ends the call. Failed: nothing was acknowledged.
 func (b *Batch) End(ctx context.Context, failed bool) {
+	defer b.contain()
 	took := time.Since(b.began).Seconds()
 	done := map[*destination]bool{}
 	for _, m := range b.messages {

@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/embedded"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
@@ -199,4 +201,55 @@ func TestSending_TakesTheTimeOfItsOwnAnswer(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A faulty propagator panics with what it is given to read, or to write to.
+type faulty struct{ propagation.TraceContext }
+
+func (faulty) Extract(context.Context, propagation.TextMapCarrier) context.Context {
+	panic("extract")
+}
+
+func (faulty) Inject(context.Context, propagation.TextMapCarrier) { panic("inject") }
+
+// spanless makes spans that are nil.
+type spanless struct{ embedded.TracerProvider }
+
+type spanlessTracer struct{ embedded.Tracer }
+
+func (spanless) Tracer(string, ...trace.TracerOption) trace.Tracer { return spanlessTracer{} }
+
+func (spanlessTracer) Start(ctx context.Context, _ string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return ctx, nil
+}
+
+// A panic in a relay would end the process, and the next one, too, that takes the row.
+func TestRelay_WhatPanicsInTelemetryEndsNoRelay(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(*telemetry.Providers){
+		"propagator": func(p *telemetry.Providers) { p.Propagator = faulty{} },
+		"spans":      func(p *telemetry.Providers) { p.TracerProvider = spanless{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench()
+			spoil(&b.Providers)
+			relay, err := telemetry.NewRelay(b.Providers, "outbox", "kafka")
+			if err != nil {
+				t.Fatal(err)
+			}
+			within, batch := relay.Begin(t.Context(), 2)
+			with := map[string]string{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+			for i, h := range []map[string]string{with, {"a": "b"}} {
+				if sent := batch.Send(within, "orders", strconv.Itoa(i), h, 0); !cmp.Equal(sent, h) {
+					t.Errorf("the header %v became %v", h, sent)
+				}
+				batch.Sent(within, i, nil, false)
+			}
+			batch.End(within, false)
+			if got := b.points(t, "messaging.client.sent.messages", "error.type"); got[""] != 2 {
+				t.Errorf("sent messages: %v, want 2", got)
+			}
+		})
+	}
 }
