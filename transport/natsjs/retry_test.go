@@ -366,6 +366,9 @@ func TestSource_PanicIsARetry(t *testing.T) {
 	}})
 	r.acked(1)
 	r.stops(stop)
+	if log := r.log.String(); !strings.Contains(log, "once") || !strings.Contains(log, "retry_test.go") {
+		t.Errorf("log without the panic and where it was:\n%s", log)
+	}
 }
 
 func TestWorker_HandlerCannotSettle(t *testing.T) {
