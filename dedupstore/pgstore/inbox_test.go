@@ -772,7 +772,7 @@ func TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain(t *testing.T) {
 			return err
 		}},
 		"sql, rows": {s.InboxSQL(), func(ctx context.Context) error {
-			_, err := SQLTx(ctx).QueryContext(ctx, rows) //nolint:rowserrcheck,sqlclosecheck // that is what is tested
+			_, err := SQLTx(ctx).QueryContext(ctx, rows) //nolint:rowserrcheck // that is what is tested
 			return err
 		}},
 		"pgx, lost": {s.Inbox(), func(ctx context.Context) error {
