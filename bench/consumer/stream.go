@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/oncemill/oncemill/bench/internal/kit"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -65,7 +66,10 @@ func fill(ctx context.Context, conn *nats.Conn, messages int) error {
 	if err != nil {
 		return err
 	}
-	stream, err := empty(ctx, js)
+	stream, err := kit.FreshStream(ctx, js, jetstream.StreamConfig{
+		Name: topic, Subjects: []string{topic}, Storage: jetstream.FileStorage,
+		MaxAge: time.Hour, // less than the window, or the transport warns
+	})
 	if err != nil {
 		return err
 	}
@@ -89,24 +93,6 @@ func fill(ctx context.Context, conn *nats.Conn, messages int) error {
 		return fmt.Errorf("the stream has %d messages, want %d", info.State.Msgs, messages)
 	}
 	return err
-}
-
-// empty returns a new stream. One that was deleted under load was seen to come back, with its messages, when another one of its
-// name was made at once (nats-server 2.15.2): then it is deleted again.
-func empty(ctx context.Context, js jetstream.JetStream) (jetstream.Stream, error) {
-	config := jetstream.StreamConfig{
-		Name: topic, Subjects: []string{topic}, Storage: jetstream.FileStorage,
-		MaxAge: time.Hour, // less than the window, or the transport warns
-	}
-	for {
-		if err := js.DeleteStream(ctx, topic); err != nil && err != jetstream.ErrStreamNotFound { //nolint:errorlint // never wrapped
-			return nil, err
-		}
-		stream, err := js.CreateStream(ctx, config)
-		if err != nil || stream.CachedInfo().State.LastSeq == 0 {
-			return stream, err
-		}
-	}
 }
 
 // acknowledged waits until the server has every acknowledgement.

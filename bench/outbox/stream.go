@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/bench/internal/kit"
 )
 
 // freshStream replaces the stream by an empty one.
@@ -15,10 +17,7 @@ func (r *rig) freshStream(ctx context.Context) (jetstream.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := js.DeleteStream(ctx, topic); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, err
-	}
-	return js.CreateStream(ctx, jetstream.StreamConfig{Name: topic, Subjects: []string{topic}, Storage: jetstream.FileStorage})
+	return kit.FreshStream(ctx, js, jetstream.StreamConfig{Name: topic, Subjects: []string{topic}, Storage: jetstream.FileStorage})
 }
 
 // arrived waits until a stream has so many messages.

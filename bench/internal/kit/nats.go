@@ -1,6 +1,7 @@
 package kit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -46,6 +48,35 @@ func StartNATS() (*NATS, error) {
 	}
 	return nil, fmt.Errorf("kit: nats-server: %w", err)
 }
+
+// FreshStream replaces a stream by an empty one. A server that is still clearing a deleted stream away cannot make one of its name
+// ("error creating store"), or was seen to bring it back with its messages (nats-server 2.15.2): then it is deleted again.
+func FreshStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig) (jetstream.Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, natsStart)
+	defer cancel()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		if err := js.DeleteStream(ctx, config.Name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, err
+		}
+		stream, err := js.CreateStream(ctx, config)
+		var refused *jetstream.APIError
+		switch {
+		case err == nil && stream.CachedInfo().State.LastSeq == 0:
+			return stream, nil
+		case err != nil && !(errors.As(err, &refused) && refused.ErrorCode == errNoStore):
+			return nil, err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("kit: the server does not make an empty stream %s", config.Name), err)
+		}
+	}
+}
+
+const errNoStore = 10049 // JSStreamStoreFailedF of nats-server
 
 func startNATS(program string) (*NATS, error) {
 	port, err := testserver.FreePort()
