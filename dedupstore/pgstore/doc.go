@@ -49,7 +49,9 @@
 //
 // A handler that ends the inbox's transaction by raw SQL loses what the inbox is for. This is noticed before anything is
 // settled (ErrTxEnded), but what it has committed stays; the run is parked as unknown. RESET ALL is taken for that, too, and rolled back.
-// Under Inbox it is not noticed of a handler that commits, begins another transaction and leaves rows of a query open in that: its message runs again.
+// It is not noticed of a handler that commits, begins another transaction, as COMMIT AND CHAIN does, and then cannot be asked
+// about that: a statement failed in it, or its connection was lost, as by a timeout during a statement, or, under Inbox, it has rows of a query
+// open. The error may say that nothing was committed, and its message runs again.
 //
 // Concurrent claims and settlements share statements, which run under a context of their own. Hooks of the pool that look
 // into the context of the caller (BeforeAcquire, tracers) do not find it there: a pool is for one database, role and search
