@@ -77,11 +77,7 @@ func openPostgres(ctx context.Context, o options, topic string, reserve reservin
 }
 
 func (p *postgres) migrate(ctx context.Context, schema string) error {
-	_, err := p.pool.Exec(ctx, `CREATE SCHEMA IF NOT EXISTS `+pgx.Identifier{schema}.Sanitize())
-	if err != nil {
-		return err
-	}
-	_, err = p.pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, cents bigint NOT NULL)`)
+	err := shop.CreateSchema(ctx, p.pool, schema, `CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, cents bigint NOT NULL)`)
 	if err != nil {
 		return err
 	}

@@ -306,6 +306,26 @@ func TestOutbox_ListensUntilInterrupted(t *testing.T) {
 	whileListening(t, posts(t, http.StatusCreated, http.StatusOK), "-embedded")
 }
 
+// Copies of the service begin together at a deployment.
+func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
+	t.Parallel()
+	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	var copies sync.WaitGroup
+	for range 8 {
+		copies.Go(func() {
+			db, err := openPostgres(t.Context(), options{run: "together", postgres: dsn, listen: "127.0.0.1:0"}, "orders", nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := db.close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	copies.Wait()
+}
+
 func TestOutbox_ListensAgainOnTheSameServers(t *testing.T) {
 	t.Parallel()
 	db, servers := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)

@@ -80,6 +80,26 @@ func TestPayments_PartsRunByThemselves(t *testing.T) {
 	}
 }
 
+// The parts make their tables themselves, and nobody says which of them is to begin.
+func TestPayments_PartsThatBeginTogetherMakeTheirTables(t *testing.T) {
+	t.Parallel()
+	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	var parts sync.WaitGroup
+	for range 8 {
+		parts.Go(func() {
+			db, err := openPostgres(t.Context(), options{postgres: dsn, run: "together"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := db.close(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	parts.Wait()
+}
+
 func checkPost(t *testing.T, address, body string, want int) {
 	t.Helper()
 	response, err := http.Post("http://"+address+"/payments", "application/json", strings.NewReader(body))

@@ -92,20 +92,18 @@ func openPostgres(ctx context.Context, o options) (database, error) {
 func (p *postgres) migrate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, shop.AnswerTime)
 	defer cancel()
-	for _, statement := range []string{
-		`CREATE SCHEMA IF NOT EXISTS ` + pgx.Identifier{p.schema}.Sanitize(),
+	err := shop.CreateSchema(ctx, p.pool, p.schema,
 		`CREATE TABLE IF NOT EXISTS payments (id text PRIMARY KEY, account text NOT NULL, merchant text NOT NULL, cents bigint NOT NULL)`,
 		`CREATE TABLE IF NOT EXISTS entries (payment text NOT NULL, account text NOT NULL, cents bigint NOT NULL)`,
 		`CREATE TABLE IF NOT EXISTS balances (account text PRIMARY KEY, cents bigint NOT NULL)`,
-	} {
-		if _, err := p.pool.Exec(ctx, statement); err != nil {
-			return err
-		}
+	)
+	if err != nil {
+		return err
 	}
 	if err := errors.Join(p.box.Migrate(ctx), p.store.Migrate(ctx)); err != nil {
 		return err
 	}
-	_, err := p.store.Check(ctx) // whether the server keeps what it confirms
+	_, err = p.store.Check(ctx) // whether the server keeps what it confirms
 	return err
 }
 
