@@ -20,8 +20,8 @@ e2e: ## dashboards, alerts, traces and compose.yaml; with JAEGER=path-to-a-jaege
 	@bash -c '. scripts/lib.sh; need_go; need_prometheus; \
 		step "e2e: go test" go -C e2e test -count=1 -v -timeout 10m ./...; finish' e2e
 
-fuzz: ## every fuzz target for 30 seconds
-	@scripts/fuzz 30s
+fuzz: ## every fuzz target with 150,000 inputs: some ten minutes
+	@scripts/fuzz 150000x
 
 proof: ## every long proof, one after the other
 	@scripts/proof
