@@ -79,6 +79,10 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 		e.config.Logger.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or leaves some out; make it Durable, without an InactiveThreshold",
 			"stream", l.stream, "consumer", l.consumer, "inactiveThreshold", idle)
 	}
+	if info.Paused {
+		e.config.Logger.WarnContext(ctx, "natsjs: the consumer is paused: the server delivers nothing until it is resumed, or its time has come",
+			"stream", l.stream, "consumer", l.consumer, "remaining", info.PauseRemaining)
+	}
 	if l.config.HeadersOnly {
 		e.config.Logger.WarnContext(ctx, "natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have none; a work-queue stream deletes them with their messages",
 			"stream", l.stream, "consumer", l.consumer)

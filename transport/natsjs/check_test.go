@@ -405,6 +405,23 @@ func TestWorker_ConsumerThatIsKeptInMemoryIsAWarning(t *testing.T) {
 	}
 }
 
+// A worker that gets nothing says why.
+func TestWorker_ConsumerThatIsPausedIsAWarning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, jetstream.ConsumerConfig{})
+	for _, until := range []time.Time{{}, time.Now().Add(time.Hour), time.Now().Add(-time.Hour)} {
+		if !until.IsZero() {
+			if _, err := r.js.PauseConsumer(t.Context(), "orders", "billing", until); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := len(r.log.String())
+		if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String()[before:], "is paused") != until.After(time.Now()) {
+			t.Errorf("paused until %v: %v, log:\n%s", until, err, r.log.String()[before:])
+		}
+	}
+}
+
 func TestWorker_ConsumerWithHeadersOnlyIsAWarning(t *testing.T) {
 	t.Parallel()
 	for _, bare := range []bool{false, true} {
