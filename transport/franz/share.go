@@ -25,7 +25,8 @@ type ShareConfig struct {
 	RetryTopic string
 
 	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
-	// the worker's hands. Zero: 256.
+	// the worker's hands. When so many wait, or as many of a partition as the broker locks of it for all members
+	// (share.partition.max.record.locks), nothing more comes: see docs/brokers.md. Zero: 256.
 	Window int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.

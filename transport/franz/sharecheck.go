@@ -17,6 +17,7 @@ import (
 type shareRules struct {
 	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
 	limit   int           // how many deliveries it may have (share.delivery.count.limit)
+	locks   int           // how many records of a partition are locked at most (share.partition.max.record.locks); 0: not told
 	renewal time.Duration // how often locks are to be prolonged
 }
 
@@ -151,6 +152,7 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 	if rules.limit, err = strconv.Atoi(settings[limit]); err != nil || rules.limit < minShareLimit {
 		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit), "after which a record is dropped: too few to copy it to the retry topic before")
 	}
+	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"]) // for the log alone
 	switch {
 	case settings[renew] == "false":
 		return refuse(renew, "true", "so that a handler could not be longer than a lock")

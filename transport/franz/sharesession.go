@@ -49,7 +49,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
 			held: map[*kgo.Record]bool{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.Window, changed: make(chan struct{}, 1)},
+		hands: hands{window: config.Window, locks: rules.locks, changed: make(chan struct{}, 1), places: map[place]int{}},
 	}
 }
 
@@ -66,6 +66,7 @@ func (s *shareSession) run(ctx context.Context) error {
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.locks.prolongRegularly(holding) })
 	helpers.Go(func() { s.locks.bringBack(polling) })
+	helpers.Go(func() { s.sayFull(polling) })
 	helpers.Go(func() {
 		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal, func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
@@ -207,7 +208,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		s.giveBack(ctx, rec)
 		return
 	}
-	if !s.rest(due) {
+	if !s.rest(rec, due) {
 		s.giveBack(ctx, rec)
 		return
 	}
@@ -229,7 +230,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			return
 		}
 		s.stalled(ctx, d, rec, decision, tries)
-		if !s.rest(time.Now().Add(delayOf(decision, s.policy, tries))) {
+		if !s.rest(rec, time.Now().Add(delayOf(decision, s.policy, tries))) {
 			s.giveBack(ctx, rec)
 			return
 		}
@@ -237,12 +238,13 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 }
 
 // rest lets a record wait until it is due, which takes no room. It reports false if the worker stops before.
-func (s *shareSession) rest(due time.Time) bool {
+func (s *shareSession) rest(rec *kgo.Record, due time.Time) bool {
 	if time.Until(due) <= 0 {
 		return !s.isHalted()
 	}
-	s.hands.rest(1)
-	defer s.hands.rest(-1)
+	at := place{rec.Topic, rec.Partition}
+	s.hands.rest(at, 1)
+	defer s.hands.rest(at, -1)
 	return s.waitFor(due)
 }
 
@@ -312,22 +314,33 @@ const handsFull = 10
 // hands say how many records a worker has.
 type hands struct {
 	window  int
+	locks   int           // how many records of a partition the broker locks at most, for all members; 0: it does not tell
 	changed chan struct{} // holds a token when there may be room
 
 	mu      sync.Mutex
 	total   int
-	resting int // of them: waiting for their time, which takes no room
+	resting int           // of them: waiting for their time, which takes no room
+	places  map[place]int // the same by partition
 }
 
-func (h *hands) add(n int) { h.change(n, 0) }
-
-func (h *hands) rest(n int) { h.change(0, n) }
-
-func (h *hands) change(total, resting int) {
+func (h *hands) add(n int) {
 	h.mu.Lock()
-	h.total += total
-	h.resting += resting
+	h.total += n
 	h.mu.Unlock()
+	h.tell()
+}
+
+func (h *hands) rest(at place, n int) {
+	h.mu.Lock()
+	h.resting += n
+	if h.places[at] += n; h.places[at] == 0 {
+		delete(h.places, at)
+	}
+	h.mu.Unlock()
+	h.tell()
+}
+
+func (h *hands) tell() {
 	select {
 	case h.changed <- struct{}{}:
 	default:
@@ -349,4 +362,37 @@ func (h *hands) room(ctx context.Context) bool {
 		}
 	}
 	return false
+}
+
+// full returns the name of a partition, or "all", of which nothing more comes because of records that wait, and how many do; or "".
+func (h *hands) full() (where string, waiting int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.total/handsFull >= h.window && h.total-h.resting < h.window {
+		return "all", h.resting
+	}
+	for at, n := range h.places {
+		if h.locks > 0 && n >= h.locks {
+			return placeName(at.topic, at.partition), n
+		}
+	}
+	return "", 0
+}
+
+// sayFull says, once a minute, that records that wait keep others from being delivered, until ctx ends. Nobody else does.
+func (s *shareSession) sayFull(ctx context.Context) {
+	tick := time.NewTicker(s.rules.renewal)
+	defer tick.Stop()
+	var said time.Time
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if where, waiting := s.hands.full(); where != "" && time.Since(said) >= sayEvery {
+			said = time.Now()
+			s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are settled", "group", s.group, "partition", where, "waiting", waiting)
+		}
+	}
 }
