@@ -386,7 +386,7 @@ const mismatched Action = "mismatch"
 func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision {
 	switch e := err.(type) { //nolint:errorlint // see above
 	case nil:
-		if res.Failure() != nil && p.config.DeadLetters == nil && res.Publication == nil { // else another process has stored its dead letter
+		if res.Failure() != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 { // else another process has made its dead letter
 			return Decision{Action: Reject, Err: res.Failure(), Result: res}
 		}
 		return Decision{Action: Ack, Err: res.Failure(), Result: res}
