@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -201,6 +202,10 @@ func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.
 // errNoDeadLetters says that a Processor without dead letters got an outcome of one that has them.
 var errNoDeadLetters = errors.New("consumer: the record holds a dead letter that is still to be published, but Config.DeadLetters is nil")
 
+// longBurial is after which time somebody is told of a dead letter whose publisher does not return. The publishers of this module give
+// up before, by default.
+const longBurial = time.Minute
+
 // publishProduced publishes the dead letter of a message, to the topic that was configured where it was made. Until it can, the message
 // holds up what waits behind it.
 func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original string, produced []dedupstore.Produced) error {
@@ -210,6 +215,11 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	}
 	err := errNoDeadLetters
 	if p.config.DeadLetters != nil {
+		late := time.AfterFunc(longBurial, func() {
+			p.log.ErrorContext(ctx, "oncemill: dead letter is still being published: Config.DeadLetters has not returned, and until it does its message is not acknowledged, and may hold up others",
+				"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "for", longBurial)
+		})
+		defer late.Stop() // also of one that panics
 		err = p.config.DeadLetters.Publish(ctx, messages...)
 	}
 	if err != nil && ctx.Err() == nil { // not in a shutdown

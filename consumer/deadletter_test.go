@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
@@ -416,6 +417,34 @@ func TestProcess_DeadLetterThatCannotBePublishedIsSaidLoudly(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Nobody else would say why the message is held: it does not come again, and the publisher returns no error.
+func TestProcess_PublisherOfDeadLettersThatHangsIsSaidLoudly(t *testing.T) {
+	for name, d := range map[string]consumer.Delivery{"failed": delivery("o1"), "without an ID": {Handler: "charge", Topic: "orders", Payload: []byte("x")}} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				p, log := logged(t, consumer.Config{DeadLetters: silent{}, DeadLetterTopic: "dead"})
+				p.Process(ctx, d, failing(errDeclined))
+				synctest.Wait() // the line is from another goroutine
+				for _, want := range []string{"level=ERROR", "dead letter is still being published", "topic=dead", "from=orders", "for=1m0s"} {
+					if !strings.Contains(log.String(), want) {
+						t.Errorf("the log does not say %q:\n%s", want, log)
+					}
+				}
+			})
+		})
+	}
+}
+
+// silent is a publisher that gets no answer.
+type silent struct{}
+
+func (silent) Publish(ctx context.Context, _ ...producer.Message) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
 
 func TestMiddleware_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
