@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,5 +125,43 @@ func TestCluster_AClientOfASingleServerIsAWarning(t *testing.T) {
 	}
 	if refused == 0 {
 		t.Error("no claim of a single server's client was refused: the warning is not needed")
+	}
+}
+
+// WAIT has no key: sent by the client of the cluster, it asks any node, which may have nothing to wait for.
+func TestCluster_AClaimOfWhichTheNodeIsNotKnownIsNotGrantedByTheReplicasOfAnother(t *testing.T) {
+	t.Parallel()
+	cluster := testserver.RedisCluster(t)
+	for i := range 3 {
+		key := dedupstore.Key{Tenant: "default", Group: "g", Handler: "h", ID: fmt.Sprint("o", i)}
+		client := cluster.Client()
+		options := *client.Options()
+		slots, err := client.ClusterSlots(t.Context()).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var asked atomic.Int64
+		options.ClusterSlots = func(context.Context) ([]redis.ClusterSlot, error) {
+			if asked.Add(1) == 1 {
+				return nil, errors.New("not yet")
+			}
+			return slots, nil
+		}
+		rdb := redis.NewClusterClient(&options)
+		t.Cleanup(func() { _ = rdb.Close() })
+		store, err := New(rdb, Config{Replicas: 1, ReplicaTimeout: 100 * time.Millisecond, SkipCheck: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(store.Close)
+		var missing *ReplicationError
+		request := dedupstore.Request{Key: key, Owner: "first-of-two-owners", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3}
+		if a, err := store.Claim(t.Context(), request); !errors.As(err, &missing) {
+			t.Errorf("%s: %s, %v, want a ReplicationError", key.ID, a.Status, err)
+		}
+		request.Owner = "second-of-two-owners"
+		if a, err := store.Claim(t.Context(), request); err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 1 {
+			t.Errorf("%s: %s as attempt %d, %v, want the first run", key.ID, a.Status, a.Claim.Attempt, err)
+		}
 	}
 }

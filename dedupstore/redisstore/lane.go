@@ -250,6 +250,8 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 			var refused redis.Error
 			n, err := wait.replicas()
 			switch {
+			case l.cluster: // the client has chosen a node for WAIT, which may be another one than the claim's
+				op.replicas, op.unwaited = 0, errNoNode
 			case err == nil:
 				op.replicas = n
 			case errors.As(err, &refused): // the claim has been made
@@ -260,6 +262,9 @@ func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 		}
 	}
 }
+
+// errNoNode refuses a claim that was sent while its node was not known.
+var errNoNode = errors.New("the layout of the cluster was not known")
 
 // unsaid is the error of commands that have neither a reply nor an error. Each command of a pipeline has its own, but where the
 // server refuses the connection, as for a password that was changed, go-redis (9.23.0) says it of the pipeline alone. That a key is
