@@ -219,7 +219,7 @@ func Other(name string, mw message.HandlerMiddleware) Step {
 //	mws, err := consumer.Chain(
 //		consumer.PoisonQueue(pub, "poison"), // if there is no Config.DeadLetters
 //		consumer.Guarded(once),
-//		consumer.Retry(middleware.Retry{MaxRetries: 3}),
+//		consumer.Retry(middleware.Retry{MaxRetries: 3, ResetContextOnRetry: true}),
 //		consumer.Timeout(10*time.Second),
 //	)
 func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
