@@ -37,7 +37,11 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 			processing.End("", telemetry.FailedPanic, nil)
 		}
 	}()
-	if outcome := p.withoutClaim(this.err); outcome != nil {
+	switch outcome := p.withoutClaim(this.err); {
+	case outcome == nil:
+	case p.policy.Shadow:
+		processing.Shadow(ctx, outcome.Outcome)
+	default:
 		processing.Count(ctx, outcome)
 	}
 	p.guarded(ctx, d, this, message, decision, do)
@@ -52,7 +56,7 @@ func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
 		return nil
 	}
 	switch {
-	case unidentified == nil || p.policy.Shadow:
+	case unidentified == nil:
 		return nil
 	case p.bypasses(unidentified):
 		return &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.MissingID}

@@ -352,6 +352,30 @@ func TestProcess_AHeldDeliveryCountsForWhatItWaitedForToo(t *testing.T) {
 	}
 }
 
+// Who tries a guard out has to see what it would reject: there is no claim to count.
+func TestProcess_ShadowModeCountsWhatHasNoID(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[oncemill.MissingID]string{oncemill.MissingIDReject: "rejected", oncemill.MissingIDBypass: "bypassed"} {
+		reader := sdkmetric.NewManualReader()
+		c, _, _ := traced()
+		c.Policy.Shadow, c.Policy.MissingID = true, policy
+		c.Policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+		p := newProcessor(t, newStore(t), c)
+		d := delivery("m1")
+		d.Header = producer.Header{}
+		ran := false
+		if got := p.Process(t.Context(), d, func(context.Context) error { ran = true; return nil }); got.Action != consumer.Ack || !ran {
+			t.Errorf("%+v, ran: %t", got, ran)
+		}
+		if got := counted(t, reader, "oncemill.shadow.claims", "oncemill.outcome"); got[want] != 1 {
+			t.Errorf("shadow claims: %v, want one that is %s", got, want)
+		}
+		if got := counted(t, reader, "oncemill.claims", "oncemill.outcome"); len(got) != 0 {
+			t.Errorf("claims: %v, want none", got)
+		}
+	}
+}
+
 // Panels lead to traces: each measurement of a delivery is an example of its span.
 func TestProcess_ItsMeasurementsAreExamplesOfItsSpan(t *testing.T) {
 	t.Parallel()

@@ -143,6 +143,11 @@ func (p *Processing) Count(ctx context.Context, a *Answer) {
 	p.consumer.meter.Claim(ctx, p.scope.group, p.scope.handler, p.id, a)
 }
 
+// Shadow counts a delivery of shadow mode for which nothing is claimed, as how it would have been answered.
+func (p *Processing) Shadow(ctx context.Context, o Outcome) {
+	p.consumer.meter.Shadow(ctx, p.scope.group, p.scope.handler, o)
+}
+
 // Run says that the handler begins.
 func (p *Processing) Run() (began Moment) {
 	p.source.active.Add(1)
