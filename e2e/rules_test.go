@@ -130,13 +130,20 @@ var (
 		"first events are not seen": {regexp.MustCompile(`offset \d+m`), "offset 1s", func(expr string) bool {
 			return strings.Contains(expr, "unless") && strings.Contains(expr, "offset")
 		}, shortTests},
+		// A process that was down for long may have its first events as soon as it is back.
+		"what was down begins nothing": {regexp.MustCompile(`unless \(last_over_time\(.*\) and on(.*== 0)\)`), "unless on$1", func(expr string) bool {
+			return strings.Contains(expr, "up offset") && strings.Contains(expr, `="unknown"`)
+		}, shortTests},
 		// Summed first, a process that had events long ago hides another one's first ones.
 		"first events are not those of a process": {
-			regexp.MustCompile(`(sum by \([^)]*\) )\((\S+) unless (\S+) offset (\d+m)\)`), "($1($2) unless $1($2 offset $4))",
+			regexp.MustCompile(`(sum by \([^)]*\) )\((\S+) unless (\S+) offset (\d+m) unless \(.*== 0\)\)`), "($1($2) unless $1($3 offset $4))",
 			func(expr string) bool {
 				return strings.Contains(expr, "unless") && strings.Contains(expr, "increase") && !strings.Contains(expr, "takeovers")
 			}, shortTests,
 		},
+		"what could not be scraped begins anew": {regexp.MustCompile(` unless \(last_over_time.*== 0\)`), "", func(expr string) bool {
+			return strings.Contains(expr, "up offset")
+		}, shortTests},
 		"nobody looks back for outboxes": {regexp.MustCompile(`\[6h\]`), "[1m]", func(expr string) bool {
 			return strings.Contains(expr, "[6h]")
 		}, shortTests},

@@ -73,11 +73,13 @@ func lately(metric string, conditions ...string) string {
 }
 
 // during is how many events there were in a time. A counter that began in that time, with its first events, has not grown by
-// them: what it has counts, if that is more.
+// them: what it has counts, if that is more. One that was there before, and was missing because its process could not be scraped,
+// did not begin.
 func during(time, metric string, conditions []string) string {
 	series := metric + "{" + joined(conditions) + "}"
 	more := "increase(" + series + "[" + time + "])"
-	begun := "(" + series + " unless " + series + " offset " + time + ")"
+	missed := "last_over_time(" + series + "[10m] offset " + time + ") and on (job, instance) up offset " + time + " == 0"
+	begun := "(" + series + " unless " + series + " offset " + time + " unless (" + missed + "))"
 	return begun + " > " + more + " or " + more + " or " + begun
 }
 
