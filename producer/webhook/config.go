@@ -46,7 +46,8 @@ type Config struct {
 	// Hold is how long a request waits for another one of the same event before it is answered with 503. Zero: not at all.
 	Hold time.Duration
 
-	// Timeout bounds claiming and publishing, which go on when the sender hangs up. Zero: 10 s.
+	// Timeout bounds claiming and publishing, which go on when the sender hangs up. To record what was published is
+	// tried until the lease ends. Zero: 10 s.
 	Timeout time.Duration
 
 	// Wake is called after an event was published and recorded, such as an outbox's Wake. Nil: nothing is.
