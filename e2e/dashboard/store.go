@@ -31,8 +31,8 @@ func store() Dashboard {
 				over("{{oncemill_store}} {{"+outcome+"}}", sumBy("oncemill_store, "+outcome, rate(claimTime+"_count", ofStore)))),
 			series("Cache hits", "ops", "How many duplicates are answered by the cache in the process, without asking Redis?",
 				over("{{job}}", sumBy("job", rate(cacheHits, ofJob)))),
-			series("Outputs too large to be kept", "ops", "How many runs produced more than a record may hold? A crash while they are published runs the handler again.",
-				over("{{"+group+"}}", sumBy(group, rate(oversize, ofJob)))),
+			series("Outputs too large to be kept", "short", "How many runs produced more than a record may hold? A crash while they are published runs the handler again.",
+				over("{{"+group+"}}", sumBy(group, lately(oversize, ofJob)))),
 		}},
 		row{"Trouble", 9, []Panel{
 			series("Store errors", "ops", "Which operations fail, and what does the policy do about it?",
