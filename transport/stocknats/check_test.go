@@ -316,6 +316,36 @@ func TestJetStream_RequestsAreAsShortAsTheConsumerWants(t *testing.T) {
 	}
 }
 
+// A subscription that gets nothing says why.
+func TestJetStream_ConsumerThatIsPausedIsAWarning(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		until  time.Time
+		paused bool
+	}{
+		"never paused":  {},
+		"paused":        {until: time.Now().Add(time.Hour), paused: true},
+		"time has come": {until: time.Now().Add(-time.Hour)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, setup{adapter: "jetstream", handle: func(*message.Message, int) error { return nil }})
+			if !c.until.IsZero() {
+				r.must(r.js.PauseConsumer(t.Context(), "orders", "billing", c.until))
+			}
+			r.publish("a")
+			r.serve()
+			if said := r.log.has("is paused"); said != c.paused {
+				t.Errorf("said that it is paused: %v, want %v", said, c.paused)
+			}
+			if c.paused {
+				r.must(r.js.ResumeConsumer(t.Context(), "orders", "billing"))
+			}
+			r.settled()
+		})
+	}
+}
+
 // A request that whoever leads the consumer now does not know of is made again when nothing has come for two heartbeats.
 func TestJetStream_RequestsWantAHeartbeatSoon(t *testing.T) {
 	t.Parallel()

@@ -93,6 +93,10 @@ func gated(inner wmjetstream.ResourceInitializer, log *slog.Logger) wmjetstream.
 			return nil, nil, fmt.Errorf("topic %q: stocknats: consumer %q has MaxRequestExpires %v: set it to at least %v, the client asks for nothing shorter", topic, config.Durable, expires, shortestRequest)
 		}
 		warnOfInactivity(ctx, log, config.Durable, config.InactiveThreshold)
+		if info := consumer.CachedInfo(); info.Paused {
+			log.WarnContext(ctx, "oncemill: the consumer is paused: the server delivers nothing until it is resumed, or its time has come",
+				"topic", topic, "consumer", config.Durable, "remaining", info.PauseRemaining)
+		}
 		g := gateOf(ctx)
 		g.settings = pullSettings(config)
 		g.look = func(ctx context.Context) (consumerSettings, error) {
