@@ -321,6 +321,44 @@ func count1(t *testing.T, box *pgoutbox.Outbox, pool *pgxpool.Pool, key string) 
 	box.Wake()
 }
 
+// All of a batch were published at the same time, and where they lie in the table says nothing: several connections write.
+func TestOrdered_ReplayInPartsKeepsTheOrderOfKeys(t *testing.T) {
+	t.Parallel()
+	box, pool := orderedBox(t, pgoutbox.Config{})
+	ids := []string{"1", "2", "3", "4", "5"}
+	for _, id := range ids {
+		write(t, box, pool, keyed("a", id))
+	}
+	publishAll := func(token string) (sent []string) {
+		var results []outbox.Result
+		for _, r := range lease(t, box, token, time.Minute) {
+			sent = append(sent, r.Message.ID)
+			results = append(results, outbox.Result{Number: r.Number, State: outbox.Published})
+		}
+		settle(t, box, token, results...)
+		return sent
+	}
+	publishAll("first")
+	for _, id := range slices.Backward(ids) { // the last one now lies before the others
+		mustExec(t, pool, `UPDATE oncemill_outbox SET published_at = published_at - interval '1 minute' WHERE id = $1`, id)
+	}
+	var asked time.Time
+	if err := pool.QueryRow(t.Context(), `SELECT clock_timestamp() - interval '1 second'`).Scan(&asked); err != nil {
+		t.Fatal(err)
+	}
+	var again []string
+	for n := 2; n == 2; {
+		var err error
+		if n, err = box.Replay(t.Context(), outbox.ReplayRequest{Before: asked, Limit: 2}); err != nil {
+			t.Fatal(err)
+		}
+		again = append(again, publishAll(strconv.Itoa(len(again)))...)
+	}
+	if !slices.Equal(again, ids) {
+		t.Errorf("the copies of a key were published as %v, want %v", again, ids)
+	}
+}
+
 func TestOrdered_LongKeyIsRefused(t *testing.T) {
 	t.Parallel()
 	box, pool := orderedBox(t, pgoutbox.Config{})

@@ -23,7 +23,8 @@ WITH gone AS (
 	RETURNING true)
 SELECT count(*) FROM gone`
 
-	// The column copy stays: it is what names the row for whoever repeats the action that wrote it.
+	// The column copy stays: it is what names the row for whoever repeats the action that wrote it. Rows of one batch were published
+	// at the same time: in an ordered outbox their places say which of a key belongs into this call, and which into the next.
 	replaySQL = `
 WITH again AS (
 	UPDATE {table} SET published_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL,
@@ -32,7 +33,7 @@ WITH again AS (
 		SELECT number FROM {table}
 		WHERE published_at IS NOT NULL AND published_at >= coalesce($1::timestamptz, '-infinity') AND published_at < $2::timestamptz
 			AND ($3::text = '' OR {topic} = $3::text) AND (coalesce(cardinality($4::text[]), 0) = 0 OR id = ANY($4::text[]))
-		ORDER BY published_at LIMIT $5::bigint))
+		ORDER BY published_at, place LIMIT $5::bigint))
 		AND published_at IS NOT NULL
 	RETURNING true)
 SELECT count(*) FROM again`
