@@ -179,10 +179,10 @@ func portable(name, value string) bool {
 // buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
 // publish step of the outcome, or because the failure was stored when there was no dead-letter topic yet.
 func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.Call, decision Decision) Decision {
-	res := &decision.Result
+	res, failure := decision.Result, decision.Err
 	topic := p.config.DeadLetterTopic
 	if publication := res.Publication; publication != nil {
-		res.Publication, topic = nil, publication.Messages()[0].Topic
+		decision.Result.Publication, topic = nil, publication.Messages()[0].Topic
 		defer publication.Abandon() // nothing after Done; else, whatever happens, the key is not held for ever
 		if err := p.publishProduced(ctx, d, call.Key.ID, publication.Messages()); err != nil {
 			return Decision{Action: RetryLater, Delay: publication.Abandon(), Err: &oncemill.UnpublishedError{Err: err}}
@@ -190,12 +190,16 @@ func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.
 		if err := publication.Done(); err != nil {
 			return p.decide(d, oncemill.Result{}, err)
 		}
+		if call.Rerun != 0 && call.Rerun == res.Fence { // it came before that was recorded of a dead letter that somebody has: nothing has run yet
+			pause := p.policy.Backoff.Min
+			decision = Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.BusyError{Wait: pause, NotDue: true}}
+		}
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
 	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
 		return p.unburied(err)
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic, "position", d.Position, "error", decision.Err)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic, "position", d.Position, "error", failure)
 	return decision
 }
 

@@ -581,3 +581,45 @@ func TestRerun_RefusesWhatASenderWithoutAnIDSaysOfARecord(t *testing.T) {
 		}
 	})
 }
+
+// A dead letter that is published may be run again before that is recorded, as its process died in between.
+func TestRerun_ThatMeetsItsDeadLetterStillToBePublishedRunsWhenThatIsDone(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		var copies []producer.Message
+		unconfirmed := publisherFunc(func(_ context.Context, messages ...producer.Message) error {
+			if copies = append(copies, messages...); len(copies) == 1 {
+				return errors.New("no answer, although it has arrived")
+			}
+			return nil
+		})
+		once := newProcessor(t, newStore(t), consumer.Config{DeadLetters: unconfirmed, DeadLetterTopic: "dead"})
+		if got := once.Process(t.Context(), delivery("o1"), failing(errDeclined)); got.Action != consumer.RetryLater || len(copies) != 1 {
+			t.Fatalf("%+v with %d dead letters, want it to be kept for the one", got, len(copies))
+		}
+		m, err := consumer.Rerun(copies[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, runs := consumer.Delivery{Handler: "charge", Topic: m.Topic, Header: m.Header, Payload: m.Payload}, 0
+		handle := func(context.Context) error { runs++; return nil }
+		got := once.Process(t.Context(), again, handle)
+		as[*oncemill.BusyError](t, got.Err)
+		if got.Action != consumer.RetryLater || got.Delay <= 0 || got.Result.Publication != nil || runs != 0 || len(copies) != 2 {
+			t.Errorf("%+v, %d runs and %d dead letters, want it to be kept until its run", got, runs, len(copies))
+		}
+		for _, d := range []consumer.Delivery{delivery("o1"), again, again} {
+			if got := once.Process(t.Context(), d, handle); got.Action != consumer.Ack {
+				t.Errorf("%+v, want an ack", got)
+			}
+		}
+		if runs != 1 || len(copies) != 2 {
+			t.Errorf("%d runs and %d dead letters, want one rerun, and none", runs, len(copies))
+		}
+	})
+}
+
+type publisherFunc func(context.Context, ...producer.Message) error
+
+func (f publisherFunc) Publish(ctx context.Context, messages ...producer.Message) error {
+	return f(ctx, messages...)
+}
