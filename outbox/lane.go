@@ -46,6 +46,8 @@ func (r *Relay) suspects() lane {
 
 const (
 	shortestPoll  = 10 * time.Millisecond
+	gatherPerRow  = 250 * time.Microsecond // after several rows, wakes end a pause only then: a look costs writers more than a row
+	longestGather = 5 * time.Millisecond
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 10 * time.Second
 	faultEvery    = time.Minute // the log says the same again
@@ -94,7 +96,10 @@ func (r *Relay) work(ctx context.Context, l lane) {
 			pace.Sleep(ctx, pace.Jitter(idle.Next()))
 		case b.rows < asked.limit:
 			idle.Reset()
-			l.pause(ctx, idle.Next())
+			rest := idle.Next()
+			gather := min(time.Duration(b.rows-1)*gatherPerRow, longestGather, rest)
+			pace.Sleep(ctx, gather)
+			l.pause(ctx, rest-gather)
 		default: // there is probably more
 			idle.Reset()
 		}

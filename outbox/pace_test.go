@@ -54,6 +54,39 @@ func TestRelay_WakeEndsThePause(t *testing.T) {
 	})
 }
 
+// A look costs the database more than a row does: writers who wake the relay after each commit would pay for it. One row alone is
+// not made to wait (TestRelay_WakeEndsThePause).
+func TestRelay_ManyWakesAreOneLook(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		s, b := new(fakeStore), &broker{}
+		s.onLease = func(apply func() []outbox.Row) ([]outbox.Row, error) {
+			<-time.After(time.Millisecond)
+			return apply(), nil
+		}
+		r := newRelay(t, s, b, outbox.Config{})
+		stop := start(t, r)
+		after(t, time.Minute)
+		before, begin := s.lookCount(), time.Now()
+		for i := range 10_000 { // in a second
+			s.write(fmt.Sprint(i))
+			r.Wake()
+			after(t, 100*time.Microsecond)
+		}
+		looks := s.lookCount() - before
+		after(t, 20*time.Millisecond)
+		stop()
+		if looks > 250 {
+			t.Errorf("%d looks in a second, want one every 6 ms when rows come so fast", looks)
+		}
+		for i := range 10_000 {
+			written := time.Duration(i) * 100 * time.Microsecond
+			if at := b.times(fmt.Sprint(i), begin); len(at) != 1 || at[0]-written > 8*time.Millisecond {
+				t.Fatalf("row %d, written at %v, was published at %v, want it within 8 ms", i, written, at)
+			}
+		}
+	})
+}
+
 // wakingStore has a signal of its own.
 type wakingStore struct {
 	*fakeStore

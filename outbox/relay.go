@@ -66,7 +66,7 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 }
 
 // Wake makes the relay look at the store now instead of at the next poll. Call it after a commit. It never blocks;
-// several calls may be one look.
+// several calls may be one look, which after one that found several rows comes up to 5 ms later.
 func (r *Relay) Wake() {
 	signal(r.wake)
 }
