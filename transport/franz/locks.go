@@ -26,6 +26,7 @@ type locks struct {
 
 	mu       sync.Mutex
 	held     map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
+	ends     map[place]int64      // the last offset that came of a partition of which something is held
 	refused  map[place]error      // what the broker said of the last that it was told
 	renewals map[place]error      // the same of a renewal under way; nil: there is none
 	mixed    bool                 // what was said before the renewal had no answer yet
@@ -49,7 +50,31 @@ func (l *locks) add(records []*kgo.Record) {
 	defer l.mu.Unlock()
 	for _, rec := range records {
 		l.held[rec] = true
+		at := place{rec.Topic, rec.Partition}
+		l.ends[at] = max(l.ends[at], rec.Offset)
 	}
+}
+
+// A span is from the first offset of a partition of which the lock is held to the last that came.
+type span struct{ first, last int64 }
+
+// spans returns those of the partitions of which locks are held.
+func (l *locks) spans() map[place]span {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	spans := map[place]span{}
+	for rec, locked := range l.held {
+		at := place{rec.Topic, rec.Partition}
+		if known, ok := spans[at]; locked && (!ok || rec.Offset < known.first) {
+			spans[at] = span{rec.Offset, l.ends[at]}
+		}
+	}
+	for at := range l.ends {
+		if _, ok := spans[at]; !ok {
+			delete(l.ends, at)
+		}
+	}
+	return spans
 }
 
 // settle tells the broker what becomes of a record.

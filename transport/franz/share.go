@@ -25,8 +25,8 @@ type ShareConfig struct {
 	RetryTopic string
 
 	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
-	// the worker's hands. When so many wait, or as many of a partition as the broker locks of it for all members
-	// (share.partition.max.record.locks), nothing more comes: see docs/brokers.md. Zero: 256.
+	// the worker's hands. When so many wait, nothing more comes; of a partition that is so sooner, by a limit of the
+	// broker's (share.partition.max.record.locks): see docs/brokers.md. Zero: 256.
 	Window int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
@@ -66,7 +66,7 @@ func (c ShareConfig) validate() error {
 }
 
 // A ShareWorker consumes topics as a member of a share group (KIP-932), and handles each record under a Processor: many
-// members can work on one partition, and a record that waits holds up no other. It is made first, then the client with
+// members can work on one partition, and others pass a record that waits, within a limit of the broker's. It is made first, then the client with
 // the worker's Opts, then it runs, once.
 type ShareWorker struct {
 	config  ShareConfig

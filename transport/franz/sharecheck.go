@@ -17,7 +17,7 @@ import (
 type shareRules struct {
 	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
 	limit   int           // how many deliveries it may have (share.delivery.count.limit)
-	locks   int           // how many records of a partition are locked at most (share.partition.max.record.locks); 0: not told
+	locks   int           // how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0: not told
 	renewal time.Duration // how often locks are to be prolonged
 }
 

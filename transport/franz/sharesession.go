@@ -47,9 +47,9 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		slots: make(chan struct{}, config.Window),
 		locks: locks{
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
-			held: map[*kgo.Record]bool{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
+			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.Window, locks: rules.locks, changed: make(chan struct{}, 1), places: map[place]int{}},
+		hands: hands{window: config.Window, changed: make(chan struct{}, 1)},
 	}
 }
 
@@ -208,7 +208,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		s.giveBack(ctx, rec)
 		return
 	}
-	if !s.rest(rec, due) {
+	if !s.rest(due) {
 		s.giveBack(ctx, rec)
 		return
 	}
@@ -230,7 +230,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			return
 		}
 		s.stalled(ctx, d, rec, decision, tries)
-		if !s.rest(rec, time.Now().Add(delayOf(decision, s.policy, tries))) {
+		if !s.rest(time.Now().Add(delayOf(decision, s.policy, tries))) {
 			s.giveBack(ctx, rec)
 			return
 		}
@@ -238,13 +238,12 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 }
 
 // rest lets a record wait until it is due, which takes no room. It reports false if the worker stops before.
-func (s *shareSession) rest(rec *kgo.Record, due time.Time) bool {
+func (s *shareSession) rest(due time.Time) bool {
 	if time.Until(due) <= 0 {
 		return !s.isHalted()
 	}
-	at := place{rec.Topic, rec.Partition}
-	s.hands.rest(at, 1)
-	defer s.hands.rest(at, -1)
+	s.hands.rest(1)
+	defer s.hands.rest(-1)
 	return s.waitFor(due)
 }
 
@@ -314,33 +313,22 @@ const handsFull = 10
 // hands say how many records a worker has.
 type hands struct {
 	window  int
-	locks   int           // how many records of a partition the broker locks at most, for all members; 0: it does not tell
 	changed chan struct{} // holds a token when there may be room
 
 	mu      sync.Mutex
 	total   int
-	resting int           // of them: waiting for their time, which takes no room
-	places  map[place]int // the same by partition
+	resting int // of them: waiting for their time, which takes no room
 }
 
-func (h *hands) add(n int) {
+func (h *hands) add(n int) { h.change(n, 0) }
+
+func (h *hands) rest(n int) { h.change(0, n) }
+
+func (h *hands) change(total, resting int) {
 	h.mu.Lock()
-	h.total += n
+	h.total += total
+	h.resting += resting
 	h.mu.Unlock()
-	h.tell()
-}
-
-func (h *hands) rest(at place, n int) {
-	h.mu.Lock()
-	h.resting += n
-	if h.places[at] += n; h.places[at] == 0 {
-		delete(h.places, at)
-	}
-	h.mu.Unlock()
-	h.tell()
-}
-
-func (h *hands) tell() {
 	select {
 	case h.changed <- struct{}{}:
 	default:
@@ -364,35 +352,46 @@ func (h *hands) room(ctx context.Context) bool {
 	return false
 }
 
-// full returns the name of a partition, or "all", of which nothing more comes because of records that wait, and how many do; or "".
-func (h *hands) full() (where string, waiting int) {
+// full reports whether nothing more comes because of records that wait, and how many do.
+func (h *hands) full() (waiting int, full bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.total/handsFull >= h.window && h.total-h.resting < h.window {
-		return "all", h.resting
-	}
-	for at, n := range h.places {
-		if h.locks > 0 && n >= h.locks {
-			return placeName(at.topic, at.partition), n
-		}
-	}
-	return "", 0
+	return h.resting, h.total/handsFull >= h.window && h.total-h.resting < h.window
 }
 
-// sayFull says, once a minute, that records that wait keep others from being delivered, until ctx ends. Nobody else does.
+// sayFull says, once a minute, that records which are not settled keep others from being delivered, until ctx ends. Nobody else does.
 func (s *shareSession) sayFull(ctx context.Context) {
 	tick := time.NewTicker(s.rules.renewal)
 	defer tick.Stop()
 	var said time.Time
+	var before map[place]span
 	for {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
-		if where, waiting := s.hands.full(); where != "" && time.Since(said) >= sayEvery {
+		spans := s.locks.spans()
+		if time.Since(said) >= sayEvery && s.saidFull(ctx, before, spans) {
 			said = time.Now()
-			s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are settled", "group", s.group, "partition", where, "waiting", waiting)
+		}
+		before = spans
+	}
+}
+
+// saidFull looks whether something keeps others from being delivered, and says so. Between its first record that is not settled and the
+// last that it has delivered, the broker counts all of a partition, settled or not.
+func (s *shareSession) saidFull(ctx context.Context, before, spans map[place]span) bool {
+	if waiting, full := s.hands.full(); full {
+		s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are settled", "group", s.group, "waiting", waiting)
+		return true
+	}
+	for at, now := range spans {
+		if s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now { // else they go on
+			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its partition, from some distance on, from being delivered, to any member",
+				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first, "delivered_to", now.last, "distance", s.rules.locks)
+			return true
 		}
 	}
+	return false
 }
