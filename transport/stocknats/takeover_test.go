@@ -2,6 +2,7 @@ package stocknats_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -146,6 +148,77 @@ func TestStock_DurableOfAStockSubscriberIsTakenOver(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Who updates a consumer for its new subscriber does not thereby get what its old one had used up.
+func TestStock_UpdateDoesNotBringBackWhatWasGivenUp(t *testing.T) {
+	t.Parallel()
+	js := testserver.NATS(t).JetStream()
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}, Retention: jetstream.WorkQueuePolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := jetstream.ConsumerConfig{Durable: "old", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 100 * time.Millisecond, MaxDeliver: 1}
+	consumer, err := stream.CreateConsumer(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish := func() {
+		t.Helper()
+		if _, err := js.Publish(t.Context(), "orders", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := func(c jetstream.Consumer, wait time.Duration) jetstream.Msg {
+		t.Helper()
+		m, err := c.Next(jetstream.FetchMaxWait(wait))
+		if err != nil && !errors.Is(err, nats.ErrTimeout) {
+			t.Fatal(err)
+		}
+		return m
+	}
+	sequence := func(m jetstream.Msg) uint64 {
+		t.Helper()
+		if m == nil {
+			t.Fatal("no message came")
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return meta.Sequence.Stream
+	}
+	publish()
+	sequence(next(consumer, patience)) // not acknowledged
+	until(t, "the message to be given up", func() bool {
+		next(consumer, 50*time.Millisecond)
+		info, err := consumer.Info(t.Context())
+		return err == nil && info.NumAckPending == 0
+	})
+	cfg.MaxDeliver = -1
+	if consumer, err = stream.UpdateConsumer(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	publish()
+	m := next(consumer, patience)
+	if n := sequence(m); n != 2 {
+		t.Errorf("message %d came, want the second: docs/adopting.md says that the first does not", n)
+	}
+	if err := m.DoubleAck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := consumer.Info(t.Context()); err != nil || info.AckFloor.Stream != 2 || info.NumPending != 0 || info.NumAckPending != 0 {
+		t.Errorf("the consumer is at %+v, %v, want nothing in it to tell of the first message", info, err)
+	}
+	if err := stream.DeleteConsumer(t.Context(), "old"); err != nil {
+		t.Fatal(err)
+	}
+	if consumer, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "new"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := sequence(next(consumer, patience)); n != 1 {
+		t.Errorf("message %d came to the consumer that was made anew, want the first", n)
 	}
 }
 
