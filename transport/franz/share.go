@@ -18,15 +18,14 @@ import (
 type ShareConfig struct {
 	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the broker
 	// allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more than half of
-	// them: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
+	// them, or when it waits while many come after it: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
 	// should belong to one group: another group would handle them too. It should take what the source topics take, and some
 	// hundred bytes more (max.message.bytes), and so should the client (kgo.ProducerBatchMaxBytes). It must not be compacted.
 	// Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
 	RetryTopic string
 
 	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
-	// the worker's hands. When so many wait, nothing more comes; of a partition that is so sooner, by a limit of the
-	// broker's (share.partition.max.record.locks): see docs/brokers.md. Zero: 256.
+	// the worker's hands. When so many wait, nothing more comes. Zero: 256.
 	Window int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.

@@ -152,7 +152,7 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 	if rules.limit, err = strconv.Atoi(settings[limit]); err != nil || rules.limit < minShareLimit {
 		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit), "after which a record is dropped: too few to copy it to the retry topic before")
 	}
-	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"]) // for the log alone
+	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"]) // zero: what waits stays, and nothing is said
 	switch {
 	case settings[renew] == "false":
 		return refuse(renew, "true", "so that a handler could not be longer than a lock")

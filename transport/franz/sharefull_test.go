@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,19 +15,17 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// Who waits then sees records that nobody handles, and a member without an error. What is settled behind a record that waits is counted
-// by the broker, too.
-func TestShareWorker_SoManyRecordsThatWaitThatNoOthersComeAreSaid(t *testing.T) {
+// Who waits then sees records that nobody handles, and a member without an error. What is settled behind a record that is not is
+// counted by the broker, too.
+func TestShareWorker_RecordsThatKeepAllOthersFromBeingDeliveredAreSaid(t *testing.T) {
 	t.Parallel()
-	wait := oncemill.RetryAfter(time.Hour, errors.New("not before an hour"))
 	for name, c := range map[string]struct {
 		window, delivered int
-		others            error // of all but the first, which waits
+		first, others     error // nil of the first: its handler does not return
 		want              string
 	}{
-		"as many as the broker locks of a partition": {window: 256, delivered: 100, others: wait, want: `partition=0 offset=0 delivered_to=99 distance=100`},
-		"one, and others behind it are settled":      {window: 256, delivered: 100, want: `partition=0 offset=0 delivered_to=99 distance=100`},
-		"as many as the member takes":                {window: 2, delivered: 20, others: wait, want: "so many records wait that this member gets no others"},
+		"one whose handler runs, as far as the broker delivers beyond it": {window: 256, delivered: 100, want: `partition=0 offset=0 delivered_to=99 distance=100`},
+		"as many that wait as the member takes":                           {window: 2, delivered: 20, first: anHour, others: anHour, want: "so many records wait that this member gets no others"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -34,18 +33,64 @@ func TestShareWorker_SoManyRecordsThatWaitThatNoOthersComeAreSaid(t *testing.T) 
 			for i := range c.delivered + 1 { // in batches of their own: the broker locks whole ones
 				b.put(i, 1, 1)
 			}
-			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
-				if id == "o0" {
-					return wait
+			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(ctx context.Context, id string, _ int) error {
+				switch {
+				case id != "o0":
+					return c.others
+				case c.first == nil:
+					<-ctx.Done()
+					return context.Cause(ctx)
 				}
-				return c.others
-			}), franz.ShareConfig{Window: c.window}, kgo.FetchMaxWait(50*time.Millisecond))
+				return c.first
+			}), franz.ShareConfig{Window: c.window, Grace: time.Second}, kgo.FetchMaxWait(50*time.Millisecond))
 			until(t, "a line in the log", func() bool {
 				return strings.Contains(b.log.String(), c.want)
 			})
 			m.leave()
 			if runs := b.started(); runs != c.delivered {
 				t.Errorf("%d runs, want %d: the broker does not deliver the last", runs, c.delivered)
+			}
+		})
+	}
+}
+
+var anHour = oncemill.RetryAfter(time.Hour, errors.New("not before an hour"))
+
+// The broker delivers nothing more when so many have come after a record that is not settled. One that waits goes on elsewhere before.
+func TestShareWorker_RecordsThatWaitDoNotStopTheirPartition(t *testing.T) {
+	t.Parallel()
+	const n, wait = 300, 2 * time.Second
+	for name, c := range map[string]struct{ waiting, least, most int }{"one": {1, 1, 1}, "all": {n, n / 2, n}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newShareBench(t, 1, "share.partition.max.record.locks=100")
+			for i := range n { // in batches of their own: the broker locks whole ones
+				b.put(i, 1, 1)
+			}
+			var mu sync.Mutex
+			began, early := map[string]time.Time{}, 0
+			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+				mu.Lock()
+				defer mu.Unlock()
+				first, again := began[id]
+				switch {
+				case again && time.Since(first) < wait:
+					early++
+				case !again && len(began) < c.waiting:
+					began[id] = time.Now()
+					return oncemill.RetryAfter(wait, errors.New("not yet"))
+				}
+				return nil
+			}), franz.ShareConfig{}, kgo.FetchMaxWait(50*time.Millisecond))
+			until(t, "all to be done", func() bool { return b.finished() == n })
+			b.wantSettled(b.topic)
+			b.wantSettled(b.retry)
+			m.leave()
+			if runs := b.started(); runs != n+c.waiting || early != 0 {
+				t.Errorf("%d runs, %d of them early, want %d and none", runs, early, n+c.waiting)
+			}
+			if copies := len(b.records(b.retry)); copies < c.least || copies > c.most {
+				t.Errorf("%d copies in the retry topic, want %d to %d", copies, c.least, c.most)
 			}
 		})
 	}

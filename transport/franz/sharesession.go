@@ -2,6 +2,8 @@ package franz
 
 import (
 	"context"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -49,7 +51,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
 			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.Window, changed: make(chan struct{}, 1)},
+		hands: hands{window: config.Window, changed: make(chan struct{}, 1), resting: map[*kgo.Record]chan struct{}{}},
 	}
 }
 
@@ -67,6 +69,11 @@ func (s *shareSession) run(ctx context.Context) error {
 	helpers.Go(func() { s.locks.prolongRegularly(holding) })
 	helpers.Go(func() { s.locks.bringBack(polling) })
 	helpers.Go(func() { s.sayFull(polling) })
+	helpers.Go(func() {
+		for s.wait(relieveEvery) {
+			s.relieve() // of a record that came to wait when nothing more came already
+		}
+	})
 	helpers.Go(func() {
 		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal, func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
@@ -159,6 +166,7 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 	}
 	s.locks.add(records)
 	s.hands.add(len(records))
+	s.relieve()
 	s.start(handlers, records)
 	return failed
 }
@@ -208,8 +216,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		s.giveBack(ctx, rec)
 		return
 	}
-	if !s.rest(due) {
-		s.giveBack(ctx, rec)
+	if !s.rest(ctx, rec, due) {
 		return
 	}
 	for tries := 1; ; tries++ {
@@ -230,21 +237,37 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			return
 		}
 		s.stalled(ctx, d, rec, decision, tries)
-		if !s.rest(time.Now().Add(delayOf(decision, s.policy, tries))) {
-			s.giveBack(ctx, rec)
+		if !s.rest(ctx, rec, time.Now().Add(delayOf(decision, s.policy, tries))) {
 			return
 		}
 	}
 }
 
-// rest lets a record wait until it is due, which takes no room. It reports false if the worker stops before.
-func (s *shareSession) rest(due time.Time) bool {
-	if time.Until(due) <= 0 {
-		return !s.isHalted()
+// rest lets a record wait until it is due, which takes no room. It reports false if the record is settled then: given back, as the
+// worker stops, or gone on as a copy, as too many have come after it.
+func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time) bool {
+	if time.Until(due) > 0 {
+		passed := s.hands.rest(rec)
+		defer s.hands.goOn(rec)
+		for d := time.Until(due); d > 0 && !s.isHalted(); d = time.Until(due) {
+			t := time.NewTimer(min(d, lookAgain))
+			select {
+			case <-t.C:
+			case <-s.halted:
+			case <-passed:
+				if s.moveOn(ctx, rec, due) {
+					t.Stop()
+					return false
+				}
+			}
+			t.Stop()
+		}
 	}
-	s.hands.rest(1)
-	defer s.hands.rest(-1)
-	return s.waitFor(due)
+	if s.isHalted() {
+		s.giveBack(ctx, rec)
+		return false
+	}
+	return true
 }
 
 func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
@@ -286,6 +309,46 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	}
 }
 
+// moveOn copies a record that waits to the retry topic, where it waits on, and settles it when that is confirmed.
+func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Time) bool {
+	again := s.copyOf(rec)
+	again.Headers = append(again.Headers, kgo.RecordHeader{Key: headerNotBefore, Value: strconv.AppendInt(nil, due.UnixMilli(), 10)})
+	if _, err := s.publisher.relay(ctx, again); err != nil {
+		s.log.WarnContext(ctx, "franz: record that waits cannot be copied to the retry topic, and may soon keep others from being delivered", "topic", rec.Topic, "partition", rec.Partition,
+			"offset", rec.Offset, "retry_topic", s.config.RetryTopic, "error", err)
+		return false
+	}
+	s.settle(rec, kgo.AckAccept)
+	return true
+}
+
+// relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon it would
+// deliver nothing more. In the retry topic they stay, or the copies would go round. So do dead letters: copies would not say of what
+// they are.
+func (s *shareSession) relieve() {
+	if s.rules.locks == 0 || s.hands.rests() == 0 {
+		return
+	}
+	ends := map[place]int64{}
+	for at, known := range s.locks.spans() {
+		if at.topic != s.config.RetryTopic && known.last-known.first >= int64(s.rules.locks/2) {
+			ends[at] = known.last
+		}
+	}
+	if len(ends) > 0 {
+		s.hands.pass(func(rec *kgo.Record) bool {
+			last, ok := ends[place{rec.Topic, rec.Partition}]
+			return ok && last-rec.Offset >= int64(s.rules.locks/2) && !isDeadLetter(rec)
+		})
+	}
+}
+
+func isDeadLetter(rec *kgo.Record) bool {
+	return slices.ContainsFunc(rec.Headers, func(h kgo.RecordHeader) bool {
+		return h.Key == producer.HeaderPurpose && string(h.Value) == producer.PurposeDeadLetter
+	})
+}
+
 // copyOf returns a record for the retry topic that is the same delivery: headers and key are as they were.
 func (s *shareSession) copyOf(rec *kgo.Record) *kgo.Record {
 	again := &kgo.Record{Topic: s.config.RetryTopic, Key: rec.Key, Value: rec.Value}
@@ -307,6 +370,9 @@ func (s *shareSession) copyOf(rec *kgo.Record) *kgo.Record {
 	return again
 }
 
+// relieveEvery is how often records are looked for that wait and keep others from being delivered.
+const relieveEvery = time.Second
+
 // handsFull is how many windows of records a worker takes at most, those that wait among them.
 const handsFull = 10
 
@@ -317,21 +383,57 @@ type hands struct {
 
 	mu      sync.Mutex
 	total   int
-	resting int // of them: waiting for their time, which takes no room
+	resting map[*kgo.Record]chan struct{} // of them: waiting for their time, which takes no room; a token: too many have come after it
 }
 
-func (h *hands) add(n int) { h.change(n, 0) }
-
-func (h *hands) rest(n int) { h.change(0, n) }
-
-func (h *hands) change(total, resting int) {
+func (h *hands) add(n int) {
 	h.mu.Lock()
-	h.total += total
-	h.resting += resting
+	h.total += n
 	h.mu.Unlock()
+	h.tell()
+}
+
+// rest says that a record waits, until goOn. The result gets a token when too many have come after it.
+func (h *hands) rest(rec *kgo.Record) <-chan struct{} {
+	passed := make(chan struct{}, 1)
+	h.mu.Lock()
+	h.resting[rec] = passed
+	h.mu.Unlock()
+	h.tell()
+	return passed
+}
+
+func (h *hands) goOn(rec *kgo.Record) {
+	h.mu.Lock()
+	delete(h.resting, rec)
+	h.mu.Unlock()
+	h.tell()
+}
+
+func (h *hands) tell() {
 	select {
 	case h.changed <- struct{}{}:
 	default:
+	}
+}
+
+func (h *hands) rests() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.resting)
+}
+
+// pass tells records that wait, and are some of those, that too many have come after them.
+func (h *hands) pass(those func(*kgo.Record) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for rec, passed := range h.resting {
+		if those(rec) {
+			select {
+			case passed <- struct{}{}:
+			default:
+			}
+		}
 	}
 }
 
@@ -339,7 +441,7 @@ func (h *hands) change(total, resting int) {
 func (h *hands) room(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		h.mu.Lock()
-		free := h.total/handsFull < h.window && h.total-h.resting < h.window // a product could overflow
+		free := h.total/handsFull < h.window && h.total-len(h.resting) < h.window // a product could overflow
 		h.mu.Unlock()
 		if free {
 			return true
@@ -356,7 +458,7 @@ func (h *hands) room(ctx context.Context) bool {
 func (h *hands) full() (waiting int, full bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.resting, h.total/handsFull >= h.window && h.total-h.resting < h.window
+	return len(h.resting), h.total/handsFull >= h.window && h.total-len(h.resting) < h.window
 }
 
 // sayFull says, once a minute, that records which are not settled keep others from being delivered, until ctx ends. Nobody else does.
