@@ -85,9 +85,9 @@
 //   - What waits is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one delivery,
 //     however long it takes. Waiting takes no room in ShareConfig.Window. Others pass what waits or runs, until ten windows wait, or
 //     share.partition.max.record.locks (2000) offsets of the partition have been delivered from the first record that is not
-//     settled on, also if the others are settled: the broker delivers nothing more of it then, to any member. So what waits goes
-//     on as a copy in ShareConfig.RetryTopic, and waits there, when half as many have come after it. What runs, waits in that
-//     topic, or is a dead letter stays.
+//     settled on, also if the others are settled: the broker delivers nothing more of it then, to any member. So what waits for its
+//     next attempt goes on as a copy in ShareConfig.RetryTopic, and waits there, when half as many have come after it. What runs,
+//     waits for something else or in that topic, or is a dead letter stays.
 //   - The broker drops a record that was delivered share.delivery.count.limit times without being settled. Only shutdowns,
 //     crashes, lost connections, moves of a partition's leader and brokers that cannot write the group's state use up deliveries. A record that has had more than half of them is not run: it goes on
 //     as a copy with the same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed. One that the

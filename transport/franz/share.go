@@ -18,7 +18,7 @@ import (
 type ShareConfig struct {
 	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the broker
 	// allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more than half of
-	// them, or when it waits while many come after it: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
+	// them, or when it waits for its next attempt while many come after it: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
 	// should belong to one group: another group would handle them too. It should take what the source topics take, and some
 	// hundred bytes more (max.message.bytes), and so should the client (kgo.ProducerBatchMaxBytes). It must not be compacted.
 	// Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.

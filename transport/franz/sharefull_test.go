@@ -25,6 +25,7 @@ func TestShareWorker_RecordsThatKeepAllOthersFromBeingDeliveredAreSaid(t *testin
 		want              string
 	}{
 		"one whose handler runs, as far as the broker delivers beyond it": {window: 256, delivered: 100, want: `partition=0 offset=0 delivered_to=99 distance=100`},
+		"as many that wait for what is away":                              {window: 256, delivered: 100, first: away, others: away, want: `partition=0 offset=0 delivered_to=99 distance=100`},
 		"as many that wait as the member takes":                           {window: 2, delivered: 20, first: anHour, others: anHour, want: "so many records wait that this member gets no others"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,6 +54,8 @@ func TestShareWorker_RecordsThatKeepAllOthersFromBeingDeliveredAreSaid(t *testin
 		})
 	}
 }
+
+var away = oncemill.Uncounted(oncemill.RetryAfter(time.Hour, errors.New("no connection")))
 
 var anHour = oncemill.RetryAfter(time.Hour, errors.New("not before an hour"))
 

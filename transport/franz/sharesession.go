@@ -216,7 +216,7 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		s.giveBack(ctx, rec)
 		return
 	}
-	if !s.rest(ctx, rec, due) {
+	if !s.rest(ctx, rec, due, false) {
 		return
 	}
 	for tries := 1; ; tries++ {
@@ -237,17 +237,20 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			return
 		}
 		s.stalled(ctx, d, rec, decision, tries)
-		if !s.rest(ctx, rec, time.Now().Add(delayOf(decision, s.policy, tries))) {
+		retry, failed := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
+		if !s.rest(ctx, rec, time.Now().Add(delayOf(decision, s.policy, tries)), failed && !retry.Uncounted) {
 			return
 		}
 	}
 }
 
 // rest lets a record wait until it is due, which takes no room. It reports false if the record is settled then: given back, as the
-// worker stops, or gone on as a copy, as too many have come after it.
-func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time) bool {
+// worker stops, or gone on as a copy, as too many have come after it. That is for records whose own attempt failed: where a store or
+// what handlers call is away, others would have to wait as well. Those of the retry topic stay in any case, or the copies would go round,
+// and so do dead letters: copies would not say of what they are.
+func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time, failed bool) bool {
 	if time.Until(due) > 0 {
-		passed := s.hands.rest(rec)
+		passed := s.hands.rest(rec, failed && rec.Topic != s.config.RetryTopic && !isDeadLetter(rec))
 		defer s.hands.goOn(rec)
 		for d := time.Until(due); d > 0 && !s.isHalted(); d = time.Until(due) {
 			t := time.NewTimer(min(d, lookAgain))
@@ -323,22 +326,21 @@ func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Tim
 }
 
 // relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon it would
-// deliver nothing more. In the retry topic they stay, or the copies would go round. So do dead letters: copies would not say of what
-// they are.
+// deliver nothing more.
 func (s *shareSession) relieve() {
 	if s.rules.locks == 0 || s.hands.rests() == 0 {
 		return
 	}
 	ends := map[place]int64{}
 	for at, known := range s.locks.spans() {
-		if at.topic != s.config.RetryTopic && known.last-known.first >= int64(s.rules.locks/2) {
+		if known.last-known.first >= int64(s.rules.locks/2) {
 			ends[at] = known.last
 		}
 	}
 	if len(ends) > 0 {
 		s.hands.pass(func(rec *kgo.Record) bool {
 			last, ok := ends[place{rec.Topic, rec.Partition}]
-			return ok && last-rec.Offset >= int64(s.rules.locks/2) && !isDeadLetter(rec)
+			return ok && last-rec.Offset >= int64(s.rules.locks/2)
 		})
 	}
 }
@@ -383,7 +385,7 @@ type hands struct {
 
 	mu      sync.Mutex
 	total   int
-	resting map[*kgo.Record]chan struct{} // of them: waiting for their time, which takes no room; a token: too many have come after it
+	resting map[*kgo.Record]chan struct{} // of them: waiting for their time, which takes no room; a token: too many have come after it; nil: it stays
 }
 
 func (h *hands) add(n int) {
@@ -393,9 +395,12 @@ func (h *hands) add(n int) {
 	h.tell()
 }
 
-// rest says that a record waits, until goOn. The result gets a token when too many have come after it.
-func (h *hands) rest(rec *kgo.Record) <-chan struct{} {
-	passed := make(chan struct{}, 1)
+// rest says that a record waits, until goOn. The result gets a token when too many have come after it, if it may move then.
+func (h *hands) rest(rec *kgo.Record, moves bool) <-chan struct{} {
+	var passed chan struct{}
+	if moves {
+		passed = make(chan struct{}, 1)
+	}
 	h.mu.Lock()
 	h.resting[rec] = passed
 	h.mu.Unlock()
