@@ -25,7 +25,6 @@ func TestShareWorker_RecordsThatKeepAllOthersFromBeingDeliveredAreSaid(t *testin
 		want              string
 	}{
 		"one whose handler runs, as far as the broker delivers beyond it": {window: 256, delivered: 100, want: `partition=0 offset=0 delivered_to=99 distance=100`},
-		"as many that wait for what is away":                              {window: 256, delivered: 100, first: away, others: away, want: `partition=0 offset=0 delivered_to=99 distance=100`},
 		"as many that wait as the member takes":                           {window: 2, delivered: 20, first: anHour, others: anHour, want: "so many records wait that this member gets no others"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,8 +53,6 @@ func TestShareWorker_RecordsThatKeepAllOthersFromBeingDeliveredAreSaid(t *testin
 		})
 	}
 }
-
-var away = oncemill.Uncounted(oncemill.RetryAfter(time.Hour, errors.New("no connection")))
 
 var anHour = oncemill.RetryAfter(time.Hour, errors.New("not before an hour"))
 
@@ -97,4 +94,57 @@ func TestShareWorker_RecordsThatWaitDoNotStopTheirPartition(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Copies that cannot be made are as many as records wait. A topic that refuses one refuses it again, and each try has others wait.
+func TestShareWorker_CopiesOfRecordsThatWaitAreTriedOnceIfTheyAreRefused(t *testing.T) {
+	t.Parallel()
+	const n = 60
+	b := newShareBench(t, 1, "share.partition.max.record.locks=100")
+	b.limit(50) // smaller than any
+	for i := range n {
+		b.put(i, 1, 1)
+	}
+	var tries produceRequests
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(context.Context, string, int) error {
+		return anHour
+	}), franz.ShareConfig{}, kgo.FetchMaxWait(50*time.Millisecond), kgo.WithHooks(&tries))
+	const said = "franz: record that waits cannot be copied to the retry topic"
+	until(t, "a line in the log", func() bool { return strings.Contains(b.log.String(), said) })
+	for i := range 3 { // each poll, and each second, has what waits looked at
+		b.put(n+i, 1, 1)
+		until(t, "one more", func() bool { return b.started() == n+i+1 })
+		lasts(time.Second)
+	}
+	m.leave()
+	if got := strings.Count(b.log.String(), said); got != 1 {
+		t.Errorf("%d lines say so, want 1", got)
+	}
+	if got, most := tries.n.Load(), int32(2*(n+3-50)); got > most { // once with others, once alone
+		t.Errorf("%d requests to write copies, want %d at most", got, most)
+	}
+}
+
+// All that comes waits then: each record would be copied, however many there are, and the copies would wait, too.
+func TestShareWorker_WhatWaitsForTheStoreIsNotCopied(t *testing.T) {
+	t.Parallel()
+	const n = 300
+	b := newShareBench(t, 1, "share.partition.max.record.locks=100")
+	store := &switched{Store: b.store}
+	store.down.Store(true)
+	b.store = store
+	b.put(0, n, 1) // in one batch, which the broker locks as a whole
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(context.Context, string, int) error {
+		return nil
+	}), franz.ShareConfig{}, kgo.FetchMaxWait(50*time.Millisecond))
+	until(t, "all to be offered", func() bool { return store.asked.Load() >= n })
+	lasts(3 * time.Second) // what waits is looked at each second
+	if copies := len(b.records(b.retry)); copies > 0 {
+		t.Errorf("%d copies in the retry topic, want none", copies)
+	}
+	store.down.Store(false)
+	until(t, "all to be done", func() bool { return b.finished() == n })
+	b.wantSettled(b.topic)
+	m.leave()
+	b.wantOnce(t, n)
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -31,7 +32,8 @@ type shareSession struct {
 	slots     chan struct{} // holds a token for each record that is being handled
 	locks     locks
 	hands     hands
-	proven    bool // that the client does not settle by itself; only poll looks at it
+	unmoved   atomic.Int64 // when it was logged last that what waits cannot be copied, in Unix nanoseconds
+	proven    bool         // that the client does not settle by itself; only poll looks at it
 	running   sync.WaitGroup
 }
 
@@ -216,9 +218,11 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		s.giveBack(ctx, rec)
 		return
 	}
-	if !s.rest(ctx, rec, due, false) {
+	var stays bool
+	if !s.rest(ctx, rec, due, &stays) {
 		return
 	}
+	moves := rec.Topic != s.config.RetryTopic && !isDeadLetter(rec) // until the retry topic refuses it
 	for tries := 1; ; tries++ {
 		d.Count = int(rec.DeliveryCount()) - 1 + tries
 		decision, offered := s.offer(ctx, s.slots, s.process, d, rec)
@@ -238,19 +242,23 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 		}
 		s.stalled(ctx, d, rec, decision, tries)
 		retry, failed := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
-		if !s.rest(ctx, rec, time.Now().Add(delayOf(decision, s.policy, tries)), failed && !retry.Uncounted) {
+		now := &stays
+		if failed && !retry.Uncounted {
+			now = &moves
+		}
+		if !s.rest(ctx, rec, time.Now().Add(delayOf(decision, s.policy, tries)), now) {
 			return
 		}
 	}
 }
 
 // rest lets a record wait until it is due, which takes no room. It reports false if the record is settled then: given back, as the
-// worker stops, or gone on as a copy, as too many have come after it. That is for records whose own attempt failed: where a store or
-// what handlers call is away, others would have to wait as well. Those of the retry topic stay in any case, or the copies would go round,
-// and so do dead letters: copies would not say of what they are.
-func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time, failed bool) bool {
+// worker stops, or gone on as a copy, if it moves, as too many have come after it. Records move whose own attempt failed: where a store
+// or what handlers call is away, others would have to wait as well. Those of the retry topic stay in any case, or the copies would go
+// round, so do dead letters, as copies would not say of what they are, and what the retry topic has refused.
+func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time, moves *bool) bool {
 	if time.Until(due) > 0 {
-		passed := s.hands.rest(rec, failed && rec.Topic != s.config.RetryTopic && !isDeadLetter(rec))
+		passed := s.hands.rest(rec, *moves)
 		defer s.hands.goOn(rec)
 		for d := time.Until(due); d > 0 && !s.isHalted(); d = time.Until(due) {
 			t := time.NewTimer(min(d, lookAgain))
@@ -258,9 +266,15 @@ func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time,
 			case <-t.C:
 			case <-s.halted:
 			case <-passed:
-				if s.moveOn(ctx, rec, due) {
+				moved, refused := s.moveOn(ctx, rec, due)
+				switch {
+				case moved:
 					t.Stop()
 					return false
+				case refused: // another try would hold up those that publish beside it
+					*moves, passed = false, nil
+				default: // each poll would try again
+					s.wait(min(time.Until(due), maxDelay))
 				}
 			}
 			t.Stop()
@@ -312,17 +326,21 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	}
 }
 
-// moveOn copies a record that waits to the retry topic, where it waits on, and settles it when that is confirmed.
-func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Time) bool {
+// moveOn copies a record that waits to the retry topic, where it waits on, and settles it when that is confirmed. That copies cannot be
+// made is said once a minute: they may be as many as there are records in hand.
+func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Time) (moved, refused bool) {
 	again := s.copyOf(rec)
 	again.Headers = append(again.Headers, kgo.RecordHeader{Key: headerNotBefore, Value: strconv.AppendInt(nil, due.UnixMilli(), 10)})
-	if _, err := s.publisher.relay(ctx, again); err != nil {
-		s.log.WarnContext(ctx, "franz: record that waits cannot be copied to the retry topic, and may soon keep others from being delivered", "topic", rec.Topic, "partition", rec.Partition,
-			"offset", rec.Offset, "retry_topic", s.config.RetryTopic, "error", err)
-		return false
+	refused, err := s.publisher.relay(ctx, again)
+	if err == nil {
+		s.settle(rec, kgo.AckAccept)
+		return true, false
 	}
-	s.settle(rec, kgo.AckAccept)
-	return true
+	if now, last := time.Now().UnixNano(), s.unmoved.Load(); now-last >= int64(sayEvery) && s.unmoved.CompareAndSwap(last, now) {
+		s.log.WarnContext(ctx, "franz: record that waits cannot be copied to the retry topic, and may soon keep others from being delivered; there may be more", "topic", rec.Topic, "partition", rec.Partition,
+			"offset", rec.Offset, "retry_topic", s.config.RetryTopic, "error", err)
+	}
+	return false, refused
 }
 
 // relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon it would
