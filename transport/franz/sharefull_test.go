@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -60,7 +61,10 @@ var anHour = oncemill.RetryAfter(time.Hour, errors.New("not before an hour"))
 func TestShareWorker_RecordsThatWaitDoNotStopTheirPartition(t *testing.T) {
 	t.Parallel()
 	const n, wait = 300, 2 * time.Second
-	for name, c := range map[string]struct{ waiting, least, most int }{"one": {1, 1, 1}, "all": {n, n / 2, n}} {
+	for name, c := range map[string]struct {
+		waiting, least, most int
+		ids                  []producer.Extractor
+	}{"one": {1, 1, 1, nil}, "one that its position names": {1, 1, 1, []producer.Extractor{producer.ExtractPosition}}, "all": {n, n / 2, n, nil}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newShareBench(t, 1, "share.partition.max.record.locks=100")
@@ -69,10 +73,13 @@ func TestShareWorker_RecordsThatWaitDoNotStopTheirPartition(t *testing.T) {
 			}
 			var mu sync.Mutex
 			began, early := map[string]time.Time{}, 0
-			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
+			m := b.begin(b.processor(consumer.Config{Extractors: c.ids}), b.handler(byRecord, func(ctx context.Context, id string, run int) error {
 				mu.Lock()
 				defer mu.Unlock()
 				first, again := began[id]
+				if attempt := oncemill.FromContext(ctx).Attempt; attempt != run {
+					t.Errorf("%s: run %d is attempt %d: the copy is another message", id, run, attempt)
+				}
 				switch {
 				case again && time.Since(first) < wait:
 					early++
