@@ -18,10 +18,10 @@ import (
 type ShareConfig struct {
 	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the broker
 	// allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more than half of
-	// them, or when it waits for its next attempt while many come after it: see package doc. The worker's client must consume the topic, and be allowed to write to it. All its records
-	// should belong to one group: another group would handle them too. It should take what the source topics take, and some
-	// hundred bytes more (max.message.bytes), and so should the client (kgo.ProducerBatchMaxBytes). It must not be compacted.
-	// Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
+	// them. So does one that waits for its next attempt while many come after it: see package doc. The worker's client must
+	// consume the topic, and be allowed to write to it. All its records should belong to one group: another group would handle
+	// them too. It should take what the source topics take, and some hundred bytes more (max.message.bytes), and so should the
+	// client (kgo.ProducerBatchMaxBytes). It must not be compacted. Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
 	RetryTopic string
 
 	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
@@ -65,8 +65,8 @@ func (c ShareConfig) validate() error {
 }
 
 // A ShareWorker consumes topics as a member of a share group (KIP-932), and handles each record under a Processor: many
-// members can work on one partition, and others pass a record that waits, within a limit of the broker's. It is made first, then the client with
-// the worker's Opts, then it runs, once.
+// members can work on one partition, and others pass a record that waits, within a limit of the broker's. It is made first,
+// then the client with the worker's Opts, then it runs, once.
 type ShareWorker struct {
 	config  ShareConfig
 	once    *consumer.Processor
