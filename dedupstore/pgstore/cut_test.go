@@ -20,15 +20,20 @@ import (
 func TestInbox_ConnectionsLostAtEachStatement(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		form func(*Store) dedupstore.Transactor
-		on   func(context.Context) handle
-	}{"pgx": {(*Store).Inbox, onPgx}, "sql": {(*Store).InboxSQL, onSQL}} {
+		form      func(*Store) dedupstore.Transactor
+		on        func(context.Context) handle
+		configure []func(*pgxpool.Config)
+	}{
+		"pgx":      {(*Store).Inbox, onPgx, nil},
+		"combined": {(*Store).Inbox, onPgx, []func(*pgxpool.Config){prepared}},
+		"sql":      {(*Store).InboxSQL, onSQL, nil},
+	} {
 		for _, f := range []fault{cutBefore, cutAfter, cutDuring} {
 			t.Run(fmt.Sprintf("%s-%d", name, f), func(t *testing.T) {
 				t.Parallel()
 				direct := newPool(t)
 				newStore(t, direct, Config{})
-				pool, p := behind(t, direct)
+				pool, p := behind(t, direct, tc.configure...)
 				inbox := tc.form(unmigrated(t, pool, Config{}))
 				g := newGuard(t, inbox, leaseOfCuts)
 				for n := 1; ; n++ {

@@ -45,6 +45,9 @@ var errJoinedOutputs = &dedupstore.InvalidError{
 		"will not be published; send them through an outbox in the transaction that joins",
 }
 
+// errNotBegun says that there was no transaction which could have been committed.
+var errNotBegun = errors.New("pgstore: the handler's transaction could not begin; nothing was committed")
+
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 

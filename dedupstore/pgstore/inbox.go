@@ -84,7 +84,7 @@ func (i *inbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	}
 	start := time.Now()
 	a, err := i.form.Claim(ctx, r)
-	if err == nil && a.Status == dedupstore.AcquiredRun {
+	if err == nil && a.Status == dedupstore.AcquiredRun && !r.ParkExpired { // a run that must not happen twice first looks, and begins
 		i.store.granted.add(r.Owner, start.Add(r.Lease))
 	}
 	return a, err
@@ -185,7 +185,7 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return nil
 	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), conflicts(err):
 		return err
-	case errors.Is(err, errLost), errors.Is(err, errBusy): // unless the handler has committed by itself
+	case errors.Is(err, errLost), errors.Is(err, errBusy), errors.Is(err, errNotBegun): // unless the handler has committed by itself
 		if !end() {
 			err = fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
 		}

@@ -219,10 +219,10 @@ func behind(t testing.TB, direct *pgxpool.Pool, configure ...func(*pgxpool.Confi
 	t.Helper()
 	cfg := direct.Config()
 	p := newProxy(t, net.JoinHostPort(cfg.ConnConfig.Host, strconv.Itoa(int(cfg.ConnConfig.Port))))
-	pool := poolIn(t, cfg.ConnConfig.RuntimeParams["search_path"], append(configure, func(c *pgxpool.Config) {
+	pool := poolIn(t, cfg.ConnConfig.RuntimeParams["search_path"], append([]func(*pgxpool.Config){func(c *pgxpool.Config) {
 		c.ConnConfig.Host, c.ConnConfig.Port = p.addr.IP.String(), uint16(p.addr.Port)
 		c.ConnConfig.Fallbacks = nil
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	})...)
+	}}, configure...)...)
 	return pool, p
 }

@@ -26,6 +26,7 @@ type Store struct {
 	joined   owners        // whose runs have called Join
 	share    *share
 	stuck    stuck
+	combines bool // see combines
 }
 
 var (
@@ -46,7 +47,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool)}
+	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool), combines: combines(pool)}
 	s.leased = newForm(s, cfg.RelaxedClaims)
 	relaxed := newForm(s, true)
 	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}

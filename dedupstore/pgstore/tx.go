@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -11,7 +12,9 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Tx returns the transaction that the inbox has begun for the handler. Begin makes a savepoint in it. Commit and Rollback
+// Tx returns the inbox's transaction for the handler. It begins with the handler's first statement, in the same round trip if that
+// is an Exec with arguments; should the connection be lost in it, the statement is made once more on another one. Begin makes a
+// savepoint in it. Commit and Rollback
 // return ErrInboxCommits: the inbox does that when the handler has returned. It is not to be used afterwards, nor by
 // several goroutines at once. Its Conn is the pool's connection itself, and its LargeObjects work on that, which nothing guards:
 // what is kept of them after the run writes into transactions of others.
@@ -27,17 +30,26 @@ func Tx(ctx context.Context) pgx.Tx {
 
 // A pgxSession is a transaction of pgx on a connection of its own.
 type pgxSession struct {
-	run  *run
-	conn *pgxpool.Conn
-	tx   *inboxTx
-	over bool // the commit was sent
+	run   *run
+	conn  *pgxpool.Conn
+	tx    *inboxTx
+	late  *lateTx // nil: it has begun before the handler
+	begun bool    // the server has told so
+	over  bool    // the commit was sent
 }
 
-// beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it.
+// beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it. Where this
+// program has just been granted the claim there is, and the transaction begins with the handler's first statement.
 func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if r.ours {
+		p := &pgxSession{run: r, conn: conn}
+		p.late = newLateTx(p)
+		p.tx = &inboxTx{guarded{p.late, new(atomic.Bool)}}
+		return p, nil
 	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.sql.open})
 	if err == nil {
@@ -51,7 +63,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 		conn.Release()
 		return nil, err
 	}
-	return &pgxSession{run: r, conn: conn, tx: &inboxTx{guarded{tx, new(atomic.Bool)}}}, nil
+	return &pgxSession{run: r, conn: conn, tx: &inboxTx{guarded{tx, new(atomic.Bool)}}, begun: true}, nil
 }
 
 // Status of a connection.
@@ -68,6 +80,12 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 }
 
 func (p *pgxSession) commit(ctx context.Context, s *settling) error {
+	if p.late != nil {
+		_, err := p.late.begin(ctx) // unless the handler has sent something
+		if err != nil && !p.late.conn.IsClosed() {
+			return fmt.Errorf("%w: %w", errNotBegun, p.run.store.explain(err))
+		}
+	}
 	conn := p.conn.Conn()
 	if conn.IsClosed() {
 		return errLost
@@ -105,7 +123,7 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	p.tx.ended.Store(true)
-	open = p.over || !left(p.conn.Conn())
+	open = p.over || !p.begun || !left(p.conn.Conn())
 	rollback(ctx, p.conn)
 	p.conn.Release()
 	return open

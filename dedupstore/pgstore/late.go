@@ -1,0 +1,213 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A lateTx is a transaction that begins with the handler's first statement, and in the same round trip if that is an Exec with
+// arguments: a round trip costs more than the statement in it.
+type lateTx struct {
+	session *pgxSession
+	conn    *pgx.Conn // of the session, also when that has given it back
+	tx      pgx.Tx    // nil until it has begun
+	err     error     // why it could not begin, which is final
+}
+
+func newLateTx(s *pgxSession) *lateTx { return &lateTx{session: s, conn: s.conn.Conn()} }
+
+// combines reports whether the pool's connections may get BEGIN and a statement together: their statements are prepared, so that
+// each is one, and whoever traces them sees the statements of a batch.
+func combines(pool *pgxpool.Pool) bool {
+	cfg := pool.Config().ConnConfig
+	_, sees := cfg.Tracer.(pgx.BatchTracer)
+	return cfg.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && (sees || cfg.Tracer == nil)
+}
+
+// begin begins the transaction, unless it has begun. A connection that is lost in it was dead before, as those of a pool are when
+// the server was restarted: that is nothing that a handler should learn of, and it takes another one.
+func (l *lateTx) begin(ctx context.Context) (pgx.Tx, error) {
+	if l.tx != nil || l.err != nil {
+		return l.tx, l.err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // a context of this statement alone, perhaps: the next one may begin
+	}
+	for left := l.session.run.store.pool.Stat().MaxConns(); ; left-- {
+		tx, err := l.session.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: l.session.run.store.sql.open})
+		if err == nil {
+			l.tx, l.session.begun = tx, true
+			return tx, nil
+		}
+		if !l.lost(ctx) || left == 0 {
+			l.err = err
+			return nil, err
+		}
+		if err := l.renew(ctx); err != nil {
+			l.err = err
+			return nil, err
+		}
+	}
+}
+
+// lost reports whether the connection was lost, and not closed because the caller gave up.
+func (l *lateTx) lost(ctx context.Context) bool { return l.conn.IsClosed() && ctx.Err() == nil }
+
+// renew takes another connection in place of one that was lost.
+func (l *lateTx) renew(ctx context.Context) error {
+	s := l.session
+	conn, err := s.run.store.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	s.conn.Release()
+	s.conn, l.conn = conn, conn.Conn()
+	return nil
+}
+
+// Exec implements [pgx.Tx].
+func (l *lateTx) Exec(ctx context.Context, query string, args ...any) (tag pgconn.CommandTag, err error) {
+	if l.tx == nil && l.err == nil && ctx.Err() == nil && l.session.run.store.combines && plainArgs(args) {
+		if tag, err, made := l.beginWith(ctx, query, args); made {
+			return tag, err
+		}
+	}
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return tag, err
+	}
+	return tx.Exec(ctx, query, args...)
+}
+
+// plainArgs reports whether a batch takes the arguments of an Exec, and the statement is one: without arguments there may be several.
+func plainArgs(args []any) bool {
+	if len(args) == 0 {
+		return false
+	}
+	switch args[0].(type) {
+	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		return false
+	}
+	return true
+}
+
+// beginWith begins the transaction with a statement. It reports false if nothing has begun, so that both are to be made one after
+// the other: a statement that cannot be prepared has to fail within the transaction. So are those that were lost with their
+// connection: whatever the server did of them is rolled back, as their commit was never sent.
+func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag pgconn.CommandTag, err error, made bool) {
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{BeginQuery: l.session.run.store.sql.start})
+	batch.Queue(mark)
+	batch.Queue(query, args...).Exec(func(t pgconn.CommandTag) error {
+		tag = t
+		return nil
+	})
+	results := l.conn.SendBatch(ctx, &batch)
+	err = results.Close()
+	switch {
+	case err == nil, !l.conn.IsClosed() && l.conn.PgConn().TxStatus() != idle:
+		l.session.begun, l.tx = true, results.Tx()
+	case l.lost(ctx):
+		if failed := l.renew(ctx); failed != nil {
+			l.err = errors.Join(err, failed)
+		}
+		return tag, l.err, l.err != nil
+	case l.conn.IsClosed():
+		l.err = err
+	default:
+		return tag, nil, false
+	}
+	return tag, err, true
+}
+
+// Begin implements [pgx.Tx]: it makes a savepoint.
+func (l *lateTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return tx.Begin(ctx)
+}
+
+// Commit implements [pgx.Tx].
+func (*lateTx) Commit(context.Context) error { return ErrInboxCommits }
+
+// Rollback implements [pgx.Tx].
+func (*lateTx) Rollback(context.Context) error { return ErrInboxCommits }
+
+// Query implements [pgx.Tx].
+func (l *lateTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+	}
+	return tx.Query(ctx, query, args...)
+}
+
+// QueryRow implements [pgx.Tx].
+func (l *lateTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
+	}
+	return tx.QueryRow(ctx, query, args...)
+}
+
+// SendBatch implements [pgx.Tx].
+func (l *lateTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return tx.SendBatch(ctx, b)
+}
+
+// CopyFrom implements [pgx.Tx].
+func (l *lateTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return tx.CopyFrom(ctx, table, columns, rows)
+}
+
+// Prepare implements [pgx.Tx].
+func (l *lateTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
+	tx, err := l.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return tx.Prepare(ctx, name, query)
+}
+
+// LargeObjects implements [pgx.Tx].
+func (l *lateTx) LargeObjects() pgx.LargeObjects { return l.now().LargeObjects() }
+
+// Conn implements [pgx.Tx]. What is done on it is in the transaction, or fails.
+func (l *lateTx) Conn() *pgx.Conn {
+	l.now()
+	return l.conn
+}
+
+// now begins the transaction for a method that has no context and returns no error. If it cannot, the connection is closed: what is
+// done on it would be committed at once.
+func (l *lateTx) now() pgx.Tx {
+	if !l.session.tx.ended.Load() {
+		bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+		defer cancel()
+		if tx, err := l.begin(bounded); err == nil {
+			return tx
+		}
+		_ = l.conn.Close(bounded)
+	}
+	if l.tx != nil {
+		return l.tx
+	}
+	var none pgx.Batch
+	none.BeginTx(pgx.TxOptions{})
+	return pgx.FailedBatchResults(&none, pgx.ErrTxClosed).Tx()
+}

@@ -1,0 +1,451 @@
+package pgstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// prepared makes the pool's connections prepare their statements, as they do by default: then BEGIN may come with another one.
+func prepared(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement }
+
+// inInbox runs a handler for a new claim.
+func inInbox(t *testing.T, s *Store, id string, handler func(ctx context.Context, tx pgx.Tx) error) error {
+	t.Helper()
+	c := runOf(t, s.Inbox(), id)
+	return s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		return success, handler(ctx, Tx(ctx))
+	})
+}
+
+// TestTx_BeginsWithTheFirstStatement has each way to begin: what is done is the transaction's, so that it goes with it.
+func TestTx_BeginsWithTheFirstStatement(t *testing.T) {
+	t.Parallel()
+	begins := map[string]func(ctx context.Context, tx pgx.Tx, id string) error{
+		"exec": func(ctx context.Context, tx pgx.Tx, id string) error {
+			tag, err := tx.Exec(ctx, insertEffect, id)
+			if err == nil && tag.String() != "INSERT 0 1" {
+				err = fmt.Errorf("the tag is %q", tag)
+			}
+			return err
+		},
+		"mode": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.Exec(ctx, insertEffect, pgx.QueryExecModeSimpleProtocol, id)
+			return err
+		},
+		"named": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.Exec(ctx, `INSERT INTO effects VALUES (@id, 1)`, pgx.NamedArgs{"id": id})
+			return err
+		},
+		"several": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.Exec(ctx, `SELECT 1; INSERT INTO effects VALUES ('`+id+`', 1)`)
+			return err
+		},
+		"query": func(ctx context.Context, tx pgx.Tx, id string) error {
+			rows, err := tx.Query(ctx, insertEffect, id)
+			if err == nil {
+				rows.Close()
+				err = rows.Err()
+			}
+			return err
+		},
+		"row": func(ctx context.Context, tx pgx.Tx, id string) error {
+			return tx.QueryRow(ctx, insertEffect+` RETURNING id`, id).Scan(&id)
+		},
+		"batch": func(ctx context.Context, tx pgx.Tx, id string) error {
+			var b pgx.Batch
+			b.Queue(insertEffect, id)
+			return tx.SendBatch(ctx, &b).Close()
+		},
+		"copy": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"id", "run"}, pgx.CopyFromRows([][]any{{id, int64(1)}}))
+			return err
+		},
+		"prepare": func(ctx context.Context, tx pgx.Tx, id string) error {
+			if _, err := tx.Prepare(ctx, "effect", insertEffect); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "effect", id)
+			return err
+		},
+		"savepoint": func(ctx context.Context, tx pgx.Tx, id string) error {
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, insertEffect, id)
+				return err
+			})
+		},
+		"savepoint after exec": func(ctx context.Context, tx pgx.Tx, id string) error {
+			if _, err := tx.Exec(ctx, insertEffect, id); err != nil {
+				return err
+			}
+			rolledBack := errors.New("rolled back")
+			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, insertEffect, id)
+				return errors.Join(err, rolledBack)
+			})
+			if errors.Is(err, rolledBack) {
+				err = nil
+			}
+			return err
+		},
+		"connection": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.Conn().Exec(ctx, insertEffect, id)
+			return err
+		},
+		"large object": func(ctx context.Context, tx pgx.Tx, id string) error {
+			objects := tx.LargeObjects()
+			oid, err := objects.Create(ctx, 0)
+			if err == nil {
+				_, err = tx.Exec(ctx, insertEffect, id)
+			}
+			if err == nil {
+				err = objects.Unlink(ctx, oid)
+			}
+			return err
+		},
+		"context that has ended": func(ctx context.Context, tx pgx.Tx, id string) error {
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			_, exec := tx.Exec(ended, insertEffect, id)
+			_, query := tx.Query(ended, insertEffect, id)
+			if !errors.Is(exec, context.Canceled) || !errors.Is(query, context.Canceled) {
+				return fmt.Errorf("under a context that has ended: %w, %w", exec, query)
+			}
+			_, err := tx.Exec(ctx, insertEffect, id)
+			return err
+		},
+	}
+	pool := newPool(t, prepared)
+	for _, level := range []pgx.TxIsoLevel{"", pgx.Serializable} {
+		s := newStore(t, pool, Config{Isolation: level})
+		for name, begin := range begins {
+			for _, succeeds := range []bool{true, false} {
+				id := fmt.Sprint(name, level, succeeds)
+				no := errors.New("no")
+				err := inInbox(t, s, id, func(ctx context.Context, tx pgx.Tx) error {
+					if err := begin(ctx, tx, id); err != nil {
+						t.Errorf("%s: %v", id, err)
+					}
+					var marked, isolation string
+					if err := tx.QueryRow(ctx, `SELECT current_setting('oncemill.tx'), current_setting('transaction_isolation')`).Scan(&marked, &isolation); err != nil {
+						return err
+					}
+					if want := string(level); marked != "inbox" || want != "" && isolation != want {
+						t.Errorf("%s: the mark is %q, the isolation %q", id, marked, isolation)
+					}
+					if !succeeds {
+						return no
+					}
+					return nil
+				})
+				if !succeeds {
+					if !errors.Is(err, no) {
+						t.Errorf("%s: the run returned %v, want the handler's error", id, err)
+					}
+					wantEffects(t, pool, id, 0)
+					continue
+				}
+				if err != nil {
+					t.Errorf("%s: the run returned %v", id, err)
+				}
+				wantEffects(t, pool, id, 1)
+				claim(t, s, request(id), dedupstore.Done)
+			}
+		}
+	}
+	if stat := pool.Stat(); stat.AcquiredConns() != 0 || stat.NewConnsCount() > 4 {
+		t.Errorf("%d connections are still in use, of %d that were made: each try to begin that fails costs one", stat.AcquiredConns(), stat.NewConnsCount())
+	}
+}
+
+func TestInbox_AHandlerWithoutAStatementSettles(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newPool(t, prepared), Config{})
+	if err := inInbox(t, s, "1", func(context.Context, pgx.Tx) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	claim(t, s, request("1"), dedupstore.Done)
+}
+
+// TestTx_TheFirstStatementTakesNoRoundTripMore counts what is sent for a message once all statements are prepared.
+func TestTx_TheFirstStatementTakesNoRoundTripMore(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	newStore(t, direct, Config{})
+	pool, p := behind(t, direct, prepared, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	s := unmigrated(t, pool, Config{})
+	effect := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, insertEffect, "1")
+		return err
+	}
+	for n := range 4 { // both connections prepare all statements
+		held, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n%2 == 0 {
+			other, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			held.Release()
+			held = other
+		}
+		if err := inInbox(t, s, fmt.Sprint(n), effect); err != nil {
+			t.Fatal(err)
+		}
+		held.Release()
+	}
+	var requests atomic.Int64
+	p.inject(func(int, string) fault {
+		requests.Add(1)
+		return faithful
+	})
+	if err := inInbox(t, s, "last", effect); err != nil {
+		t.Fatal(err)
+	}
+	if n := requests.Load(); n != 3 {
+		t.Errorf("a message took %d round trips, want 3: its claim, BEGIN with the handler's statement, settlement with COMMIT", n)
+	}
+}
+
+// TestTx_AFirstStatementThatFailsFailsTheTransaction as each other one does, also where BEGIN was not sent because of it.
+func TestTx_AFirstStatementThatFailsFailsTheTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	s := newStore(t, pool, Config{})
+	mustExec(t, pool, `CREATE TABLE once (id text PRIMARY KEY)`)
+	mustExec(t, pool, `INSERT INTO once VALUES ('1')`)
+	for name, first := range map[string]struct{ query, code string }{
+		"unprepared": {`INSERT INTO missing VALUES ($1)`, codeUndefinedTable},
+		"refused":    {`INSERT INTO once VALUES ($1)`, "23505"},
+	} {
+		for _, swallowed := range []bool{false, true} {
+			err := inInbox(t, s, name+fmt.Sprint(swallowed), func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, first.query, "1")
+				if codeOf(err) != first.code {
+					t.Errorf("%s: %v, want code %s", name, err, first.code)
+				}
+				if _, second := tx.Exec(ctx, insertEffect, name); codeOf(second) != codeAborted {
+					t.Errorf("%s: a second statement returned %v, want that the transaction is aborted", name, second)
+				}
+				if swallowed {
+					return nil
+				}
+				return err
+			})
+			if swallowed && !errors.Is(err, ErrTxAborted) || !swallowed && codeOf(err) != first.code {
+				t.Errorf("%s: the run returned %v", name, err)
+			}
+		}
+		wantEffects(t, pool, name, 0)
+	}
+
+	// What cannot be sent fails nothing.
+	if err := inInbox(t, s, "unsent", func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, insertEffect, struct{}{}); err == nil {
+			t.Error("a struct was sent")
+		}
+		_, err := tx.Exec(ctx, insertEffect, "unsent")
+		return err
+	}); err != nil {
+		t.Errorf("after an argument that cannot be encoded: %v", err)
+	}
+	wantEffects(t, pool, "unsent", 1)
+}
+
+// TestTx_ConnectionsThatWereDeadAreReplaced is what a handler met first after each restart of the server, as the pool looks only
+// at connections that nobody has used for a second.
+func TestTx_ConnectionsThatWereDeadAreReplaced(t *testing.T) {
+	t.Parallel()
+	operator := newPool(t)
+	newStore(t, operator, Config{})
+	for name, handler := range map[string]func(ctx context.Context, tx pgx.Tx, id string) error{
+		"exec": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.Exec(ctx, insertEffect, id)
+			return err
+		},
+		"query": func(ctx context.Context, tx pgx.Tx, id string) error {
+			return tx.QueryRow(ctx, insertEffect+` RETURNING id`, id).Scan(&id)
+		},
+		"nothing": func(context.Context, pgx.Tx, string) error { return nil },
+	} {
+		pool := poolIn(t, operator.Config().ConnConfig.RuntimeParams["search_path"], prepared, func(c *pgxpool.Config) {
+			c.ConnConfig.RuntimeParams["application_name"] = "dead-" + name
+		})
+		s := unmigrated(t, pool, Config{})
+		calls := 0
+		c := runOf(t, s.Inbox(), name)
+		var held []*pgxpool.Conn
+		for range 6 {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, conn)
+		}
+		for _, conn := range held {
+			conn.Release()
+		}
+		mustExec(t, operator, `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = $1`, "dead-"+name)
+		err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			calls++
+			return success, handler(ctx, Tx(ctx), name)
+		})
+		if err != nil || calls != 1 {
+			t.Errorf("%s: %v after %d calls, want one that succeeds", name, err, calls)
+		}
+		if name != "nothing" {
+			wantEffects(t, operator, name, 1)
+		}
+		claim(t, s, request(name), dedupstore.Done)
+	}
+}
+
+// TestTx_AServerThatIsAwayIsAnError for the handler, which is not told something else after it, and not the end of its transaction.
+func TestTx_AServerThatIsAwayIsAnError(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	newStore(t, direct, Config{})
+	var log bytes.Buffer
+	pool, p := behind(t, direct, prepared)
+	s := unmigrated(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for name, swallowed := range map[string]bool{"told": false, "swallowed": true} {
+		c := runOf(t, s.Inbox(), name)
+		p.inject(func(int, string) fault { return cutBefore })
+		err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			_, err := Tx(ctx).Exec(ctx, insertEffect, name)
+			if err == nil {
+				t.Errorf("%s: the statement succeeded", name)
+			}
+			if _, again := Tx(ctx).Exec(ctx, insertEffect, name); again == nil {
+				t.Errorf("%s: a second statement succeeded", name)
+			}
+			if swallowed {
+				err = nil
+			}
+			return success, err
+		})
+		p.inject(nil)
+		if err == nil || errors.Is(err, dedupstore.ErrEnded) {
+			t.Errorf("%s: the run returned %v", name, err)
+		}
+		wantEffects(t, direct, name, 0)
+		if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+			t.Errorf("%s: the next run returned %v", name, err)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("the log says %q", log.String())
+	}
+}
+
+// TestTx_AStatementThatIsGivenUpIsTheHandlersFailure and nothing that the handler does afterwards is committed without it.
+func TestTx_AStatementThatIsGivenUpIsTheHandlersFailure(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	var log bytes.Buffer
+	s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for name, swallowed := range map[string]bool{"told": false, "swallowed": true} {
+		calls := 0
+		err := inInbox(t, s, name, func(ctx context.Context, tx pgx.Tx) error {
+			calls++
+			bounded, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			_, err := tx.Exec(bounded, `SELECT pg_sleep($1)`, 60)
+			if _, second := tx.Exec(ctx, insertEffect, name); second == nil {
+				t.Errorf("%s: a second statement succeeded", name)
+			}
+			if swallowed {
+				return nil
+			}
+			return err
+		})
+		if err == nil || !swallowed && !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dedupstore.ErrEnded) || calls != 1 {
+			t.Errorf("%s: the run returned %v after %d calls", name, err, calls)
+		}
+		wantEffects(t, pool, name, 0)
+	}
+	if log.Len() > 0 {
+		t.Errorf("the log says %q", log.String())
+	}
+}
+
+// TestInbox_AtMostOnceBeginsBeforeTheHandler: a transaction that cannot begin must not cost the only run.
+func TestInbox_AtMostOnceBeginsBeforeTheHandler(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	newStore(t, direct, Config{})
+	pool, p := behind(t, direct, prepared)
+	s := unmigrated(t, pool, Config{})
+	policy := oncemill.Irreversible()
+	policy.Logger = slog.New(slog.DiscardHandler)
+	g, err := oncemill.NewGuard(s.Inbox(), policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	handler := func(ctx context.Context) (dedupstore.Outcome, error) {
+		calls++
+		_, err := Tx(ctx).Exec(ctx, insertEffect, "1")
+		return dedupstore.Outcome{}, err
+	}
+	p.inject(func(_ int, request string) fault {
+		if strings.Contains(request, "BEGIN READ WRITE") {
+			return cutBefore
+		}
+		return faithful
+	})
+	if _, err := g.Run(t.Context(), callOf("1"), handler); err == nil || calls != 0 {
+		t.Errorf("%v after %d calls, want an error before the handler", err, calls)
+	}
+	p.inject(nil)
+	for start := time.Now(); calls == 0 && time.Since(start) < time.Minute; lasts(5 * time.Millisecond) {
+		_, err = g.Run(t.Context(), callOf("1"), handler)
+	}
+	if err != nil || calls != 1 {
+		t.Errorf("%v after %d calls, want one that succeeds", err, calls)
+	}
+	wantEffects(t, direct, "1", 1)
+}
+
+// A tracer that knows no batches.
+type tracer struct{ seen atomic.Pointer[string] }
+
+func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "effects") {
+		tr.seen.Store(&data.SQL)
+	}
+	return ctx
+}
+
+func (*tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func TestTx_TracersSeeTheFirstStatement(t *testing.T) {
+	t.Parallel()
+	var tr tracer
+	pool := newPool(t, prepared, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &tr })
+	s := newStore(t, pool, Config{})
+	tr.seen.Store(nil)
+	if err := inInbox(t, s, "1", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, insertEffect, "1")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if seen := tr.seen.Load(); seen == nil || *seen != insertEffect {
+		t.Errorf("the tracer saw %v", seen)
+	}
+}
