@@ -72,7 +72,7 @@ func (l *lateTx) renew(ctx context.Context) error {
 // Exec implements [pgx.Tx].
 func (l *lateTx) Exec(ctx context.Context, query string, args ...any) (tag pgconn.CommandTag, err error) {
 	if l.tx == nil && l.err == nil && ctx.Err() == nil && l.session.run.store.combines && plainArgs(args) {
-		if tag, err, made := l.beginWith(ctx, query, args); made {
+		if tag, made, err := l.beginWith(ctx, query, args); made {
 			return tag, err
 		}
 	}
@@ -98,7 +98,7 @@ func plainArgs(args []any) bool {
 // beginWith begins the transaction with a statement. It reports false if nothing has begun, so that both are to be made one after
 // the other: a statement that cannot be prepared has to fail within the transaction. So are those that were lost with their
 // connection: whatever the server did of them is rolled back, as their commit was never sent.
-func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag pgconn.CommandTag, err error, made bool) {
+func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag pgconn.CommandTag, made bool, err error) {
 	var batch pgx.Batch
 	batch.BeginTx(pgx.TxOptions{BeginQuery: l.session.run.store.sql.start})
 	batch.Queue(mark)
@@ -115,13 +115,13 @@ func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag p
 		if failed := l.renew(ctx); failed != nil {
 			l.err = errors.Join(err, failed)
 		}
-		return tag, l.err, l.err != nil
+		return tag, l.err != nil, l.err
 	case l.conn.IsClosed():
 		l.err = err
 	default:
-		return tag, nil, false
+		return tag, false, nil
 	}
-	return tag, err, true
+	return tag, true, err
 }
 
 // Begin implements [pgx.Tx]: it makes a savepoint.

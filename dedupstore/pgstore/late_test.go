@@ -119,7 +119,7 @@ func TestTx_BeginsWithTheFirstStatement(t *testing.T) {
 			ended, cancel := context.WithCancel(ctx)
 			cancel()
 			_, exec := tx.Exec(ended, insertEffect, id)
-			_, query := tx.Query(ended, insertEffect, id)
+			query := tx.QueryRow(ended, insertEffect, id).Scan(&id)
 			if !errors.Is(exec, context.Canceled) || !errors.Is(query, context.Canceled) {
 				return fmt.Errorf("under a context that has ended: %w, %w", exec, query)
 			}
