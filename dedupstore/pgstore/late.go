@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A lateTx is a transaction that begins with the handler's first statement, and in the same round trip if that is an Exec with
+// A lateTx opens a transaction that begins with the handler's first statement, and in the same round trip if that is an Exec with
 // arguments: a round trip costs more than the statement in it.
 type lateTx struct {
 	session *pgxSession
@@ -69,8 +69,10 @@ func (l *lateTx) renew(ctx context.Context) error {
 	return nil
 }
 
-// Exec implements [pgx.Tx].
-func (l *lateTx) Exec(ctx context.Context, query string, args ...any) (tag pgconn.CommandTag, err error) {
+func (l *lateTx) raw() *pgx.Conn { return l.conn }
+
+// exec begins the transaction together with the statement if it may.
+func (l *lateTx) exec(ctx context.Context, query string, args []any) (tag pgconn.CommandTag, err error) {
 	if l.tx == nil && l.err == nil && ctx.Err() == nil && l.session.run.store.combines && plainArgs(args) {
 		if tag, made, err := l.beginWith(ctx, query, args); made {
 			return tag, err
@@ -122,92 +124,4 @@ func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag p
 		return tag, false, nil
 	}
 	return tag, true, err
-}
-
-// Begin implements [pgx.Tx]: it makes a savepoint.
-func (l *lateTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := l.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return tx.Begin(ctx)
-}
-
-// Commit implements [pgx.Tx].
-func (*lateTx) Commit(context.Context) error { return ErrInboxCommits }
-
-// Rollback implements [pgx.Tx].
-func (*lateTx) Rollback(context.Context) error { return ErrInboxCommits }
-
-// Query implements [pgx.Tx].
-func (l *lateTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
-	tx, err := l.begin(ctx)
-	if err != nil {
-		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
-	}
-	return tx.Query(ctx, query, args...)
-}
-
-// QueryRow implements [pgx.Tx].
-func (l *lateTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	tx, err := l.begin(ctx)
-	if err != nil {
-		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
-	}
-	return tx.QueryRow(ctx, query, args...)
-}
-
-// SendBatch implements [pgx.Tx].
-func (l *lateTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	tx, err := l.begin(ctx)
-	if err != nil {
-		return pgx.FailedBatchResults(b, err)
-	}
-	return tx.SendBatch(ctx, b)
-}
-
-// CopyFrom implements [pgx.Tx].
-func (l *lateTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	tx, err := l.begin(ctx)
-	if err != nil {
-		return 0, err
-	}
-	return tx.CopyFrom(ctx, table, columns, rows)
-}
-
-// Prepare implements [pgx.Tx].
-func (l *lateTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
-	tx, err := l.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return tx.Prepare(ctx, name, query)
-}
-
-// LargeObjects implements [pgx.Tx].
-func (l *lateTx) LargeObjects() pgx.LargeObjects { return l.now().LargeObjects() }
-
-// Conn implements [pgx.Tx]. What is done on it is in the transaction, or fails.
-func (l *lateTx) Conn() *pgx.Conn {
-	l.now()
-	return l.conn
-}
-
-// now begins the transaction for a method that has no context and returns no error. If it cannot, the connection is closed: what is
-// done on it would be committed at once.
-func (l *lateTx) now() pgx.Tx {
-	if !l.session.tx.ended.Load() {
-		bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
-		defer cancel()
-		if tx, err := l.begin(bounded); err == nil {
-			return tx
-		}
-		_ = l.conn.Close(bounded)
-	}
-	if l.tx != nil {
-		return l.tx
-	}
-	var none pgx.Batch
-	none.BeginTx(pgx.TxOptions{})
-	return pgx.FailedBatchResults(&none, pgx.ErrTxClosed).Tx()
 }

@@ -32,7 +32,7 @@ func Tx(ctx context.Context) pgx.Tx {
 type pgxSession struct {
 	run   *run
 	conn  *pgxpool.Conn
-	tx    *inboxTx
+	tx    inboxTx
 	late  *lateTx // nil: it has begun before the handler
 	begun bool    // the server has told so
 	over  bool    // the commit was sent
@@ -48,7 +48,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	if r.ours {
 		p := &pgxSession{run: r, conn: conn}
 		p.late = newLateTx(p)
-		p.tx = &inboxTx{guarded{p.late, new(atomic.Bool)}}
+		p.tx = inboxTx{guarded{p.late, new(atomic.Bool)}}
 		return p, nil
 	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.sql.open})
@@ -63,7 +63,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 		conn.Release()
 		return nil, err
 	}
-	return &pgxSession{run: r, conn: conn, tx: &inboxTx{guarded{tx, new(atomic.Bool)}}, begun: true}, nil
+	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{opened{tx}, new(atomic.Bool)}}, begun: true}, nil
 }
 
 // Status of a connection.
@@ -157,96 +157,147 @@ func rollback(ctx context.Context, pooled *pgxpool.Conn) {
 type inboxTx struct{ guarded }
 
 // Commit implements [pgx.Tx].
-func (*inboxTx) Commit(context.Context) error { return ErrInboxCommits }
+func (inboxTx) Commit(context.Context) error { return ErrInboxCommits }
 
 // Rollback implements [pgx.Tx].
-func (*inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
+func (inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
 
 // A guarded transaction, or savepoint in it, cannot be used any more when the run has ended: the connection is another's.
 type guarded struct {
-	pgx.Tx
+	opener
 	ended *atomic.Bool
 }
 
-func (g guarded) err() error {
+// An opener has a transaction, or begins it.
+type opener interface {
+	begin(ctx context.Context) (pgx.Tx, error)
+	exec(ctx context.Context, query string, args []any) (pgconn.CommandTag, error)
+	raw() *pgx.Conn
+}
+
+// An opened transaction, or savepoint, has begun before.
+type opened struct{ tx pgx.Tx }
+
+func (o opened) begin(context.Context) (pgx.Tx, error) { return o.tx, nil }
+
+func (o opened) exec(ctx context.Context, query string, args []any) (pgconn.CommandTag, error) {
+	return o.tx.Exec(ctx, query, args...)
+}
+
+func (o opened) raw() *pgx.Conn { return o.tx.Conn() }
+
+func (g guarded) open(ctx context.Context) (pgx.Tx, error) {
 	if g.ended.Load() {
-		return pgx.ErrTxClosed
+		return nil, pgx.ErrTxClosed
 	}
-	return nil
+	return g.begin(ctx)
 }
 
 // Begin implements [pgx.Tx]: it makes a savepoint.
 func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := g.err(); err != nil {
-		return nil, err
+	tx, err := g.open(ctx)
+	if err == nil {
+		tx, err = tx.Begin(ctx)
 	}
-	tx, err := g.Tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return guarded{tx, g.ended}, nil
+	return guarded{opened{tx}, g.ended}, nil
 }
 
 // Commit implements [pgx.Tx] for savepoints.
 func (g guarded) Commit(ctx context.Context) error {
-	if err := g.err(); err != nil {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return err
 	}
-	return g.Tx.Commit(ctx)
+	return tx.Commit(ctx)
 }
 
 // Rollback implements [pgx.Tx] for savepoints.
 func (g guarded) Rollback(ctx context.Context) error {
-	if err := g.err(); err != nil {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return err
 	}
-	return g.Tx.Rollback(ctx)
+	return tx.Rollback(ctx)
 }
 
 // Exec implements [pgx.Tx].
-func (g guarded) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := g.err(); err != nil {
-		return pgconn.CommandTag{}, err
+func (g guarded) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	if g.ended.Load() {
+		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
-	return g.Tx.Exec(ctx, sql, args...)
+	return g.exec(ctx, query, args)
 }
 
 // Query implements [pgx.Tx].
-func (g guarded) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := g.err(); err != nil {
+func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
 	}
-	return g.Tx.Query(ctx, sql, args...)
+	return tx.Query(ctx, query, args...)
 }
 
 // QueryRow implements [pgx.Tx].
-func (g guarded) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := g.err(); err != nil {
+func (g guarded) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
 	}
-	return g.Tx.QueryRow(ctx, sql, args...)
+	return tx.QueryRow(ctx, query, args...)
 }
 
 // SendBatch implements [pgx.Tx].
 func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := g.err(); err != nil {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	return g.Tx.SendBatch(ctx, b)
+	return tx.SendBatch(ctx, b)
 }
 
 // CopyFrom implements [pgx.Tx].
 func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	if err := g.err(); err != nil {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return 0, err
 	}
-	return g.Tx.CopyFrom(ctx, table, columns, rows)
+	return tx.CopyFrom(ctx, table, columns, rows)
 }
 
 // Prepare implements [pgx.Tx].
-func (g guarded) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := g.err(); err != nil {
+func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
+	tx, err := g.open(ctx)
+	if err != nil {
 		return nil, err
 	}
-	return g.Tx.Prepare(ctx, name, sql)
+	return tx.Prepare(ctx, name, query)
+}
+
+// LargeObjects implements [pgx.Tx].
+func (g guarded) LargeObjects() pgx.LargeObjects { return g.now().LargeObjects() }
+
+// Conn implements [pgx.Tx]. What is done on it during the run is in the transaction, or fails.
+func (g guarded) Conn() *pgx.Conn {
+	g.now()
+	return g.raw()
+}
+
+// now is open for a method that has no context and returns no error. If the transaction cannot begin, the connection is closed: what is
+// done on it would be committed at once.
+func (g guarded) now() pgx.Tx {
+	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	tx, err := g.open(bounded)
+	if err == nil {
+		return tx
+	}
+	if !g.ended.Load() {
+		_ = g.raw().Close(bounded)
+	}
+	var none pgx.Batch
+	none.BeginTx(pgx.TxOptions{})
+	return pgx.FailedBatchResults(&none, err).Tx() // which is closed
 }
