@@ -52,6 +52,9 @@ type session interface {
 	// commit settles and commits. ctx bounds it.
 	commit(ctx context.Context, s *settling) error
 
+	// unbegun returns why the database let no transaction begin, if the handler was called without one, or nil.
+	unbegun() error
+
 	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended the
 	// transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the end of
 	// ctx, and takes endTimeout at most.
@@ -167,9 +170,9 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	settlement, err := work(s.context(i.store.share.slots.held(ctx)))
 	if err != nil {
 		if !end() { // another run could make the effects once more
-			err = fmt.Errorf("%w: %w", ErrTxEnded, err)
+			return fmt.Errorf("%w: %w", ErrTxEnded, err)
 		}
-		return err
+		return i.excused(s, err)
 	}
 	settled, err := r.finishing(settlement)
 	if err != nil {
@@ -187,9 +190,9 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return err
 	case errors.Is(err, errLost), errors.Is(err, errBusy), errors.Is(err, errNotBegun): // unless the handler has committed by itself
 		if !end() {
-			err = fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
+			return fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
 		}
-		return err
+		return i.excused(s, err)
 	case refused(err):
 		if err = i.refusal(err); errors.Is(err, ErrTxEnded) { // the connection may be in another transaction: end does not see it
 			i.tellOfEnd(ctx, r)
@@ -198,6 +201,14 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	}
 	end()
 	return i.resolve(ctx, r, err)
+}
+
+// excused is what a run without effects ended in: if its transaction could not begin, in that, whatever the handler made of it.
+func (i *inbox) excused(s session, err error) error {
+	if why := s.unbegun(); why != nil {
+		return &unbegunError{i.store.explain(why)}
+	}
+	return err
 }
 
 // tellOfEnd says once that the transaction was not there any more.

@@ -16,7 +16,13 @@ type lateTx struct {
 	conn    *pgx.Conn // of the session, also when that has given it back
 	tx      pgx.Tx    // nil until it has begun
 	err     error     // why it could not begin, which is final
+	away    bool      // that is the database's doing, not the handler's or the end of a context
+	doubt   bool      // or the doing of the handler's first statement, which was sent with it
 }
+
+// maxDoubts is how many runs of a message count as no attempt although it may have been their first statement that ended the
+// connection, and took the server with it: a message that does so each time has to come to an end.
+const maxDoubts = 3
 
 func newLateTx(s *pgxSession) *lateTx { return &lateTx{session: s, conn: s.conn.Conn()} }
 
@@ -44,14 +50,18 @@ func (l *lateTx) begin(ctx context.Context) (pgx.Tx, error) {
 			return tx, nil
 		}
 		if !l.lost(ctx) || left == 0 {
-			l.err = err
-			return nil, err
+			return nil, l.fail(ctx, err)
 		}
 		if err := l.renew(ctx); err != nil {
-			l.err = err
-			return nil, err
+			return nil, l.fail(ctx, err)
 		}
 	}
+}
+
+// fail keeps why the transaction could not begin. A connection that is busy with something else is the handler's doing.
+func (l *lateTx) fail(ctx context.Context, err error) error {
+	l.err, l.away = err, ctx.Err() == nil && (l.conn.IsClosed() || codeOf(err) != "")
+	return err
 }
 
 // lost reports whether the connection was lost, and not closed because the caller gave up.
@@ -114,10 +124,11 @@ func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag p
 	case err == nil, !l.conn.IsClosed() && l.conn.PgConn().TxStatus() != idle:
 		l.session.begun, l.tx = true, results.Tx()
 	case l.lost(ctx):
+		l.doubt = true
 		if failed := l.renew(ctx); failed != nil {
-			l.err = errors.Join(err, failed)
+			return tag, true, l.fail(ctx, errors.Join(err, failed))
 		}
-		return tag, l.err != nil, l.err
+		return tag, false, nil
 	case l.conn.IsClosed():
 		l.err = err
 	default:

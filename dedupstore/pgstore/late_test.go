@@ -352,6 +352,122 @@ func TestTx_AServerThatIsAwayIsAnError(t *testing.T) {
 	}
 }
 
+// TestInbox_ATransactionThatCannotBeginCountsNoAttempt, whatever the handler makes of the error of its first statement.
+func TestInbox_ATransactionThatCannotBeginCountsNoAttempt(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	newStore(t, direct, Config{})
+	pool, p := behind(t, direct, prepared)
+	s := unmigrated(t, pool, Config{})
+	pay := func(ctx context.Context, id string) error {
+		_, err := Tx(ctx).Exec(ctx, insertEffect, id)
+		return err
+	}
+	query := func(ctx context.Context, id string) error {
+		return Tx(ctx).QueryRow(ctx, insertEffect+` RETURNING id`, id).Scan(&id)
+	}
+	for name, handler := range map[string]func(ctx context.Context, id string) error{
+		"told":    pay,
+		"query":   query,
+		"nothing": func(context.Context, string) error { return nil },
+		"swallowed": func(ctx context.Context, id string) error {
+			_ = pay(ctx, id)
+			return nil
+		},
+		"its own": func(ctx context.Context, id string) error {
+			if pay(ctx, id) != nil {
+				return errors.New("no")
+			}
+			return nil
+		},
+		"permanent": func(ctx context.Context, id string) error { return oncemill.Permanent(query(ctx, id)) },
+	} {
+		g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{
+			MaxAttempts: 1, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := func() (oncemill.Result, error) {
+			return g.Run(t.Context(), callOf(name), func(ctx context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, handler(ctx, name)
+			})
+		}
+		pool.Reset() // for new connections, which say what they prepare
+		p.inject(func(_ int, request string) fault {
+			if strings.Contains(request, "BEGIN READ WRITE") {
+				return cutBefore
+			}
+			return faithful
+		})
+		_, err = run()
+		if retry, again := errors.AsType[*oncemill.RetryError](err); !again || !retry.Uncounted {
+			t.Errorf("%s: %v, want another try that counts nothing", name, err)
+		}
+		p.inject(nil)
+		for start := time.Now(); time.Since(start) < time.Minute; lasts(5 * time.Millisecond) { // it has to be due
+			res, err := run()
+			if busy, is := errors.AsType[*oncemill.BusyError](err); is && busy.NotDue {
+				continue
+			}
+			if err != nil || res.Attempt != 1 || res.Outcome.Kind != dedupstore.Succeeded {
+				t.Errorf("%s: the next run returned %+v, %v", name, res, err)
+			}
+			break
+		}
+		if name != "nothing" {
+			wantEffects(t, direct, name, 1)
+		}
+	}
+}
+
+// TestInbox_AStatementThatMayEndTheServerCountsInTheEnd: one that does so each time would be made for ever, while BEGIN alone is not
+// to blame.
+func TestInbox_AStatementThatMayEndTheServerCountsInTheEnd(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	newStore(t, direct, Config{})
+	pool, p := behind(t, direct, prepared)
+	s := unmigrated(t, pool, Config{})
+	g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{
+		MaxAttempts: 1, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.inject(func(_ int, request string) fault {
+		if strings.Contains(request, "BEGIN READ WRITE") {
+			return cutBefore
+		}
+		return faithful
+	})
+	errHandler := errors.New("the handler's")
+	for name, handler := range map[string]func(ctx context.Context) error{
+		"exec": func(ctx context.Context) error {
+			_, err := Tx(ctx).Exec(ctx, insertEffect, "exec")
+			return err
+		},
+		"query": func(ctx context.Context) error { return Tx(ctx).QueryRow(ctx, `SELECT 1`).Scan(new(int)) },
+	} {
+		calls := 0
+		call := callOf(name)
+		call.Hold = time.Minute // until it is due
+		var res oncemill.Result
+		for calls <= maxDoubts && res.Outcome.Kind != dedupstore.Failed {
+			res, err = g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
+				calls++
+				if handler(ctx) == nil {
+					t.Errorf("%s: the statement succeeded", name)
+				}
+				return dedupstore.Outcome{}, errHandler
+			})
+		}
+		if ends := name == "exec"; calls != maxDoubts+1 || ends != (res.Outcome.Kind == dedupstore.Failed) || ends && !strings.Contains(res.Outcome.Reason, errHandler.Error()) {
+			t.Errorf("%s: %d calls, %+v, %v", name, calls, res, err)
+		}
+	}
+}
+
 // TestTx_AStatementThatIsGivenUpIsTheHandlersFailure and nothing that the handler does afterwards is committed without it.
 func TestTx_AStatementThatIsGivenUpIsTheHandlersFailure(t *testing.T) {
 	t.Parallel()

@@ -83,7 +83,7 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	if p.late != nil {
 		_, err := p.late.begin(ctx) // unless the handler has sent something
 		if err != nil && !p.late.conn.IsClosed() {
-			return fmt.Errorf("%w: %w", errNotBegun, p.run.store.explain(err))
+			return fmt.Errorf("%w: %w", errNotBegun, err)
 		}
 	}
 	conn := p.conn.Conn()
@@ -119,6 +119,13 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 		err = ErrTxAborted
 	}
 	return err
+}
+
+func (p *pgxSession) unbegun() error {
+	if p.late == nil || !p.late.away || p.late.doubt && p.run.claim.Returned >= maxDoubts {
+		return nil
+	}
+	return p.late.err
 }
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {

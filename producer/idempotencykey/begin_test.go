@@ -1,0 +1,94 @@
+package idempotencykey_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/producer/idempotencykey"
+)
+
+// An interrupted inbox loses its database after a claim, and before the transaction.
+type interrupted struct {
+	dedupstore.Transactor
+	between func()
+}
+
+// InTx implements [dedupstore.Transactor].
+func (i interrupted) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+	i.between()
+	return i.Transactor.InTx(ctx, c, work)
+}
+
+// TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler finds that out by its first statement, and answers 500, which
+// would be given to each repeat.
+func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
+	t.Parallel()
+	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	b, closeAll, err := openPostgres(t.Context(), dsn, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeAll)
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var away atomic.Bool
+	config.ConnConfig.RuntimeParams["application_name"] = "interrupted"
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if away.Load() {
+			return errors.New("the server is away")
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	operator, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { operator.Close(context.Background()) })
+	s, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	interrupt := true
+	store := interrupted{s.Inbox(), func() {
+		if interrupt {
+			away.Store(true)
+			if _, err := operator.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'interrupted'`); err != nil {
+				t.Error(err)
+			}
+		}
+		interrupt = false
+	}}
+	rg := serve(t, newGuard(t, store, oncemill.Policy{MaxAttempts: 1, Backoff: oncemill.Backoff{Min: 1, Max: 1}}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
+		err := b.pay(r, "k")
+		away.Store(false)
+		if err != nil {
+			w.WriteHeader(500)
+			return
+		}
+		w.WriteHeader(201)
+		io.WriteString(w, "paid")
+	})
+	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
+	want(t, rg.pay("k"), 201, false)
+	if b.payments("k") != 1 || b.rows("k") != 1 {
+		t.Errorf("%d payments, %d rows", b.payments("k"), b.rows("k"))
+	}
+}
