@@ -44,7 +44,7 @@ func (l *lateTx) begin(ctx context.Context) (pgx.Tx, error) {
 		return nil, err // a context of this statement alone, perhaps: the next one may begin
 	}
 	for left := l.session.run.store.pool.Stat().MaxConns(); ; left-- {
-		tx, err := l.session.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: l.session.run.store.sql.open})
+		tx, err := l.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: l.session.run.store.sql.open})
 		if err == nil {
 			l.tx, l.session.begun = tx, true
 			return tx, nil
@@ -67,14 +67,18 @@ func (l *lateTx) fail(ctx context.Context, err error) error {
 // lost reports whether the connection was lost, and not closed because the caller gave up.
 func (l *lateTx) lost(ctx context.Context) bool { return l.conn.IsClosed() && ctx.Err() == nil }
 
-// renew takes another connection in place of one that was lost.
+// renew takes another connection in place of one that was lost. It first gives that one's place back: if all others are held by
+// handlers, which may wait for this one, there is no other place.
 func (l *lateTx) renew(ctx context.Context) error {
 	s := l.session
+	if s.conn != nil {
+		s.conn.Release()
+		s.conn = nil
+	}
 	conn, err := s.run.store.pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
-	s.conn.Release()
 	s.conn, l.conn = conn, conn.Conn()
 	return nil
 }

@@ -565,3 +565,68 @@ func TestTx_TracersSeeTheFirstStatement(t *testing.T) {
 		t.Errorf("the tracer saw %v", seen)
 	}
 }
+
+// TestTx_AConnectionIsReplacedInItsPlace has a handler that holds the pool's other connection when its own is dead: it would wait for
+// itself until its lease ends. Where none can be had, it is told.
+func TestTx_AConnectionIsReplacedInItsPlace(t *testing.T) {
+	t.Parallel()
+	operator := newPool(t)
+	newStore(t, operator, Config{})
+	var refuses atomic.Bool
+	pool := poolIn(t, operator.Config().ConnConfig.RuntimeParams["search_path"], prepared, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "in-place"
+		c.MaxConns = 2
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if refuses.Load() {
+				return errors.New("refused")
+			}
+			return nil
+		}
+	})
+	s := unmigrated(t, pool, Config{})
+	for name, first := range map[string]func(context.Context, pgx.Tx, string) error{
+		"exec": func(ctx context.Context, tx pgx.Tx, id string) error {
+			_, err := tx.Exec(ctx, insertEffect, id)
+			return err
+		},
+		"query": func(ctx context.Context, tx pgx.Tx, id string) error {
+			return tx.QueryRow(ctx, insertEffect+` RETURNING id`, id).Scan(&id)
+		},
+	} {
+		for _, refused := range []bool{false, true} {
+			id := fmt.Sprint(name, refused)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			c := runOf(t, s.Inbox(), id)
+			err := s.Inbox().InTx(ctx, c, func(ctx context.Context) (dedupstore.Settlement, error) {
+				second, err := pool.Acquire(ctx)
+				if err != nil {
+					return nil, err
+				}
+				defer second.Release()
+				mustExec(t, operator, `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'in-place' AND pid <> $1`,
+					second.Conn().PgConn().PID())
+				refuses.Store(refused)
+				defer refuses.Store(false)
+				err = first(ctx, Tx(ctx), id)
+				if refused && err == nil {
+					t.Errorf("%s: the statement succeeded", id)
+				}
+				if refused {
+					if _, err := Tx(ctx).Exec(ctx, insertEffect, id); err == nil {
+						t.Errorf("%s: a second statement succeeded", id)
+					}
+					err = nil // swallowed: nothing is settled without it
+				}
+				return success, err
+			})
+			cancel()
+			if refused != (err != nil) || errors.Is(err, dedupstore.ErrEnded) {
+				t.Errorf("%s: the run returned %v", id, err)
+			}
+			wantEffects(t, operator, id, map[bool]int{false: 1, true: 0}[refused])
+		}
+	}
+	if n := pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections are still in use", n)
+	}
+}

@@ -31,7 +31,7 @@ func Tx(ctx context.Context) pgx.Tx {
 // A pgxSession is a transaction of pgx on a connection of its own.
 type pgxSession struct {
 	run   *run
-	conn  *pgxpool.Conn
+	conn  *pgxpool.Conn // nil: one was lost, and none could be had in its place
 	tx    inboxTx
 	late  *lateTx // nil: it has begun before the handler
 	begun bool    // the server has told so
@@ -86,10 +86,10 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 			return fmt.Errorf("%w: %w", errNotBegun, err)
 		}
 	}
-	conn := p.conn.Conn()
-	if conn.IsClosed() {
+	if p.conn == nil || p.conn.Conn().IsClosed() {
 		return errLost
 	}
+	conn := p.conn.Conn()
 	if conn.PgConn().IsBusy() {
 		return errBusy
 	}
@@ -130,6 +130,9 @@ func (p *pgxSession) unbegun() error {
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	p.tx.ended.Store(true)
+	if p.conn == nil {
+		return true
+	}
 	open = p.over || !p.begun || !left(p.conn.Conn())
 	rollback(ctx, p.conn)
 	p.conn.Release()
