@@ -133,7 +133,7 @@ func (l *lateTx) beginWith(ctx context.Context, query string, args []any) (tag p
 			return tag, true, l.fail(ctx, errors.Join(err, failed))
 		}
 		return tag, false, nil
-	case l.conn.IsClosed():
+	case l.conn.IsClosed(), ctx.Err() != nil: // given up under way, perhaps with a cancel request that left the connection open
 		l.err = err
 	default:
 		return tag, false, nil

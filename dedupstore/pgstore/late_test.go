@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill"
@@ -629,4 +631,35 @@ func TestTx_AConnectionIsReplacedInItsPlace(t *testing.T) {
 	if n := pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections are still in use", n)
 	}
+}
+
+// TestTx_AFirstStatementThatIsCancelledFailsTheTransaction also where it was not prepared yet, and the connection stays open because
+// the pool cancels what is given up by a request to the server.
+func TestTx_AFirstStatementThatIsCancelledFailsTheTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared, func(c *pgxpool.Config) {
+		c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+			return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: time.Minute}
+		}
+	})
+	s := newStore(t, pool, Config{})
+	mustExec(t, pool, `CREATE TABLE locked (id text)`)
+	lock := begin(t, pool, pgx.ReadCommitted)
+	if _, err := lock.Exec(t.Context(), `LOCK TABLE locked`); err != nil {
+		t.Fatal(err)
+	}
+	if err := inInbox(t, s, "1", func(ctx context.Context, tx pgx.Tx) error {
+		bounded, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		if _, err := tx.Exec(bounded, `INSERT INTO locked VALUES ($1)`, "1"); err == nil {
+			t.Error("the statement succeeded")
+		}
+		if _, err := tx.Exec(ctx, insertEffect, "1"); err == nil {
+			t.Error("a second statement succeeded")
+		}
+		return nil // swallowed: nothing is settled without it
+	}); err == nil || errors.Is(err, dedupstore.ErrEnded) {
+		t.Errorf("the run returned %v", err)
+	}
+	wantEffects(t, pool, "1", 0)
 }
