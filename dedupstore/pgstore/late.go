@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -31,6 +32,9 @@ func newLateTx(s *pgxSession) *lateTx { return &lateTx{session: s, conn: s.conn.
 func combines(pool *pgxpool.Pool) bool {
 	cfg := pool.Config().ConnConfig
 	_, sees := cfg.Tracer.(pgx.BatchTracer)
+	if several, ok := cfg.Tracer.(*multitracer.Tracer); ok {
+		sees = len(several.BatchTracers) >= len(several.QueryTracers)
+	}
 	return cfg.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && (sees || cfg.Tracer == nil)
 }
 

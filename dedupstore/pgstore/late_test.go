@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -553,18 +554,23 @@ func (*tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) 
 
 func TestTx_TracersSeeTheFirstStatement(t *testing.T) {
 	t.Parallel()
-	var tr tracer
-	pool := newPool(t, prepared, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &tr })
-	s := newStore(t, pool, Config{})
-	tr.seen.Store(nil)
-	if err := inInbox(t, s, "1", func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, insertEffect, "1")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if seen := tr.seen.Load(); seen == nil || *seen != insertEffect {
-		t.Errorf("the tracer saw %v", seen)
+	for name, wrap := range map[string]func(*tracer) pgx.QueryTracer{
+		"alone":        func(tr *tracer) pgx.QueryTracer { return tr },
+		"among others": func(tr *tracer) pgx.QueryTracer { return multitracer.New(tr) },
+	} {
+		var tr tracer
+		pool := newPool(t, prepared, func(c *pgxpool.Config) { c.ConnConfig.Tracer = wrap(&tr) })
+		s := newStore(t, pool, Config{})
+		tr.seen.Store(nil)
+		if err := inInbox(t, s, "1", func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, insertEffect, "1")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if seen := tr.seen.Load(); seen == nil || *seen != insertEffect {
+			t.Errorf("%s: the tracer saw %v", name, seen)
+		}
 	}
 }
 
