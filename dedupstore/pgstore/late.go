@@ -19,13 +19,19 @@ type lateTx struct {
 	err     error     // why it could not begin, which is final
 	away    bool      // that is the database's doing, not the handler's or the end of a context
 	doubt   bool      // or the doing of the handler's first statement, which was sent with it
+
+	bounded func() (context.Context, context.CancelFunc) // see now
 }
 
 // maxDoubts is how many runs of a message count as no attempt although it may have been their first statement that ended the
 // connection, and took the server with it: a message that does so each time has to come to an end.
 const maxDoubts = 3
 
-func newLateTx(s *pgxSession) *lateTx { return &lateTx{session: s, conn: s.conn.Conn()} }
+func newLateTx(ctx context.Context, s *pgxSession) *lateTx {
+	return &lateTx{session: s, conn: s.conn.Conn(), bounded: func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	}}
+}
 
 // combines reports whether the pool's connections may get BEGIN and a statement together: their statements are prepared, so that
 // each is one, and whoever traces them sees the statements of a batch.
@@ -88,6 +94,18 @@ func (l *lateTx) renew(ctx context.Context) error {
 }
 
 func (l *lateTx) raw() *pgx.Conn { return l.conn }
+
+// now is begin for a method that has no context and returns no error: if it cannot, the connection is closed, or what is done on it
+// would be committed at once. Hooks of the pool may look for values of the run's context, such as whose data to show.
+func (l *lateTx) now() (pgx.Tx, error) {
+	bounded, cancel := l.bounded()
+	defer cancel()
+	tx, err := l.begin(bounded)
+	if err != nil {
+		_ = l.conn.Close(bounded)
+	}
+	return tx, err
+}
 
 // exec begins the transaction together with the statement if it may.
 func (l *lateTx) exec(ctx context.Context, query string, args []any) (tag pgconn.CommandTag, err error) {

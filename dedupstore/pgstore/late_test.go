@@ -669,3 +669,33 @@ func TestTx_AFirstStatementThatIsCancelledFailsTheTransaction(t *testing.T) {
 	}
 	wantEffects(t, pool, "1", 0)
 }
+
+// TestTx_HooksOfThePoolFindTheRunsValues also where a method without a context replaces a connection: they may set whose data it shows.
+func TestTx_HooksOfThePoolFindTheRunsValues(t *testing.T) {
+	t.Parallel()
+	operator := newPool(t)
+	newStore(t, operator, Config{})
+	type tenant struct{}
+	pool := poolIn(t, operator.Config().ConnConfig.RuntimeParams["search_path"], prepared, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "tenants"
+		c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+			_, err := conn.Exec(ctx, `SELECT set_config('app.tenant', $1, false)`, fmt.Sprint(ctx.Value(tenant{})))
+			return err == nil, err
+		}
+	})
+	s := unmigrated(t, pool, Config{})
+	for name, connOf := range map[string]func(context.Context) *pgx.Conn{
+		"conn":         func(ctx context.Context) *pgx.Conn { return Tx(ctx).Conn() },
+		"large object": func(ctx context.Context) *pgx.Conn { Tx(ctx).LargeObjects(); return Tx(ctx).Conn() },
+	} {
+		c := runOf(t, s.Inbox(), name)
+		var shown string
+		err := s.Inbox().InTx(context.WithValue(t.Context(), tenant{}, "acme"), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			mustExec(t, operator, `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'tenants'`)
+			return success, connOf(ctx).QueryRow(ctx, `SELECT current_setting('app.tenant')`).Scan(&shown)
+		})
+		if err != nil || shown != "acme" {
+			t.Errorf("%s: the connection shows the data of %q, %v", name, shown, err)
+		}
+	}
+}

@@ -47,7 +47,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	}
 	if r.ours {
 		p := &pgxSession{run: r, conn: conn}
-		p.late = newLateTx(p)
+		p.late = newLateTx(ctx, p)
 		p.tx = inboxTx{guarded{p.late, new(atomic.Bool)}}
 		return p, nil
 	}
@@ -181,6 +181,7 @@ type guarded struct {
 // An opener has a transaction, or begins it.
 type opener interface {
 	begin(ctx context.Context) (pgx.Tx, error)
+	now() (pgx.Tx, error)
 	exec(ctx context.Context, query string, args []any) (pgconn.CommandTag, error)
 	raw() *pgx.Conn
 }
@@ -189,6 +190,8 @@ type opener interface {
 type opened struct{ tx pgx.Tx }
 
 func (o opened) begin(context.Context) (pgx.Tx, error) { return o.tx, nil }
+
+func (o opened) now() (pgx.Tx, error) { return o.tx, nil }
 
 func (o opened) exec(ctx context.Context, query string, args []any) (pgconn.CommandTag, error) {
 	return o.tx.Exec(ctx, query, args...)
@@ -287,27 +290,23 @@ func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.State
 }
 
 // LargeObjects implements [pgx.Tx].
-func (g guarded) LargeObjects() pgx.LargeObjects { return g.now().LargeObjects() }
-
-// Conn implements [pgx.Tx]. What is done on it during the run is in the transaction, or fails.
-func (g guarded) Conn() *pgx.Conn {
-	g.now()
-	return g.raw()
-}
-
-// now is open for a method that has no context and returns no error. If the transaction cannot begin, the connection is closed: what is
-// done on it would be committed at once.
-func (g guarded) now() pgx.Tx {
-	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
-	defer cancel()
-	tx, err := g.open(bounded)
-	if err == nil {
-		return tx
-	}
+func (g guarded) LargeObjects() pgx.LargeObjects {
+	err := pgx.ErrTxClosed
 	if !g.ended.Load() {
-		_ = g.raw().Close(bounded)
+		var tx pgx.Tx
+		if tx, err = g.now(); err == nil {
+			return tx.LargeObjects()
+		}
 	}
 	var none pgx.Batch
 	none.BeginTx(pgx.TxOptions{})
-	return pgx.FailedBatchResults(&none, err).Tx() // which is closed
+	return pgx.FailedBatchResults(&none, err).Tx().LargeObjects() // of a transaction that is closed
+}
+
+// Conn implements [pgx.Tx]. What is done on it during the run is in the transaction, or fails.
+func (g guarded) Conn() *pgx.Conn {
+	if !g.ended.Load() {
+		_, _ = g.now()
+	}
+	return g.raw()
 }
