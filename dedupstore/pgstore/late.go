@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/multitracer"
@@ -19,6 +20,9 @@ type lateTx struct {
 	err     error     // why it could not begin, which is final
 	away    bool      // that is the database's doing, not the handler's or the end of a context
 	doubt   bool      // or the doing of the handler's first statement, which was sent with it
+
+	// A first statement is under way: what it uses is its own, also after the run.
+	beginning atomic.Bool
 
 	bounded func() (context.Context, context.CancelFunc) // see now
 }
@@ -47,6 +51,23 @@ func combines(pool *pgxpool.Pool) bool {
 // begin begins the transaction, unless it has begun. A connection that is lost in it was dead before, as those of a pool are when
 // the server was restarted: that is nothing that a handler should learn of, and it takes another one.
 func (l *lateTx) begin(ctx context.Context) (pgx.Tx, error) {
+	if !l.beginning.CompareAndSwap(false, true) {
+		return nil, errBusy
+	}
+	defer l.done()
+	return l.alone(ctx)
+}
+
+// done lets others begin, or settle. When the run has ended meanwhile, it gives the connection back in its place.
+func (l *lateTx) done() {
+	l.beginning.Store(false)
+	if l.session.tx.ended.Load() && l.beginning.CompareAndSwap(false, true) {
+		l.session.giveBack()
+	}
+}
+
+// alone begins the transaction without a statement.
+func (l *lateTx) alone(ctx context.Context) (pgx.Tx, error) {
 	if l.tx != nil || l.err != nil {
 		return l.tx, l.err
 	}
@@ -81,13 +102,19 @@ func (l *lateTx) lost(ctx context.Context) bool { return l.conn.IsClosed() && ct
 // handlers, which may wait for this one, there is no other place.
 func (l *lateTx) renew(ctx context.Context) error {
 	s := l.session
-	if s.conn != nil {
-		s.conn.Release()
-		s.conn = nil
+	if s.tx.ended.Load() { // the connection was not lost, but closed because this statement had outlived the run
+		return pgx.ErrTxClosed
 	}
+	s.giveBack()
 	conn, err := s.run.store.pool.Acquire(ctx)
 	if err != nil {
 		return err
+	}
+	s.giving.Lock()
+	defer s.giving.Unlock()
+	if s.tx.ended.Load() { // nobody else would give it back
+		conn.Release()
+		return pgx.ErrTxClosed
 	}
 	s.conn, l.conn = conn, conn.Conn()
 	return nil
@@ -109,16 +136,26 @@ func (l *lateTx) now() (pgx.Tx, error) {
 
 // exec begins the transaction together with the statement if it may.
 func (l *lateTx) exec(ctx context.Context, query string, args []any) (tag pgconn.CommandTag, err error) {
-	if l.tx == nil && l.err == nil && ctx.Err() == nil && l.session.run.store.combines && plainArgs(args) {
-		if tag, made, err := l.beginWith(ctx, query, args); made {
-			return tag, err
-		}
+	if !l.beginning.CompareAndSwap(false, true) {
+		return tag, errBusy
 	}
-	tx, err := l.begin(ctx)
-	if err != nil {
+	tx, tag, err := l.first(ctx, query, args)
+	if tx == nil {
 		return tag, err
 	}
 	return tx.Exec(ctx, query, args...)
+}
+
+// first begins the transaction with a statement. It returns the transaction if the statement is still to be made.
+func (l *lateTx) first(ctx context.Context, query string, args []any) (pgx.Tx, pgconn.CommandTag, error) {
+	defer l.done()
+	if l.tx == nil && l.err == nil && ctx.Err() == nil && l.session.run.store.combines && plainArgs(args) {
+		if tag, made, err := l.beginWith(ctx, query, args); made {
+			return nil, tag, err
+		}
+	}
+	tx, err := l.alone(ctx)
+	return tx, pgconn.CommandTag{}, err
 }
 
 // plainArgs reports whether a batch takes the arguments of an Exec, and the statement is one: without arguments there may be several.

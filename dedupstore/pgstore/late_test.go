@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -697,5 +698,45 @@ func TestTx_HooksOfThePoolFindTheRunsValues(t *testing.T) {
 		if err != nil || shown != "acme" {
 			t.Errorf("%s: the connection shows the data of %q, %v", name, shown, err)
 		}
+	}
+}
+
+// TestInbox_AFirstStatementThatAHandlerLeftUnderWay fails the run, and holds nothing after it: neither a connection of the pool nor a
+// transaction that nobody ends.
+func TestInbox_AFirstStatementThatAHandlerLeftUnderWay(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	s := newStore(t, pool, Config{})
+	given := errors.New("it was given up")
+	for _, returns := range []error{nil, given} {
+		id := fmt.Sprint("returns ", returns)
+		lock := begin(t, pool, pgx.ReadCommitted)
+		if _, err := lock.Exec(t.Context(), `LOCK TABLE effects`); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		err := inInbox(t, s, id, func(ctx context.Context, tx pgx.Tx) error {
+			go func() {
+				_, err := tx.Exec(context.WithoutCancel(ctx), insertEffect, id)
+				ended <- err
+			}()
+			until(t, "a statement that waits", func() bool {
+				var waits bool
+				err := lock.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'effects'::regclass AND NOT granted)`).Scan(&waits)
+				return err != nil || waits
+			})
+			return returns
+		})
+		if want := cmp.Or(returns, errBusy); !errors.Is(err, want) {
+			t.Errorf("%s: the run returned %v, want %v", id, err, want)
+		}
+		if err := lock.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; err == nil {
+			t.Errorf("%s: the statement succeeded after the run", id)
+		}
+		until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+		wantEffects(t, pool, id, 0)
 	}
 }

@@ -2,7 +2,9 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -36,6 +38,25 @@ type pgxSession struct {
 	late  *lateTx // nil: it has begun before the handler
 	begun bool    // the server has told so
 	over  bool    // the commit was sent
+	cut   bool    // a first statement has outlived the handler
+
+	giving sync.Mutex // conn back to the pool
+}
+
+// taken returns the connection, if there is one, for the caller to give back.
+func (p *pgxSession) taken() *pgxpool.Conn {
+	p.giving.Lock()
+	defer p.giving.Unlock()
+	conn := p.conn
+	p.conn = nil
+	return conn
+}
+
+// giveBack gives the connection back, if there is one.
+func (p *pgxSession) giveBack() {
+	if conn := p.taken(); conn != nil {
+		conn.Release()
+	}
 }
 
 // beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it. Where this
@@ -82,6 +103,9 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	if p.late != nil {
 		_, err := p.late.begin(ctx) // unless the handler has sent something
+		if errors.Is(err, errBusy) {
+			return err
+		}
 		if err != nil && !p.late.conn.IsClosed() {
 			return fmt.Errorf("%w: %w", errNotBegun, err)
 		}
@@ -122,7 +146,7 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 }
 
 func (p *pgxSession) unbegun() error {
-	if p.late == nil || !p.late.away || p.late.doubt && p.run.claim.Returned >= maxDoubts {
+	if p.late == nil || p.cut || !p.late.away || p.late.doubt && p.run.claim.Returned >= maxDoubts {
 		return nil
 	}
 	return p.late.err
@@ -130,12 +154,21 @@ func (p *pgxSession) unbegun() error {
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	p.tx.ended.Store(true)
-	if p.conn == nil {
+	if p.late != nil && !p.late.beginning.CompareAndSwap(false, true) { // it gives the connection back
+		p.giving.Lock()
+		defer p.giving.Unlock()
+		if p.cut = true; p.conn != nil {
+			_ = p.conn.Conn().PgConn().Conn().Close()
+		}
 		return true
 	}
-	open = p.over || !p.begun || !left(p.conn.Conn())
-	rollback(ctx, p.conn)
-	p.conn.Release()
+	conn := p.taken()
+	if conn == nil {
+		return true
+	}
+	open = p.over || !p.begun || !left(conn.Conn())
+	rollback(ctx, conn)
+	conn.Release()
 	return open
 }
 
