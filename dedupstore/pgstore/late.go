@@ -33,7 +33,7 @@ const maxDoubts = 3
 
 func newLateTx(ctx context.Context, s *pgxSession) *lateTx {
 	return &lateTx{session: s, conn: s.conn.Conn(), bounded: func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		return context.WithTimeoutCause(context.WithoutCancel(ctx), endTimeout, errNotBegun)
 	}}
 }
 
@@ -91,7 +91,8 @@ func (l *lateTx) alone(ctx context.Context) (pgx.Tx, error) {
 
 // fail keeps why the transaction could not begin. A connection that is busy with something else is the handler's doing.
 func (l *lateTx) fail(ctx context.Context, err error) error {
-	l.err, l.away = err, ctx.Err() == nil && (l.conn.IsClosed() || codeOf(err) != "")
+	late := context.Cause(ctx) == errNotBegun //nolint:errorlint // the bound of now, which is not the handler's
+	l.err, l.away = err, (ctx.Err() == nil || late) && (l.conn.IsClosed() || codeOf(err) != "")
 	return err
 }
 

@@ -740,3 +740,23 @@ func TestInbox_AFirstStatementThatAHandlerLeftUnderWay(t *testing.T) {
 		wantEffects(t, pool, id, 0)
 	}
 }
+
+// TestTx_AServerThatIsTooSlowForAMethodWithoutAContext counts no attempt: the bound is not one that the handler has set.
+func TestTx_AServerThatIsTooSlowForAMethodWithoutAContext(t *testing.T) {
+	t.Parallel()
+	direct := newPool(t)
+	newStore(t, direct, Config{})
+	pool, p := behind(t, direct, prepared)
+	s := unmigrated(t, pool, Config{})
+	c := runOf(t, s.Inbox(), "1")
+	p.inject(func(int, string) fault { return silentHold })
+	err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+		_, err := Tx(ctx).Conn().Exec(ctx, insertEffect, "1")
+		close(p.late)
+		return nil, err
+	})
+	if _, unbegun := errors.AsType[*unbegunError](err); !unbegun {
+		t.Errorf("the run returned %v, want that its transaction could not begin", err)
+	}
+	wantEffects(t, direct, "1", 0)
+}
