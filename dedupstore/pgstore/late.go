@@ -160,12 +160,15 @@ func (l *lateTx) first(ctx context.Context, query string, args []any) (pgx.Tx, p
 }
 
 // plainArgs reports whether a batch takes the arguments of an Exec, and the statement is one: without arguments there may be several.
+// A rewriter gets the connection before the batch is sent: what it does there would be committed at once.
 func plainArgs(args []any) bool {
 	if len(args) == 0 {
 		return false
 	}
 	switch args[0].(type) {
-	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+	case pgx.NamedArgs, pgx.StrictNamedArgs:
+		return true
+	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID, pgx.QueryRewriter:
 		return false
 	}
 	return true

@@ -760,3 +760,28 @@ func TestTx_AServerThatIsTooSlowForAMethodWithoutAContext(t *testing.T) {
 	}
 	wantEffects(t, direct, "1", 0)
 }
+
+// A rewriter uses the connection that its statement is for.
+type rewriter func(ctx context.Context, conn *pgx.Conn) error
+
+func (r rewriter) RewriteQuery(ctx context.Context, conn *pgx.Conn, query string, args []any) (string, []any, error) {
+	return query, args, r(ctx, conn)
+}
+
+// TestTx_RewritersWorkInTheTransaction has what a rewriter of the first statement writes: it goes with the run.
+func TestTx_RewritersWorkInTheTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	s := newStore(t, pool, Config{})
+	no := errors.New("no")
+	if err := inInbox(t, s, "1", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, insertEffect, rewriter(func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, insertEffect, "1")
+			return err
+		}), "1")
+		return cmp.Or(err, no)
+	}); !errors.Is(err, no) {
+		t.Errorf("the run returned %v, want the handler's error", err)
+	}
+	wantEffects(t, pool, "1", 0)
+}
