@@ -121,14 +121,23 @@ func (l *lateTx) renew(ctx context.Context) error {
 	return nil
 }
 
-func (l *lateTx) raw() *pgx.Conn { return l.conn }
+func (l *lateTx) raw() *pgx.Conn {
+	l.session.giving.Lock()
+	defer l.session.giving.Unlock()
+	return l.conn
+}
 
 // now is begin for a method that has no context and returns no error: if it cannot, the connection is closed, or what is done on it
 // would be committed at once. Hooks of the pool may look for values of the run's context, such as whose data to show.
 func (l *lateTx) now() (pgx.Tx, error) {
+	if !l.beginning.CompareAndSwap(false, true) {
+		l.session.sever(false)
+		return nil, errBusy
+	}
+	defer l.done()
 	bounded, cancel := l.bounded()
 	defer cancel()
-	tx, err := l.begin(bounded)
+	tx, err := l.alone(bounded)
 	if err != nil {
 		_ = l.conn.Close(bounded)
 	}

@@ -785,3 +785,57 @@ func TestTx_RewritersWorkInTheTransaction(t *testing.T) {
 	}
 	wantEffects(t, pool, "1", 0)
 }
+
+// TestTx_ConnTouchesNoConnectionOfOthers has the run end while Conn begins, and Conn begin while another goroutine does.
+func TestTx_ConnTouchesNoConnectionOfOthers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	s := newStore(t, pool, Config{})
+	var late *lateTx
+	if err := inInbox(t, s, "1", func(ctx context.Context, tx pgx.Tx) error {
+		late = tx.(inboxTx).opener.(*lateTx)
+		_, err := tx.Exec(ctx, insertEffect, "1")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	others := pool.AcquireAllIdle(t.Context())
+	if _, err := late.now(); err == nil {
+		t.Error("a transaction began after the run")
+	}
+	for _, other := range others {
+		if err := other.Ping(t.Context()); err != nil {
+			t.Errorf("another user of the pool got %v", err)
+		}
+		other.Release()
+	}
+
+	lock := begin(t, pool, pgx.ReadCommitted)
+	if _, err := lock.Exec(t.Context(), `LOCK TABLE effects`); err != nil {
+		t.Fatal(err)
+	}
+	if err := inInbox(t, s, "2", func(ctx context.Context, tx pgx.Tx) error {
+		made := make(chan error, 1)
+		go func() {
+			_, err := tx.Exec(ctx, insertEffect, "2")
+			made <- err
+		}()
+		until(t, "a statement that waits", func() bool {
+			var waits bool
+			err := lock.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'effects'::regclass AND NOT granted)`).Scan(&waits)
+			return err != nil || waits
+		})
+		_ = tx.Conn().TypeMap()
+		return errors.Join(lock.Rollback(ctx), <-made)
+	}); err != nil {
+		t.Errorf("the run returned %v", err)
+	}
+	wantEffects(t, pool, "2", 1)
+	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+	for _, other := range pool.AcquireAllIdle(t.Context()) {
+		if err := other.Ping(t.Context()); err != nil {
+			t.Errorf("the pool was given a connection that is dead: %v", err)
+		}
+		other.Release()
+	}
+}

@@ -38,7 +38,7 @@ type pgxSession struct {
 	late  *lateTx // nil: it has begun before the handler
 	begun bool    // the server has told so
 	over  bool    // the commit was sent
-	cut   bool    // a first statement has outlived the handler
+	cut   bool    // the handler has left a first statement under way, or called Conn during it
 
 	giving sync.Mutex // conn back to the pool
 }
@@ -49,7 +49,23 @@ func (p *pgxSession) taken() *pgxpool.Conn {
 	defer p.giving.Unlock()
 	conn := p.conn
 	p.conn = nil
+	if conn != nil && p.cut { // pgx may not know yet: the next user would find it dead
+		_ = conn.Conn().Close(context.Background())
+	}
 	return conn
+}
+
+// sever breaks the connection that a first statement is using, which only that may give back. Unless the run is as ended as the
+// caller takes it to be: it may be another's by then.
+func (p *pgxSession) sever(ended bool) {
+	p.giving.Lock()
+	defer p.giving.Unlock()
+	if p.tx.ended.Load() != ended {
+		return
+	}
+	if p.cut = true; p.conn != nil {
+		_ = p.conn.Conn().PgConn().Conn().Close()
+	}
 }
 
 // giveBack gives the connection back, if there is one.
@@ -155,11 +171,7 @@ func (p *pgxSession) unbegun() error {
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	p.tx.ended.Store(true)
 	if p.late != nil && !p.late.beginning.CompareAndSwap(false, true) { // it gives the connection back
-		p.giving.Lock()
-		defer p.giving.Unlock()
-		if p.cut = true; p.conn != nil {
-			_ = p.conn.Conn().PgConn().Conn().Close()
-		}
+		p.sever(true)
 		return true
 	}
 	conn := p.taken()
