@@ -92,3 +92,39 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 		t.Errorf("%d payments, %d rows", b.payments("k"), b.rows("k"))
 	}
 }
+
+// TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError keeps what docs/http.md says of it.
+func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T) {
+	t.Parallel()
+	for mode, second := range map[idempotencykey.ServerErrors]int{idempotencykey.StoreServerErrors: 500, idempotencykey.ReleaseServerErrors: 201} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			pool := testserver.SharedPostgres(t).NewDatabase(t).Pool(t)
+			s, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Migrate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var again atomic.Bool
+			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}}), idempotencykey.Config{ServerErrors: mode}, func(w http.ResponseWriter, r *http.Request) {
+				tx := pgstore.Tx(r.Context())
+				var pid int
+				err := tx.QueryRow(r.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
+				if err == nil && !again.Swap(true) {
+					if _, err := pool.Exec(r.Context(), `SELECT pg_terminate_backend($1, 10000)`, pid); err != nil {
+						t.Error(err)
+					}
+				}
+				if _, err := tx.Exec(r.Context(), `SELECT 1`); err != nil {
+					w.WriteHeader(500)
+					return
+				}
+				w.WriteHeader(201)
+			})
+			want(t, rg.pay("k"), 500, false)
+			want(t, rg.pay("k"), second, second == 500)
+		})
+	}
+}
