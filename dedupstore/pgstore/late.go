@@ -169,14 +169,17 @@ func (l *lateTx) first(ctx context.Context, query string, args []any) (pgx.Tx, p
 }
 
 // plainArgs reports whether a batch takes the arguments of an Exec, and the statement is one: without arguments there may be several.
-// A rewriter gets the connection before the batch is sent: what it does there would be committed at once.
+// A rewriter gets the connection before the batch is sent: what it does there would be committed at once. Those of pgx for names do
+// nothing there, but behind them may be a mode, which a batch would not heed, or another rewriter.
 func plainArgs(args []any) bool {
 	if len(args) == 0 {
 		return false
 	}
-	switch args[0].(type) {
-	case pgx.NamedArgs, pgx.StrictNamedArgs:
-		return true
+	switch named := args[0].(type) {
+	case pgx.NamedArgs:
+		return len(named) > 0 && len(args) == 1
+	case pgx.StrictNamedArgs:
+		return len(named) > 0 && len(args) == 1
 	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID, pgx.QueryRewriter:
 		return false
 	}

@@ -322,3 +322,49 @@ func TestTx_RewritersWorkInTheTransaction(t *testing.T) {
 	}
 	wantEffects(t, pool, "1", 0)
 }
+
+// TestTx_OptionsBehindNamedArgumentsAreHeeded has what a batch would leave out, or not take.
+func TestTx_OptionsBehindNamedArgumentsAreHeeded(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	s := newStore(t, pool, Config{})
+	no := errors.New("no")
+	named := pgx.NamedArgs{"id": "1"}
+	const query = `INSERT INTO effects VALUES (@id, 1)`
+	writes := rewriter(func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, insertEffect, "1")
+		return err
+	})
+	for name, first := range map[string]struct {
+		query string
+		args  []any
+		kept  bool // prepared by the connection, for further runs
+	}{
+		"named":                {query, []any{named}, true},
+		"strict":               {query, []any{pgx.StrictNamedArgs(named)}, true},
+		"mode behind named":    {query, []any{named, pgx.QueryExecModeExec}, false},
+		"mode behind strict":   {query, []any{pgx.StrictNamedArgs(named), pgx.QueryExecModeExec}, false},
+		"rewriter behind them": {insertEffect, []any{named, writes, "1"}, true},
+		"nothing":              {``, []any{pgx.NamedArgs{}}, false},
+		"nothing, strict":      {`-- nothing`, []any{pgx.StrictNamedArgs{}}, false},
+	} {
+		query := first.query
+		if strings.HasPrefix(query, "INSERT") {
+			query += ` -- ` + name
+		}
+		if err := inInbox(t, s, name, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, query, first.args...)
+			var kept bool
+			if err == nil {
+				err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE statement LIKE 'INSERT%-- ' || $1)`, name).Scan(&kept)
+			}
+			if err == nil && kept != first.kept {
+				t.Errorf("%s: it is %v that the statement was prepared for further runs", name, kept)
+			}
+			return cmp.Or(err, no)
+		}); !errors.Is(err, no) {
+			t.Errorf("%s: the run returned %v, want the handler's error", name, err)
+		}
+		wantEffects(t, pool, "1", 0)
+	}
+}
