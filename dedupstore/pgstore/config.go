@@ -24,7 +24,7 @@ type Config struct {
 
 	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by default.
 	// Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when PostgreSQL
-	// refuses one because of others.
+	// refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs again.
 	Isolation pgx.TxIsoLevel
 
 	// RelaxedClaims makes claims of the leased form (not of an inbox) not wait for the disk. A server that crashes may then
