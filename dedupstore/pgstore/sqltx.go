@@ -15,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// SQLTx returns the transaction that the inbox has begun for the handler. The inbox commits it or rolls it back when the
+// SQLTx returns the transaction that the inbox began before it called the handler. The inbox commits it or rolls it back when the
 // handler has returned; a handler that does so by itself gets ErrTxEnded for its run, unless it calls Rollback and returns an error.
 //
 // It panics outside a run of [Store.InboxSQL].

@@ -59,8 +59,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 // forms know of a key is the same record. A pool of one connection is not enough: all operations and Check say so.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
-// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more round
-// trips a message.
+// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It begins before the handler, so
+// that it is open while that waits for others, and costs three more round trips a message, six in all.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 
 // Claim implements [dedupstore.Store].

@@ -15,8 +15,9 @@ import (
 )
 
 // Tx returns the inbox's transaction for the handler. It begins with the handler's first statement, in the same round trip if that
-// is an Exec with arguments; should the connection be lost in it, the statement is made once more on another one. Begin makes a
-// savepoint in it. Commit and Rollback
+// is an Exec with arguments and the pool prepares statements; should the connection be lost in it, the statement is made once more on
+// another one. It begins before the handler under a policy that parks, and where the handler is called again because PostgreSQL refused
+// its transaction. Begin makes a savepoint in it. Commit and Rollback
 // return ErrInboxCommits: the inbox does that when the handler has returned. It is not to be used afterwards, nor by
 // several goroutines at once. Its Conn is the pool's connection itself, and its LargeObjects work on that, which nothing guards:
 // what is kept of them after the run writes into transactions of others.
