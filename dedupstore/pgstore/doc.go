@@ -9,7 +9,7 @@
 //	func charge(ctx context.Context, m Order) error { // the handler
 //		tx := pgstore.Tx(ctx) // or pgstore.SQLTx(ctx), with store.InboxSQL()
 //		_, err := tx.Exec(ctx, `UPDATE accounts SET balance = balance - $1 WHERE id = $2`, m.Amount, m.Account)
-//		return err // nil commits the effect and the outcome together; pgoutbox.Publish(ctx, …) joins, too
+//		return err // nil commits the effect and the outcome together; Publish(ctx, …) of a pgoutbox.Outbox joins, too
 //	}
 //
 // The leased form is the store itself, for handlers whose effects are elsewhere. A handler that begins a transaction of

@@ -93,6 +93,9 @@ var given = map[string]map[int]string{
 			pool *pgxpool.Pool
 			pub  producer.Publisher
 			ids  []string
+
+			order string
+			body  []byte
 		)`},
 	"docs/postgres.md": {0: `
 		var (

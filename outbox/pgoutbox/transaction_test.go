@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -212,8 +213,8 @@ func TestPublish_OfAWatermillHandlerJoinsTheTransactionOfItsInbox(t *testing.T) 
 func TestPublish_JoinsTheTransactionOfTheContext(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)
-	if err := box.Publish(t.Context(), message("1")); !errors.Is(err, pgoutbox.ErrNoTx) {
-		t.Errorf("error %v, want ErrNoTx", err)
+	if err := box.Publish(t.Context(), message("1")); !errors.Is(err, pgoutbox.ErrNoTx) || !strings.Contains(err.Error(), "write with In(tx)") {
+		t.Errorf("error %v, want ErrNoTx, which says what to do", err)
 	}
 	tx := begin(t, pool)
 	if err := box.Publish(pgoutbox.WithTx(t.Context(), tx), message("1")); err != nil {

@@ -7,8 +7,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrNoTx says that Publish was called with a context that carries no transaction: use WithTx or WithSQLTx.
-var ErrNoTx = errors.New("pgwal: the context carries no transaction")
+// ErrNoTx says that Publish was called with a context that carries no transaction: use In, InSQL, WithTx or WithSQLTx, or pass the context
+// that the handler of an inbox got.
+var ErrNoTx = errors.New("pgwal: the context carries no transaction: write with In(tx), put the transaction into the context with WithTx, or pass the context that " +
+	"the handler of a pgstore inbox got")
 
 // A SetupError says what of the server, the slot, the publication or the table does not fit. Run and Setup return it:
 // repeating the call is useless until somebody acts as it says.
