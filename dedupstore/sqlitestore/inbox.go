@@ -22,9 +22,10 @@ var _ interface {
 } = inbox{}
 
 // Inbox returns the transactional form of the store, for handlers whose effects are in the same database. Claims are
-// those of the store. A run begins a transaction with the database's write lock, which the handler gets with [Tx] and the
-// outbox of the same database finds in its context; the outcome is written in it, and it is committed. So there is one
-// handler at a time in a database, whatever the number of processes; it should be short, and wait for nobody else.
+// those of the store. A run begins a transaction with the database's write lock, which the handler gets with [Tx], and gives to an
+// outbox of the same database (InSQL of package sqliteoutbox, which does not look into the context); the outcome is written in it, and
+// it is committed. So there is one handler at a time in a database, whatever the number of processes; it should be short, and wait for
+// nobody else.
 //
 // A run that waits for the write lock for as long as its lease, or 5 s if that is shorter, gives up with a
 // [*dedupstore.ConflictError]: leases have to be longer than the handlers of the database take that may wait for each other.

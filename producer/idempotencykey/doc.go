@@ -38,7 +38,8 @@
 // effect and the response are two writes, and a crash in between runs the handler again when the lease ends. With an inbox
 // (dedupstore.Transactor), the handler's writes, its outbox rows and the response commit in one transaction: the response is
 // sent after the commit, a status of 500 and above rolls the writes back and is kept, a lower one commits them. If they cannot
-// be committed, as in PostgreSQL after a statement that failed, the client gets a 500 (code not-committed) instead.
+// be committed, as in PostgreSQL after a statement that failed, the client gets a 500 (code not-committed) instead. Nothing of a
+// run is kept whose transaction PostgreSQL did not let begin, whatever it answered: the client gets a 503 (code unavailable).
 //
 // # Responses that are not kept
 //
