@@ -192,6 +192,32 @@ func TestInbox_TransactionThatCannotBeginCountsNoAttempt(t *testing.T) {
 	})
 }
 
+// TestInbox_RunThatNeverBeganIsNotParkedBecauseTheDatabaseWasAway: neither the transaction nor the release finds a database for a while,
+// as when it is restarted.
+func TestInbox_RunThatNeverBeganIsNotParkedBecauseTheDatabaseWasAway(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		inbox := newInbox(t)
+		g := newGuard(t, inbox, oncemill.Irreversible())
+		back := time.Now().Add(3 * time.Second)
+		inbox.inTx = func(txWork, func(txWork) error) error { return errDown }
+		inbox.records.settle = func(_ dedupstore.Settlement, do func() error) error {
+			if time.Now().Before(back) {
+				return errDown
+			}
+			return do()
+		}
+		h := inbox.charging(t, nil)
+		_, err := g.Run(t.Context(), call("m1"), h.run)
+		as[*oncemill.StoreError](t, err)
+		inbox.inTx = nil
+		time.Sleep(g.Policy().Lease)
+		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Outcome.Kind != dedupstore.Succeeded || res.Attempt != 1 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		h.want(t, 1)
+	})
+}
+
 // TestInbox_TransactionThatBeginsLateAndCannotCountsNoAttempt: its handler has found that out, and made of it what it likes.
 func TestInbox_TransactionThatBeginsLateAndCannotCountsNoAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
