@@ -299,18 +299,29 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 	return &StoreError{Op: "extend", Err: err}
 }
 
-// giveBack releases a claim whose handler did not start, if that works at once; else its lease ends by itself.
+// giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by itself, which
+// counts an attempt. Under a policy that parks that would make it unknown, as it may be marked as started.
 func (g *Guard) giveBack(ctx context.Context, h *holding) {
 	back := dedupstore.Release{Uncounted: true, Reason: "not started"}
-	err := g.store.Settle(g.patience.of(ctx), h.claim, back)
-	if errors.Is(err, dedupstore.ErrFull) {
-		back.Reason = ""
-		err = g.store.Settle(g.patience.of(ctx), h.claim, back)
+	begun := time.Now()
+	err := g.settleOnce(g.patience.of(ctx), h, back)
+	if err != nil {
+		back.Reason = "" // for which there may be no room
+		ctx := context.WithoutCancel(ctx)
+		if g.policy.ExpiredLease != Park {
+			bounded, cancel := context.WithDeadline(ctx, begun.Add(giveBackTime))
+			defer cancel()
+			ctx = bounded
+		}
+		err = g.retryAfter(ctx, h, err, func(ctx context.Context) error { return g.settleOnce(ctx, h, back) })
 	}
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
 		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 	}
 }
+
+// giveBackTime is how long a caller waits for its claim to be given back, which is longer than a restart of a store takes.
+const giveBackTime = 5 * time.Second
 
 // underLease runs work with a heartbeat. Its context is cancelled when the claim is lost.
 func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedupstore.Outcome, error) {

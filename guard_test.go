@@ -286,6 +286,37 @@ func TestGuard_ShutdownWhileAHandlerRunsCountsNoAttempt(t *testing.T) {
 	})
 }
 
+// TestGuard_RunThatWasStoppedBeforeItBeganIsNotParked: the store was marking it as started when the process was told to stop.
+func TestGuard_RunThatWasStoppedBeforeItBeganIsNotParked(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Irreversible())
+		back := time.Now().Add(3 * time.Second)
+		ctx, shutdown := context.WithCancel(t.Context())
+		store.extend = func(apply func() error) error {
+			_ = apply() // and the reply is lost
+			shutdown()
+			return errDown
+		}
+		store.settle = func(_ dedupstore.Settlement, apply func() error) error {
+			if time.Now().Before(back) {
+				return errDown
+			}
+			return apply()
+		}
+		h := &counter{}
+		if _, err := g.Run(ctx, call("m1"), h.run); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want the end of the context", err)
+		}
+		store.extend = nil
+		time.Sleep(g.Policy().Lease)
+		if res, err := g.Run(t.Context(), call("m1"), h.run); err != nil || res.Outcome.Kind != dedupstore.Succeeded || res.Attempt != 1 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		h.want(t, 1)
+	})
+}
+
 func TestGuard_BackoffNeverShrinks(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		least := time.Duration(1<<33 + 1) // 2^31 times that overflows to 2.1 s

@@ -62,11 +62,7 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		}
 		return g.failed(ctx, call, h, res, w.result)
 	}
-	if g.policy.ExpiredLease == Park { // the end of its lease would make it unknown, although the handler was not called
-		_ = g.settle(ctx, h, dedupstore.Release{Uncounted: true, Reason: "not started"}) // logged
-	} else {
-		g.giveBack(ctx, h)
-	}
+	g.giveBack(ctx, h)
 	if ctx.Err() != nil {
 		return Result{}, context.Cause(ctx)
 	}
