@@ -61,7 +61,7 @@ func (l *lateTx) begin(ctx context.Context) (pgx.Tx, error) {
 // done lets others begin, or settle. When the run has ended meanwhile, it gives the connection back in its place.
 func (l *lateTx) done() {
 	l.beginning.Store(false)
-	if l.session.tx.ended.Load() && l.beginning.CompareAndSwap(false, true) {
+	if l.session.ended.Load() && l.beginning.CompareAndSwap(false, true) {
 		l.session.giveBack()
 	}
 }
@@ -103,7 +103,7 @@ func (l *lateTx) lost(ctx context.Context) bool { return l.conn.IsClosed() && ct
 // handlers, which may wait for this one, there is no other place.
 func (l *lateTx) renew(ctx context.Context) error {
 	s := l.session
-	if s.tx.ended.Load() { // the connection was not lost, but closed because this statement had outlived the run
+	if s.ended.Load() { // the connection was not lost, but closed because this statement had outlived the run
 		return pgx.ErrTxClosed
 	}
 	s.giveBack()
@@ -113,7 +113,7 @@ func (l *lateTx) renew(ctx context.Context) error {
 	}
 	s.giving.Lock()
 	defer s.giving.Unlock()
-	if s.tx.ended.Load() { // nobody else would give it back
+	if s.ended.Load() { // nobody else would give it back
 		conn.Release()
 		return pgx.ErrTxClosed
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -366,5 +367,64 @@ func TestTx_OptionsBehindNamedArgumentsAreHeeded(t *testing.T) {
 			t.Errorf("%s: the run returned %v, want the handler's error", name, err)
 		}
 		wantEffects(t, pool, "1", 0)
+	}
+}
+
+// TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun: a statement that began as the run ended was made on the connection when that was
+// another's, who found it busy; and pgx may panic where a pool closes a connection under a statement.
+func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	s := newStore(t, pool, Config{})
+	inbox := s.Inbox()
+	var workers, left sync.WaitGroup
+	var failed sync.Map
+	for worker := range 10 {
+		workers.Go(func() {
+			for n := range full(2000, 200) {
+				id := fmt.Sprintf("%d-%d", worker, n)
+				a, err := inbox.Claim(t.Context(), request(id))
+				if err != nil || a.Status != dedupstore.AcquiredRun {
+					t.Errorf("%s: %+v, %v", id, a, err)
+					return
+				}
+				err = inbox.InTx(t.Context(), a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+					tx := Tx(ctx)
+					if n%2 == 0 {
+						if _, err := tx.Exec(ctx, insertEffect, id); err != nil {
+							t.Error(err)
+						}
+					}
+					left.Go(func() {
+						for range 3 {
+							_, _ = tx.Exec(ctx, insertEffect, id)
+						}
+					})
+					if n%3 == 0 {
+						return nil, errors.New("no funds")
+					}
+					return success, nil
+				})
+				if err != nil {
+					failed.Store(id, true)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	left.Wait()
+	until(t, "all connections", func() bool { return pool.Stat().AcquiredConns() == 0 })
+	rows, err := pool.Query(t.Context(), `SELECT DISTINCT id FROM effects`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if _, ok := failed.Load(id); ok {
+			t.Errorf("%s failed, and has effects", id)
+		}
 	}
 }

@@ -2,8 +2,8 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -39,7 +39,8 @@ type pgxSession struct {
 	late  *lateTx // nil: it has begun before the handler
 	begun bool    // the server has told so
 	over  bool    // the commit was sent
-	cut   bool    // the handler has left a first statement under way, or called Conn during it
+	ended atomic.Bool
+	cut   bool // the handler has left a first statement under way, or called Conn during it
 
 	giving sync.Mutex // conn back to the pool
 }
@@ -61,7 +62,7 @@ func (p *pgxSession) taken() *pgxpool.Conn {
 func (p *pgxSession) sever(ended bool) {
 	p.giving.Lock()
 	defer p.giving.Unlock()
-	if p.tx.ended.Load() != ended {
+	if p.ended.Load() != ended {
 		return
 	}
 	if p.cut = true; p.conn != nil {
@@ -86,7 +87,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	if r.ours {
 		p := &pgxSession{run: r, conn: conn}
 		p.late = newLateTx(ctx, p)
-		p.tx = inboxTx{guarded{p.late, new(atomic.Bool)}}
+		p.tx = inboxTx{guarded{p.late, new(uses)}}
 		return p, nil
 	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.sql.open})
@@ -101,7 +102,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 		conn.Release()
 		return nil, err
 	}
-	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{opened{tx}, new(atomic.Bool)}}, begun: true}, nil
+	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{opened{tx}, new(uses)}}, begun: true}, nil
 }
 
 // Status of a connection.
@@ -118,11 +119,11 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 }
 
 func (p *pgxSession) commit(ctx context.Context, s *settling) error {
+	if !p.tx.uses.close() {
+		return errBusy
+	}
 	if p.late != nil {
 		_, err := p.late.begin(ctx) // unless the handler has sent something
-		if errors.Is(err, errBusy) {
-			return err
-		}
 		if err != nil && !p.late.conn.IsClosed() {
 			return fmt.Errorf("%w: %w", errNotBegun, err)
 		}
@@ -170,13 +171,18 @@ func (p *pgxSession) unbegun() error {
 }
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
-	p.tx.ended.Store(true)
+	alone := p.tx.uses.close()
+	p.ended.Store(true)
 	if p.late != nil && !p.late.beginning.CompareAndSwap(false, true) { // it gives the connection back
 		p.sever(true)
 		return true
 	}
 	conn := p.taken()
 	if conn == nil {
+		return true
+	}
+	if !alone { // a call is under way, which fails now: pgx may panic where a pool closes the connection under it
+		_ = conn.Hijack().PgConn().Conn().Close()
 		return true
 	}
 	open = p.over || !p.begun || !left(conn.Conn())
@@ -218,11 +224,33 @@ func (inboxTx) Commit(context.Context) error { return ErrInboxCommits }
 // Rollback implements [pgx.Tx].
 func (inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
 
-// A guarded transaction, or savepoint in it, cannot be used any more when the run has ended: the connection is another's.
+// A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit would be
+// committed by itself, and later the connection is another's.
 type guarded struct {
 	opener
-	ended *atomic.Bool
+	uses *uses
 }
+
+// Uses are the calls of a transaction that are under way, until it is closed to new ones.
+type uses struct{ n atomic.Int32 }
+
+// enter reports whether a call may begin, which is to leave.
+func (u *uses) enter() bool {
+	for {
+		n := u.n.Load()
+		if n < 0 {
+			return false
+		}
+		if u.n.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (u *uses) leave() { u.n.Add(-1) }
+
+// close lets no more calls begin, and reports whether none is under way.
+func (u *uses) close() bool { return u.n.Or(math.MinInt32)&math.MaxInt32 == 0 }
 
 // An opener has a transaction, or begins it.
 type opener interface {
@@ -245,23 +273,29 @@ func (o opened) exec(ctx context.Context, query string, args []any) (pgconn.Comm
 
 func (o opened) raw() *pgx.Conn { return o.tx.Conn() }
 
+// open is for a call that leaves when it returns, if there is no error.
 func (g guarded) open(ctx context.Context) (pgx.Tx, error) {
-	if g.ended.Load() {
+	if !g.uses.enter() {
 		return nil, pgx.ErrTxClosed
 	}
-	return g.begin(ctx)
+	tx, err := g.begin(ctx)
+	if err != nil {
+		g.uses.leave()
+	}
+	return tx, err
 }
 
 // Begin implements [pgx.Tx]: it makes a savepoint.
 func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := g.open(ctx)
-	if err == nil {
-		tx, err = tx.Begin(ctx)
-	}
 	if err != nil {
 		return nil, err
 	}
-	return guarded{opened{tx}, g.ended}, nil
+	defer g.uses.leave()
+	if tx, err = tx.Begin(ctx); err != nil {
+		return nil, err
+	}
+	return guarded{opened{tx}, g.uses}, nil
 }
 
 // Commit implements [pgx.Tx] for savepoints.
@@ -270,6 +304,7 @@ func (g guarded) Commit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer g.uses.leave()
 	return tx.Commit(ctx)
 }
 
@@ -279,14 +314,16 @@ func (g guarded) Rollback(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer g.uses.leave()
 	return tx.Rollback(ctx)
 }
 
 // Exec implements [pgx.Tx].
 func (g guarded) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	if g.ended.Load() {
+	if !g.uses.enter() {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
+	defer g.uses.leave()
 	return g.exec(ctx, query, args)
 }
 
@@ -296,6 +333,7 @@ func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 	if err != nil {
 		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
 	}
+	defer g.uses.leave()
 	return tx.Query(ctx, query, args...)
 }
 
@@ -305,6 +343,7 @@ func (g guarded) QueryRow(ctx context.Context, query string, args ...any) pgx.Ro
 	if err != nil {
 		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
 	}
+	defer g.uses.leave()
 	return tx.QueryRow(ctx, query, args...)
 }
 
@@ -314,6 +353,7 @@ func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
+	defer g.uses.leave()
 	return tx.SendBatch(ctx, b)
 }
 
@@ -323,6 +363,7 @@ func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 	if err != nil {
 		return 0, err
 	}
+	defer g.uses.leave()
 	return tx.CopyFrom(ctx, table, columns, rows)
 }
 
@@ -332,13 +373,15 @@ func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.State
 	if err != nil {
 		return nil, err
 	}
+	defer g.uses.leave()
 	return tx.Prepare(ctx, name, query)
 }
 
 // LargeObjects implements [pgx.Tx].
 func (g guarded) LargeObjects() pgx.LargeObjects {
 	err := pgx.ErrTxClosed
-	if !g.ended.Load() {
+	if g.uses.enter() {
+		defer g.uses.leave()
 		var tx pgx.Tx
 		if tx, err = g.now(); err == nil {
 			return tx.LargeObjects()
@@ -351,7 +394,8 @@ func (g guarded) LargeObjects() pgx.LargeObjects {
 
 // Conn implements [pgx.Tx]. What is done on it during the run is in the transaction, or fails.
 func (g guarded) Conn() *pgx.Conn {
-	if !g.ended.Load() {
+	if g.uses.enter() {
+		defer g.uses.leave()
 		_, _ = g.now()
 	}
 	return g.raw()
