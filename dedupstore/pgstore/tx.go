@@ -331,10 +331,10 @@ func (g guarded) Exec(ctx context.Context, query string, args ...any) (pgconn.Co
 func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
 	tx, err := g.open(ctx)
 	if err != nil {
-		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query() //nolint:sqlclosecheck // the caller's
 	}
 	defer g.uses.leave()
-	return tx.Query(ctx, query, args...)
+	return tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
 }
 
 // QueryRow implements [pgx.Tx].
