@@ -428,3 +428,33 @@ func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
 		}
 	}
 }
+
+// TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay: what such a handler committed has no outcome, and must not be done again.
+func TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, prepared)
+	inbox := newStore(t, pool, Config{}).Inbox()
+	for id, end := range map[string]string{"1": "COMMIT", "2": "SAVEPOINT s"} {
+		var left sync.WaitGroup
+		err := inbox.InTx(t.Context(), claim(t, inbox, request(id), dedupstore.AcquiredRun).Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+			tx := Tx(ctx)
+			for _, query := range []string{`INSERT INTO effects VALUES ('` + id + `', 1)`, end} {
+				if _, err := tx.Exec(ctx, query); err != nil {
+					t.Error(err)
+				}
+			}
+			left.Go(func() { _, _ = tx.Exec(ctx, `SELECT pg_sleep(30), $1::text`, id) })
+			until(t, "the statement", func() bool {
+				var n int
+				err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE 'SELECT pg_sleep(30), $1%'`).Scan(&n)
+				return err == nil && n > 0
+			})
+			return nil, errors.New("no funds")
+		})
+		left.Wait()
+		if want := end == "COMMIT"; errors.Is(err, ErrTxEnded) != want {
+			t.Errorf("after %s: %v, want ErrTxEnded: %v", end, err, want)
+		}
+		until(t, "the connection", func() bool { return pool.Stat().AcquiredConns() == 0 })
+	}
+}

@@ -6,11 +6,13 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -182,8 +184,9 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 		return true
 	}
 	if !alone { // a call is under way, which fails now: pgx may panic where a pool closes the connection under it
-		_ = conn.Hijack().PgConn().Conn().Close()
-		return true
+		cut := conn.Hijack().PgConn()
+		_ = cut.Conn().Close()
+		return !p.tx.uses.await(ctx) || p.over || !p.begun || cut.TxStatus() != idle // which the call would change under us
 	}
 	open = p.over || !p.begun || !left(conn.Conn())
 	rollback(ctx, conn)
@@ -251,6 +254,22 @@ func (u *uses) leave() { u.n.Add(-1) }
 
 // close lets no more calls begin, and reports whether none is under way.
 func (u *uses) close() bool { return u.n.Or(math.MinInt32)&math.MaxInt32 == 0 }
+
+// await waits until the calls that are under way have left, and reports whether they did. Those whose connection was closed leave
+// soon, unless what the handler gave them does not return, such as the source of a CopyFrom.
+func (u *uses) await(ctx context.Context) bool {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
+	for u.n.Load() != math.MinInt32 {
+		if !pace.Sleep(bounded, pauses.Next()) {
+			return false
+		}
+	}
+	return true
+}
+
+const leaveTimeout = time.Second
 
 // An opener has a transaction, or begins it.
 type opener interface {
