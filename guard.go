@@ -157,7 +157,8 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
 //   - the cause of ctx: it ended before the handler ran. A claim that is on its way then is waited for, so that it can be
-//     given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts.
+//     given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts. A claim that
+//     was granted is tried to be given back for some 5 s, as before a *StoreError, and under a policy that parks until its lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err error) {
 	if g.policy.Shadow {
 		err = g.shadow(ctx, &call, fn, &res)
