@@ -19,9 +19,11 @@ import (
 // Tx returns the inbox's transaction for the handler. It begins with the handler's first statement, in the same round trip if that
 // is an Exec with arguments and the pool prepares statements; should the connection be lost in it, the statement is made once more on
 // another one. It begins before the handler under a policy that parks, and where the handler is called again because PostgreSQL refused
-// its transaction. Begin makes a savepoint in it. Commit and Rollback
-// return ErrInboxCommits: the inbox does that when the handler has returned. It is not to be used afterwards, nor by
-// several goroutines at once. Its Conn is the pool's connection itself, and its LargeObjects work on that, which nothing guards:
+// its transaction.
+//
+// Begin makes a savepoint in it. Commit and Rollback return ErrInboxCommits: the inbox does that when the handler has returned. It is
+// not to be used by several goroutines at once, nor afterwards: calls get pgx.ErrTxClosed then, and one that is under way when the
+// handler returns makes the run fail. Its Conn is the pool's connection itself, and its LargeObjects work on that, which nothing guards:
 // what is kept of them after the run writes into transactions of others.
 //
 // It panics outside a run of [Store.Inbox].
@@ -41,10 +43,10 @@ type pgxSession struct {
 	late  *lateTx // nil: it has begun before the handler
 	begun bool    // the server has told so
 	over  bool    // the commit was sent
-	ended atomic.Bool
-	cut   bool // the handler has left a first statement under way, or called Conn during it
+	cut   bool    // the handler has left a first statement under way, or called Conn during it
 
-	giving sync.Mutex // conn back to the pool
+	ended  atomic.Bool // a first statement that is still under way gives the connection back
+	giving sync.Mutex  // conn back to the pool
 }
 
 // taken returns the connection, if there is one, for the caller to give back.
