@@ -21,7 +21,6 @@
 // # Transactions
 //
 // A [Transactor] keeps its records in the database that the effects are written to, and commits both together: an inbox.
-// [Front] puts a cheap store before one, which refuses duplicates but grants nothing.
 //
 // # What it does not guarantee
 //

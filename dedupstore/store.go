@@ -189,8 +189,7 @@ type Answer struct {
 	// Trace is the traceparent of the last run that was granted before this claim; may be empty.
 	Trace string
 
-	// Aside tells that the store that grants was not asked, because a cheap one before it, or a cache, knew enough to refuse: the answer
-	// does not say that it can be reached. See Front.
+	// Aside says that a cache in this process answered: the answer does not prove that the store can be reached.
 	Aside bool
 }
 
@@ -204,9 +203,6 @@ type Claim struct {
 	Returned  int           // how many runs of the key gave their attempt back (Release.Uncounted)
 	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins
 	Retention time.Duration // as requested
-
-	// Front is what a [FrontStore] knows of the claim in its cheap store. Others leave it as it is.
-	Front FrontClaim
 }
 
 // A Settlement ends a step: [Finish], [Release] or [Published].

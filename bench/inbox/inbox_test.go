@@ -15,7 +15,6 @@ var results = []string{
 	"ratio tier2_vs_handwritten",
 	"ratio tier2_vs_handwritten_1",
 	"ratio duplicates_tier2_vs_handwritten",
-	"ratio duplicates_front_vs_tier2",
 }
 
 func TestProgram_QuickRunGivesEveryResult(t *testing.T) {

@@ -1,7 +1,7 @@
 // Program inbox measures what it costs that a message has its effect once. The effect is one row in PostgreSQL. Oncemill's
 // inbox commits it together with the outcome; a hand-written inbox, INSERT … ON CONFLICT DO NOTHING in the handler's
-// transaction, is what that is compared with. Beside them: leased claims in Redis and in PostgreSQL, and the inbox behind a
-// front in Redis; and what all of them take to refuse a duplicate. Every variant has to write exactly one row a message.
+// transaction, is what that is compared with. Beside them: leased claims in Redis and in PostgreSQL, and what
+// all of them take to refuse a duplicate. Every variant has to write exactly one row a message.
 package main
 
 import (
@@ -16,12 +16,11 @@ import (
 const (
 	byHand   = "hand-written inbox"
 	inbox    = "tier 2, pgstore inbox"
-	fronted  = "tier 2, Front of redisstore and pgstore inbox"
 	leasedPG = "tier 1, pgstore"
 	leasedRe = "tier 1, redisstore"
 )
 
-var variants = []string{byHand, inbox, fronted, leasedPG, leasedRe}
+var variants = []string{byHand, inbox, leasedPG, leasedRe}
 
 var experiments = []kit.Experiment{
 	{Name: "fresh at 16", Variants: variants, Run: withRig(fresh(16, "tier2_vs_handwritten", .65, .85))},
@@ -48,7 +47,6 @@ func measured(as func(name string, open opening) kit.Variant) []kit.Variant {
 	return []kit.Variant{
 		as(byHand, openByHand),
 		as(inbox, openInbox),
-		as(fronted, openFront),
 		as(leasedPG, openLeasedPostgres),
 		as(leasedRe, openLeasedRedis),
 	}
@@ -77,9 +75,6 @@ func duplicates(ctx context.Context, b *kit.Bench, r *rig) error {
 	}
 	if t.Has(inbox, byHand) {
 		b.Ratio("duplicates_tier2_vs_handwritten", t.Ratio(inbox, byHand, rate))
-	}
-	if t.Has(fronted, inbox) {
-		b.Ratio("duplicates_front_vs_tier2", t.Ratio(fronted, inbox, rate))
 	}
 	return nil
 }

@@ -75,15 +75,3 @@ func openLeasedRedis(_ context.Context, s servers) (system, error) {
 	}
 	return newGuarded(store, byItself(s), store.Close)
 }
-
-func openFront(ctx context.Context, s servers) (system, error) {
-	cheap, err := redisstore.New(s.redis, redisstore.Config{})
-	if err != nil {
-		return nil, err
-	}
-	store, err := openPostgres(ctx, s)
-	if err != nil {
-		return nil, err
-	}
-	return newGuarded(dedupstore.Front(cheap, store.Inbox()), inTransaction, cheap.Close)
-}

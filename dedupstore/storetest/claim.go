@@ -11,7 +11,7 @@ var claimCases = []testCase{
 		r := k.request("1")
 		a := k.claim(r, dedupstore.AcquiredRun)
 		k.found(a, dedupstore.Absent)
-		want := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: a.Claim.Fence, Attempt: 1, Lease: r.Lease, Retention: r.Retention, Front: a.Claim.Front}
+		want := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: a.Claim.Fence, Attempt: 1, Lease: r.Lease, Retention: r.Retention}
 		if a.Claim != want || a.Claim.Fence == 0 {
 			k.Errorf("the claim is %+v, want %+v with a fence", a.Claim, want)
 		}

@@ -44,9 +44,6 @@ type InboxSubject struct {
 	// called again with false. It is used with LoseCommit, which is needed for it, and of which nothing may remain then if the
 	// transaction does not come to its commit.
 	HideRecord func(c dedupstore.Claim, hidden bool)
-
-	// Lags says that claims may find a committed run Busy for a moment yet, as those of a front do until it is told.
-	Lags bool
 }
 
 // RunInbox tests the transactional form of a store, in the way in which Run tests the leased one; give Run the same store,
@@ -145,9 +142,7 @@ func (k *inboxKit) untouched(r dedupstore.Request, c dedupstore.Claim) {
 	k.Helper()
 	k.effects(c, 0)
 	k.found(k.claim(k.request(c.Key.ID), dedupstore.Busy), dedupstore.Running)
-	again := k.claim(r, dedupstore.AcquiredRun).Claim
-	again.Front = c.Front // a cheap store may have granted it anew
-	if again != c {
+	if again := k.claim(r, dedupstore.AcquiredRun).Claim; again != c {
 		k.Errorf("after the rollback the claim is %+v, want %+v", again, c)
 	}
 	k.extend(c, long)

@@ -172,7 +172,7 @@ func (k *inboxKit) watch(c dedupstore.Claim) error {
 		switch {
 		case err != nil:
 			return err
-		case before == 1 && a.Status != dedupstore.Done && (a.Status != dedupstore.Busy || !k.in.Lags):
+		case before == 1 && a.Status != dedupstore.Done:
 			return errors.New("the effect could be seen, and the record was " + string(a.Status) + " after that")
 		case a.Status == dedupstore.Done && after != 1:
 			return errors.New("the record was done, and the effect could not be seen after that")

@@ -21,10 +21,7 @@ func storeName(store any) string {
 	if own, ok := strings.CutPrefix(t.PkgPath(), Scope+"/"); ok {
 		switch own {
 		case "dedupstore":
-			if t.Name() == "Memory" {
-				return "memory"
-			}
-			return "front" // one store before another
+			return "memory"
 		case "dedupstore/redisstore":
 			return "redis"
 		case "dedupstore/pgstore":

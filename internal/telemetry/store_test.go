@@ -12,7 +12,7 @@ import (
 
 func TestClaimTook_NamesTheStoreAndTheFailure(t *testing.T) {
 	t.Parallel()
-	for want, store := range map[string]any{"memory": &dedupstore.Memory{}, "front": &dedupstore.FrontStore{}, "other": errors.New("x")} {
+	for want, store := range map[string]any{"memory": &dedupstore.Memory{}, "other": errors.New("x")} {
 		b := newBench()
 		m, err := telemetry.NewMeter(b.Providers, store)
 		if err != nil {
