@@ -11,95 +11,135 @@ import (
 const crowd = 500
 
 var concurrencyCases = []testCase{
-	{"concurrency/one-run-of-many-claimers", "a check and a claim in two steps let two copies of a message pass the check", func(k *kit) {
-		k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
-			map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
-	}},
-	{"concurrency/one-takeover-of-a-crashed-run", "redeliveries after a crash come together", func(k *kit) {
-		k.crashed("1")
-		k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
-			map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
-	}},
-	{"concurrency/one-retry-of-a-released-run", "copies that were held back come together when the retry is due", func(k *kit) {
-		k.settle(k.run("1"), dedupstore.Release{})
-		k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
-			map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
-	}},
-	{"concurrency/one-dead-letter", "of all who find the attempts spent one sends the dead letter", func(k *kit) {
-		k.crashed("1")
-		k.race(crowd, func(int) dedupstore.Request {
+	{
+		name: "concurrency/one-run-of-many-claimers",
+		why:  "a check and a claim in two steps let two copies of a message pass the check",
+		test: func(k *kit) {
+			k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
+				map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
+		},
+	},
+	{
+		name: "concurrency/one-takeover-of-a-crashed-run",
+		why:  "redeliveries after a crash come together",
+		test: func(k *kit) {
+			k.crashed("1")
+			k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
+				map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
+		},
+	},
+	{
+		name: "concurrency/one-retry-of-a-released-run",
+		why:  "copies that were held back come together when the retry is due",
+		test: func(k *kit) {
+			k.settle(k.run("1"), dedupstore.Release{})
+			k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
+				map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
+		},
+	},
+	{
+		name: "concurrency/one-dead-letter",
+		why:  "of all who find the attempts spent one sends the dead letter",
+		test: func(k *kit) {
+			k.crashed("1")
+			k.race(crowd, func(int) dedupstore.Request {
+				r := k.request("1")
+				r.MaxAttempts = 1
+				return r
+			}, map[dedupstore.Status]int{dedupstore.AcquiredPublish: 1, dedupstore.Busy: crowd - 1})
+		},
+	},
+	{
+		name: "concurrency/one-publisher",
+		why:  "of all who find a publish step without an owner one publishes",
+		test: func(k *kit) {
+			k.settle(k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim, finishTo(succeeded(""), receipt))
+			k.pass(short)
+			k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
+				map[dedupstore.Status]int{dedupstore.AcquiredPublish: 1, dedupstore.Busy: crowd - 1})
+		},
+	},
+	{
+		name: "concurrency/one-rerun",
+		why:  "a request to run a failure again may be delivered more than once",
+		test: func(k *kit) {
+			fence := k.failure(failed("card refused"))
+			k.race(crowd, func(int) dedupstore.Request { return k.rerun(fence) },
+				map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
+		},
+	},
+	{
+		name: "concurrency/one-owner-asking-at-once",
+		why:  "clients send a claim again while the first copy is still under way",
+		test: func(k *kit) {
 			r := k.request("1")
-			r.MaxAttempts = 1
-			return r
-		}, map[dedupstore.Status]int{dedupstore.AcquiredPublish: 1, dedupstore.Busy: crowd - 1})
-	}},
-	{"concurrency/one-publisher", "of all who find a publish step without an owner one publishes", func(k *kit) {
-		k.settle(k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim, finishTo(succeeded(""), receipt))
-		k.pass(short)
-		k.race(crowd, func(int) dedupstore.Request { return k.request("1") },
-			map[dedupstore.Status]int{dedupstore.AcquiredPublish: 1, dedupstore.Busy: crowd - 1})
-	}},
-	{"concurrency/one-rerun", "a request to run a failure again may be delivered more than once", func(k *kit) {
-		fence := k.failure(failed("card refused"))
-		k.race(crowd, func(int) dedupstore.Request { return k.rerun(fence) },
-			map[dedupstore.Status]int{dedupstore.AcquiredRun: 1, dedupstore.Busy: crowd - 1})
-	}},
-	{"concurrency/one-owner-asking-at-once", "clients send a claim again while the first copy is still under way", func(k *kit) {
-		r := k.request("1")
-		answers := k.race(50, func(int) dedupstore.Request { return r }, map[dedupstore.Status]int{dedupstore.AcquiredRun: 50})
-		for _, a := range answers {
-			if a.Claim != answers[0].Claim || a.Claim.Attempt != 1 {
-				k.Fatalf("one owner got the claims %+v and %+v, want one, of attempt 1", answers[0].Claim, a.Claim)
+			answers := k.race(50, func(int) dedupstore.Request { return r }, map[dedupstore.Status]int{dedupstore.AcquiredRun: 50})
+			for _, a := range answers {
+				if a.Claim != answers[0].Claim || a.Claim.Attempt != 1 {
+					k.Fatalf("one owner got the claims %+v and %+v, want one, of attempt 1", answers[0].Claim, a.Claim)
+				}
 			}
-		}
-	}},
-	{"concurrency/keys-do-not-wait-for-each-other", "different keys are different messages", func(k *kit) {
-		k.race(crowd, func(i int) dedupstore.Request { return k.request(fmt.Sprint(i)) },
-			map[dedupstore.Status]int{dedupstore.AcquiredRun: crowd})
-	}},
-	{"concurrency/finish-against-takeover", "a late finish and a takeover at the same moment: one of them wins, and both learn which", func(k *kit) {
-		const keys = 100
-		dead := make([]dedupstore.Claim, keys)
-		for i := range dead {
-			dead[i] = k.claim(k.brief(fmt.Sprint(i)), dedupstore.AcquiredRun).Claim
-		}
-		k.pass(short)
-		answers, errs := make([]dedupstore.Answer, keys), make([][2]error, keys)
-		var group sync.WaitGroup
-		for i := range dead {
-			group.Go(func() { errs[i][0] = k.Store.Settle(k.Context(), dead[i], finish(succeeded(""))) })
-			group.Go(func() { answers[i], errs[i][1] = k.Store.Claim(k.Context(), k.request(fmt.Sprint(i))) })
-		}
-		group.Wait()
-		for i, a := range answers {
-			if errs[i][1] != nil {
-				k.Errorf("claim: %v", errs[i][1])
-				continue
+		},
+	},
+	{
+		name: "concurrency/keys-do-not-wait-for-each-other",
+		why:  "different keys are different messages",
+		test: func(k *kit) {
+			k.race(crowd, func(i int) dedupstore.Request { return k.request(fmt.Sprint(i)) },
+				map[dedupstore.Status]int{dedupstore.AcquiredRun: crowd})
+		},
+	},
+	{
+		name: "concurrency/finish-against-takeover",
+		why:  "a late finish and a takeover at the same moment: one of them wins, and both learn which",
+		test: func(k *kit) {
+			const keys = 100
+			dead := make([]dedupstore.Claim, keys)
+			for i := range dead {
+				dead[i] = k.claim(k.brief(fmt.Sprint(i)), dedupstore.AcquiredRun).Claim
 			}
-			switch {
-			case a.Status == dedupstore.Done && errs[i][0] == nil:
-			case a.Status == dedupstore.AcquiredRun:
-				k.lost(errs[i][0], "finish beside a takeover")
-			default:
-				k.Errorf("the finish returned %v and the claim was answered %s", errs[i][0], a.Status)
+			k.pass(short)
+			answers, errs := make([]dedupstore.Answer, keys), make([][2]error, keys)
+			var group sync.WaitGroup
+			for i := range dead {
+				group.Go(func() { errs[i][0] = k.Store.Settle(k.Context(), dead[i], finish(succeeded(""))) })
+				group.Go(func() { answers[i], errs[i][1] = k.Store.Claim(k.Context(), k.request(fmt.Sprint(i))) })
 			}
-		}
-	}},
-	{"concurrency/repeated-settles-at-once", "clients send a settle again while the first copy is still under way", func(k *kit) {
-		c := k.run("1")
-		errs := make([]error, 50)
-		var group sync.WaitGroup
-		for i := range errs {
-			group.Go(func() { errs[i] = k.Store.Settle(k.Context(), c, finish(succeeded("paid"))) })
-		}
-		group.Wait()
-		for _, err := range errs {
-			if err != nil {
-				k.Fatalf("a copy of the finish returned %v, want nil for each", err)
+			group.Wait()
+			for i, a := range answers {
+				if errs[i][1] != nil {
+					k.Errorf("claim: %v", errs[i][1])
+					continue
+				}
+				switch {
+				case a.Status == dedupstore.Done && errs[i][0] == nil:
+				case a.Status == dedupstore.AcquiredRun:
+					k.lost(errs[i][0], "finish beside a takeover")
+				default:
+					k.Errorf("the finish returned %v and the claim was answered %s", errs[i][0], a.Status)
+				}
 			}
-		}
-		k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
-	}},
+		},
+	},
+	{
+		name: "concurrency/repeated-settles-at-once",
+		why:  "clients send a settle again while the first copy is still under way",
+		test: func(k *kit) {
+			c := k.run("1")
+			errs := make([]error, 50)
+			var group sync.WaitGroup
+			for i := range errs {
+				group.Go(func() { errs[i] = k.Store.Settle(k.Context(), c, finish(succeeded("paid"))) })
+			}
+			group.Wait()
+			for _, err := range errs {
+				if err != nil {
+					k.Fatalf("a copy of the finish returned %v, want nil for each", err)
+				}
+			}
+			k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
+		},
+	},
 }
 
 // race sends n claims at once, wants their answers to be distributed like that, and returns them.

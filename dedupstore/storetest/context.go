@@ -9,45 +9,53 @@ import (
 )
 
 var contextCases = []testCase{
-	{"context/ended-is-an-error", "a caller that has given up must not be told that it lost its claim, nor that all is well", func(k *kit) {
-		cancelled, cancel := context.WithCancel(k.Context())
-		cancel()
-		late, cancel := context.WithDeadline(k.Context(), time.Now().Add(-time.Second))
-		defer cancel()
-		r := k.request("1")
-		c := k.claim(r, dedupstore.AcquiredRun).Claim
-		for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
-			_, err := k.Store.Claim(ctx, k.request("other"))
-			for what, err := range map[string]error{
-				"claim":     err,
-				"extend":    k.Store.Extend(ctx, c, long),
-				"finish":    k.Store.Settle(ctx, c, finish(succeeded("paid"))),
-				"release":   k.Store.Settle(ctx, c, dedupstore.Release{}),
-				"published": k.Store.Settle(ctx, c, published()),
-			} {
-				if !errors.Is(err, want) || errors.Is(err, dedupstore.ErrClaimLost) {
-					k.Errorf("%s returned %v, want %v", what, err, want)
+	{
+		name: "context/ended-is-an-error",
+		why:  "a caller that has given up must not be told that it lost its claim, nor that all is well",
+		test: func(k *kit) {
+			cancelled, cancel := context.WithCancel(k.Context())
+			cancel()
+			late, cancel := context.WithDeadline(k.Context(), time.Now().Add(-time.Second))
+			defer cancel()
+			r := k.request("1")
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
+				_, err := k.Store.Claim(ctx, k.request("other"))
+				for what, err := range map[string]error{
+					"claim":     err,
+					"extend":    k.Store.Extend(ctx, c, long),
+					"finish":    k.Store.Settle(ctx, c, finish(succeeded("paid"))),
+					"release":   k.Store.Settle(ctx, c, dedupstore.Release{}),
+					"published": k.Store.Settle(ctx, c, published()),
+				} {
+					if !errors.Is(err, want) || errors.Is(err, dedupstore.ErrClaimLost) {
+						k.Errorf("%s returned %v, want %v", what, err, want)
+					}
 				}
 			}
-		}
-	}},
-	{"context/ended-operations-can-be-repeated", "shutdown ends a context in the middle: the same operation, sent again, answers as if nothing had been", func(k *kit) {
-		ctx, cancel := context.WithCancel(k.Context())
-		cancel()
-		r := k.request("1")
-		_, _ = k.Store.Claim(ctx, r) // it may or may not have happened; so it is with those below
-		c := k.claim(r, dedupstore.AcquiredRun).Claim
-		if c.Attempt != 1 {
-			k.Errorf("attempt is %d, want 1", c.Attempt)
-		}
-		_ = k.Store.Extend(ctx, c, long)
-		k.extend(c, long)
-		_ = k.Store.Settle(ctx, c, finishTo(succeeded("paid"), receipt))
-		k.settle(c, finishTo(succeeded("paid"), receipt))
-		_ = k.Store.Settle(ctx, c, published())
-		k.settle(c, published())
-		k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, dedupstore.Outcome{
-			Kind: dedupstore.Succeeded, Result: []byte("paid"), Produced: []dedupstore.Produced{receipt},
-		})
-	}},
+		},
+	},
+	{
+		name: "context/ended-operations-can-be-repeated",
+		why:  "shutdown ends a context in the middle: the same operation, sent again, answers as if nothing had been",
+		test: func(k *kit) {
+			ctx, cancel := context.WithCancel(k.Context())
+			cancel()
+			r := k.request("1")
+			_, _ = k.Store.Claim(ctx, r) // it may or may not have happened; so it is with those below
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			if c.Attempt != 1 {
+				k.Errorf("attempt is %d, want 1", c.Attempt)
+			}
+			_ = k.Store.Extend(ctx, c, long)
+			k.extend(c, long)
+			_ = k.Store.Settle(ctx, c, finishTo(succeeded("paid"), receipt))
+			k.settle(c, finishTo(succeeded("paid"), receipt))
+			_ = k.Store.Settle(ctx, c, published())
+			k.settle(c, published())
+			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, dedupstore.Outcome{
+				Kind: dedupstore.Succeeded, Result: []byte("paid"), Produced: []dedupstore.Produced{receipt},
+			})
+		},
+	},
 }

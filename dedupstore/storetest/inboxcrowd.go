@@ -12,74 +12,90 @@ import (
 )
 
 var inboxCrowdCases = []inboxCase{
-	{name: "inbox/keys-in-parallel", why: "different keys are different messages", test: func(k *inboxKit) {
-		const keys = 20
-		claims := make([]dedupstore.Claim, keys)
-		for i := range claims {
-			claims[i] = k.run(fmt.Sprint(i))
-		}
-		for i, err := range k.together(claims) {
-			if err != nil {
-				k.Fatalf("one of %d transactions at once, of key %d, returned %v", keys, i, err)
+	{
+		name: "inbox/keys-in-parallel",
+		why:  "different keys are different messages",
+		test: func(k *inboxKit) {
+			const keys = 20
+			claims := make([]dedupstore.Claim, keys)
+			for i := range claims {
+				claims[i] = k.run(fmt.Sprint(i))
 			}
-			k.effects(claims[i], 1)
-			k.claim(k.request(fmt.Sprint(i)), dedupstore.Done)
-		}
-	}},
-	{name: "inbox/one-of-many-owners-commits", why: "all who held the key one after the other may come back at once", test: func(k *inboxKit) {
-		claims := make([]dedupstore.Claim, 6)
-		for i := range claims {
-			r := k.brief("1")
-			r.MaxAttempts = len(claims)
-			if i == len(claims)-1 {
-				r.Lease = long
+			for i, err := range k.together(claims) {
+				if err != nil {
+					k.Fatalf("one of %d transactions at once, of key %d, returned %v", keys, i, err)
+				}
+				k.effects(claims[i], 1)
+				k.claim(k.request(fmt.Sprint(i)), dedupstore.Done)
 			}
-			claims[i] = k.claim(r, dedupstore.AcquiredRun).Claim
-			if i < len(claims)-1 {
-				k.pass(short)
+		},
+	},
+	{
+		name: "inbox/one-of-many-owners-commits",
+		why:  "all who held the key one after the other may come back at once",
+		test: func(k *inboxKit) {
+			claims := make([]dedupstore.Claim, 6)
+			for i := range claims {
+				r := k.brief("1")
+				r.MaxAttempts = len(claims)
+				if i == len(claims)-1 {
+					r.Lease = long
+				}
+				claims[i] = k.claim(r, dedupstore.AcquiredRun).Claim
+				if i < len(claims)-1 {
+					k.pass(short)
+				}
 			}
-		}
-		for i, err := range k.together(claims) {
-			if i < len(claims)-1 {
-				k.lost(err, "the transaction of zombie %d", i)
-			} else if err != nil {
-				k.Errorf("the transaction of the last owner returned %v", err)
+			for i, err := range k.together(claims) {
+				if i < len(claims)-1 {
+					k.lost(err, "the transaction of zombie %d", i)
+				} else if err != nil {
+					k.Errorf("the transaction of the last owner returned %v", err)
+				}
 			}
-		}
-		k.effects(claims[0], 1)
-		k.claim(k.request("1"), dedupstore.Done)
-	}},
-	{name: "inbox/one-owner-asking-at-once", why: "the same transaction may be under way twice: one of them has its effect", test: func(k *inboxKit) {
-		c := k.run("1")
-		for _, err := range k.together([]dedupstore.Claim{c, c, c, c}) {
-			if err != nil {
-				k.Errorf("one of four copies of a transaction returned %v, want nil", err)
+			k.effects(claims[0], 1)
+			k.claim(k.request("1"), dedupstore.Done)
+		},
+	},
+	{
+		name: "inbox/one-owner-asking-at-once",
+		why:  "the same transaction may be under way twice: one of them has its effect",
+		test: func(k *inboxKit) {
+			c := k.run("1")
+			for _, err := range k.together([]dedupstore.Claim{c, c, c, c}) {
+				if err != nil {
+					k.Errorf("one of four copies of a transaction returned %v, want nil", err)
+				}
 			}
-		}
-		k.effects(c, 1)
-		k.claim(k.request("1"), dedupstore.Done)
-	}},
-	{name: "inbox/commit-against-takeover", why: "a late commit and a takeover at the same moment: one of them wins, and both learn which", test: func(k *inboxKit) {
-		const keys = 20
-		dead := make([]dedupstore.Claim, keys)
-		for i := range dead {
-			dead[i] = k.claim(k.brief(fmt.Sprint(i)), dedupstore.AcquiredRun).Claim
-		}
-		k.pass(short)
-		problems := make([]error, keys)
-		var group sync.WaitGroup
-		for i := range dead {
-			group.Go(func() { problems[i] = k.contest(dead[i]) })
-		}
-		group.Wait()
-		for i, problem := range problems {
-			if problem != nil {
-				k.Errorf("key %d: %v", i, problem)
+			k.effects(c, 1)
+			k.claim(k.request("1"), dedupstore.Done)
+		},
+	},
+	{
+		name: "inbox/commit-against-takeover",
+		why:  "a late commit and a takeover at the same moment: one of them wins, and both learn which",
+		test: func(k *inboxKit) {
+			const keys = 20
+			dead := make([]dedupstore.Claim, keys)
+			for i := range dead {
+				dead[i] = k.claim(k.brief(fmt.Sprint(i)), dedupstore.AcquiredRun).Claim
 			}
-			k.effects(dead[i], 1)
-			k.claim(k.request(fmt.Sprint(i)), dedupstore.Done)
-		}
-	}},
+			k.pass(short)
+			problems := make([]error, keys)
+			var group sync.WaitGroup
+			for i := range dead {
+				group.Go(func() { problems[i] = k.contest(dead[i]) })
+			}
+			group.Wait()
+			for i, problem := range problems {
+				if problem != nil {
+					k.Errorf("key %d: %v", i, problem)
+				}
+				k.effects(dead[i], 1)
+				k.claim(k.request(fmt.Sprint(i)), dedupstore.Done)
+			}
+		},
+	},
 }
 
 // together makes the transactions of several claims at once.
@@ -137,7 +153,9 @@ func (k *inboxKit) contest(dead dedupstore.Claim) error {
 
 var inboxFaultCases = []inboxCase{
 	{
-		name: "inbox/conflicts-are-repeated", why: "a serialization failure or a deadlock says nothing of the message: it is no failure, and each try starts from nothing",
+		name:  "inbox/conflicts-are-repeated",
+		why:   "a serialization failure or a deadlock says nothing of the message: it is no failure, and each try " +
+			"starts from nothing",
 		needs: func(s InboxSubject) bool { return s.Conflict != nil },
 		test: func(k *inboxKit) {
 			c := k.run("1")
@@ -158,7 +176,9 @@ var inboxFaultCases = []inboxCase{
 		},
 	},
 	{
-		name: "inbox/conflicts-end", why: "a transaction that the database refuses again and again must not hold its message for ever, nor be taken for a failure",
+		name:  "inbox/conflicts-end",
+		why:   "a transaction that the database refuses again and again must not hold its message for ever, nor be " +
+			"taken for a failure",
 		needs: func(s InboxSubject) bool { return s.Conflict != nil },
 		test: func(k *inboxKit) {
 			r := k.request("1")
@@ -181,7 +201,8 @@ var inboxFaultCases = []inboxCase{
 		},
 	},
 	{
-		name: "inbox/aborted-is-not-committed", why: "a handler that overlooks the error of a statement must not be told that its effects are there",
+		name:  "inbox/aborted-is-not-committed",
+		why:   "a handler that overlooks the error of a statement must not be told that its effects are there",
 		needs: func(s InboxSubject) bool { return s.Abort != nil },
 		test: func(k *inboxKit) {
 			r := k.request("1")
@@ -198,7 +219,8 @@ var inboxFaultCases = []inboxCase{
 		},
 	},
 	{
-		name: "inbox/lost-answer-is-looked-up", why: "a commit whose answer is lost has happened: taken for a failure, its effect would be made again",
+		name:  "inbox/lost-answer-is-looked-up",
+		why:   "a commit whose answer is lost has happened: taken for a failure, its effect would be made again",
 		needs: func(s InboxSubject) bool { return s.LoseCommit != nil },
 		test: func(k *inboxKit) {
 			c := k.run("1")
@@ -212,7 +234,8 @@ var inboxFaultCases = []inboxCase{
 		},
 	},
 	{
-		name: "inbox/lost-commit-is-no-success", why: "a commit that never arrived has not happened: taken for a success, its message would be lost",
+		name:  "inbox/lost-commit-is-no-success",
+		why:   "a commit that never arrived has not happened: taken for a success, its message would be lost",
 		needs: func(s InboxSubject) bool { return s.LoseCommit != nil },
 		test: func(k *inboxKit) {
 			r := k.request("1")

@@ -9,7 +9,8 @@ import (
 
 var inboxLostCases = []inboxCase{
 	{
-		name: "inbox/another's-outcome-is-no-success", why: "who looks up a lost commit and finds the outcome of its successor has committed nothing",
+		name:  "inbox/another's-outcome-is-no-success",
+		why:   "who looks up a lost commit and finds the outcome of its successor has committed nothing",
 		needs: func(s InboxSubject) bool { return s.LoseCommit != nil && s.HideRecord != nil },
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
@@ -35,7 +36,9 @@ var inboxLostCases = []inboxCase{
 		},
 	},
 	{
-		name: "inbox/undecided-is-said", why: "who cannot know whether it has committed must say so: called a failure, its effect would be made again, called a success, its message would be lost",
+		name:  "inbox/undecided-is-said",
+		why:   "who cannot know whether it has committed must say so: called a failure, its effect would be made " +
+			"again, called a success, its message would be lost",
 		needs: func(s InboxSubject) bool { return s.LoseCommit != nil && s.HideRecord != nil },
 		test: func(k *inboxKit) {
 			for id, applied := range map[string]bool{"applied": true, "not applied": false} {

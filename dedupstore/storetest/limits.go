@@ -9,95 +9,128 @@ import (
 )
 
 var limitCases = []testCase{
-	{"limits/results-of-64-KiB", "results and messages come back whole", func(k *kit) { k.sized(64 << 10) }},
-	{"limits/results-of-10-MB", "results and messages come back whole, also big ones", func(k *kit) { k.sized(10_000_000) }},
-	{"limits/nothing-is-not-something", "empty and missing values become nothing else; they are the same, but for payloads, of which nil is a tombstone to Kafka", func(k *kit) {
-		r := k.request("1")
-		o := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte{}, Produced: []dedupstore.Produced{
-			{ID: "empty", Header: map[string]string{}, Payload: []byte{}}, {ID: "nil"},
-		}}
-		c := k.claim(r, dedupstore.AcquiredRun).Claim
-		k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
-		k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, o)
-		k.settle(c, published())
-		k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
+	{
+		name: "limits/results-of-64-KiB",
+		why:  "results and messages come back whole",
+		test: func(k *kit) { k.sized(64 << 10) },
+	},
+	{
+		name: "limits/results-of-10-MB",
+		why:  "results and messages come back whole, also big ones",
+		test: func(k *kit) { k.sized(10_000_000) },
+	},
+	{
+		name: "limits/nothing-is-not-something",
+		why:  "empty and missing values become nothing else; they are the same, but for payloads, of which nil is a " +
+			"tombstone to Kafka",
+		test: func(k *kit) {
+			r := k.request("1")
+			o := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte{}, Produced: []dedupstore.Produced{
+				{ID: "empty", Header: map[string]string{}, Payload: []byte{}}, {ID: "nil"},
+			}}
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
+			k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, o)
+			k.settle(c, published())
+			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
 
-		// An empty list of messages is nothing to publish.
-		k.settle(k.run("2"), dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{}}, Retention: long})
-		k.claim(k.request("2"), dedupstore.Done)
-	}},
-	{"limits/many-messages-in-order", "what a run produced is published in its order", func(k *kit) {
-		var produced []dedupstore.Produced
-		for i := range 1000 {
+			// An empty list of messages is nothing to publish.
+			k.settle(k.run("2"), dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{}}, Retention: long})
+			k.claim(k.request("2"), dedupstore.Done)
+		},
+	},
+	{
+		name: "limits/many-messages-in-order",
+		why:  "what a run produced is published in its order",
+		test: func(k *kit) {
+			var produced []dedupstore.Produced
+			for i := range 1000 {
+				p := receipt
+				p.ID, p.Payload = "receipt-"+strings.Repeat("9", i%7)+string(rune('A'+i%26)), []byte{byte(i), byte(i >> 8)}
+				produced = append(produced, p)
+			}
+			r := k.request("1")
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			f := finishTo(succeeded(""), produced...)
+			k.settle(c, f)
+			k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, f.Outcome)
+			k.settle(c, published())
+			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, f.Outcome)
+		},
+	},
+	{
+		name: "limits/longest-values",
+		why:  "what the contract allows has to fit",
+		test: func(k *kit) {
+			r := k.request(strings.Repeat("界", dedupstore.MaxID/3))
+			r.Owner, r.Trace = strings.Repeat("o", 64), strings.Repeat("t", 64)
+			r.Fingerprint = dedupstore.Fingerprint{Scheme: strings.Repeat("s", 64), Sum: strings.Repeat("f", 128)}
+			r.Key.Tenant, r.Key.Handler = strings.Repeat("t", dedupstore.MaxScopePart), strings.Repeat("é", dedupstore.MaxScopePart/2)
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			o := failed(strings.Repeat("r", dedupstore.MaxReason))
+			o.Produced = []dedupstore.Produced{{ID: strings.Repeat("i", dedupstore.MaxID), Topic: "t"}}
+			k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
+			k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, o)
+			k.settle(c, published())
+			r.Owner = strings.Repeat("p", 64)
+			a := k.claim(r, dedupstore.Done)
+			k.keptOutcome(a.Outcome, o)
+			if a.Trace != r.Trace {
+				k.Errorf("trace is %q, want %q", a.Trace, r.Trace)
+			}
+			r.Fingerprint.Sum = strings.Repeat("f", 127) + "g"
+			k.claim(r, dedupstore.Mismatch)
+		},
+	},
+	{
+		name: "limits/longest-durations",
+		why:  "times far ahead must not overflow into the past",
+		test: func(k *kit) {
+			r := k.request("1")
+			r.Lease, r.Retention = farthest, farthest
+			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			if a := k.claim(k.request("1"), dedupstore.Busy); a.Wait < farthest/2 || a.Wait > farthest+time.Second {
+				k.Errorf("Wait is %v of %v", a.Wait, farthest)
+			}
+			k.extend(c, farthest)
+			k.settle(c, dedupstore.Release{Delay: farthest})
+			if a := k.claim(k.request("1"), dedupstore.Busy); a.Wait < farthest/2 || a.Wait > farthest+time.Second {
+				k.Errorf("Wait is %v of %v", a.Wait, farthest)
+			}
+			r = k.request("2")
+			r.Lease, r.Retention = farthest, farthest
+			c = k.claim(r, dedupstore.AcquiredRun).Claim
+			k.settle(c, dedupstore.Finish{Outcome: finishTo(succeeded(""), receipt).Outcome, Retention: farthest})
+			k.claim(k.request("2"), dedupstore.Busy)
+			k.settle(c, dedupstore.Published{Retention: farthest})
+			k.claim(k.request("2"), dedupstore.Done)
+		},
+	},
+	{
+		name: "limits/shortest-durations",
+		why:  "a millisecond is allowed, and is over after one",
+		test: func(k *kit) {
+			r := k.request("1")
+			r.Lease = time.Millisecond
+			k.expired(r, dedupstore.AcquiredRun)
+			k.attempt(k.claim(k.request("1"), dedupstore.AcquiredRun), 2)
+		},
+	},
+	{
+		name: "limits/headers-by-name",
+		why:  "names of headers are compared exactly, and each keeps its value",
+		test: func(k *kit) {
 			p := receipt
-			p.ID, p.Payload = "receipt-"+strings.Repeat("9", i%7)+string(rune('A'+i%26)), []byte{byte(i), byte(i >> 8)}
-			produced = append(produced, p)
-		}
-		r := k.request("1")
-		c := k.claim(r, dedupstore.AcquiredRun).Claim
-		f := finishTo(succeeded(""), produced...)
-		k.settle(c, f)
-		k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, f.Outcome)
-		k.settle(c, published())
-		k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, f.Outcome)
-	}},
-	{"limits/longest-values", "what the contract allows has to fit", func(k *kit) {
-		r := k.request(strings.Repeat("界", dedupstore.MaxID/3))
-		r.Owner, r.Trace = strings.Repeat("o", 64), strings.Repeat("t", 64)
-		r.Fingerprint = dedupstore.Fingerprint{Scheme: strings.Repeat("s", 64), Sum: strings.Repeat("f", 128)}
-		r.Key.Tenant, r.Key.Handler = strings.Repeat("t", dedupstore.MaxScopePart), strings.Repeat("é", dedupstore.MaxScopePart/2)
-		c := k.claim(r, dedupstore.AcquiredRun).Claim
-		o := failed(strings.Repeat("r", dedupstore.MaxReason))
-		o.Produced = []dedupstore.Produced{{ID: strings.Repeat("i", dedupstore.MaxID), Topic: "t"}}
-		k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
-		k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, o)
-		k.settle(c, published())
-		r.Owner = strings.Repeat("p", 64)
-		a := k.claim(r, dedupstore.Done)
-		k.keptOutcome(a.Outcome, o)
-		if a.Trace != r.Trace {
-			k.Errorf("trace is %q, want %q", a.Trace, r.Trace)
-		}
-		r.Fingerprint.Sum = strings.Repeat("f", 127) + "g"
-		k.claim(r, dedupstore.Mismatch)
-	}},
-	{"limits/longest-durations", "times far ahead must not overflow into the past", func(k *kit) {
-		r := k.request("1")
-		r.Lease, r.Retention = farthest, farthest
-		c := k.claim(r, dedupstore.AcquiredRun).Claim
-		if a := k.claim(k.request("1"), dedupstore.Busy); a.Wait < farthest/2 || a.Wait > farthest+time.Second {
-			k.Errorf("Wait is %v of %v", a.Wait, farthest)
-		}
-		k.extend(c, farthest)
-		k.settle(c, dedupstore.Release{Delay: farthest})
-		if a := k.claim(k.request("1"), dedupstore.Busy); a.Wait < farthest/2 || a.Wait > farthest+time.Second {
-			k.Errorf("Wait is %v of %v", a.Wait, farthest)
-		}
-		r = k.request("2")
-		r.Lease, r.Retention = farthest, farthest
-		c = k.claim(r, dedupstore.AcquiredRun).Claim
-		k.settle(c, dedupstore.Finish{Outcome: finishTo(succeeded(""), receipt).Outcome, Retention: farthest})
-		k.claim(k.request("2"), dedupstore.Busy)
-		k.settle(c, dedupstore.Published{Retention: farthest})
-		k.claim(k.request("2"), dedupstore.Done)
-	}},
-	{"limits/shortest-durations", "a millisecond is allowed, and is over after one", func(k *kit) {
-		r := k.request("1")
-		r.Lease = time.Millisecond
-		k.expired(r, dedupstore.AcquiredRun)
-		k.attempt(k.claim(k.request("1"), dedupstore.AcquiredRun), 2)
-	}},
-	{"limits/headers-by-name", "names of headers are compared exactly, and each keeps its value", func(k *kit) {
-		p := receipt
-		p.Header = map[string]string{}
-		for _, name := range []string{"a", "A", "a ", "a-b", "a_b", "a.b", "a:b", "ä", "traceparent", "content-type", "__proto__", "0"} {
-			p.Header[name] = "value of " + name
-		}
-		r := k.request("1")
-		f := finishTo(succeeded(""), p)
-		k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, f)
-		k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, f.Outcome)
-	}},
+			p.Header = map[string]string{}
+			for _, name := range []string{"a", "A", "a ", "a-b", "a_b", "a.b", "a:b", "ä", "traceparent", "content-type", "__proto__", "0"} {
+				p.Header[name] = "value of " + name
+			}
+			r := k.request("1")
+			f := finishTo(succeeded(""), p)
+			k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, f)
+			k.sameOutcome(k.claim(r, dedupstore.AcquiredPublish).Outcome, f.Outcome)
+		},
+	},
 }
 
 // sized stores a result and a message of n bytes of every value, and reads them back.

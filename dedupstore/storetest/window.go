@@ -7,49 +7,62 @@ import (
 )
 
 var windowCases = []testCase{
-	{"expiry/takeover-renews-the-window", "a record that goes before the lease of who took it over lets a second holder in", func(k *kit) {
-		for id, step := range takeovers {
-			k.within(200*time.Millisecond, func(k *kit, window time.Duration) {
-				k.claim(step.leave(k, id, window), step.status)
-				k.pass(window + short)
-				if a := k.claim(k.request(id), dedupstore.Busy); a.Found == dedupstore.Absent {
-					k.Errorf("%s: the record is gone", id)
-				}
-			})
-		}
-	}},
-	{"expiry/asking-does-not-shorten-the-window", "a stranger with a short window must not make the store forget what it protects, nor a late copy of a claim", func(k *kit) {
-		for id, step := range askings {
-			r := step.leave(k, id, long)
-			before := k.ttl(id)
-			r.Lease, r.Retention = time.Millisecond, time.Millisecond
-			k.claim(r, step.status)
-			if after := k.ttl(id); after > before || after < before-long/2 {
-				k.Errorf("%s: asking changed the TTL from %v to %v", id, before, after)
+	{
+		name: "expiry/takeover-renews-the-window",
+		why:  "a record that goes before the lease of who took it over lets a second holder in",
+		test: func(k *kit) {
+			for id, step := range takeovers {
+				k.within(200*time.Millisecond, func(k *kit, window time.Duration) {
+					k.claim(step.leave(k, id, window), step.status)
+					k.pass(window + short)
+					if a := k.claim(k.request(id), dedupstore.Busy); a.Found == dedupstore.Absent {
+						k.Errorf("%s: the record is gone", id)
+					}
+				})
 			}
-			k.pass(short)
-			if a := k.ask(k.request(id)); a.Found == dedupstore.Absent {
-				k.Errorf("%s: asking with a window of a millisecond made the store forget the record", id)
-			}
-		}
-	}},
-	{"expiry/asking-does-not-prolong-the-window", "duplicates that keep coming must not keep a record for ever", func(k *kit) {
-		for id, step := range askings {
-			k.within(200*time.Millisecond, func(k *kit, window time.Duration) {
-				r := step.leave(k, id, window)
+		},
+	},
+	{
+		name: "expiry/asking-does-not-shorten-the-window",
+		why:  "a stranger with a short window must not make the store forget what it protects, nor a late copy of a " +
+			"claim",
+		test: func(k *kit) {
+			for id, step := range askings {
+				r := step.leave(k, id, long)
 				before := k.ttl(id)
-				r.Lease, r.Retention = 9*long, 9*long
+				r.Lease, r.Retention = time.Millisecond, time.Millisecond
 				k.claim(r, step.status)
-				if after := k.ttl(id); after > before {
+				if after := k.ttl(id); after > before || after < before-long/2 {
 					k.Errorf("%s: asking changed the TTL from %v to %v", id, before, after)
 				}
-				if step.brief {
-					k.pass(2 * window)
-					k.found(k.ask(k.request(id)), dedupstore.Absent)
+				k.pass(short)
+				if a := k.ask(k.request(id)); a.Found == dedupstore.Absent {
+					k.Errorf("%s: asking with a window of a millisecond made the store forget the record", id)
 				}
-			})
-		}
-	}},
+			}
+		},
+	},
+	{
+		name: "expiry/asking-does-not-prolong-the-window",
+		why:  "duplicates that keep coming must not keep a record for ever",
+		test: func(k *kit) {
+			for id, step := range askings {
+				k.within(200*time.Millisecond, func(k *kit, window time.Duration) {
+					r := step.leave(k, id, window)
+					before := k.ttl(id)
+					r.Lease, r.Retention = 9*long, 9*long
+					k.claim(r, step.status)
+					if after := k.ttl(id); after > before {
+						k.Errorf("%s: asking changed the TTL from %v to %v", id, before, after)
+					}
+					if step.brief {
+						k.pass(2 * window)
+						k.found(k.ask(k.request(id)), dedupstore.Absent)
+					}
+				})
+			}
+		},
+	},
 }
 
 // A step leaves a record whose window is the given one, and returns a claim that is answered with the status.
