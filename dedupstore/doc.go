@@ -20,7 +20,8 @@
 //
 // # Transactions
 //
-// A [Transactor] keeps its records in the database that the effects are written to, and commits both together: an inbox.
+// A [Transactor] keeps its records in the database that the effects are written to, and commits both together: an
+// inbox.
 //
 // # What it does not guarantee
 //

@@ -10,16 +10,17 @@ import (
 var ErrClaimLost = errors.New("dedupstore: claim lost")
 
 // ErrFull says that a bounded store has no room for a new key. Nothing was forgotten to make room; keys that are known
-// can still be settled, but for those of a database whose disk is full, of which Settle may return it, too: then nothing was
-// settled, and a smaller settlement may find room.
+// can still be settled, but for those of a database whose disk is full, of which Settle may return it, too: then
+// nothing was settled, and a smaller settlement may find room.
 var ErrFull = errors.New("dedupstore: store is full")
 
-// ErrNotDurable says that a claim was granted, but not made as durable as the store is told to make claims, and was given
-// back: nobody may run on it. Its owner counts as one that has settled: ask again as another. It says nothing of other
-// keys.
+// ErrNotDurable says that a claim was granted, but not made as durable as the store is told to make claims, and was
+// given back: nobody may run on it. Its owner counts as one that has settled: ask again as another. It says nothing of
+// other keys.
 var ErrNotDurable = errors.New("dedupstore: claim is not durable")
 
-// InvalidError says which argument, or field of a config or policy, of this module is wrong. Nothing was sent to the store; repeating the call is useless.
+// InvalidError says which argument, or field of a config or policy, of this module is wrong. Nothing was sent to the
+// store; repeating the call is useless.
 type InvalidError struct {
 	Field   string // such as "Request.Lease"
 	Problem string // such as "is zero"

@@ -1,6 +1,20 @@
 package dedupstore
 
-import "unsafe"
+import (
+	"time"
+	"unsafe"
+)
+
+// TTL is how much longer the store keeps a record.
+func (m *Memory) TTL(k Key) (time.Duration, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rec := m.records[k]
+	if rec == nil {
+		return 0, false
+	}
+	return rec.expires.Sub(m.now()), true
+}
 
 // Bytes is what the records take by the store's estimate.
 func (m *Memory) Bytes() int64 {

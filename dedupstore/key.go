@@ -90,7 +90,7 @@ func (k Key) Append(b []byte) []byte {
 func ParseKey(s string) (Key, error) {
 	parts := strings.Split(s, ":")
 	if len(parts) != 4 {
-		return Key{}, &InvalidError{Field: "Key", Problem: fmt.Sprintf("%q has %d parts, want tenant:group:handler:ID", s, len(parts))}
+		return Key{}, &InvalidError{"Key", fmt.Sprintf("%q has %d parts, want tenant:group:handler:ID", s, len(parts))}
 	}
 	for i, part := range parts {
 		plain, ok := unescape(part)
@@ -109,7 +109,8 @@ const hexDigits = "0123456789ABCDEF"
 var plain = func() (is [256]bool) {
 	for c := range is {
 		c := byte(c)
-		is[c] = 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("-._~@+=,/", c) >= 0
+		is[c] = 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+			strings.IndexByte("-._~@+=,/", c) >= 0
 	}
 	return is
 }()

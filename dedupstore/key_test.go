@@ -66,7 +66,7 @@ func FuzzKey(f *testing.F) {
 				t.Errorf("the encoding of a valid key has %d bytes", len(s))
 			}
 		}
-		for _, s := range []string{i1, t1 + ":" + g1 + ":" + h1 + ":" + i1} { // whatever it is, it has no second spelling
+		for _, s := range []string{i1, t1 + ":" + g1 + ":" + h1 + ":" + i1} { // it has no second spelling
 			if k, err := dedupstore.ParseKey(s); err == nil && k.String() != s {
 				t.Errorf("%q was read as %+v, which is encoded as %q", s, k, k.String())
 			}

@@ -34,8 +34,8 @@ func (c MemoryConfig) validate() error {
 }
 
 // Memory is a Store in the memory of one process, for tests, examples and single processes that may forget everything
-// when they stop. Its clock is the process's monotonic clock. Expired records are removed by the operations that follow.
-// It is a [Batcher], too, whose batches are no faster than their operations.
+// when they stop. Its clock is the process's monotonic clock. Expired records are removed by the operations that
+// follow. It is a [Batcher], too, whose batches are no faster than their operations.
 type Memory struct {
 	maxBytes int64
 	start    time.Time
@@ -141,7 +141,8 @@ func (rec *record) decide(r Request, now time.Time, a *Answer) {
 		rec.end(r, now, Outcome{Kind: Unknown, Reason: "the lease of a started run expired"})
 		a.Status, a.Outcome = AcquiredPublish, rec.outcome.clone()
 	case spent:
-		rec.end(r, now, Outcome{Kind: Failed, Exhausted: true, Reason: fmt.Sprintf("%d of %d attempts spent", rec.attempts, r.MaxAttempts)})
+		reason := fmt.Sprintf("%d of %d attempts spent", rec.attempts, r.MaxAttempts)
+		rec.end(r, now, Outcome{Kind: Failed, Exhausted: true, Reason: reason})
 		a.Status, a.Outcome = AcquiredPublish, rec.outcome.clone()
 	default:
 		rec.run(r, now)

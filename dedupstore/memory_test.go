@@ -69,7 +69,8 @@ func TestMemory_FullStoreRefusesNewKeysAndForgetsNone(t *testing.T) {
 	m := newMemory(t, bound)
 	claims := fill(t, m, "a")
 	if n := m.Len(); n != len(claims) || n < 10 || m.Bytes() > bound {
-		t.Errorf("a store of %d bytes granted %d claims and holds %d records of %d bytes", bound, len(claims), n, m.Bytes())
+		t.Errorf("a store of %d bytes granted %d claims and holds %d records of %d bytes", bound, len(claims), n,
+			m.Bytes())
 	}
 	for range 3 {
 		if _, err := m.Claim(t.Context(), request("new")); !errors.Is(err, dedupstore.ErrFull) {
@@ -181,7 +182,8 @@ func TestMemory_EstimateIsNotBelowWhatARecordTakes(t *testing.T) {
 		a, err := m.Claim(t.Context(), r)
 		if err == nil {
 			err = m.Settle(t.Context(), a.Claim, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
-				Kind: dedupstore.Succeeded, Result: make([]byte, 100), Produced: []dedupstore.Produced{{ID: fmt.Sprint(i), Topic: "orders"}},
+				Kind: dedupstore.Succeeded, Result: make([]byte, 100),
+				Produced: []dedupstore.Produced{{ID: fmt.Sprint(i), Topic: "orders"}},
 			}})
 		}
 		if err != nil {

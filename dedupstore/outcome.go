@@ -24,8 +24,8 @@ type Outcome struct {
 	// Result is what the handler returned, for duplicates to get.
 	Result []byte
 
-	// Truncated says that the result was over the limit, and that Result holds only its beginning, or that it could not be
-	// stored, and Result is empty.
+	// Truncated says that the result was over the limit, and that Result holds only its beginning, or that it could not
+	// be stored, and Result is empty.
 	Truncated bool
 
 	// Produced are the messages that the run produced, or the dead letter of a failure. They are published with these

@@ -30,7 +30,8 @@ func TestStubs_DropHeadersAndPayloadsOnly(t *testing.T) {
 
 func TestFingerprint_DiffersOnlyWithinOneScheme(t *testing.T) {
 	t.Parallel()
-	one, two := dedupstore.Fingerprint{Scheme: "sha256", Sum: "one"}, dedupstore.Fingerprint{Scheme: "sha256", Sum: "two"}
+	one, two := dedupstore.Fingerprint{Scheme: "sha256", Sum: "one"},
+		dedupstore.Fingerprint{Scheme: "sha256", Sum: "two"}
 	other, none := dedupstore.Fingerprint{Scheme: "json", Sum: "three"}, dedupstore.Fingerprint{}
 	for _, tc := range []struct {
 		a, b dedupstore.Fingerprint

@@ -76,14 +76,15 @@ type Sharded interface {
 
 // A Recaller is a Store that remembers answers in its process. A guard asks it while it takes the store to be down.
 type Recaller interface {
-	// Recall returns what Claim would answer, Done or Mismatch, if that is known without asking anybody. It waits for nothing.
+	// Recall returns what Claim would answer, Done or Mismatch, if that is known without asking anybody. It waits for
+	// nothing.
 	Recall(ctx context.Context, r Request) (Answer, bool)
 }
 
 // A Waiter is a Store whose claims wait for others before they are answered, such as replicas.
 type Waiter interface {
-	// ClaimWait is how long they do at most. A caller that gives up sooner leaves claims behind that were granted, and that
-	// nobody gives back.
+	// ClaimWait is how long they do at most. A caller that gives up sooner leaves claims behind that were granted, and
+	// that nobody gives back.
 	ClaimWait() time.Duration
 }
 
@@ -175,8 +176,8 @@ type Answer struct {
 	Wait time.Duration
 
 	// Outcome is what the processing ended in, for Done and AcquiredPublish. When Done, its produced messages have
-	// no headers and payloads any more. An outcome that the claim itself wrote has nothing produced yet: the dead letter is made
-	// by the claimer.
+	// no headers and payloads any more. An outcome that the claim itself wrote has nothing produced yet: the dead
+	// letter is made by the claimer.
 	Outcome Outcome
 
 	// Fence is, for Done and AcquiredPublish, the fence under which the outcome was decided: what Request.Rerun has to
@@ -198,7 +199,7 @@ type Answer struct {
 type Claim struct {
 	Key       Key
 	Owner     string
-	Fence     uint64        // grows with every new owner of the key: max(previous + 1, store's time in µs, as the store knows it)
+	Fence     uint64        // grows with every new owner: max(previous + 1, store's time in µs, as the store knows it)
 	Attempt   int           // 1 for the first run
 	Returned  int           // how many runs of the key gave their attempt back (Release.Uncounted)
 	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins

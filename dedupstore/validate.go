@@ -103,11 +103,14 @@ func (f Fingerprint) validate() error {
 	if f.IsZero() {
 		return nil
 	}
-	if f.Scheme == "" || len(f.Scheme) > 64 || strings.ContainsFunc(f.Scheme, func(r rune) bool { return !isToken(r) && r != '.' }) {
-		return &InvalidError{"Request.Fingerprint.Scheme", fmt.Sprintf("is %q, want 1 to 64 letters, digits, '-', '.', '_'", f.Scheme)}
+	other := func(r rune) bool { return !isToken(r) && r != '.' }
+	if f.Scheme == "" || len(f.Scheme) > 64 || strings.ContainsFunc(f.Scheme, other) {
+		return &InvalidError{"Request.Fingerprint.Scheme",
+			fmt.Sprintf("is %q, want 1 to 64 letters, digits, '-', '.', '_'", f.Scheme)}
 	}
 	if f.Sum == "" || len(f.Sum) > 128 || strings.ContainsFunc(f.Sum, func(r rune) bool { return !isToken(r) }) {
-		return &InvalidError{"Request.Fingerprint.Sum", fmt.Sprintf("is %q, want 1 to 128 characters of base64url", f.Sum)}
+		return &InvalidError{"Request.Fingerprint.Sum",
+			fmt.Sprintf("is %q, want 1 to 128 characters of base64url", f.Sum)}
 	}
 	return nil
 }

@@ -27,10 +27,12 @@ func TestRequest_ValidateNamesFieldAndValue(t *testing.T) {
 		spoil          func(r *dedupstore.Request)
 	}{
 		{"Key.Tenant", "is empty", func(r *dedupstore.Request) { r.Key.Tenant = "" }},
-		{"Key.Group", "is 129 bytes long, the limit is 128", func(r *dedupstore.Request) { r.Key.Group = strings.Repeat("x", 129) }},
+		{"Key.Group", "is 129 bytes long, the limit is 128",
+			func(r *dedupstore.Request) { r.Key.Group = strings.Repeat("x", 129) }},
 		{"Key.Handler", "is not valid UTF-8", func(r *dedupstore.Request) { r.Key.Handler = "\xff" }},
 		{"Key.ID", `contains a control character: "a\x7f"`, func(r *dedupstore.Request) { r.Key.ID = "a\x7f" }},
-		{"Key.ID", "is 513 bytes long, the limit is 512", func(r *dedupstore.Request) { r.Key.ID = strings.Repeat("é", 256) + "x" }},
+		{"Key.ID", "is 513 bytes long, the limit is 512",
+			func(r *dedupstore.Request) { r.Key.ID = strings.Repeat("é", 256) + "x" }},
 		{"Request.Owner", "16 to 64", func(r *dedupstore.Request) { r.Owner = strings.Repeat("x", 15) }},
 		{"Request.Owner", "16 to 64", func(r *dedupstore.Request) { r.Owner = strings.Repeat("x", 65) }},
 		{"Request.Owner", "letters, digits", func(r *dedupstore.Request) { r.Owner = "sixteen letters." }},
@@ -39,11 +41,14 @@ func TestRequest_ValidateNamesFieldAndValue(t *testing.T) {
 		{"Request.Retention", "is -1s", func(r *dedupstore.Request) { r.Retention = -time.Second }},
 		{"Request.Retention", "is 876000h0m0.000000001s", func(r *dedupstore.Request) { r.Retention = longest + 1 }},
 		{"Request.Fingerprint.Scheme", `is "", want`, func(r *dedupstore.Request) { r.Fingerprint.Sum = "x" }},
-		{"Request.Fingerprint.Scheme", `is "a:b", want`, func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: "a:b", Sum: "x"} }},
+		{"Request.Fingerprint.Scheme", `is "a:b", want`,
+			func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: "a:b", Sum: "x"} }},
 		{"Request.Fingerprint.Sum", `is "", want`, func(r *dedupstore.Request) { r.Fingerprint.Scheme = "x" }},
-		{"Request.Fingerprint.Sum", `is "a.b", want`, func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: "x", Sum: "a.b"} }},
+		{"Request.Fingerprint.Sum", `is "a.b", want`,
+			func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: "x", Sum: "a.b"} }},
 		{"Request.MaxAttempts", "is 0, want at least 1", func(r *dedupstore.Request) { r.MaxAttempts = 0 }},
-		{"Request.Trace", "is 65 bytes long, the limit is 64", func(r *dedupstore.Request) { r.Trace = strings.Repeat("x", 65) }},
+		{"Request.Trace", "is 65 bytes long, the limit is 64",
+			func(r *dedupstore.Request) { r.Trace = strings.Repeat("x", 65) }},
 		{"Request.Trace", "control character", func(r *dedupstore.Request) { r.Trace = "a\nb" }},
 	} {
 		r := request("1")
@@ -60,7 +65,8 @@ func TestRequest_ValidateAcceptsTheLimits(t *testing.T) {
 	}
 	most := dedupstore.Request{
 		Key: dedupstore.Key{
-			Tenant: strings.Repeat("t", 128), Group: strings.Repeat("é", 64), Handler: strings.Repeat("\u2028", 42), ID: strings.Repeat("🦊", 128),
+			Tenant: strings.Repeat("t", 128), Group: strings.Repeat("é", 64), Handler: strings.Repeat("\u2028", 42),
+			ID: strings.Repeat("🦊", 128),
 		},
 		Owner: strings.Repeat("aZ0-_", 13)[:64], Lease: longest, Retention: longest, MaxAttempts: 1 << 30,
 		Fingerprint: dedupstore.Fingerprint{Scheme: strings.Repeat("a-._", 16), Sum: strings.Repeat("A-_9", 32)},
@@ -75,7 +81,8 @@ func TestRequest_ValidateAcceptsTheLimits(t *testing.T) {
 
 func TestClaim_ValidateNamesTheField(t *testing.T) {
 	t.Parallel()
-	good := dedupstore.Claim{Key: request("1").Key, Owner: "owner-of-the-claim", Fence: 1, Lease: time.Second, Retention: time.Second}
+	good := dedupstore.Claim{Key: request("1").Key, Owner: "owner-of-the-claim", Fence: 1, Lease: time.Second,
+		Retention: time.Second}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -104,9 +111,14 @@ func TestValidateSettlement_NamesFieldAndValue(t *testing.T) {
 		{"Settlement", "is *dedupstore.Release", &dedupstore.Release{}},
 		{"Outcome.Kind", `is ""`, dedupstore.Finish{Retention: time.Second}},
 		{"Outcome.Kind", `is "ok"`, dedupstore.Finish{Retention: time.Second, Outcome: dedupstore.Outcome{Kind: "ok"}}},
-		{"Outcome.Exhausted", "although Kind is unknown", dedupstore.Finish{Retention: time.Second, Outcome: dedupstore.Outcome{Kind: dedupstore.Unknown, Exhausted: true}}},
-		{"Outcome.Reason", "is 1025 bytes long, the limit is 1024", dedupstore.Finish{Retention: time.Second, Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}}},
-		{"Outcome.Produced[1].ID", "is empty", dedupstore.Finish{Retention: time.Second, Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Produced: []dedupstore.Produced{{ID: "a"}, {}}}}},
+		{"Outcome.Exhausted", "although Kind is unknown",
+			dedupstore.Finish{Retention: time.Second,
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Unknown, Exhausted: true}}},
+		{"Outcome.Reason", "is 1025 bytes long, the limit is 1024",
+			dedupstore.Finish{Retention: time.Second,
+				Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}}},
+		{"Outcome.Produced[1].ID", "is empty", dedupstore.Finish{Retention: time.Second,
+			Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Produced: []dedupstore.Produced{{ID: "a"}, {}}}}},
 		{"Finish.Retention", "is 0s", dedupstore.Finish{Outcome: ok}},
 		{"Release.Delay", "is -1ns, want 0 to", dedupstore.Release{Delay: -1}},
 		{"Release.Delay", "want 0 to", dedupstore.Release{Delay: longest + 1}},
@@ -117,7 +129,8 @@ func TestValidateSettlement_NamesFieldAndValue(t *testing.T) {
 	}
 	for _, s := range []dedupstore.Settlement{
 		dedupstore.Finish{Outcome: ok, Retention: time.Millisecond},
-		dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: reason[1:]}, Retention: longest, Published: true},
+		dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: reason[1:]},
+			Retention: longest, Published: true},
 		dedupstore.Release{}, dedupstore.Release{Delay: longest, Reason: reason[1:], Uncounted: true},
 		dedupstore.Published{Retention: longest},
 	} {

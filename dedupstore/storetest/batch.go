@@ -124,7 +124,8 @@ var batchClaimCases = []testCase{
 				case field != "":
 					k.invalid(result.Err, field, fmt.Sprintf("claim %d of a batch", i))
 				case result.Err != nil || result.Answer.Status != dedupstore.AcquiredRun:
-					k.Errorf("claim %d of a batch was answered %q, error %v, want acquired_run", i, result.Answer.Status, result.Err)
+					k.Errorf("claim %d of a batch was answered %q, error %v, want acquired_run", i,
+						result.Answer.Status, result.Err)
 				}
 			}
 		},
@@ -140,7 +141,8 @@ var batchClaimCases = []testCase{
 			}
 			k.waits(answers[1])
 			want = []dedupstore.Status{
-				dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.Busy,
+				dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy, dedupstore.AcquiredRun,
+				dedupstore.Busy,
 			}
 			k.claimMany(k.requests("a", "b", "a", "c", "b", "c", "a"), want...)
 		},
@@ -150,19 +152,22 @@ var batchClaimCases = []testCase{
 		why:  "a duplicate behind the rerun of its failure in a batch is told of a failure that is being run again",
 		test: func(k *kit) {
 			k.batcher()
-			answers := k.claimMany([]dedupstore.Request{k.rerun(k.failure(failed("card refused"))), k.request("1")}, dedupstore.AcquiredRun, dedupstore.Busy)
+			answers := k.claimMany([]dedupstore.Request{k.rerun(k.failure(failed("card refused"))), k.request("1")},
+				dedupstore.AcquiredRun, dedupstore.Busy)
 			k.found(answers[1], dedupstore.Running)
 		},
 	},
 	{
 		name: "batch/one-owner-twice",
-		why:  "a claim that stands twice in a batch is one that is asked again: Busy would make its owner wait for " +
+		why: "a claim that stands twice in a batch is one that is asked again: Busy would make its owner wait for " +
 			"itself",
 		test: func(k *kit) {
 			r := k.request("1")
-			answers := k.claimMany([]dedupstore.Request{r, r, k.request("1")}, dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy)
+			answers := k.claimMany([]dedupstore.Request{r, r, k.request("1")}, dedupstore.AcquiredRun,
+				dedupstore.AcquiredRun, dedupstore.Busy)
 			if answers[0].Claim != answers[1].Claim || answers[0].Claim.Attempt != 1 {
-				k.Errorf("the owner got the claims %+v and %+v, want one, of attempt 1", answers[0].Claim, answers[1].Claim)
+				k.Errorf("the owner got the claims %+v and %+v, want one, of attempt 1", answers[0].Claim,
+					answers[1].Claim)
 			}
 			k.found(answers[0], dedupstore.Absent)
 			k.found(answers[1], dedupstore.Running)
@@ -187,13 +192,15 @@ var batchClaimCases = []testCase{
 			k.settle(k.run("done"), finish(succeeded("paid")))
 			requests := k.requests("1", "2", "1", "done", "3")
 			want := []dedupstore.Status{
-				dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy, dedupstore.Done, dedupstore.AcquiredRun,
+				dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy, dedupstore.Done,
+				dedupstore.AcquiredRun,
 			}
 			first := k.claimMany(requests, want...)
 			again := k.claimMany(requests, want...)
 			for i := range requests {
 				if again[i].Claim != first[i].Claim && want[i] == dedupstore.AcquiredRun {
-					k.Errorf("asked again, claim %d is %+v, want the same as before, %+v", i, again[i].Claim, first[i].Claim)
+					k.Errorf("asked again, claim %d is %+v, want the same as before, %+v", i, again[i].Claim,
+						first[i].Claim)
 				}
 			}
 			for _, i := range []int{0, 1, 4} {

@@ -6,7 +6,7 @@ import "github.com/oncemill/oncemill/dedupstore"
 var batchKeptCases = []testCase{
 	{
 		name: "batch/claims-are-kept-as-asked",
-		why:  "what a batch drops of a claim, its lease, its retention or its trace, is missed when the run has " +
+		why: "what a batch drops of a claim, its lease, its retention or its trace, is missed when the run has " +
 			"crashed",
 		test: func(k *kit) {
 			const another = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
@@ -34,10 +34,11 @@ var batchKeptCases = []testCase{
 	},
 	{
 		name: "batch/settlings-are-kept-as-asked",
-		why:  "an outcome or a release that a batch stored for a moment only lets the message run again, or without " +
+		why: "an outcome or a release that a batch stored for a moment only lets the message run again, or without " +
 			"end",
 		test: func(k *kit) {
-			requests := k.requests("finished", "published", "publishing", "publisher crashed", "released", "interrupted")
+			requests := k.requests("finished", "published", "publishing", "publisher crashed", "released",
+				"interrupted")
 			requests[3].Lease = short
 			answers := k.claimMany(requests, dedupstore.AcquiredRun)
 			k.settleMany([]dedupstore.Settling{
@@ -51,7 +52,8 @@ var batchKeptCases = []testCase{
 			})
 			k.pass(short)
 			k.sameOutcome(k.claim(k.request("finished"), dedupstore.Done).Outcome, succeeded("paid"))
-			k.keptOutcome(k.claim(k.request("published"), dedupstore.Done).Outcome, finishTo(succeeded("sent"), receipt).Outcome)
+			k.keptOutcome(k.claim(k.request("published"), dedupstore.Done).Outcome,
+				finishTo(succeeded("sent"), receipt).Outcome)
 			publishing := k.claim(k.request("publishing"), dedupstore.Busy)
 			k.found(publishing, dedupstore.Publishing)
 			k.waits(publishing)

@@ -53,7 +53,10 @@ var batchSettleCases = []testCase{
 				{Claim: publishing, Settlement: published()},
 				{Claim: k.run("failed"), Settlement: finish(failed("card refused"))},
 				{Claim: k.run("delayed"), Settlement: dedupstore.Release{Delay: long, Uncounted: true}},
-				{Claim: decided, Settlement: dedupstore.Published{Retention: long, Produced: []dedupstore.Produced{receipt}}},
+				{
+					Claim:      decided,
+					Settlement: dedupstore.Published{Retention: long, Produced: []dedupstore.Produced{receipt}},
+				},
 				{Claim: k.run("published at once"), Settlement: finish(o)},
 			})
 
@@ -116,7 +119,7 @@ var batchSettleCases = []testCase{
 	},
 	{
 		name: "batch/settlings-of-equal-keys-in-the-order-of-the-slice",
-		why:  "what a message produced is noted as published after its outcome was stored, though both travel in one " +
+		why: "what a message produced is noted as published after its outcome was stored, though both travel in one " +
 			"batch",
 		test: func(k *kit) {
 			k.batcher()
@@ -156,7 +159,8 @@ var batchSettleCases = []testCase{
 			k.settleMany(settlings)
 			k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, succeeded("paid"))
 			k.attempt(k.claim(k.request("2"), dedupstore.AcquiredRun), 2)
-			k.keptOutcome(k.claim(k.request("3"), dedupstore.Done).Outcome, finishTo(succeeded("paid"), receipt).Outcome)
+			k.keptOutcome(k.claim(k.request("3"), dedupstore.Done).Outcome,
+				finishTo(succeeded("paid"), receipt).Outcome)
 		},
 	},
 	{
@@ -174,7 +178,7 @@ var batchSettleCases = []testCase{
 var batchContextCases = []testCase{
 	{
 		name: "batch/ended-context-leaves-no-result-out",
-		why:  "a caller that has given up must find an error at every place that is not known: nothing at all looks " +
+		why: "a caller that has given up must find an error at every place that is not known: nothing at all looks " +
 			"like success",
 		test: func(k *kit) {
 			b := k.batcher()
@@ -182,7 +186,8 @@ var batchContextCases = []testCase{
 			cancel()
 			late, cancel := context.WithDeadline(k.Context(), time.Now().Add(-time.Second))
 			defer cancel()
-			for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
+			ended := map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded}
+			for ctx, want := range ended {
 				k.knownOrEnded(b.ClaimMany(ctx, k.requests("1, "+want.Error(), "2, "+want.Error())), 2, want)
 				errs := b.SettleMany(ctx, []dedupstore.Settling{
 					{Claim: k.run("finished, " + want.Error()), Settlement: finish(succeeded("paid"))},
@@ -201,7 +206,7 @@ var batchContextCases = []testCase{
 	},
 	{
 		name: "batch/ended-in-the-middle",
-		why:  "shutdown ends a context in the middle of a batch: what was not known is asked again, and answers as " +
+		why: "shutdown ends a context in the middle of a batch: what was not known is asked again, and answers as " +
 			"if nothing had been",
 		test: func(k *kit) {
 			b := k.batcher()
@@ -220,7 +225,8 @@ var batchContextCases = []testCase{
 				for i, a := range k.claimMany(requests, dedupstore.AcquiredRun) {
 					k.attempt(a, 1)
 					if first[i].Err == nil && first[i].Answer.Claim != a.Claim {
-						k.Fatalf("asked again, claim %d is %+v, want the same as before, %+v", i, a.Claim, first[i].Answer.Claim)
+						k.Fatalf("asked again, claim %d is %+v, want the same as before, %+v", i, a.Claim,
+							first[i].Answer.Claim)
 					}
 				}
 			}

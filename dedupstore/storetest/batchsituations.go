@@ -43,10 +43,12 @@ func (s situation) check(k *kit, a dedupstore.Answer) {
 const traced = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 var (
-	granted   = dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: dedupstore.Claim{Attempt: 1}}
-	toPublish = dedupstore.Answer{Status: dedupstore.AcquiredPublish, Found: dedupstore.Running, Claim: dedupstore.Claim{Attempt: 1}}
-	isBusy    = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: long}
-	isDone    = dedupstore.Answer{Status: dedupstore.Done, Found: dedupstore.Finished}
+	granted = dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent,
+		Claim: dedupstore.Claim{Attempt: 1}}
+	toPublish = dedupstore.Answer{Status: dedupstore.AcquiredPublish, Found: dedupstore.Running,
+		Claim: dedupstore.Claim{Attempt: 1}}
+	isBusy = dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: long}
+	isDone = dedupstore.Answer{Status: dedupstore.Done, Found: dedupstore.Finished}
 )
 
 // situations are the ways in which Store.Claim answers.

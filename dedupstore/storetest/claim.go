@@ -14,7 +14,8 @@ var claimCases = []testCase{
 			r := k.request("1")
 			a := k.claim(r, dedupstore.AcquiredRun)
 			k.found(a, dedupstore.Absent)
-			want := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: a.Claim.Fence, Attempt: 1, Lease: r.Lease, Retention: r.Retention}
+			want := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: a.Claim.Fence, Attempt: 1, Lease: r.Lease,
+				Retention: r.Retention}
 			if a.Claim != want || a.Claim.Fence == 0 {
 				k.Errorf("the claim is %+v, want %+v with a fence", a.Claim, want)
 			}
@@ -41,7 +42,7 @@ var claimCases = []testCase{
 	},
 	{
 		name: "claim/resent-claim-gets-the-same-answer",
-		why:  "a claim whose reply was lost is sent again: Busy would make the holder wait for itself, and a second " +
+		why: "a claim whose reply was lost is sent again: Busy would make the holder wait for itself, and a second " +
 			"attempt would be spent for nothing",
 		test: func(k *kit) {
 			r := k.request("1")
@@ -50,7 +51,8 @@ var claimCases = []testCase{
 				again := k.claim(r, dedupstore.AcquiredRun)
 				k.found(again, dedupstore.Running)
 				if again.Claim != first.Claim {
-					k.Errorf("asked again, the owner got the claim %+v, want the same as before, %+v", again.Claim, first.Claim)
+					k.Errorf("asked again, the owner got the claim %+v, want the same as before, %+v", again.Claim,
+						first.Claim)
 				}
 			}
 		},
@@ -66,14 +68,15 @@ var claimCases = []testCase{
 			k.pass(short)
 			again := k.claim(r, dedupstore.AcquiredRun)
 			if again.Claim != first.Claim {
-				k.Errorf("asked again after its lease, the owner got the claim %+v, want the same as before, %+v", again.Claim, first.Claim)
+				k.Errorf("asked again after its lease, the owner got the claim %+v, want the same as before, %+v",
+					again.Claim, first.Claim)
 			}
 			k.settle(first.Claim, finish(succeeded("")))
 		},
 	},
 	{
 		name: "claim/resent-claim-changes-nothing",
-		why:  "a late copy of a claim must neither renew the lease of a holder that is gone nor forget its outcome " +
+		why: "a late copy of a claim must neither renew the lease of a holder that is gone nor forget its outcome " +
 			"sooner",
 		test: func(k *kit) {
 			r := k.brief("run")
@@ -149,7 +152,7 @@ var claimCases = []testCase{
 	},
 	{
 		name: "claim/late-copy-after-finish",
-		why:  "a late copy of a finished claim must not take the publish step from whoever has to publish, nor run " +
+		why: "a late copy of a finished claim must not take the publish step from whoever has to publish, nor run " +
 			"again",
 		test: func(k *kit) {
 			r := k.brief("1")
@@ -166,7 +169,8 @@ var claimCases = []testCase{
 		name: "claim/trace-is-of-the-last-run",
 		why:  "a duplicate links to the trace of the run that it duplicates",
 		test: func(k *kit) {
-			const one, two = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
+			const one, two = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+				"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
 			claim := func(trace string, status dedupstore.Status, want string) dedupstore.Claim {
 				k.Helper()
 				r := k.request("1")
@@ -198,7 +202,8 @@ var claimCases = []testCase{
 			k.settle(b.Claim, finish(succeeded("")))
 			for _, a := range []dedupstore.Answer{a, b, k.claim(k.request("1"), dedupstore.Done)} {
 				if a.Age < short || a.Age > long {
-					k.Errorf("a claim that was answered %s and found %s has age %v, want at least %v", a.Status, a.Found, a.Age, short)
+					k.Errorf("a claim that was answered %s and found %s has age %v, want at least %v", a.Status,
+						a.Found, a.Age, short)
 				}
 			}
 		},

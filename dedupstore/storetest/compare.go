@@ -66,8 +66,8 @@ func (k *kit) keptOutcome(got, want dedupstore.Outcome) {
 	k.sameOutcome(got, want)
 }
 
-// outcomeDiff names the first difference, without printing bytes by the megabyte. A result without bytes is the same as nil; a
-// payload is not.
+// outcomeDiff names the first difference, without printing bytes by the megabyte. A result without bytes is the same as
+// nil; a payload is not.
 func outcomeDiff(got, want dedupstore.Outcome) string {
 	switch {
 	case got.Kind != want.Kind:
@@ -87,13 +87,16 @@ func outcomeDiff(got, want dedupstore.Outcome) string {
 		w := want.Produced[i]
 		switch {
 		case p.ID != w.ID || p.Topic != w.Topic || p.Key != w.Key:
-			return fmt.Sprintf("Produced[%d] of ID %q, topic %q, key %q, want %q, %q, %q", i, p.ID, p.Topic, p.Key, w.ID, w.Topic, w.Key)
+			return fmt.Sprintf("Produced[%d] of ID %q, topic %q, key %q, want %q, %q, %q", i, p.ID, p.Topic, p.Key,
+				w.ID, w.Topic, w.Key)
 		case !maps.Equal(p.Header, w.Header):
 			return fmt.Sprintf("Produced[%d].Header %q, want %q", i, p.Header, w.Header)
 		case !bytes.Equal(p.Payload, w.Payload):
 			return fmt.Sprintf("Produced[%d].Payload %s", i, bytesDiff(p.Payload, w.Payload))
 		case (p.Payload == nil) != (w.Payload == nil):
-			return fmt.Sprintf("Produced[%d].Payload is nil: %t, want %t: Kafka takes nil for a tombstone, and nothing else", i, p.Payload == nil, w.Payload == nil)
+			return fmt.Sprintf("Produced[%d].Payload is nil: %t, want %t: "+
+				"Kafka takes nil for a tombstone, and nothing else",
+				i, p.Payload == nil, w.Payload == nil)
 		}
 	}
 	return ""
@@ -102,7 +105,8 @@ func outcomeDiff(got, want dedupstore.Outcome) string {
 func bytesDiff(got, want []byte) string {
 	for i := range min(len(got), len(want)) {
 		if got[i] != want[i] {
-			return fmt.Sprintf("of %d bytes, byte %d is %#x, want %d bytes, there %#x", len(got), i, got[i], len(want), want[i])
+			return fmt.Sprintf("of %d bytes, byte %d is %#x, want %d bytes, there %#x", len(got), i, got[i], len(want),
+				want[i])
 		}
 	}
 	return fmt.Sprintf("of %d bytes, want %d", len(got), len(want))

@@ -73,7 +73,8 @@ var concurrencyCases = []testCase{
 		why:  "clients send a claim again while the first copy is still under way",
 		test: func(k *kit) {
 			r := k.request("1")
-			answers := k.race(50, func(int) dedupstore.Request { return r }, map[dedupstore.Status]int{dedupstore.AcquiredRun: 50})
+			answers := k.race(50, func(int) dedupstore.Request { return r },
+				map[dedupstore.Status]int{dedupstore.AcquiredRun: 50})
 			for _, a := range answers {
 				if a.Claim != answers[0].Claim || a.Claim.Attempt != 1 {
 					k.Fatalf("one owner got the claims %+v and %+v, want one, of attempt 1", answers[0].Claim, a.Claim)

@@ -19,7 +19,8 @@ var contextCases = []testCase{
 			defer cancel()
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
-			for ctx, want := range map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded} {
+			ended := map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded}
+			for ctx, want := range ended {
 				_, err := k.Store.Claim(ctx, k.request("other"))
 				for what, err := range map[string]error{
 					"claim":     err,

@@ -16,8 +16,8 @@
 // # Guarantees
 //
 //   - Cases use keys of their own, random ones, so that they may share a server with others, also with each other.
-//   - A case that needs a lease to end uses one of milliseconds, cases run in parallel, and a slow machine does not make
-//     one fail: where a case has to come before something ends, it tries again with more time.
+//   - A case that needs a lease to end uses one of milliseconds, cases run in parallel, and a slow machine does not
+//     make one fail: where a case has to come before something ends, it tries again with more time.
 //   - The suite is itself tested with stores that break one rule each, and must reject them by the case of that rule.
 //
 // # What it does not guarantee

@@ -5,7 +5,7 @@ import "github.com/oncemill/oncemill/dedupstore"
 var exhaustionCases = []testCase{
 	{
 		name: "exhaustion/one-claimer-gets-the-dead-letter",
-		why:  "attempts that crashes have spent must end in one dead letter: without an owner there is none, with " +
+		why: "attempts that crashes have spent must end in one dead letter: without an owner there is none, with " +
 			"several there are many",
 		test: func(k *kit) {
 			r := k.brief("1")
@@ -17,11 +17,13 @@ var exhaustionCases = []testCase{
 			a := k.claim(last, dedupstore.AcquiredPublish)
 			k.found(a, dedupstore.Running)
 			k.grew(dead.Fence, a.Claim.Fence, "end of an ownerless run")
-			if o := a.Outcome; o.Kind != dedupstore.Failed || !o.Exhausted || len(o.Produced) != 0 || len(o.Result) != 0 {
+			if o := a.Outcome; o.Kind != dedupstore.Failed || !o.Exhausted || len(o.Produced) != 0 ||
+				len(o.Result) != 0 {
 				k.Errorf("the outcome is %+v, want failed, exhausted, with nothing produced yet", o)
 			}
 			if a.Fence != a.Claim.Fence {
-				k.Errorf("the outcome was decided under fence %d, want that of the claim that wrote it, %d", a.Fence, a.Claim.Fence)
+				k.Errorf("the outcome was decided under fence %d, want that of the claim that wrote it, %d", a.Fence,
+					a.Claim.Fence)
 			}
 			other := k.request("1")
 			other.MaxAttempts = 1
@@ -35,13 +37,14 @@ var exhaustionCases = []testCase{
 			k.settle(a.Claim, published())
 			done := k.claim(other, dedupstore.Done)
 			if !done.Outcome.Exhausted || done.Fence != a.Claim.Fence {
-				k.Errorf("duplicates get fence %d and %+v, want fence %d and an exhausted failure", done.Fence, done.Outcome, a.Claim.Fence)
+				k.Errorf("duplicates get fence %d and %+v, want fence %d and an exhausted failure", done.Fence,
+					done.Outcome, a.Claim.Fence)
 			}
 		},
 	},
 	{
 		name: "exhaustion/dead-letter-is-remembered",
-		why:  "a duplicate must be able to tell that the dead letter of a failure was published, though the claim " +
+		why: "a duplicate must be able to tell that the dead letter of a failure was published, though the claim " +
 			"that decided it had none",
 		test: func(k *kit) {
 			k.crashed("1")
@@ -108,7 +111,8 @@ var exhaustionCases = []testCase{
 			k.settle(a.Claim, published())
 			done := k.claim(k.request("1"), dedupstore.Done)
 			if done.Outcome.Kind != dedupstore.Unknown || done.Fence != a.Claim.Fence {
-				k.Errorf("duplicates get fence %d and %+v, want fence %d and unknown", done.Fence, done.Outcome, a.Claim.Fence)
+				k.Errorf("duplicates get fence %d and %+v, want fence %d and unknown", done.Fence, done.Outcome,
+					a.Claim.Fence)
 			}
 		},
 	},
@@ -126,7 +130,7 @@ var exhaustionCases = []testCase{
 	},
 	{
 		name: "parking/mark-goes-with-the-run",
-		why:  "that an earlier run had started says nothing about the one that took over, nor about one after a " +
+		why: "that an earlier run had started says nothing about the one that took over, nor about one after a " +
 			"release",
 		test: func(k *kit) {
 			c := k.run("takeover")

@@ -20,7 +20,7 @@ var expiryCases = []testCase{
 	},
 	{
 		name: "expiry/lease-does-not-erase-the-record",
-		why:  "when fence, attempts and fingerprint go with the lease, a message that kills its handlers is tried " +
+		why: "when fence, attempts and fingerprint go with the lease, a message that kills its handlers is tried " +
 			"for ever",
 		test: func(k *kit) {
 			fingerprint := dedupstore.Fingerprint{Scheme: "sha256", Sum: "one"}
@@ -116,7 +116,8 @@ var expiryCases = []testCase{
 
 			k.pass(2 * short)
 			for _, id := range []string{"running", "retryable", "publishing", "done", "published", "exhausted"} {
-				if a := k.ask(k.request(id)); a.Status != dedupstore.AcquiredRun || a.Found != dedupstore.Absent || a.Claim.Attempt != 1 {
+				if a := k.ask(k.request(id)); a.Status != dedupstore.AcquiredRun || a.Found != dedupstore.Absent ||
+					a.Claim.Attempt != 1 {
 					k.Errorf("%s: after its window a claim was answered %s (found %s, attempt %d), want a first run",
 						id, a.Status, a.Found, a.Claim.Attempt)
 				}

@@ -79,7 +79,7 @@ var extendCases = []testCase{
 	},
 	{
 		name: "extend/renews-the-publish-step",
-		why:  "publishing may take longer than the lease, too; who takes over when its holder dies needs the outcome " +
+		why: "publishing may take longer than the lease, too; who takes over when its holder dies needs the outcome " +
 			"and its messages",
 		test: func(k *kit) {
 			o := succeeded("paid")
@@ -96,7 +96,8 @@ var extendCases = []testCase{
 			a = k.claim(k.request("1"), dedupstore.AcquiredPublish)
 			k.sameOutcome(a.Outcome, o)
 			if a.Fence != c.Fence {
-				k.Errorf("after a heartbeat the outcome was decided under fence %d, want that of its run, %d", a.Fence, c.Fence)
+				k.Errorf("after a heartbeat the outcome was decided under fence %d, want that of its run, %d", a.Fence,
+					c.Fence)
 			}
 			k.extend(a.Claim, long)
 			k.settle(a.Claim, published())

@@ -76,7 +76,7 @@ var finishCases = []testCase{
 	},
 	{
 		name: "finish/decides-once",
-		why:  "a success that its owner could still make a failure would be run again on request, and dead-lettered " +
+		why: "a success that its owner could still make a failure would be run again on request, and dead-lettered " +
 			"beside its effect",
 		test: func(k *kit) {
 			done, publishing := k.run("done"), k.run("publishing")
@@ -133,7 +133,7 @@ var finishCases = []testCase{
 	},
 	{
 		name: "finish/zombie-whose-token-came-back",
-		why:  "a late copy of its claim can make a zombie's token the owner of a failure: its finish is not a " +
+		why: "a late copy of its claim can make a zombie's token the owner of a failure: its finish is not a " +
 			"repeated one, and told ok the dead letter would never be sent",
 		test: func(k *kit) {
 			r := k.brief("1")
@@ -146,14 +146,15 @@ var finishCases = []testCase{
 			k.refused(zombie, finish(succeeded("zombie")), "a zombie whose token came back")
 			again := k.claim(r, dedupstore.AcquiredPublish)
 			if !again.Outcome.Exhausted || again.Claim != late.Claim {
-				k.Errorf("the record is owned by %+v with outcome %+v, want %+v and an exhausted failure", again.Claim, again.Outcome, late.Claim)
+				k.Errorf("the record is owned by %+v with outcome %+v, want %+v and an exhausted failure", again.Claim,
+					again.Outcome, late.Claim)
 			}
 			k.settle(late.Claim, published())
 		},
 	},
 	{
 		name: "finish/outcome-is-not-the-publisher's",
-		why:  "who only acquired an outcome to publish has not stored one: told ok, it would take what it brought " +
+		why: "who only acquired an outcome to publish has not stored one: told ok, it would take what it brought " +
 			"for recorded",
 		test: func(k *kit) {
 			r := k.request("exhausted")
@@ -162,7 +163,8 @@ var finishCases = []testCase{
 			exhausted := k.claim(r, dedupstore.AcquiredPublish).Claim
 
 			k.extend(k.run("parked"), short)
-			k.settle(k.claim(k.brief("taken over"), dedupstore.AcquiredRun).Claim, finishTo(failed("card refused"), receipt))
+			k.settle(k.claim(k.brief("taken over"), dedupstore.AcquiredRun).Claim,
+				finishTo(failed("card refused"), receipt))
 			k.pass(short)
 			r = k.request("parked")
 			r.ParkExpired = true
@@ -195,7 +197,8 @@ var finishCases = []testCase{
 		name: "finish/no-record-is-lost",
 		why:  "a settle of a record that is gone must not start one: another owner may have finished it long ago",
 		test: func(k *kit) {
-			never := dedupstore.Claim{Key: k.key("never"), Owner: newOwner(), Fence: 1, Attempt: 1, Lease: long, Retention: long}
+			never := dedupstore.Claim{Key: k.key("never"), Owner: newOwner(), Fence: 1, Attempt: 1, Lease: long,
+				Retention: long}
 			r := k.brief("gone")
 			r.Retention = short
 			gone := k.claim(r, dedupstore.AcquiredRun).Claim

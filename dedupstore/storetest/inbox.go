@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// An InboxSubject is a transactional store to test, and a table in its database that the cases write to. Fields that may
-// be nil are for faults; the cases that need them are skipped without, and say so. Those that are given the context of
-// a transaction mean that transaction only: other cases go on beside it.
+// An InboxSubject is a transactional store to test, and a table in its database that the cases write to. Fields that
+// may be nil are for faults; the cases that need them are skipped without, and say so. Those that are given the context
+// of a transaction mean that transaction only: other cases go on beside it.
 type InboxSubject struct {
 	// Inbox is the store. Never nil. What it does without transactions is tested by Run.
 	Inbox dedupstore.Transactor
@@ -40,15 +40,15 @@ type InboxSubject struct {
 	// LoseCommit makes the connection fail at the commit of the transaction: after it was applied, or before.
 	LoseCommit func(ctx context.Context, applied bool)
 
-	// HideRecord makes the store unable to read a claim's record from now on, as by a database that is away, until it is
-	// called again with false. It is used with LoseCommit, which is needed for it, and of which nothing may remain then if the
-	// transaction does not come to its commit.
+	// HideRecord makes the store unable to read a claim's record from now on, as by a database that is away, until it
+	// is called again with false. It is used with LoseCommit, which is needed for it, and of which nothing may remain
+	// then if the transaction does not come to its commit.
 	HideRecord func(c dedupstore.Claim, hidden bool)
 }
 
-// RunInbox tests the transactional form of a store, in the way in which Run tests the leased one; give Run the same store,
-// too. Cases wait for the end of a lease within a transaction, and claim others' keys beside open transactions. They hold
-// no transaction open until another one is: one at a time is enough.
+// RunInbox tests the transactional form of a store, in the way in which Run tests the leased one; give Run the same
+// store, too. Cases wait for the end of a lease within a transaction, and claim others' keys beside open transactions.
+// They hold no transaction open until another one is: one at a time is enough.
 func RunInbox(t *testing.T, open func(t *testing.T) InboxSubject) {
 	eachInbox(t, func(t *testing.T, c inboxCase) { c.check(t, open(t)) })
 }
@@ -69,7 +69,8 @@ func eachInbox(t *testing.T, test func(t *testing.T, c inboxCase)) {
 	}
 }
 
-var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases, inboxFaultCases, inboxKeepCases, inboxLostCases)
+var inboxCases = slices.Concat(inboxCommitCases, inboxErrorCases, inboxOwnerCases, inboxTwinCases, inboxCrowdCases,
+	inboxFaultCases, inboxKeepCases, inboxLostCases)
 
 type inboxCase struct {
 	name  string // inbox/promise

@@ -80,7 +80,10 @@ var inboxCommitCases = []inboxCase{
 		name: "inbox/finished-work-is-not-repeated",
 		why:  "a transaction that is sent again, because the answer was lost, finds its own outcome and adds no effect",
 		test: func(k *inboxKit) {
-			for id, f := range map[string]dedupstore.Finish{"done": finish(succeeded("paid")), "publishing": finishTo(succeeded("paid"), receipt)} {
+			for id, f := range map[string]dedupstore.Finish{
+				"done":       finish(succeeded("paid")),
+				"publishing": finishTo(succeeded("paid"), receipt),
+			} {
 				c := k.run(id)
 				for range 3 {
 					k.commits(c, k.notAgain(c, f))
@@ -127,7 +130,10 @@ var inboxCommitCases = []inboxCase{
 		test: func(k *inboxKit) {
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
-			for _, s := range []dedupstore.Settlement{nil, dedupstore.Release{}, published(), &dedupstore.Finish{}, dedupstore.Finish{}, finish(dedupstore.Outcome{Kind: "odd"})} {
+			for _, s := range []dedupstore.Settlement{
+				nil, dedupstore.Release{}, published(),
+				&dedupstore.Finish{}, dedupstore.Finish{}, finish(dedupstore.Outcome{Kind: "odd"}),
+			} {
 				err := k.in.Inbox.InTx(k.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					return s, k.in.Effect(ctx, k.name(c.Key))
 				})
@@ -183,7 +189,8 @@ var inboxCommitCases = []inboxCase{
 	},
 }
 
-// notAgain is work that must not be called when it is committed. Before that it may be, again and again, because of others.
+// notAgain is work that must not be called when it is committed. Before that it may be, again and again, because of
+// others.
 func (k *inboxKit) notAgain(c dedupstore.Claim, f dedupstore.Finish) work {
 	return func(ctx context.Context) (dedupstore.Settlement, error) {
 		if n, err := k.in.Effects(k.Context(), k.name(c.Key)); n != 0 || err != nil {

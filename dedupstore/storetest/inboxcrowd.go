@@ -153,8 +153,8 @@ func (k *inboxKit) contest(dead dedupstore.Claim) error {
 
 var inboxFaultCases = []inboxCase{
 	{
-		name:  "inbox/conflicts-are-repeated",
-		why:   "a serialization failure or a deadlock says nothing of the message: it is no failure, and each try " +
+		name: "inbox/conflicts-are-repeated",
+		why: "a serialization failure or a deadlock says nothing of the message: it is no failure, and each try " +
 			"starts from nothing",
 		needs: func(s InboxSubject) bool { return s.Conflict != nil },
 		test: func(k *inboxKit) {
@@ -176,8 +176,8 @@ var inboxFaultCases = []inboxCase{
 		},
 	},
 	{
-		name:  "inbox/conflicts-end",
-		why:   "a transaction that the database refuses again and again must not hold its message for ever, nor be " +
+		name: "inbox/conflicts-end",
+		why: "a transaction that the database refuses again and again must not hold its message for ever, nor be " +
 			"taken for a failure",
 		needs: func(s InboxSubject) bool { return s.Conflict != nil },
 		test: func(k *inboxKit) {
@@ -190,8 +190,11 @@ var inboxFaultCases = []inboxCase{
 				}
 				return nil, errors.Join(k.in.Effect(ctx, k.name(c.Key)), k.in.Conflict(ctx))
 			})
-			if conflict, ok := errors.AsType[*dedupstore.ConflictError](err); !ok || conflict.Err == nil || !conflict.Uncounted() {
-				k.Errorf("after %d conflicts the transaction returned %v, want a ConflictError that wraps the database's", calls, err)
+			if conflict, ok := errors.AsType[*dedupstore.ConflictError](err); !ok || conflict.Err == nil ||
+				!conflict.Uncounted() {
+				k.Errorf("after %d conflicts the transaction returned %v, "+
+					"want a ConflictError that wraps the database's",
+					calls, err)
 			}
 			if calls < 2 {
 				k.Errorf("work was called %d times, want several", calls)

@@ -92,7 +92,8 @@ var inboxErrorCases = []inboxCase{
 				})
 			}
 			k.untouched(r, c)
-			k.soon("a transaction after panics", func(ctx context.Context) error { return k.in.Inbox.InTx(ctx, c, k.charge(c)) })
+			k.soon("a transaction after panics",
+				func(ctx context.Context) error { return k.in.Inbox.InTx(ctx, c, k.charge(c)) })
 			k.effects(c, 1)
 			if k.in.InUse != nil {
 				k.free()
@@ -148,7 +149,7 @@ var inboxErrorCases = []inboxCase{
 	},
 	{
 		name: "inbox/context-that-ended-decides-once",
-		why:  "shutdown may come at any moment of a handler that does not look: effect and outcome are there, or " +
+		why: "shutdown may come at any moment of a handler that does not look: effect and outcome are there, or " +
 			"neither",
 		test: func(k *inboxKit) {
 			r := k.request("1")

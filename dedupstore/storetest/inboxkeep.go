@@ -10,12 +10,13 @@ import (
 var inboxKeepCases = []inboxCase{
 	{
 		name: "inbox/outcome-is-kept-for-its-window",
-		why:  "an outcome that is forgotten early lets a duplicate have its effect again, one that stays fills the " +
+		why: "an outcome that is forgotten early lets a duplicate have its effect again, one that stays fills the " +
 			"database",
 		test: func(k *inboxKit) {
 			c := k.run("1")
 			k.commits(c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				return dedupstore.Finish{Outcome: succeeded("paid"), Retention: 40 * short}, k.in.Effect(ctx, k.name(c.Key))
+				return dedupstore.Finish{Outcome: succeeded("paid"), Retention: 40 * short},
+					k.in.Effect(ctx, k.name(c.Key))
 			})
 			k.pass(20 * short)
 			k.claim(k.request("1"), dedupstore.Done)
@@ -28,10 +29,15 @@ var inboxKeepCases = []inboxCase{
 		why:  "duplicates get what the run ended in, whatever that was",
 		test: func(k *inboxKit) {
 			for id, f := range map[string]dedupstore.Finish{
-				"failed":    finish(dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "declined", Result: []byte("no"), Truncated: true}),
-				"unknown":   finish(dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "timeout"}),
-				"truncated": finish(dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("pa"), Truncated: true}),
-				"published": {Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{receipt}}, Retention: long, Published: true},
+				"failed": finish(dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "declined",
+					Result: []byte("no"), Truncated: true}),
+				"unknown": finish(dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "timeout"}),
+				"truncated": finish(dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("pa"),
+					Truncated: true}),
+				"published": {
+					Outcome:   dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{receipt}},
+					Retention: long, Published: true,
+				},
 			} {
 				k.commits(k.run(id), func(context.Context) (dedupstore.Settlement, error) { return f, nil })
 				k.keptOutcome(k.claim(k.request(id), dedupstore.Done).Outcome, f.Outcome)
@@ -46,7 +52,8 @@ var inboxKeepCases = []inboxCase{
 			boom := errors.New("card refused")
 			for range 30 { // more than a pool of connections has
 				k.soon("a transaction that fails", func(ctx context.Context) error {
-					err := k.in.Inbox.InTx(ctx, c, func(context.Context) (dedupstore.Settlement, error) { return nil, boom })
+					err := k.in.Inbox.InTx(ctx, c,
+						func(context.Context) (dedupstore.Settlement, error) { return nil, boom })
 					if err == boom { //nolint:errorlint // itself
 						return nil
 					}

@@ -36,8 +36,8 @@ var inboxLostCases = []inboxCase{
 		},
 	},
 	{
-		name:  "inbox/undecided-is-said",
-		why:   "who cannot know whether it has committed must say so: called a failure, its effect would be made " +
+		name: "inbox/undecided-is-said",
+		why: "who cannot know whether it has committed must say so: called a failure, its effect would be made " +
 			"again, called a success, its message would be lost",
 		needs: func(s InboxSubject) bool { return s.LoseCommit != nil && s.HideRecord != nil },
 		test: func(k *inboxKit) {

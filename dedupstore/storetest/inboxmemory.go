@@ -11,9 +11,10 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// A MemoryInbox is an inbox without a database, for tests of what is built on one: records in another store, and a table
-// of effects that has nothing but names. It keeps the contract as long as nobody else uses the store. Its transactions
-// are committed one at a time, and are open for as long as their work takes. It is safe for concurrent use.
+// A MemoryInbox is an inbox without a database, for tests of what is built on one: records in another store, and a
+// table of effects that has nothing but names. It keeps the contract as long as nobody else uses the store. Its
+// transactions are committed one at a time, and are open for as long as their work takes. It is safe for concurrent
+// use.
 type MemoryInbox struct {
 	records dedupstore.Store
 
@@ -107,7 +108,8 @@ func (m *MemoryInbox) settle(ctx context.Context, c dedupstore.Claim, s dedupsto
 }
 
 // InTx implements [dedupstore.Transactor].
-func (m *MemoryInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (m *MemoryInbox) InTx(ctx context.Context, c dedupstore.Claim,
+	work func(context.Context) (dedupstore.Settlement, error)) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -135,13 +137,13 @@ func (m *MemoryInbox) hasFinished(c dedupstore.Claim) bool {
 }
 
 // do works, and ends the transaction however that ends.
-func (tx *memoryTx) do(ctx context.Context, work func(context.Context) (dedupstore.Settlement, error)) (dedupstore.Settlement, error) {
+func (tx *memoryTx) do(ctx context.Context, w work) (dedupstore.Settlement, error) {
 	defer func() {
 		tx.mu.Lock()
 		defer tx.mu.Unlock()
 		tx.over = true
 	}()
-	return work(ctx)
+	return w(ctx)
 }
 
 func (m *MemoryInbox) commit(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement, tx *memoryTx) error {

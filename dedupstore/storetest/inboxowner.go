@@ -55,7 +55,7 @@ var inboxOwnerCases = []inboxCase{
 	},
 	{
 		name: "inbox/taken-over-during-the-work",
-		why:  "a lease can end under a handler that writes: its successor is granted the run or kept waiting, but " +
+		why: "a lease can end under a handler that writes: its successor is granted the run or kept waiting, but " +
 			"two never commit",
 		test: func(k *inboxKit) {
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
@@ -106,7 +106,8 @@ var inboxOwnerCases = []inboxCase{
 		name: "inbox/no-record-is-lost",
 		why:  "an outcome of a record that is gone must not start one: another owner may have finished it long ago",
 		test: func(k *inboxKit) {
-			never := dedupstore.Claim{Key: k.key("never"), Owner: newOwner(), Fence: 1, Attempt: 1, Lease: long, Retention: long}
+			never := dedupstore.Claim{Key: k.key("never"), Owner: newOwner(), Fence: 1, Attempt: 1, Lease: long,
+				Retention: long}
 			r := k.brief("gone")
 			r.Retention = short
 			gone := k.claim(r, dedupstore.AcquiredRun).Claim
@@ -134,8 +135,8 @@ var inboxOwnerCases = []inboxCase{
 	},
 }
 
-// twinBound is how soon a twin has its answer beside an open transaction, on a machine that has time. How fast a store is
-// beyond that is for its own tests: one that waits for the transaction waits for ever here.
+// twinBound is how soon a twin has its answer beside an open transaction, on a machine that has time. How fast a store
+// is beyond that is for its own tests: one that waits for the transaction waits for ever here.
 const twinBound = 200 * time.Millisecond
 
 var inboxTwinCases = []inboxCase{

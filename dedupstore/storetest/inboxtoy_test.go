@@ -12,8 +12,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// A toyInbox is a database in memory with the records of a toy and a table of effects, that can break one rule. It has a
-// few connections, as pools have.
+// A toyInbox is a database in memory with the records of a toy and a table of effects, that can break one rule. It has
+// a few connections, as pools have.
 type toyInbox struct {
 	*toy
 	broken string // the rule, or ""
@@ -133,7 +133,8 @@ func (s *toyInbox) Extend(ctx context.Context, c dedupstore.Claim, lease time.Du
 	return s.toy.Extend(ctx, c, lease)
 }
 
-func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim,
+	work func(context.Context) (dedupstore.Settlement, error)) error {
 	if err := c.Validate(); err != nil && !s.breaks("claims-not-validated") {
 		return err
 	}
@@ -174,7 +175,8 @@ func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(conte
 // leaks tells whether a connection is to be kept for good.
 func (s *toyInbox) leaks(tx *toyTx, err error) bool {
 	lost := errors.Is(err, dedupstore.ErrClaimLost)
-	return s.breaks("lost-claim-leaks-the-connection") && lost || s.breaks("error-leaks-the-connection") && !lost && tx.conflict == nil
+	return s.breaks("lost-claim-leaks-the-connection") && lost ||
+		s.breaks("error-leaks-the-connection") && !lost && tx.conflict == nil
 }
 
 // lookUp says what has become of a commit without an answer, as soon as the record can be read.
@@ -211,7 +213,7 @@ func (s *toyInbox) finished(c dedupstore.Claim) bool {
 		(rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing)
 }
 
-func (s *toyInbox) try(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error), tx *toyTx) (err error) {
+func (s *toyInbox) try(ctx context.Context, c dedupstore.Claim, w work, tx *toyTx) (err error) {
 	if s.breaks("one-transaction-at-once") && len(s.conns) > 0 {
 		return errors.New("toy: database is locked")
 	}
@@ -239,7 +241,7 @@ func (s *toyInbox) try(ctx context.Context, c dedupstore.Claim, work func(contex
 	if s.breaks("work-gets-a-context-of-its-own") {
 		inner = context.WithValue(context.Background(), toyTxKey{}, tx)
 	}
-	settlement, err := work(inner)
+	settlement, err := w(inner)
 	returned = true
 	if err != nil {
 		return s.rolledBack(c, tx, err)
@@ -375,7 +377,8 @@ func (s *toyInbox) settleInTx(ctx context.Context, c dedupstore.Claim, settlemen
 		}
 	}
 	err := s.Settle(ctx, c, settlement)
-	if s.breaks("missing-record-is-fine") && errors.Is(err, dedupstore.ErrClaimLost) && s.load(c.Key, time.Now()) == nil {
+	if s.breaks("missing-record-is-fine") && errors.Is(err, dedupstore.ErrClaimLost) &&
+		s.load(c.Key, time.Now()) == nil {
 		return nil
 	}
 	return err
@@ -383,10 +386,13 @@ func (s *toyInbox) settleInTx(ctx context.Context, c dedupstore.Claim, settlemen
 
 // apart tells whether effect and outcome are committed by two steps.
 func (s *toyInbox) apart() bool {
-	return s.breaks("settles-before-the-commit") || s.breaks("settles-after-the-commit") || s.breaks("end-of-context-stops-the-commit")
+	return s.breaks("settles-before-the-commit") || s.breaks("settles-after-the-commit") ||
+		s.breaks("end-of-context-stops-the-commit")
 }
 
-func (s *toyInbox) commitApart(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement, tx *toyTx, ended bool) error {
+func (s *toyInbox) commitApart(
+	ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement, tx *toyTx, ended bool,
+) error {
 	if s.breaks("settles-after-the-commit") {
 		s.apply(tx)
 		<-time.After(10 * time.Millisecond)

@@ -34,7 +34,10 @@ var keyCases = []testCase{
 				{Tenant: "t", Group: k.group, Handler: "y", ID: "x"},
 				{Tenant: "x", Group: k.group, Handler: "t", ID: "y"},
 			}
-			for _, sep := range []string{":", "/", "|", ".", "-", "_", ",", ";", " ", "%", "%3A", "%253A", "\\", "\\:", "::", "#", "+", "{}", "'", `"`, "\u2028"} {
+			for _, sep := range []string{
+				":", "/", "|", ".", "-", "_", ",", ";", " ", "%", "%3A", "%253A", "\\", "\\:",
+				"::", "#", "+", "{}", "'", `"`, "\u2028",
+			} {
 				keys = append(
 					keys,
 					dedupstore.Key{Tenant: "t", Group: k.group, Handler: "a" + sep + "b", ID: "c"},
@@ -44,8 +47,10 @@ var keyCases = []testCase{
 				)
 			}
 			for _, id := range []string{
-				"a", "A", "ä", "a\u0308", "Ä", "a ", " a", "ａ", "ß", "ss", "SS", "İ", "i", "0", "00", "1e1", "10", "null", "NULL", "nil",
-				"{a}", "{a}b", "{}", "*", "a*", "a?", "_", "a_", "a%", "%", "%25", "''", "';--", "..", "/", "$a", "🦊", "\U0001F98A\uFE0F",
+				"a", "A", "ä", "a\u0308", "Ä", "a ", " a", "ａ", "ß", "ss", "SS", "İ", "i", "0", "00", "1e1", "10",
+				"null", "NULL", "nil",
+				"{a}", "{a}b", "{}", "*", "a*", "a?", "_", "a_", "a%", "%", "%25", "''", "';--", "..", "/", "$a", "🦊",
+				"\U0001F98A\uFE0F",
 			} {
 				keys = append(keys, dedupstore.Key{Tenant: "t", Group: k.group, Handler: "ids", ID: id})
 			}
@@ -83,7 +88,8 @@ func (k *kit) distinct(keys []dedupstore.Key) {
 		r.Key = key
 		a := k.ask(r)
 		if a.Status != dedupstore.AcquiredRun || a.Found != dedupstore.Absent {
-			k.Errorf("the first claim of %q was answered %s (found %s), want a first run: it shares a record with a key before it",
+			k.Errorf("the first claim of %q was answered %s (found %s), want a first run: "+
+				"it shares a record with a key before it",
 				[]string{key.Tenant, key.Handler, key.ID}, a.Status, a.Found)
 			continue
 		}

@@ -146,7 +146,8 @@ func failed(reason string) dedupstore.Outcome {
 }
 
 var receipt = dedupstore.Produced{
-	ID: "receipt-1", Topic: "receipts", Key: "customer-7", Header: map[string]string{"currency": "EUR"}, Payload: []byte("12.50"),
+	ID: "receipt-1", Topic: "receipts", Key: "customer-7", Header: map[string]string{"currency": "EUR"},
+	Payload: []byte("12.50"),
 }
 
 // within runs a part of a case that has to be over within the limit, on a store whose clock cannot be stopped. If it

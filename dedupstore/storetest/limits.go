@@ -21,7 +21,7 @@ var limitCases = []testCase{
 	},
 	{
 		name: "limits/nothing-is-not-something",
-		why:  "empty and missing values become nothing else; they are the same, but for payloads, of which nil is a " +
+		why: "empty and missing values become nothing else; they are the same, but for payloads, of which nil is a " +
 			"tombstone to Kafka",
 		test: func(k *kit) {
 			r := k.request("1")
@@ -35,7 +35,8 @@ var limitCases = []testCase{
 			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
 
 			// An empty list of messages is nothing to publish.
-			k.settle(k.run("2"), dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{}}, Retention: long})
+			nothing := dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{}}
+			k.settle(k.run("2"), dedupstore.Finish{Outcome: nothing, Retention: long})
 			k.claim(k.request("2"), dedupstore.Done)
 		},
 	},
@@ -46,7 +47,8 @@ var limitCases = []testCase{
 			var produced []dedupstore.Produced
 			for i := range 1000 {
 				p := receipt
-				p.ID, p.Payload = "receipt-"+strings.Repeat("9", i%7)+string(rune('A'+i%26)), []byte{byte(i), byte(i >> 8)}
+				p.ID, p.Payload = "receipt-"+strings.Repeat("9", i%7)+string(rune('A'+i%26)),
+					[]byte{byte(i), byte(i >> 8)}
 				produced = append(produced, p)
 			}
 			r := k.request("1")
@@ -65,7 +67,8 @@ var limitCases = []testCase{
 			r := k.request(strings.Repeat("界", dedupstore.MaxID/3))
 			r.Owner, r.Trace = strings.Repeat("o", 64), strings.Repeat("t", 64)
 			r.Fingerprint = dedupstore.Fingerprint{Scheme: strings.Repeat("s", 64), Sum: strings.Repeat("f", 128)}
-			r.Key.Tenant, r.Key.Handler = strings.Repeat("t", dedupstore.MaxScopePart), strings.Repeat("é", dedupstore.MaxScopePart/2)
+			r.Key.Tenant, r.Key.Handler = strings.Repeat("t", dedupstore.MaxScopePart),
+				strings.Repeat("é", dedupstore.MaxScopePart/2)
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			o := failed(strings.Repeat("r", dedupstore.MaxReason))
 			o.Produced = []dedupstore.Produced{{ID: strings.Repeat("i", dedupstore.MaxID), Topic: "t"}}
@@ -122,7 +125,9 @@ var limitCases = []testCase{
 		test: func(k *kit) {
 			p := receipt
 			p.Header = map[string]string{}
-			for _, name := range []string{"a", "A", "a ", "a-b", "a_b", "a.b", "a:b", "ä", "traceparent", "content-type", "__proto__", "0"} {
+			for _, name := range []string{
+				"a", "A", "a ", "a-b", "a_b", "a.b", "a:b", "ä", "traceparent", "content-type", "__proto__", "0",
+			} {
 				p.Header[name] = "value of " + name
 			}
 			r := k.request("1")

@@ -95,7 +95,8 @@ var mismatchCases = []testCase{
 		why:  "a new way of computing fingerprints must not turn every redelivery into a mismatch",
 		test: func(k *kit) {
 			for id, pair := range map[string][2]dedupstore.Fingerprint{
-				"other scheme": {one, otherOne}, "none in the record": {none, one}, "none in the claim": {one, none}, "the same": {one, one},
+				"other scheme": {one, otherOne}, "none in the record": {none, one}, "none in the claim": {one, none},
+				"the same": {one, one},
 			} {
 				c := k.claim(k.of(id, pair[0]), dedupstore.AcquiredRun).Claim
 				k.claim(k.of(id, pair[1]), dedupstore.Busy)
@@ -106,7 +107,7 @@ var mismatchCases = []testCase{
 	},
 	{
 		name: "mismatch/granted-runs-store-it",
-		why:  "the fingerprint is that of the content that is processed: a claim that is told Busy has processed " +
+		why: "the fingerprint is that of the content that is processed: a claim that is told Busy has processed " +
 			"nothing",
 		test: func(k *kit) {
 			for id, step := range map[string]struct {

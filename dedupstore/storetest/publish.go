@@ -5,14 +5,15 @@ import "github.com/oncemill/oncemill/dedupstore"
 var publishCases = []testCase{
 	{
 		name: "publish/takeover-gets-the-same-messages",
-		why:  "whoever publishes after a crash has to send the same IDs and bytes, else consumers take them for " +
+		why: "whoever publishes after a crash has to send the same IDs and bytes, else consumers take them for " +
 			"other messages",
 		test: func(k *kit) {
 			o := succeeded("paid")
 			o.Produced = []dedupstore.Produced{
 				receipt,
 				{ID: "b", Topic: "", Payload: nil},
-				{ID: "a", Topic: "orders.done", Key: "k", Header: map[string]string{"": "", "a": "1", "A": "2"}, Payload: []byte(`{"x":[],"y":{}}`)},
+				{ID: "a", Topic: "orders.done", Key: "k", Header: map[string]string{"": "", "a": "1", "A": "2"},
+					Payload: []byte(`{"x":[],"y":{}}`)},
 			}
 			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
 			k.settle(c, dedupstore.Finish{Outcome: o, Retention: long})
@@ -70,7 +71,7 @@ var publishCases = []testCase{
 	},
 	{
 		name: "publish/resent-claim-gets-the-step-again",
-		why:  "the holder of the publish step that asks again, because a reply was lost, gets its messages and its " +
+		why: "the holder of the publish step that asks again, because a reply was lost, gets its messages and its " +
 			"fence again",
 		test: func(k *kit) {
 			r := k.brief("1")
@@ -124,13 +125,14 @@ var publishCases = []testCase{
 	},
 	{
 		name: "publish/what-the-run-produced-stays",
-		why:  "what a publisher says it published must not replace the messages of the outcome: duplicates would be " +
+		why: "what a publisher says it published must not replace the messages of the outcome: duplicates would be " +
 			"told of others",
 		test: func(k *kit) {
 			c := k.run("1")
 			f := finishTo(succeeded("paid"), receipt)
 			k.settle(c, f)
-			k.settle(c, dedupstore.Published{Retention: long, Produced: []dedupstore.Produced{{ID: "letter", Topic: "dead"}}})
+			k.settle(c, dedupstore.Published{Retention: long,
+				Produced: []dedupstore.Produced{{ID: "letter", Topic: "dead"}}})
 			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, f.Outcome)
 		},
 	},
@@ -167,7 +169,9 @@ var publishCases = []testCase{
 			second := k.claim(k.request("1"), dedupstore.AcquiredPublish).Claim
 			forgedOwner, forgedFence := second, second
 			forgedOwner.Owner, forgedFence.Fence = newOwner(), second.Fence-1
-			for who, c := range map[string]dedupstore.Claim{"the owner before": first, "another owner": forgedOwner, "another fence": forgedFence} {
+			for who, c := range map[string]dedupstore.Claim{
+				"the owner before": first, "another owner": forgedOwner, "another fence": forgedFence,
+			} {
 				k.refused(c, published(), who)
 				k.lost(k.Store.Extend(k.Context(), c, short), "extend of the publish step by %s", who)
 			}
@@ -200,7 +204,8 @@ var publishCases = []testCase{
 			r, o := k.request("1"), succeeded(string(all))
 			for i, s := range odd {
 				o.Produced = append(o.Produced, dedupstore.Produced{
-					ID: "id " + string(rune('a'+i)), Topic: s, Key: s, Header: map[string]string{s: s, "plain": "text"}, Payload: []byte(s),
+					ID: "id " + string(rune('a'+i)), Topic: s, Key: s, Header: map[string]string{s: s, "plain": "text"},
+					Payload: []byte(s),
 				})
 			}
 			c := k.claim(r, dedupstore.AcquiredRun).Claim

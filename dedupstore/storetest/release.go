@@ -62,7 +62,8 @@ var releaseCases = []testCase{
 				a := k.claim(k.request("1"), dedupstore.AcquiredRun)
 				k.attempt(a, 2)
 				if a.Claim.Returned != returned {
-					k.Errorf("Returned is %d after %d attempts that were given back: without a bound a message is interrupted for ever", a.Claim.Returned, returned)
+					k.Errorf("Returned is %d after %d attempts that were given back: "+
+						"without a bound a message is interrupted for ever", a.Claim.Returned, returned)
 				}
 				k.settle(a.Claim, dedupstore.Release{Uncounted: true})
 			}
@@ -77,13 +78,14 @@ var releaseCases = []testCase{
 			a := k.claim(k.request("1"), dedupstore.AcquiredRun)
 			k.attempt(a, 2)
 			if a.Claim.Returned != 1 {
-				k.Errorf("Returned is %d after one attempt that was given back and one that was not, want 1", a.Claim.Returned)
+				k.Errorf("Returned is %d after one attempt that was given back and one that was not, want 1",
+					a.Claim.Returned)
 			}
 		},
 	},
 	{
 		name: "release/repeated-is-ok",
-		why:  "a release whose reply was lost is sent again, and must neither fail nor give back a second attempt " +
+		why: "a release whose reply was lost is sent again, and must neither fail nor give back a second attempt " +
 			"nor begin a second delay",
 		test: func(k *kit) {
 			k.settle(k.run("1"), dedupstore.Release{})

@@ -107,7 +107,7 @@ var rerunCases = []testCase{
 	},
 	{
 		name: "rerun/leaves-nothing-of-the-old-outcome",
-		why:  "a success that shows the reason, the result or the messages of the failure before it tells duplicates " +
+		why: "a success that shows the reason, the result or the messages of the failure before it tells duplicates " +
 			"of what never was",
 		test: func(k *kit) {
 			old := dedupstore.Outcome{
@@ -116,12 +116,14 @@ var rerunCases = []testCase{
 			}
 			a := k.claim(k.rerun(k.failure(old)), dedupstore.AcquiredRun)
 			k.settle(a.Claim, finish(dedupstore.Outcome{Kind: dedupstore.Succeeded}))
-			k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, dedupstore.Outcome{Kind: dedupstore.Succeeded})
+			k.sameOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome,
+				dedupstore.Outcome{Kind: dedupstore.Succeeded})
 
 			c := k.run("released")
 			k.settle(c, dedupstore.Release{Reason: "database is down"})
 			k.settle(k.run("released"), finish(dedupstore.Outcome{Kind: dedupstore.Succeeded}))
-			k.sameOutcome(k.claim(k.request("released"), dedupstore.Done).Outcome, dedupstore.Outcome{Kind: dedupstore.Succeeded})
+			k.sameOutcome(k.claim(k.request("released"), dedupstore.Done).Outcome,
+				dedupstore.Outcome{Kind: dedupstore.Succeeded})
 		},
 	},
 	{

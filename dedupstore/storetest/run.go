@@ -52,7 +52,8 @@ func each(t *testing.T, test func(t *testing.T, c testCase)) {
 
 // cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
 var cases = slices.Concat(
-	claimCases, finishCases, releaseCases, extendCases, expiryCases, windowCases, exhaustionCases, publishCases, rerunCases,
+	claimCases, finishCases, releaseCases, extendCases, expiryCases, windowCases, exhaustionCases, publishCases,
+	rerunCases,
 	mismatchCases, keyCases, concurrencyCases, contextCases, validationCases, limitCases,
 	batchCases,
 )

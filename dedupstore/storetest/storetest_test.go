@@ -127,7 +127,8 @@ func TestRun_RejectsAStoreThatTellsAWrongTTL(t *testing.T) {
 	} {
 		t.Run("broken/"+rule, func(t *testing.T) {
 			t.Parallel()
-			rejects(t, "expiry/every-record-has-a-TTL", rule, func(s *toy) Subject { return Subject{Store: s, TTL: s.TTL} })
+			rejects(t, "expiry/every-record-has-a-TTL", rule,
+				func(s *toy) Subject { return Subject{Store: s, TTL: s.TTL} })
 		})
 	}
 }
@@ -137,7 +138,8 @@ func TestRun_RejectsAStoreWhoseWindowsGrowByAsking(t *testing.T) {
 	for _, rule := range []string{"busy-sets-the-ttl", "done-sets-the-ttl", "a-re-sent-claim-sets-the-ttl"} {
 		t.Run("broken/"+rule, func(t *testing.T) {
 			t.Parallel()
-			rejects(t, "expiry/asking-does-not-prolong-the-window", rule, func(s *toy) Subject { return Subject{Store: s} })
+			rejects(t, "expiry/asking-does-not-prolong-the-window", rule,
+				func(s *toy) Subject { return Subject{Store: s} })
 		})
 	}
 }

@@ -84,7 +84,8 @@ func (s *toy) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answe
 	write := s.answer(&rec, r, now, &a)
 	if a.Status == dedupstore.AcquiredRun || a.Status == dedupstore.AcquiredPublish {
 		a.Claim = dedupstore.Claim{
-			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned, Lease: r.Lease, Retention: r.Retention,
+			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned, Lease: r.Lease,
+			Retention: r.Retention,
 		}
 	}
 	if a.Status == dedupstore.AcquiredPublish || a.Status == dedupstore.Done {
@@ -191,7 +192,8 @@ func (s *toy) answer(rec *toyRecord, r dedupstore.Request, now time.Time, a *ded
 	case rec.state == dedupstore.Running && r.ParkExpired && (rec.started || s.is("parks-what-never-started")):
 		return s.end(rec, r, now, a, dedupstore.Outcome{Kind: dedupstore.Unknown})
 	case spent && !s.is("attempts-never-spent"):
-		return s.end(rec, r, now, a, dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "attempts are spent"})
+		spent := dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: "attempts are spent"}
+		return s.end(rec, r, now, a, spent)
 	}
 	return s.run(rec, r, now, a)
 }
@@ -207,7 +209,8 @@ func (s *toy) superseded(rec *toyRecord, r dedupstore.Request) bool {
 	if s.is("rerun-of-any-fence") {
 		return r.Rerun != 0 && rec.outcome.Kind != dedupstore.Succeeded
 	}
-	return r.Rerun != 0 && r.Rerun == rec.decided && (rec.outcome.Kind != dedupstore.Succeeded || s.is("rerun-of-a-success"))
+	return r.Rerun != 0 && r.Rerun == rec.decided &&
+		(rec.outcome.Kind != dedupstore.Succeeded || s.is("rerun-of-a-success"))
 }
 
 // own makes the claimer the owner.
@@ -248,7 +251,9 @@ func (s *toy) run(rec *toyRecord, r dedupstore.Request, now time.Time, a *dedups
 }
 
 // end ends what nobody owns; the claimer gets it to publish.
-func (s *toy) end(rec *toyRecord, r dedupstore.Request, now time.Time, a *dedupstore.Answer, o dedupstore.Outcome) bool {
+func (s *toy) end(
+	rec *toyRecord, r dedupstore.Request, now time.Time, a *dedupstore.Answer, o dedupstore.Outcome,
+) bool {
 	s.own(rec, r, now)
 	rec.state, rec.outcome, rec.decided = dedupstore.Publishing, o, rec.fence
 	a.Status = dedupstore.AcquiredPublish
@@ -285,7 +290,8 @@ func (s *toy) copyOf(o dedupstore.Outcome) dedupstore.Outcome {
 
 // held is what every settle and extend asks first.
 func (s *toy) held(rec *toyRecord, c dedupstore.Claim, ownerIgnored, fenceIgnored string) bool {
-	return rec != nil && (rec.owner == c.Owner || s.is(ownerIgnored) && rec.owner != "") && (rec.fence == c.Fence || s.is(fenceIgnored))
+	return rec != nil && (rec.owner == c.Owner || s.is(ownerIgnored) && rec.owner != "") &&
+		(rec.fence == c.Fence || s.is(fenceIgnored))
 }
 
 func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
@@ -305,7 +311,8 @@ func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duratio
 	if !s.held(rec, c, "owner-ignored-at-extend", "extend-ignores-fence") {
 		return dedupstore.ErrClaimLost
 	}
-	if rec.state != dedupstore.Running && rec.state != dedupstore.Publishing || s.is("expiry-revokes") && !now.Before(rec.lease) {
+	if rec.state != dedupstore.Running && rec.state != dedupstore.Publishing ||
+		s.is("expiry-revokes") && !now.Before(rec.lease) {
 		return dedupstore.ErrClaimLost
 	}
 	rec.started = true
@@ -318,7 +325,8 @@ func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duratio
 	if end := now.Add(lease); end.After(rec.lease) || !s.is("extend-never-shortens") {
 		rec.lease = end
 	}
-	if end := rec.lease.Add(c.Retention); !s.is("extend-forgets-the-ttl") && (rec.state == dedupstore.Running || !s.is("publish-step-forgets-the-ttl")) {
+	if end := rec.lease.Add(c.Retention); !s.is("extend-forgets-the-ttl") &&
+		(rec.state == dedupstore.Running || !s.is("publish-step-forgets-the-ttl")) {
 		rec.expires = end
 	}
 	return nil

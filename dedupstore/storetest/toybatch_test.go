@@ -69,7 +69,8 @@ func (s *toy) ClaimMany(ctx context.Context, requests []dedupstore.Request) []de
 		a, err := s.Claim(ctx, r)
 		if known, ok := first[r.Key]; !ok {
 			first[r.Key] = dedupstore.ClaimResult{Answer: a, Err: err}
-		} else if s.is("batch-equal-keys-share-an-answer") || s.is("batch-duplicates-share-bytes") && a.Status == dedupstore.Done {
+		} else if s.is("batch-equal-keys-share-an-answer") ||
+			s.is("batch-duplicates-share-bytes") && a.Status == dedupstore.Done {
 			a = known.Answer
 		} else if s.is("batch-owner-twice-is-busy") {
 			a.Status = dedupstore.Busy
@@ -110,7 +111,9 @@ func (s *toy) misread(r dedupstore.Request) dedupstore.Request {
 }
 
 // missettled changes what is settled.
-func (s *toy) missettled(c dedupstore.Claim, settlement dedupstore.Settlement) (dedupstore.Claim, dedupstore.Settlement) {
+func (s *toy) missettled(
+	c dedupstore.Claim, settlement dedupstore.Settlement,
+) (dedupstore.Claim, dedupstore.Settlement) {
 	const moment = 5 * time.Millisecond
 	switch x := settlement.(type) {
 	case dedupstore.Finish:
@@ -186,9 +189,10 @@ func (s *toy) spoiled(
 	case "batch-guesses-what-is-unknown":
 		for i, r := range requests {
 			if errors.Is(results[i].Err, context.Canceled) {
-				results[i] = dedupstore.ClaimResult{Answer: dedupstore.Answer{Status: dedupstore.AcquiredRun, Claim: dedupstore.Claim{
+				c := dedupstore.Claim{
 					Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention,
-				}}}
+				}
+				results[i] = dedupstore.ClaimResult{Answer: dedupstore.Answer{Status: dedupstore.AcquiredRun, Claim: c}}
 			}
 		}
 	}

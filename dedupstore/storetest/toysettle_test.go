@@ -46,7 +46,8 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 	}
 	if rec.state != dedupstore.Running {
 		switch {
-		case s.is("a-repeated-finish-is-refused"), !slices.Contains(rec.settlers, c.Owner) && !s.is("publisher-may-finish"):
+		case s.is("a-repeated-finish-is-refused"),
+			!slices.Contains(rec.settlers, c.Owner) && !s.is("publisher-may-finish"):
 			return dedupstore.ErrClaimLost
 		case s.is("a-repeated-finish-renews-the-window"):
 			rec.expires = now.Add(f.Retention)

@@ -17,26 +17,37 @@ var validationCases = []testCase{
 		name: "validation/claim",
 		why:  "a value that the contract does not allow is refused with the name of its field, and leaves no record",
 		test: func(k *kit) {
-			text := map[string]string{"empty": "", "control": "a\x00b", "newline": "a\n", "not UTF-8": "a\xffb", "long": strings.Repeat("x", 513)}
+			text := map[string]string{
+				"empty": "", "control": "a\x00b", "newline": "a\n", "not UTF-8": "a\xffb",
+				"long": strings.Repeat("x", 513),
+			}
 			for what, s := range text {
 				k.badRequest("Key.Tenant", what, func(r *dedupstore.Request) { r.Key.Tenant = s })
 				k.badRequest("Key.Group", what, func(r *dedupstore.Request) { r.Key.Group = s })
 				k.badRequest("Key.Handler", what, func(r *dedupstore.Request) { r.Key.Handler = s })
 				k.badRequest("Key.ID", what, func(r *dedupstore.Request) { r.Key.ID = s })
 			}
-			k.badRequest("Key.Tenant", "129 bytes", func(r *dedupstore.Request) { r.Key.Tenant = strings.Repeat("x", 129) })
-			for _, owner := range []string{"", "fifteen-letters", strings.Repeat("x", 65), "with a space in it", "with-ü-in-the-middle", "with:colon:inside"} {
+			k.badRequest("Key.Tenant", "129 bytes",
+				func(r *dedupstore.Request) { r.Key.Tenant = strings.Repeat("x", 129) })
+			for _, owner := range []string{
+				"", "fifteen-letters", strings.Repeat("x", 65),
+				"with a space in it", "with-ü-in-the-middle", "with:colon:inside",
+			} {
 				k.badRequest("Request.Owner", owner, func(r *dedupstore.Request) { r.Owner = owner })
 			}
-			for _, d := range []time.Duration{0, -time.Second, time.Millisecond - 1, farthest + 1, math.MinInt64, math.MaxInt64} {
+			for _, d := range []time.Duration{
+				0, -time.Second, time.Millisecond - 1, farthest + 1, math.MinInt64, math.MaxInt64,
+			} {
 				k.badRequest("Request.Lease", d.String(), func(r *dedupstore.Request) { r.Lease = d })
 				k.badRequest("Request.Retention", d.String(), func(r *dedupstore.Request) { r.Retention = d })
 			}
 			for _, scheme := range []string{"", "a:b", "a b", "ü", strings.Repeat("x", 65)} {
-				k.badRequest("Request.Fingerprint.Scheme", scheme, func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: scheme, Sum: "x"} })
+				k.badRequest("Request.Fingerprint.Scheme", scheme,
+					func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: scheme, Sum: "x"} })
 			}
 			for _, sum := range []string{"", "a:b", "a=", strings.Repeat("x", 129)} {
-				k.badRequest("Request.Fingerprint.Sum", sum, func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: "x", Sum: sum} })
+				k.badRequest("Request.Fingerprint.Sum", sum,
+					func(r *dedupstore.Request) { r.Fingerprint = dedupstore.Fingerprint{Scheme: "x", Sum: sum} })
 			}
 			for _, attempts := range []int{0, -1} {
 				k.badRequest("Request.MaxAttempts", "too few", func(r *dedupstore.Request) { r.MaxAttempts = attempts })
@@ -49,7 +60,7 @@ var validationCases = []testCase{
 	},
 	{
 		name: "validation/extend-and-settle",
-		why:  "a claim that no store granted, or a settlement that cannot be stored, is refused with the name of its " +
+		why: "a claim that no store granted, or a settlement that cannot be stored, is refused with the name of its " +
 			"field, and changes nothing",
 		test: func(k *kit) {
 			c := k.run("1")
@@ -75,9 +86,11 @@ var validationCases = []testCase{
 			k.badSettlement(c, "Settlement", nil)
 			k.badSettlement(c, "Outcome.Kind", finish(dedupstore.Outcome{}))
 			k.badSettlement(c, "Outcome.Kind", finish(dedupstore.Outcome{Kind: "done"}))
-			k.badSettlement(c, "Outcome.Exhausted", finish(dedupstore.Outcome{Kind: dedupstore.Succeeded, Exhausted: true}))
+			k.badSettlement(c, "Outcome.Exhausted",
+				finish(dedupstore.Outcome{Kind: dedupstore.Succeeded, Exhausted: true}))
 			k.badSettlement(c, "Outcome.Reason", finish(failed(reason)))
-			k.badSettlement(c, "Outcome.Produced[1].ID", finishTo(succeeded(""), receipt, dedupstore.Produced{Topic: "t"}))
+			k.badSettlement(c, "Outcome.Produced[1].ID",
+				finishTo(succeeded(""), receipt, dedupstore.Produced{Topic: "t"}))
 			k.badSettlement(c, "Release.Delay", dedupstore.Release{Delay: -1})
 			k.badSettlement(c, "Release.Delay", dedupstore.Release{Delay: farthest + 1})
 			k.badSettlement(c, "Release.Reason", dedupstore.Release{Reason: reason})

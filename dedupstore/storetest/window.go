@@ -24,7 +24,7 @@ var windowCases = []testCase{
 	},
 	{
 		name: "expiry/asking-does-not-shorten-the-window",
-		why:  "a stranger with a short window must not make the store forget what it protects, nor a late copy of a " +
+		why: "a stranger with a short window must not make the store forget what it protects, nor a late copy of a " +
 			"claim",
 		test: func(k *kit) {
 			for id, step := range askings {
@@ -74,19 +74,21 @@ type step struct {
 
 // takeovers are claims that make another the owner of a record.
 var takeovers = map[string]step{
-	"run taken over": {status: dedupstore.AcquiredRun, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		r := k.brief(id)
-		r.Retention = window
-		k.expired(r, dedupstore.AcquiredRun)
-		return k.request(id)
-	}},
-	"publish step taken over": {status: dedupstore.AcquiredPublish, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		f := finishTo(succeeded(""), receipt)
-		f.Retention = window
-		k.settle(k.claim(k.brief(id), dedupstore.AcquiredRun).Claim, f)
-		k.pass(short)
-		return k.request(id)
-	}},
+	"run taken over": {status: dedupstore.AcquiredRun,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			r := k.brief(id)
+			r.Retention = window
+			k.expired(r, dedupstore.AcquiredRun)
+			return k.request(id)
+		}},
+	"publish step taken over": {status: dedupstore.AcquiredPublish,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			f := finishTo(succeeded(""), receipt)
+			f.Retention = window
+			k.settle(k.claim(k.brief(id), dedupstore.AcquiredRun).Claim, f)
+			k.pass(short)
+			return k.request(id)
+		}},
 	"rerun": {status: dedupstore.AcquiredRun, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
 		c := k.run(id)
 		k.settle(c, dedupstore.Finish{Outcome: failed(""), Retention: window})
@@ -98,41 +100,46 @@ var takeovers = map[string]step{
 
 // askings are claims that change nothing.
 var askings = map[string]step{
-	"running": {status: dedupstore.Busy, brief: true, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		r := k.request(id)
-		r.Lease, r.Retention = window, window
-		k.claim(r, dedupstore.AcquiredRun)
-		return k.request(id)
-	}},
-	"running, asked again": {status: dedupstore.AcquiredRun, brief: true, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		r := k.request(id)
-		r.Lease, r.Retention = window, window
-		k.claim(r, dedupstore.AcquiredRun)
-		return r
-	}},
-	"not due": {status: dedupstore.Busy, brief: true, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		r := k.request(id)
-		r.Retention = window
-		k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, dedupstore.Release{Delay: window})
-		return k.request(id)
-	}},
+	"running": {status: dedupstore.Busy, brief: true,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			r := k.request(id)
+			r.Lease, r.Retention = window, window
+			k.claim(r, dedupstore.AcquiredRun)
+			return k.request(id)
+		}},
+	"running, asked again": {status: dedupstore.AcquiredRun, brief: true,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			r := k.request(id)
+			r.Lease, r.Retention = window, window
+			k.claim(r, dedupstore.AcquiredRun)
+			return r
+		}},
+	"not due": {status: dedupstore.Busy, brief: true,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			r := k.request(id)
+			r.Retention = window
+			k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, dedupstore.Release{Delay: window})
+			return k.request(id)
+		}},
 	"publishing": {status: dedupstore.Busy, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
 		f := finishTo(succeeded(""), receipt)
 		f.Retention = window
 		k.settle(k.run(id), f)
 		return k.request(id)
 	}},
-	"publishing, asked again": {status: dedupstore.AcquiredPublish, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		f := finishTo(succeeded(""), receipt)
-		f.Retention = window
-		r := k.request(id)
-		k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, f)
-		return r
-	}},
-	"done": {status: dedupstore.Done, brief: true, leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
-		k.settle(k.run(id), dedupstore.Finish{Outcome: succeeded(""), Retention: window})
-		return k.request(id)
-	}},
+	"publishing, asked again": {status: dedupstore.AcquiredPublish,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			f := finishTo(succeeded(""), receipt)
+			f.Retention = window
+			r := k.request(id)
+			k.settle(k.claim(r, dedupstore.AcquiredRun).Claim, f)
+			return r
+		}},
+	"done": {status: dedupstore.Done, brief: true,
+		leave: func(k *kit, id string, window time.Duration) dedupstore.Request {
+			k.settle(k.run(id), dedupstore.Finish{Outcome: succeeded(""), Retention: window})
+			return k.request(id)
+		}},
 }
 
 // ttl is how much longer the record is kept; always zero on a store that cannot tell.
