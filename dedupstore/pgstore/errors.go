@@ -45,20 +45,6 @@ var errJoinedOutputs = &dedupstore.InvalidError{
 		"will not be published; send them through an outbox in the transaction that joins",
 }
 
-// errNotBegun says that there was no transaction which could have been committed.
-var errNotBegun = errors.New("pgstore: the handler's transaction could not begin; nothing was committed")
-
-// An unbegunError says that the database let no transaction begin for a handler, which found that out by its first statement.
-type unbegunError struct{ err error }
-
-func (e *unbegunError) Error() string { return "pgstore: begin: " + e.err.Error() }
-
-// Unwrap returns what PostgreSQL said.
-func (e *unbegunError) Unwrap() error { return e.err }
-
-// Uncounted says that the attempt does not count: as if the handler had not been called.
-func (e *unbegunError) Uncounted() bool { return true }
-
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 

@@ -52,9 +52,6 @@ type session interface {
 	// commit settles and commits. ctx bounds it.
 	commit(ctx context.Context, s *settling) error
 
-	// unbegun returns why the database let no transaction begin, if the handler was called without one, or nil.
-	unbegun() error
-
 	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended the
 	// transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the end of
 	// ctx, and takes endTimeout at most.
@@ -87,7 +84,7 @@ func (i *inbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	}
 	start := time.Now()
 	a, err := i.form.Claim(ctx, r)
-	if err == nil && a.Status == dedupstore.AcquiredRun && !r.ParkExpired { // a run that must not happen twice first looks, and begins
+	if err == nil && a.Status == dedupstore.AcquiredRun {
 		i.store.granted.add(r.Owner, start.Add(r.Lease))
 	}
 	return a, err
@@ -170,9 +167,9 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	settlement, err := work(s.context(i.store.share.slots.held(ctx)))
 	if err != nil {
 		if !end() { // another run could make the effects once more
-			return fmt.Errorf("%w: %w", ErrTxEnded, err)
+			err = fmt.Errorf("%w: %w", ErrTxEnded, err)
 		}
-		return i.excused(s, err)
+		return err
 	}
 	settled, err := r.finishing(settlement)
 	if err != nil {
@@ -188,11 +185,11 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return nil
 	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), conflicts(err):
 		return err
-	case errors.Is(err, errLost), errors.Is(err, errBusy), errors.Is(err, errNotBegun): // unless the handler has committed by itself
+	case errors.Is(err, errLost), errors.Is(err, errBusy): // unless the handler has committed by itself
 		if !end() {
-			return fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
+			err = fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
 		}
-		return i.excused(s, err)
+		return err
 	case refused(err):
 		if err = i.refusal(err); errors.Is(err, ErrTxEnded) { // the connection may be in another transaction: end does not see it
 			i.tellOfEnd(ctx, r)
@@ -201,14 +198,6 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	}
 	end()
 	return i.resolve(ctx, r, err)
-}
-
-// excused is what a run without effects ended in: if its transaction could not begin, in that, whatever the handler made of it.
-func (i *inbox) excused(s session, err error) error {
-	if why := s.unbegun(); why != nil {
-		return &unbegunError{i.store.explain(why)}
-	}
-	return err
 }
 
 // tellOfEnd says once that the transaction was not there any more.

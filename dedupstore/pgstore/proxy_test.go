@@ -24,7 +24,6 @@ const (
 	cutAfter         // the server gets it and answers, the client never hears it
 	cutDuring        // the server gets it, the client's connection is cut soon after
 	lateAfter        // the client's connection is cut, and the server gets the request later: see proxy.late
-	silentHold       // the server gets the request when proxy.late is closed; the client waits
 )
 
 // A proxy stands before PostgreSQL and cuts connections.
@@ -154,8 +153,6 @@ func (p *proxy) serve(client net.Conn) {
 			p.forget(client)
 			<-p.late
 			swallow.Store(true)
-		case silentHold:
-			<-p.late
 		}
 		if _, err := server.Write(request); err != nil {
 			return

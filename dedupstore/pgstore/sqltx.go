@@ -179,8 +179,6 @@ func (q *sqlSession) cut() {
 	}
 }
 
-func (q *sqlSession) unbegun() error { return nil } // it begins before the handler
-
 func (q *sqlSession) end(ctx context.Context) (open bool) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()

@@ -86,7 +86,7 @@ type statements struct {
 	schema, functions, present, stay, version, keep string
 	fresh, freshMany, claim                         string
 	finish, settle, settleIn, join                  string
-	extend, start, open, begin, decide              string
+	extend, open, begin, decide                     string
 	cleanUp, cleanBeats                             string
 }
 
@@ -98,17 +98,17 @@ func statementsFor(cfg Config) statements {
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
-		extend: in(callExtend), start: opening(cfg.Isolation), open: opening(cfg.Isolation) + "; " + mark, begin: in(callBegin), decide: in(callDecide),
+		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
 		cleanUp: in(callCleanUp), cleanBeats: in(callCleanBeats),
 	}
 }
 
-// opening begins a transaction of an inbox, which is to be marked.
+// opening begins a transaction of an inbox, and marks it.
 func opening(isolation pgx.TxIsoLevel) string {
 	if isolation != "" {
 		isolation = " ISOLATION LEVEL " + isolation
 	}
-	return "BEGIN" + string(isolation) + " READ WRITE"
+	return "BEGIN" + string(isolation) + " READ WRITE; " + mark
 }
 
 // uncommented is a statement as the server gets it.

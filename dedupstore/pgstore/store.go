@@ -26,7 +26,6 @@ type Store struct {
 	joined   owners        // whose runs have called Join
 	share    *share
 	stuck    stuck
-	combines bool // see combines
 }
 
 var (
@@ -47,7 +46,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool), combines: combines(pool)}
+	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool)}
 	s.leased = newForm(s, cfg.RelaxedClaims)
 	relaxed := newForm(s, true)
 	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}
@@ -59,8 +58,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 // forms know of a key is the same record. A pool of one connection is not enough: all operations and Check say so.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
-// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It begins before the handler, so
-// that it is open while that waits for others, and costs three more round trips a message, six in all.
+// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more round
+// trips a message.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 
 // Claim implements [dedupstore.Store].
