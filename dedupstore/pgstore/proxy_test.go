@@ -19,11 +19,11 @@ import (
 type fault int
 
 const (
-	faithful   fault = iota
-	cutBefore        // the server never gets the request
-	cutAfter         // the server gets it and answers, the client never hears it
-	cutDuring        // the server gets it, the client's connection is cut soon after
-	lateAfter        // the client's connection is cut, and the server gets the request later: see proxy.late
+	faithful  fault = iota
+	cutBefore       // the server never gets the request
+	cutAfter        // the server gets it and answers, the client never hears it
+	cutDuring       // the server gets it, the client's connection is cut soon after
+	lateAfter       // the client's connection is cut, and the server gets the request later: see proxy.late
 )
 
 // A proxy stands before PostgreSQL and cuts connections.
