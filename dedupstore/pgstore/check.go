@@ -16,10 +16,8 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old, only reads, or writes values in a way
-// that the pool cannot read, or reads NULL in another way; a *SchemaError if the tables are missing, older than this package, not for
-// the database user, or hide rows from it.
-// A newer schema is fine as long as it has the functions that this version uses.
+// Check implements [dedupstore.Checker]. Errors: a *SetupError if the server, the tables or the rights of the database user do
+// not fit. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -74,15 +72,23 @@ func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) 
 	case err != nil:
 		return f, err
 	case f.number < leastServer:
-		return f, &ServerError{Setting: "server_version", Value: f.version, Advice: "use PostgreSQL 14 or later"}
+		return f, unfit("server_version", f.version, "use PostgreSQL 14 or later")
 	case f.reads:
-		return f, &ServerError{Setting: "transaction_read_only", Value: "on", Advice: "connect to the primary, with default_transaction_read_only off"}
+		return f, unfit("transaction_read_only", "on",
+			"connect to the primary, with default_transaction_read_only off")
 	case !f.nulls && getsText(conn):
-		return f, &ServerError{Setting: "array_nulls", Value: "off", Advice: "set it to on: in the query mode of this pool an outcome without a result or messages would be stored with the text NULL instead of them"}
+		return f, unfit("array_nulls", "off", "set it to on: in the query mode of this pool an outcome without "+
+			"a result or messages would be stored with the text NULL instead of them")
 	case f.bytes != "hex" && getsText(conn):
-		return f, &ServerError{Setting: "bytea_output", Value: f.bytes, Advice: "set it to hex: in the query mode of this pool pgx reads no other, and so no result and no message of an outcome"}
+		return f, unfit("bytea_output", f.bytes, "set it to hex: in the query mode of this pool pgx reads no other, "+
+			"and so no result and no message of an outcome")
 	}
 	return f, nil
+}
+
+// unfit is what is wrong with a server.
+func unfit(setting, value, advice string) error {
+	return &SetupError{Subject: setting, Problem: fmt.Sprintf("is %q: %s", value, advice)}
 }
 
 // getsText reports whether the connection gets results as text, and sends arrays as text.
@@ -127,11 +133,12 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		return s.explain(err)
 	}
 	if !settings || !records {
-		return &SchemaError{Table: s.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its schema"}
+		return s.setup(nil, "is missing where the connection looks for it: call Migrate, "+
+			"or grant the user USAGE on its schema")
 	}
 	if missing, err := s.missingPrivileges(ctx, conn); err != nil || len(missing) > 0 {
 		if err == nil {
-			err = &SchemaError{Table: s.cfg.Table, Problem: "may not be used by the database user: GRANT " + strings.Join(missing, "; GRANT ")}
+			err = s.setup(nil, "may not be used by the database user: GRANT %s", strings.Join(missing, "; GRANT "))
 		}
 		return err
 	}
@@ -140,17 +147,17 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	case err != nil:
 		return s.explain(err)
 	case hidden != "":
-		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
+		return &SetupError{Subject: "table " + hidden, Problem: rowsecurity.Advice}
 	}
 	var found int
 	err = conn.QueryRow(ctx, s.sql.version).Scan(&found)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return &SchemaError{Table: s.cfg.Table, Problem: "is incomplete: call Migrate"}
+		return s.setup(nil, "is incomplete: call Migrate")
 	case err != nil:
 		return s.explain(err)
 	case found < version:
-		return &SchemaError{Table: s.cfg.Table, Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found, version)}
+		return s.setup(nil, "has schema version %d, want at least %d: call Migrate", found, version)
 	}
 	return s.checkFunctions(ctx, conn, found)
 }
@@ -188,11 +195,12 @@ FROM pg_proc f WHERE f.oid = to_regproc($1)`, located).Scan(&there, &may)
 		case err != nil:
 			return err
 		case !there && found > version:
-			return &SchemaError{Table: s.cfg.Table, Problem: fmt.Sprintf("has schema version %d, which has no function %s any more: use a newer version of this package", found, located)}
+			return s.setup(nil, "has schema version %d, which has no function %s any more: "+
+				"use a newer version of this package", found, located)
 		case !there:
-			return &SchemaError{Table: s.cfg.Table, Problem: "lacks the function " + located + ": call Migrate"}
+			return s.setup(nil, "lacks the function %s: call Migrate", located)
 		case !may:
-			return &SchemaError{Table: s.cfg.Table, Problem: "may not be used by the database user: GRANT EXECUTE ON FUNCTION " + located}
+			return s.setup(nil, "may not be used by the database user: GRANT EXECUTE ON FUNCTION %s", located)
 		}
 	}
 	return nil

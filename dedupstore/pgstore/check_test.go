@@ -22,7 +22,7 @@ func TestNew_NamesFieldAndValue(t *testing.T) {
 	pool := newPool(t)
 	for field, cfg := range map[string]Config{
 		"Config.Schema": {Schema: `a"b`}, "Config.Table": {Table: "1a"}, "Config.Isolation": {Isolation: pgx.ReadUncommitted},
-		"Config.CleanInterval": {CleanInterval: -1}, "Config.CleanBatch": {CleanBatch: maxCleanBatch + 1},
+		"Config.CleanInterval": {CleanInterval: -1},
 	} {
 		if _, err := New(pool, cfg); !isInvalid(err, field) {
 			t.Errorf("%s: New returned %v", field, err)
@@ -103,11 +103,11 @@ func TestMigrate_LeavesOthersTablesAlone(t *testing.T) {
 	}
 }
 
-// schemaProblem returns what is wrong with an error that should be a SchemaError that says so.
+// schemaProblem returns what is wrong with an error that should be a SetupError that says so.
 func schemaProblem(err error, says string) error {
-	schema, ok := errors.AsType[*SchemaError](err)
+	schema, ok := errors.AsType[*SetupError](err)
 	if !ok || !strings.Contains(schema.Error(), says) {
-		return fmt.Errorf("the error is %w, want a SchemaError that says %q", err, says)
+		return fmt.Errorf("the error is %w, want a SetupError that says %q", err, says)
 	}
 	return nil
 }
@@ -281,7 +281,7 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 	})
 	_, err = unmigrated(t, reading, Config{}).Check(t.Context())
-	if server, ok := errors.AsType[*ServerError](err); !ok || !strings.Contains(server.Advice, "connect to the primary") {
+	if server, ok := errors.AsType[*SetupError](err); !ok || !strings.Contains(server.Problem, "connect to the primary") {
 		t.Errorf("on a server that only reads Check returned %v", err)
 	}
 }
@@ -318,52 +318,49 @@ func TestCheck_WarnsOfUnloggedTables(t *testing.T) {
 // TestStore_CommitsWaitForTheDisk looks at what is set in the transactions, as a crash is hard to time.
 func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 	t.Parallel()
-	for _, relaxed := range []bool{false, true} {
-		pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
-		s := newStore(t, pool, Config{RelaxedClaims: relaxed})
-		mustExec(t, pool, `CREATE TABLE seen (what text, setting text)`)
-		mustExec(t, pool, `CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
-			$$ BEGIN INSERT INTO seen VALUES (NEW.state, current_setting('synchronous_commit')); RETURN NULL; END $$`)
-		mustExec(t, pool, `CREATE TRIGGER look AFTER INSERT OR UPDATE ON oncemill_dedup FOR EACH ROW EXECUTE FUNCTION look()`)
-		want := func(settings ...string) {
-			t.Helper()
-			rows, _ := pool.Query(t.Context(), `DELETE FROM seen RETURNING what || ' ' || setting`)
-			got, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			slices.Sort(got)
-			if slices.Sort(settings); err != nil || !slices.Equal(got, settings) {
-				t.Errorf("relaxed %v: the transactions had %q (%v), want %q", relaxed, got, err, settings)
-			}
+	pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
+	s := newStore(t, pool, Config{})
+	mustExec(t, pool, `CREATE TABLE seen (what text, setting text)`)
+	mustExec(t, pool, `CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN INSERT INTO seen VALUES (NEW.state, current_setting('synchronous_commit')); RETURN NULL; END $$`)
+	mustExec(t, pool, `CREATE TRIGGER look AFTER INSERT OR UPDATE ON oncemill_dedup FOR EACH ROW EXECUTE FUNCTION look()`)
+	want := func(settings ...string) {
+		t.Helper()
+		rows, _ := pool.Query(t.Context(), `DELETE FROM seen RETURNING what || ' ' || setting`)
+		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		slices.Sort(got)
+		if slices.Sort(settings); err != nil || !slices.Equal(got, settings) {
+			t.Errorf("the transactions had %q (%v), want %q", got, err, settings)
 		}
-		leased := map[bool]string{false: "on", true: "off"}[relaxed]
-		if err := s.Settle(t.Context(), runOf(t, s, "leased"), success); err != nil {
-			t.Fatal(err)
-		}
-		want("running "+leased, "done on")
-		c := runOf(t, s.Inbox(), "inbox")
-		if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+	}
+	if err := s.Settle(t.Context(), runOf(t, s, "leased"), success); err != nil {
+		t.Fatal(err)
+	}
+	want("running on", "done on")
+	c := runOf(t, s.Inbox(), "inbox")
+	if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+		t.Fatal(err)
+	}
+	want("running off", "done on")
+
+	// Whatever a handler has set for its effects, what is acknowledged is on disk.
+	const hasty = `SET LOCAL synchronous_commit = off`
+	for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
+		c := runOf(t, inbox, "hasty-"+name)
+		if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[name](ctx).exec(ctx, hasty)
+		}); err != nil {
 			t.Fatal(err)
 		}
 		want("running off", "done on")
-
-		// Whatever a handler has set for its effects, what is acknowledged is on disk.
-		const hasty = `SET LOCAL synchronous_commit = off`
-		for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
-			c := runOf(t, inbox, "hasty-"+name)
-			if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[name](ctx).exec(ctx, hasty)
-			}); err != nil {
-				t.Fatal(err)
-			}
-			want("running off", "done on")
-		}
-		c = runOf(t, s, "joined")
-		tx := begin(t, pool, "")
-		_, err := tx.Exec(t.Context(), hasty)
-		if err := errors.Join(err, s.Join(txctx.With(t.Context(), &c), tx), tx.Commit(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		want("running "+leased, "done on")
 	}
+	c = runOf(t, s, "joined")
+	tx := begin(t, pool, "")
+	_, err := tx.Exec(t.Context(), hasty)
+	if err := errors.Join(err, s.Join(txctx.With(t.Context(), &c), tx), tx.Commit(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	want("running on", "done on")
 }
 
 // A record or a heartbeat that the user does not see would be taken for gone, or for locked by somebody, for ever.

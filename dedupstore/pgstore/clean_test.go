@@ -83,9 +83,9 @@ func TestClean_DeletesWhatHasExpiredAndNothingElse(t *testing.T) {
 func TestClean_IsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	s := newStore(t, pool, Config{CleanBatch: 10, CleanInterval: time.Millisecond})
-	fill(t, pool, 95, "-1 hour")
-	for _, limit := range []int{0, -1, maxCleanBatch + 1} {
+	s := newStore(t, pool, Config{CleanInterval: time.Millisecond})
+	fill(t, pool, 950, "-1 hour")
+	for _, limit := range []int{0, -1, mostCleaned + 1} {
 		if _, err := s.Clean(t.Context(), limit); !isInvalid(err, "limit") {
 			t.Errorf("Clean of %d returned %v", limit, err)
 		}

@@ -27,26 +27,13 @@ type Config struct {
 	// refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs again.
 	Isolation pgx.TxIsoLevel
 
-	// RelaxedClaims makes claims of the leased form (not of an inbox) not wait for the disk. A server that crashes may then
-	// forget those of its last moments: their messages may run beside, or after, a run that is under way. False: they wait,
-	// also where the database has synchronous_commit = off. Those of an inbox do not wait: a run whose claim is forgotten
-	// cannot commit. Claims that write an outcome (attempts spent, or parked), heartbeats and settlements always wait, and a
-	// policy that parks begins with a heartbeat.
-	RelaxedClaims bool
-
 	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.
 	CleanInterval time.Duration
-
-	// CleanBatch is how many records RunCleaning deletes in one transaction at most, 1 to 100,000. It deletes fewer where that
-	// many take longer than a few milliseconds. Zero: 1000.
-	CleanBatch int
 
 	// Logger gets what RunCleaning, and an inbox whose transaction a handler ended by itself, have to say. Nil:
 	// slog.Default().
 	Logger *slog.Logger
 }
-
-const maxCleanBatch = 100_000
 
 func (c Config) withDefaults() Config {
 	if c.Table == "" {
@@ -54,9 +41,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.CleanInterval == 0 {
 		c.CleanInterval = time.Minute
-	}
-	if c.CleanBatch == 0 {
-		c.CleanBatch = 1000
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -79,12 +63,11 @@ func (c Config) validate() error {
 		return invalid("Table", "is %q, %s", c.Table, want)
 	case c.CleanInterval < time.Millisecond:
 		return invalid("CleanInterval", "is %v, want at least 1ms", c.CleanInterval)
-	case c.CleanBatch < 1 || c.CleanBatch > maxCleanBatch:
-		return invalid("CleanBatch", "is %d, want 1 to %d", c.CleanBatch, maxCleanBatch)
 	}
 	switch c.Isolation {
 	case "", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
 		return nil
 	}
-	return invalid("Isolation", "is %q, want %q, %q or %q", c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
+	return invalid("Isolation", "is %q, want %q, %q or %q",
+		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
 }

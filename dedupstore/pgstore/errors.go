@@ -54,16 +54,17 @@ var errBusy = errors.New("pgstore: the handler has left rows of a query open, or
 // errAfterwards says what became of the connection of a transaction that the handler had ended.
 var errAfterwards = errors.New("then its connection was lost, or it left rows of a query open, or a statement under way")
 
-// A SchemaError says that the tables are missing or older than this package, or that the database user may not use them or not see all rows.
-// Repeating the call is useless until somebody acts as it says.
-type SchemaError struct {
-	Table   string
-	Problem string // such as "is missing: call Migrate"
+// A SetupError says why the database cannot keep the records as it is: the server is too old, only reads, or has a setting
+// that does not fit; the tables are missing or older than this package; or the database user may not use them or not see all
+// rows. Repeating the call is useless until somebody acts as it says.
+type SetupError struct {
+	Subject string // such as `table "oncemill_dedup"` or "array_nulls", a setting of the server
+	Problem string // what is wrong with it, and what to do
 	Err     error  // what PostgreSQL said; nil if it had no part in it
 }
 
-func (e *SchemaError) Error() string {
-	s := fmt.Sprintf("pgstore: table %q %s", e.Table, e.Problem)
+func (e *SetupError) Error() string {
+	s := fmt.Sprintf("pgstore: %s %s", e.Subject, e.Problem)
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
@@ -71,18 +72,7 @@ func (e *SchemaError) Error() string {
 }
 
 // Unwrap returns what PostgreSQL said.
-func (e *SchemaError) Unwrap() error { return e.Err }
-
-// A ServerError says why a server cannot keep the records. Change the setting, or use another server.
-type ServerError struct {
-	Setting string // such as "server_version"
-	Value   string // as found
-	Advice  string // what to do
-}
-
-func (e *ServerError) Error() string {
-	return fmt.Sprintf("pgstore: %s is %q: %s", e.Setting, e.Value, e.Advice)
-}
+func (e *SetupError) Unwrap() error { return e.Err }
 
 // Codes of PostgreSQL, Appendix A of its manual, and of this package's functions.
 const (
@@ -128,16 +118,23 @@ func noRoom(err error) error {
 
 // explain names the cause of an error that PostgreSQL knows only by its own words.
 func (s *Store) explain(err error) error {
-	schema := func(problem string) error { return &SchemaError{Table: s.cfg.Table, Problem: problem, Err: err} }
 	switch codeOf(err) {
 	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
-		return schema("or a function of it is missing where the connection looks for it: call Migrate, grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
+		return s.setup(err, "or a function of it is missing where the connection looks for it: call Migrate, "+
+			"grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
 	case codeNoPrivilege:
-		return schema("may not be used by the database user: see Migrate for what it has to be granted; after SET ROLE in a handler that is the other role")
+		return s.setup(err, "may not be used by the database user: see Migrate for what it has to be granted; "+
+			"after SET ROLE in a handler that is the other role")
 	case codeReadOnly:
-		return schema("is on a server, or in a session, that only reads: connect to the primary; with target_session_attrs=read-write in its URL the pool takes no other server")
+		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; "+
+			"with target_session_attrs=read-write in its URL the pool takes no other server")
 	case codeLost:
 		return dedupstore.ErrClaimLost
 	}
 	return err
+}
+
+// setup is what is wrong with the tables.
+func (s *Store) setup(err error, problem string, args ...any) error {
+	return &SetupError{Subject: "table " + s.cfg.located(""), Problem: fmt.Sprintf(problem, args...), Err: err}
 }

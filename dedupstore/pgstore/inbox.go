@@ -229,8 +229,9 @@ func (i *inbox) refusal(err error) error {
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
 	}
 	err = i.store.explain(err)
-	if _, ok := errors.AsType[*SchemaError](err); ok {
-		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path (then name Config.Schema) or the role of the transaction? %w", err)
+	if _, ok := errors.AsType[*SetupError](err); ok {
+		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path (then name Config.Schema) "+
+			"or the role of the transaction? %w", err)
 	}
 	return fmt.Errorf("pgstore: settle and commit: %w", err)
 }

@@ -36,7 +36,7 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table and
 // Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
 //
-// Errors: a *SchemaError if something else has the name.
+// Errors: a *SetupError if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		return s.migrate(ctx, tx)
@@ -52,8 +52,10 @@ func (s *Store) Migrate(ctx context.Context) error {
 // transactions that wrote to the table, also where the index is there, and who writes meanwhile waits behind it. Set a
 // lock_timeout before.
 func (s *Store) SQL() string {
-	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf("\nINSERT INTO %s (version) VALUES (%d)\nON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);\n",
-		s.cfg.located("_settings"), version)
+	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf(`
+INSERT INTO %s (version) VALUES (%d)
+ON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);
+`, s.cfg.located("_settings"), version)
 }
 
 // lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
@@ -94,7 +96,7 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 			}
 		}
 	} else if records {
-		return &SchemaError{Table: s.cfg.Table, Problem: "is there, and is no table of this package: name another one by Config.Table"}
+		return s.setup(nil, "is there, and is no table of this package: name another one by Config.Table")
 	}
 	return s.create(ctx, tx)
 }

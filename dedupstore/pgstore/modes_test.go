@@ -73,7 +73,7 @@ func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
 			})
 			s := newStore(t, pool, Config{})
 			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*ServerError](err); readable != (err == nil) || !readable && (!ok || server.Setting != "bytea_output") {
+			if server, ok := errors.AsType[*SetupError](err); readable != (err == nil) || !readable && (!ok || server.Subject != "bytea_output") {
 				t.Errorf("Check returned %v, although bytes can be read: %v", err, readable)
 			}
 			outcome := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("42")}
@@ -102,7 +102,7 @@ func TestCheck_RefusesNullsThatTheModeCannotWrite(t *testing.T) {
 			})
 			s := newStore(t, pool, Config{})
 			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*ServerError](err); writable != (err == nil) || !writable && (!ok || server.Setting != "array_nulls") {
+			if server, ok := errors.AsType[*SetupError](err); writable != (err == nil) || !writable && (!ok || server.Subject != "array_nulls") {
 				t.Errorf("Check returned %v, although NULLs can be written: %v", err, writable)
 			}
 			nothing := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: long}

@@ -47,7 +47,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool)}
-	s.leased = newForm(s, cfg.RelaxedClaims)
+	s.leased = newForm(s, false)
 	relaxed := newForm(s, true)
 	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}
 	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL, unfit: tooSmall(pool)}
