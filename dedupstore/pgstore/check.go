@@ -16,8 +16,8 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *SetupError if the server, the tables or the rights of the database user do
-// not fit. A newer schema is fine as long as it has the functions that this version uses.
+// Check implements [dedupstore.Checker]. Errors: a *SetupError if the server, the tables or the rights of the database
+// user do not fit. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -29,7 +29,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		err = s.checkSchema(ctx, conn.Conn())
 	}
 	if err == nil {
-		err = conn.QueryRow(ctx, unloggedSQL, []string{s.cfg.located(""), s.cfg.located("_beats")}).Scan(&found.unlogged)
+		tables := []string{s.cfg.located(""), s.cfg.located("_beats")}
+		err = conn.QueryRow(ctx, unloggedSQL, tables).Scan(&found.unlogged)
 	}
 	if err != nil {
 		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
@@ -66,8 +67,8 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0) -- since PostgreSQL 17`
 
 func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
-	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation, &f.bytes, &f.nulls,
-		&f.statement, &f.idle, &f.transaction)
+	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
+		&f.isolation, &f.bytes, &f.nulls, &f.statement, &f.idle, &f.transaction)
 	switch {
 	case err != nil:
 		return f, err
@@ -100,7 +101,8 @@ func getsText(conn *pgx.Conn) bool {
 func (f server) report() dedupstore.Report {
 	r := dedupstore.Report{
 		Store: "postgresql", Version: f.version,
-		Durability: "what is committed survives a crash of the server; a failover forgets what its replica had not received (synchronous_commit is " + f.commits + ")",
+		Durability: "what is committed survives a crash of the server; a failover forgets what its replica had not " +
+			"received (synchronous_commit is " + f.commits + ")",
 	}
 	warn := func(when bool, text string) {
 		if when {
@@ -108,21 +110,31 @@ func (f server) report() dedupstore.Report {
 		}
 	}
 	if len(f.unlogged) > 0 {
-		r.Durability = "a crash of the server or a failover empties tables that are UNLOGGED: " + strings.Join(f.unlogged, ", ")
+		r.Durability = "a crash of the server or a failover empties tables that are UNLOGGED: " +
+			strings.Join(f.unlogged, ", ")
 	}
 	for _, table := range f.unlogged {
-		warn(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE … SET LOGGED")
+		warn(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE "+
+			"… SET LOGGED")
 	}
 	if f.fsync == "off" {
 		r.Durability = "a crash of the operating system may destroy the database: fsync is off"
 	}
 	warn(f.fsync == "off", "fsync is off: a crash of the operating system may destroy the database; set it to on")
 	warn(f.pages == "off", "full_page_writes is off: a crash of the operating system may destroy pages; set it to on")
-	warn(f.commits == "off", "synchronous_commit is off: the store switches it on for its own commits and for the inbox's, not for other transactions of the handlers")
-	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and repeated where READ COMMITTED would let them pass; set it for the business by Config.Isolation instead", f.isolation))
-	warn(f.statement > 0 && f.statement < 1000, fmt.Sprintf("statement_timeout is %v: claims may fail on a busy server; set it to some seconds", time.Duration(f.statement)*time.Millisecond))
-	warn(f.idle > 0 && f.idle < 10_000, fmt.Sprintf("idle_in_transaction_session_timeout is %v: a handler of an inbox that waits for longer loses its transaction", time.Duration(f.idle)*time.Millisecond))
-	warn(f.transaction > 0 && f.transaction < 10_000, fmt.Sprintf("transaction_timeout is %v: a handler of an inbox that takes longer loses its transaction", time.Duration(f.transaction)*time.Millisecond))
+	warn(f.commits == "off", "synchronous_commit is off: the store switches it on for its own commits and for the "+
+		"inbox's, not for other transactions of the handlers")
+	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and "+
+		"repeated where READ COMMITTED would let them pass; set it for the business by Config.Isolation instead",
+		f.isolation))
+	warn(f.statement > 0 && f.statement < 1000,
+		fmt.Sprintf("statement_timeout is %v: claims may fail on a busy server; set it to some seconds",
+			time.Duration(f.statement)*time.Millisecond))
+	warn(f.idle > 0 && f.idle < 10_000, fmt.Sprintf("idle_in_transaction_session_timeout is %v: a handler of an "+
+		"inbox that waits for longer loses its transaction", time.Duration(f.idle)*time.Millisecond))
+	warn(f.transaction > 0 && f.transaction < 10_000,
+		fmt.Sprintf("transaction_timeout is %v: a handler of an inbox that takes longer loses its transaction",
+			time.Duration(f.transaction)*time.Millisecond))
 	return r
 }
 
@@ -172,7 +184,8 @@ func (s *Store) missingPrivileges(ctx context.Context, conn *pgx.Conn) (missing 
 		has := true
 		for _, privilege := range strings.Split(need.privileges, ", ") {
 			var one bool
-			if err := conn.QueryRow(ctx, `SELECT has_table_privilege($1, $2), current_user`, table, privilege).Scan(&one, &user); err != nil {
+			const query = `SELECT has_table_privilege($1, $2), current_user`
+			if err := conn.QueryRow(ctx, query, table, privilege).Scan(&one, &user); err != nil {
 				return nil, s.explain(err)
 			}
 			has = has && one

@@ -13,18 +13,19 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Schema is where the tables and functions are. At most 40 ASCII letters, digits and underscores, not beginning with a
-	// digit; upper and lower case differ. Empty: where the search path of the connections leads.
+	// Schema is where the tables and functions are. At most 40 ASCII letters, digits and underscores, not beginning
+	// with a digit; upper and lower case differ. Empty: where the search path of the connections leads.
 	Schema string
 
-	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of two
-	// small tables beside it, Table_beats and Table_settings. As Schema. Empty: "oncemill_dedup". Another table is another
-	// set of records: what was done under the old one runs again.
+	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of
+	// two small tables beside it, Table_beats and Table_settings. As Schema. Empty: "oncemill_dedup". Another table is
+	// another set of records: what was done under the old one runs again.
 	Table string
 
-	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by default.
-	// Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when PostgreSQL
-	// refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs again.
+	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by
+	// default. Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when
+	// PostgreSQL refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs
+	// again.
 	Isolation pgx.TxIsoLevel
 
 	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// TestInbox_ConnectionsLostAtEachStatement loses the connection at each request of a message's life, before and after the
-// server had it, and delivers the message until it is done: it has one effect, and one outcome.
+// TestInbox_ConnectionsLostAtEachStatement loses the connection at each request of a message's life, before and after
+// the server had it, and delivers the message until it is done: it has one effect, and one outcome.
 func TestInbox_ConnectionsLostAtEachStatement(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -57,8 +57,10 @@ func TestInbox_ConnectionsLostAtEachStatement(t *testing.T) {
 // leaseOfCuts is how long a claim lives whose answer was lost.
 const leaseOfCuts = 400 * time.Millisecond
 
-// deliver delivers a message until it is done, with a fault in the n-th request. It returns how many requests there were.
-func deliver(t *testing.T, g *oncemill.Guard, p *proxy, n int, f fault, id string, handler func(context.Context) error) int {
+// deliver delivers a message until it is done, with a fault in the n-th request. It returns how many requests there
+// were.
+func deliver(t *testing.T, g *oncemill.Guard, p *proxy, n int, f fault, id string,
+	handler func(context.Context) error) int {
 	t.Helper()
 	var requests atomic.Int64
 	p.inject(func(int, string) fault {
@@ -136,11 +138,14 @@ func TestInbox_ACommitThatIsStillUnderWayIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)
 	newStore(t, direct, Config{})
-	mustExec(t, direct, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NULL; END'`)
-	mustExec(t, direct, `CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()`)
+	mustExec(t, direct, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
+		'BEGIN PERFORM pg_sleep(0.3); RETURN NULL; END'`)
+	mustExec(t, direct, `CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED
+		FOR EACH ROW EXECUTE FUNCTION slow()`)
 	pool, p := behind(t, direct)
 	for id, inbox := range map[string]dedupstore.Transactor{
-		"pgx": unmigrated(t, pool, Config{}).Inbox(), "serializable": unmigrated(t, pool, Config{Isolation: pgx.Serializable}).Inbox(),
+		"pgx":          unmigrated(t, pool, Config{}).Inbox(),
+		"serializable": unmigrated(t, pool, Config{Isolation: pgx.Serializable}).Inbox(),
 	} {
 		p.inject(func(_ int, request string) fault {
 			if commits(request) {
@@ -206,8 +211,8 @@ func TestInbox_SaysWhenItCannotFindOut(t *testing.T) {
 	}
 }
 
-// TestStore_ConnectionsLostAtEachStatement is for the leased form: a run whose settlement got no answer is settled by the
-// repetition.
+// TestStore_ConnectionsLostAtEachStatement is for the leased form: a run whose settlement got no answer is settled by
+// the repetition.
 func TestStore_ConnectionsLostAtEachStatement(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)

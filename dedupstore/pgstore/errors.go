@@ -12,16 +12,19 @@ import (
 var (
 	// ErrInboxCommits is returned by Commit and Rollback of the transaction that an inbox gives to a handler: the inbox
 	// commits when the handler returns nil, and rolls back when it returns an error.
-	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: return nil to commit it, an error to roll it back")
+	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: " +
+		"return nil to commit it, an error to roll it back")
 
-	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it wrote is
-	// committed or lost without an outcome; the guard parks it as unknown, also if the handler returned an error, which this
-	// one wraps. Correct the handler. It is dedupstore.ErrEnded.
+	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it
+	// wrote is committed or lost without an outcome; the guard parks it as unknown, also if the handler returned an
+	// error, which this one wraps. Correct the handler. It is dedupstore.ErrEnded.
 	ErrTxEnded = fmt.Errorf("pgstore: %w", dedupstore.ErrEnded)
 
-	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler returned
-	// no error all the same. Nothing is committed. Return the error, or run what may fail in a savepoint (Tx.Begin).
-	ErrTxAborted = errors.New("pgstore: a statement of the handler failed, and the handler did not return the error; nothing was committed")
+	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler
+	// returned no error all the same. Nothing is committed. Return the error, or run what may fail in a savepoint
+	// (Tx.Begin).
+	ErrTxAborted = errors.New("pgstore: a statement of the handler failed, and the handler did not return the error; " +
+		"nothing was committed")
 
 	// ErrNoRun is returned by Join for a context that carries no guarded run: the handler was called with another
 	// context, or not by a Guard.
@@ -34,14 +37,15 @@ var (
 	// ErrInInbox is returned by Join within the run of an inbox, which settles in its own transaction.
 	ErrInInbox = errors.New("pgstore: Join in a run of an inbox, which settles by itself: write with Tx or SQLTx")
 
-	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler, which
-	// has committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
+	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler,
+	// which has committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
 	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
 )
 
 // errJoinedOutputs says what would otherwise be lost without a word, if it cannot be published at once.
 var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed without messages, and these " +
+	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
+		"without messages, and these " +
 		"will not be published; send them through an outbox in the transaction that joins",
 }
 
@@ -49,14 +53,16 @@ var errJoinedOutputs = &dedupstore.InvalidError{
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
 // errBusy says that nothing was committed, because the connection has not done yet what the handler asked of it.
-var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: close them before it returns; nothing was committed")
+var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: " +
+	"close them before it returns; nothing was committed")
 
 // errAfterwards says what became of the connection of a transaction that the handler had ended.
-var errAfterwards = errors.New("then its connection was lost, or it left rows of a query open, or a statement under way")
+var errAfterwards = errors.New("then its connection was lost, " +
+	"or it left rows of a query open, or a statement under way")
 
-// A SetupError says why the database cannot keep the records as it is: the server is too old, only reads, or has a setting
-// that does not fit; the tables are missing or older than this package; or the database user may not use them or not see all
-// rows. Repeating the call is useless until somebody acts as it says.
+// A SetupError says why the database cannot keep the records as it is: the server is too old, only reads, or has a
+// setting that does not fit; the tables are missing or older than this package; or the database user may not use them
+// or not see all rows. Repeating the call is useless until somebody acts as it says.
 type SetupError struct {
 	Subject string // such as `table "oncemill_dedup"` or "array_nulls", a setting of the server
 	Problem string // what is wrong with it, and what to do

@@ -32,8 +32,8 @@ type run struct {
 	told  bool   // the log has that the handler ended it
 }
 
-// mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is not
-// in that transaction any more.
+// mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is
+// not in that transaction any more.
 const mark = `SET LOCAL oncemill.tx = 'inbox'`
 
 // look makes sure, at the beginning of a transaction, that there is something to do.
@@ -52,9 +52,9 @@ type session interface {
 	// commit settles and commits. ctx bounds it.
 	commit(ctx context.Context, s *settling) error
 
-	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended the
-	// transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the end of
-	// ctx, and takes endTimeout at most.
+	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended
+	// the transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the
+	// end of ctx, and takes endTimeout at most.
 	end(ctx context.Context) (open bool)
 }
 
@@ -102,8 +102,11 @@ func (i *inbox) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 	return results
 }
 
+// A workFunc is what InTx runs.
+type workFunc = func(context.Context) (dedupstore.Settlement, error)
+
 // InTx implements [dedupstore.Transactor].
-func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -139,7 +142,7 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 }
 
 // once runs work in one transaction.
-func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	free, err := i.store.share.slots.take(ctx)
 	if err != nil {
 		return err
@@ -191,7 +194,8 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		}
 		return err
 	case refused(err):
-		if err = i.refusal(err); errors.Is(err, ErrTxEnded) { // the connection may be in another transaction: end does not see it
+		// the connection may be in another transaction: end does not see it
+		if err = i.refusal(err); errors.Is(err, ErrTxEnded) {
 			i.tellOfEnd(ctx, r)
 		}
 		return err
@@ -206,11 +210,13 @@ func (i *inbox) tellOfEnd(ctx context.Context, r *run) {
 		return
 	}
 	r.told = true
-	i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
+	i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; "+
+		"what it committed has no outcome",
 		"key", r.claim.Key.String(), "fence", r.claim.Fence)
 }
 
-// finishing is the settlement that may be committed with effects: without an outcome the next run would make them again.
+// finishing is the settlement that may be committed with effects: without an outcome the next run would make them
+// again.
 func (r *run) finishing(s dedupstore.Settlement) (*settling, error) {
 	if _, ok := s.(dedupstore.Finish); !ok {
 		return nil, &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
@@ -230,8 +236,8 @@ func (i *inbox) refusal(err error) error {
 	}
 	err = i.store.explain(err)
 	if _, ok := errors.AsType[*SetupError](err); ok {
-		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path (then name Config.Schema) "+
-			"or the role of the transaction? %w", err)
+		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path "+
+			"(then name Config.Schema) or the role of the transaction? %w", err)
 	}
 	return fmt.Errorf("pgstore: settle and commit: %w", err)
 }
@@ -240,7 +246,8 @@ func (i *inbox) refusal(err error) error {
 // before it, refused without ending the session. An error of the connection never says so, whatever it looks like.
 func refused(err error) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && e.SeverityUnlocalized == "ERROR" && e.Code != codeUnknownCompletion && e.Code[:min(2, len(e.Code))] != "08"
+	return ok && e.SeverityUnlocalized == "ERROR" && e.Code != codeUnknownCompletion &&
+		e.Code[:min(2, len(e.Code))] != "08"
 }
 
 // resolve reads what became of a transaction whose commit got no answer.
@@ -251,7 +258,8 @@ func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
 	for {
 		var verdict string
 		err := i.store.again(ctx, func() error {
-			return i.store.pool.QueryRow(ctx, i.store.sql.decide, r.token, r.id, r.claim.Owner, int64(r.claim.Fence)).Scan(&verdict)
+			args := []any{r.token, r.id, r.claim.Owner, int64(r.claim.Fence)}
+			return i.store.pool.QueryRow(ctx, i.store.sql.decide, args...).Scan(&verdict)
 		})
 		switch {
 		case err == nil && verdict == "settled":

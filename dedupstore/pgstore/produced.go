@@ -15,8 +15,8 @@ import (
 // lengths before them. What is kept of messages (IDs, topics, keys) is apart from what is not (headers, payloads).
 const encoding = 1
 
-// emptyPayload is the length of a payload that is empty and not nil: zero as well, in two bytes, so that whoever does not know it
-// reads a zero.
+// emptyPayload is the length of a payload that is empty and not nil: zero as well, in two bytes, so that whoever does
+// not know it reads a zero.
 const emptyPayload = "\x80\x00"
 
 var errEncoding = errors.New("has produced messages that cannot be read")

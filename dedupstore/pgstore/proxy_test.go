@@ -45,7 +45,8 @@ func newProxy(t testing.TB, target string) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{addr: l.Addr().(*net.TCPAddr), target: target, late: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	p := &proxy{addr: l.Addr().(*net.TCPAddr), target: target, late: make(chan struct{}),
+		conns: map[net.Conn]struct{}{}}
 	p.tasks.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -72,7 +73,8 @@ func newProxy(t testing.TB, target string) *proxy {
 // cancelRequest is what a connection begins with that only cancels what another one does.
 const cancelRequest = 80877102
 
-// inject sets what happens to requests, which are given as the bytes of their messages, and the port that the server sees.
+// inject sets what happens to requests, which are given as the bytes of their messages, and the port that the server
+// sees.
 func (p *proxy) inject(f func(port int, request string) fault) {
 	if f == nil {
 		p.decide.Store(nil)
@@ -123,7 +125,8 @@ func (p *proxy) serve(client net.Conn) {
 		}
 	}()
 	startup, err := readMessage(client, false)
-	if err != nil || binary.BigEndian.Uint32(startup[4:]) == cancelRequest { // which clients send when they lose a connection
+	// which clients send when they lose a connection
+	if err != nil || binary.BigEndian.Uint32(startup[4:]) == cancelRequest {
 		return
 	}
 	server.Write(startup)
@@ -210,16 +213,17 @@ func readMessage(r io.Reader, typed bool) ([]byte, error) {
 	return m, err
 }
 
-// behind returns a pool whose connections go through a proxy, to the schema of another, and whose requests name what they
-// call.
+// behind returns a pool whose connections go through a proxy, to the schema of another, and whose requests name what
+// they call.
 func behind(t testing.TB, direct *pgxpool.Pool, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, *proxy) {
 	t.Helper()
 	cfg := direct.Config()
 	p := newProxy(t, net.JoinHostPort(cfg.ConnConfig.Host, strconv.Itoa(int(cfg.ConnConfig.Port))))
-	pool := poolIn(t, cfg.ConnConfig.RuntimeParams["search_path"], append([]func(*pgxpool.Config){func(c *pgxpool.Config) {
-		c.ConnConfig.Host, c.ConnConfig.Port = p.addr.IP.String(), uint16(p.addr.Port)
-		c.ConnConfig.Fallbacks = nil
-		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	}}, configure...)...)
+	pool := poolIn(t, cfg.ConnConfig.RuntimeParams["search_path"],
+		append([]func(*pgxpool.Config){func(c *pgxpool.Config) {
+			c.ConnConfig.Host, c.ConnConfig.Port = p.addr.IP.String(), uint16(p.addr.Port)
+			c.ConnConfig.Fallbacks = nil
+			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		}}, configure...)...)
 	return pool, p
 }

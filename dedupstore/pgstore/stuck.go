@@ -17,16 +17,16 @@ const (
 	forgetStuck = time.Minute
 	mostStuck   = 1 << 12
 
-	// longStuck is after what time somebody is told, at most once in sayStuck. A key that nobody has looked at for looksApart may
-	// have been free meanwhile.
+	// longStuck is after what time somebody is told, at most once in sayStuck. A key that nobody has looked at for
+	// looksApart may have been free meanwhile.
 	longStuck  = 5 * time.Second
 	sayStuck   = time.Minute
 	looksApart = 30 * time.Second
 )
 
-// stuck are keys whose new record somebody has had locked for longer than a commit takes, such as a client that the server hears
-// no more of, with all keys of its batch. Their claims would hold up those of others, again and again: they are answered without a
-// statement, but for one that looks now and then, alone.
+// stuck are keys whose new record somebody has had locked for longer than a commit takes, such as a client that the
+// server hears no more of, with all keys of its batch. Their claims would hold up those of others, again and again:
+// they are answered without a statement, but for one that looks now and then, alone.
 type stuck struct {
 	last atomic.Int64 // when one was found, in Unix nanoseconds; 0: there are none
 	mu   sync.Mutex
@@ -58,7 +58,8 @@ func (s *stuck) has(key dedupstore.Key) bool {
 	return s.keys[key] != nil
 }
 
-// leave reports whether a claim is to be answered without a statement. A claim that goes alone may look when it is time.
+// leave reports whether a claim is to be answered without a statement. A claim that goes alone may look when it is
+// time.
 func (s *stuck) leave(key dedupstore.Key, alone bool) bool {
 	if !s.some() {
 		return false
@@ -76,7 +77,8 @@ func (s *stuck) leave(key dedupstore.Key, alone bool) bool {
 	return false
 }
 
-// found notes that a key is stuck, or still is. It returns for how long, if that is so long that somebody has to be told.
+// found notes that a key is stuck, or still is. It returns for how long, if that is so long that somebody has to be
+// told.
 func (s *stuck) found(key dedupstore.Key) (long time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,12 +13,12 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Tx returns the transaction that the inbox began before it called the handler. Begin makes a savepoint in it. Commit and
-// Rollback return ErrInboxCommits: the inbox does that when the handler has returned.
+// Tx returns the transaction that the inbox began before it called the handler. Begin makes a savepoint in it. Commit
+// and Rollback return ErrInboxCommits: the inbox does that when the handler has returned.
 //
-// One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls get
-// pgx.ErrTxClosed. Its Conn is the pool's connection, and its LargeObjects work on that: nothing guards these, and what is
-// kept of them after the run writes into transactions of others.
+// One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls
+// get pgx.ErrTxClosed. Its Conn is the pool's connection, and its LargeObjects work on that: nothing guards these, and
+// what is kept of them after the run writes into transactions of others.
 //
 // It panics outside a run of [Store.Inbox].
 func Tx(ctx context.Context) pgx.Tx {
@@ -128,8 +128,8 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 	return open
 }
 
-// cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may panic
-// where a pool closes it under the call.
+// cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
+// panic where a pool closes it under the call.
 func (p *pgxSession) cut(ctx context.Context) (open bool) {
 	conn := p.conn.Hijack().PgConn()
 	_ = conn.Conn().Close()
@@ -146,8 +146,8 @@ func (p *pgxSession) cut(ctx context.Context) (open bool) {
 // leaveTimeout bounds how long a call takes whose connection was closed: the source of a CopyFrom may not return.
 const leaveTimeout = time.Second
 
-// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another one. One in
-// which a statement failed cannot be asked.
+// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another
+// one. One in which a statement failed cannot be asked.
 func left(conn *pgx.Conn) bool {
 	status := conn.PgConn().TxStatus() // of a connection that is lost: the last that it had
 	if status != inTx || conn.IsClosed() {
@@ -179,9 +179,9 @@ func (inboxTx) Commit(context.Context) error { return ErrInboxCommits }
 // Rollback implements [pgx.Tx].
 func (inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
 
-// A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit would
-// be committed by itself, and later the connection is another run's. A pgx.Tx that has ended says so, too, but not to a call
-// that began just before.
+// A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit
+// would be committed by itself, and later the connection is another run's. A pgx.Tx that has ended says so, too, but
+// not to a call that began just before.
 type guarded struct {
 	pgx.Tx
 	calls *sync.RWMutex // each call holds it for reading; locked when the session is closed to calls

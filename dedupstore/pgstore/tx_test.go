@@ -56,7 +56,8 @@ func TestTx_EachMethodWorksInTheTransaction(t *testing.T) {
 			return tx.SendBatch(ctx, &b).Close()
 		},
 		"copy": func(ctx context.Context, tx pgx.Tx, id string) error {
-			_, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"id", "run"}, pgx.CopyFromRows([][]any{{id, int64(1)}}))
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"id", "run"},
+				pgx.CopyFromRows([][]any{{id, int64(1)}}))
 			return err
 		},
 		"prepare": func(ctx context.Context, tx pgx.Tx, id string) error {
@@ -100,7 +101,8 @@ func TestTx_EachMethodWorksInTheTransaction(t *testing.T) {
 						t.Errorf("%s: %v", id, err)
 					}
 					var marked, isolation string
-					if err := tx.QueryRow(ctx, `SELECT current_setting('oncemill.tx'), current_setting('transaction_isolation')`).Scan(&marked, &isolation); err != nil {
+					const query = `SELECT current_setting('oncemill.tx'), current_setting('transaction_isolation')`
+					if err := tx.QueryRow(ctx, query).Scan(&marked, &isolation); err != nil {
 						return err
 					}
 					if want := string(level); marked != "inbox" || want != "" && isolation != want {
@@ -168,7 +170,8 @@ func TestInbox_AMessageTakesFourRoundTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := requests.Load(); n != 4 {
-		t.Errorf("a message took %d round trips, want 4: its claim, BEGIN, the handler's statement, settlement with COMMIT", n)
+		t.Errorf("a message took %d round trips, want 4: its claim, BEGIN, the handler's statement, settlement with "+
+			"COMMIT", n)
 	}
 }
 
@@ -231,28 +234,31 @@ func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
 	}
 }
 
-// TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay: what such a handler committed has no outcome, and must not be done again.
+// TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay: what such a handler committed has no outcome, and must
+// not be done again.
 func TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	inbox := newStore(t, pool, Config{}).Inbox()
 	for id, end := range map[string]string{"1": "COMMIT", "2": "SAVEPOINT s"} {
 		var left sync.WaitGroup
-		err := inbox.InTx(t.Context(), claim(t, inbox, request(id), dedupstore.AcquiredRun).Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
-			tx := Tx(ctx)
-			for _, query := range []string{`INSERT INTO effects VALUES ('` + id + `', 1)`, end} {
-				if _, err := tx.Exec(ctx, query); err != nil {
-					t.Error(err)
+		err := inbox.InTx(t.Context(), claim(t, inbox, request(id), dedupstore.AcquiredRun).Claim,
+			func(ctx context.Context) (dedupstore.Settlement, error) {
+				tx := Tx(ctx)
+				for _, query := range []string{`INSERT INTO effects VALUES ('` + id + `', 1)`, end} {
+					if _, err := tx.Exec(ctx, query); err != nil {
+						t.Error(err)
+					}
 				}
-			}
-			left.Go(func() { _, _ = tx.Exec(ctx, `SELECT pg_sleep(30), $1::text`, id) })
-			until(t, "the statement", func() bool {
-				var n int
-				err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE 'SELECT pg_sleep(30), $1%'`).Scan(&n)
-				return err == nil && n > 0
+				left.Go(func() { _, _ = tx.Exec(ctx, `SELECT pg_sleep(30), $1::text`, id) })
+				until(t, "the statement", func() bool {
+					var n int
+					err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
+WHERE wait_event = 'PgSleep' AND query LIKE 'SELECT pg_sleep(30), $1%'`).Scan(&n)
+					return err == nil && n > 0
+				})
+				return nil, errors.New("no funds")
 			})
-			return nil, errors.New("no funds")
-		})
 		left.Wait()
 		if want := end == "COMMIT"; errors.Is(err, ErrTxEnded) != want {
 			t.Errorf("after %s: %v, want ErrTxEnded: %v", end, err, want)
@@ -261,8 +267,8 @@ func TestTx_WhoEndsTheTransactionIsFoundOutAlsoWithACallUnderWay(t *testing.T) {
 	}
 }
 
-// TestInbox_AStatementThatAHandlerLeftUnderWay fails the run, and holds nothing after it: neither a connection of the pool nor a
-// transaction that nobody ends.
+// TestInbox_AStatementThatAHandlerLeftUnderWay fails the run, and holds nothing after it: neither a connection of the
+// pool nor a transaction that nobody ends.
 func TestInbox_AStatementThatAHandlerLeftUnderWay(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -282,7 +288,8 @@ func TestInbox_AStatementThatAHandlerLeftUnderWay(t *testing.T) {
 			}()
 			until(t, "a statement that waits", func() bool {
 				var waits bool
-				err := lock.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'effects'::regclass AND NOT granted)`).Scan(&waits)
+				err := lock.QueryRow(ctx, `
+SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'effects'::regclass AND NOT granted)`).Scan(&waits)
 				return err != nil || waits
 			})
 			return returns
@@ -301,7 +308,8 @@ func TestInbox_AStatementThatAHandlerLeftUnderWay(t *testing.T) {
 	}
 }
 
-// TestTx_AStatementThatIsGivenUpIsTheHandlersFailure and nothing that the handler does afterwards is committed without it.
+// TestTx_AStatementThatIsGivenUpIsTheHandlersFailure and nothing that the handler does afterwards is committed without
+// it.
 func TestTx_AStatementThatIsGivenUpIsTheHandlersFailure(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -321,21 +329,24 @@ func TestTx_AStatementThatIsGivenUpIsTheHandlersFailure(t *testing.T) {
 			}
 			return err
 		})
-		if err == nil || !swallowed && !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dedupstore.ErrEnded) || calls != 1 {
+		if err == nil || !swallowed && !errors.Is(err, context.DeadlineExceeded) ||
+			errors.Is(err, dedupstore.ErrEnded) || calls != 1 {
 			t.Errorf("%s: the run returned %v after %d calls", name, err, calls)
 		}
 		wantEffects(t, pool, name, 0)
 	}
 }
 
-// TestInbox_ATransactionThatCannotBeginCountsNoAttempt, and calls no handler: at most once, it must not cost the only run.
+// TestInbox_ATransactionThatCannotBeginCountsNoAttempt, and calls no handler: at most once, it must not cost the only
+// run.
 func TestInbox_ATransactionThatCannotBeginCountsNoAttempt(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)
 	newStore(t, direct, Config{})
 	pool, p := behind(t, direct)
 	s := unmigrated(t, pool, Config{})
-	for name, policy := range map[string]oncemill.Policy{"retake": {MaxAttempts: 1}, "at most once": oncemill.Irreversible()} {
+	for name, policy := range map[string]oncemill.Policy{"retake": {MaxAttempts: 1},
+		"at most once": oncemill.Irreversible()} {
 		policy.Logger = slog.New(slog.DiscardHandler)
 		g, err := oncemill.NewGuard(s.Inbox(), policy)
 		if err != nil {
