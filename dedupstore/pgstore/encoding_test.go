@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"encoding/binary"
 	"reflect"
 	"testing"
 
@@ -36,20 +35,11 @@ func TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 	}
 }
 
-// TestProduced_EmptyPayloadsStayApartFromTombstones also has what programs that do not tell them apart have written,
-// and will read.
 func TestProduced_EmptyPayloadsStayApartFromTombstones(t *testing.T) {
 	t.Parallel()
 	produced := []dedupstore.Produced{{ID: "empty", Payload: []byte{}}, {ID: "nil"}}
 	stubs, contents := encodeStubs(produced), encodeContents(produced)
 	if got, err := decodeProduced(stubs, contents); err != nil || !reflect.DeepEqual(got, produced) {
 		t.Errorf("read %+v, %v, want %+v", got, err, produced)
-	}
-	if n, size := binary.Uvarint([]byte(emptyPayload)); n != 0 || size != len(emptyPayload) {
-		t.Errorf("a program that does not know it reads a payload of %d bytes after %d", n, size)
-	}
-	old := []byte{encoding, 2, 0, 0, 0, 0}
-	if got, err := decodeProduced(stubs, old); err != nil || got[0].Payload != nil || got[1].Payload != nil {
-		t.Errorf("of old ones read %+v, %v", got, err)
 	}
 }

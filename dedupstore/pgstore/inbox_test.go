@@ -246,9 +246,9 @@ func TestStuck_IsSaidOnceAMinuteOfWhatStays(t *testing.T) {
 			t.Errorf("in 100 seconds it was said %d times, want 2", said)
 		}
 		for range 10 {
-			time.Sleep(looksApart)
+			time.Sleep(2 * forgetStuck)
 			if stuck := s.found(one); stuck > 0 {
-				t.Errorf("a key that nobody looked at for %v is said to be stuck for %v", looksApart, stuck)
+				t.Errorf("a key that nobody looked at for %v is said to be stuck for %v", 2*forgetStuck, stuck)
 			}
 		}
 	})
