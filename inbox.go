@@ -56,10 +56,7 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 				"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 		}
 		return res, ending
-	case w.calls > 0: // it could not be settled or committed, or not begin, which the handler found out by its first statement
-		if !is[*dedupstore.ConflictError](err) && uncounted(err) {
-			g.storeFailed(ctx, "begin", err)
-		}
+	case w.calls > 0: // it could not be settled or committed
 		return g.failed(ctx, call, h, res, w.result)
 	}
 	g.giveBack(ctx, h)

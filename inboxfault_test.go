@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -239,40 +237,6 @@ func TestInbox_RunThatNeverBeganDoesNotKeepItsCallerLong(t *testing.T) {
 		as[*oncemill.StoreError](t, err)
 		if took := time.Since(start); took > 6*time.Second {
 			t.Errorf("it took %v", took)
-		}
-	})
-}
-
-// TestInbox_TransactionThatBeginsLateAndCannotCountsNoAttempt: its handler has found that out, and made of it what it likes.
-func TestInbox_TransactionThatBeginsLateAndCannotCountsNoAttempt(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		inbox := newInbox(t)
-		reader := sdkmetric.NewManualReader()
-		g := newGuard(t, inbox, oncemill.Policy{
-			MaxAttempts: 1, Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
-		})
-		inbox.inTx = func(work txWork, _ func(txWork) error) error {
-			if _, err := work(t.Context()); err == nil {
-				t.Error("the handler returned no error")
-			}
-			return oncemill.Uncounted(errDown)
-		}
-		c := call("m1")
-		c.Hold = time.Hour // until it is due
-		for range 5 {
-			_, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
-				return dedupstore.Outcome{}, oncemill.Permanent(errors.New("no"))
-			})
-			if e := as[*oncemill.RetryError](t, err); !e.Uncounted || !errors.Is(err, errDown) {
-				t.Errorf("%+v", e)
-			}
-		}
-		inbox.inTx = nil
-		if res, err := g.Run(t.Context(), c, inbox.charging(t, nil).run); err != nil || res.Attempt != 1 {
-			t.Errorf("%+v, %v", res, err)
-		}
-		if n := countedBy(t, reader, "oncemill.store.operation")["oncemill.store.errors begin"]; n != 5 {
-			t.Errorf("%d store errors are counted, want 5", n)
 		}
 	})
 }

@@ -26,8 +26,7 @@ type Transactor interface {
 	//   - an error that is ErrEnded, if work ended the transaction itself, and returned nil or may have committed: then
 	//     effects may be committed without an outcome;
 	//   - *ConflictError, if the database refused the transaction again and again because of others;
-	//   - or why it could not begin, settle or commit. A store that begins with what work does first returns why it
-	//     could not in place of work's own error, with a method Uncounted() bool that returns true.
+	//   - or why it could not begin, settle or commit. Work is not called where it could not begin.
 	//
 	// Work is called again, in a new transaction, when the database refuses one because of others (serialization
 	// failure, deadlock). It is never called when ctx has ended. When ctx ends while it runs, the transaction may be

@@ -12,8 +12,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// BenchmarkInbox compares a message in an inbox with the least that an inbox can be: an insert that refuses duplicates, in
-// the handler's transaction.
+// BenchmarkInbox compares a message in an inbox with the least that an inbox can be: an insert that refuses duplicates,
+// in the handler's transaction.
 func BenchmarkInbox(b *testing.B) {
 	pool := newPool(b, func(c *pgxpool.Config) { c.MaxConns = 24 }) // more than there are handlers at once
 	s := newStore(b, pool, Config{})
@@ -26,7 +26,9 @@ func BenchmarkInbox(b *testing.B) {
 		if err != nil {
 			return err
 		}
-		return s.Inbox().InTx(ctx, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) { return success, effect(ctx, a.Claim) })
+		return s.Inbox().InTx(ctx, a.Claim, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return success, effect(ctx, a.Claim)
+		})
 	}
 	plain := func() error {
 		id := strconv.FormatInt(made.Add(1), 10)

@@ -16,10 +16,8 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *ServerError if the server is too old, only reads, or writes values in a way
-// that the pool cannot read, or reads NULL in another way; a *SchemaError if the tables are missing, older than this package, not for
-// the database user, or hide rows from it.
-// A newer schema is fine as long as it has the functions that this version uses.
+// Check implements [dedupstore.Checker]. Errors: a *SetupError if the server, the tables or the rights of the database
+// user do not fit. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -31,7 +29,8 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		err = s.checkSchema(ctx, conn.Conn())
 	}
 	if err == nil {
-		err = conn.QueryRow(ctx, unloggedSQL, []string{s.cfg.located(""), s.cfg.located("_beats")}).Scan(&found.unlogged)
+		tables := []string{s.cfg.located(""), s.cfg.located("_beats")}
+		err = conn.QueryRow(ctx, unloggedSQL, tables).Scan(&found.unlogged)
 	}
 	if err != nil {
 		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
@@ -68,21 +67,29 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0) -- since PostgreSQL 17`
 
 func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
-	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits, &f.isolation, &f.bytes, &f.nulls,
-		&f.statement, &f.idle, &f.transaction)
+	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
+		&f.isolation, &f.bytes, &f.nulls, &f.statement, &f.idle, &f.transaction)
 	switch {
 	case err != nil:
 		return f, err
 	case f.number < leastServer:
-		return f, &ServerError{Setting: "server_version", Value: f.version, Advice: "use PostgreSQL 14 or later"}
+		return f, unfit("server_version", f.version, "use PostgreSQL 14 or later")
 	case f.reads:
-		return f, &ServerError{Setting: "transaction_read_only", Value: "on", Advice: "connect to the primary, with default_transaction_read_only off"}
+		return f, unfit("transaction_read_only", "on",
+			"connect to the primary, with default_transaction_read_only off")
 	case !f.nulls && getsText(conn):
-		return f, &ServerError{Setting: "array_nulls", Value: "off", Advice: "set it to on: in the query mode of this pool an outcome without a result or messages would be stored with the text NULL instead of them"}
+		return f, unfit("array_nulls", "off", "set it to on: in the query mode of this pool an outcome without "+
+			"a result or messages would be stored with the text NULL instead of them")
 	case f.bytes != "hex" && getsText(conn):
-		return f, &ServerError{Setting: "bytea_output", Value: f.bytes, Advice: "set it to hex: in the query mode of this pool pgx reads no other, and so no result and no message of an outcome"}
+		return f, unfit("bytea_output", f.bytes, "set it to hex: in the query mode of this pool pgx reads no other, "+
+			"and so no result and no message of an outcome")
 	}
 	return f, nil
+}
+
+// unfit is what is wrong with a server.
+func unfit(setting, value, advice string) error {
+	return &SetupError{Subject: setting, Problem: fmt.Sprintf("is %q: %s", value, advice)}
 }
 
 // getsText reports whether the connection gets results as text, and sends arrays as text.
@@ -94,7 +101,8 @@ func getsText(conn *pgx.Conn) bool {
 func (f server) report() dedupstore.Report {
 	r := dedupstore.Report{
 		Store: "postgresql", Version: f.version,
-		Durability: "what is committed survives a crash of the server; a failover forgets what its replica had not received (synchronous_commit is " + f.commits + ")",
+		Durability: "what is committed survives a crash of the server; a failover forgets what its replica had not " +
+			"received (synchronous_commit is " + f.commits + ")",
 	}
 	warn := func(when bool, text string) {
 		if when {
@@ -102,21 +110,31 @@ func (f server) report() dedupstore.Report {
 		}
 	}
 	if len(f.unlogged) > 0 {
-		r.Durability = "a crash of the server or a failover empties tables that are UNLOGGED: " + strings.Join(f.unlogged, ", ")
+		r.Durability = "a crash of the server or a failover empties tables that are UNLOGGED: " +
+			strings.Join(f.unlogged, ", ")
 	}
 	for _, table := range f.unlogged {
-		warn(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE … SET LOGGED")
+		warn(true, table+" is UNLOGGED: a crash of the server empties it, and what was done runs again; ALTER TABLE "+
+			"… SET LOGGED")
 	}
 	if f.fsync == "off" {
 		r.Durability = "a crash of the operating system may destroy the database: fsync is off"
 	}
 	warn(f.fsync == "off", "fsync is off: a crash of the operating system may destroy the database; set it to on")
 	warn(f.pages == "off", "full_page_writes is off: a crash of the operating system may destroy pages; set it to on")
-	warn(f.commits == "off", "synchronous_commit is off: the store switches it on for its own commits and for the inbox's, not for other transactions of the handlers")
-	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and repeated where READ COMMITTED would let them pass; set it for the business by Config.Isolation instead", f.isolation))
-	warn(f.statement > 0 && f.statement < 1000, fmt.Sprintf("statement_timeout is %v: claims may fail on a busy server; set it to some seconds", time.Duration(f.statement)*time.Millisecond))
-	warn(f.idle > 0 && f.idle < 10_000, fmt.Sprintf("idle_in_transaction_session_timeout is %v: a handler of an inbox that waits for longer loses its transaction", time.Duration(f.idle)*time.Millisecond))
-	warn(f.transaction > 0 && f.transaction < 10_000, fmt.Sprintf("transaction_timeout is %v: a handler of an inbox that takes longer loses its transaction", time.Duration(f.transaction)*time.Millisecond))
+	warn(f.commits == "off", "synchronous_commit is off: the store switches it on for its own commits and for the "+
+		"inbox's, not for other transactions of the handlers")
+	warn(f.isolation != "read committed", fmt.Sprintf("default_transaction_isolation is %q: claims are refused and "+
+		"repeated where READ COMMITTED would let them pass; set it for the business by Config.Isolation instead",
+		f.isolation))
+	warn(f.statement > 0 && f.statement < 1000,
+		fmt.Sprintf("statement_timeout is %v: claims may fail on a busy server; set it to some seconds",
+			time.Duration(f.statement)*time.Millisecond))
+	warn(f.idle > 0 && f.idle < 10_000, fmt.Sprintf("idle_in_transaction_session_timeout is %v: a handler of an "+
+		"inbox that waits for longer loses its transaction", time.Duration(f.idle)*time.Millisecond))
+	warn(f.transaction > 0 && f.transaction < 10_000,
+		fmt.Sprintf("transaction_timeout is %v: a handler of an inbox that takes longer loses its transaction",
+			time.Duration(f.transaction)*time.Millisecond))
 	return r
 }
 
@@ -127,11 +145,12 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		return s.explain(err)
 	}
 	if !settings || !records {
-		return &SchemaError{Table: s.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its schema"}
+		return s.setup(nil, "is missing where the connection looks for it: call Migrate, "+
+			"or grant the user USAGE on its schema")
 	}
 	if missing, err := s.missingPrivileges(ctx, conn); err != nil || len(missing) > 0 {
 		if err == nil {
-			err = &SchemaError{Table: s.cfg.Table, Problem: "may not be used by the database user: GRANT " + strings.Join(missing, "; GRANT ")}
+			err = s.setup(nil, "may not be used by the database user: GRANT %s", strings.Join(missing, "; GRANT "))
 		}
 		return err
 	}
@@ -140,17 +159,17 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	case err != nil:
 		return s.explain(err)
 	case hidden != "":
-		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
+		return &SetupError{Subject: "table " + hidden, Problem: rowsecurity.Advice}
 	}
 	var found int
 	err = conn.QueryRow(ctx, s.sql.version).Scan(&found)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return &SchemaError{Table: s.cfg.Table, Problem: "is incomplete: call Migrate"}
+		return s.setup(nil, "is incomplete: call Migrate")
 	case err != nil:
 		return s.explain(err)
 	case found < version:
-		return &SchemaError{Table: s.cfg.Table, Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found, version)}
+		return s.setup(nil, "has schema version %d, want at least %d: call Migrate", found, version)
 	}
 	return s.checkFunctions(ctx, conn, found)
 }
@@ -165,7 +184,8 @@ func (s *Store) missingPrivileges(ctx context.Context, conn *pgx.Conn) (missing 
 		has := true
 		for _, privilege := range strings.Split(need.privileges, ", ") {
 			var one bool
-			if err := conn.QueryRow(ctx, `SELECT has_table_privilege($1, $2), current_user`, table, privilege).Scan(&one, &user); err != nil {
+			const query = `SELECT has_table_privilege($1, $2), current_user`
+			if err := conn.QueryRow(ctx, query, table, privilege).Scan(&one, &user); err != nil {
 				return nil, s.explain(err)
 			}
 			has = has && one
@@ -188,11 +208,12 @@ FROM pg_proc f WHERE f.oid = to_regproc($1)`, located).Scan(&there, &may)
 		case err != nil:
 			return err
 		case !there && found > version:
-			return &SchemaError{Table: s.cfg.Table, Problem: fmt.Sprintf("has schema version %d, which has no function %s any more: use a newer version of this package", found, located)}
+			return s.setup(nil, "has schema version %d, which has no function %s any more: "+
+				"use a newer version of this package", found, located)
 		case !there:
-			return &SchemaError{Table: s.cfg.Table, Problem: "lacks the function " + located + ": call Migrate"}
+			return s.setup(nil, "lacks the function %s: call Migrate", located)
 		case !may:
-			return &SchemaError{Table: s.cfg.Table, Problem: "may not be used by the database user: GRANT EXECUTE ON FUNCTION " + located}
+			return s.setup(nil, "may not be used by the database user: GRANT EXECUTE ON FUNCTION %s", located)
 		}
 	}
 	return nil

@@ -21,8 +21,9 @@ func TestNew_NamesFieldAndValue(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	for field, cfg := range map[string]Config{
-		"Config.Schema": {Schema: `a"b`}, "Config.Table": {Table: "1a"}, "Config.Isolation": {Isolation: pgx.ReadUncommitted},
-		"Config.CleanInterval": {CleanInterval: -1}, "Config.CleanBatch": {CleanBatch: maxCleanBatch + 1},
+		"Config.Schema": {Schema: `a"b`}, "Config.Table": {Table: "1a"},
+		"Config.Isolation":     {Isolation: pgx.ReadUncommitted},
+		"Config.CleanInterval": {CleanInterval: -1},
 	} {
 		if _, err := New(pool, cfg); !isInvalid(err, field) {
 			t.Errorf("%s: New returned %v", field, err)
@@ -36,7 +37,8 @@ func TestNew_NamesFieldAndValue(t *testing.T) {
 func TestMigrate_MayBeRepeatedAndRaced(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	s := unmigrated(t, pool, Config{Schema: "Mixed_" + pool.Config().ConnConfig.RuntimeParams["search_path"], Table: "Records"})
+	s := unmigrated(t, pool, Config{Schema: "Mixed_" + pool.Config().ConnConfig.RuntimeParams["search_path"],
+		Table: "Records"})
 	t.Cleanup(func() { mustExec(t, pool, `DROP SCHEMA "`+s.cfg.Schema+`" CASCADE`) })
 	var group sync.WaitGroup
 	errs := make([]error, 5)
@@ -58,7 +60,8 @@ func TestMigrate_MayBeRepeatedAndRaced(t *testing.T) {
 func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 	t.Parallel()
 	for _, drop := range []string{
-		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `INDEX oncemill_dedup_clean`, `INDEX oncemill_dedup_beats_clean`,
+		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `INDEX oncemill_dedup_clean`,
+		`INDEX oncemill_dedup_beats_clean`,
 		`FUNCTION oncemill_dedup_extend_3`,
 	} {
 		t.Run(drop, func(t *testing.T) {
@@ -74,11 +77,12 @@ func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 	}
 }
 
-// TestMigrate_MakesWhatIsMissingWhereTheTablesAre has somebody make a schema that the search path leads to first: an empty table
-// there would hide the records.
+// TestMigrate_MakesWhatIsMissingWhereTheTablesAre has somebody make a schema that the search path leads to first: an
+// empty table there would hide the records.
 func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
 	t.Parallel()
-	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`, `DROP FUNCTION oncemill_dedup_extend_3`, `UPDATE oncemill_dedup_settings SET version = 1`} {
+	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`, `DROP FUNCTION oncemill_dedup_extend_3`,
+		`UPDATE oncemill_dedup_settings SET version = 1`} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
@@ -103,11 +107,11 @@ func TestMigrate_LeavesOthersTablesAlone(t *testing.T) {
 	}
 }
 
-// schemaProblem returns what is wrong with an error that should be a SchemaError that says so.
+// schemaProblem returns what is wrong with an error that should be a SetupError that says so.
 func schemaProblem(err error, says string) error {
-	schema, ok := errors.AsType[*SchemaError](err)
+	schema, ok := errors.AsType[*SetupError](err)
 	if !ok || !strings.Contains(schema.Error(), says) {
-		return fmt.Errorf("the error is %w, want a SchemaError that says %q", err, says)
+		return fmt.Errorf("the error is %w, want a SetupError that says %q", err, says)
 	}
 	return nil
 }
@@ -134,8 +138,9 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 		return success, nil
 	}
 	for what, err := range map[string]error{
-		"Claim": claimed, "Extend": s.Extend(t.Context(), c, long), "Settle": s.Settle(t.Context(), c, success), "Clean": cleaned,
-		"InTx": s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
+		"Claim": claimed, "Extend": s.Extend(t.Context(), c, long), "Settle": s.Settle(t.Context(), c, success),
+		"Clean": cleaned,
+		"InTx":  s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
 	} {
 		if problem := schemaProblem(err, says); problem != nil {
 			t.Errorf("%s: %v", what, problem)
@@ -179,7 +184,9 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 		t.Error(err)
 	}
 	c := runOf(t, s.Inbox(), "1")
-	if err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) { return success, nil }); err != nil {
+	if err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
+		return success, nil
+	}); err != nil {
 		t.Error(err)
 	}
 	if _, err := s.Clean(t.Context(), 1); err != nil {
@@ -190,12 +197,14 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
 	}
 	mustExec(t, pool, `REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA `+schema+` FROM PUBLIC`)
-	if a, err := s.Claim(t.Context(), request("2")); schemaProblem(err, "see Migrate for what it has to be granted") != nil {
+	if a, err := s.Claim(t.Context(), request("2")); schemaProblem(err,
+		"see Migrate for what it has to be granted") != nil {
 		t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
 	}
 }
 
-// TestClaim_AnOlderSchemaGrantsNothing has a program that was started before somebody called Migrate, and asked no Check.
+// TestClaim_AnOlderSchemaGrantsNothing has a program that was started before somebody called Migrate, and asked no
+// Check.
 func TestClaim_AnOlderSchemaGrantsNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -214,9 +223,11 @@ END $$`)
 			if a, err := form.Claim(t.Context(), request(name)); schemaProblem(err, "call Migrate") != nil {
 				t.Errorf("%s: a claim was answered %q, %v, want that Migrate is missing", name, a.Status, err)
 			}
-			for _, r := range form.ClaimMany(t.Context(), []dedupstore.Request{request(name + "-1"), request(name + "-2")}) {
+			for _, r := range form.ClaimMany(t.Context(),
+				[]dedupstore.Request{request(name + "-1"), request(name + "-2")}) {
 				if schemaProblem(r.Err, "call Migrate") != nil {
-					t.Errorf("%s: a claim of two was answered %q, %v, want that Migrate is missing", name, r.Answer.Status, r.Err)
+					t.Errorf("%s: a claim of two was answered %q, %v, want that Migrate is missing", name,
+						r.Answer.Status, r.Err)
 				}
 			}
 		}
@@ -266,13 +277,15 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 		c.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 		c.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "1s"
-		c.ConnConfig.RuntimeParams["statement_timeout"] = "900ms" // not for Migrate, which may take longer on a busy machine
+		// not for Migrate, which may take longer on a busy machine
+		c.ConnConfig.RuntimeParams["statement_timeout"] = "900ms"
 	}), Config{})
 	report, err := s.Check(t.Context())
 	if err != nil || report.Store != "postgresql" || report.Version == "" || report.Durability == "" {
 		t.Errorf("Check returned %+v, %v", report, err)
 	}
-	for _, setting := range []string{"fsync", "synchronous_commit", "default_transaction_isolation", "idle_in_transaction_session_timeout", "statement_timeout"} {
+	for _, setting := range []string{"fsync", "synchronous_commit", "default_transaction_isolation",
+		"idle_in_transaction_session_timeout", "statement_timeout"} {
 		if !slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.HasPrefix(w, setting+" is ") }) {
 			t.Errorf("nothing warns of %s: %q", setting, report.Warnings)
 		}
@@ -281,7 +294,8 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 	})
 	_, err = unmigrated(t, reading, Config{}).Check(t.Context())
-	if server, ok := errors.AsType[*ServerError](err); !ok || !strings.Contains(server.Advice, "connect to the primary") {
+	if server, ok := errors.AsType[*SetupError](err); !ok ||
+		!strings.Contains(server.Problem, "connect to the primary") {
 		t.Errorf("on a server that only reads Check returned %v", err)
 	}
 }
@@ -318,52 +332,51 @@ func TestCheck_WarnsOfUnloggedTables(t *testing.T) {
 // TestStore_CommitsWaitForTheDisk looks at what is set in the transactions, as a crash is hard to time.
 func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 	t.Parallel()
-	for _, relaxed := range []bool{false, true} {
-		pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
-		s := newStore(t, pool, Config{RelaxedClaims: relaxed})
-		mustExec(t, pool, `CREATE TABLE seen (what text, setting text)`)
-		mustExec(t, pool, `CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
-			$$ BEGIN INSERT INTO seen VALUES (NEW.state, current_setting('synchronous_commit')); RETURN NULL; END $$`)
-		mustExec(t, pool, `CREATE TRIGGER look AFTER INSERT OR UPDATE ON oncemill_dedup FOR EACH ROW EXECUTE FUNCTION look()`)
-		want := func(settings ...string) {
-			t.Helper()
-			rows, _ := pool.Query(t.Context(), `DELETE FROM seen RETURNING what || ' ' || setting`)
-			got, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			slices.Sort(got)
-			if slices.Sort(settings); err != nil || !slices.Equal(got, settings) {
-				t.Errorf("relaxed %v: the transactions had %q (%v), want %q", relaxed, got, err, settings)
-			}
+	pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "off" })
+	s := newStore(t, pool, Config{})
+	mustExec(t, pool, `CREATE TABLE seen (what text, setting text)`)
+	mustExec(t, pool, `CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN INSERT INTO seen VALUES (NEW.state, current_setting('synchronous_commit')); RETURN NULL; END $$`)
+	mustExec(t, pool, `CREATE TRIGGER look AFTER INSERT OR UPDATE ON oncemill_dedup
+		FOR EACH ROW EXECUTE FUNCTION look()`)
+	want := func(settings ...string) {
+		t.Helper()
+		rows, _ := pool.Query(t.Context(), `DELETE FROM seen RETURNING what || ' ' || setting`)
+		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		slices.Sort(got)
+		if slices.Sort(settings); err != nil || !slices.Equal(got, settings) {
+			t.Errorf("the transactions had %q (%v), want %q", got, err, settings)
 		}
-		leased := map[bool]string{false: "on", true: "off"}[relaxed]
-		if err := s.Settle(t.Context(), runOf(t, s, "leased"), success); err != nil {
-			t.Fatal(err)
-		}
-		want("running "+leased, "done on")
-		c := runOf(t, s.Inbox(), "inbox")
-		if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+	}
+	if err := s.Settle(t.Context(), runOf(t, s, "leased"), success); err != nil {
+		t.Fatal(err)
+	}
+	want("running on", "done on")
+	c := runOf(t, s.Inbox(), "inbox")
+	if err := s.Inbox().InTx(t.Context(), c, paying(c)); err != nil {
+		t.Fatal(err)
+	}
+	want("running off", "done on")
+
+	// Whatever a handler has set for its effects, what is acknowledged is on disk.
+	const hasty = `SET LOCAL synchronous_commit = off`
+	for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
+		c := runOf(t, inbox, "hasty-"+name)
+		if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+			return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[name](ctx).exec(ctx,
+				hasty)
+		}); err != nil {
 			t.Fatal(err)
 		}
 		want("running off", "done on")
-
-		// Whatever a handler has set for its effects, what is acknowledged is on disk.
-		const hasty = `SET LOCAL synchronous_commit = off`
-		for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
-			c := runOf(t, inbox, "hasty-"+name)
-			if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
-				return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[name](ctx).exec(ctx, hasty)
-			}); err != nil {
-				t.Fatal(err)
-			}
-			want("running off", "done on")
-		}
-		c = runOf(t, s, "joined")
-		tx := begin(t, pool, "")
-		_, err := tx.Exec(t.Context(), hasty)
-		if err := errors.Join(err, s.Join(txctx.With(t.Context(), &c), tx), tx.Commit(t.Context())); err != nil {
-			t.Fatal(err)
-		}
-		want("running "+leased, "done on")
 	}
+	c = runOf(t, s, "joined")
+	tx := begin(t, pool, "")
+	_, err := tx.Exec(t.Context(), hasty)
+	if err := errors.Join(err, s.Join(txctx.With(t.Context(), &c), tx), tx.Commit(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	want("running on", "done on")
 }
 
 // A record or a heartbeat that the user does not see would be taken for gone, or for locked by somebody, for ever.
@@ -396,12 +409,14 @@ func TestCheck_RefusesRowsThatAreHidden(t *testing.T) {
 				{`CREATE POLICY others ON ` + table + ` AS RESTRICTIVE TO pg_monitor USING (false)`, false},
 				{`CREATE POLICY but ON ` + table + ` AS RESTRICTIVE USING (true)`, true},
 				{`DROP POLICY other ON ` + table + `; DROP POLICY reads ON ` + table + `; DROP POLICY few ON ` + table +
-					`; DROP POLICY inserts ON ` + table + `; DROP POLICY everything ON ` + table + `; DROP POLICY others ON ` + table +
+					`; DROP POLICY inserts ON ` + table + `; DROP POLICY everything ON ` + table +
+					`; DROP POLICY others ON ` + table +
 					`; DROP POLICY but ON ` + table, true},
 				{`ALTER TABLE ` + table + ` DISABLE ROW LEVEL SECURITY`, false},
 			} {
 				mustExec(t, pool, step.statement)
-				if _, err := s.Check(t.Context()); step.hidden && schemaProblem(err, "has row-level security") != nil || !step.hidden && err != nil {
+				if _, err := s.Check(t.Context()); step.hidden && schemaProblem(err, "has row-level security") != nil ||
+					!step.hidden && err != nil {
 					t.Errorf("after %s Check says %v, although rows are hidden: %v", step.statement, err, step.hidden)
 				}
 			}

@@ -18,7 +18,7 @@ type answer struct {
 	n                                  int64
 	status, found, trace, kind, reason string
 	fence, attempt, returned, age      int64
-	wait                               int64 // busy: µs; done and acquired_publish: the fence under which it was decided
+	wait                               int64 // busy: µs; done, acquired_publish: the fence of the decision
 	exhausted, truncated               bool
 	result, stubs, contents            []byte
 }
@@ -60,7 +60,8 @@ func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) (
 // inserted is the answer to a claim of a key that somebody is inserting.
 var inserted = answer{status: contended, found: string(dedupstore.Absent)}
 
-// makeClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by one.
+// makeClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by
+// one.
 func (f *form) makeClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
 	answers := make([]answer, len(requests))
 	hope := len(requests) == 1 || !f.known.Load()
@@ -97,8 +98,8 @@ func mostKnown(answers []answer) bool {
 	return 2*known > len(answers)
 }
 
-// claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so that two
-// of them never wait for each other in a circle.
+// claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so
+// that two of them never wait for each other in a circle.
 func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, answers []answer) error {
 	order := make([]*fresh, len(requests))
 	for i, r := range requests {
@@ -135,7 +136,8 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	if codeOf(err) == codeLocked && len(order) == 1 {
 		answers[0] = inserted
 		if stuck := f.store.stuck.found(requests[0].Key); stuck > 0 {
-			f.store.cfg.Logger.WarnContext(ctx, "pgstore: claims wait for a lock that somebody holds on the table of records, or on a new one",
+			f.store.cfg.Logger.WarnContext(ctx, "pgstore: claims wait for a lock that somebody holds on the table of "+
+				"records, or on a new one",
 				"key", requests[0].Key.String(), "for", stuck, "error", err)
 		}
 		return nil
@@ -157,7 +159,8 @@ const mostTogether = 16
 // alike is how many of the first claims may share a statement.
 func alike(claims []*fresh) int {
 	n := 1
-	for n < min(len(claims), mostTogether) && claims[n].request.Lease == claims[0].request.Lease && claims[n].request.Retention == claims[0].request.Retention {
+	for n < min(len(claims), mostTogether) && claims[n].request.Lease == claims[0].request.Lease &&
+		claims[n].request.Retention == claims[0].request.Retention {
 		n++
 	}
 	return n
@@ -171,12 +174,15 @@ func (s *Store) queueFresh(batch *pgx.Batch, claims []*fresh) {
 	var query *pgx.QueuedQuery
 	if len(claims) == 1 {
 		c := claims[0]
-		query = batch.Queue(s.sql.fresh, c.id, c.key, c.request.Owner, ends[0], ends[1], ends[2], printOf(c.request), c.request.Trace)
+		query = batch.Queue(s.sql.fresh, c.id, c.key, c.request.Owner, ends[0], ends[1], ends[2], printOf(c.request),
+			c.request.Trace)
 	} else {
 		n := len(claims)
-		ids, keys, owners, prints, traces := make([][]byte, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+		ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
+		prints, traces := make([]string, n), make([]string, n)
 		for i, c := range claims {
-			ids[i], keys[i], owners[i], prints[i], traces[i] = c.id, c.key, c.request.Owner, printOf(c.request), c.request.Trace
+			ids[i], keys[i], owners[i] = c.id, c.key, c.request.Owner
+			prints[i], traces[i] = printOf(c.request), c.request.Trace
 		}
 		query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces)
 	}
@@ -186,7 +192,8 @@ func (s *Store) queueFresh(batch *pgx.Batch, claims []*fresh) {
 		_, err := pgx.ForEachRow(rows, []any{&key, &fence}, func() error {
 			for _, c := range claims {
 				if c.answer.status == "" && c.key == key { // of two claims of a key, the first has it
-					*c.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent), fence: fence, attempt: 1}
+					*c.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent),
+						fence: fence, attempt: 1}
 					break
 				}
 			}
@@ -225,8 +232,8 @@ func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, re
 	})
 }
 
-// committed makes a statement in a transaction of READ COMMITTED, in one round trip. After an error the connection is cleaned: the
-// pool would close it.
+// committed makes a statement in a transaction of READ COMMITTED, in one round trip. After an error the connection is
+// cleaned: the pool would close it.
 func (s *Store) committed(ctx context.Context, query string, args []any, read func(pgx.Rows) error) error {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -272,7 +279,8 @@ func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
 // read makes of an answer what the caller gets.
 func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 	got := dedupstore.Answer{
-		Status: dedupstore.Status(a.status), Found: dedupstore.State(a.found), Fence: uint64(a.fence), Age: duration(a.age), Trace: a.trace,
+		Status: dedupstore.Status(a.status), Found: dedupstore.State(a.found), Fence: uint64(a.fence),
+		Age: duration(a.age), Trace: a.trace,
 	}
 	switch got.Status {
 	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
@@ -294,7 +302,8 @@ func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 	case foreign:
 		return dedupstore.Answer{}, recordError(r.Key, "belongs to another key")
 	case odd:
-		return dedupstore.Answer{}, recordError(r.Key, "was written by another version of the store, or by something else")
+		return dedupstore.Answer{}, recordError(r.Key,
+			"was written by another version of the store, or by something else")
 	default:
 		return dedupstore.Answer{}, recordError(r.Key, fmt.Sprintf("got the answer %q", a.status))
 	}
@@ -306,7 +315,8 @@ func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 
 func (a *answer) outcome(key dedupstore.Key) (dedupstore.Outcome, error) {
 	o := dedupstore.Outcome{
-		Kind: dedupstore.Kind(a.kind), Exhausted: a.exhausted, Truncated: a.truncated, Reason: decodeText(a.reason), Result: a.result,
+		Kind: dedupstore.Kind(a.kind), Exhausted: a.exhausted, Truncated: a.truncated, Reason: decodeText(a.reason),
+		Result: a.result,
 	}
 	switch o.Kind {
 	case dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown:

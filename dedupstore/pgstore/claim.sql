@@ -1,14 +1,15 @@
--- Functions whose transaction is their own switch sequential scans off for it: a plan that is made while the table is small
--- would stay when it is large. Those that run in the transaction of others have that as a setting of the function, which
--- costs more.
+-- Functions whose transaction is their own switch sequential scans off for it: a plan that is made while the table is
+-- small would stay when it is large. Those that run in the transaction of others have that as a setting of the
+-- function, which costs more.
 
--- Makes claims, each for itself, in the order of their keys, so that two batches never wait for each other in a circle. It
--- waits for nobody who has a record locked: that is answered "contended".
+-- Makes claims, each for itself, in the order of their keys, so that two batches never wait for each other in a circle.
+-- It waits for nobody who has a record locked: that is answered "contended".
 CREATE OR REPLACE FUNCTION {claim}(
 	ids bytea[], keys text[], owners text[], leases bigint[], retentions bigint[], prints text[],
 	maxima bigint[], parks boolean[], reruns bigint[], traces text[], relaxed boolean
 ) RETURNS TABLE (
-	a_n bigint, a_status text, a_found text, a_fence bigint, a_attempt bigint, a_returned bigint, a_wait bigint, a_age bigint,
+	a_n bigint, a_status text, a_found text, a_fence bigint, a_attempt bigint, a_returned bigint, a_wait bigint,
+	a_age bigint,
 	a_trace text, a_kind text, a_exhausted boolean, a_truncated boolean, a_reason text,
 	a_result bytea, a_stubs bytea, a_contents bytea
 ) LANGUAGE plpgsql VOLATILE AS $oncemill$
@@ -35,17 +36,19 @@ BEGIN
 		set := set_config('synchronous_commit', 'on', true);
 	END IF;
 	FOR q IN
-		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces) WITH ORDINALITY
+		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces)
+			WITH ORDINALITY
 			AS u (id, key, owner, lease, retention, print, most, park, rerun, trace, n)
 		ORDER BY u.id, u.n
 	LOOP
-		a_n := q.n; a_status := NULL; a_found := 'absent'; a_fence := 0; a_attempt := 0; a_returned := 0; a_wait := 0; a_age := 0;
+		a_n := q.n; a_status := NULL; a_found := 'absent'; a_fence := 0; a_attempt := 0; a_returned := 0; a_wait := 0;
+		a_age := 0;
 		a_trace := ''; a_kind := ''; a_exhausted := false; a_truncated := false; a_reason := '';
 		a_result := NULL; a_stubs := NULL; a_contents := NULL;
 		held := false;
 		LOOP
-			-- The first look takes no lock: whoever gets nothing writes nothing, and needs no commit on disk. What is to be
-			-- changed is looked at again under a lock.
+			-- The first look takes no lock: whoever gets nothing writes nothing, and needs no commit on disk. What is
+			-- to be changed is looked at again under a lock.
 			IF held THEN
 				SELECT * INTO r FROM {records} x WHERE x.id = q.id FOR NO KEY UPDATE SKIP LOCKED;
 			ELSE
@@ -56,8 +59,10 @@ BEGIN
 					t := clock_timestamp();
 					expires := t + (q.lease + q.retention) * us;
 					a_fence := extract(epoch FROM t) * 1000000;
-					INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key, print, trace)
-					VALUES (q.id, a_fence, t, t + q.lease * us, expires, expires + (expires - t) / 16, 1, 0, 'running', q.owner, q.key, q.print, q.trace)
+					INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned,
+						state, owner, key, print, trace)
+					VALUES (q.id, a_fence, t, t + q.lease * us, expires, expires + (expires - t) / 16, 1, 0, 'running',
+						q.owner, q.key, q.print, q.trace)
 					ON CONFLICT (id) DO NOTHING;
 					IF FOUND THEN
 						a_status := 'acquired_run'; a_attempt := 1;
@@ -77,7 +82,8 @@ BEGIN
 				END IF;
 			END IF;
 			t := clock_timestamp();
-			a_found := r.state; a_fence := r.fence; a_attempt := r.attempts; a_returned := r.returned; a_trace := r.trace;
+			a_found := r.state; a_fence := r.fence; a_attempt := r.attempts; a_returned := r.returned;
+			a_trace := r.trace;
 			a_age := greatest(0, extract(epoch FROM t - r.first_at) * 1000000);
 			IF expires <= t THEN
 				step := 'fresh';
@@ -86,7 +92,8 @@ BEGIN
 				EXIT;
 			ELSIF r.state NOT IN ('running', 'retryable', 'publishing', 'done')
 				OR r.state IN ('publishing', 'done') AND r.kind NOT IN ('succeeded', 'failed', 'unknown')
-				OR substring(r.stubs FROM 1 FOR 1) <> '\x01'::bytea OR substring(r.contents FROM 1 FOR 1) <> '\x01'::bytea THEN
+				OR substring(r.stubs FROM 1 FOR 1) <> '\x01'::bytea
+				OR substring(r.contents FROM 1 FOR 1) <> '\x01'::bytea THEN
 				a_status := 'odd'; -- written by another version, which may know more
 				EXIT;
 			ELSIF r.print <> q.print AND split_part(r.print, ':', 1) = split_part(q.print, ':', 1) THEN
@@ -105,7 +112,8 @@ BEGIN
 				EXIT;
 			ELSIF q.owner = ANY (r.settled) OR ends > t OR r.not_before > t THEN
 				a_status := 'busy';
-				a_wait := greatest(0, extract(epoch FROM ends - t) * 1000000, extract(epoch FROM r.not_before - t) * 1000000);
+				a_wait := greatest(0, extract(epoch FROM ends - t) * 1000000,
+					extract(epoch FROM r.not_before - t) * 1000000);
 				EXIT;
 			ELSIF r.state = 'publishing' THEN
 				step := 'publish';
@@ -132,37 +140,45 @@ BEGIN
 					a_found := 'absent'; a_trace := ''; a_age := 0;
 				END IF;
 				UPDATE {records} x SET
-					key = q.key, state = 'running', owner = q.owner, fence = a_fence, attempts = a_attempt, returned = a_returned,
+					key = q.key, state = 'running', owner = q.owner, fence = a_fence, attempts = a_attempt,
+					returned = a_returned,
 					trace = q.trace, lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
-					kind = NULL, exhausted = NULL, truncated = NULL, reason = NULL, result = NULL, stubs = NULL, contents = NULL,
+					kind = NULL, exhausted = NULL, truncated = NULL, reason = NULL, result = NULL, stubs = NULL,
+					contents = NULL,
 					first_at = CASE WHEN step = 'fresh' THEN t ELSE x.first_at END,
 					settled = CASE WHEN step <> 'fresh' THEN x.settled END,
 					decided = NULL,
 					print = CASE WHEN step = 'fresh' OR x.print = ''
-						OR q.print <> '' AND split_part(q.print, ':', 1) <> split_part(x.print, ':', 1) THEN q.print ELSE x.print END,
+						OR q.print <> '' AND split_part(q.print, ':', 1) <> split_part(x.print, ':', 1) THEN q.print
+							ELSE x.print END,
 					expires_at = expires,
-					clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+					clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+						ELSE expires + (expires - t) / 16 END
 				WHERE x.id = q.id;
 				EXIT;
 			END IF;
 			a_status := 'acquired_publish';
-			-- An outcome, and a message is acknowledged on the strength of it: were it forgotten, its run could still commit.
+			-- An outcome, and a message is acknowledged on the strength of it: were it forgotten, its run could still
+			-- commit.
 			IF relaxed AND step <> 'publish' THEN
 				set := set_config('synchronous_commit', waits, true);
 			END IF;
 			IF step = 'park' THEN
 				r.kind := 'unknown'; r.exhausted := NULL; r.reason := 'the lease of a started run expired';
 			ELSIF step = 'exhaust' THEN
-				r.kind := 'failed'; r.exhausted := true; r.reason := format('%s of %s attempts spent', r.attempts, q.most);
+				r.kind := 'failed'; r.exhausted := true;
+				r.reason := format('%s of %s attempts spent', r.attempts, q.most);
 			END IF;
 			IF step <> 'publish' THEN
 				r.decided := a_fence; r.truncated := NULL; r.result := NULL; r.stubs := NULL; r.contents := NULL;
 			END IF;
 			UPDATE {records} x SET
-				state = 'publishing', owner = q.owner, fence = a_fence, lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
+				state = 'publishing', owner = q.owner, fence = a_fence, lease_until = t + q.lease * us,
+				not_before = NULL, barred = NULL,
 				kind = r.kind, exhausted = r.exhausted, truncated = r.truncated, reason = r.reason, decided = r.decided,
 				expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+					ELSE expires + (expires - t) / 16 END
 			WHERE x.id = q.id;
 			IF step <> 'publish' THEN
 				UPDATE {records} x SET result = NULL, stubs = NULL, contents = NULL
@@ -171,7 +187,8 @@ BEGIN
 			EXIT;
 		END LOOP;
 		IF a_status IN ('done', 'acquired_publish') THEN
-			a_kind := coalesce(r.kind, ''); a_exhausted := coalesce(r.exhausted, false); a_truncated := coalesce(r.truncated, false);
+			a_kind := coalesce(r.kind, ''); a_exhausted := coalesce(r.exhausted, false);
+			a_truncated := coalesce(r.truncated, false);
 			a_reason := coalesce(r.reason, ''); a_result := r.result; a_stubs := r.stubs; a_contents := r.contents;
 			a_wait := coalesce(r.decided, 0); -- under which fence the outcome was decided
 		END IF;

@@ -17,7 +17,9 @@ import (
 
 func recordsIn(t testing.TB, pool *pgxpool.Pool) (records, beats int) {
 	t.Helper()
-	err := pool.QueryRow(context.Background(), `SELECT (SELECT count(*) FROM oncemill_dedup), (SELECT count(*) FROM oncemill_dedup_beats)`).Scan(&records, &beats)
+	err := pool.QueryRow(context.Background(),
+		`SELECT (SELECT count(*) FROM oncemill_dedup), (SELECT count(*) FROM oncemill_dedup_beats)`).Scan(&records,
+		&beats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +30,9 @@ func recordsIn(t testing.TB, pool *pgxpool.Pool) (records, beats int) {
 func due(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	mustExec(t, pool, `UPDATE oncemill_dedup SET clean_at = clock_timestamp()`)
-	mustExec(t, pool, `UPDATE oncemill_dedup_beats SET lease_until = lease_until - interval '2 minutes' WHERE lease_until < clock_timestamp()`)
+	mustExec(t, pool, `
+UPDATE oncemill_dedup_beats SET lease_until = lease_until - interval '2 minutes'
+WHERE lease_until < clock_timestamp()`)
 }
 
 func TestClean_DeletesWhatHasExpiredAndNothingElse(t *testing.T) {
@@ -83,9 +87,9 @@ func TestClean_DeletesWhatHasExpiredAndNothingElse(t *testing.T) {
 func TestClean_IsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	s := newStore(t, pool, Config{CleanBatch: 10, CleanInterval: time.Millisecond})
-	fill(t, pool, 95, "-1 hour")
-	for _, limit := range []int{0, -1, maxCleanBatch + 1} {
+	s := newStore(t, pool, Config{CleanInterval: time.Millisecond})
+	fill(t, pool, 950, "-1 hour")
+	for _, limit := range []int{0, -1, mostCleaned + 1} {
 		if _, err := s.Clean(t.Context(), limit); !isInvalid(err, "limit") {
 			t.Errorf("Clean of %d returned %v", limit, err)
 		}
@@ -120,8 +124,8 @@ func cleaned(t *testing.T, s *Store, what string, met func() bool) {
 	until(t, what, met)
 }
 
-// A run under a policy that parks begins with a heartbeat. For as long as its window lasts no record expires, and yet the
-// heartbeats have to go.
+// A run under a policy that parks begins with a heartbeat. For as long as its window lasts no record expires, and yet
+// the heartbeats have to go.
 func TestRunCleaning_DeletesAllHeartbeatsThatMeanNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -134,14 +138,18 @@ SELECT id, fence, 'running', now() - interval '1 hour', now() + interval '1 hour
 	if err := s.Extend(t.Context(), running, long); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, pool, `UPDATE oncemill_dedup_beats SET lease_until = now() - interval '1 day' WHERE id = $1`, idOf(running.Key.String()))
-	cleaned(t, s, "the end of the heartbeats of finished runs", func() bool { _, beats := recordsIn(t, pool); return beats == 1 })
+	mustExec(t, pool, `UPDATE oncemill_dedup_beats SET lease_until = now() - interval '1 day' WHERE id = $1`,
+		idOf(running.Key.String()))
+	cleaned(t, s, "the end of the heartbeats of finished runs",
+		func() bool { _, beats := recordsIn(t, pool); return beats == 1 })
 	if records, beats := recordsIn(t, pool); records != 3001 || beats != 1 {
-		t.Errorf("%d records and %d heartbeats are left, want 3001, and the one of a run that is not finished", records, beats)
+		t.Errorf("%d records and %d heartbeats are left, want 3001, and the one of a run that is not finished", records,
+			beats)
 	}
 }
 
-// Some records live longer than they were made for, by heartbeats. Others must not wait for the next look because of them.
+// Some records live longer than they were made for, by heartbeats. Others must not wait for the next look because of
+// them.
 func TestRunCleaning_GoesOnWhereSomeRecordsMustStay(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -203,9 +211,11 @@ func TestClean_ClaimsDoNotWaitForIt(t *testing.T) {
 func fill(t testing.TB, pool *pgxpool.Pool, n int, expiry string) {
 	t.Helper()
 	mustExec(t, pool, `
-INSERT INTO oncemill_dedup (id, key, state, owner, fence, attempts, returned, first_at, expires_at, clean_at, kind, decided, print, trace, settled)
-SELECT substring(sha256(('acme:billing:charge:old-' || i)::bytea) FROM 1 FOR 16), 'acme:billing:charge:old-' || i, 'done', 'an-owner-of-24-characters', i, 1, 0,
-	now() - interval '1 day', now() + $2::interval, now() + $2::interval, 'succeeded', i, '', '', ARRAY['an-owner-of-24-characters']
+INSERT INTO oncemill_dedup (id, key, state, owner, fence, attempts, returned, first_at, expires_at, clean_at,
+	kind, decided, print, trace, settled)
+SELECT substring(sha256(('acme:billing:charge:old-' || i)::bytea) FROM 1 FOR 16), 'acme:billing:charge:old-' || i,
+	'done', 'an-owner-of-24-characters', i, 1, 0, now() - interval '1 day', now() + $2::interval, now() + $2::interval,
+	'succeeded', i, '', '', ARRAY['an-owner-of-24-characters']
 FROM generate_series(1, $1::integer) AS i ON CONFLICT DO NOTHING`, n, expiry)
 }
 
@@ -235,7 +245,8 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 		beside = append(beside, claimsTake(t, s, claims))
 	}
 	slower := float64(slices.Min(beside)) / float64(slices.Min(without))
-	t.Logf("%d claims took %v on an empty table, %v beside %d old records: %.2f times", claims, slices.Min(without), slices.Min(beside), n, slower)
+	t.Logf("%d claims took %v on an empty table, %v beside %d old records: %.2f times", claims, slices.Min(without),
+		slices.Min(beside), n, slower)
 	if limit := full(1.1, 4.0); slower > limit {
 		t.Errorf("old records make claims take %.2f times as long, want %.1f at most", slower, limit)
 	}
@@ -249,14 +260,16 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 	var locked time.Duration
 	looking.Go(func() { locked = longestLockWait(ctx, pool) })
 	left := func() (left bool) {
-		if err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM oncemill_dedup WHERE clean_at < now())`).Scan(&left); err != nil {
+		const query = `SELECT EXISTS (SELECT FROM oncemill_dedup WHERE clean_at < now())`
+		if err := pool.QueryRow(ctx, query).Scan(&left); err != nil {
 			t.Fatal(err)
 		}
 		return left
 	}
 	number := 0
 	claiming := func(what string, took []time.Duration, until func() bool) []time.Duration {
-		for begun, i := time.Now(), 0; i%100 != 0 || !until() && time.Since(begun) < full(2*time.Second, 20*time.Millisecond); i++ {
+		for begun, i := time.Now(), 0; i%100 != 0 || !until() &&
+			time.Since(begun) < full(2*time.Second, 20*time.Millisecond); i++ {
 			number++
 			began := time.Now()
 			claim(t, s, request(fmt.Sprint(what, number)), dedupstore.AcquiredRun)
@@ -264,7 +277,8 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 		}
 		return took
 	}
-	// In turns: what the disk and the others on the machine do to claims without any cleaning is seen in the same minutes.
+	// In turns: what the disk and the others on the machine do to claims without any cleaning is seen in the same
+	// minutes.
 	var during, between []time.Duration
 	cleaned := func() bool { return !left() }
 	for turns := 0; turns < 2 || left(); turns++ {
@@ -284,9 +298,11 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 		t.Errorf("a claim waited for a lock for %v, want %v at most", locked, limit)
 	}
 	at := func(took []time.Duration, q float64) time.Duration { return took[int(q*float64(len(took)-1))] }
-	for what, took := range map[string][]time.Duration{"while records were cleaned": during, "between, without any cleaning": between} {
+	for what, took := range map[string][]time.Duration{"while records were cleaned": during,
+		"between, without any cleaning": between} {
 		slow, _ := slices.BinarySearch(took, 50*time.Millisecond)
-		t.Logf("%s, %d claims took %v at the median, %v at the 99th percentile, %v at the 99.9th, %v at most; %d took more than 50 ms",
+		t.Logf("%s, %d claims took %v at the median, %v at the 99th percentile, %v at the 99.9th, %v at most; %d "+
+			"took more than 50 ms",
 			what, len(took), at(took, 0.5), at(took, 0.99), at(took, 0.999), at(took, 1), len(took)-slow)
 	}
 	t.Logf("the longest wait for a lock was %v", locked)

@@ -13,40 +13,28 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Schema is where the tables and functions are. At most 40 ASCII letters, digits and underscores, not beginning with a
-	// digit; upper and lower case differ. Empty: where the search path of the connections leads.
+	// Schema is where the tables and functions are. At most 40 ASCII letters, digits and underscores, not beginning
+	// with a digit; upper and lower case differ. Empty: where the search path of the connections leads.
 	Schema string
 
-	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of two
-	// small tables beside it, Table_beats and Table_settings. As Schema. Empty: "oncemill_dedup". Another table is another
-	// set of records: what was done under the old one runs again.
+	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of
+	// two small tables beside it, Table_beats and Table_settings. As Schema. Empty: "oncemill_dedup". Another table is
+	// another set of records: what was done under the old one runs again.
 	Table string
 
-	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by default.
-	// Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when PostgreSQL
-	// refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs again.
+	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by
+	// default. Under [pgx.RepeatableRead] and [pgx.Serializable] the handler runs again, in a new transaction, when
+	// PostgreSQL refuses one because of others. A handler cannot choose it by SET TRANSACTION, which fails when it runs
+	// again.
 	Isolation pgx.TxIsoLevel
-
-	// RelaxedClaims makes claims of the leased form (not of an inbox) not wait for the disk. A server that crashes may then
-	// forget those of its last moments: their messages may run beside, or after, a run that is under way. False: they wait,
-	// also where the database has synchronous_commit = off. Those of an inbox do not wait: a run whose claim is forgotten
-	// cannot commit. Claims that write an outcome (attempts spent, or parked), heartbeats and settlements always wait, and a
-	// policy that parks begins with a heartbeat.
-	RelaxedClaims bool
 
 	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.
 	CleanInterval time.Duration
-
-	// CleanBatch is how many records RunCleaning deletes in one transaction at most, 1 to 100,000. It deletes fewer where that
-	// many take longer than a few milliseconds. Zero: 1000.
-	CleanBatch int
 
 	// Logger gets what RunCleaning, and an inbox whose transaction a handler ended by itself, have to say. Nil:
 	// slog.Default().
 	Logger *slog.Logger
 }
-
-const maxCleanBatch = 100_000
 
 func (c Config) withDefaults() Config {
 	if c.Table == "" {
@@ -54,9 +42,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.CleanInterval == 0 {
 		c.CleanInterval = time.Minute
-	}
-	if c.CleanBatch == 0 {
-		c.CleanBatch = 1000
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -79,12 +64,11 @@ func (c Config) validate() error {
 		return invalid("Table", "is %q, %s", c.Table, want)
 	case c.CleanInterval < time.Millisecond:
 		return invalid("CleanInterval", "is %v, want at least 1ms", c.CleanInterval)
-	case c.CleanBatch < 1 || c.CleanBatch > maxCleanBatch:
-		return invalid("CleanBatch", "is %d, want 1 to %d", c.CleanBatch, maxCleanBatch)
 	}
 	switch c.Isolation {
 	case "", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
 		return nil
 	}
-	return invalid("Isolation", "is %q, want %q, %q or %q", c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
+	return invalid("Isolation", "is %q, want %q, %q or %q",
+		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
 }

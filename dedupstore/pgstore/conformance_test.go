@@ -39,7 +39,8 @@ func TestStore_ConformsWhereTheDatabaseIsSerializable(t *testing.T) {
 
 func TestStore_ConformsBehindPgBouncer(t *testing.T) {
 	t.Parallel()
-	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()), func(s *Store) dedupstore.Store { return s })
+	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()),
+		func(s *Store) dedupstore.Store { return s })
 }
 
 func conforms(t *testing.T, form func(*Store) dedupstore.Store, configure ...func(*pgxpool.Config)) {

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"encoding/binary"
 	"reflect"
 	"testing"
 
@@ -11,17 +10,19 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII has outcomes that would otherwise never be recorded: their messages would
-// run again.
+// TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII has outcomes that would otherwise never be recorded: their
+// messages would run again.
 func TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 	t.Parallel()
 	db := testserver.SharedPostgres(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
-	for _, encoding := range []string{"EUC_JP", "UTF8"} { // pgx leaves it at the database's, so that what it sends is taken for that
+	// pgx leaves it at the database's, so that what it sends is taken for that
+	for _, encoding := range []string{"EUC_JP", "UTF8"} {
 		t.Run(encoding, func(t *testing.T) {
 			pool := db.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_encoding"] = encoding })
 			s := newStore(t, pool, Config{Table: "store_" + encoding})
 			for reason, want := range map[string]string{"no funds": "no funds", "\U0001F4B8 refused": "? refused"} {
-				failure := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason}, Retention: long}
+				failure := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason},
+					Retention: long}
 				if err := s.Settle(t.Context(), runOf(t, s, want), failure); err != nil {
 					t.Errorf("%s: %v", reason, err)
 					continue
@@ -34,19 +35,11 @@ func TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 	}
 }
 
-// TestProduced_EmptyPayloadsStayApartFromTombstones also has what programs that do not tell them apart have written, and will read.
 func TestProduced_EmptyPayloadsStayApartFromTombstones(t *testing.T) {
 	t.Parallel()
 	produced := []dedupstore.Produced{{ID: "empty", Payload: []byte{}}, {ID: "nil"}}
 	stubs, contents := encodeStubs(produced), encodeContents(produced)
 	if got, err := decodeProduced(stubs, contents); err != nil || !reflect.DeepEqual(got, produced) {
 		t.Errorf("read %+v, %v, want %+v", got, err, produced)
-	}
-	if n, size := binary.Uvarint([]byte(emptyPayload)); n != 0 || size != len(emptyPayload) {
-		t.Errorf("a program that does not know it reads a payload of %d bytes after %d", n, size)
-	}
-	old := []byte{encoding, 2, 0, 0, 0, 0}
-	if got, err := decodeProduced(stubs, old); err != nil || got[0].Payload != nil || got[1].Payload != nil {
-		t.Errorf("of old ones read %+v, %v", got, err)
 	}
 }

@@ -12,16 +12,19 @@ import (
 var (
 	// ErrInboxCommits is returned by Commit and Rollback of the transaction that an inbox gives to a handler: the inbox
 	// commits when the handler returns nil, and rolls back when it returns an error.
-	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: return nil to commit it, an error to roll it back")
+	ErrInboxCommits = errors.New("pgstore: the inbox ends this transaction: " +
+		"return nil to commit it, an error to roll it back")
 
-	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it wrote is
-	// committed or lost without an outcome; the guard parks it as unknown, also if the handler returned an error, which this
-	// one wraps. Correct the handler. It is dedupstore.ErrEnded.
+	// ErrTxEnded says that the handler ended the inbox's transaction by itself, by a statement of its own. What it
+	// wrote is committed or lost without an outcome; the guard parks it as unknown, also if the handler returned an
+	// error, which this one wraps. Correct the handler. It is dedupstore.ErrEnded.
 	ErrTxEnded = fmt.Errorf("pgstore: %w", dedupstore.ErrEnded)
 
-	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler returned
-	// no error all the same. Nothing is committed. Return the error, or run what may fail in a savepoint (Tx.Begin).
-	ErrTxAborted = errors.New("pgstore: a statement of the handler failed, and the handler did not return the error; nothing was committed")
+	// ErrTxAborted says that a statement of the handler failed, which aborts the transaction, and that the handler
+	// returned no error all the same. Nothing is committed. Return the error, or run what may fail in a savepoint
+	// (Tx.Begin).
+	ErrTxAborted = errors.New("pgstore: a statement of the handler failed, and the handler did not return the error; " +
+		"nothing was committed")
 
 	// ErrNoRun is returned by Join for a context that carries no guarded run: the handler was called with another
 	// context, or not by a Guard.
@@ -34,50 +37,40 @@ var (
 	// ErrInInbox is returned by Join within the run of an inbox, which settles in its own transaction.
 	ErrInInbox = errors.New("pgstore: Join in a run of an inbox, which settles by itself: write with Tx or SQLTx")
 
-	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler, which
-	// has committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
+	// ErrSettled is returned by Join if the run has been settled before: by an earlier transaction of the handler,
+	// which has committed, or by an earlier Join in this one. The transaction has failed and can only be rolled back.
 	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
 )
 
 // errJoinedOutputs says what would otherwise be lost without a word, if it cannot be published at once.
 var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed without messages, and these " +
+	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
+		"without messages, and these " +
 		"will not be published; send them through an outbox in the transaction that joins",
 }
-
-// errNotBegun says that there was no transaction which could have been committed.
-var errNotBegun = errors.New("pgstore: the handler's transaction could not begin; nothing was committed")
-
-// An unbegunError says that the database let no transaction begin for a handler, which found that out by its first statement.
-type unbegunError struct{ err error }
-
-func (e *unbegunError) Error() string { return "pgstore: begin: " + e.err.Error() }
-
-// Unwrap returns what PostgreSQL said.
-func (e *unbegunError) Unwrap() error { return e.err }
-
-// Uncounted says that the attempt does not count: as if the handler had not been called.
-func (e *unbegunError) Uncounted() bool { return true }
 
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
 // errBusy says that nothing was committed, because the connection has not done yet what the handler asked of it.
-var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: close them before it returns; nothing was committed")
+var errBusy = errors.New("pgstore: the handler has left rows of a query open, or a statement under way: " +
+	"close them before it returns; nothing was committed")
 
 // errAfterwards says what became of the connection of a transaction that the handler had ended.
-var errAfterwards = errors.New("then its connection was lost, or it left rows of a query open, or a statement under way")
+var errAfterwards = errors.New("then its connection was lost, " +
+	"or it left rows of a query open, or a statement under way")
 
-// A SchemaError says that the tables are missing or older than this package, or that the database user may not use them or not see all rows.
-// Repeating the call is useless until somebody acts as it says.
-type SchemaError struct {
-	Table   string
-	Problem string // such as "is missing: call Migrate"
+// A SetupError says why the database cannot keep the records as it is: the server is too old, only reads, or has a
+// setting that does not fit; the tables are missing or older than this package; or the database user may not use them
+// or not see all rows. Repeating the call is useless until somebody acts as it says.
+type SetupError struct {
+	Subject string // such as `table "oncemill_dedup"` or "array_nulls", a setting of the server
+	Problem string // what is wrong with it, and what to do
 	Err     error  // what PostgreSQL said; nil if it had no part in it
 }
 
-func (e *SchemaError) Error() string {
-	s := fmt.Sprintf("pgstore: table %q %s", e.Table, e.Problem)
+func (e *SetupError) Error() string {
+	s := fmt.Sprintf("pgstore: %s %s", e.Subject, e.Problem)
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
@@ -85,18 +78,7 @@ func (e *SchemaError) Error() string {
 }
 
 // Unwrap returns what PostgreSQL said.
-func (e *SchemaError) Unwrap() error { return e.Err }
-
-// A ServerError says why a server cannot keep the records. Change the setting, or use another server.
-type ServerError struct {
-	Setting string // such as "server_version"
-	Value   string // as found
-	Advice  string // what to do
-}
-
-func (e *ServerError) Error() string {
-	return fmt.Sprintf("pgstore: %s is %q: %s", e.Setting, e.Value, e.Advice)
-}
+func (e *SetupError) Unwrap() error { return e.Err }
 
 // Codes of PostgreSQL, Appendix A of its manual, and of this package's functions.
 const (
@@ -142,16 +124,23 @@ func noRoom(err error) error {
 
 // explain names the cause of an error that PostgreSQL knows only by its own words.
 func (s *Store) explain(err error) error {
-	schema := func(problem string) error { return &SchemaError{Table: s.cfg.Table, Problem: problem, Err: err} }
 	switch codeOf(err) {
 	case codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunction:
-		return schema("or a function of it is missing where the connection looks for it: call Migrate, grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
+		return s.setup(err, "or a function of it is missing where the connection looks for it: call Migrate, "+
+			"grant the user USAGE on its schema, or, if the search path was changed, name Config.Schema")
 	case codeNoPrivilege:
-		return schema("may not be used by the database user: see Migrate for what it has to be granted; after SET ROLE in a handler that is the other role")
+		return s.setup(err, "may not be used by the database user: see Migrate for what it has to be granted; "+
+			"after SET ROLE in a handler that is the other role")
 	case codeReadOnly:
-		return schema("is on a server, or in a session, that only reads: connect to the primary; with target_session_attrs=read-write in its URL the pool takes no other server")
+		return s.setup(err, "is on a server, or in a session, that only reads: connect to the primary; "+
+			"with target_session_attrs=read-write in its URL the pool takes no other server")
 	case codeLost:
 		return dedupstore.ErrClaimLost
 	}
 	return err
+}
+
+// setup is what is wrong with the tables.
+func (s *Store) setup(err error, problem string, args ...any) error {
+	return &SetupError{Subject: "table " + s.cfg.located(""), Problem: fmt.Sprintf(problem, args...), Err: err}
 }

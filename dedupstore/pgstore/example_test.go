@@ -56,7 +56,8 @@ func ExampleStore_Join() {
 	}
 	_, err := guard.Run(ctx, call, func(ctx context.Context) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, `UPDATE accounts SET balance = balance - 1250 WHERE id = 'customer-7'`); err != nil {
+			const query = `UPDATE accounts SET balance = balance - 1250 WHERE id = 'customer-7'`
+			if _, err := tx.Exec(ctx, query); err != nil {
 				return err
 			}
 			return store.Join(ctx, tx) // an error rolls back

@@ -18,7 +18,7 @@ type form struct {
 	relaxed bool
 	claims  lane[*dedupstore.Request, answer]
 	settles lane[*settling, string]
-	known   atomic.Bool // most keys of the last batch of claims had a record: as long as duplicates come, that is looked at first
+	known   atomic.Bool // most keys of the last batch of claims had a record, which is then looked at first
 }
 
 func newForm(s *Store, relaxed bool) *form {
@@ -105,7 +105,8 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 func (f *form) extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) (verdict string, err error) {
 	id := idOf(c.Key.String())
 	err = f.store.again(ctx, func() error {
-		return f.store.pool.QueryRow(ctx, f.store.sql.extend, id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)).Scan(&verdict)
+		args := []any{id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)}
+		return f.store.pool.QueryRow(ctx, f.store.sql.extend, args...).Scan(&verdict)
 	})
 	return verdict, err
 }
@@ -179,8 +180,9 @@ func (f *form) failed(what string, err error) error {
 // happens only where the database has another isolation than READ COMMITTED by default.
 const repetitions = 10
 
-// again repeats a statement that PostgreSQL refused because of others. Where a server only reads, the pool has to connect anew: after
-// a failover its name may have led to the old primary for a moment, and the connections would stay there.
+// again repeats a statement that PostgreSQL refused because of others. Where a server only reads, the pool has to
+// connect anew: after a failover its name may have led to the old primary for a moment, and the connections would stay
+// there.
 func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
 	for range repetitions {

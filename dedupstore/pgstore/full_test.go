@@ -21,11 +21,12 @@ func noRoomFor(t testing.TB, pool *pgxpool.Pool, condition string) {
 	t.Helper()
 	mustExec(t, pool, `CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$`)
-	mustExec(t, pool, `CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON oncemill_dedup FOR EACH ROW WHEN (`+condition+`) EXECUTE FUNCTION no_room()`)
+	mustExec(t, pool, `CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON oncemill_dedup
+		FOR EACH ROW WHEN (`+condition+`) EXECUTE FUNCTION no_room()`)
 }
 
-// TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain: with its outcome refused for their size, each delivery would run the handler
-// once more, until the attempts are spent and a message whose effect has happened is a dead letter.
+// TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain: with its outcome refused for their size, each delivery would
+// run the handler once more, until the attempts are spent and a message whose effect has happened is a dead letter.
 func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -44,7 +45,8 @@ func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	for range 2 {
 		res, err := g.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
 			runs++
-			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: make([]byte, 5000)}}}, nil
+			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts",
+				Payload: make([]byte, 5000)}}}, nil
 		})
 		if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
 			t.Errorf("the run ended with %+v, %v", res.Outcome, err)
@@ -55,18 +57,20 @@ func TestGuard_OutputsWithoutRoomArePublishedAndNotRunAgain(t *testing.T) {
 	}
 }
 
-// TestInbox_MessagesWaitForRoom: a transaction that finds the disk full has no effect, whether a statement of the handler finds it or
-// the settlement, and is no attempt.
+// TestInbox_MessagesWaitForRoom: a transaction that finds the disk full has no effect, whether a statement of the
+// handler finds it or the settlement, and is no attempt.
 func TestInbox_MessagesWaitForRoom(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first")
 	noRoomFor(t, pool, `length(NEW.result) > 1000`)
-	mustExec(t, pool, `CREATE TRIGGER no_room BEFORE INSERT ON effects FOR EACH ROW WHEN (NEW.id = 'large') EXECUTE FUNCTION no_room()`)
+	mustExec(t, pool, `CREATE TRIGGER no_room BEFORE INSERT ON effects
+		FOR EACH ROW WHEN (NEW.id = 'large') EXECUTE FUNCTION no_room()`)
 	var log bytes.Buffer
 	g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{
-		Lease: 30 * time.Second, MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+		Lease: 30 * time.Second, MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Millisecond,
+			Max: time.Millisecond},
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	if err != nil {
@@ -151,7 +155,8 @@ func TestGuard_ResultsWithoutRoomAreLeftOut(t *testing.T) {
 			t.Errorf("the run ended %s with a result of %d bytes", got.Kind, len(got.Result))
 		}
 		if got := deliver(); got.Kind != dedupstore.Succeeded || len(got.Result) != 0 || !got.Truncated {
-			t.Errorf("a duplicate was told %s with a result of %d bytes, truncated %v", got.Kind, len(got.Result), got.Truncated)
+			t.Errorf("a duplicate was told %s with a result of %d bytes, truncated %v", got.Kind, len(got.Result),
+				got.Truncated)
 		}
 		if runs != 1 || published != len(o.Produced) {
 			t.Errorf("published %d times in %d runs, want once in one", published, runs)
@@ -181,7 +186,8 @@ func TestGuard_FullDiskDoesNotOpenTheGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	noRoomFor(t, pool, `true`)
-	for n, start := 0, time.Now(); n < 10 || time.Since(start) < 300*time.Millisecond; n++ { // longer than a breaker needs to open
+	// longer than a breaker needs to open
+	for n, start := 0, time.Now(); n < 10 || time.Since(start) < 300*time.Millisecond; n++ {
 		if err := run(fmt.Sprint("new ", n)); !errors.Is(err, dedupstore.ErrFull) {
 			t.Fatalf("a new message ended with %v, want ErrFull", err)
 		}
@@ -191,7 +197,8 @@ func TestGuard_FullDiskDoesNotOpenTheGuard(t *testing.T) {
 	}
 }
 
-// TestInbox_OnlyMessagesThatWaitAreSaidToWait: what parks for room must be looked at, and a nested guard's database is another.
+// TestInbox_OnlyMessagesThatWaitAreSaidToWait: what parks for room must be looked at, and a nested guard's database is
+// another.
 func TestInbox_OnlyMessagesThatWaitAreSaidToWait(t *testing.T) {
 	t.Parallel()
 	pool, other := newPool(t), newPool(t)
@@ -207,17 +214,20 @@ func TestInbox_OnlyMessagesThatWaitAreSaidToWait(t *testing.T) {
 		}
 		return g
 	}
-	res, err := guard(oncemill.Irreversible()).Run(t.Context(), callOf("parked"), func(context.Context) (dedupstore.Outcome, error) {
-		return dedupstore.Outcome{Result: make([]byte, 5000)}, nil
-	})
+	res, err := guard(oncemill.Irreversible()).Run(t.Context(), callOf("parked"),
+		func(context.Context) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Result: make([]byte, 5000)}, nil
+		})
 	if err != nil || res.Outcome.Kind != dedupstore.Unknown {
 		t.Errorf("at most once ended with %+v, %v", res.Outcome, err)
 	}
 	asked := newGuard(t, full, 30*time.Second)
-	res, err = guard(oncemill.Policy{}).Run(t.Context(), callOf("asks"), func(ctx context.Context) (dedupstore.Outcome, error) {
-		_, err := asked.Run(ctx, callOf("nested"), func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil })
-		return dedupstore.Outcome{}, err
-	})
+	res, err = guard(oncemill.Policy{}).Run(t.Context(), callOf("asks"),
+		func(ctx context.Context) (dedupstore.Outcome, error) {
+			_, err := asked.Run(ctx, callOf("nested"),
+				func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil })
+			return dedupstore.Outcome{}, err
+		})
 	if err != nil || !res.Outcome.Exhausted {
 		t.Errorf("the last attempt of a handler that asks a full store ended with %+v, %v", res.Outcome, err)
 	}
@@ -226,7 +236,8 @@ func TestInbox_OnlyMessagesThatWaitAreSaidToWait(t *testing.T) {
 	}
 }
 
-// TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain: a server whose disk fills may cut connections, or be slow, before it says so.
+// TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain: a server whose disk fills may cut connections, or be slow,
+// before it says so.
 func TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain(t *testing.T) {
 	t.Parallel()
 	for what, o := range map[string]dedupstore.Outcome{
@@ -263,7 +274,8 @@ func TestGuard_RoomThatEndsAmidRetriesIsNoReasonToRunAgain(t *testing.T) {
 	}
 }
 
-// TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease: less is left of the lease by then than a first heartbeat waits.
+// TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease: less is left of the lease by then than a first heartbeat
+// waits.
 func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -283,12 +295,14 @@ func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 	run := func(context.Context) (dedupstore.Outcome, error) {
 		runs++
 		began = time.Now()
-		return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: make([]byte, 5000)}}}, nil
+		return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts",
+			Payload: make([]byte, 5000)}}}, nil
 	}
 	call := callOf("1")
 	call.Publish = func(context.Context, []dedupstore.Produced) error {
 		copied := callOf("1")
-		copied.Hold, copied.Publish = 700*time.Millisecond, func(context.Context, []dedupstore.Produced) error { return nil }
+		copied.Hold, copied.Publish = 700*time.Millisecond,
+			func(context.Context, []dedupstore.Produced) error { return nil }
 		_, err := g.Run(context.WithoutCancel(t.Context()), copied, run)
 		if _, busy := errors.AsType[*oncemill.BusyError](err); !busy {
 			t.Errorf("a copy of the message ended with %v meanwhile", err)
@@ -325,7 +339,10 @@ func TestGuard_OutputsThatFindNoRoomLateAreNotPublishedWithoutTheClaim(t *testin
 	noRoomFor(t, pool, `length(NEW.contents) > 1000`)
 	const lease = 1500 * time.Millisecond
 	log := stalls{slog.DiscardHandler, "no room for produced messages", func() {
-		until(t, "a copy that takes over", func() bool { return ask(t, s, request("1")).Status == dedupstore.AcquiredRun })
+		until(t, "a copy that takes over", func() bool {
+			return ask(t, s,
+				request("1")).Status == dedupstore.AcquiredRun
+		})
 	}}
 	g, err := oncemill.NewGuard(s, oncemill.Policy{Lease: lease, Logger: slog.New(log)})
 	if err != nil {
@@ -338,7 +355,8 @@ func TestGuard_OutputsThatFindNoRoomLateAreNotPublishedWithoutTheClaim(t *testin
 		return nil
 	}
 	_, err = g.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
-		return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: make([]byte, 5000)}}}, nil
+		return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts",
+			Payload: make([]byte, 5000)}}}, nil
 	})
 	if !errors.Is(err, oncemill.ErrClaimLost) || published != 0 {
 		t.Errorf("published %d times, and ended with %v, want ErrClaimLost alone", published, err)

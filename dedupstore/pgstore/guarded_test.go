@@ -17,7 +17,8 @@ import (
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
 
-// TestInbox_AtMostOnceOutlivesTheServer kills the server while a handler runs: it must not have forgotten that it began.
+// TestInbox_AtMostOnceOutlivesTheServer kills the server while a handler runs: it must not have forgotten that it
+// began.
 func TestInbox_AtMostOnceOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	server := testserver.Postgres(t, "fsync=on", "wal_writer_delay=10s")
@@ -57,12 +58,13 @@ func TestJoin_HandlersMayWorkOnAfterTheCommit(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	runOf(t, s, "first") // a guard gives a claim a sixth of its lease: not to be spent on connecting
 	const lease = 1500 * time.Millisecond
-	res, err := newGuard(t, s, lease).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-		tx := ownPgx(t, pool, "")
-		err := errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
-		lasts(lease)
-		return dedupstore.Outcome{}, errors.Join(err, context.Cause(ctx))
-	})
+	res, err := newGuard(t, s, lease).Run(t.Context(), callOf("1"),
+		func(ctx context.Context) (dedupstore.Outcome, error) {
+			tx := ownPgx(t, pool, "")
+			err := errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
+			lasts(lease)
+			return dedupstore.Outcome{}, errors.Join(err, context.Cause(ctx))
+		})
 	if err != nil || res.Outcome.Kind != dedupstore.Succeeded {
 		t.Errorf("the run ended with %+v, %v", res.Outcome, err)
 	}
@@ -96,22 +98,26 @@ func TestJoin_AnOutcomeOfAnotherKindIsNoRepetition(t *testing.T) {
 	}
 }
 
-// TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly: no record has them, and what could not be published at once would be lost.
+// TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly: no record has them, and what could not be published at once
+// would be lost.
 func TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	receipt := dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}
+	receipt := dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts",
+		Payload: []byte("1")}}}
 	call := callOf("1")
 	call.Publish = func(context.Context, []dedupstore.Produced) error {
 		t.Error("published without a record of it")
 		return nil
 	}
-	_, err := newGuard(t, s, 30*time.Second).Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		tx := ownPgx(t, pool, "")
-		return receipt, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
-	})
-	if _, told := errors.AsType[*dedupstore.InvalidError](err); !told || !strings.Contains(err.Error(), "through an outbox") {
+	_, err := newGuard(t, s, 30*time.Second).Run(t.Context(), call,
+		func(ctx context.Context) (dedupstore.Outcome, error) {
+			tx := ownPgx(t, pool, "")
+			return receipt, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit())
+		})
+	if _, told := errors.AsType[*dedupstore.InvalidError](err); !told ||
+		!strings.Contains(err.Error(), "through an outbox") {
 		t.Errorf("%v, want an InvalidError that says what to do", err)
 	}
 	wantEffects(t, pool, "1", 1)
@@ -128,20 +134,23 @@ func TestJoin_MessagesOfAHandlerThatJoinedAreRefusedLoudly(t *testing.T) {
 		published++
 		return nil
 	}
-	if _, err = newGuard(t, s, 30*time.Second).Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		tx := ownPgx(t, pool, "")
-		return receipt, errors.Join(tx.join(ctx, s), tx.rollback())
-	}); err != nil || published != 1 {
+	if _, err = newGuard(t, s, 30*time.Second).Run(t.Context(), call,
+		func(ctx context.Context) (dedupstore.Outcome, error) {
+			tx := ownPgx(t, pool, "")
+			return receipt, errors.Join(tx.join(ctx, s), tx.rollback())
+		}); err != nil || published != 1 {
 		t.Errorf("after a Join that was rolled back: %v, published %d times", err, published)
 	}
 }
 
-// TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake has a Finish whose answer is lost: its messages are in the record.
+// TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake has a Finish whose answer is lost: its messages are in
+// the record.
 func TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, newPool(t), Config{})
 	c := runOf(t, s, "1")
-	receipt := dedupstore.Outcome{Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}
+	receipt := dedupstore.Outcome{Kind: dedupstore.Succeeded,
+		Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}
 	for range 2 {
 		s.joined.add(c.Owner, time.Time{}) // as it is while nobody has heard the answer
 		if err := s.Settle(t.Context(), c, dedupstore.Finish{Outcome: receipt, Retention: time.Hour}); err != nil {
@@ -180,7 +189,8 @@ func TestMigrate_ASchemaMayBeMadeByManyAtOnce(t *testing.T) {
 		for i := range 4 {
 			table := "t" + string(rune('a'+i))
 			all.Go(func() {
-				if err := unmigrated(t, pool, Config{Schema: schema, Table: table}).Migrate(context.Background()); err != nil {
+				if err := unmigrated(t, pool, Config{Schema: schema,
+					Table: table}).Migrate(context.Background()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -203,7 +213,8 @@ func TestInbox_SaysWhatAHandlerHasChanged(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	for id, change := range map[string]string{"path": `SET LOCAL search_path = pg_catalog`, "role": `SET LOCAL ROLE pg_monitor`} {
+	for id, change := range map[string]string{"path": `SET LOCAL search_path = pg_catalog`,
+		"role": `SET LOCAL ROLE pg_monitor`} {
 		c := runOf(t, s.Inbox(), id)
 		err := s.Inbox().InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 			err := effect(ctx, c)

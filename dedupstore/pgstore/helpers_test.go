@@ -136,7 +136,8 @@ func runOf(t testing.TB, s dedupstore.Store, id string) dedupstore.Claim {
 }
 
 // success is a settlement.
-var success = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("paid")}, Retention: long}
+var success = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("paid")},
+	Retention: long}
 
 // effect is the work of a handler: one row for each run.
 func effect(ctx context.Context, c dedupstore.Claim) error {
@@ -152,7 +153,8 @@ func paying(c dedupstore.Claim) func(context.Context) (dedupstore.Settlement, er
 // effects is how many effects a key has.
 func effects(t testing.TB, pool *pgxpool.Pool, id string) (n int) {
 	t.Helper()
-	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM effects WHERE id = $1`, id).Scan(&n); err != nil {
+	if err := pool.QueryRow(context.Background(), `SELECT count(*) FROM effects WHERE id = $1`,
+		id).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n

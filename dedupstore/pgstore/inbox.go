@@ -32,8 +32,8 @@ type run struct {
 	told  bool   // the log has that the handler ended it
 }
 
-// mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is not
-// in that transaction any more.
+// mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is
+// not in that transaction any more.
 const mark = `SET LOCAL oncemill.tx = 'inbox'`
 
 // look makes sure, at the beginning of a transaction, that there is something to do.
@@ -52,12 +52,9 @@ type session interface {
 	// commit settles and commits. ctx bounds it.
 	commit(ctx context.Context, s *settling) error
 
-	// unbegun returns why the database let no transaction begin, if the handler was called without one, or nil.
-	unbegun() error
-
-	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended the
-	// transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the end of
-	// ctx, and takes endTimeout at most.
+	// end rolls back what is not committed, and gives the connection back. It reports false if the handler has ended
+	// the transaction, and may have committed it. The handler cannot use the transaction after it. It does not heed the
+	// end of ctx, and takes endTimeout at most.
 	end(ctx context.Context) (open bool)
 }
 
@@ -87,7 +84,7 @@ func (i *inbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 	}
 	start := time.Now()
 	a, err := i.form.Claim(ctx, r)
-	if err == nil && a.Status == dedupstore.AcquiredRun && !r.ParkExpired { // a run that must not happen twice first looks, and begins
+	if err == nil && a.Status == dedupstore.AcquiredRun {
 		i.store.granted.add(r.Owner, start.Add(r.Lease))
 	}
 	return a, err
@@ -105,8 +102,11 @@ func (i *inbox) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 	return results
 }
 
+// A workFunc is what InTx runs.
+type workFunc = func(context.Context) (dedupstore.Settlement, error)
+
 // InTx implements [dedupstore.Transactor].
-func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.
 }
 
 // once runs work in one transaction.
-func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	free, err := i.store.share.slots.take(ctx)
 	if err != nil {
 		return err
@@ -170,9 +170,9 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	settlement, err := work(s.context(i.store.share.slots.held(ctx)))
 	if err != nil {
 		if !end() { // another run could make the effects once more
-			return fmt.Errorf("%w: %w", ErrTxEnded, err)
+			err = fmt.Errorf("%w: %w", ErrTxEnded, err)
 		}
-		return i.excused(s, err)
+		return err
 	}
 	settled, err := r.finishing(settlement)
 	if err != nil {
@@ -188,13 +188,14 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 		return nil
 	case errors.Is(err, ErrTxEnded), errors.Is(err, ErrTxAborted), conflicts(err):
 		return err
-	case errors.Is(err, errLost), errors.Is(err, errBusy), errors.Is(err, errNotBegun): // unless the handler has committed by itself
+	case errors.Is(err, errLost), errors.Is(err, errBusy): // unless the handler has committed by itself
 		if !end() {
-			return fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
+			err = fmt.Errorf("%w: %w", ErrTxEnded, errAfterwards)
 		}
-		return i.excused(s, err)
+		return err
 	case refused(err):
-		if err = i.refusal(err); errors.Is(err, ErrTxEnded) { // the connection may be in another transaction: end does not see it
+		// the connection may be in another transaction: end does not see it
+		if err = i.refusal(err); errors.Is(err, ErrTxEnded) {
 			i.tellOfEnd(ctx, r)
 		}
 		return err
@@ -203,25 +204,19 @@ func (i *inbox) once(ctx context.Context, r *run, work func(context.Context) (de
 	return i.resolve(ctx, r, err)
 }
 
-// excused is what a run without effects ended in: if its transaction could not begin, in that, whatever the handler made of it.
-func (i *inbox) excused(s session, err error) error {
-	if why := s.unbegun(); why != nil {
-		return &unbegunError{i.store.explain(why)}
-	}
-	return err
-}
-
 // tellOfEnd says once that the transaction was not there any more.
 func (i *inbox) tellOfEnd(ctx context.Context, r *run) {
 	if r.told {
 		return
 	}
 	r.told = true
-	i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it committed has no outcome",
+	i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; "+
+		"what it committed has no outcome",
 		"key", r.claim.Key.String(), "fence", r.claim.Fence)
 }
 
-// finishing is the settlement that may be committed with effects: without an outcome the next run would make them again.
+// finishing is the settlement that may be committed with effects: without an outcome the next run would make them
+// again.
 func (r *run) finishing(s dedupstore.Settlement) (*settling, error) {
 	if _, ok := s.(dedupstore.Finish); !ok {
 		return nil, &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
@@ -240,8 +235,9 @@ func (i *inbox) refusal(err error) error {
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
 	}
 	err = i.store.explain(err)
-	if _, ok := errors.AsType[*SchemaError](err); ok {
-		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path (then name Config.Schema) or the role of the transaction? %w", err)
+	if _, ok := errors.AsType[*SetupError](err); ok {
+		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path "+
+			"(then name Config.Schema) or the role of the transaction? %w", err)
 	}
 	return fmt.Errorf("pgstore: settle and commit: %w", err)
 }
@@ -250,7 +246,8 @@ func (i *inbox) refusal(err error) error {
 // before it, refused without ending the session. An error of the connection never says so, whatever it looks like.
 func refused(err error) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && e.SeverityUnlocalized == "ERROR" && e.Code != codeUnknownCompletion && e.Code[:min(2, len(e.Code))] != "08"
+	return ok && e.SeverityUnlocalized == "ERROR" && e.Code != codeUnknownCompletion &&
+		e.Code[:min(2, len(e.Code))] != "08"
 }
 
 // resolve reads what became of a transaction whose commit got no answer.
@@ -261,7 +258,8 @@ func (i *inbox) resolve(ctx context.Context, r *run, cause error) error {
 	for {
 		var verdict string
 		err := i.store.again(ctx, func() error {
-			return i.store.pool.QueryRow(ctx, i.store.sql.decide, r.token, r.id, r.claim.Owner, int64(r.claim.Fence)).Scan(&verdict)
+			args := []any{r.token, r.id, r.claim.Owner, int64(r.claim.Fence)}
+			return i.store.pool.QueryRow(ctx, i.store.sql.decide, args...).Scan(&verdict)
 		})
 		switch {
 		case err == nil && verdict == "settled":

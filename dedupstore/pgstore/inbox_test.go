@@ -28,7 +28,8 @@ import (
 func newGuard(t testing.TB, s dedupstore.Store, lease time.Duration) *oncemill.Guard {
 	t.Helper()
 	g, err := oncemill.NewGuard(s, oncemill.Policy{
-		Lease: lease, MaxAttempts: 50, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
+		Lease: lease, MaxAttempts: 50, Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -49,19 +50,21 @@ func TestInbox_HandlersOfManyLeasesCommitAtTheFirstTry(t *testing.T) {
 			runOf(t, s.Inbox(), "first") // a guard gives a claim a sixth of its lease: not to be spent on connecting
 			const lease = 1500 * time.Millisecond
 			calls := 0
-			res, err := newGuard(t, s.Inbox(), lease).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-				calls++
-				if _, err := Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`); err != nil {
-					return dedupstore.Outcome{}, err
-				}
-				lasts(3 * lease)
-				return dedupstore.Outcome{}, nil
-			})
+			res, err := newGuard(t, s.Inbox(), lease).Run(t.Context(), callOf("1"),
+				func(ctx context.Context) (dedupstore.Outcome, error) {
+					calls++
+					if _, err := Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`); err != nil {
+						return dedupstore.Outcome{}, err
+					}
+					lasts(3 * lease)
+					return dedupstore.Outcome{}, nil
+				})
 			if err != nil || res.Attempt != 1 || calls != 1 {
 				t.Errorf("%d calls ended with attempt %d, %v, want one", calls, res.Attempt, err)
 			}
 			var beats int
-			if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM oncemill_dedup_beats`).Scan(&beats); err != nil || beats != 1 {
+			err = pool.QueryRow(t.Context(), `SELECT count(*) FROM oncemill_dedup_beats`).Scan(&beats)
+			if err != nil || beats != 1 {
 				t.Errorf("%d keys have heartbeats (%v), want 1", beats, err)
 			}
 			wantEffects(t, pool, "1", 1)
@@ -80,8 +83,8 @@ SELECT EXISTS (SELECT FROM pg_locks w JOIN pg_locks l USING (pid) JOIN pg_class 
 	return waits
 }
 
-// TestClaim_FencesGrowWhateverAClaimHasWaitedFor has a batch that waits with its first key for somebody who gives up, while
-// another owner has the second key, whose record is forgotten.
+// TestClaim_FencesGrowWhateverAClaimHasWaitedFor has a batch that waits with its first key for somebody who gives up,
+// while another owner has the second key, whose record is forgotten.
 func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
@@ -95,7 +98,8 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
-			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
+				interval(micros(long)), interval(micros(long)), "", ""); err != nil {
 				t.Fatal(err)
 			}
 			var results []dedupstore.ClaimResult
@@ -108,15 +112,16 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			group.Wait()
-			if r := results[1]; r.Err != nil || r.Answer.Status == dedupstore.AcquiredRun && r.Answer.Fence <= other.Fence {
+			if r := results[1]; r.Err != nil || r.Answer.Status == dedupstore.AcquiredRun &&
+				r.Answer.Fence <= other.Fence {
 				t.Errorf("fence %d was granted after %d, %v", r.Answer.Fence, other.Fence, r.Err)
 			}
 		})
 	}
 }
 
-// TestClaim_WhoIsCutOffHoldsNobodyUp has claims of a client that the server hears no more of between two statements of a
-// batch: their rows stay locked until it notices.
+// TestClaim_WhoIsCutOffHoldsNobodyUp has claims of a client that the server hears no more of between two statements of
+// a batch: their rows stay locked until it notices.
 func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -124,7 +129,8 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	tx := begin(t, pool, pgx.ReadCommitted)
 	for _, id := range []string{"1", "2"} {
 		key := request(id).Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
+			interval(micros(long)), interval(micros(long)), "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -146,8 +152,8 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers has a client that was cut off with many keys, whose claims come again and
-// again: each batch with one of them would wait for a second, and then go one by one.
+// TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers has a client that was cut off with many keys, whose claims
+// come again and again: each batch with one of them would wait for a second, and then go one by one.
 func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -157,7 +163,8 @@ func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
 	for i := range 20 {
 		r := request(fmt.Sprint(i))
 		key := r.Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
+			interval(micros(long)), interval(micros(long)), "", ""); err != nil {
 			t.Fatal(err)
 		}
 		batch = append(batch, &r)
@@ -198,8 +205,8 @@ func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
 	}
 }
 
-// TestClaim_LockThatStaysIsInTheLog has a table locked as by VACUUM FULL or ALTER TABLE, for a pool without prepared statements, as behind
-// PgBouncer: all claims are busy then, as if others were at their messages.
+// TestClaim_LockThatStaysIsInTheLog has a table locked as by VACUUM FULL or ALTER TABLE, for a pool without prepared
+// statements, as behind PgBouncer: all claims are busy then, as if others were at their messages.
 func TestClaim_LockThatStaysIsInTheLog(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
@@ -239,9 +246,9 @@ func TestStuck_IsSaidOnceAMinuteOfWhatStays(t *testing.T) {
 			t.Errorf("in 100 seconds it was said %d times, want 2", said)
 		}
 		for range 10 {
-			time.Sleep(looksApart)
+			time.Sleep(2 * forgetStuck)
 			if stuck := s.found(one); stuck > 0 {
-				t.Errorf("a key that nobody looked at for %v is said to be stuck for %v", looksApart, stuck)
+				t.Errorf("a key that nobody looked at for %v is said to be stuck for %v", 2*forgetStuck, stuck)
 			}
 		}
 	})
@@ -276,7 +283,8 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 			t.Errorf("%s: twins were answered after %v at best, want 50 ms at most", name, best)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := s.Extend(ctx, c, long); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, dedupstore.ErrClaimLost) {
+		if err := s.Extend(ctx, c, long); !errors.Is(err, context.DeadlineExceeded) ||
+			errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: a heartbeat beside the commit returned %v, want the end of its context", name, err)
 		}
 		cancel()
@@ -291,7 +299,8 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	for name, end := range map[string]string{
-		"commit": `COMMIT`, "rollback": `ROLLBACK`, "another": `COMMIT; BEGIN`, "chained": `COMMIT AND CHAIN`, "back": `ROLLBACK; BEGIN`,
+		"commit": `COMMIT`, "rollback": `ROLLBACK`, "another": `COMMIT; BEGIN`, "chained": `COMMIT AND CHAIN`,
+		"back": `ROLLBACK; BEGIN`,
 	} {
 		for form, of := range map[string]func(*Store) (dedupstore.Transactor, func(context.Context) handle){
 			"pgx": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.Inbox(), onPgx },
@@ -321,8 +330,8 @@ func TestInbox_HandlersThatEndTheTransactionGetALoudError(t *testing.T) {
 	}
 }
 
-// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that end the transaction by themselves, and then return an error:
-// what they committed must not be made once more.
+// TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain has handlers that end the transaction by themselves, and then
+// return an error: what they committed must not be made once more.
 func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -335,15 +344,17 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 		end  func(context.Context, handle) error
 		fail error
 	}{
-		"pgx":               {false, exec(`COMMIT`), errors.New("no")},
-		"sql":               {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, errors.New("no")},
+		"pgx": {false, exec(`COMMIT`), errors.New("no")},
+		"sql": {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() },
+			errors.New("no")},
 		"sql, by statement": {true, exec(`COMMIT`), errors.New("no")},
 		"pgx, another":      {false, exec(`COMMIT; BEGIN`), errors.New("no")},
 		"pgx, chained":      {false, exec(`COMMIT AND CHAIN`), errors.New("no")},
 		"sql, another":      {true, exec(`COMMIT; BEGIN`), errors.New("no")},
-		"sql, claim lost":   {true, exec(`COMMIT`), dedupstore.ErrClaimLost}, // another claim, such as of a message that it handled inside
-		"pgx, conflict":     {false, exec(`COMMIT`), conflict},
-		"sql, conflict":     {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, conflict},
+		// another claim, such as of a message that it handled inside
+		"sql, claim lost": {true, exec(`COMMIT`), dedupstore.ErrClaimLost},
+		"pgx, conflict":   {false, exec(`COMMIT`), conflict},
+		"sql, conflict":   {true, func(ctx context.Context, _ handle) error { return SQLTx(ctx).Commit() }, conflict},
 	} {
 		var log bytes.Buffer
 		s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -357,8 +368,10 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 				h := on(ctx)
 				return dedupstore.Outcome{}, errors.Join(h.exec(ctx, insertEffect, name), one.end(ctx, h), one.fail)
 			})
-			if err != nil || res.Outcome.Kind != dedupstore.Unknown || !strings.Contains(res.Outcome.Reason, one.fail.Error()) {
-				t.Errorf("%s: the run ended as %+v, %v, want an unknown outcome with the handler's error", name, res.Outcome, err)
+			if err != nil || res.Outcome.Kind != dedupstore.Unknown ||
+				!strings.Contains(res.Outcome.Reason, one.fail.Error()) {
+				t.Errorf("%s: the run ended as %+v, %v, want an unknown outcome with the handler's error", name,
+					res.Outcome, err)
 			}
 		}
 		wantEffects(t, pool, name, 1)
@@ -368,8 +381,8 @@ func TestInbox_AHandlerThatCommitsAndFailsIsNotRunAgain(t *testing.T) {
 	}
 }
 
-// TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure is for handlers that defer tx.Rollback, as those of database/sql do, and for
-// commits that the server refused.
+// TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure is for handlers that defer tx.Rollback, as those of database/sql
+// do, and for commits that the server refused.
 func TestInbox_WhatAHandlerRolledBackIsAnOrdinaryFailure(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -485,10 +498,11 @@ func TestInbox_PanicsRollBackAndCountAsFailures(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	_, err := newGuard(t, s.Inbox(), long).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-		Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`)
-		panic("on purpose")
-	})
+	_, err := newGuard(t, s.Inbox(), long).Run(t.Context(), callOf("1"),
+		func(ctx context.Context) (dedupstore.Outcome, error) {
+			Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`)
+			panic("on purpose")
+		})
 	if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || retry.Attempt != 1 || retry.Uncounted {
 		t.Errorf("the run returned %v, want a RetryError that counts", err)
 	}
@@ -506,9 +520,11 @@ func TestInbox_PermanentFailuresAreRecordedAndLeaveNothing(t *testing.T) {
 	for range 2 {
 		res, err := g.Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
 			_, err := Tx(ctx).Exec(ctx, `INSERT INTO effects VALUES ('1', 1)`)
-			return dedupstore.Outcome{Result: []byte("details")}, errors.Join(err, oncemill.Permanent(errors.New("card refused")))
+			return dedupstore.Outcome{Result: []byte("details")},
+				errors.Join(err, oncemill.Permanent(errors.New("card refused")))
 		})
-		if err != nil || res.Outcome.Kind != dedupstore.Failed || string(res.Outcome.Result) != "details" || res.Outcome.Reason == "" {
+		if err != nil || res.Outcome.Kind != dedupstore.Failed || string(res.Outcome.Result) != "details" ||
+			res.Outcome.Reason == "" {
 			t.Errorf("the run ended with %+v, %v", res.Outcome, err)
 		}
 	}
@@ -581,7 +597,8 @@ func TestInbox_ConflictsAreRepeated(t *testing.T) {
 							met.Wait()
 						}
 						for n, account := range accounts {
-							if err := h.exec(ctx, `UPDATE accounts SET balance = balance + 1 WHERE id = $1`, account); err != nil {
+							if err := h.exec(ctx, `UPDATE accounts SET balance = balance + 1 WHERE id = $1`,
+								account); err != nil {
 								return nil, errors.Join(errors.New("charge"), err)
 							}
 							if tc.deadlocks && calls[i] == 1 && n == 0 {
@@ -601,7 +618,8 @@ func TestInbox_ConflictsAreRepeated(t *testing.T) {
 				t.Errorf("the handlers were called %v times: nothing was refused", calls)
 			}
 			var sum int
-			if err := pool.QueryRow(t.Context(), `SELECT sum(balance) FROM accounts`).Scan(&sum); err != nil || sum != 4 {
+			if err := pool.QueryRow(t.Context(), `SELECT sum(balance) FROM accounts`).Scan(&sum); err != nil ||
+				sum != 4 {
 				t.Errorf("the accounts have %d, %v, want 4", sum, err)
 			}
 			for i := range 2 {
@@ -618,10 +636,11 @@ func TestInbox_ConflictsThatNeverEndAreNoFailures(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, newPool(t), Config{})
 	calls := 0
-	_, err := newGuard(t, s.Inbox(), long).Run(t.Context(), callOf("1"), func(context.Context) (dedupstore.Outcome, error) {
-		calls++
-		return dedupstore.Outcome{}, &pgconn.PgError{Code: codeDeadlock}
-	})
+	_, err := newGuard(t, s.Inbox(), long).Run(t.Context(), callOf("1"),
+		func(context.Context) (dedupstore.Outcome, error) {
+			calls++
+			return dedupstore.Outcome{}, &pgconn.PgError{Code: codeDeadlock}
+		})
 	if retry, ok := errors.AsType[*oncemill.RetryError](err); !ok || !retry.Uncounted {
 		t.Errorf("the run returned %v, want a RetryError that does not count", err)
 	}
@@ -667,8 +686,8 @@ func TestInbox_OutboxesJoin(t *testing.T) {
 	}
 }
 
-// TestInbox_RowsThatAHandlerLeftOpenAreNamed has handlers that forget to close the rows of a query. Nobody is to look for what is
-// wrong with the connection.
+// TestInbox_RowsThatAHandlerLeftOpenAreNamed has handlers that forget to close the rows of a query. Nobody is to look
+// for what is wrong with the connection.
 func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -708,8 +727,8 @@ func TestInbox_RowsThatAHandlerLeftOpenAreNamed(t *testing.T) {
 	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
 }
 
-// TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp has a handler that returns while a goroutine of it still waits for the
-// database. A worker that is to end would wait for that, too.
+// TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp has a handler that returns while a goroutine of it still
+// waits for the database. A worker that is to end would wait for that, too.
 func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 	t.Parallel()
 	given := errors.New("it was given up")
@@ -739,7 +758,8 @@ func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 					}
 				})
 				until(t, "the statement", func() (runs bool) {
-					err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active')`, pid).Scan(&runs)
+					err := pool.QueryRow(t.Context(), `
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active')`, pid).Scan(&runs)
 					return err == nil && runs
 				})
 				return success, tc.returns
@@ -756,8 +776,8 @@ func TestInbox_AStatementThatAHandlerLeftUnderWayHoldsNoRunUp(t *testing.T) {
 	}
 }
 
-// TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain has handlers that end the transaction by themselves, and then leave a connection
-// that cannot be used: what they committed must not be made once more.
+// TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain has handlers that end the transaction by themselves, and then
+// leave a connection that cannot be used: what they committed must not be made once more.
 func TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -806,8 +826,8 @@ func TestInbox_WhoCommitsAndLeavesRowsOpenIsNotRunAgain(t *testing.T) {
 	until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
 }
 
-// TestInbox_ACutThatComesLateIsNotOfAnother has the time of a transaction end just when it is over: the pool may have given its
-// connection to somebody else.
+// TestInbox_ACutThatComesLateIsNotOfAnother has the time of a transaction end just when it is over: the pool may have
+// given its connection to somebody else.
 func TestInbox_ACutThatComesLateIsNotOfAnother(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

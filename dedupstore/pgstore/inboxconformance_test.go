@@ -82,7 +82,8 @@ func inboxConforms(t *testing.T, cfg Config, form func(*Store) dedupstore.Transa
 	inboxConformsOn(t, direct, pool, p, cfg, form, on)
 }
 
-func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Config, form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {
+func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Config,
+	form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {
 	t.Helper()
 	var tables atomic.Int64
 	lose := &losses{byPort: map[int]fault{}}
@@ -103,7 +104,8 @@ func inboxConformsOn(t *testing.T, direct, pool *pgxpool.Pool, p *proxy, cfg Con
 					return n, err
 				},
 				Conflict: func(ctx context.Context) error {
-					return on(ctx).exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = 'serialization_failure'; END $$`)
+					return on(ctx).exec(ctx, `DO $$ BEGIN
+						RAISE EXCEPTION 'conflict' USING ERRCODE = 'serialization_failure'; END $$`)
 				},
 				Abort: func(ctx context.Context) { _ = on(ctx).exec(ctx, `SELECT 1/0`) },
 				LoseCommit: func(ctx context.Context, applied bool) {

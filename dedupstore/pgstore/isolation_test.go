@@ -14,8 +14,9 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// TestClaim_SeesHeartbeatsWhateverTheIsolation has a batch that waits with its first key for somebody who gives up, while the
-// holder of the second key, whose lease has just ended, extends it: what the batch believed when it began is old.
+// TestClaim_SeesHeartbeatsWhateverTheIsolation has a batch that waits with its first key for somebody who gives up,
+// while the holder of the second key, whose lease has just ended, extends it: what the batch believed when it began is
+// old.
 func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -33,7 +34,8 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			lasts(2 * second.Lease)
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
-			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)), interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
+				interval(micros(long)), interval(micros(long)), "", ""); err != nil {
 				t.Fatal(err)
 			}
 			first.Owner, second.Owner = rand.Text(), rand.Text()
@@ -48,13 +50,15 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			}
 			group.Wait()
 			want := dedupstore.Busy
-			if errors.Is(extended, dedupstore.ErrClaimLost) { // on a slow machine, on which the batch gave up to wait, and took over
+			// on a slow machine, on which the batch gave up to wait, and took over
+			if errors.Is(extended, dedupstore.ErrClaimLost) {
 				want = dedupstore.AcquiredRun
 			} else if extended != nil {
 				t.Errorf("the holder cannot extend: %v", extended)
 			}
 			if r := results[1]; r.Err != nil || r.Answer.Status != want {
-				t.Errorf("after a heartbeat that was answered %v, a claim of its key was answered %q, %v, want %s", extended, r.Answer.Status, r.Err, want)
+				t.Errorf("after a heartbeat that was answered %v, a claim of its key was answered %q, %v, want %s",
+					extended, r.Answer.Status, r.Err, want)
 			}
 		})
 	}

@@ -18,15 +18,16 @@ import (
 // together, and not at all if another owner took over meanwhile. When the handler then returns nil, the Guard finds the
 // outcome there; an error that it returns after its commit does not undo it.
 //
-// Join last, commit at once, and return: from Join to commit the record is locked, so that heartbeats wait, and a transaction
-// that stays open for longer than the lease loses its claim's context. Work after the commit is under no lease.
+// Join last, commit at once, and return: from Join to commit the record is locked, so that heartbeats wait, and a
+// transaction that stays open for longer than the lease loses its claim's context. Work after the commit is under no
+// lease.
 //
-// A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction. With messages
-// that the handler returns the guard's Finish is refused, and says so: they are not published.
+// A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction. With
+// messages that the handler returns the guard's Finish is refused, and says so: they are not published.
 //
 // Errors: ErrClaimLost of package dedupstore if the claim does not hold any more, or is of another store; ErrSettled,
-// ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors of
-// PostgreSQL it cannot do otherwise: the transaction has failed.
+// ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors
+// of PostgreSQL it cannot do otherwise: the transaction has failed.
 func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
 	if tx == nil {
 		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
@@ -65,7 +66,8 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), micros(claim.Lease), micros(claim.Retention))
+	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), micros(claim.Lease),
+		micros(claim.Retention))
 	switch {
 	case err == nil:
 		s.joined.add(claim.Owner, time.Time{})

@@ -58,7 +58,8 @@ func TestJoin_SettlesInTheHandlersTransaction(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	g := newGuard(t, s, long)
-	for name, begin := range map[string]func(*testing.T, *pgxpool.Pool, pgx.TxIsoLevel) own{"pgx": ownPgx, "sql": ownSQL} {
+	for name, begin := range map[string]func(*testing.T, *pgxpool.Pool, pgx.TxIsoLevel) own{"pgx": ownPgx,
+		"sql": ownSQL} {
 		for range 2 {
 			res, err := g.Run(t.Context(), callOf(name), func(ctx context.Context) (dedupstore.Outcome, error) {
 				tx := begin(t, pool, pgx.Serializable)
@@ -82,7 +83,8 @@ func TestJoin_WhatIsRolledBackIsNotSettled(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	_, err := newGuard(t, s, long).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
 		tx := ownPgx(t, pool, "")
-		return dedupstore.Outcome{}, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.rollback(), errors.New("no"))
+		return dedupstore.Outcome{}, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.rollback(),
+			errors.New("no"))
 	})
 	if _, ok := errors.AsType[*oncemill.RetryError](err); !ok {
 		t.Errorf("the run returned %v, want a RetryError", err)
@@ -97,7 +99,8 @@ func TestJoin_AnErrorAfterTheCommitDoesNotUndoIt(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	_, err := newGuard(t, s, long).Run(t.Context(), callOf("1"), func(ctx context.Context) (dedupstore.Outcome, error) {
 		tx := ownPgx(t, pool, "")
-		return dedupstore.Outcome{}, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit(), errors.New("too late"))
+		return dedupstore.Outcome{}, errors.Join(tx.exec(insertEffect, "1"), tx.join(ctx, s), tx.commit(),
+			errors.New("too late"))
 	})
 	if !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("the run returned %v, want ErrClaimLost: it was settled before", err)
@@ -110,7 +113,8 @@ func TestJoin_ARepeatedTransactionIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
-	for name, begin := range map[string]func(*testing.T, *pgxpool.Pool, pgx.TxIsoLevel) own{"pgx": ownPgx, "sql": ownSQL} {
+	for name, begin := range map[string]func(*testing.T, *pgxpool.Pool, pgx.TxIsoLevel) own{"pgx": ownPgx,
+		"sql": ownSQL} {
 		c := runOf(t, s, name)
 		ctx := txctx.With(t.Context(), &c)
 		for i, want := range []error{nil, ErrSettled} {
@@ -166,9 +170,10 @@ func TestJoin_SaysWhereItHasNoPlace(t *testing.T) {
 		t.Errorf("in a run without a claim Join returned %v, want ErrBypassed", err)
 	}
 	for id, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
-		if _, err := newGuard(t, inbox, long).Run(t.Context(), callOf(id), func(ctx context.Context) (dedupstore.Outcome, error) {
-			return dedupstore.Outcome{}, s.Join(ctx, tx)
-		}); !errors.Is(err, ErrInInbox) {
+		if _, err := newGuard(t, inbox, long).Run(t.Context(), callOf(id),
+			func(ctx context.Context) (dedupstore.Outcome, error) {
+				return dedupstore.Outcome{}, s.Join(ctx, tx)
+			}); !errors.Is(err, ErrInInbox) {
 			t.Errorf("in a run of an inbox Join returned %v, want ErrInInbox", err)
 		}
 	}

@@ -23,9 +23,9 @@ const (
 	stuckAfter = 500 * time.Millisecond
 )
 
-// A lane carries operations to the server, in one flush at a time. Who comes while none is under way sends alone, in its
-// own goroutine and context; the others wait in a queue, which goes in one statement when the flush has returned. A flush
-// that does not return is left alone after a while.
+// A lane carries operations to the server, in one flush at a time. Who comes while none is under way sends alone, in
+// its own goroutine and context; the others wait in a queue, which goes in one statement when the flush has returned. A
+// flush that does not return is left alone after a while.
 type lane[Q, A any] struct {
 	exec  func(ctx context.Context, questions []Q) ([]A, error)
 	large func(Q) bool
@@ -127,8 +127,8 @@ func (l *lane[Q, A]) pass() {
 	l.start()
 }
 
-// start starts to flush the queue, if there is something in it. The lane is locked, and no flush is under way. Those who
-// wait in the queue wait for the goroutine.
+// start starts to flush the queue, if there is something in it. The lane is locked, and no flush is under way. Those
+// who wait in the queue wait for the goroutine.
 func (l *lane[Q, A]) start() {
 	if len(l.queue) > 0 {
 		flight := l.begin()
@@ -199,8 +199,8 @@ func (l *lane[Q, A]) share(batch []*passenger[Q, A]) {
 	answers, errs = l.each(ctx, questions)
 }
 
-// each runs operations in one statement, or if PostgreSQL refuses that, each in one of its own: what one of them is refused
-// for says nothing of the others.
+// each runs operations in one statement, or if PostgreSQL refuses that, each in one of its own: what one of them is
+// refused for says nothing of the others.
 func (l *lane[Q, A]) each(ctx context.Context, questions []Q) ([]A, []error) {
 	errs := make([]error, len(questions))
 	answers, err := l.exec(ctx, questions)

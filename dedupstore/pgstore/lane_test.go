@@ -194,8 +194,8 @@ func TestStore_ConcurrentOperationsShareStatements(t *testing.T) {
 	}
 }
 
-// TestClaimMany_EachGetsWhatItAskedFor has a batch that is more than one statement carries, of several leases and windows, and in
-// which some keys are asked for twice.
+// TestClaimMany_EachGetsWhatItAskedFor has a batch that is more than one statement carries, of several leases and
+// windows, and in which some keys are asked for twice.
 func TestClaimMany_EachGetsWhatItAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
@@ -208,7 +208,8 @@ func TestClaimMany_EachGetsWhatItAskedFor(t *testing.T) {
 				r := request(fmt.Sprint(i % 90)) // the last ten are twins
 				r.Lease += time.Duration(i%90/40) * time.Minute
 				r.Retention += time.Duration(i%90/60) * time.Hour
-				r.Trace, r.Fingerprint = fmt.Sprint("trace-", i%90), dedupstore.Fingerprint{Scheme: "v1", Sum: fmt.Sprint(i % 90)}
+				r.Trace, r.Fingerprint = fmt.Sprint("trace-", i%90),
+					dedupstore.Fingerprint{Scheme: "v1", Sum: fmt.Sprint(i % 90)}
 				requests = append(requests, r)
 			}
 			granted := map[string]dedupstore.Claim{}
@@ -241,14 +242,17 @@ func TestClaimMany_EachGetsWhatItAskedFor(t *testing.T) {
 				var owner, trace, print string
 				var fence int64
 				if err := pool.QueryRow(t.Context(), `
-SELECT lease_until - first_at, expires_at - first_at, clean_at - first_at, owner, trace, print, fence FROM oncemill_dedup WHERE key = $1`,
+SELECT lease_until - first_at, expires_at - first_at, clean_at - first_at, owner, trace, print, fence
+FROM oncemill_dedup WHERE key = $1`,
 					r.Key.String()).Scan(&lease, &life, &clean, &owner, &trace, &print, &fence); err != nil {
 					t.Fatal(err)
 				}
 				wantLife := r.Lease + r.Retention
-				for _, d := range [][2]time.Duration{{lease, r.Lease}, {life, wantLife}, {clean, wantLife + wantLife/16}} {
+				for _, d := range [][2]time.Duration{{lease, r.Lease}, {life, wantLife},
+					{clean, wantLife + wantLife/16}} {
 					if off := d[0] - d[1]; off.Abs() > 100*time.Millisecond {
-						t.Errorf("record %d ends %v, %v and %v after its claim, want %v, %v and a sixteenth more", i, lease, life, clean, r.Lease, wantLife)
+						t.Errorf("record %d ends %v, %v and %v after its claim, want %v, %v and a sixteenth more", i,
+							lease, life, clean, r.Lease, wantLife)
 						break
 					}
 				}

@@ -28,15 +28,16 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 
 // Migrate makes the schema, the tables, their indexes and the functions where they are missing. It only adds, may be
 // repeated, and may be called by several processes at once, while others use the store: it waits for the others who
-// migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. Claims wait behind
-// it for as long, and behind each of several in turn: let one process do it. A store that is complete is only looked at; what
-// somebody dropped is made again. A newer version than this package's is welcome, as versions only add.
+// migrate, and gives up on any other lock after a few seconds, with an error, after which it can be repeated. Claims
+// wait behind it for as long, and behind each of several in turn: let one process do it. A store that is complete is
+// only looked at; what somebody dropped is made again. A newer version than this package's is welcome, as versions only
+// add.
 //
-// It needs the privilege to create tables and functions in the schema, and the schema in the database if that is missing.
-// Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table and
-// Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
+// It needs the privilege to create tables and functions in the schema, and the schema in the database if that is
+// missing. Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table
+// and Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
 //
-// Errors: a *SchemaError if something else has the name.
+// Errors: a *SetupError if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		return s.migrate(ctx, tx)
@@ -47,13 +48,15 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// SQL returns the statements by which Migrate makes tables and functions, for those who migrate with a tool of their own.
-// The schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open
-// transactions that wrote to the table, also where the index is there, and who writes meanwhile waits behind it. Set a
-// lock_timeout before.
+// SQL returns the statements by which Migrate makes tables and functions, for those who migrate with a tool of their
+// own. The schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits
+// for open transactions that wrote to the table, also where the index is there, and who writes meanwhile waits behind
+// it. Set a lock_timeout before.
 func (s *Store) SQL() string {
-	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf("\nINSERT INTO %s (version) VALUES (%d)\nON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);\n",
-		s.cfg.located("_settings"), version)
+	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf(`
+INSERT INTO %s (version) VALUES (%d)
+ON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);
+`, s.cfg.located("_settings"), version)
 }
 
 // lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
@@ -61,9 +64,10 @@ const lockTimeout = "3s"
 
 func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 	if s.cfg.Schema != "" {
-		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the same
-		// number. It comes first because what a session believes of a schema is old until it locks something new.
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, "oncemill schema "+s.cfg.Schema); err != nil {
+		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the
+		// same number. It comes first because what a session believes of a schema is old until it locks something new.
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`,
+			"oncemill schema "+s.cfg.Schema); err != nil {
 			return err
 		}
 	}
@@ -94,7 +98,7 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 			}
 		}
 	} else if records {
-		return &SchemaError{Table: s.cfg.Table, Problem: "is there, and is no table of this package: name another one by Config.Table"}
+		return s.setup(nil, "is there, and is no table of this package: name another one by Config.Table")
 	}
 	return s.create(ctx, tx)
 }
@@ -103,13 +107,15 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
 	for _, ending := range []string{"", "_beats", "_clean", "_beats_clean"} {
 		var there bool
-		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, s.cfg.located(ending)).Scan(&there); err != nil || !there {
+		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`,
+			s.cfg.located(ending)).Scan(&there); err != nil || !there {
 			return false, err
 		}
 	}
 	for _, name := range functions {
 		var there bool
-		if err := tx.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, s.cfg.located(s.cfg.function(name))).Scan(&there); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`,
+			s.cfg.located(s.cfg.function(name))).Scan(&there); err != nil {
 			return false, err
 		}
 		if !there {
@@ -142,7 +148,8 @@ func (s *Store) createSchema(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	var there bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, s.cfg.Schema).Scan(&there); err != nil || there {
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`,
+		s.cfg.Schema).Scan(&there); err != nil || there {
 		return err
 	}
 	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+s.cfg.Schema+`"`)

@@ -17,7 +17,8 @@ import (
 func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
@@ -57,13 +58,14 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 	}
 }
 
-// In modes that suit poolers results are text, of which pgx reads one style: an outcome that cannot be read holds up its
-// message for ever.
+// In modes that suit poolers results are text, of which pgx reads one style: an outcome that cannot be read holds up
+// its message for ever.
 func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
 	t.Parallel()
 	for mode, readable := range map[pgx.QueryExecMode]bool{
-		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true, pgx.QueryExecModeDescribeExec: true,
-		pgx.QueryExecModeExec: false, pgx.QueryExecModeSimpleProtocol: false,
+		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true,
+		pgx.QueryExecModeDescribeExec: true,
+		pgx.QueryExecModeExec:         false, pgx.QueryExecModeSimpleProtocol: false,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
@@ -73,26 +75,31 @@ func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
 			})
 			s := newStore(t, pool, Config{})
 			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*ServerError](err); readable != (err == nil) || !readable && (!ok || server.Setting != "bytea_output") {
+			if server, ok := errors.AsType[*SetupError](err); readable != (err == nil) || !readable &&
+				(!ok || server.Subject != "bytea_output") {
 				t.Errorf("Check returned %v, although bytes can be read: %v", err, readable)
 			}
 			outcome := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("42")}
-			if err := s.Settle(t.Context(), runOf(t, s, "1"), dedupstore.Finish{Outcome: outcome, Retention: long}); err != nil {
+			if err := s.Settle(t.Context(), runOf(t, s, "1"),
+				dedupstore.Finish{Outcome: outcome, Retention: long}); err != nil {
 				t.Fatal(err)
 			}
-			if a, err := s.Claim(t.Context(), request("1")); readable != (err == nil && string(a.Outcome.Result) == "42") {
+			if a, err := s.Claim(t.Context(), request("1")); readable != (err == nil &&
+				string(a.Outcome.Result) == "42") {
 				t.Errorf("a duplicate got %+v, %v, although bytes can be read: %v", a, err, readable)
 			}
 		})
 	}
 }
 
-// In those modes arrays are text, too: with array_nulls off their NULLs would be texts, and no outcome without messages could be read.
+// In those modes arrays are text, too: with array_nulls off their NULLs would be texts, and no outcome without messages
+// could be read.
 func TestCheck_RefusesNullsThatTheModeCannotWrite(t *testing.T) {
 	t.Parallel()
 	for mode, writable := range map[pgx.QueryExecMode]bool{
-		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true, pgx.QueryExecModeDescribeExec: true,
-		pgx.QueryExecModeExec: false, pgx.QueryExecModeSimpleProtocol: false,
+		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true,
+		pgx.QueryExecModeDescribeExec: true,
+		pgx.QueryExecModeExec:         false, pgx.QueryExecModeSimpleProtocol: false,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
@@ -102,7 +109,8 @@ func TestCheck_RefusesNullsThatTheModeCannotWrite(t *testing.T) {
 			})
 			s := newStore(t, pool, Config{})
 			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*ServerError](err); writable != (err == nil) || !writable && (!ok || server.Setting != "array_nulls") {
+			if server, ok := errors.AsType[*SetupError](err); writable != (err == nil) || !writable &&
+				(!ok || server.Subject != "array_nulls") {
 				t.Errorf("Check returned %v, although NULLs can be written: %v", err, writable)
 			}
 			nothing := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: long}
@@ -126,8 +134,10 @@ func awkward(t *testing.T, s *Store) {
 		t.Error(err)
 	}
 	o := dedupstore.Outcome{
-		Kind: dedupstore.Failed, Reason: "zero \x00 \\0 \\\\ {\"NULL\"} '", Result: []byte{0, 1, 0xff, '\'', '\\'}, Truncated: true,
-		Produced: []dedupstore.Produced{{ID: "a", Topic: "\xff\x00", Key: "\x00", Header: map[string]string{"\x00\xfe": "\xfd"}, Payload: []byte{0}}},
+		Kind: dedupstore.Failed, Reason: "zero \x00 \\0 \\\\ {\"NULL\"} '", Result: []byte{0, 1, 0xff, '\'', '\\'},
+		Truncated: true,
+		Produced: []dedupstore.Produced{{ID: "a", Topic: "\xff\x00", Key: "\x00",
+			Header: map[string]string{"\x00\xfe": "\xfd"}, Payload: []byte{0}}},
 	}
 	if err := s.Settle(t.Context(), c, dedupstore.Finish{Outcome: o, Retention: long}); err != nil {
 		t.Fatal(err)
@@ -151,8 +161,10 @@ func TestStore_RecordsThatCannotBeReadAreLeftAlone(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	for id, spoil := range map[string]string{
-		"foreign": `key = 'another'`, "kind": `kind = 'odd'`, "stubs": `stubs = '\x02'`, "stubs-cut": `stubs = '\x010501'`,
-		"state": `state = 'odd', lease_until = NULL`, "contents": `state = 'publishing', lease_until = now(), contents = '\x02'`,
+		"foreign": `key = 'another'`, "kind": `kind = 'odd'`, "stubs": `stubs = '\x02'`,
+		"stubs-cut": `stubs = '\x010501'`,
+		"state":     `state = 'odd', lease_until = NULL`,
+		"contents":  `state = 'publishing', lease_until = now(), contents = '\x02'`,
 	} {
 		if err := s.Settle(t.Context(), runOf(t, s, id), success); err != nil {
 			t.Fatal(err)
@@ -161,7 +173,8 @@ func TestStore_RecordsThatCannotBeReadAreLeftAlone(t *testing.T) {
 		before := fenceOf(t, s, id)
 		for range 2 {
 			_, err := s.Claim(t.Context(), request(id))
-			if record, ok := errors.AsType[*dedupstore.RecordError](err); !ok || record.Key != request(id).Key.String() {
+			if record, ok := errors.AsType[*dedupstore.RecordError](err); !ok ||
+				record.Key != request(id).Key.String() {
 				t.Errorf("%s: a claim returned %v, want a RecordError", id, err)
 			}
 		}
@@ -173,7 +186,8 @@ func TestStore_RecordsThatCannotBeReadAreLeftAlone(t *testing.T) {
 
 func fenceOf(t *testing.T, s *Store, id string) (fence int64) {
 	t.Helper()
-	if err := s.pool.QueryRow(t.Context(), `SELECT fence FROM oncemill_dedup WHERE id = $1`, idOf(request(id).Key.String())).Scan(&fence); err != nil {
+	if err := s.pool.QueryRow(t.Context(), `SELECT fence FROM oncemill_dedup WHERE id = $1`,
+		idOf(request(id).Key.String())).Scan(&fence); err != nil {
 		t.Fatal(err)
 	}
 	return fence
@@ -205,8 +219,10 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 
 // FuzzProduced decodes anything without a panic, and what was encoded as it was.
 func FuzzProduced(f *testing.F) {
-	f.Add("id", "topic", "key", "name", "value", []byte("payload"), encodeStubs([]dedupstore.Produced{{ID: "a"}}), encodeContents([]dedupstore.Produced{{ID: "a"}}))
-	f.Add("", "\x00", "\xff", "", "", []byte{}, []byte{1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1}, []byte{1, 1, 0, 200})
+	f.Add("id", "topic", "key", "name", "value", []byte("payload"), encodeStubs([]dedupstore.Produced{{ID: "a"}}),
+		encodeContents([]dedupstore.Produced{{ID: "a"}}))
+	f.Add("", "\x00", "\xff", "", "", []byte{}, []byte{1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1},
+		[]byte{1, 1, 0, 200})
 	f.Fuzz(func(t *testing.T, id, topic, key, name, value string, payload, stubs, contents []byte) {
 		if got, err := decodeProduced(stubs, contents); err == nil && len(got) > 0 && contents != nil {
 			again, err := decodeProduced(encodeStubs(got), encodeContents(got))
@@ -217,7 +233,8 @@ func FuzzProduced(f *testing.F) {
 		if len(payload) == 0 {
 			payload = nil
 		}
-		want := []dedupstore.Produced{{ID: id, Topic: topic, Key: key, Header: map[string]string{name: value}, Payload: payload}, {ID: "2"}}
+		want := []dedupstore.Produced{{ID: id, Topic: topic, Key: key, Header: map[string]string{name: value},
+			Payload: payload}, {ID: "2"}}
 		got, err := decodeProduced(encodeStubs(want), encodeContents(want))
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)

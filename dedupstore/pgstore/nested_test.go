@@ -14,13 +14,14 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// Handlers that have all the places of a pool, each with a run of another store of it in itself: it must not wait for a place that
-// only the end of such a handler frees.
+// Handlers that have all the places of a pool, each with a run of another store of it in itself: it must not wait for a
+// place that only the end of such a handler frees.
 func TestInbox_RunInAHandlerNeedsNoPlaceOfItsOwn(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
 	guardOf := func(table string) *oncemill.Guard {
-		g, err := oncemill.NewGuard(newStore(t, pool, Config{Table: table}).Inbox(), oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
+		g, err := oncemill.NewGuard(newStore(t, pool, Config{Table: table}).Inbox(),
+			oncemill.Policy{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// TestStore_PlansOfASmallTableDoNotReadALargeOne does everything on tables that a vacuum has found empty, where a sequential
-// scan seems cheapest. The plans stay in their sessions when the tables grow.
+// TestStore_PlansOfASmallTableDoNotReadALargeOne does everything on tables that a vacuum has found empty, where a
+// sequential scan seems cheapest. The plans stay in their sessions when the tables grow.
 func TestStore_PlansOfASmallTableDoNotReadALargeOne(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)
@@ -22,7 +22,8 @@ func TestStore_PlansOfASmallTableDoNotReadALargeOne(t *testing.T) {
 		until(t, "the statistics", func() bool {
 			if err := direct.QueryRow(t.Context(), `
 SELECT coalesce(sum(seq_scan), 0), coalesce(sum(idx_scan), 0) FROM pg_stat_user_tables
-WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`, schema).Scan(&reads, &finds); err != nil {
+WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`,
+				schema).Scan(&reads, &finds); err != nil {
 				t.Fatal(err)
 			}
 			return done()
@@ -80,7 +81,8 @@ WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`
 			t.Fatal(err)
 		}
 		var verdict string
-		if err := pool.QueryRow(t.Context(), s.sql.decide, "", idOf(c.Key.String()), c.Owner, int64(c.Fence)).Scan(&verdict); err != nil || verdict != "settled" {
+		if err := pool.QueryRow(t.Context(), s.sql.decide, "", idOf(c.Key.String()), c.Owner,
+			int64(c.Fence)).Scan(&verdict); err != nil || verdict != "settled" {
 			t.Fatal(verdict, err)
 		}
 		if _, err := s.Clean(t.Context(), 1); err != nil {

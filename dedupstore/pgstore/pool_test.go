@@ -66,7 +66,8 @@ func TestInbox_StoresThatShareAPoolLeaveItsHeartbeatsAConnection(t *testing.T) {
 	var all sync.WaitGroup
 	for n := range 2 {
 		s := newStore(t, pool, Config{Table: fmt.Sprint("dedup_", n)})
-		g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{Lease: 2 * time.Second, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler)})
+		g, err := oncemill.NewGuard(s.Inbox(), oncemill.Policy{Lease: 2 * time.Second, MaxAttempts: 1,
+			Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +135,8 @@ func TestInbox_ClaimsThatAreLostUnnoticedCannotCommit(t *testing.T) {
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
 	for name, spoil := range map[string]string{
-		"deleted": `DELETE FROM oncemill_dedup WHERE id = $1`, "taken": `UPDATE oncemill_dedup SET fence = fence + 1, owner = 'another' WHERE id = $1`,
+		"deleted": `DELETE FROM oncemill_dedup WHERE id = $1`,
+		"taken":   `UPDATE oncemill_dedup SET fence = fence + 1, owner = 'another' WHERE id = $1`,
 	} {
 		for form, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
 			c := runOf(t, inbox, name+form)
@@ -143,7 +145,8 @@ func TestInbox_ClaimsThatAreLostUnnoticedCannotCommit(t *testing.T) {
 			for range 2 {
 				if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
 					calls++
-					return success, map[string]func(context.Context) handle{"pgx": onPgx, "sql": onSQL}[form](ctx).exec(ctx, insertEffect, name+form)
+					return success, map[string]func(context.Context) handle{"pgx": onPgx,
+						"sql": onSQL}[form](ctx).exec(ctx, insertEffect, name+form)
 				}); err == nil {
 					t.Errorf("%s, %s: the run committed", name, form)
 				}
@@ -164,10 +167,12 @@ func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
 	for round := range 4 { // after a batch of known keys the next is claimed in another way
 		id := func(name string) string { return fmt.Sprint(name, "-", round) }
 		runOf(t, s, id("known"))
-		requests := []dedupstore.Request{request(id("known")), request(id("new")), request(id("twice")), request(id("twice")), request(id("again"))}
+		requests := []dedupstore.Request{request(id("known")), request(id("new")), request(id("twice")),
+			request(id("twice")), request(id("again"))}
 		requests = append(requests, requests[4]) // a copy: the same owner
 		results := s.ClaimMany(t.Context(), requests)
-		want := []dedupstore.Status{dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.AcquiredRun}
+		want := []dedupstore.Status{dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy,
+			dedupstore.AcquiredRun, dedupstore.AcquiredRun}
 		for i, r := range results {
 			if r.Err != nil || r.Answer.Status != want[i] {
 				t.Errorf("claim %d was answered %s, %v, want %s", i, r.Answer.Status, r.Err, want[i])
@@ -208,7 +213,8 @@ func TestClaimMany_TheFirstOfSeveralHasTheKey(t *testing.T) {
 // TestClaim_ErrorsCostNoConnections has claims of a key with a record, and cleanings, that a trigger refuses.
 func TestClaim_ErrorsCostNoConnections(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, func(c *pgxpool.Config) {
@@ -220,8 +226,10 @@ func TestClaim_ErrorsCostNoConnections(t *testing.T) {
 			claim(t, s, ended, dedupstore.AcquiredRun)
 			lasts(2 * ended.Lease)
 			mustExec(t, pool, `UPDATE oncemill_dedup SET clean_at = clock_timestamp() - interval '1 hour'`)
-			mustExec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$`)
-			mustExec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON oncemill_dedup EXECUTE FUNCTION refuse()`)
+			mustExec(t, pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+				$$ BEGIN RAISE EXCEPTION 'no'; END $$`)
+			mustExec(t, pool, `CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON oncemill_dedup
+				EXECUTE FUNCTION refuse()`)
 			pids := func() (all []string) {
 				var held []*pgxpool.Conn
 				for range 2 {

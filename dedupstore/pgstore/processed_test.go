@@ -17,8 +17,8 @@ import (
 // errDeclines is what a handler returns whose row has to be rolled back.
 var errDeclines = errors.New("declined")
 
-// TestInbox_RowsOfAHandWrittenTableCountBesideIt is what docs/adopting.md says of a table of processed messages: processes
-// without a guard, which only insert there, run beside those that do so in the inbox's transaction.
+// TestInbox_RowsOfAHandWrittenTableCountBesideIt is what docs/adopting.md says of a table of processed messages:
+// processes without a guard, which only insert there, run beside those that do so in the inbox's transaction.
 func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
@@ -29,7 +29,8 @@ func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 			s := newStore(t, pool, Config{Isolation: level})
 
 			book := func(ctx context.Context, tx pgx.Tx, id string) error {
-				tag, err := tx.Exec(ctx, `INSERT INTO processed_messages (message_id) VALUES ($1) ON CONFLICT DO NOTHING`, id)
+				const query = `INSERT INTO processed_messages (message_id) VALUES ($1) ON CONFLICT DO NOTHING`
+				tag, err := tx.Exec(ctx, query, id)
 				if err != nil || tag.RowsAffected() == 0 {
 					return err
 				}
@@ -37,7 +38,8 @@ func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 				return err
 			}
 			old := func(id string) error {
-				return pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error { return book(context.Background(), tx, id) })
+				return pgx.BeginFunc(context.Background(), pool,
+					func(tx pgx.Tx) error { return book(context.Background(), tx, id) })
 			}
 			g := newGuard(t, s.Inbox(), 30*time.Second)
 			guarded := func(id string, declines bool) (res oncemill.Result, err error) {
@@ -55,7 +57,8 @@ func TestInbox_RowsOfAHandWrittenTableCountBesideIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range 2 {
-				if res, err := guarded("before", false); err != nil || res.Outcome.Kind != dedupstore.Succeeded || res.Duplicate != (i == 1) {
+				if res, err := guarded("before", false); err != nil || res.Outcome.Kind != dedupstore.Succeeded ||
+					res.Duplicate != (i == 1) {
 					t.Errorf("delivery %d: %+v, %v", i, res, err)
 				}
 			}

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"maps"
@@ -14,10 +13,6 @@ import (
 // The encoding of produced messages: a byte that says which, the number of messages, and texts of any bytes with their
 // lengths before them. What is kept of messages (IDs, topics, keys) is apart from what is not (headers, payloads).
 const encoding = 1
-
-// emptyPayload is the length of a payload that is empty and not nil: zero as well, in two bytes, so that whoever does not know it
-// reads a zero.
-const emptyPayload = "\x80\x00"
 
 var errEncoding = errors.New("has produced messages that cannot be read")
 
@@ -35,8 +30,10 @@ func encodeStubs(produced []dedupstore.Produced) []byte {
 func encodeContents(produced []dedupstore.Produced) []byte {
 	b := binary.AppendUvarint([]byte{encoding}, uint64(len(produced)))
 	for _, p := range produced {
-		if b = appendText(b, p.Payload); len(p.Payload) == 0 && p.Payload != nil {
-			b = append(b[:len(b)-1], emptyPayload...)
+		if p.Payload == nil { // which is another message than an empty one
+			b = append(b, 0)
+		} else {
+			b = appendText(append(b, 1), p.Payload)
 		}
 		b = binary.AppendUvarint(b, uint64(len(p.Header)))
 		for _, name := range slices.Sorted(maps.Keys(p.Header)) {
@@ -111,9 +108,8 @@ func (d *decoder) bytes() []byte {
 func (d *decoder) text() string { return string(d.bytes()) }
 
 func (d *decoder) content(p *dedupstore.Produced) {
-	empty := bytes.HasPrefix(d.rest, []byte(emptyPayload))
-	if payload := d.bytes(); len(payload) > 0 || empty {
-		p.Payload = append([]byte{}, payload...)
+	if d.count() > 0 {
+		p.Payload = append([]byte{}, d.bytes()...)
 	}
 	n := d.count()
 	if n > 0 {

@@ -19,12 +19,11 @@ import (
 type fault int
 
 const (
-	faithful   fault = iota
-	cutBefore        // the server never gets the request
-	cutAfter         // the server gets it and answers, the client never hears it
-	cutDuring        // the server gets it, the client's connection is cut soon after
-	lateAfter        // the client's connection is cut, and the server gets the request later: see proxy.late
-	silentHold       // the server gets the request when proxy.late is closed; the client waits
+	faithful  fault = iota
+	cutBefore       // the server never gets the request
+	cutAfter        // the server gets it and answers, the client never hears it
+	cutDuring       // the server gets it, the client's connection is cut soon after
+	lateAfter       // the client's connection is cut, and the server gets the request later: see proxy.late
 )
 
 // A proxy stands before PostgreSQL and cuts connections.
@@ -46,7 +45,8 @@ func newProxy(t testing.TB, target string) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{addr: l.Addr().(*net.TCPAddr), target: target, late: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	p := &proxy{addr: l.Addr().(*net.TCPAddr), target: target, late: make(chan struct{}),
+		conns: map[net.Conn]struct{}{}}
 	p.tasks.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -73,7 +73,8 @@ func newProxy(t testing.TB, target string) *proxy {
 // cancelRequest is what a connection begins with that only cancels what another one does.
 const cancelRequest = 80877102
 
-// inject sets what happens to requests, which are given as the bytes of their messages, and the port that the server sees.
+// inject sets what happens to requests, which are given as the bytes of their messages, and the port that the server
+// sees.
 func (p *proxy) inject(f func(port int, request string) fault) {
 	if f == nil {
 		p.decide.Store(nil)
@@ -124,7 +125,8 @@ func (p *proxy) serve(client net.Conn) {
 		}
 	}()
 	startup, err := readMessage(client, false)
-	if err != nil || binary.BigEndian.Uint32(startup[4:]) == cancelRequest { // which clients send when they lose a connection
+	// which clients send when they lose a connection
+	if err != nil || binary.BigEndian.Uint32(startup[4:]) == cancelRequest {
 		return
 	}
 	server.Write(startup)
@@ -154,8 +156,6 @@ func (p *proxy) serve(client net.Conn) {
 			p.forget(client)
 			<-p.late
 			swallow.Store(true)
-		case silentHold:
-			<-p.late
 		}
 		if _, err := server.Write(request); err != nil {
 			return
@@ -213,16 +213,17 @@ func readMessage(r io.Reader, typed bool) ([]byte, error) {
 	return m, err
 }
 
-// behind returns a pool whose connections go through a proxy, to the schema of another, and whose requests name what they
-// call.
+// behind returns a pool whose connections go through a proxy, to the schema of another, and whose requests name what
+// they call.
 func behind(t testing.TB, direct *pgxpool.Pool, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, *proxy) {
 	t.Helper()
 	cfg := direct.Config()
 	p := newProxy(t, net.JoinHostPort(cfg.ConnConfig.Host, strconv.Itoa(int(cfg.ConnConfig.Port))))
-	pool := poolIn(t, cfg.ConnConfig.RuntimeParams["search_path"], append([]func(*pgxpool.Config){func(c *pgxpool.Config) {
-		c.ConnConfig.Host, c.ConnConfig.Port = p.addr.IP.String(), uint16(p.addr.Port)
-		c.ConnConfig.Fallbacks = nil
-		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	}}, configure...)...)
+	pool := poolIn(t, cfg.ConnConfig.RuntimeParams["search_path"],
+		append([]func(*pgxpool.Config){func(c *pgxpool.Config) {
+			c.ConnConfig.Host, c.ConnConfig.Port = p.addr.IP.String(), uint16(p.addr.Port)
+			c.ConnConfig.Fallbacks = nil
+			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		}}, configure...)...)
 	return pool, p
 }

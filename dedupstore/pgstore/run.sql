@@ -1,5 +1,5 @@
--- Extends a lease. The record is only locked, not written. The commit always waits for the disk, and so also for the claim
--- before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
+-- Extends a lease. The record is only locked, not written. The commit always waits for the disk, and so also for the
+-- claim before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
 CREATE OR REPLACE FUNCTION {extend}(
 	s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $oncemill$
@@ -14,7 +14,8 @@ BEGIN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
 	SELECT x.state, x.expires_at INTO r FROM {records} x
-	WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state IN ('running', 'publishing') FOR SHARE SKIP LOCKED;
+	WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state IN ('running', 'publishing')
+		FOR SHARE SKIP LOCKED;
 	IF NOT FOUND THEN
 		PERFORM FROM {records} x
 		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state IN ('running', 'publishing');
@@ -33,13 +34,14 @@ BEGIN
 	INSERT INTO {beats} (id, fence, state, lease_until, expires_at)
 	VALUES (s_id, s_fence, r.state, t + lease * us, t + (lease + retention) * us)
 	ON CONFLICT (id) DO UPDATE SET
-		fence = excluded.fence, state = excluded.state, lease_until = excluded.lease_until, expires_at = excluded.expires_at;
+		fence = excluded.fence, state = excluded.state, lease_until = excluded.lease_until,
+		expires_at = excluded.expires_at;
 	RETURN 'ok';
 END
 $oncemill$;
 
--- Makes sure that there is still something to do for a transaction that has just begun, in a program that has not granted the
--- claim just now. Errors: as settle_in.
+-- Makes sure that there is still something to do for a transaction that has just begun, in a program that has not
+-- granted the claim just now. Errors: as settle_in.
 CREATE OR REPLACE FUNCTION {begin}(s_id bytea, s_owner text, s_fence bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 DECLARE
@@ -55,8 +57,8 @@ BEGIN
 END
 $oncemill$;
 
--- Finds out what became of a transaction whose commit got no answer. It waits for its end, and if it has not settled, bars
--- it: its last statements may still be on their way to the server.
+-- Finds out what became of a transaction whose commit got no answer. It waits for its end, and if it has not settled,
+-- bars it: its last statements may still be on their way to the server.
 CREATE OR REPLACE FUNCTION {decide}(token text, s_id bytea, s_owner text, s_fence bigint)
 RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 DECLARE
@@ -75,8 +77,8 @@ BEGIN
 END
 $oncemill$;
 
--- Deletes records that have expired, and heartbeats that mean nothing any more; at most so many of each. It does nothing
--- while another cleaning is under way. It returns how many records it deleted.
+-- Deletes records that have expired, and heartbeats that mean nothing any more; at most so many of each. It does
+-- nothing while another cleaning is under way. It returns how many records it deleted.
 CREATE OR REPLACE FUNCTION {clean_up}(most bigint)
 RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 DECLARE

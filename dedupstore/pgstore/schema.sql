@@ -1,8 +1,9 @@
--- The tables of a store. Every statement may be repeated. CREATE INDEX waits for open transactions that wrote to the table, also
--- where the index is there, and who writes meanwhile waits behind it: Migrate looks first, and sets a lock_timeout.
+-- The tables of a store. Every statement may be repeated. CREATE INDEX waits for open transactions that wrote to the
+-- table, also where the index is there, and who writes meanwhile waits behind it: Migrate looks first, and sets a
+-- lock_timeout.
 
--- One row a key. Claims and settles write it, heartbeats do not: a transaction that settles under REPEATABLE READ would be
--- refused otherwise.
+-- One row a key. Claims and settles write it, heartbeats do not: a transaction that settles under REPEATABLE READ would
+-- be refused otherwise.
 CREATE TABLE IF NOT EXISTS {records} (
 	id          bytea       NOT NULL, -- 16 bytes of SHA-256 of the key
 	fence       bigint      NOT NULL, -- of the last owner: grows, microseconds of the first claim at least
@@ -11,7 +12,8 @@ CREATE TABLE IF NOT EXISTS {records} (
 	lease_until timestamptz,          -- unless there is a heartbeat of the same fence and state
 	not_before  timestamptz,          -- when a retry is due
 	expires_at  timestamptz NOT NULL, -- from then on the record counts as absent; as lease_until
-	clean_at    timestamptz NOT NULL, -- when to look whether it may be deleted: later than it expires, so that it can stay as it is
+	-- when to look whether it may be deleted: later than it expires, so that it can stay as it is
+	clean_at    timestamptz NOT NULL,
 	attempts    bigint      NOT NULL,
 	returned    bigint      NOT NULL, -- runs that gave their attempt back
 	exhausted   boolean,
@@ -33,8 +35,8 @@ CREATE TABLE IF NOT EXISTS {records} (
 
 CREATE INDEX IF NOT EXISTS {clean} ON {records} (clean_at);
 
--- Heartbeats: the lease of a run or a publish step that has been extended. A row means nothing unless fence and state are
--- the record's.
+-- Heartbeats: the lease of a run or a publish step that has been extended. A row means nothing unless fence and state
+-- are the record's.
 CREATE TABLE IF NOT EXISTS {beats} (
 	id          bytea       NOT NULL,
 	fence       bigint      NOT NULL,

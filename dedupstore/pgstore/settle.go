@@ -60,11 +60,13 @@ func (s *settling) size() int { return len(s.result) + len(s.stubs) + len(s.cont
 
 // plain reports whether it is what nearly all are: a success that produced nothing.
 func (s *settling) plain() bool {
-	return s.step == "done" && s.kind == string(dedupstore.Succeeded) && !s.exhausted && !s.truncated && s.reason == "" && s.stubs == nil
+	return s.step == "done" && s.kind == string(dedupstore.Succeeded) && !s.exhausted && !s.truncated &&
+		s.reason == "" && s.stubs == nil
 }
 
-// foreseen reports whether the date of cleaning that the claim has set does for the outcome: it is late enough, unless the run
-// took longer than a sixteenth of the window, after which cleaning has a look and postpones it; and it is not much too late.
+// foreseen reports whether the date of cleaning that the claim has set does for the outcome: it is late enough, unless
+// the run took longer than a sixteenth of the window, after which cleaning has a look and postpones it; and it is not
+// much too late.
 func (s *settling) foreseen(c dedupstore.Claim) bool {
 	life := micros(c.Lease) + micros(c.Retention)
 	return micros(c.Retention) >= s.retention && life+life/16 <= 3*s.retention
@@ -78,11 +80,12 @@ func (s *settling) args(token string) []any {
 	}
 }
 
-// execSettles settles by one statement, and returns verdicts. Its commit waits for the disk: messages are acknowledged on the
-// strength of it.
+// execSettles settles by one statement, and returns verdicts. Its commit waits for the disk: messages are acknowledged
+// on the strength of it.
 func (f *form) execSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
 	verdicts, err = f.makeSettles(ctx, settlings)
-	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation { // the database has another encoding than UTF-8
+	// the database has another encoding than UTF-8
+	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation {
 		for _, s := range settlings {
 			s.reason = errtext.ASCII(s.reason)
 		}
@@ -127,5 +130,6 @@ func settleArgs(settlings []*settling) []any {
 		kinds[i], exhausted[i], truncated[i], reasons[i] = s.kind, s.exhausted, s.truncated, s.reason
 		results[i], stubs[i], contents[i] = s.result, s.stubs, s.contents
 	}
-	return []any{ids, owners, fences, steps, leases, retentions, delays, uncounted, kinds, exhausted, truncated, reasons, results, stubs, contents}
+	return []any{ids, owners, fences, steps, leases, retentions, delays, uncounted, kinds, exhausted, truncated,
+		reasons, results, stubs, contents}
 }

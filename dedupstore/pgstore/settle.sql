@@ -19,9 +19,10 @@ BEGIN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
 	FOR q IN
-		SELECT u.* FROM unnest(ids, owners, fences, steps, leases, retentions, delays, uncounteds, kinds, exhausteds, truncateds, reasons,
-			results, stubses, contentses) WITH ORDINALITY
-			AS u (id, owner, fence, step, lease, retention, delay, uncounted, kind, exhausted, truncated, reason, result, stubs, contents, n)
+		SELECT u.* FROM unnest(ids, owners, fences, steps, leases, retentions, delays, uncounteds, kinds, exhausteds,
+			truncateds, reasons, results, stubses, contentses) WITH ORDINALITY
+			AS u (id, owner, fence, step, lease, retention, delay, uncounted, kind, exhausted, truncated, reason,
+				result, stubs, contents, n)
 		ORDER BY u.id, u.n
 	LOOP
 		a_n := q.n;
@@ -67,20 +68,27 @@ BEGIN
 		IF q.step IN ('done', 'publishing') THEN
 			UPDATE {records} x SET
 				state = q.step, settled = r.settled, decided = x.fence, lease_until = ends,
-				kind = q.kind, exhausted = nullif(q.exhausted, false), truncated = nullif(q.truncated, false), reason = nullif(q.reason, ''),
+				kind = q.kind, exhausted = nullif(q.exhausted, false), truncated = nullif(q.truncated, false),
+				reason = nullif(q.reason, ''),
 				result = q.result, stubs = q.stubs, contents = q.contents, expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+					ELSE expires + (expires - t) / 16 END
 			WHERE x.id = q.id;
 		ELSIF q.step = 'release' THEN
 			UPDATE {records} x SET
-				state = 'retryable', settled = r.settled, owner = '', lease_until = NULL, not_before = ends, reason = nullif(q.reason, ''),
-				attempts = x.attempts - q.uncounted::integer, returned = x.returned + q.uncounted::integer, expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+				state = 'retryable', settled = r.settled, owner = '', lease_until = NULL, not_before = ends,
+				reason = nullif(q.reason, ''),
+				attempts = x.attempts - q.uncounted::integer, returned = x.returned + q.uncounted::integer,
+				expires_at = expires,
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+					ELSE expires + (expires - t) / 16 END
 			WHERE x.id = q.id;
 		ELSE
 			UPDATE {records} x SET
-				state = 'done', lease_until = NULL, contents = NULL, stubs = coalesce(x.stubs, q.stubs), expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
+				state = 'done', lease_until = NULL, contents = NULL, stubs = coalesce(x.stubs, q.stubs),
+				expires_at = expires,
+				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+					ELSE expires + (expires - t) / 16 END
 			WHERE x.id = q.id;
 		END IF;
 		RETURN NEXT;
@@ -88,12 +96,13 @@ BEGIN
 END
 $oncemill$;
 
--- Finishes a run within the transaction that has the effects, or makes that transaction fail: OM001 if it is not the one
--- that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost. The next statement has to be
--- the commit.
+-- Finishes a run within the transaction that has the effects, or makes that transaction fail: OM001 if it is not the
+-- one that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost. The next statement
+-- has to be the commit.
 CREATE OR REPLACE FUNCTION {settle_in}(
 	token text, s_id bytea, s_owner text, s_fence bigint, step text, lease bigint, retention bigint,
-	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea, s_contents bytea
+	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea,
+	s_contents bytea
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $oncemill$
 DECLARE
 	us      CONSTANT interval := interval '1 microsecond';
@@ -118,11 +127,15 @@ BEGIN
 		-- A heartbeat may have the record locked for a moment: here that is waited for.
 		UPDATE {records} x SET
 			state = step, decided = s_fence, lease_until = ends,
-			settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END, s_owner),
-			kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false), reason = nullif(s_reason, ''),
+			settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END,
+				s_owner),
+			kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false),
+			reason = nullif(s_reason, ''),
 			result = s_result, stubs = s_stubs, contents = s_contents, expires_at = expires,
-			clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at ELSE expires + (expires - t) / 16 END
-		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running' AND x.barred IS DISTINCT FROM token
+			clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+				ELSE expires + (expires - t) / 16 END
+		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running'
+			AND x.barred IS DISTINCT FROM token
 			AND x.expires_at > least;
 		IF FOUND THEN
 			RETURN;
@@ -144,6 +157,7 @@ $oncemill$;
 CREATE OR REPLACE FUNCTION {join}(s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 BEGIN
-	PERFORM {settle_in}('', s_id, s_owner, s_fence, 'done', lease, retention, 'succeeded', false, false, '', NULL, NULL, NULL);
+	PERFORM {settle_in}('', s_id, s_owner, s_fence, 'done', lease, retention, 'succeeded', false, false, '', NULL, NULL,
+		NULL);
 END
 $oncemill$;

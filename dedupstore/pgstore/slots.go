@@ -13,12 +13,12 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// slots bound how many transactions of a pool's inboxes are open at once: claims, heartbeats and settlements need connections
-// beside them, or every lease would end while its holder waits for one.
+// slots bound how many transactions of a pool's inboxes are open at once: claims, heartbeats and settlements need
+// connections beside them, or every lease would end while its holder waits for one.
 type slots chan struct{}
 
-// pools has the shares of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a pool, as
-// one for each schema, and each knows of its own runs only.
+// pools has the shares of pools that stores were made for, by weak.Pointer[pgxpool.Pool]: several stores may share a
+// pool, as one for each schema, and each knows of its own runs only.
 var pools sync.Map
 
 // A share is what the stores of a pool have in common.
@@ -43,8 +43,8 @@ func shareOf(pool *pgxpool.Pool) *share {
 // A holder is the key of a context's value, the slots that the handler of a run in progress has for runs in itself.
 type holder struct{ slots }
 
-// take returns what frees the slot. Handlers that have all of them may each wait for a run in itself: each has one for those.
-// One and no more, as a handler may begin many at once.
+// take returns what frees the slot. Handlers that have all of them may each wait for a run in itself: each has one for
+// those. One and no more, as a handler may begin many at once.
 func (s slots) take(ctx context.Context) (free func(), err error) {
 	within, _ := ctx.Value(holder{s}).(slots) // nil outside of a handler
 	select {
@@ -67,7 +67,8 @@ func tooSmall(pool *pgxpool.Pool) error {
 	if pool.Config().MaxConns >= leastConns {
 		return nil
 	}
-	return &dedupstore.InvalidError{Field: "pool", Problem: "has MaxConns 1: an inbox needs a connection for the handler and one for heartbeats, so at least 2"}
+	return &dedupstore.InvalidError{Field: "pool",
+		Problem: "has MaxConns 1: an inbox needs a connection for the handler and one for heartbeats, so at least 2"}
 }
 
 // owners are tokens of claims that this program knows something of. It may forget: what it does not know is asked.

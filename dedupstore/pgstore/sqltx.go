@@ -15,14 +15,16 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// SQLTx returns the transaction that the inbox began before it called the handler. The inbox commits it or rolls it back when the
-// handler has returned; a handler that does so by itself gets ErrTxEnded for its run, unless it calls Rollback and returns an error.
+// SQLTx returns the transaction that the inbox began before it called the handler. The inbox commits it or rolls it
+// back when the handler has returned; a handler that does so by itself gets ErrTxEnded for its run, unless it calls
+// Rollback and returns an error.
 //
 // It panics outside a run of [Store.InboxSQL].
 func SQLTx(ctx context.Context) *sql.Tx {
 	s, ok := txctx.From[*sqlSession](ctx)
 	if !ok {
-		panic("pgstore: SQLTx outside a run of Store.InboxSQL: pass the context that the handler got, and make the guard over Store.InboxSQL()")
+		panic("pgstore: SQLTx outside a run of Store.InboxSQL: pass the context that the handler got, and make the " +
+			"guard over Store.InboxSQL()")
 	}
 	return s.tx
 }
@@ -103,7 +105,8 @@ func (w watchedTx) Rollback() error {
 }
 
 var sqlLevels = map[pgx.TxIsoLevel]sql.IsolationLevel{
-	"": sql.LevelDefault, pgx.ReadCommitted: sql.LevelReadCommitted, pgx.RepeatableRead: sql.LevelRepeatableRead, pgx.Serializable: sql.LevelSerializable,
+	"": sql.LevelDefault, pgx.ReadCommitted: sql.LevelReadCommitted, pgx.RepeatableRead: sql.LevelRepeatableRead,
+	pgx.Serializable: sql.LevelSerializable,
 }
 
 func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
@@ -167,8 +170,8 @@ func (q *sqlSession) commit(ctx context.Context, s *settling) error {
 	return err
 }
 
-// cut ends what the transaction waits for: the package waits for a statement that a goroutine of the handler has under way, whatever
-// becomes of the transaction's context. It may come when the transaction is over.
+// cut ends what the transaction waits for: the package waits for a statement that a goroutine of the handler has under
+// way, whatever becomes of the transaction's context. It may come when the transaction is over.
 func (q *sqlSession) cut() {
 	q.cancel()
 	q.giving.Lock()
@@ -178,8 +181,6 @@ func (q *sqlSession) cut() {
 		_ = q.conn.PgConn().Conn().Close()
 	}
 }
-
-func (q *sqlSession) unbegun() error { return nil } // it begins before the handler
 
 func (q *sqlSession) end(ctx context.Context) (open bool) {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)

@@ -14,8 +14,9 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// TestStore_LeavesAServerThatOnlyReads has the name of the primary lead to a standby for a moment, as after a failover the old
-// address does where the old primary came back as one: connections to it work, and the pool would keep them for an hour.
+// TestStore_LeavesAServerThatOnlyReads has the name of the primary lead to a standby for a moment, as after a failover
+// the old address does where the old primary came back as one: connections to it work, and the pool would keep them for
+// an hour.
 func TestStore_LeavesAServerThatOnlyReads(t *testing.T) {
 	t.Parallel()
 	old, primary := testserver.Postgres(t), testserver.Postgres(t)

@@ -33,16 +33,17 @@ var (
 )
 
 const (
-	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[],
-	$8::boolean[], $9::bigint[], $10::text[], $11::boolean)`
+	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[],
+	$7::bigint[], $8::boolean[], $9::bigint[], $10::text[], $11::boolean)`
 
-	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
-	$8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::boolean)`
+	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[],
+	$7::bigint[], $8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[],
+	$15::bytea[], $16::boolean)`
 
 	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
 
-	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint, $8::text,
-	$9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
+	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint,
+	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
 
 	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
 	callBegin   = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
@@ -59,8 +60,8 @@ DELETE FROM {beats} d WHERE d.id = ANY (ARRAY(
 	ORDER BY b.lease_until LIMIT $1::bigint FOR UPDATE SKIP LOCKED))`
 )
 
-// What nearly every message needs is done by statements that are no functions, which costs half as much. Before them come
-// the settings that functions make by themselves, for the same reasons: see claim.sql and settle.sql.
+// What nearly every message needs is done by statements that are no functions, which costs half as much. Before them
+// come the settings that functions make by themselves, for the same reasons: see claim.sql and settle.sql.
 const (
 	callHurry  = `SELECT set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)`
 	callInsist = `SELECT set_config('enable_seqscan', 'off', true),
@@ -69,13 +70,13 @@ const (
 	// callIndexes comes before a settlement, which sees to its durability by itself.
 	callIndexes = `SET LOCAL enable_seqscan = off`
 
-	// callCommitted comes before what takes a lock and then looks at heartbeats, which it must see as they are: under REPEATABLE
-	// READ, which the database may have by default, one that came since the statement began would be missed.
+	// callCommitted comes before what takes a lock and then looks at heartbeats, which it must see as they are: under
+	// REPEATABLE READ, which the database may have by default, one that came since the statement began would be missed.
 	callCommitted = `BEGIN ISOLATION LEVEL READ COMMITTED`
 
-	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless their
-	// client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims goes alone;
-	// the first that is stuck says what the others may wait for.
+	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless
+	// their client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims
+	// goes alone; the first that is stuck says what the others may wait for.
 	waitTogether = `, set_config('lock_timeout', '1s', true)`
 	waitAlone    = `, set_config('lock_timeout', '30ms', true)`
 	waitBriefly  = `, set_config('lock_timeout', '5ms', true)`
@@ -86,7 +87,7 @@ type statements struct {
 	schema, functions, present, stay, version, keep string
 	fresh, freshMany, claim                         string
 	finish, settle, settleIn, join                  string
-	extend, start, open, begin, decide              string
+	extend, open, begin, decide                     string
 	cleanUp, cleanBeats                             string
 }
 
@@ -98,17 +99,17 @@ func statementsFor(cfg Config) statements {
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
-		extend: in(callExtend), start: opening(cfg.Isolation), open: opening(cfg.Isolation) + "; " + mark, begin: in(callBegin), decide: in(callDecide),
+		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
 		cleanUp: in(callCleanUp), cleanBeats: in(callCleanBeats),
 	}
 }
 
-// opening begins a transaction of an inbox, which is to be marked.
+// opening begins a transaction of an inbox, and marks it.
 func opening(isolation pgx.TxIsoLevel) string {
 	if isolation != "" {
 		isolation = " ISOLATION LEVEL " + isolation
 	}
-	return "BEGIN" + string(isolation) + " READ WRITE"
+	return "BEGIN" + string(isolation) + " READ WRITE; " + mark
 }
 
 // uncommented is a statement as the server gets it.
@@ -116,8 +117,8 @@ func uncommented(statement string) string { return comments.ReplaceAllString(sta
 
 var comments = regexp.MustCompile(`(?m)^--.*\n`)
 
-// functions are the names of the functions, in the order of their creation. Those of other versions have other names, so
-// that programs of two versions can run beside each other.
+// functions are the names of the functions, in the order of their creation. Those of other versions have other names,
+// so that programs of two versions can run beside each other.
 var functions = [...]string{"claim", "settle", "settle_in", "join", "extend", "begin", "decide", "clean_up"}
 
 func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }

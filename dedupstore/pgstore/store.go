@@ -11,9 +11,10 @@ import (
 )
 
 // A Store keeps records in PostgreSQL: the leased form, by itself, and the inbox, by Inbox or InboxSQL. It is safe for
-// concurrent use and holds nothing that must be closed; the pool belongs to the caller. An inbox uses one connection for
-// each handler that runs, at most three quarters of the pool; other runs wait for their turn under a heartbeat. Claims,
-// heartbeats and settlements use the other connections: give the pool some more than there are handlers at once.
+// concurrent use and holds nothing that must be closed; the pool belongs to the caller. An inbox uses one connection
+// for each handler that runs, at most three quarters of the pool; other runs wait for their turn under a heartbeat.
+// Claims, heartbeats and settlements use the other connections: give the pool some more than there are handlers at
+// once.
 type Store struct {
 	pool     *pgxpool.Pool
 	cfg      Config
@@ -26,7 +27,6 @@ type Store struct {
 	joined   owners        // whose runs have called Join
 	share    *share
 	stuck    stuck
-	combines bool // see combines
 }
 
 var (
@@ -37,8 +37,8 @@ var (
 	_ dedupstore.Checker    = (*inbox)(nil)
 )
 
-// New returns a store in a database. It does not talk to it: call Migrate once before the first use. The error names the
-// field of the config that is wrong.
+// New returns a store in a database. It does not talk to it: call Migrate once before the first use. The error names
+// the field of the config that is wrong.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if pool == nil {
 		return nil, &dedupstore.InvalidError{Field: "pool", Problem: "is nil"}
@@ -47,20 +47,20 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool), combines: combines(pool)}
-	s.leased = newForm(s, cfg.RelaxedClaims)
+	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool)}
+	s.leased = newForm(s, false)
 	relaxed := newForm(s, true)
 	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}
 	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL, unfit: tooSmall(pool)}
 	return s, nil
 }
 
-// Inbox returns the form of the store that settles in the transaction of the handler, which finds it by Tx. What the two
-// forms know of a key is the same record. A pool of one connection is not enough: all operations and Check say so.
+// Inbox returns the form of the store that settles in the transaction of the handler, which finds it by Tx. What the
+// two forms know of a key is the same record. A pool of one connection is not enough: all operations and Check say so.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
-// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It begins before the handler, so
-// that it is open while that waits for others, and costs three more round trips a message, six in all.
+// InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more
+// round trips a message.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 
 // Claim implements [dedupstore.Store].

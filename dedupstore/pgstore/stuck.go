@@ -2,116 +2,100 @@ package pgstore
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// How long a key that is stuck is left alone: twice as long after each further look.
 const (
-	minStuck = 100 * time.Millisecond
-	maxStuck = 2 * time.Second
+	// lookAgain is how long a key that is stuck is left alone.
+	lookAgain = time.Second
 
-	// forgetStuck is for how long after the last look something is remembered, and mostStuck bounds it.
+	// forgetStuck is for how long after the last look a key is remembered, and mostStuck how many keys are.
 	forgetStuck = time.Minute
 	mostStuck   = 1 << 12
 
-	// longStuck is after what time somebody is told, at most once in sayStuck. A key that nobody has looked at for looksApart may
-	// have been free meanwhile.
-	longStuck  = 5 * time.Second
-	sayStuck   = time.Minute
-	looksApart = 30 * time.Second
+	// longStuck is after what time somebody is told, at most once in sayStuck.
+	longStuck = 5 * time.Second
+	sayStuck  = time.Minute
 )
 
-// stuck are keys whose new record somebody has had locked for longer than a commit takes, such as a client that the server hears
-// no more of, with all keys of its batch. Their claims would hold up those of others, again and again: they are answered without a
-// statement, but for one that looks now and then, alone.
+// stuck are keys whose new record somebody has had locked for longer than a commit takes, such as a client that the
+// server hears no more of, with all keys of its batch. Their claims would hold up those of others, again and again:
+// they are answered without a statement, but for one that looks now and then, alone.
 type stuck struct {
-	last atomic.Int64 // when one was found, in Unix nanoseconds; 0: there are none
 	mu   sync.Mutex
 	keys map[dedupstore.Key]*look
-	said time.Time // when the log said so last
+	last time.Time // when a key was found stuck
+	said time.Time // when the log said so
 }
 
-// A look is the next one at a key that is stuck.
+// A look is what is known of a key that is stuck.
 type look struct {
-	due   time.Time
-	pause time.Duration
-	since time.Time // when the key was found stuck
-	last  time.Time // when it was found so again
+	since time.Time // when it was found stuck
+	due   time.Time // when to look again
 }
 
 // some reports whether there may be keys that are stuck.
 func (s *stuck) some() bool {
-	last := s.last.Load()
-	return last != 0 && time.Now().UnixNano()-last < int64(forgetStuck)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.current()) > 0
+}
+
+// current are the keys that are not to be forgotten. The mutex is held.
+func (s *stuck) current() map[dedupstore.Key]*look {
+	if time.Since(s.last) > forgetStuck {
+		clear(s.keys)
+	}
+	return s.keys
 }
 
 // has reports whether a key is known to be stuck.
 func (s *stuck) has(key dedupstore.Key) bool {
-	if !s.some() {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.keys[key] != nil
+	return s.current()[key] != nil
 }
 
-// leave reports whether a claim is to be answered without a statement. A claim that goes alone may look when it is time.
+// leave reports whether to answer a claim without a statement. A claim that goes alone may look when it is time.
 func (s *stuck) leave(key dedupstore.Key, alone bool) bool {
-	if !s.some() {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next, now := s.keys[key], time.Now()
-	if next == nil {
+	l := s.current()[key]
+	if l == nil {
 		return false
 	}
-	if !alone || now.Before(next.due) {
-		return true
+	if now := time.Now(); alone && now.After(l.due) {
+		l.due = now.Add(lookAgain) // one looks at a time
+		return false
 	}
-	next.due = now.Add(next.pause) // one looks at a time
-	return false
+	return true
 }
 
-// found notes that a key is stuck, or still is. It returns for how long, if that is so long that somebody has to be told.
+// found notes that a key is stuck, or still is. It returns for how long if somebody has to be told.
 func (s *stuck) found(key dedupstore.Key) (long time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.keys == nil || len(s.keys) >= mostStuck || !s.some() {
-		s.keys = make(map[dedupstore.Key]*look)
+	l, now := s.current()[key], time.Now()
+	if l == nil || now.Sub(l.due) > forgetStuck { // it may have been free meanwhile
+		if s.keys == nil || len(s.keys) >= mostStuck {
+			s.keys = make(map[dedupstore.Key]*look)
+		}
+		l = &look{since: now}
+		s.keys[key] = l
 	}
-	next := s.keys[key]
-	if next == nil {
-		next = &look{}
-		s.keys[key] = next
+	l.due, s.last = now.Add(lookAgain), now
+	if long = now.Sub(l.since); long < longStuck || now.Sub(s.said) < sayStuck {
+		return 0
 	}
-	next.pause = min(max(2*next.pause, minStuck), maxStuck)
-	now := time.Now()
-	next.due = now.Add(next.pause)
-	s.last.Store(now.UnixNano())
-	if now.Sub(next.last) >= looksApart {
-		next.since = now
-	}
-	next.last = now
-	if stuck := now.Sub(next.since); stuck >= longStuck && now.Sub(s.said) >= sayStuck {
-		s.said = now
-		return stuck
-	}
-	return 0
+	s.said = now
+	return long
 }
 
 // free notes that a key is not stuck any more.
 func (s *stuck) free(key dedupstore.Key) {
-	if !s.some() {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.keys, key)
-	if len(s.keys) == 0 {
-		s.last.Store(0)
-	}
 }

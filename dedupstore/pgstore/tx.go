@@ -2,10 +2,7 @@ package pgstore
 
 import (
 	"context"
-	"fmt"
-	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,83 +13,37 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Tx returns the inbox's transaction for the handler. It begins with the handler's first statement, in the same round trip if that
-// is an Exec with arguments and the pool prepares statements; should the connection be lost in it, the statement is made once more on
-// another one. It begins before the handler under a policy that parks, and where the handler is called again because PostgreSQL refused
-// its transaction.
+// Tx returns the transaction that the inbox began before it called the handler. Begin makes a savepoint in it. Commit
+// and Rollback return ErrInboxCommits: the inbox does that when the handler has returned.
 //
-// Begin makes a savepoint in it. Commit and Rollback return ErrInboxCommits: the inbox does that when the handler has returned. It is
-// not to be used by several goroutines at once, nor afterwards: calls get pgx.ErrTxClosed then, and one that is under way when the
-// handler returns makes the run fail. Its Conn is the pool's connection itself, and its LargeObjects work on that, which nothing guards:
+// One goroutine at a time may use it. A call that is under way when the handler returns makes the run fail; later calls
+// get pgx.ErrTxClosed. Its Conn is the pool's connection, and its LargeObjects work on that: nothing guards these, and
 // what is kept of them after the run writes into transactions of others.
 //
 // It panics outside a run of [Store.Inbox].
 func Tx(ctx context.Context) pgx.Tx {
 	s, ok := txctx.From[*pgxSession](ctx)
 	if !ok {
-		panic("pgstore: Tx outside a run of Store.Inbox: pass the context that the handler got, and make the guard over Store.Inbox()")
+		panic("pgstore: Tx outside a run of Store.Inbox: pass the context that the handler got, " +
+			"and make the guard over Store.Inbox()")
 	}
 	return s.tx
 }
 
 // A pgxSession is a transaction of pgx on a connection of its own.
 type pgxSession struct {
-	run   *run
-	conn  *pgxpool.Conn // nil: one was lost, and none could be had in its place
-	tx    inboxTx
-	late  *lateTx // nil: it has begun before the handler
-	begun bool    // the server has told so
-	over  bool    // the commit was sent
-	cut   bool    // the handler has left a first statement under way, or called Conn during it
-
-	ended  atomic.Bool // a first statement that is still under way gives the connection back
-	giving sync.Mutex  // conn back to the pool
+	run    *run
+	conn   *pgxpool.Conn
+	tx     inboxTx
+	closed bool // to calls of the handler
+	over   bool // the commit was sent
 }
 
-// taken returns the connection, if there is one, for the caller to give back.
-func (p *pgxSession) taken() *pgxpool.Conn {
-	p.giving.Lock()
-	defer p.giving.Unlock()
-	conn := p.conn
-	p.conn = nil
-	if conn != nil && p.cut { // pgx may not know yet: the next user would find it dead
-		_ = conn.Conn().Close(context.Background())
-	}
-	return conn
-}
-
-// sever breaks the connection that a first statement is using, which only that may give back. Unless the run is as ended as the
-// caller takes it to be: it may be another's by then.
-func (p *pgxSession) sever(ended bool) {
-	p.giving.Lock()
-	defer p.giving.Unlock()
-	if p.ended.Load() != ended {
-		return
-	}
-	if p.cut = true; p.conn != nil {
-		_ = p.conn.Conn().PgConn().Conn().Close()
-	}
-}
-
-// giveBack gives the connection back, if there is one.
-func (p *pgxSession) giveBack() {
-	if conn := p.taken(); conn != nil {
-		conn.Release()
-	}
-}
-
-// beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it. Where this
-// program has just been granted the claim there is, and the transaction begins with the handler's first statement.
+// beginPgx begins a transaction and marks it, in one round trip, and looks whether there is something to do for it.
 func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
-	}
-	if r.ours {
-		p := &pgxSession{run: r, conn: conn}
-		p.late = newLateTx(ctx, p)
-		p.tx = inboxTx{guarded{p.late, new(uses)}}
-		return p, nil
 	}
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: s.sql.open})
 	if err == nil {
@@ -106,7 +57,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 		conn.Release()
 		return nil, err
 	}
-	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{opened{tx}, new(uses)}}, begun: true}, nil
+	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{tx, new(sync.RWMutex)}}}, nil
 }
 
 // Status of a connection.
@@ -123,19 +74,13 @@ func (p *pgxSession) context(ctx context.Context) context.Context {
 }
 
 func (p *pgxSession) commit(ctx context.Context, s *settling) error {
-	if !p.tx.uses.close() {
+	if !p.close() {
 		return errBusy
 	}
-	if p.late != nil {
-		_, err := p.late.begin(ctx) // unless the handler has sent something
-		if err != nil && !p.late.conn.IsClosed() {
-			return fmt.Errorf("%w: %w", errNotBegun, err)
-		}
-	}
-	if p.conn == nil || p.conn.Conn().IsClosed() {
+	conn := p.conn.Conn()
+	if conn.IsClosed() {
 		return errLost
 	}
-	conn := p.conn.Conn()
 	if conn.PgConn().IsBusy() {
 		return errBusy
 	}
@@ -167,37 +112,42 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	return err
 }
 
-func (p *pgxSession) unbegun() error {
-	if p.late == nil || p.cut || !p.late.away || p.late.doubt && p.run.claim.Returned >= maxDoubts {
-		return nil
-	}
-	return p.late.err
+// close lets no more calls of the handler begin. It reports false if one is under way.
+func (p *pgxSession) close() bool {
+	p.closed = p.closed || p.tx.calls.TryLock()
+	return p.closed
 }
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
-	alone := p.tx.uses.close()
-	p.ended.Store(true)
-	if p.late != nil && !p.late.beginning.CompareAndSwap(false, true) { // it gives the connection back
-		p.sever(true)
-		return true
+	if !p.close() {
+		return p.cut(ctx)
 	}
-	conn := p.taken()
-	if conn == nil {
-		return true
-	}
-	if !alone { // a call is under way, which fails now: pgx may panic where a pool closes the connection under it
-		cut := conn.Hijack().PgConn()
-		_ = cut.Conn().Close()
-		return !p.tx.uses.await(ctx) || p.over || !p.begun || cut.TxStatus() != idle // which the call would change under us
-	}
-	open = p.over || !p.begun || !left(conn.Conn())
-	rollback(ctx, conn)
-	conn.Release()
+	open = p.over || !left(p.conn.Conn())
+	rollback(ctx, p.conn)
+	p.conn.Release()
 	return open
 }
 
-// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another one. One in
-// which a statement failed cannot be asked.
+// cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
+// panic where a pool closes it under the call.
+func (p *pgxSession) cut(ctx context.Context) (open bool) {
+	conn := p.conn.Hijack().PgConn()
+	_ = conn.Conn().Close()
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	for !p.close() { // until then the call may change what is looked at
+		if !pace.Sleep(bounded, time.Millisecond) {
+			return true
+		}
+	}
+	return conn.TxStatus() != idle
+}
+
+// leaveTimeout bounds how long a call takes whose connection was closed: the source of a CopyFrom may not return.
+const leaveTimeout = time.Second
+
+// left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another
+// one. One in which a statement failed cannot be asked.
 func left(conn *pgx.Conn) bool {
 	status := conn.PgConn().TxStatus() // of a connection that is lost: the last that it had
 	if status != inTx || conn.IsClosed() {
@@ -229,195 +179,97 @@ func (inboxTx) Commit(context.Context) error { return ErrInboxCommits }
 // Rollback implements [pgx.Tx].
 func (inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
 
-// A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit would be
-// committed by itself, and later the connection is another's.
+// A guarded transaction, or savepoint in it, cannot be used any more when the inbox settles: what came after the commit
+// would be committed by itself, and later the connection is another run's. A pgx.Tx that has ended says so, too, but
+// not to a call that began just before.
 type guarded struct {
-	opener
-	uses *uses
-}
-
-// Uses are the calls of a transaction that are under way, until it is closed to new ones.
-type uses struct{ n atomic.Int32 }
-
-// enter reports whether a call may begin, which is to leave.
-func (u *uses) enter() bool {
-	for {
-		n := u.n.Load()
-		if n < 0 {
-			return false
-		}
-		if u.n.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-func (u *uses) leave() { u.n.Add(-1) }
-
-// close lets no more calls begin, and reports whether none is under way.
-func (u *uses) close() bool { return u.n.Or(math.MinInt32)&math.MaxInt32 == 0 }
-
-// await waits until the calls that are under way have left, and reports whether they did. Those whose connection was closed leave
-// soon, unless what the handler gave them does not return, such as the source of a CopyFrom.
-func (u *uses) await(ctx context.Context) bool {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-	defer cancel()
-	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
-	for u.n.Load() != math.MinInt32 {
-		if !pace.Sleep(bounded, pauses.Next()) {
-			return false
-		}
-	}
-	return true
-}
-
-const leaveTimeout = time.Second
-
-// An opener has a transaction, or begins it.
-type opener interface {
-	begin(ctx context.Context) (pgx.Tx, error)
-	now() (pgx.Tx, error)
-	exec(ctx context.Context, query string, args []any) (pgconn.CommandTag, error)
-	raw() *pgx.Conn
-}
-
-// An opened transaction, or savepoint, has begun before.
-type opened struct{ tx pgx.Tx }
-
-func (o opened) begin(context.Context) (pgx.Tx, error) { return o.tx, nil }
-
-func (o opened) now() (pgx.Tx, error) { return o.tx, nil }
-
-func (o opened) exec(ctx context.Context, query string, args []any) (pgconn.CommandTag, error) {
-	return o.tx.Exec(ctx, query, args...)
-}
-
-func (o opened) raw() *pgx.Conn { return o.tx.Conn() }
-
-// open is for a call that leaves when it returns, if there is no error.
-func (g guarded) open(ctx context.Context) (pgx.Tx, error) {
-	if !g.uses.enter() {
-		return nil, pgx.ErrTxClosed
-	}
-	tx, err := g.begin(ctx)
-	if err != nil {
-		g.uses.leave()
-	}
-	return tx, err
+	pgx.Tx
+	calls *sync.RWMutex // each call holds it for reading; locked when the session is closed to calls
 }
 
 // Begin implements [pgx.Tx]: it makes a savepoint.
 func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := g.open(ctx)
+	if !g.calls.TryRLock() {
+		return nil, pgx.ErrTxClosed
+	}
+	defer g.calls.RUnlock()
+	tx, err := g.Tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer g.uses.leave()
-	if tx, err = tx.Begin(ctx); err != nil {
-		return nil, err
-	}
-	return guarded{opened{tx}, g.uses}, nil
+	return guarded{tx, g.calls}, nil
 }
 
 // Commit implements [pgx.Tx] for savepoints.
 func (g guarded) Commit(ctx context.Context) error {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return err
+	if !g.calls.TryRLock() {
+		return pgx.ErrTxClosed
 	}
-	defer g.uses.leave()
-	return tx.Commit(ctx)
+	defer g.calls.RUnlock()
+	return g.Tx.Commit(ctx)
 }
 
 // Rollback implements [pgx.Tx] for savepoints.
 func (g guarded) Rollback(ctx context.Context) error {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return err
+	if !g.calls.TryRLock() {
+		return pgx.ErrTxClosed
 	}
-	defer g.uses.leave()
-	return tx.Rollback(ctx)
+	defer g.calls.RUnlock()
+	return g.Tx.Rollback(ctx)
 }
 
 // Exec implements [pgx.Tx].
 func (g guarded) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	if !g.uses.enter() {
+	if !g.calls.TryRLock() {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
-	defer g.uses.leave()
-	return g.exec(ctx, query, args)
+	defer g.calls.RUnlock()
+	return g.Tx.Exec(ctx, query, args...)
 }
 
 // Query implements [pgx.Tx].
 func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query() //nolint:sqlclosecheck // the caller's
+	if !g.calls.TryRLock() {
+		return pgx.FailedBatchResults(&pgx.Batch{}, pgx.ErrTxClosed).Query() //nolint:sqlclosecheck // the caller's
 	}
-	defer g.uses.leave()
-	return tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
+	defer g.calls.RUnlock()
+	return g.Tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
 }
 
 // QueryRow implements [pgx.Tx].
 func (g guarded) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
+	if !g.calls.TryRLock() {
+		return pgx.FailedBatchResults(&pgx.Batch{}, pgx.ErrTxClosed).QueryRow()
 	}
-	defer g.uses.leave()
-	return tx.QueryRow(ctx, query, args...)
+	defer g.calls.RUnlock()
+	return g.Tx.QueryRow(ctx, query, args...)
 }
 
 // SendBatch implements [pgx.Tx].
 func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return pgx.FailedBatchResults(b, err)
+	if !g.calls.TryRLock() {
+		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
 	}
-	defer g.uses.leave()
-	return tx.SendBatch(ctx, b)
+	defer g.calls.RUnlock()
+	return g.Tx.SendBatch(ctx, b)
 }
 
 // CopyFrom implements [pgx.Tx].
-func (g guarded) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return 0, err
+func (g guarded) CopyFrom(
+	ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource,
+) (int64, error) {
+	if !g.calls.TryRLock() {
+		return 0, pgx.ErrTxClosed
 	}
-	defer g.uses.leave()
-	return tx.CopyFrom(ctx, table, columns, rows)
+	defer g.calls.RUnlock()
+	return g.Tx.CopyFrom(ctx, table, columns, rows)
 }
 
 // Prepare implements [pgx.Tx].
 func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
-	tx, err := g.open(ctx)
-	if err != nil {
-		return nil, err
+	if !g.calls.TryRLock() {
+		return nil, pgx.ErrTxClosed
 	}
-	defer g.uses.leave()
-	return tx.Prepare(ctx, name, query)
-}
-
-// LargeObjects implements [pgx.Tx].
-func (g guarded) LargeObjects() pgx.LargeObjects {
-	err := pgx.ErrTxClosed
-	if g.uses.enter() {
-		defer g.uses.leave()
-		var tx pgx.Tx
-		if tx, err = g.now(); err == nil {
-			return tx.LargeObjects()
-		}
-	}
-	var none pgx.Batch
-	none.BeginTx(pgx.TxOptions{})
-	return pgx.FailedBatchResults(&none, err).Tx().LargeObjects() // of a transaction that is closed
-}
-
-// Conn implements [pgx.Tx]. What is done on it during the run is in the transaction, or fails.
-func (g guarded) Conn() *pgx.Conn {
-	if g.uses.enter() {
-		defer g.uses.leave()
-		_, _ = g.now()
-	}
-	return g.raw()
+	defer g.calls.RUnlock()
+	return g.Tx.Prepare(ctx, name, query)
 }

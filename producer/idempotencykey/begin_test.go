@@ -30,8 +30,7 @@ func (i interrupted) InTx(ctx context.Context, c dedupstore.Claim, work func(con
 	return i.Transactor.InTx(ctx, c, work)
 }
 
-// TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler finds that out by its first statement, and answers 500, which
-// would be given to each repeat.
+// TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler is not called, and a repeat calls it.
 func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 	t.Parallel()
 	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
@@ -44,10 +43,10 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var away atomic.Bool
+	var away atomic.Bool // for the next connection
 	config.ConnConfig.RuntimeParams["application_name"] = "interrupted"
 	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
-		if away.Load() {
+		if away.Swap(false) {
 			return errors.New("the server is away")
 		}
 		return nil
@@ -77,9 +76,7 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 		interrupt = false
 	}}
 	rg := serve(t, newGuard(t, store, oncemill.Policy{MaxAttempts: 1, Backoff: oncemill.Backoff{Min: 1, Max: 1}}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		err := b.pay(r, "k")
-		away.Store(false)
-		if err != nil {
+		if err := b.pay(r, "k"); err != nil {
 			w.WriteHeader(500)
 			return
 		}
