@@ -35,8 +35,6 @@ var house = table{
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},
 
-	{4, "transport/stocknats", "what makes stock watermill-nats as safe as it can be", these(watermill, watermillNATS, natsGo)},
-
 	{5, "cmd/...", "programs", everything},
 	{5, "examples/...", "programs to learn from", everything},
 	{5, "internal/faults", "promises under faults of real servers", everything},
@@ -64,8 +62,7 @@ var (
 		"go.opentelemetry.io/otel/trace/...",
 	}
 
-	watermill     = []string{"github.com/ThreeDotsLabs/watermill/..."}
-	watermillNATS = []string{"github.com/ThreeDotsLabs/watermill-nats/v2/..."}
+	watermill = []string{"github.com/ThreeDotsLabs/watermill/..."}
 
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
 	lru        = []string{"github.com/hashicorp/golang-lru/v2/..."}
