@@ -14,7 +14,7 @@ const (
 
 // A cleaner removes published rows whose retention is over, a bounded batch at a time, between batches of work: after each
 // one at least as many rows as two of them have, so that no more is published than cleaned. When the store is slow it is
-// less, because nothing is published meanwhile: it begins nothing new after a StoreTimeout.
+// less, because nothing is published meanwhile: it begins nothing new after the time that an operation of it may take.
 type cleaner struct {
 	relay *Relay
 	age   time.Duration
@@ -38,9 +38,9 @@ func (c *cleaner) clean(ctx context.Context) {
 		return
 	}
 	c.next = time.Now().Add(pace.Jitter(c.every))
-	limit := time.Now().Add(c.relay.cfg.StoreTimeout)
+	limit := time.Now().Add(c.relay.cfg.storeTimeout())
 	for rows := 0; rows < 2*c.relay.cfg.BatchSize && time.Now().Before(limit); {
-		bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.StoreTimeout)
+		bounded, cancel := context.WithTimeout(ctx, c.relay.cfg.storeTimeout())
 		removed, err := c.relay.store.Clean(bounded, c.age, c.most)
 		cancel()
 		if err != nil {

@@ -80,7 +80,7 @@ func (r *Relay) work(ctx context.Context, l lane) {
 			continue
 		}
 		faults.Reset()
-		r.catchUp(ctx)
+		r.sender.CatchUp(ctx)
 		l.stuck = false
 		flowing = b.acknowledged > 0
 		first = b.rows == 0 && l.follows == nil

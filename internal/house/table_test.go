@@ -24,16 +24,19 @@ var house = table{
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
 	{2, "consumer", "one delivery, one decision; the Watermill middleware", these(watermill, otelAPI)},
-	{2, "outbox", "the relay and its contract", otelAPI},
 	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
 
-	{3, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
-	{3, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
-	{3, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
-	{3, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
+	{2, "internal/outgoing", "one call of a publisher by a relay of an outbox", nil},
+
+	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},
+
+	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
+	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
+	{4, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
+	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
 	{5, "cmd/...", "programs", everything},
 	{5, "examples/...", "programs to learn from", everything},

@@ -38,7 +38,7 @@
 //
 // A transaction that stays open, or anything else that keeps an old snapshot, keeps PostgreSQL from forgetting
 // rows that were published: each look then passes over all of those that were published since, a million of them in 0.1 s
-// to 1 s. Nothing is lost. Where that takes longer than StoreTimeout, as with tens of millions, nothing is published until the
+// to 1 s. Nothing is lost. Where that takes longer than 10 s, as with tens of millions, nothing is published until the
 // snapshot is gone. The outbox relies on autovacuum as every table does.
 //
 // # Order
@@ -54,7 +54,7 @@
 //   - A message that is refused, gets no answer, or is delayed by NotBefore holds up the later ones of its key, and of no
 //     other key. So does a dead one, until Requeue or Discard, unless [Config.SkipDead]. Each look passes over what is
 //     held up, and reads all delayed and dead rows that have a key: an ordered outbox is no place for many of either. Half a
-//     million take a second; some millions longer than StoreTimeout, and then new messages stand still, those of other keys too.
+//     million take a second; some millions longer than 10 s, and then new messages stand still, those of other keys too.
 //   - Of one key there is one message at a time on its way to the broker, as far as its relay knows.
 //   - A dead message that Discard or SkipDead has let others pass may still arrive behind them, if an attempt of it got no
 //     answer: a copy that is on its way, or in the hands of a relay that is frozen, cannot be called back.

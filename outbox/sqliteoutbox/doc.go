@@ -36,7 +36,7 @@
 // SQLite has one writer at a time: business transactions that stay open hold up the relay, and each other. Nor do writers take
 // turns: who begins the next transaction right after each commit, such as an import that commits row by row, leaves others
 // only the moment in between, and each step of a relay may wait for seconds. One that finds no such moment within
-// outbox.Config.StoreTimeout fails, and is in the relay's log; what was published, and could not be recorded before its lease ended,
+// 10 s fails, and is in the relay's log; what was published, and could not be recorded before its lease ended,
 // is published again, with the same ID. Let such a program write many rows in a transaction, and pause between them.
 //
 // The file must be on a local disk; SQLite's locks do not work on network file systems. While a process has it open nothing else
