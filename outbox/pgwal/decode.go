@@ -12,14 +12,13 @@ import (
 
 	"github.com/jackc/pglogrepl"
 
-	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // An event is what the log shows, in its order.
 type event struct {
 	kind eventKind
-	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown; began: where the commit begins
+	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown
 	row  *row          // written
 	ping bool          // alive: the server wants an answer
 }
@@ -35,11 +34,9 @@ const (
 
 // A decoder turns the protocol of pgoutput, version 1 with binary values, into events.
 type decoder struct {
-	prefix  string  // of an Emitter; empty: rows of the table
 	table   uint32  // OID
 	columns columns // of the table, once it was described
 	told    bool    // it was
-	xid     uint32  // of the transaction that is being shown
 
 	values [][]byte // of a row, in the same memory always
 	topic  string   // of the row before: most have the same
@@ -66,35 +63,23 @@ func (d *decoder) decode(data []byte) (event, error) {
 }
 
 func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
-	switch data := x.WALData[1:]; pglogrepl.MessageType(x.WALData[0]) { // for most messages, what pglogrepl makes of them is slow
+	data := x.WALData[1:]
+	switch pglogrepl.MessageType(x.WALData[0]) { // for most messages, what pglogrepl makes of them is slow
 	case pglogrepl.MessageTypeInsert:
 		return d.insert(data)
-	case pglogrepl.MessageTypeBegin: // place of the commit, time, number
-		if len(data) < 8+8+4 {
-			return event{}, errShort
-		}
-		d.xid = binary.BigEndian.Uint32(data[8+8:])
-		return event{kind: began, lsn: pglogrepl.LSN(binary.BigEndian.Uint64(data))}, nil
+	case pglogrepl.MessageTypeBegin:
+		return event{kind: began}, nil
 	case pglogrepl.MessageTypeCommit: // flags, place of the commit, its end, time
 		if len(data) < 1+8+8+8 {
 			return event{}, errShort
 		}
 		return event{kind: committed, lsn: pglogrepl.LSN(binary.BigEndian.Uint64(data[1+8:]))}, nil
-	case pglogrepl.MessageTypeRelation, pglogrepl.MessageTypeMessage:
-	default:
-		return event{}, nil
-	}
-	m, err := pglogrepl.Parse(x.WALData)
-	if err != nil {
-		return event{}, fmt.Errorf("pgwal: read the log at %s: %w", x.WALStart, err)
-	}
-	switch m := m.(type) {
-	case *pglogrepl.RelationMessage:
-		return event{}, d.relation(m)
-	case *pglogrepl.LogicalDecodingMessage:
-		if d.prefix != "" && m.Prefix == d.prefix && m.Transactional {
-			return event{kind: written, row: d.emitted(m)}, nil
+	case pglogrepl.MessageTypeRelation:
+		m, err := pglogrepl.Parse(x.WALData)
+		if err != nil {
+			return event{}, fmt.Errorf("pgwal: read the log at %s: %w", x.WALStart, err)
 		}
+		return event{}, d.relation(m.(*pglogrepl.RelationMessage))
 	}
 	return event{}, nil
 }
@@ -103,7 +88,7 @@ func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
 type columns struct{ number, written, due, published, dead, id, topic, key, header, replays, payload int }
 
 func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
-	if d.prefix != "" || m.RelationID != d.table {
+	if m.RelationID != d.table {
 		return nil
 	}
 	names := make([]string, len(m.Columns))
@@ -153,7 +138,7 @@ func (d *decoder) insert(b []byte) (event, error) {
 	if len(get(c.number)) != 8 || len(get(c.written)) != 8 {
 		return event{}, &SetupError{"the outbox table", "has columns of other types than this package knows", nil}
 	}
-	r := &row{xid: d.xid, number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
+	r := &row{number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
 	if topic := get(c.topic); string(topic) != d.topic {
 		d.topic = string(topic)
 	}
@@ -214,19 +199,4 @@ func (r *row) readHeader(header []byte) {
 func setHeader(h producer.Header, name, value string) {
 	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
 	h[name] = value
-}
-
-// emitted reads what an Emitter wrote. What another one wrote with the same prefix becomes dead, under an ID made of its
-// place in the log.
-func (d *decoder) emitted(m *pglogrepl.LogicalDecodingMessage) *row {
-	r := &row{at: int64(m.LSN)}
-	message, err := unpack(m.Content)
-	if err != nil {
-		id := ids.Derive("oncemill/pgwal", d.prefix, m.LSN.String())
-		r.message = producer.Message{ID: id, Topic: d.prefix, Payload: slices.Clone(m.Content)}
-		r.problem = err.Error()
-		return r
-	}
-	r.message = message
-	return r
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pglogrepl"
-
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
@@ -15,10 +13,10 @@ type looks struct {
 	busy    bool
 	sweepAt time.Time
 	cleanAt time.Time
-	walAt   time.Time
+	watchAt time.Time
 	unseen  unseen
-	cleans  int // rows to clean at once
-	finds   int // rows that are due, to find at once
+	cleans  portion
+	finds   portion
 }
 
 const (
@@ -26,51 +24,19 @@ const (
 	sweepSize  = 5000
 	sweepEvery = 10 // looks
 	cleanSize  = 1000
-	cleanEvery = time.Minute
-	walEvery   = 10 * time.Second
 	restful    = 20 // a look takes at most one part in so many of the time
 )
 
-// A sight is what a look found.
-type sight struct {
-	rows    []*row
-	full    bool // there is probably more
-	unseen  unseen
-	swept   bool // unseen is new
-	cleaned bool // as far as is due now
-	unclean bool // there is more to clean
-	slow    bool // cleaning failed
-	heavy   bool // finding rows that are due failed
-	other   bool // the server, or the table, is not the one that the log is read for
-	faults  []error
+// A portion is how many rows are worked on at once: half as many after an error, as rows that take too long together would
+// do so for ever, and then ever more again.
+type portion struct{ now, most int }
 
-	confirmed pglogrepl.LSN // as the server knows it
-}
-
-// look starts a look if it is time for one.
-func (s *session) look(working context.Context, now time.Time) {
-	l := &s.looks
-	if l.busy || now.Before(l.at) {
-		return
+func (p *portion) adapt(failed bool) {
+	if failed {
+		p.now = max(1, p.now/2)
+	} else {
+		p.now = min(p.most, p.now+1+p.now/8)
 	}
-	l.busy = true
-	wal := !now.Before(l.walAt)
-	if wal {
-		l.walAt = now.Add(s.r.watching)
-	}
-	var ask request
-	if !s.r.cfg.messages() {
-		ask = s.ask(now)
-	}
-	s.start(func() func() {
-		began := time.Now()
-		found := s.r.see(working, ask)
-		cost := time.Since(began)
-		if wal {
-			found.other = s.r.watch(working, s.facts)
-		}
-		return func() { s.seen(working, found, cost) }
-	})
 }
 
 // A request says what to look at.
@@ -83,11 +49,48 @@ type request struct {
 	clean   int // rows whose retention is over; zero: none
 }
 
+// A sight is what a look found.
+type sight struct {
+	rows    []*row
+	full    bool // there is probably more
+	unseen  unseen
+	swept   bool // unseen is new
+	cleaned bool // as far as is due now
+	unclean bool // there is more to clean
+	slow    bool // cleaning failed
+	heavy   bool // finding rows that are due failed
+	broken  error
+	faults  []error
+}
+
+// look starts a look if it is time for one.
+func (s *session) look(working context.Context, now time.Time) {
+	l := &s.looks
+	if l.busy || now.Before(l.at) {
+		return
+	}
+	l.busy = true
+	watch := !now.Before(l.watchAt)
+	if watch {
+		l.watchAt = now.Add(s.r.limits.watchInterval)
+	}
+	ask := s.ask(now)
+	s.start(func() func() {
+		began := time.Now()
+		found := s.r.see(working, ask)
+		cost := time.Since(began)
+		if watch {
+			found.broken = s.r.watch(working, s.facts)
+		}
+		return func() { s.seen(working, found, cost) }
+	})
+}
+
 func (s *session) ask(now time.Time) request {
 	l := &s.looks
-	q := request{limit: min(l.finds, s.room()), bytes: s.r.cfg.MaxPendingBytes - s.bytes, exclude: []int64{}}
+	q := request{limit: min(l.finds.now, s.room()), bytes: s.r.limits.maxPendingBytes - s.bytes, exclude: []int64{}}
 	if !now.Before(l.cleanAt) {
-		q.clean = l.cleans
+		q.clean = l.cleans.now
 	}
 	if q.limit > 0 {
 		for number, rest := range s.numbers {
@@ -121,14 +124,14 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		}
 	}
 	var err error
-	found.confirmed, err = r.confirmed(ctx)
-	fault(err)
 	if q.limit > 0 {
 		found.rows, err = r.rest(ctx, q.exclude, q.limit, q.bytes)
-		found.heavy = fault(err)
-		if !found.heavy && (len(found.rows) == q.limit || payloads(found.rows) >= q.bytes) {
-			found.full = true
+		bytes := 0
+		for _, r := range found.rows {
+			bytes += len(r.message.Payload)
 		}
+		found.heavy = fault(err)
+		found.full = found.full || !found.heavy && (len(found.rows) == q.limit || bytes >= q.bytes)
 	}
 	if q.sweep {
 		found.unseen, err = r.unseen(ctx, sweepSize)
@@ -143,57 +146,45 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 	return found
 }
 
-// payloads is how many bytes the payloads of rows have.
-func payloads(rows []*row) (bytes int) {
-	for _, r := range rows {
-		bytes += len(r.message.Payload)
-	}
-	return bytes
-}
-
 // seen takes in what a look found.
 func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 	l, now := &s.looks, time.Now()
 	l.busy = false
-	s.other = s.other || found.other
-	s.kept(found.confirmed)
+	if found.broken != nil {
+		s.broken = found.broken
+	}
 	for _, r := range found.rows {
 		if _, there := s.numbers[r.number]; !there {
-			s.admit(r, false)
+			s.admit(r)
 		}
 	}
 	for _, err := range found.faults {
-		s.leave = s.leave || hasCode(err, codeCannotConnectNow)
+		s.fail(err)
 		if ctx.Err() == nil {
-			s.r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again", "error", s.r.explain("look at the table", err))
+			s.r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again",
+				"error", s.r.explain("look at the table", err))
 		}
 	}
-	switch {
-	case found.slow: // rows that take too long together would do so for ever
-		l.cleans = max(1, l.cleans/2)
-	case found.unclean:
-		l.cleans = min(cleanSize, l.cleans+1+l.cleans/8)
+	if found.slow || found.unclean {
+		l.cleans.adapt(found.slow)
 	}
-	if found.heavy { // as with what is cleaned
-		l.finds = max(1, l.finds/2)
-	} else {
-		l.finds = min(restSize, l.finds+1+l.finds/8)
-	}
+	l.finds.adapt(found.heavy)
 	if found.cleaned {
-		l.cleanAt = now.Add(pace.Jitter(s.r.clearing))
+		l.cleanAt = now.Add(pace.Jitter(s.r.limits.cleanInterval))
 	}
+	every := s.r.limits.pollInterval
 	if found.swept {
-		l.unseen, l.sweepAt = found.unseen, now.Add(sweepEvery*s.r.cfg.PollInterval)
+		l.unseen, l.sweepAt = found.unseen, now.Add(sweepEvery*every)
 		if len(found.unseen.numbers) >= sweepSize {
 			l.sweepAt = now
 		}
 	}
-	pause := max(s.r.cfg.PollInterval, restful*cost)
+	pause := max(every, restful*cost)
 	switch {
 	case len(found.faults) > 0: // what it cost was waiting
-		pause = max(s.r.cfg.PollInterval, cost)
+		pause = max(every, cost)
 	case found.full && s.room() > 0 || found.unclean: // no more may be published than cleaned
-		pause = min(cost, s.r.cfg.PollInterval)
+		pause = min(cost, every)
 	}
 	l.at = now.Add(pause)
 }

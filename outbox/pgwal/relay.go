@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
@@ -18,15 +20,15 @@ import (
 // slot one works, and the others wait to take over.
 type Relay struct {
 	cfg       Config
-	publisher producer.Publisher
+	limits    limits
 	sql       statements
 	log       *slog.Logger
 	telemetry *telemetry.Relay
+	sender    *outgoing.Sender
 	running   atomic.Bool
-	silence   time.Duration // how long the server may say nothing
-	clearing  time.Duration // between two times that rows are cleaned
-	watching  time.Duration // between two looks at the slot
-	wal       walWatch
+
+	mu   sync.Mutex
+	said map[string]time.Time // warnings, and when they were given last
 }
 
 // New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The publisher
@@ -44,25 +46,33 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
-	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence, clearing: cleanEvery, watching: walEvery}, nil
+	return &Relay{
+		cfg: cfg, limits: cfg.limits(), sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer,
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger, Timeout: cfg.PublishTimeout},
+		said:   map[string]time.Time{},
+	}, nil
 }
 
 const (
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 5 * time.Second
 	turnEvery     = 400 * time.Millisecond
-
-	shortestSilence = time.Minute
-	longestSilence  = 24 * time.Hour
+	warnEvery     = time.Minute
 )
 
-// errSilent says that nothing came from the server, not even answers. It may be gone, or at a large transaction: with
-// wal_sender_timeout = 0 it answers nobody while it decodes one, and begins again with each connection. So each one waits
-// twice as long as the one before.
-var errSilent = errors.New("pgwal: the server does not answer any more")
+// warn says what lasts, at most once a minute.
+func (r *Relay) warn(ctx context.Context, text string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); now.Sub(r.said[text]) >= warnEvery {
+		r.said[text] = now
+		r.log.WarnContext(ctx, text, args...)
+	}
+}
 
-// Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published, records
-// and confirms what was acknowledged, which takes at most StoreTimeout, and returns nil. A publisher that does not obey its context makes it wait longer.
+// Run publishes until ctx ends, and then stops cleanly: it waits for what is being published, at most 10 s or a
+// PublishTimeout that is shorter, records and confirms what was acknowledged, which takes at most as long, and returns
+// nil. A publisher that does not obey its context makes it wait longer.
 //
 // It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and tried
 // for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table that is
@@ -80,10 +90,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer stop()
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
-	known := newMemory()
 	for ctx.Err() == nil {
-		began, silence := time.Now(), r.silence
-		err := r.once(ctx, known)
+		began := time.Now()
+		err := r.once(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -97,12 +106,9 @@ func (r *Relay) Run(ctx context.Context) error {
 			if time.Since(began) > longestFault {
 				faults.Reset()
 			}
-			r.silence = shortestSilence
-			if errors.Is(err, errSilent) {
-				r.silence = min(2*silence, longestSilence)
-			}
 			pause := pace.Jitter(faults.Next())
-			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again", "slot", r.cfg.Slot, "in", pause, "error", err)
+			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again",
+				"slot", r.cfg.Slot, "in", pause, "error", err)
 			pace.Sleep(ctx, pause)
 		}
 	}
@@ -110,12 +116,12 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 // once reads the log until that fails or ctx ends. It returns nil if it is not this relay's turn.
-func (r *Relay) once(ctx context.Context, known *memory) error {
+func (r *Relay) once(ctx context.Context) error {
 	facts, err := r.check(ctx)
 	if err != nil {
 		return err
 	}
-	r.wal.look(ctx, r, facts)
+	r.warnOfLog(ctx, facts)
 	if facts.active {
 		r.log.DebugContext(ctx, "pgwal: another relay reads the log", "slot", r.cfg.Slot)
 		return nil
@@ -132,6 +138,29 @@ func (r *Relay) once(ctx context.Context, known *memory) error {
 		return err
 	}
 	r.log.InfoContext(ctx, "pgwal: relay reads the log", "slot", r.cfg.Slot, "from", facts.confirmed.String())
+	if facts.keepWAL < 0 {
+		r.warn(ctx, "pgwal: max_slot_wal_keep_size is unlimited: if no relay runs or the broker is away for long, "+
+			"the log fills the server's disk; set it to what the disk can spare")
+	}
 	r.sql = statementsFor(r.cfg, facts.debezium)
-	return newSession(r, stream, facts, known).run(ctx)
+	return newSession(r, stream, facts).run(ctx)
+}
+
+const statsSQL = `
+SELECT count(*),
+	coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min(coalesce(not_before, written_at)))), 0)::float8,
+	(SELECT count(*) FROM {table} WHERE dead_at IS NOT NULL)
+FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
+
+// gauges shows in metrics how many rows the table has.
+func (r *Relay) gauges(ctx context.Context) (stop func(), err error) {
+	query := r.sql.stats // it is the same always, and the others change with the connection
+	return r.telemetry.Watch(ctx, func(ctx context.Context) (s telemetry.Stats, err error) {
+		ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
+		defer cancel()
+		var oldest float64
+		err = r.cfg.Pool.QueryRow(ctx, query).Scan(&s.Pending, &oldest, &s.Dead)
+		s.Oldest = time.Duration(oldest * float64(time.Second))
+		return s, err
+	})
 }

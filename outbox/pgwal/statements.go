@@ -4,9 +4,8 @@ import "strings"
 
 // statements are the SQL of one relay.
 type statements struct {
-	known, rest, unseen, mark string
-	settle, parked            string
-	tidyLock, clean, stats    string
+	known, rest, unseen, mark      string
+	settle, tidyLock, clean, stats string
 }
 
 func statementsFor(cfg Config, debezium bool) statements {
@@ -17,8 +16,7 @@ func statementsFor(cfg Config, debezium bool) statements {
 	in := strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease"), "{topic}", topic, "{key}", key).Replace
 	return statements{
 		known: in(knownSQL), rest: in(restSQL), unseen: in(unseenSQL), mark: in(markSQL),
-		settle: in(settleSQL), parked: in(parkedSQL),
-		tidyLock: in(tidyLockSQL), clean: in(cleanSQL), stats: in(statsSQL),
+		settle: in(settleSQL), tidyLock: in(tidyLockSQL), clean: in(cleanSQL), stats: in(statsSQL),
 	}
 }
 
