@@ -11,10 +11,10 @@ import (
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
-	// BatchSize is the most rows that are leased and published together. Up to three such batches are in memory, and up to
-	// 32 rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for payloads of
-	// megabytes. After an error of the store a relay asks for half as many, and then for ever more again, so that rows that
-	// take too long to read together are read in parts. Zero: 1,000.
+	// BatchSize is the most rows that are leased and published together. Up to three such batches are in memory, and up
+	// to 32 rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for
+	// payloads of megabytes. After an error of the store a relay asks for half as many, and then for ever more again,
+	// so that rows that take too long to read together are read in parts. Zero: 1,000.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due
@@ -29,8 +29,8 @@ type Config struct {
 	PublishTimeout time.Duration
 
 	// Lease is how long a batch is kept from other relays: the time after which a dead relay's rows are published by
-	// somebody else. At least PublishTimeout and the time of two operations of the store. Zero: 1 min, or that sum if it
-	// is longer.
+	// somebody else. At least PublishTimeout and the time of two operations of the store. Zero: 1 min, or that sum if
+	// it is longer.
 	Lease time.Duration
 
 	// MaxAttempts is how often a row may be refused before it is dead. Attempts without an answer do not count.
@@ -42,13 +42,14 @@ type Config struct {
 	Backoff oncemill.Backoff
 
 	// Retention is how long published rows are kept. A broker that loses messages can be given them again from there
-	// (Replayer). Consumers have to recognise what comes again so late: their dedup windows must be at least twice this, plus
-	// the longest outage of the broker, as a row without an answer is sent again for as long as it takes. So with the
-	// default window of 24 h this has to be shorter, or the window longer. Zero: 24 h. DeleteAtOnce: not at all.
+	// (Replayer). Consumers have to recognise what comes again so late: their dedup windows must be at least twice
+	// this, plus the longest outage of the broker, as a row without an answer is sent again for as long as it takes. So
+	// with the default window of 24 h this has to be shorter, or the window longer. Zero: 24 h. DeleteAtOnce: not at
+	// all.
 	Retention time.Duration
 
-	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their numbers of
-	// rows. Empty: the store's table, if it says so (Named), or else "outbox".
+	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their
+	// numbers of rows. Empty: the store's table, if it says so (Named), or else "outbox".
 	Name string
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
@@ -123,11 +124,15 @@ func (c Config) validate() error {
 	}
 	switch {
 	case c.Lease < c.shortestLease():
-		return &InvalidError{"Config.Lease", fmt.Sprintf("is %v, want at least %v, what it takes to lease, publish and settle", c.Lease, c.shortestLease())}
+		return &InvalidError{"Config.Lease",
+			fmt.Sprintf("is %v, want at least %v, what it takes to lease, publish and settle", c.Lease,
+				c.shortestLease())}
 	case c.Backoff.Max < c.Backoff.Min:
-		return &InvalidError{"Config.Backoff.Max", fmt.Sprintf("is %v, want at least Min (%v)", c.Backoff.Max, c.Backoff.Min)}
+		return &InvalidError{"Config.Backoff.Max", fmt.Sprintf("is %v, want at least Min (%v)", c.Backoff.Max,
+			c.Backoff.Min)}
 	case c.Retention != DeleteAtOnce && (c.Retention < time.Millisecond || c.Retention > longest):
-		return &InvalidError{"Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention, longest)}
+		return &InvalidError{"Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention,
+			longest)}
 	}
 	return nil
 }

@@ -37,5 +37,6 @@
 //
 // Whether a refusal is one is the publisher's word. A publisher that reports an unreachable broker as a definite
 // failure, instead of an unknown one, makes rows die in a long outage. One that hangs and does not obey its context, as
-// many of Watermill do not, holds up all new rows of its relay until it returns: the log says so, and other relays go on.
+// many of Watermill do not, holds up all new rows of its relay until it returns: the log says so, and other relays go
+// on.
 package outbox

@@ -21,9 +21,11 @@ func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
 	bounded, release := outlive(ctx, r.cfg.storeTimeout(), giveBackTimeout)
 	defer release()
 	var err error
-	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease, Suspects: from.suspects})
+	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease,
+		Suspects: from.suspects})
 	if err != nil && from.stuck && ctx.Err() == nil {
-		// Perhaps it is the row: too large to be read in time, or damaged. Given back, it would be the first again, for ever.
+		// Perhaps it is the row: too large to be read in time, or damaged. Given back, it would be the first again, for
+		// ever.
 		return lease{}, err
 	}
 	if err != nil || ctx.Err() != nil && len(l.rows) > 0 {

@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// SystemOf names the messaging system that a publisher sends to, for telemetry: what its method MessagingSystem says, or
-// "unknown".
+// SystemOf names the messaging system that a publisher sends to, for telemetry: what its method MessagingSystem says,
+// or "unknown".
 func SystemOf(p producer.Publisher) string {
 	if s, ok := p.(interface{ MessagingSystem() string }); ok {
 		return s.MessagingSystem()

@@ -19,8 +19,8 @@ type answer struct {
 
 // publish publishes a batch and returns what has to be recorded. Rows that it leaves out are to be given back: the
 // relay stopped before it knew about them, or an earlier row of their lane was not acknowledged. Suspects are published
-// apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others along
-// again.
+// apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others
+// along again.
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.stopTimeout())
 	defer release()
@@ -42,8 +42,8 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	return append(all.broken, results...)
 }
 
-// split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row has a lane
-// none waits for another, and all stay together.
+// split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row
+// has a lane none waits for another, and all stay together.
 func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	if r.hung.None() {
 		return nil, rows
@@ -147,7 +147,8 @@ func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 
 // unreadable parks a row that cannot be published.
 func (r *Relay) unreadable(ctx context.Context, row Row) Result {
-	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error", row.Problem)
+	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error",
+		row.Problem)
 	return Result{Number: row.Number, State: Dead, Error: row.Problem}
 }
 

@@ -55,8 +55,9 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	}
 	r := &Relay{
 		store: store, cfg: cfg, log: cfg.Logger, telemetry: observer,
-		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger, Timeout: cfg.PublishTimeout},
-		wake:   make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing),
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
+			Timeout: cfg.PublishTimeout},
+		wake: make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing),
 	}
 	if w, ok := store.(Waker); ok {
 		r.woken = w.Woken()
@@ -78,9 +79,9 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run publishes until ctx ends, and then stops cleanly: it waits at most 10 s, or a PublishTimeout that is
-// shorter, for what is being published, marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its context makes
-// it wait longer.
+// Run publishes until ctx ends, and then stops cleanly: it waits at most 10 s, or a PublishTimeout that is shorter, for
+// what is being published, marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not
+// obey its context makes it wait longer.
 //
 // Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only errors that
 // it returns are for a relay that is running already, and of a meter provider that does not take its gauges.

@@ -35,14 +35,15 @@ var house = table{
 
 	{4, "outbox/pgoutbox", "rows in PostgreSQL", pgx},
 	{4, "outbox/sqliteoutbox", "rows in SQLite", sqlite},
-	{4, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
 	{4, "outbox/outboxtest", "the conformance suite of outboxes", testLib},
 
-	{5, "cmd/...", "programs", everything},
-	{5, "examples/...", "programs to learn from", everything},
-	{5, "internal/faults", "promises under faults of real servers", everything},
-	{5, "internal/house", "these tests", nil},
-	{5, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
+	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
+
+	{6, "cmd/...", "programs", everything},
+	{6, "examples/...", "programs to learn from", everything},
+	{6, "internal/faults", "promises under faults of real servers", everything},
+	{6, "internal/house", "these tests", nil},
+	{6, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
 // What a row can allow: import paths, where "x/..." is x and all below it.

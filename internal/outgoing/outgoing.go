@@ -28,7 +28,8 @@ type Answer struct {
 	Unknown bool  // Err says that no answer came
 }
 
-// A Sender calls the publisher of a relay. It is safe for concurrent use. The zero value of what is not exported is ready.
+// A Sender calls the publisher of a relay. It is safe for concurrent use. The zero value of what is not exported is
+// ready.
 type Sender struct {
 	Publisher producer.Publisher
 	Telemetry *telemetry.Relay
@@ -110,8 +111,8 @@ const (
 	again   = time.Minute      // between two lines about that
 )
 
-// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a message
-// must not end one relay after the other.
+// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a
+// message must not end one relay after the other.
 func (s *Sender) protected(ctx context.Context, messages []producer.Message) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -137,8 +138,8 @@ func (s *Sender) late(ctx context.Context, messages []producer.Message) {
 	}
 }
 
-// complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that fails
-// at once would make one for each call.
+// complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
+// fails at once would make one for each call.
 const complainEvery = time.Second
 
 // Complain notes what was not acknowledged, and says it.
@@ -151,8 +152,8 @@ func (s *Sender) Complain(ctx context.Context, messages, of int, err error) {
 	s.CatchUp(ctx)
 }
 
-// CatchUp says what was not acknowledged since there was a line about it, unless that was just now. Once ctx has ended it
-// says it in any case: nobody would later.
+// CatchUp says what was not acknowledged since there was a line about it, unless that was just now. Once ctx has ended
+// it says it in any case: nobody would later.
 func (s *Sender) CatchUp(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

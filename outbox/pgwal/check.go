@@ -36,8 +36,7 @@ type facts struct {
 	plugin, status     string
 	reader             int // the server's process that sends its log; 0: none
 	confirmed          pglogrepl.LSN
-	retained           int64  // bytes of log
-	away               string // a standby's slot that the server waits for, before it shows what is committed; empty: none
+	retained           int64 // bytes of log
 	end                pglogrepl.LSN
 }
 
@@ -62,17 +61,14 @@ SELECT p.pubinsert,
 		LIMIT 1), '')
 FROM pg_publication p WHERE p.pubname = $1`
 
-	// two_phase came with PostgreSQL 14: an older server is refused by its version. failover came with 17, and with it
-	// synchronized_standby_slots.
+	// two_phase came with PostgreSQL 14: an older server is refused by its version.
 	slotSQL = `
-SELECT s.active, coalesce(s.active_pid, 0), coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
+SELECT s.active, coalesce(s.active_pid, 0), coalesce(s.database = current_database(), false), coalesce(s.plugin::text,
+	''),
 	coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false), coalesce(s.wal_status, ''),
 	coalesce(s.confirmed_flush_lsn, '0/0'),
-	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END,
-	CASE WHEN (to_jsonb(s) ->> 'failover')::boolean THEN coalesce((
-		SELECT n.name FROM pg_settings g, regexp_split_to_table(lower(g.setting), '[", ]+') AS n (name)
-		WHERE g.name = 'synchronized_standby_slots' AND n.name <> ''
-			AND NOT EXISTS (SELECT FROM pg_replication_slots p WHERE p.slot_name = n.name AND p.active) LIMIT 1), '') ELSE '' END
+	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn),
+		0)::bigint END
 FROM pg_replication_slots s WHERE s.slot_name = $1`
 )
 
@@ -93,7 +89,8 @@ func (r *Relay) look(ctx context.Context) (f facts, err error) {
 func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 	var timeout int64
 	if err := c.QueryRow(ctx, serverSQL, r.cfg.located(""), r.cfg.located("_settings")).Scan(
-		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby, &f.standbys,
+		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby,
+		&f.standbys,
 	); err != nil {
 		return f, err
 	}
@@ -114,7 +111,7 @@ func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 		return f, err
 	}
 	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(
-		&f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained, &f.away)
+		&f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
 	f.slot = err == nil
 	return f, optional(err)
 }
@@ -134,9 +131,11 @@ func (r *Relay) serverProblem(f facts) error {
 	name := fmt.Sprintf("outbox table %q", r.cfg.Table)
 	switch {
 	case f.version < oldest:
-		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version), nil}
+		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version),
+			nil}
 	case f.walLevel != "logical":
-		return &SetupError{"the server", "has wal_level " + f.walLevel + ": set wal_level = logical and restart it", nil}
+		return &SetupError{"the server", "has wal_level " + f.walLevel + ": set wal_level = logical and restart it",
+			nil}
 	case strings.Contains(f.standbys, "*"): // the reader of the log counts as a standby
 		return &SetupError{"the server", "has synchronous_standby_names = '" + f.standbys +
 			"', so that all commits would wait for what the broker acknowledges: name the standbys", nil}
@@ -150,18 +149,20 @@ func (r *Relay) serverProblem(f facts) error {
 	case f.slot && f.plugin != plugin:
 		return r.slotError("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin)
 	case f.twoPhase:
-		return r.slotError("has two_phase, which shows prepared transactions before they are committed, or rolled back: " +
+		return r.slotError("has two_phase, which shows prepared transactions before they are committed, or rolled " +
+			"back: " +
 			"set Config.Slot, or drop the slot and call Setup")
 	}
 	return r.strangers(f)
 }
 
-// strangers says that the slot is for others. A relay confirms all that the log shows and publishes its own part only, so
-// two that share a slot would confirm each other's messages. The slot itself cannot be asked; the publication beside it
-// can.
+// strangers says that the slot is for others. A relay confirms all that the log shows and publishes its own part only,
+// so two that share a slot would confirm each other's messages. The slot itself cannot be asked; the publication beside
+// it can.
 func (r *Relay) strangers(f facts) error {
 	if f.publication && f.foreign != "" && !f.covers {
-		return r.slotError("is for outbox table %q, as its publication says: set Config.Slot to a name of your own", f.foreign)
+		return r.slotError("is for outbox table %q, as its publication says: set Config.Slot to a name of your own",
+			f.foreign)
 	}
 	return nil
 }
@@ -191,7 +192,8 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 	case !f.publishes:
 		return facts{}, r.noInserts()
 	case !f.covers:
-		return facts{}, &SetupError{publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table), nil}
+		return facts{}, &SetupError{publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table),
+			nil}
 	case !f.slot:
 		return facts{}, r.slotError("is missing: call Setup")
 	case f.status == lost:
@@ -210,9 +212,9 @@ func (r *Relay) noInserts() error {
 		"does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
 }
 
-// watch looks at the slot, and at what the log shows. It returns an error if the log is to be read again: nobody reads the
-// slot there, or another relay does, so that the log comes from another server, which lives on although the pool's name has
-// moved; or the outbox table is another one than the log is read for, and shown too.
+// watch looks at the slot, and at what the log shows. It returns an error if the log is to be read again: nobody reads
+// the slot there, or another relay does, so that the log comes from another server, which lives on although the pool's
+// name has moved; or the outbox table is another one than the log is read for, and shown too.
 func (r *Relay) watch(ctx context.Context, began facts) error {
 	f, err := r.look(ctx)
 	if err != nil {
@@ -224,7 +226,8 @@ func (r *Relay) watch(ctx context.Context, began facts) error {
 	}
 	shown := f.covers && f.publishes
 	if f.table != 0 && !shown {
-		r.warn(ctx, "pgwal: the publication does not show new rows of the outbox table any more: they are found in the table, "+
+		r.warn(ctx, "pgwal: the publication does not show new rows of the outbox table any more: they are found in "+
+			"the table, "+
 			"late; call Setup, or ALTER PUBLICATION … SET (publish = 'insert')",
 			"publication", r.cfg.Slot, "table", r.cfg.Table)
 	}
@@ -236,12 +239,8 @@ func (r *Relay) watch(ctx context.Context, began facts) error {
 	return nil
 }
 
-// warnOfLog says when the slot makes the server keep too much, or the server keeps the log from the slot.
+// warnOfLog says when the slot makes the server keep too much.
 func (r *Relay) warnOfLog(ctx context.Context, f facts) {
-	if f.away != "" {
-		r.warn(ctx, "pgwal: nothing new is published while the server waits for a standby that does not use the slot which "+
-			"synchronized_standby_slots names: bring it back, or take it out of there", "slot", r.cfg.Slot, "standby", f.away)
-	}
 	most := r.limits.warnWAL
 	if f.keepWAL > 0 {
 		most = min(most, f.keepWAL<<20/2)

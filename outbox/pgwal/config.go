@@ -16,9 +16,9 @@ import (
 
 // Config configures a Relay. Only Pool is required. Contradictions are errors of New that name the field.
 type Config struct {
-	// Pool leads to the database. It belongs to the caller, and must reach the primary itself, not through a pooler. The
-	// connection that reads the log is made as the pool makes its connections, but does not count as one of them: its user
-	// needs the attribute REPLICATION. Required.
+	// Pool leads to the database. It belongs to the caller, and must reach the primary itself, not through a pooler.
+	// The connection that reads the log is made as the pool makes its connections, but does not count as one of them:
+	// its user needs the attribute REPLICATION. Required.
 	Pool *pgxpool.Pool
 
 	// Schema is where pgoutbox's tables are. Empty: where the search path of the connections leads.
@@ -28,23 +28,23 @@ type Config struct {
 	Table string
 
 	// Slot is the name of the replication slot, and of the publication. A server has one slot of a name for all of its
-	// databases. All relays that take over from each other name the same one, and no others: a relay confirms what it does
-	// not publish, too. Up to 63 lower case letters, digits and underscores. Empty: made of Schema and Table. Tables that
-	// only the search path tells apart get the same name: Setup and Run refuse the second one.
+	// databases. All relays that take over from each other name the same one, and no others: a relay confirms what it
+	// does not publish, too. Up to 63 lower case letters, digits and underscores. Empty: made of Schema and Table.
+	// Tables that only the search path tells apart get the same name: Setup and Run refuse the second one.
 	Slot string
 
 	// BatchSize is the most messages that are published together. Zero: 500.
 	BatchSize int
 
 	// MaxInFlight is how many calls of the publisher there are at once, beside those for messages that got no answer
-	// before, and as many for topics of which one got none. One keeps the order of commits among all messages that are not
-	// retried; then a topic that hangs and goes on getting messages lets each key of the others have one message in each
-	// PublishTimeout. Zero: 4.
+	// before, and as many for topics of which one got none. One keeps the order of commits among all messages that are
+	// not retried; then a topic that hangs and goes on getting messages lets each key of the others have one message in
+	// each PublishTimeout. Zero: 4.
 	MaxInFlight int
 
 	// PublishTimeout is how long one call of the publisher may take. What is not acknowledged by then is unknown. A
-	// statement may take as long, but at most 10 s, and so may what is being published once the context of Run has ended.
-	// Zero: 30 s.
+	// statement may take as long, but at most 10 s, and so may what is being published once the context of Run has
+	// ended. Zero: 30 s.
 	PublishTimeout time.Duration
 
 	// MaxAttempts is how often a message may be refused before it is dead. Attempts without an answer do not count.
@@ -69,7 +69,8 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	set(&c.Table, "oncemill_outbox")
-	set(&c.Slot, noLetters.ReplaceAllString(strings.ToLower(c.name()), "_")) // may be too long: validate says so
+	name := strings.TrimPrefix(strings.ToLower(c.Schema+"_"+c.Table), "_")
+	set(&c.Slot, noLetters.ReplaceAllString(name, "_")) // may be too long: validate says so
 	set(&c.BatchSize, 500)
 	set(&c.MaxInFlight, 4)
 	set(&c.PublishTimeout, 30*time.Second)
@@ -91,14 +92,6 @@ func set[T comparable](field *T, value T) {
 	}
 }
 
-// name names the outbox in metrics.
-func (c Config) name() string {
-	if c.Schema != "" {
-		return c.Schema + "." + c.Table
-	}
-	return c.Table
-}
-
 const (
 	maxBatch    = 10_000
 	maxInFlight = 64
@@ -107,23 +100,17 @@ const (
 
 var (
 	noLetters = regexp.MustCompile(`[^a-z0-9]+`)
-	tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
 	slotName  = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
 )
 
-// validate checks a config after its defaults were filled in.
+// validate checks a config after its defaults were filled in. Schema and Table are for pgoutbox to check.
 func (c Config) validate() error {
-	const likeTable = "want up to 40 ASCII letters, digits and underscores, not beginning with a digit"
 	invalid := func(field, format string, args ...any) error {
 		return &outbox.InvalidError{Field: "Config." + field, Problem: fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case c.Pool == nil:
 		return invalid("Pool", "is nil")
-	case c.Schema != "" && !tableName.MatchString(c.Schema):
-		return invalid("Schema", "is %q, %s", c.Schema, likeTable)
-	case !tableName.MatchString(c.Table):
-		return invalid("Table", "is %q, %s", c.Table, likeTable)
 	case !slotName.MatchString(c.Slot):
 		return invalid("Slot", "is %q, want 1 to 63 lower case letters, digits and underscores", c.Slot)
 	case c.BatchSize < 1 || c.BatchSize > maxBatch:
@@ -149,7 +136,6 @@ type limits struct {
 	maxPending      int           // messages in memory: reading stops while there are as many
 	maxPendingBytes int           // of their payloads, likewise
 	pollInterval    time.Duration // between two looks at the table
-	cleanInterval   time.Duration // between two times that rows are cleaned
 	watchInterval   time.Duration // between two looks at the slot
 	storeTimeout    time.Duration // of a statement
 	stopTimeout     time.Duration // of what is being published, once Run is to end
@@ -159,7 +145,7 @@ type limits struct {
 func (c Config) limits() limits {
 	return limits{
 		maxPending: 10_000, maxPendingBytes: 64 << 20,
-		pollInterval: time.Second, cleanInterval: time.Minute, watchInterval: 10 * time.Second,
+		pollInterval: time.Second, watchInterval: 10 * time.Second,
 		storeTimeout: min(10*time.Second, c.PublishTimeout), stopTimeout: min(10*time.Second, c.PublishTimeout),
 		warnWAL: 1 << 30,
 	}

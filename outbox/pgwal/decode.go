@@ -2,16 +2,13 @@ package pgwal
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/jackc/pglogrepl"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -99,13 +96,16 @@ func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
 		return slices.IndexFunc(names, func(name string) bool { return slices.Contains(choices, name) })
 	}
 	c := columns{
-		number: at("number"), written: at("written_at"), due: at("due_at"), published: at("published_at"), dead: at("dead_at"),
-		id: at("id"), topic: at("topic", "aggregatetype"), key: at("key", "aggregateid"), header: at("header"),
+		number: at("number"), written: at("written_at"), due: at("due_at"), published: at("published_at"),
+		dead: at("dead_at"),
+		id:   at("id"), topic: at("topic", "aggregatetype"), key: at("key", "aggregateid"), header: at("header"),
 		replays: at("replays"), payload: at("payload"),
 	}
-	for _, i := range [...]int{c.number, c.written, c.due, c.published, c.dead, c.id, c.topic, c.key, c.header, c.payload} {
+	for _, i := range [...]int{c.number, c.written, c.due, c.published, c.dead, c.id, c.topic, c.key, c.header,
+		c.payload} {
 		if i < 0 {
-			return &SetupError{fmt.Sprintf("outbox table %q", m.RelationName), "lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil}
+			return &SetupError{fmt.Sprintf("outbox table %q", m.RelationName),
+				"lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil}
 		}
 	}
 	d.columns, d.told = c, true
@@ -142,7 +142,8 @@ func (d *decoder) insert(b []byte) (event, error) {
 	if topic := get(c.topic); string(topic) != d.topic {
 		d.topic = string(topic)
 	}
-	r.message = producer.Message{ID: string(get(c.id)), Topic: d.topic, Key: string(get(c.key)), Payload: slices.Clone(get(c.payload))}
+	r.message = producer.Message{ID: string(get(c.id)), Topic: d.topic, Key: string(get(c.key)),
+		Payload: slices.Clone(get(c.payload))}
 	r.readHeader(get(c.header))
 	return event{kind: written, row: r}, nil
 }
@@ -174,29 +175,10 @@ func tuple(values [][]byte, b []byte) ([][]byte, error) {
 }
 
 // readHeader reads a header that somebody else may have written: one that cannot be read makes the row dead.
-func (r *row) readHeader(header []byte) {
-	m := &r.message
-	if len(header) == 0 { // most rows have nothing there
-		m.Header = producer.Header{producer.HeaderID: m.ID}
-	} else {
-		if err := json.Unmarshal(header, &m.Header); err != nil {
-			r.problem = "header cannot be read: " + err.Error()
-			return
-		}
-		if m.Header == nil {
-			m.Header = producer.Header{}
-		}
-		setHeader(m.Header, producer.HeaderID, m.ID)
+func (r *row) readHeader(text []byte) {
+	header, err := outgoing.Header(r.message.ID, text, r.replays)
+	if err != nil {
+		r.problem = err.Error()
 	}
-	if r.replays > 0 { // a copy that brokers must not take for a duplicate
-		generation, _ := strconv.Atoi(m.Header.Get(producer.HeaderGeneration)) // 0: a first publication
-		setHeader(m.Header, producer.HeaderPurpose, producer.PurposeReplay)
-		setHeader(m.Header, producer.HeaderGeneration, strconv.Itoa(generation+r.replays))
-	}
-}
-
-// setHeader replaces a header, in any spelling.
-func setHeader(h producer.Header, name, value string) {
-	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
-	h[name] = value
+	r.message.Header = header
 }

@@ -16,7 +16,8 @@ const (
 	longestAway  = time.Second
 )
 
-// An outlet is where messages without an attempt are published together: those to topics that hang have one of their own.
+// An outlet is where messages without an attempt are published together: those to topics that hang have one of their
+// own.
 type outlet struct {
 	calls int       // of the publisher
 	at    time.Time // no further one before
@@ -25,8 +26,8 @@ type outlet struct {
 
 func newOutlet() outlet { return outlet{away: pace.Pace{Shortest: shortestAway, Longest: longestAway}} }
 
-// dispatch publishes what is offered: fresh messages together, whatever there is and without waiting for more; suspects,
-// which may have made the publisher fail or hang, each by a call of its own.
+// dispatch publishes what is offered: fresh messages together, whatever there is and without waiting for more;
+// suspects, which may have made the publisher fail or hang, each by a call of its own.
 func (s *session) dispatch(working context.Context, now time.Time) {
 	s.empty(working, now, &s.queue.fresh, &s.fresh)
 	s.empty(working, now, &s.queue.slow, &s.slow)
@@ -82,7 +83,7 @@ func (s *session) answered(ctx context.Context, rows []*row, answers []outgoing.
 			if first == nil {
 				first = a.Err
 			}
-			s.refused(ctx, rows[i], a)
+			s.refused(rows[i], a)
 			continue
 		}
 		acked++
@@ -109,7 +110,7 @@ func (s *session) answered(ctx context.Context, rows []*row, answers []outgoing.
 }
 
 // refused lets a message wait, or die.
-func (s *session) refused(ctx context.Context, r *row, a outgoing.Answer) {
+func (s *session) refused(r *row, a outgoing.Answer) {
 	delay := pace.Jitter(pace.Backoff(s.r.cfg.Backoff.Min, s.r.cfg.Backoff.Max, r.failures+r.unknowns+1))
 	if a.Unknown {
 		r.unknowns++
@@ -120,10 +121,8 @@ func (s *session) refused(ctx context.Context, r *row, a outgoing.Answer) {
 	} else {
 		r.failures++
 		if r.failures >= s.r.cfg.MaxAttempts {
-			s.r.log.ErrorContext(ctx, "pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
-				"failures", r.failures, "unknowns", r.unknowns, "error", a.Err)
 			s.queue.release(r)
-			s.judge(verdict{row: r, state: outbox.Dead, reason: errtext.Of(a.Err)})
+			s.die(r, errtext.Of(a.Err))
 			return
 		}
 		s.judge(verdict{row: r, state: outbox.Failed, reason: errtext.Of(a.Err)})
@@ -131,12 +130,19 @@ func (s *session) refused(ctx context.Context, r *row, a outgoing.Answer) {
 	s.queue.later(r, time.Now().Add(delay))
 }
 
+// die settles a message that is refused for the last time, or cannot be published.
+func (s *session) die(r *row, reason string) {
+	s.r.log.Error("pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
+		"failures", r.failures, "unknowns", r.unknowns, "error", reason)
+	s.judge(verdict{row: r, state: outbox.Dead, reason: reason})
+}
+
 // hopelessAfter is how many attempts without an answer a row may have before it becomes the table's.
 const hopelessAfter = 5
 
-// hopeless says that a row gets no answer while the broker acknowledges others. It becomes the table's, which gives it back
-// when it is due: it must hold up neither the log nor other messages for ever. A row with a key stays here: later ones of
-// its key, which the log shows, would overtake it.
+// hopeless says that a row gets no answer while the broker acknowledges others. It becomes the table's, which gives it
+// back when it is due: it must hold up neither the log nor other messages for ever. A row with a key stays here: later
+// ones of its key, which the log shows, would overtake it.
 func (s *session) hopeless(r *row) bool {
 	before := r.acks
 	r.acks = s.acks

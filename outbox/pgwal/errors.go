@@ -62,15 +62,18 @@ func (r *Relay) explain(doing string, err error) error {
 	switch e.Code {
 	case codeNoPrivilege:
 		user := fmt.Sprintf("user %q", r.cfg.Pool.Config().ConnConfig.User)
-		return &SetupError{user, "lacks a right for this (" + doing + "): the outbox's tables need USAGE on their schema and " +
-			"SELECT, INSERT, UPDATE, DELETE, reading the log needs ALTER ROLE … REPLICATION, Setup needs CREATE on the " +
+		return &SetupError{user, "lacks a right for this (" + doing +
+			"): the outbox's tables need USAGE on their schema and " +
+			"SELECT, INSERT, UPDATE, DELETE, reading the log needs ALTER ROLE … REPLICATION, Setup needs CREATE on " +
+			"the " +
 			"database and the table's ownership too", err}
 	case codeUndefinedTable, codeUndefinedColumn:
 		return &SetupError{fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing, or older than this package: " +
 			"call pgoutbox's Migrate, or grant the user USAGE on its schema", err}
 	case codeUndefinedObject:
-		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Slot), "was missing while something was written that the slot " +
-			"has still to read: call Drop and Setup; pending rows are published all the same", err}
+		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Slot),
+			"was missing while something was written that the slot " +
+				"has still to read: call Drop and Setup; pending rows are published all the same", err}
 	case codeTooManyConnections:
 		return fmt.Errorf("pgwal: %s: no connection left, see max_connections and max_wal_senders: %w", doing, err)
 	}

@@ -3,8 +3,6 @@ package pgwal
 import (
 	"context"
 	"time"
-
-	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // looks are what is looked at from time to time, one job at a time.
@@ -12,32 +10,18 @@ type looks struct {
 	at      time.Time // of the next look
 	busy    bool
 	sweepAt time.Time
-	cleanAt time.Time
 	watchAt time.Time
 	unseen  unseen
-	cleans  portion
-	finds   portion
+	finds   int // rows that are due, to find at once
 }
 
 const (
 	restSize   = 1000
 	sweepSize  = 5000
 	sweepEvery = 10 // looks
-	cleanSize  = 1000
+	cleanSize  = 10_000
 	restful    = 20 // a look takes at most one part in so many of the time
 )
-
-// A portion is how many rows are worked on at once: half as many after an error, as rows that take too long together would
-// do so for ever, and then ever more again.
-type portion struct{ now, most int }
-
-func (p *portion) adapt(failed bool) {
-	if failed {
-		p.now = max(1, p.now/2)
-	} else {
-		p.now = min(p.most, p.now+1+p.now/8)
-	}
-}
 
 // A request says what to look at.
 type request struct {
@@ -46,21 +30,17 @@ type request struct {
 	bytes   int     // of their payloads
 	unseen  unseen  // to be made due; empty: none
 	sweep   bool
-	clean   int // rows whose retention is over; zero: none
 }
 
 // A sight is what a look found.
 type sight struct {
-	rows    []*row
-	full    bool // there is probably more
-	unseen  unseen
-	swept   bool // unseen is new
-	cleaned bool // as far as is due now
-	unclean bool // there is more to clean
-	slow    bool // cleaning failed
-	heavy   bool // finding rows that are due failed
-	broken  error
-	faults  []error
+	rows   []*row
+	full   bool // there is probably more
+	unseen unseen
+	swept  bool // unseen is new
+	heavy  bool // finding rows that are due failed
+	broken error
+	faults []error
 }
 
 // look starts a look if it is time for one.
@@ -79,6 +59,7 @@ func (s *session) look(working context.Context, now time.Time) {
 		began := time.Now()
 		found := s.r.see(working, ask)
 		cost := time.Since(began)
+		s.r.cleaner.Clean(working)
 		if watch {
 			found.broken = s.r.watch(working, s.facts)
 		}
@@ -88,10 +69,7 @@ func (s *session) look(working context.Context, now time.Time) {
 
 func (s *session) ask(now time.Time) request {
 	l := &s.looks
-	q := request{limit: min(l.finds.now, s.room()), bytes: s.r.limits.maxPendingBytes - s.bytes, exclude: []int64{}}
-	if !now.Before(l.cleanAt) {
-		q.clean = l.cleans.now
-	}
+	q := request{limit: min(l.finds, s.room()), bytes: s.r.limits.maxPendingBytes - s.bytes, exclude: []int64{}}
 	if q.limit > 0 {
 		for number, rest := range s.numbers {
 			if rest {
@@ -137,12 +115,6 @@ func (r *Relay) see(ctx context.Context, q request) (found sight) {
 		found.unseen, err = r.unseen(ctx, sweepSize)
 		found.swept = !fault(err)
 	}
-	if q.clean > 0 {
-		done, more, err := r.clean(ctx, q.clean)
-		found.unclean = more
-		found.slow = fault(err)
-		found.cleaned = found.slow || done
-	}
 	return found
 }
 
@@ -160,17 +132,12 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 	}
 	for _, err := range found.faults {
 		s.fail(err)
-		if ctx.Err() == nil {
-			s.r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again",
-				"error", s.r.explain("look at the table", err))
-		}
+		s.r.sayFault(ctx, err)
 	}
-	if found.slow || found.unclean {
-		l.cleans.adapt(found.slow)
-	}
-	l.finds.adapt(found.heavy)
-	if found.cleaned {
-		l.cleanAt = now.Add(pace.Jitter(s.r.limits.cleanInterval))
+	if found.heavy { // rows that take too long together would do so for ever
+		l.finds = max(1, l.finds/2)
+	} else {
+		l.finds = min(restSize, l.finds+1+l.finds/8)
 	}
 	every := s.r.limits.pollInterval
 	if found.swept {
@@ -183,8 +150,15 @@ func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
 	switch {
 	case len(found.faults) > 0: // what it cost was waiting
 		pause = max(every, cost)
-	case found.full && s.room() > 0 || found.unclean: // no more may be published than cleaned
+	case found.full && s.room() > 0:
 		pause = min(cost, every)
 	}
 	l.at = now.Add(pause)
+}
+
+func (r *Relay) sayFault(ctx context.Context, err error) {
+	if ctx.Err() == nil {
+		r.log.WarnContext(ctx, "pgwal: looking at the table failed, will try again", "error",
+			r.explain("look at the table", err))
+	}
 }

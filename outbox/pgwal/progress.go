@@ -15,8 +15,8 @@ type txn struct {
 }
 
 // progress knows what can be confirmed: everything before the first transaction that is not settled. It begins with
-// nothing, and not with what the slot says: the connection that looks there may lead to another server than the one that
-// shows the log.
+// nothing, and not with what the slot says: the connection that looks there may lead to another server than the one
+// that shows the log.
 type progress struct {
 	open  list.List     // of *txn, in the order of commits
 	now   *txn          // the one that is being shown

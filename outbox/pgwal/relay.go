@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -21,19 +22,21 @@ import (
 type Relay struct {
 	cfg       Config
 	limits    limits
+	box       *pgoutbox.Outbox // its table
 	sql       statements
 	log       *slog.Logger
 	telemetry *telemetry.Relay
 	sender    *outgoing.Sender
+	cleaner   *outgoing.Cleaner
 	running   atomic.Bool
 
 	mu   sync.Mutex
 	said map[string]time.Time // warnings, and when they were given last
 }
 
-// New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The publisher
-// must be synchronous: what it does not report as failed has been acknowledged by the broker. The error names the field
-// of the config that is wrong.
+// New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The
+// publisher must be synchronous: what it does not report as failed has been acknowledged by the broker. The error names
+// the field of the config that is wrong.
 func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if publisher == nil {
 		return nil, &outbox.InvalidError{Field: "publisher", Problem: "is nil"}
@@ -42,15 +45,26 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), cfg.name(), outbox.SystemOf(publisher))
+	box, err := pgoutbox.New(cfg.Pool, pgoutbox.Config{Schema: cfg.Schema, Table: cfg.Table, Logger: cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), box.Name(), outbox.SystemOf(publisher))
 	if err != nil {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
-	return &Relay{
-		cfg: cfg, limits: cfg.limits(), sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer,
-		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger, Timeout: cfg.PublishTimeout},
-		said:   map[string]time.Time{},
-	}, nil
+	r := &Relay{
+		cfg: cfg, limits: cfg.limits(), box: box, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer,
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
+			Timeout: cfg.PublishTimeout},
+		said: map[string]time.Time{},
+	}
+	r.cleaner = &outgoing.Cleaner{
+		Remove: box.Clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,
+		Timeout: r.limits.storeTimeout,
+		Fault:   r.sayFault,
+	}
+	return r, nil
 }
 
 const (
@@ -74,10 +88,10 @@ func (r *Relay) warn(ctx context.Context, text string, args ...any) {
 // PublishTimeout that is shorter, records and confirms what was acknowledged, which takes at most as long, and returns
 // nil. A publisher that does not obey its context makes it wait longer.
 //
-// It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and tried
-// for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table that is
-// missing or not what it should be, a slot whose log the server has thrown away, a right or a server setting that is
-// missing.
+// It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and
+// tried for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table
+// that is missing or not what it should be, a slot whose log the server has thrown away, a right or a server setting
+// that is missing.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("pgwal: relay is running already")
@@ -146,21 +160,12 @@ func (r *Relay) once(ctx context.Context) error {
 	return newSession(r, stream, facts).run(ctx)
 }
 
-const statsSQL = `
-SELECT count(*),
-	coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min(coalesce(not_before, written_at)))), 0)::float8,
-	(SELECT count(*) FROM {table} WHERE dead_at IS NOT NULL)
-FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
-
 // gauges shows in metrics how many rows the table has.
 func (r *Relay) gauges(ctx context.Context) (stop func(), err error) {
-	query := r.sql.stats // it is the same always, and the others change with the connection
-	return r.telemetry.Watch(ctx, func(ctx context.Context) (s telemetry.Stats, err error) {
+	return r.telemetry.Watch(ctx, func(ctx context.Context) (telemetry.Stats, error) {
 		ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 		defer cancel()
-		var oldest float64
-		err = r.cfg.Pool.QueryRow(ctx, query).Scan(&s.Pending, &oldest, &s.Dead)
-		s.Oldest = time.Duration(oldest * float64(time.Second))
-		return s, err
+		s, err := r.box.Stats(ctx)
+		return telemetry.Stats{Pending: s.Pending, Dead: s.Dead, Oldest: s.Oldest}, err
 	})
 }

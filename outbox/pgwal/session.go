@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // A session is the work of one connection. One goroutine, the loop, owns all of it; jobs beside it publish, record and
@@ -49,8 +47,7 @@ func newSession(r *Relay, stream *stream, f facts) *session {
 		numbers: map[int64]bool{}, done: make(chan func()), fresh: newOutlet(), slow: newOutlet(),
 		queue: queue{keys: map[string][]*row{}, together: r.cfg.MaxInFlight == 1},
 		looks: looks{
-			at: now, cleanAt: now, watchAt: now.Add(r.limits.watchInterval),
-			cleans: portion{cleanSize, cleanSize}, finds: portion{restSize, restSize},
+			at: now, watchAt: now.Add(r.limits.watchInterval), finds: restSize,
 		},
 	}
 }
@@ -73,8 +70,15 @@ func (s *session) run(ctx context.Context) error {
 	err := s.loop(ctx, working, bursts, ended)
 	stopReading()
 	s.finishJobs(stopWorking)
-	s.settleLast(ctx)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.r.limits.storeTimeout)
+	defer cancel()
+	rest := s.verdicts
+	s.verdicts = nil
+	s.record(last, rest)
 	s.finishJobs(stopWorking)
+	if n := len(s.verdicts); n > 0 {
+		s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", n)
+	}
 	s.r.sender.CatchUp(ctx)
 	s.stream.leave(s.progress.confirmed())
 	feeders.Wait()
@@ -84,7 +88,8 @@ func (s *session) run(ctx context.Context) error {
 func (s *session) readProblem(err error) error {
 	e, ok := err.(*pgconn.PgError) //nolint:errorlint // as it is, the reader's; its wal_status need not say so
 	if ok && e.Code == codeUndefinedFile {
-		return s.r.slotError("needs log that the server does not have, as after a restore of files with the slot among them: " +
+		return s.r.slotError("needs log that the server does not have, as after a restore of files with the slot " +
+			"among them: " +
 			"call Drop and Setup; pending rows are published all the same")
 	}
 	if _, ok := errors.AsType[*pgconn.PgError](err); ok {
@@ -102,7 +107,10 @@ func (s *session) feed(ctx context.Context, from *intake, to chan<- []event) err
 			if err := s.r.lookUp(ctx, burst); err != nil {
 				return err
 			}
-			behind = !slices.ContainsFunc(burst, func(e event) bool { return e.kind == committed && e.lsn >= s.facts.end })
+			behind = !slices.ContainsFunc(burst, func(e event) bool {
+				return e.kind == committed &&
+					e.lsn >= s.facts.end
+			})
 		}
 		select {
 		case to <- burst:
@@ -150,7 +158,8 @@ func (s *session) room() int {
 	return max(0, s.r.limits.maxPending-len(s.numbers))
 }
 
-// warnOfFull says that nothing new is read because all that fits into memory waits, and nothing was acknowledged for a while.
+// warnOfFull says that nothing new is read because all that fits into memory waits, and nothing was acknowledged for a
+// while.
 func (s *session) warnOfFull(ctx context.Context, now time.Time) {
 	switch {
 	case s.room() > 0:
@@ -202,9 +211,8 @@ func (s *session) admit(r *row) {
 		s.queue.add(r)
 		return
 	}
-	s.r.log.Error("pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic, "error", r.problem)
 	r.failures++
-	s.judge(verdict{row: r, state: outbox.Dead, reason: r.problem})
+	s.die(r, r.problem)
 }
 
 // forget takes a message out of memory, and settles it in the log: it need not be shown again.
@@ -215,7 +223,8 @@ func (s *session) forget(r *row) {
 	}
 }
 
-// fail ends the session if an error says that the server stops: it would wait for a relay that has not confirmed everything.
+// fail ends the session if an error says that the server stops: it would wait for a relay that has not confirmed
+// everything.
 func (s *session) fail(err error) {
 	if hasCode(err, codeCannotConnectNow) {
 		s.broken = errors.New("pgwal: the server stops, and would wait for a relay that has not confirmed everything")

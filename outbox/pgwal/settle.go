@@ -50,8 +50,16 @@ func (s *session) settle(working context.Context, now time.Time) {
 	batch := s.verdicts[:n:n]
 	s.verdicts = s.verdicts[n:]
 	s.settling, s.settleAt = true, now
+	s.record(working, batch)
+}
+
+// record records verdicts in a job, and tries again until ctx ends or the server stops.
+func (s *session) record(ctx context.Context, batch []verdict) {
+	if len(batch) == 0 {
+		return
+	}
 	s.start(func() func() {
-		done, err := s.r.recordUntilDone(working, batch)
+		done, err := s.r.recordUntilDone(ctx, batch)
 		return func() {
 			s.settling = false
 			if err != nil {
@@ -59,29 +67,7 @@ func (s *session) settle(working context.Context, now time.Time) {
 				s.verdicts = append(batch, s.verdicts...)
 				return
 			}
-			s.recorded(working, batch, done)
-		}
-	})
-}
-
-// settleLast records what is left when the session ends, if that can be done in the time of a statement.
-func (s *session) settleLast(ctx context.Context) {
-	if len(s.verdicts) == 0 {
-		return
-	}
-	batch := s.verdicts
-	s.start(func() func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.r.limits.storeTimeout)
-		defer cancel()
-		done, err := s.r.record(last, batch)
-		return func() {
-			s.verdicts = nil
-			if err == nil {
-				s.recorded(last, batch, done)
-				return
-			}
-			s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again",
-				"messages", len(batch), "error", err)
+			s.recorded(ctx, batch, done)
 		}
 	})
 }
@@ -144,11 +130,12 @@ func (r *Relay) record(ctx context.Context, batch []verdict) (done map[int64]boo
 	return done, err
 }
 
-// Rows that are not pending any more, or were replayed meanwhile, stay as they are. Attempts without an answer are recorded
-// only with the last word, or when the row becomes the table's: an outage writes nothing.
+// Rows that are not pending any more, or were replayed meanwhile, stay as they are. Attempts without an answer are
+// recorded only with the last word, or when the row becomes the table's: an outage writes nothing.
 const settleSQL = `
 WITH given AS (
-	SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::integer[], $5::integer[], $6::text[], $7::integer[])
+	SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::integer[], $5::integer[], $6::text[],
+		$7::integer[])
 		AS g (number, state, delay, failures, unknowns, reason, replays)),
 removed AS (
 	DELETE FROM {table} o USING given g
@@ -162,7 +149,8 @@ changed AS (
 		failures = CASE WHEN g.state = 'published' THEN o.failures ELSE nullif(g.failures, 0) END,
 		unknowns = CASE WHEN g.state IN ('dead', 'unknown') THEN nullif(g.unknowns, 0) ELSE o.unknowns END,
 		last_error = CASE WHEN g.state = 'published' THEN o.last_error ELSE g.reason END,
-		due_at = CASE WHEN g.state = 'unknown' THEN clock_timestamp() + g.delay * interval '1 microsecond' ELSE o.due_at END
+		due_at = CASE WHEN g.state = 'unknown' THEN clock_timestamp() + g.delay * interval '1 microsecond'
+			ELSE o.due_at END
 	FROM given g
 	WHERE o.number = g.number AND g.state <> 'removed' AND o.number = ANY((SELECT $1::bigint[])::bigint[])
 		AND o.published_at IS NULL AND o.dead_at IS NULL AND coalesce(o.replays, 0) = g.replays

@@ -11,12 +11,12 @@ import (
 type conn = *pgxpool.Conn
 
 // Setup makes the publication and the replication slot where they are missing. It may be repeated, and may be called by
-// several processes at once. pgoutbox's tables must be there. From then on the server retains log until a relay has read
-// it: do not call it long before the first Run. A slot that was lost is made again: pending rows are published all the
-// same.
+// several processes at once. pgoutbox's tables must be there. From then on the server retains log until a relay has
+// read it: do not call it long before the first Run. A slot that was lost is made again: pending rows are published all
+// the same.
 //
-// It needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions that
-// are writing when it makes the slot, as long as ctx allows.
+// It needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions
+// that are writing when it makes the slot, as long as ctx allows.
 //
 // Errors: a *SetupError says what to do.
 func (r *Relay) Setup(ctx context.Context) error {
@@ -56,8 +56,9 @@ func (r *Relay) alone(ctx context.Context, fn func(conn) error) (err error) {
 		case failed != nil:
 			_ = c.Conn().Close(detached) // the lock ends with the connection all the same
 		case !unlocked && err == nil:
-			err = &SetupError{"Config.Pool", "leads to a pooler whose clients share connections, as PgBouncer's: one of them " +
-				"keeps a lock, and Setup and Drop wait until the pooler closes it; connect to the primary itself", nil}
+			err = &SetupError{"Config.Pool",
+				"leads to a pooler whose clients share connections, as PgBouncer's: one of them " +
+					"keeps a lock, and Setup and Drop wait until the pooler closes it; connect to the primary itself", nil}
 		}
 	}()
 	return fn(c)
@@ -109,8 +110,8 @@ func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
 	return nil
 }
 
-// Drop removes the slot and the publication, if they are there, so that the server retains no log for them any more. Rows
-// stay in their table, for another relay. Stop the relays before: a slot in use is an error.
+// Drop removes the slot and the publication, if they are there, so that the server retains no log for them any more.
+// Rows stay in their table, for another relay. Stop the relays before: a slot in use is an error.
 func (r *Relay) Drop(ctx context.Context) error {
 	return r.alone(ctx, func(c conn) error {
 		f, err := r.lookOn(ctx, c)

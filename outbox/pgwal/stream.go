@@ -52,11 +52,12 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 	if f.senderTimeout > 0 {
 		beat = min(beat, f.senderTimeout/4)
 	}
-	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{}), beat: beat, beatAt: time.Now()}, nil
+	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{}), beat: beat,
+		beatAt: time.Now()}, nil
 }
 
-// connect makes a connection for replication. Each host has a timeout of its own: one that hangs must not take the time of
-// the next.
+// connect makes a connection for replication. Each host has a timeout of its own: one that hangs must not take the time
+// of the next.
 func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 	pool := r.cfg.Pool.Config()
 	config := pool.ConnConfig.Copy()
@@ -90,8 +91,7 @@ func closeConn(ctx context.Context, conn *pgconn.PgConn) {
 	_ = conn.Close(ctx) // it is not needed any more
 }
 
-// read hands on what the log shows, until the connection ends. When ctx has ended it reads on and hands on nothing: the
-// server may be writing, and would not see that we leave.
+// read hands on what the log shows, until the connection ends.
 func (s *stream) read(ctx context.Context, to *intake) error {
 	defer close(s.finished)
 	for {
@@ -101,9 +101,6 @@ func (s *stream) read(ctx context.Context, to *intake) error {
 		}
 		switch m := m.(type) {
 		case *pgproto3.CopyData:
-			if ctx.Err() != nil {
-				continue
-			}
 			e, err := s.decoder.decode(m.Data)
 			if err != nil {
 				return err
@@ -152,25 +149,13 @@ func (s *stream) write(b []byte) error {
 	return err
 }
 
-// leave confirms for the last time, and waits until the server has seen it: a connection that is cut takes along what it
-// carries.
+// leave confirms for the last time, and ends the reader. Should the server not see it, it shows the same once more, and
+// the table says what of it is settled.
 func (s *stream) leave(lsn pglogrepl.LSN) {
-	var err error
 	if lsn != 0 {
-		err = s.confirm(lsn)
+		_ = s.confirm(lsn)
 	}
-	if err == nil {
-		err = s.write([]byte{'c', 0, 0, 0, 4}) // CopyDone
-	}
-	if err == nil {
-		t := time.NewTimer(closeTimeout)
-		defer t.Stop()
-		select {
-		case <-s.finished:
-		case <-t.C:
-		}
-	}
-	_ = s.conn.Conn().SetReadDeadline(epoch) // ends the reader
+	_ = s.conn.Conn().SetReadDeadline(epoch)
 	<-s.finished
 	_ = s.conn.Conn().SetDeadline(time.Time{})
 }
