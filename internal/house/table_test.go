@@ -2,6 +2,9 @@ package house
 
 import "strings"
 
+// programs is the top floor.
+const programs = 6
+
 // The house as it is planned: a package imports only lower floors of this module, and beside them the standard library
 // and what its row says. Packages that are not written yet have their place already.
 var house = table{
@@ -39,11 +42,11 @@ var house = table{
 
 	{5, "outbox/pgwal", "rows read from PostgreSQL's log", these(pgx, pglogrepl)},
 
-	{6, "cmd/...", "programs", everything},
-	{6, "examples/...", "programs to learn from", everything},
-	{6, "internal/faults", "promises under faults of real servers", everything},
-	{6, "internal/house", "these tests", nil},
-	{6, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
+	{programs, "cmd/...", "programs", everything},
+	{programs, "examples/...", "programs to learn from", everything},
+	{programs, "internal/faults", "promises under faults of real servers", everything},
+	{programs, "internal/house", "these tests", nil},
+	{programs, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
 // What a row can allow: import paths, where "x/..." is x and all below it.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pglogrepl"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
@@ -40,37 +39,34 @@ type facts struct {
 	end                pglogrepl.LSN
 }
 
-const (
-	serverSQL = `
+// lookSQL looks at the server, the publication and the slot. two_phase came with PostgreSQL 14: an older server is
+// refused by its version.
+const lookSQL = `
 SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-	current_database(), coalesce(to_regclass($1)::oid, 0), to_regclass($2) IS NOT NULL,
-	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END, pg_is_in_recovery(),
-	current_setting('synchronous_standby_names')`
-
-	publicationSQL = `
-SELECT p.pubinsert,
-	p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2),
+	current_database(), n.standby, current_setting('synchronous_standby_names'),
+	CASE WHEN n.standby THEN '0/0' ELSE pg_current_wal_insert_lsn() END,
+	coalesce(n.relation, 0), to_regclass($2) IS NOT NULL,
+	p.oid IS NOT NULL, coalesce(p.pubinsert, false),
+	coalesce(p.puballtables, false) OR EXISTS (SELECT FROM pg_publication_rel r
+		WHERE r.prpubid = p.oid AND r.prrelid = n.relation),
 	coalesce((
-		SELECT n.nspname || '.' || c.relname
-		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE r.prpubid = p.oid AND c.oid <> $2
+		SELECT m.nspname || '.' || c.relname
+		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace m ON m.oid = c.relnamespace
+		WHERE r.prpubid = p.oid AND c.oid <> coalesce(n.relation, 0)
 			AND EXISTS (SELECT FROM pg_class s JOIN pg_attribute a ON a.attrelid = s.oid AND a.attname = 'debezium'
 				WHERE s.relnamespace = c.relnamespace AND s.relname = c.relname || '_settings')
-		LIMIT 1), '')
-FROM pg_publication p WHERE p.pubname = $1`
-
-	// two_phase came with PostgreSQL 14: an older server is refused by its version.
-	slotSQL = `
-SELECT s.active, coalesce(s.active_pid, 0), coalesce(s.database = current_database(), false), coalesce(s.plugin::text,
-	''),
+		LIMIT 1), ''),
+	s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce(s.active_pid, 0),
+	coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
 	coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false), coalesce(s.wal_status, ''),
 	coalesce(s.confirmed_flush_lsn, '0/0'),
-	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn),
-		0)::bigint END
-FROM pg_replication_slots s WHERE s.slot_name = $1`
-)
+	CASE WHEN n.standby THEN 0
+		ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END
+FROM (SELECT to_regclass($1)::oid AS relation, pg_is_in_recovery() AS standby) AS n
+	LEFT JOIN pg_publication p ON p.pubname = $3
+	LEFT JOIN pg_replication_slots s ON s.slot_name = $3`
 
 // look asks the server. Nothing is judged.
 func (r *Relay) look(ctx context.Context) (f facts, err error) {
@@ -87,40 +83,21 @@ func (r *Relay) look(ctx context.Context) (f facts, err error) {
 }
 
 func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
+	table, settings := r.cfg.located(""), r.cfg.located("_settings")
 	var timeout int64
-	if err := c.QueryRow(ctx, serverSQL, r.cfg.located(""), r.cfg.located("_settings")).Scan(
-		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby,
-		&f.standbys,
-	); err != nil {
-		return f, err
-	}
+	err = c.QueryRow(ctx, lookSQL, table, settings, r.cfg.Slot).Scan(
+		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.standby, &f.standbys, &f.end,
+		&f.table, &f.settings, &f.publication, &f.publishes, &f.covers, &f.foreign,
+		&f.slot, &f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
 	f.senderTimeout = time.Duration(timeout) * time.Millisecond
-	if f.settings {
-		query := `SELECT debezium FROM ` + r.cfg.located("_settings")
-		if err := optional(c.QueryRow(ctx, query).Scan(&f.debezium)); err != nil {
-			return f, err
-		}
-		f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(),
-			r.cfg.located(""), r.cfg.located("_lease"), r.cfg.located("_settings"))
-		if err != nil {
-			return f, err
-		}
-	}
-	err = c.QueryRow(ctx, publicationSQL, r.cfg.Slot, f.table).Scan(&f.publishes, &f.covers, &f.foreign)
-	if f.publication = err == nil; optional(err) != nil {
+	if err != nil || !f.settings {
 		return f, err
 	}
-	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(
-		&f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
-	f.slot = err == nil
-	return f, optional(err)
-}
-
-func optional(err error) error {
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
+	err = c.QueryRow(ctx, `SELECT coalesce(bool_or(debezium), false) FROM `+settings).Scan(&f.debezium)
+	if err == nil {
+		f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), table, r.cfg.located("_lease"), settings)
 	}
-	return err
+	return f, err
 }
 
 const plugin = "pgoutput"

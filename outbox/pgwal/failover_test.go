@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -157,34 +156,6 @@ func TestRelay_TakesItsPoolAlongToTheServerThatTheNameLeadsTo(t *testing.T) {
 	}
 }
 
-// Files that were restored may have the slot among them, and not the log that it needs.
-func TestRelay_SaysWhatToDoAboutASlotThatWasRestoredWithoutItsLog(t *testing.T) {
-	t.Parallel()
-	f := newFailoverRig(t)
-	f.write(message("order"))
-	f.exec(`SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()`)
-	restored := f.server.Standby(t) // its log begins here
-	there := restored.Pool(t, f.path)
-	before, after := value[string](f.rig, `SHOW data_directory`), value[string](&rig{t: t, pool: there}, `SHOW data_directory`)
-	restored.Kill()
-	if out, err := exec.Command("cp", "-a", filepath.Join(before, "pg_replslot", f.config.Slot), filepath.Join(after, "pg_replslot")).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	restored.Restart()
-	there.Reset()
-	g := &rig{t: t, pool: there, broker: f.broker, log: f.log, config: f.config}
-	g.config.Pool = there
-	until(t, "the promotion", func() bool { return value[bool](g, `SELECT pg_promote()`) })
-	wantSetupError(t, g.run(), f.config.Slot, "Drop and Setup")
-	r := g.relay()
-	until(t, "the slot to be free", func() bool { return r.Drop(t.Context()) == nil })
-	if err := r.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	g.start()
-	until(t, "the row", func() bool { return f.broker.copies()["order"] == 1 })
-}
-
 // A relay lives on while a standby takes over that lacks the last transactions: what is written again with the IDs that are lost, and
 // at their places in the log and in sequences, is published.
 func TestRelay_LivesThroughAFailoverThatLosesTransactions(t *testing.T) {
@@ -237,27 +208,6 @@ func needCopies(t *testing.T) {
 	if version < 170000 {
 		t.Skip("slots are copied to standbys since PostgreSQL 17")
 	}
-}
-
-// The server shows nothing then, which nobody would hear of.
-func TestRelay_SaysThatTheServerWaitsForAStandby(t *testing.T) {
-	needCopies(t)
-	server := testserver.Postgres(t)
-	server.Process()
-	g := newRigOn(t, server)
-	g.exec(`SELECT pg_create_physical_replication_slot('standby', true)`)
-	g.exec(`ALTER SYSTEM SET synchronized_standby_slots = 'standby'`)
-	g.exec(`SELECT pg_reload_conf()`)
-	until(t, "the setting", func() bool { return value[string](g, `SHOW synchronized_standby_slots`) != "" })
-	g.write(message("order"))
-	g.start()
-	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "waits for a standby") })
-	if n := g.broker.attempts("order"); n != 0 {
-		t.Errorf("published %d times before the standby has it", n)
-	}
-	g.exec(`ALTER SYSTEM RESET synchronized_standby_slots`)
-	g.exec(`SELECT pg_reload_conf()`)
-	until(t, "the message", func() bool { return g.broker.copies()["order"] == 1 })
 }
 
 // PostgreSQL 17 copies the slot to a standby that is set up for it: the relay lives through the failover, and what had been
@@ -338,7 +288,7 @@ func TestRelay_ReadsOnWhileThePoolIsOnAStandby(t *testing.T) {
 	f.moved.Store(true)
 	f.named.Reset()
 	until(t, "a look at the slot on the standby", func() bool {
-		return value[bool](f.after, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%two_phase%' AND pid <> pg_backend_pid())`)
+		return value[bool](f.after, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%row_security_active%' AND pid <> pg_backend_pid())`)
 	})
 	for i := range 50 {
 		id := fmt.Sprint("after ", i)

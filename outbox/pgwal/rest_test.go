@@ -131,7 +131,9 @@ func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 	t.Parallel()
 	server := testserver.Postgres(t, "max_replication_slots=1")
 	g := newRigOn(t, server)
-	wantSetupError(t, g.relay(func(c *settings) { c.Slot = "other" }).Setup(t.Context()), "no replication slot left")
+	if err := g.relay(func(c *settings) { c.Slot = "other" }).Setup(t.Context()); err == nil || !strings.Contains(err.Error(), "slots are in use") {
+		t.Errorf("Setup without a slot: %v", err)
+	}
 
 	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
 		SELECT n, now(), n, 'orders', (SELECT string_agg(decode(md5(n::text || m), 'hex'), '') FROM generate_series(1, 60) AS m) FROM generate_series(1, 1000) AS n`)
@@ -143,7 +145,7 @@ func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 		})
 	})
 	until(t, "all", func() bool { return len(g.broker.copies()) == 1000 })
-	if said := g.log.String(); !strings.Contains(said, "temp_file_limit") || strings.Contains(said, "slot left") {
+	if said := g.log.String(); !strings.Contains(said, "temp_file_limit") {
 		t.Errorf("the log does not say which limit it is:\n%s", said)
 	}
 }

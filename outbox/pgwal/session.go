@@ -6,8 +6,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // A session is the work of one connection. One goroutine, the loop, owns all of it; jobs beside it publish, record and
@@ -60,7 +58,7 @@ func (s *session) run(ctx context.Context) error {
 	defer stopWorking()
 	in, bursts, ended := newIntake(), make(chan []event), make(chan error, 2)
 	var feeders sync.WaitGroup
-	feeders.Go(func() { ended <- s.stream.read(reading, in) })
+	feeders.Go(func() { ended <- s.r.explain("read the log", s.stream.read(reading, in)) })
 	feeders.Go(func() {
 		if err := s.feed(reading, in, bursts); err != nil {
 			ended <- err
@@ -82,19 +80,6 @@ func (s *session) run(ctx context.Context) error {
 	s.r.sender.CatchUp(ctx)
 	s.stream.leave(s.progress.confirmed())
 	feeders.Wait()
-	return s.readProblem(err)
-}
-
-func (s *session) readProblem(err error) error {
-	e, ok := err.(*pgconn.PgError) //nolint:errorlint // as it is, the reader's; its wal_status need not say so
-	if ok && e.Code == codeUndefinedFile {
-		return s.r.slotError("needs log that the server does not have, as after a restore of files with the slot " +
-			"among them: " +
-			"call Drop and Setup; pending rows are published all the same")
-	}
-	if _, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return s.r.explain("read the log", err)
-	}
 	return err
 }
 

@@ -107,7 +107,7 @@ func (s *session) recorded(ctx context.Context, batch []verdict, done map[int64]
 func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (done map[int64]bool, err error) {
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for {
-		done, err = r.record(ctx, batch)
+		done, err = r.write(ctx, batch)
 		if err == nil {
 			return done, nil
 		}
@@ -116,18 +116,6 @@ func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (done map[
 			return nil, err
 		}
 	}
-}
-
-// record records verdicts, and returns the numbers of the rows that it found.
-func (r *Relay) record(ctx context.Context, batch []verdict) (done map[int64]bool, err error) {
-	done, err = r.write(ctx, batch)
-	if hasCode(err, codeNoSuchText) || hasCode(err, codeNoTranslation) { // the database has another encoding than UTF-8
-		for i := range batch {
-			batch[i].reason = errtext.ASCII(batch[i].reason)
-		}
-		done, err = r.write(ctx, batch)
-	}
-	return done, err
 }
 
 // Rows that are not pending any more, or were replayed meanwhile, stay as they are. Attempts without an answer are
@@ -157,6 +145,8 @@ changed AS (
 	RETURNING o.number)
 SELECT ARRAY(SELECT number FROM removed UNION ALL SELECT number FROM changed)`
 
+// write records verdicts, and returns the numbers of the rows that it found. Reasons are ASCII: the database may have
+// another encoding than UTF-8.
 func (r *Relay) write(ctx context.Context, batch []verdict) (done map[int64]bool, err error) {
 	last := make(map[int64]int, len(batch)) // the statement must not change a row twice
 	for i, v := range batch {
@@ -170,7 +160,7 @@ func (r *Relay) write(ctx context.Context, batch []verdict) (done map[int64]bool
 			continue
 		}
 		numbers, delays = append(numbers, v.row.number), append(delays, v.delay.Microseconds())
-		states, reasons = append(states, string(v.state)), append(reasons, v.reason)
+		states, reasons = append(states, string(v.state)), append(reasons, errtext.ASCII(v.reason))
 		failures, unknowns = append(failures, int32(v.failures)), append(unknowns, int32(v.unknowns))
 		replays = append(replays, int32(v.row.replays))
 	}

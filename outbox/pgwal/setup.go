@@ -36,7 +36,7 @@ func (r *Relay) Setup(ctx context.Context) error {
 }
 
 // alone runs fn while no other Setup or Drop runs. The lock ends with the connection, whatever happens.
-func (r *Relay) alone(ctx context.Context, fn func(conn) error) (err error) {
+func (r *Relay) alone(ctx context.Context, fn func(conn) error) error {
 	c, err := r.cfg.Pool.Acquire(ctx)
 	if err != nil {
 		return r.explain("connect", err)
@@ -50,15 +50,8 @@ func (r *Relay) alone(ctx context.Context, fn func(conn) error) (err error) {
 	defer func() {
 		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limits.storeTimeout)
 		defer cancel()
-		var unlocked bool
-		failed := c.QueryRow(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())).Scan(&unlocked)
-		switch {
-		case failed != nil:
+		if _, err := c.Exec(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())); err != nil {
 			_ = c.Conn().Close(detached) // the lock ends with the connection all the same
-		case !unlocked && err == nil:
-			err = &SetupError{"Config.Pool",
-				"leads to a pooler whose clients share connections, as PgBouncer's: one of them " +
-					"keeps a lock, and Setup and Drop wait until the pooler closes it; connect to the primary itself", nil}
 		}
 	}()
 	return fn(c)
@@ -100,10 +93,6 @@ func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
 		create = `SELECT pg_create_logical_replication_slot($1, $2, failover => true)`
 	}
 	_, err := c.Exec(ctx, create, r.cfg.Slot, plugin)
-	if hasCode(err, codeTooManySlots) {
-		return &SetupError{"the server", "has no replication slot left: " +
-			"raise max_replication_slots, or drop slots that nobody uses", err}
-	}
 	if err != nil && !hasCode(err, codeDuplicateObject) {
 		return r.explain("make the replication slot", err)
 	}
