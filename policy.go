@@ -76,7 +76,7 @@ type Policy struct {
 // then shortened at random by up to a fifth.
 type Backoff struct {
 	Min time.Duration // zero: 1 s
-	Max time.Duration // zero: 5 min
+	Max time.Duration // zero: 5 min; of a relay 1 min
 }
 
 // ExpiredLease says what becomes of a started run whose lease expired: its holder is dead, or slow.

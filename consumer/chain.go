@@ -131,8 +131,8 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 			if err == nil || !final(cause) {
 				return outputs, err
 			}
-			if s := steeringOf(msg.Context()); s != nil && s.Decide != nil {
-				s.Decide(Decision{Action: RetryLater, Delay: nackDelay(s.Delivery.Count), Err: err})
+			if way := passageOf(msg.Context()); way != nil {
+				way.decide(Decision{Action: RetryLater, Delay: nackDelay(way.delivery.Count), Err: err})
 			} else {
 				pause(msg.Context(), maxNackDelay) // the guard has not paused
 			}

@@ -65,8 +65,8 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	token := p.token(d.Handler)
 	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
 	fromThere := d.Topic == p.config.DeadLetterTopic
-	if steering := steeringOf(ctx); steering != nil { // a Router may have another name for the topic
-		fromThere = fromThere || steering.Delivery.Topic == p.config.DeadLetterTopic
+	if way := passageOf(ctx); way != nil { // a Router may have another name for the topic
+		fromThere = fromThere || way.delivery.Topic == p.config.DeadLetterTopic
 	}
 	returns := strings.Count(tokens, token) - 1
 	if !fromThere && returns >= mostReturns {

@@ -27,6 +27,7 @@
 //
 // Under Watermill's own adapters the ack may be lost after all (shutdown, ack deadline): a redelivery then reads the
 // outcome. They cannot delay a single redelivery either, so that the delay of a decision is spent by the next delivery's
-// hold; transport/stocknats mends both for NATS, and docs/brokers.md says what holds where. The order of outputs against those of later messages is not kept when a publish fails. A handler that acknowledges its
-// message itself is outside all of this, and if it fails then, only the log has the message; one that nacks it has failed.
+// hold; docs/brokers.md says what holds where. The order of outputs against those of later messages is not kept when a
+// publish fails. A handler that acknowledges its message itself is outside all of this, and if it fails then, only the
+// log has the message; one that nacks it has failed.
 package consumer

@@ -73,9 +73,9 @@ func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.
 			}
 			msg.Nack() // the handler has ended its goroutine, which is the Router's
 		}()
-		steering := steeringOf(ctx)
-		if steering != nil {
-			known := &steering.Delivery
+		way := passageOf(ctx)
+		if way != nil {
+			known := &way.delivery
 			d.Topic, d.Origin, d.Position = cmp.Or(d.Topic, known.Topic), known.Origin, known.Position
 			d.Count, d.Holds, d.System = known.Count, known.Holds, known.System
 		}
@@ -88,8 +88,8 @@ func (p *Processor) middleware(next message.HandlerFunc, poisoned bool) message.
 			return dedupstore.Outcome{Produced: produced}, err
 		})
 		returned = true
-		if decision.Action == Ack && steering != nil && steering.decided { // a middleware outside has called again
-			steering.decide(&decision)
+		if decision.Action == Ack && way != nil && way.decided.Load() != nil { // a middleware outside has called again
+			way.decide(decision)
 		}
 		if decision.Action == Ack && decision.Result.Publication == nil && !decision.Result.Bypassed { // nearly always
 			return nil, nil
@@ -239,11 +239,11 @@ func (p *Processor) answer(msg *message.Message, decision *Decision, returned []
 	if poisoned && final(decision.Err) && decision.ID != "" && producer.Header(msg.Metadata).Get(producer.HeaderID) == "" {
 		msg.Metadata.Set(producer.HeaderID, decision.ID) // the poison's: where it was found need not be carried along
 	}
-	if steering := steeringOf(ctx); steering != nil && steering.Decide != nil {
+	if way := passageOf(ctx); way != nil {
 		if acked {
 			return nil, decision.Err
 		}
-		steering.decide(decision)
+		way.decide(*decision)
 		return nil, decision.Err
 	}
 	if poisoned && final(decision.Err) {

@@ -114,27 +114,44 @@ func (s *subscriber) run(ctx context.Context, topic string, out chan<- *message.
 	}
 }
 
-// A passage is a message's way through a Router: its context, with the steering.
+// A passage is a message's way through a Router: its context, which lets Processor.Middleware do more than a Router can,
+// which only acks and nacks.
 type passage struct {
 	contexts.Lazy
-	steering Steering
-	decided  atomic.Pointer[Decision]
+	delivery Delivery
+
+	// decided is what to do with the message. The middleware says so before it is nacked, and not for an ack, unless it said
+	// something before, and a middleware outside of it tried again. A message that is to come again, or to be left alone, was
+	// not handled, whatever a middleware made of the error. Against a nack, Ack does not stand: the outputs may not have been
+	// published. Nil: nobody but the Router has decided.
+	decided atomic.Pointer[Decision]
 }
 
 func (p *passage) decide(d Decision) { p.decided.Store(&d) }
 
+type passageKey struct{}
+
 // Value implements context.Context.
 func (p *passage) Value(key any) any {
-	if key == (steeringKey{}) {
-		return &p.steering
+	if key == (passageKey{}) {
+		return p
 	}
 	return p.Lazy.Value(key)
 }
 
+// passageOf returns the passage of a message, or nil. A context that has passed a guard carries that of another message,
+// whose handler has produced this one: some brokers keep contexts.
+func passageOf(ctx context.Context) *passage {
+	if insideOf(ctx) != nil {
+		return nil
+	}
+	p, _ := ctx.Value(passageKey{}).(*passage)
+	return p
+}
+
 // deliver hands a message to the Router and waits for what becomes of it.
 func (s *subscriber) deliver(each context.Context, d Delivery, out chan<- *message.Message, draining <-chan struct{}) Decision {
-	p := &passage{steering: Steering{Delivery: d}}
-	p.steering.Decide = p.decide
+	p := &passage{delivery: d}
 	p.Init(each)
 	defer p.Cancel(nil) // as Watermill's adapters do it: the context of a message ends with its ack
 	msg := message.NewMessage(d.UUID, d.Payload)

@@ -370,19 +370,6 @@ func TestProcess_HoldsAreBoundedInNumber(t *testing.T) {
 	})
 }
 
-// Who only knows more about a delivery leaves the nack to the Router.
-func TestMiddleware_SteeringWithoutDecideIsANack(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Extractors: []producer.Extractor{producer.ExtractPosition}})
-		m := message.NewMessage("", nil)
-		m.SetContext(consumer.WithSteering(t.Context(), consumer.Steering{Delivery: consumer.Delivery{Topic: "orders", Position: "7"}}))
-		h := &handler{then: func(*message.Message, int) ([]*message.Message, error) { return nil, errors.New("no") }}
-		_, err := p.Middleware(h.handle)(m)
-		as[*oncemill.RetryError](t, err)
-		h.want(t, 1)
-	})
-}
-
 // Watermill's own PoisonQueue takes each error for poison. What is only to be tried again, or waits for its store, is not lost
 // by that: it comes again. What the guard has rejected for good is the poison queue's.
 func TestSubscriber_WhatHasToComeAgainDoesSoThoughAnOuterMiddlewareAcknowledgesIt(t *testing.T) {
@@ -575,14 +562,16 @@ func TestPoisonQueue_ThatCannotPublishDoesNotLoseTheMessage(t *testing.T) {
 }
 
 // Some brokers keep the context of a produced message, and with it what steers the message that it was produced for.
-func TestMiddleware_SteeringOfAnotherMessageIsNotUsed(t *testing.T) {
+func TestMiddleware_PassageOfAnotherMessageIsNotUsed(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Extractors: []producer.Extractor{producer.ExtractMessageID, producer.ExtractPosition}})
-		decided := 0
-		a := order("a")
-		a.SetContext(consumer.WithSteering(t.Context(), consumer.Steering{
-			Delivery: consumer.Delivery{Topic: "orders", Position: "7"}, Decide: func(consumer.Decision) { decided++ },
-		}))
+		source := newSource(consumer.Delivery{UUID: "a", Header: producer.Header{producer.HeaderID: "a"}, Topic: "orders", Position: "7"})
+		sub := consumer.Subscriber(source)
+		messages, err := sub.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := <-messages
 		var kept context.Context
 		if _, err := p.Middleware(func(m *message.Message) ([]*message.Message, error) {
 			kept = m.Context() //nolint:fatcontext // as such brokers do
@@ -593,10 +582,17 @@ func TestMiddleware_SteeringOfAnotherMessageIsNotUsed(t *testing.T) {
 		b := message.NewMessage("", nil) // no ID but, perhaps, the position of the other one
 		b.SetContext(context.WithoutCancel(kept))
 		began := time.Now()
-		_, err := p.Middleware((&handler{}).handle)(b)
+		_, err = p.Middleware((&handler{}).handle)(b)
 		as[*consumer.MissingIDError](t, err)
-		if decided > 0 || time.Since(began) < time.Second {
-			t.Errorf("the other message's source was told %d times; nacked after %v, want a pause", decided, time.Since(began))
+		if time.Since(began) < time.Second {
+			t.Errorf("nacked after %v, want a pause", time.Since(began))
+		}
+		a.Ack() // what was decided about b would stand against it
+		if err := sub.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if len(source.decisions) != 1 || source.decisions[0].Action != consumer.Ack {
+			t.Errorf("decisions %v, want an ack", source.decisions)
 		}
 	})
 }

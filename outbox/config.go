@@ -11,10 +11,10 @@ import (
 
 // Config configures a Relay. The zero value is ready to use. Contradictions are errors of NewRelay that name the field.
 type Config struct {
-	// BatchSize is the most rows that are leased and published together. Up to three such batches are in memory, and up to
-	// 32 rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for payloads of
-	// megabytes. After an error of the store a relay asks for half as many, and then for ever more again, so that rows that
-	// take longer than StoreTimeout to read together are read in parts. Zero: 1,000.
+	// BatchSize is the most rows that are leased and published together. Up to three such batches are in memory, and up
+	// to 32 rows that got no answer before, and a batch has to be published within PublishTimeout: set it lower for
+	// payloads of megabytes. After an error of the store a relay asks for half as many, and then for ever more again,
+	// so that rows that take too long to read together are read in parts. Zero: 1,000.
 	BatchSize int
 
 	// PollInterval is the longest pause between two looks at the store for new or refused rows. While nothing is due
@@ -23,40 +23,33 @@ type Config struct {
 	// Zero: 1 s.
 	PollInterval time.Duration
 
-	// PublishTimeout is how long a batch may take to be published. What is not acknowledged by then is unknown.
-	// Zero: 30 s.
+	// PublishTimeout is how long a batch may take to be published. What is not acknowledged by then is unknown. One
+	// operation of the store may take as long, but at most 10 s, and so may what is being published once the context of
+	// Run has ended. Zero: 30 s.
 	PublishTimeout time.Duration
 
-	// StoreTimeout is how long one operation of the store may take. Zero: 10 s.
-	StoreTimeout time.Duration
-
 	// Lease is how long a batch is kept from other relays: the time after which a dead relay's rows are published by
-	// somebody else. At least PublishTimeout + 2 × StoreTimeout. Zero: 1 min, or that sum if it is longer.
+	// somebody else. At least PublishTimeout and the time of two operations of the store. Zero: 1 min, or that sum if
+	// it is longer.
 	Lease time.Duration
-
-	// StopTimeout is how long Run, once its context ended, waits for what is being published. Zero: 10 s.
-	StopTimeout time.Duration
 
 	// MaxAttempts is how often a row may be refused before it is dead. Attempts without an answer do not count.
 	// Zero: 20.
 	MaxAttempts int
 
-	// RetryMin is how long a row waits after its first attempt that was not acknowledged. The wait doubles with each
-	// further one up to RetryMax, and is shortened at random by up to a fifth. Zero: 1 s.
-	RetryMin time.Duration
-
-	// RetryMax is the longest wait, so the longest time that rows take to go on after an outage. Zero: 1 min, or
-	// RetryMin if that is longer.
-	RetryMax time.Duration
+	// Backoff is how long a row waits after an attempt that was not acknowledged. Its Max is also the longest time that
+	// rows take to go on after an outage. Zero: 1 s to 1 min, or to Min if that is longer.
+	Backoff oncemill.Backoff
 
 	// Retention is how long published rows are kept. A broker that loses messages can be given them again from there
-	// (Replayer). Consumers have to recognise what comes again so late: their dedup windows must be at least twice this, plus
-	// the longest outage of the broker, as a row without an answer is sent again for as long as it takes. So with the
-	// default window of 24 h this has to be shorter, or the window longer. Zero: 24 h. DeleteAtOnce: not at all.
+	// (Replayer). Consumers have to recognise what comes again so late: their dedup windows must be at least twice
+	// this, plus the longest outage of the broker, as a row without an answer is sent again for as long as it takes. So
+	// with the default window of 24 h this has to be shorter, or the window longer. Zero: 24 h. DeleteAtOnce: not at
+	// all.
 	Retention time.Duration
 
-	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their numbers of
-	// rows. Empty: the store's table, if it says so (Named), or else "outbox".
+	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their
+	// numbers of rows. Empty: the store's table, if it says so (Named), or else "outbox".
 	Name string
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
@@ -74,12 +67,10 @@ func (c Config) withDefaults() Config {
 	set(&c.BatchSize, 1000)
 	set(&c.PollInterval, time.Second)
 	set(&c.PublishTimeout, 30*time.Second)
-	set(&c.StoreTimeout, 10*time.Second)
 	set(&c.Lease, max(time.Minute, c.shortestLease()))
-	set(&c.StopTimeout, 10*time.Second)
 	set(&c.MaxAttempts, 20)
-	set(&c.RetryMin, time.Second)
-	set(&c.RetryMax, max(time.Minute, c.RetryMin))
+	set(&c.Backoff.Min, time.Second)
+	set(&c.Backoff.Max, max(time.Minute, c.Backoff.Min))
 	set(&c.Retention, 24*time.Hour)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -95,8 +86,14 @@ func set[T comparable](field *T, value T) {
 	}
 }
 
+// storeTimeout bounds one operation of the store.
+func (c Config) storeTimeout() time.Duration { return min(10*time.Second, c.PublishTimeout) }
+
+// stopTimeout bounds what is being published when Run is to end.
+func (c Config) stopTimeout() time.Duration { return min(10*time.Second, c.PublishTimeout) }
+
 // shortestLease is what it takes to lease, publish and settle, each with its timeout.
-func (c Config) shortestLease() time.Duration { return c.PublishTimeout + 2*c.StoreTimeout }
+func (c Config) shortestLease() time.Duration { return c.PublishTimeout + 2*c.storeTimeout() }
 
 const (
 	maxBatch = 10_000
@@ -117,11 +114,9 @@ func (c Config) validate() error {
 	}{
 		{"Config.PollInterval", c.PollInterval},
 		{"Config.PublishTimeout", c.PublishTimeout},
-		{"Config.StoreTimeout", c.StoreTimeout},
 		{"Config.Lease", c.Lease},
-		{"Config.StopTimeout", c.StopTimeout},
-		{"Config.RetryMin", c.RetryMin},
-		{"Config.RetryMax", c.RetryMax},
+		{"Config.Backoff.Min", c.Backoff.Min},
+		{"Config.Backoff.Max", c.Backoff.Max},
 	} {
 		if d.value < time.Millisecond || d.value > longest {
 			return &InvalidError{d.field, fmt.Sprintf("is %v, want 1ms to %v", d.value, longest)}
@@ -129,11 +124,15 @@ func (c Config) validate() error {
 	}
 	switch {
 	case c.Lease < c.shortestLease():
-		return &InvalidError{"Config.Lease", fmt.Sprintf("is %v, want at least PublishTimeout + 2 × StoreTimeout (%v)", c.Lease, c.shortestLease())}
-	case c.RetryMax < c.RetryMin:
-		return &InvalidError{"Config.RetryMax", fmt.Sprintf("is %v, want at least RetryMin (%v)", c.RetryMax, c.RetryMin)}
+		return &InvalidError{"Config.Lease",
+			fmt.Sprintf("is %v, want at least %v, what it takes to lease, publish and settle", c.Lease,
+				c.shortestLease())}
+	case c.Backoff.Max < c.Backoff.Min:
+		return &InvalidError{"Config.Backoff.Max", fmt.Sprintf("is %v, want at least Min (%v)", c.Backoff.Max,
+			c.Backoff.Min)}
 	case c.Retention != DeleteAtOnce && (c.Retention < time.Millisecond || c.Retention > longest):
-		return &InvalidError{"Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention, longest)}
+		return &InvalidError{"Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention,
+			longest)}
 	}
 	return nil
 }

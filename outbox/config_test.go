@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -18,13 +19,11 @@ func TestNewRelay_ErrorNamesTheField(t *testing.T) {
 		{"Config.BatchSize", outbox.Config{BatchSize: 10_001}},
 		{"Config.PollInterval", outbox.Config{PollInterval: -time.Second}},
 		{"Config.PublishTimeout", outbox.Config{PublishTimeout: time.Microsecond}},
-		{"Config.StoreTimeout", outbox.Config{StoreTimeout: -1}},
 		{"Config.Lease", outbox.Config{Lease: 49 * time.Second}}, // 30 s to publish, 10 s each to lease and to settle
 		{"Config.Lease", outbox.Config{Lease: -1}},
-		{"Config.StopTimeout", outbox.Config{StopTimeout: -1}},
 		{"Config.MaxAttempts", outbox.Config{MaxAttempts: -1}},
-		{"Config.RetryMin", outbox.Config{RetryMin: -1}},
-		{"Config.RetryMax", outbox.Config{RetryMin: time.Second, RetryMax: time.Millisecond}},
+		{"Config.Backoff.Min", outbox.Config{Backoff: oncemill.Backoff{Min: -1}}},
+		{"Config.Backoff.Max", outbox.Config{Backoff: oncemill.Backoff{Min: time.Second, Max: time.Millisecond}}},
 		{"Config.Retention", outbox.Config{Retention: -2}},
 		{"Config.Retention", outbox.Config{Retention: time.Microsecond}},
 	} {
@@ -45,7 +44,7 @@ func TestNewRelay_ErrorNamesTheField(t *testing.T) {
 
 func TestNewRelay_LongTimeoutsMakeTheDefaultLeaseLonger(t *testing.T) {
 	t.Parallel()
-	for _, cfg := range []outbox.Config{{PublishTimeout: time.Hour}, {StoreTimeout: time.Hour}, {RetryMin: time.Hour}} {
+	for _, cfg := range []outbox.Config{{PublishTimeout: time.Hour}, {Backoff: oncemill.Backoff{Min: time.Hour}}} {
 		if _, err := outbox.NewRelay(new(fakeStore), &broker{}, cfg); err != nil {
 			t.Errorf("%+v: %v", cfg, err)
 		}

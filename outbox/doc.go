@@ -22,7 +22,7 @@
 //   - Nothing is skipped: rows are found by what they are, never by a position that moves past late commits.
 //   - One bad message does not stop others. One that is refused delays itself only. One that makes the publisher fail
 //     as a whole, hang or panic delays the rest of its batch once, at most for [Config.PublishTimeout]. From then on it
-//     is a suspect. So is one that the store cannot read, or not within [Config.StoreTimeout]: the others go on after some attempts.
+//     is a suspect. So is one that the store cannot read, or not in time: the others go on after some attempts.
 //   - Suspects are rows with an attempt that got no answer, their own or their batch's. Each is published by a call of
 //     its own, up to 32 of them side by side, and never delays rows that are no suspects. Suspects can delay each
 //     other: four that hang leave the other suspects waiting until PublishTimeout.
@@ -37,5 +37,6 @@
 //
 // Whether a refusal is one is the publisher's word. A publisher that reports an unreachable broker as a definite
 // failure, instead of an unknown one, makes rows die in a long outage. One that hangs and does not obey its context, as
-// many of Watermill do not, holds up all new rows of its relay until it returns: the log says so, and other relays go on.
+// many of Watermill do not, holds up all new rows of its relay until it returns: the log says so, and other relays go
+// on.
 package outbox

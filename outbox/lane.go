@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
@@ -13,11 +14,11 @@ import (
 // that got no answer before, the suspects, have lanes of their own, so that one that hangs again holds up nobody else.
 type lane struct {
 	suspects    bool
-	limit       int             // rows of a batch
-	stuck       bool            // the last batch failed, although it was of one row
-	wake, woken <-chan struct{} // end a pause; nil: nothing does
-	follows     <-chan struct{} // it does not look at times, but when it receives; nil: it looks at times
-	cleaner     *cleaner        // nil: another lane cleans
+	limit       int               // rows of a batch
+	stuck       bool              // the last batch failed, although it was of one row
+	wake, woken <-chan struct{}   // end a pause; nil: nothing does
+	follows     <-chan struct{}   // it does not look at times, but when it receives; nil: it looks at times
+	cleaner     *outgoing.Cleaner // nil: another lane cleans
 }
 
 const (
@@ -35,8 +36,8 @@ func (r *Relay) healthy() lane {
 }
 
 // follower is another lane of the same rows: when a batch is full it reads the next one, while the acknowledgements of
-// the first are awaited, or, if nobody knew before that they would come, while the first is recorded. With two of them one
-// batch is read while one is published and one recorded.
+// the first are awaited, or, if nobody knew before that they would come, while the first is recorded. With two of them
+// one batch is read while one is published and one recorded.
 func (r *Relay) follower() lane { return lane{limit: r.cfg.BatchSize, follows: r.more} }
 
 // suspects is a lane that nobody wakes: no row is a suspect when it is committed.
@@ -45,8 +46,9 @@ func (r *Relay) suspects() lane {
 }
 
 const (
-	shortestPoll  = 10 * time.Millisecond
-	gatherPerRow  = 250 * time.Microsecond // after several rows, wakes end a pause only then: a look costs writers more than a row
+	shortestPoll = 10 * time.Millisecond
+	// after several rows, wakes end a pause only then: a look costs writers more than a row
+	gatherPerRow  = 250 * time.Microsecond
 	longestGather = 5 * time.Millisecond
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 10 * time.Second
@@ -80,12 +82,12 @@ func (r *Relay) work(ctx context.Context, l lane) {
 			continue
 		}
 		faults.Reset()
-		r.catchUp(ctx)
+		r.sender.CatchUp(ctx)
 		l.stuck = false
 		flowing = b.acknowledged > 0
 		first = b.rows == 0 && l.follows == nil
 		if l.cleaner != nil {
-			l.cleaner.clean(ctx)
+			l.cleaner.Clean(ctx)
 		}
 		switch {
 		case b.rows == 0:
@@ -107,7 +109,8 @@ func (r *Relay) work(ctx context.Context, l lane) {
 	}
 }
 
-// pause waits for d, or until somebody wakes the lane, or until ctx ends. A lane that follows waits for its signal only.
+// pause waits for d, or until somebody wakes the lane, or until ctx ends. A lane that follows waits for its signal
+// only.
 func (l lane) pause(ctx context.Context, d time.Duration) {
 	if l.follows != nil {
 		select {
@@ -126,8 +129,8 @@ func (l lane) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// fault logs an error of the store, unless it is the relay's own stop. All lanes meet what is wrong with a store, and again
-// and again, so what was said is not repeated for a while.
+// fault logs an error of the store, unless it is the relay's own stop. All lanes meet what is wrong with a store, and
+// again and again, so what was said is not repeated for a while.
 func (r *Relay) fault(ctx context.Context, what string, err error) {
 	if ctx.Err() == nil && r.news(what+err.Error()) {
 		r.log.WarnContext(ctx, what+", will try again", "error", err)
@@ -148,8 +151,8 @@ func (r *Relay) news(text string) bool {
 // A batch is what became of one lease.
 type batch struct{ rows, acknowledged int }
 
-// batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it is
-// published if that is to be early, else as soon as it is known that acknowledgements flow.
+// batch leases rows, publishes them and settles. Its error is the store's. A full batch calls the follower: before it
+// is published if that is to be early, else as soon as it is known that acknowledgements flow.
 func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error) {
 	sent := func() {}
 	if !from.suspects {

@@ -18,12 +18,14 @@ type lease struct {
 func (r *Relay) lease(ctx context.Context, from lane) (lease, error) {
 	l := lease{token: ids.Token(), until: time.Now().Add(r.cfg.Lease)}
 	// A stop does not cut this short: what a server still commits for a caller that is gone would stay leased.
-	bounded, release := outlive(ctx, r.cfg.StoreTimeout, giveBackTimeout)
+	bounded, release := outlive(ctx, r.cfg.storeTimeout(), giveBackTimeout)
 	defer release()
 	var err error
-	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease, Suspects: from.suspects})
+	l.rows, err = r.store.Lease(bounded, LeaseRequest{Token: l.token, Limit: from.limit, Lease: r.cfg.Lease,
+		Suspects: from.suspects})
 	if err != nil && from.stuck && ctx.Err() == nil {
-		// Perhaps it is the row: too large to be read in time, or damaged. Given back, it would be the first again, for ever.
+		// Perhaps it is the row: too large to be read in time, or damaged. Given back, it would be the first again, for
+		// ever.
 		return lease{}, err
 	}
 	if err != nil || ctx.Err() != nil && len(l.rows) > 0 {
@@ -39,7 +41,7 @@ const giveBackTimeout = time.Second
 // giveBack returns rows that the store may have leased although it answered with an error. If that fails too, they
 // wait until the lease ends.
 func (r *Relay) giveBack(ctx context.Context, token string) {
-	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveBackTimeout, r.cfg.StoreTimeout))
+	detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(giveBackTimeout, r.cfg.storeTimeout()))
 	defer cancel()
 	if err := r.store.Settle(detached, token, nil); err != nil {
 		r.log.DebugContext(ctx, "outbox: giving back failed", "error", err)
@@ -49,8 +51,8 @@ func (r *Relay) giveBack(ctx context.Context, token string) {
 // settle records results until the store accepts them, or until the lease ends; once ctx ended, for no longer than
 // StoreTimeout. It always tries once.
 func (r *Relay) settle(ctx context.Context, l lease, results []Result) error {
-	limit := max(time.Until(l.until), r.cfg.StoreTimeout)
-	detached, release := outlive(ctx, limit, r.cfg.StoreTimeout)
+	limit := max(time.Until(l.until), r.cfg.storeTimeout())
+	detached, release := outlive(ctx, limit, r.cfg.storeTimeout())
 	defer release()
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for {
@@ -66,7 +68,7 @@ func (r *Relay) settle(ctx context.Context, l lease, results []Result) error {
 }
 
 func (r *Relay) settleOnce(ctx context.Context, token string, results []Result) error {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 	defer cancel()
 	return r.store.Settle(ctx, token, results)
 }

@@ -179,7 +179,7 @@ func (s slowCleaner) Clean(_ context.Context, _ time.Duration, limit int) (int, 
 func TestRelay_SlowCleaningHoldsUpPublishingForTwoTimeoutsAtMost(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s, b := slowCleaner{new(fakeStore), 900 * time.Millisecond}, &broker{}
-		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 10_000, StoreTimeout: time.Second}))
+		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 10_000, PublishTimeout: time.Second}))
 		after(t, time.Millisecond) // it cleans
 		s.write("a")
 		after(t, 2*time.Second)

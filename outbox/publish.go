@@ -2,15 +2,12 @@ package outbox
 
 import (
 	"context"
-	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/oncemill/oncemill/internal/errtext"
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // An answer is what the publisher said about one row.
@@ -22,10 +19,10 @@ type answer struct {
 
 // publish publishes a batch and returns what has to be recorded. Rows that it leaves out are to be given back: the
 // relay stopped before it knew about them, or an earlier row of their lane was not acknowledged. Suspects are published
-// apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others along
-// again.
+// apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others
+// along again.
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
-	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.StopTimeout)
+	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.stopTimeout())
 	defer release()
 	slow, rest := r.split(rows)
 	var beside waves
@@ -45,8 +42,8 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	return append(all.broken, results...)
 }
 
-// split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row has a lane
-// none waits for another, and all stay together.
+// split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row
+// has a lane none waits for another, and all stay together.
 func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	if r.hung.None() {
 		return nil, rows
@@ -150,60 +147,23 @@ func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 
 // unreadable parks a row that cannot be published.
 func (r *Relay) unreadable(ctx context.Context, row Row) Result {
-	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error", row.Problem)
+	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error",
+		row.Problem)
 	return Result{Number: row.Number, State: Dead, Error: row.Problem}
 }
 
 // call publishes rows by one call of the publisher.
 func (r *Relay) call(ctx context.Context, rows []Row) []answer {
-	if len(rows) == 0 {
-		return nil
+	messages := make([]outgoing.Message, len(rows))
+	for i, row := range rows {
+		messages[i] = outgoing.Message{Message: row.Message, Unknowns: row.Unknowns, Age: row.Age}
 	}
-	messages := make([]producer.Message, len(rows))
 	given := make([]answer, len(rows))
-	for i := range rows {
-		messages[i] = message(&rows[i])
-		given[i].row = &rows[i]
-	}
-	within, batch := r.begin(ctx, rows, messages)
-	defer end(within, batch, given)
-	err := r.protected(within, messages)
-	if err == nil {
-		return given
-	}
-	if failures, ok := producer.Failures(err, len(rows)); ok {
-		for _, f := range failures {
-			given[f.Index].err, given[f.Index].unknown = f.Err, f.Unknown
-		}
-		return given
-	}
-	for i := range given {
-		given[i].err, given[i].unknown = err, true
+	for i, a := range r.sender.Send(ctx, messages) {
+		given[i] = answer{&rows[i], a.Err, a.Unknown}
 	}
 	return given
 }
-
-// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a row
-// must not end one relay after the other.
-func (r *Relay) protected(ctx context.Context, messages []producer.Message) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("outbox: publisher panicked: %v", v)
-			r.log.ErrorContext(ctx, "outbox: publisher panicked", "panic", v, "stack", string(debug.Stack()))
-		}
-	}()
-	late := time.AfterFunc(r.cfg.PublishTimeout+overdue, func() {
-		const text = "outbox: publisher does not return, though its time is over, and holds up the relay"
-		if r.news(text) {
-			r.log.WarnContext(ctx, text, "messages", len(messages), "id", messages[0].ID, "topic", messages[0].Topic)
-		}
-	})
-	defer late.Stop()
-	return r.publisher.Publish(ctx, messages...)
-}
-
-// overdue is how long after PublishTimeout a publisher is said not to obey its context.
-const overdue = 10 * time.Second
 
 // results turns answers into what is recorded, and logs what went wrong.
 func (r *Relay) results(ctx context.Context, answers []answer) []Result {
@@ -229,36 +189,9 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 		results = append(results, result)
 	}
 	if unsent > 0 {
-		r.complain(ctx, unsent, len(answers), first)
+		r.sender.Complain(ctx, unsent, len(answers), first)
 	}
 	return results
-}
-
-// complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that fails at once
-// would make one for each batch, and each suspect.
-const complainEvery = time.Second
-
-// complain notes what was not acknowledged, and says it.
-func (r *Relay) complain(ctx context.Context, messages, of int, err error) {
-	r.unsaid.Lock()
-	r.unsaid.messages += messages
-	r.unsaid.of += of
-	r.unsaid.err = err
-	r.unsaid.Unlock()
-	r.catchUp(ctx)
-}
-
-// catchUp says what was not acknowledged since there was a line about it, unless that was just now.
-func (r *Relay) catchUp(ctx context.Context) {
-	r.unsaid.Lock()
-	defer r.unsaid.Unlock()
-	if r.unsaid.messages == 0 {
-		return
-	}
-	if now := time.Now(); now.Sub(r.unsaid.at) >= complainEvery || ctx.Err() != nil { // or nobody would say it
-		r.log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", r.unsaid.messages, "of", r.unsaid.of, "error", r.unsaid.err)
-		r.unsaid.messages, r.unsaid.of, r.unsaid.at = 0, 0, now
-	}
 }
 
 func (r *Relay) result(a answer) Result {
@@ -279,7 +212,7 @@ func (r *Relay) result(a answer) Result {
 	result.Error = errtext.Of(a.err)
 	if result.State != Dead {
 		attempts := a.row.Failures + a.row.Unknowns + 1
-		result.Delay = pace.Jitter(pace.Backoff(r.cfg.RetryMin, r.cfg.RetryMax, attempts))
+		result.Delay = pace.Jitter(pace.Backoff(r.cfg.Backoff.Min, r.cfg.Backoff.Max, attempts))
 	}
 	return result
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -17,7 +18,7 @@ import (
 // A Relay publishes the rows of a Store. It is safe for concurrent use. Several relays on one store share the work.
 type Relay struct {
 	store     Store
-	publisher producer.Publisher
+	sender    *outgoing.Sender
 	cfg       Config
 	log       *slog.Logger
 	telemetry *telemetry.Relay
@@ -32,12 +33,6 @@ type Relay struct {
 		sync.Mutex
 		text string
 		at   time.Time
-	}
-	unsaid struct { // what was not acknowledged since there was a line about it
-		sync.Mutex
-		messages, of int
-		err          error     // the last
-		at           time.Time // of that line
 	}
 }
 
@@ -58,7 +53,12 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	if err != nil {
 		return nil, fmt.Errorf("outbox: make instruments: %w", err)
 	}
-	r := &Relay{store: store, publisher: publisher, cfg: cfg, log: cfg.Logger, telemetry: observer, wake: make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing)}
+	r := &Relay{
+		store: store, cfg: cfg, log: cfg.Logger, telemetry: observer,
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
+			Timeout: cfg.PublishTimeout},
+		wake: make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing),
+	}
 	if w, ok := store.(Waker); ok {
 		r.woken = w.Woken()
 	}
@@ -79,9 +79,9 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published,
-// marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not obey its context makes
-// it wait longer.
+// Run publishes until ctx ends, and then stops cleanly: it waits at most 10 s, or a PublishTimeout that is shorter, for
+// what is being published, marks what was acknowledged, gives back the rest, and returns nil. A publisher that does not
+// obey its context makes it wait longer.
 //
 // Errors of the store and of the publisher are logged, and tried again for as long as Run runs. The only errors that
 // it returns are for a relay that is running already, and of a meter provider that does not take its gauges.
@@ -105,6 +105,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.work(ctx, r.healthy())
 	lanes.Wait()
-	r.catchUp(ctx)
+	r.sender.CatchUp(ctx)
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -68,7 +69,7 @@ func TestRelay_RefusedRowWaitsEverLonger(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s, b := new(fakeStore).write("bad"), &broker{answer: refuse(false, "bad")}
 		begin := time.Now()
-		stop := start(t, newRelay(t, s, b, outbox.Config{PollInterval: 10 * time.Millisecond, RetryMin: time.Second, RetryMax: 5 * time.Second}))
+		stop := start(t, newRelay(t, s, b, outbox.Config{PollInterval: 10 * time.Millisecond, Backoff: oncemill.Backoff{Min: time.Second, Max: 5 * time.Second}}))
 		after(t, 30*time.Second)
 		stop()
 		at := b.times("bad", begin)
@@ -353,7 +354,7 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 			}
 			return nil
 		}}
-		stop := start(t, newRelay(t, s, b, outbox.Config{RetryMin: time.Hour, RetryMax: time.Hour}))
+		stop := start(t, newRelay(t, s, b, outbox.Config{Backoff: oncemill.Backoff{Min: time.Hour, Max: time.Hour}}))
 		synctest.Wait()
 		stop()
 		var sent [][]string

@@ -24,9 +24,9 @@ type Store interface {
 	//
 	// The store must not block writers while rows are leased.
 	//
-	// A store may keep the order of rows that have a lane (Row.Lane): then a lane's rows are handed out in that order, those
-	// of one lane to one lease at a time, and none while an earlier one is pending but not due, dead, or a suspect that
-	// was not asked for. The store says what frees a lane from a dead row.
+	// A store may keep the order of rows that have a lane (Row.Lane): then a lane's rows are handed out in that order,
+	// those of one lane to one lease at a time, and none while an earlier one is pending but not due, dead, or a
+	// suspect that was not asked for. The store says what frees a lane from a dead row.
 	Lease(ctx context.Context, r LeaseRequest) ([]Row, error)
 
 	// Settle ends a lease: it records the results, and gives back every other row that the token holds, due at once
@@ -67,12 +67,12 @@ type Inspector interface {
 	Discard(ctx context.Context, ids ...string) (int, error)
 }
 
-// A Replayer is a Store whose published rows can be published once more while they are kept: for a broker that lost what
-// it had acknowledged, or a consumer that is new.
+// A Replayer is a Store whose published rows can be published once more while they are kept: for a broker that lost
+// what it had acknowledged, or a consumer that is new.
 type Replayer interface {
 	// Replay makes published rows pending again, due at once and with nothing counted, those that were published first
-	// first, and says how many there were. Fewer than the limit: there are no more. Copies have the same message ID, the
-	// purpose producer.PurposeReplay and the next generation, so that brokers do not take them for duplicates, and
+	// first, and says how many there were. Fewer than the limit: there are no more. Copies have the same message ID,
+	// the purpose producer.PurposeReplay and the next generation, so that brokers do not take them for duplicates, and
 	// consumers do.
 	Replay(ctx context.Context, r ReplayRequest) (int, error)
 }
@@ -101,8 +101,8 @@ type Row struct {
 	// Number names the row in this store while it exists. It says nothing about order.
 	Number int64
 
-	// Message is what was written. Its ID is set; its NotBefore is zero, for that time has come; its Payload is not nil, which
-	// is a tombstone to Kafka: no outbox tells a nil one from an empty one.
+	// Message is what was written. Its ID is set; its NotBefore is zero, for that time has come; its Payload is not
+	// nil, which is a tombstone to Kafka: no outbox tells a nil one from an empty one.
 	Message producer.Message
 
 	// Lane is what the row's order is kept in, such as a partition key. Within a batch a row is sent only after all
@@ -112,8 +112,8 @@ type Row struct {
 	Failures int // attempts that were refused
 	Unknowns int // attempts without an answer
 
-	// Age is how long ago the row was written, or due for the first time if that was later, by the store's clock. Zero: not
-	// known. It is for metrics only.
+	// Age is how long ago the row was written, or due for the first time if that was later, by the store's clock. Zero:
+	// not known. It is for metrics only.
 	Age time.Duration
 
 	// Problem says why the row cannot be read, and so not be published: it becomes dead. Empty: it can.

@@ -48,7 +48,7 @@ func TestRelay_CountsADeathWhenItIsRecorded(t *testing.T) {
 			return nil
 		}
 		r := newRelay(t, s, &broker{answer: refuse(false, "a")}, outbox.Config{
-			MaxAttempts: 1, StoreTimeout: 100 * time.Millisecond, PublishTimeout: 100 * time.Millisecond, Lease: 300 * time.Millisecond,
+			MaxAttempts: 1, PublishTimeout: 100 * time.Millisecond, Lease: 300 * time.Millisecond,
 			Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
 		})
 		stop := start(t, r)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -56,9 +57,9 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, relay func(conte
 func relay(store outbox.Store, pub producer.Publisher) func(context.Context) error {
 	return func(ctx context.Context) error {
 		r, err := outbox.NewRelay(store, pub, outbox.Config{
-			RetryMin: 300 * time.Millisecond, // the default is 1 s
-			// What a relay held when it died is taken over after 10 s. The defaults suit brokers that fail over: 30 s, 10 s, 1 min.
-			PublishTimeout: 4 * time.Second, StoreTimeout: 3 * time.Second, Lease: 10 * time.Second,
+			Backoff: oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
+			// What a relay held when it died is taken over after 10 s. The defaults suit brokers that fail over: 30 s, 1 min.
+			PublishTimeout: 3 * time.Second, Lease: 10 * time.Second,
 		})
 		if err != nil {
 			return err

@@ -34,9 +34,9 @@ func runRelay(ctx context.Context, s *shop, publisher producer.Publisher, fates 
 	defer die()
 	store := &mortalOutbox{Store: s.box, shop: s, fates: fates, orders: map[int64]string{}, die: die}
 	relay, err := outbox.NewRelay(store, publisher, outbox.Config{
-		BatchSize: 20, PublishTimeout: time.Second, StoreTimeout: time.Second, Lease: 3 * time.Second,
-		RetryMin: 50 * time.Millisecond, RetryMax: time.Second,
-		Logger: slog.New(slog.DiscardHandler), Telemetry: telemetry,
+		BatchSize: 20, PublishTimeout: time.Second, Lease: 3 * time.Second,
+		Backoff: oncemill.Backoff{Min: 50 * time.Millisecond, Max: time.Second},
+		Logger:  slog.New(slog.DiscardHandler), Telemetry: telemetry,
 	})
 	if err != nil {
 		return fmt.Errorf("relay: %w", err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -52,8 +53,8 @@ func TestOutbox_BrokerOutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	broker := testserver.NATS(t)
 	db := testserver.SharedPostgres(t).NewDatabase(t)
 	short := shortLease()
-	short.RetryMax = time.Second
-	cfg := full(outbox.Config{Lease: time.Minute, RetryMax: time.Minute}, short) // the defaults, and others
+	short.Backoff.Max = time.Second
+	cfg := full(outbox.Config{Lease: time.Minute, Backoff: oncemill.Backoff{Max: time.Minute}}, short) // the defaults, and others
 	cfg.MaxAttempts = 2
 	m := newMint(t, db.DSN(), []string{broker.URL()}, broker.JetStream(), jetstream.StreamConfig{}, false, cfg)
 	c := &chaos{mint: m, alive: m.startAll(2)}
@@ -79,7 +80,7 @@ func TestOutbox_BrokerOutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	b := m.finish(c.alive...)
 	b.mustBalance(t, answerUnknown, relayKilled, leaseSlow)
 	t.Logf("a backlog of %d messages was drained %v after the broker came back", backlog.Pending, took)
-	if backlog.Pending < 100 || took > cfg.RetryMax+full(20*time.Second, time.Minute) {
-		t.Errorf("a backlog of %d was drained in %v, want one of 100 in RetryMax (%v) and a little", backlog.Pending, took, cfg.RetryMax)
+	if backlog.Pending < 100 || took > cfg.Backoff.Max+full(20*time.Second, time.Minute) {
+		t.Errorf("a backlog of %d was drained in %v, want one of 100 in Backoff.Max (%v) and a little", backlog.Pending, took, cfg.Backoff.Max)
 	}
 }

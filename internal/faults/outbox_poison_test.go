@@ -40,7 +40,7 @@ func poisoned(t *testing.T, ordered bool) {
 	db := testserver.SharedPostgres(t).NewDatabase(t)
 	cfg := shortLease()
 	cfg.BatchSize, cfg.MaxAttempts = 100, 3
-	cfg.PublishTimeout, cfg.StoreTimeout, cfg.Lease = 20*time.Second, 10*time.Second, time.Minute // nothing but the poison comes twice
+	cfg.PublishTimeout, cfg.Lease = 20*time.Second, time.Minute // nothing but the poison comes twice
 	m := newMint(t, db.DSN(), []string{broker.URL()}, broker.JetStream(), jetstream.StreamConfig{MaxMsgSize: 16 << 10}, ordered, cfg)
 	relays := m.startAll(2)
 	waiting := m.sellPoison(full(10_000, 1000))

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
@@ -44,8 +45,8 @@ type mint struct {
 // shortLease is a config whose leases end soon after a relay is killed.
 func shortLease() outbox.Config {
 	return outbox.Config{
-		BatchSize: 20, PollInterval: 50 * time.Millisecond, RetryMin: 20 * time.Millisecond, RetryMax: 200 * time.Millisecond,
-		PublishTimeout: time.Second, StoreTimeout: 500 * time.Millisecond, Lease: 2 * time.Second, StopTimeout: time.Second,
+		BatchSize: 20, PollInterval: 50 * time.Millisecond, Backoff: oncemill.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond},
+		PublishTimeout: 600 * time.Millisecond, Lease: 2 * time.Second,
 	}
 }
 

@@ -146,7 +146,7 @@ func duplicatesLink(t *testing.T, system string, start func(*observatory, *consu
 	}
 	publisher := &forgetful{Publisher: b.publisher}
 	relay, err := outbox.NewRelay(box, publisher, outbox.Config{
-		Telemetry: o.Telemetry, Logger: slog.New(slog.DiscardHandler), RetryMin: 300 * time.Millisecond, PollInterval: 100 * time.Millisecond,
+		Telemetry: o.Telemetry, Logger: slog.New(slog.DiscardHandler), Backoff: oncemill.Backoff{Min: 300 * time.Millisecond}, PollInterval: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

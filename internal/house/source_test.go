@@ -32,7 +32,7 @@ func TestSource_NoTestOfTheProtocolSleeps(t *testing.T) {
 func TestSource_NoStructHoldsAContext(t *testing.T) {
 	t.Parallel()
 	for _, p := range listed(t) {
-		if r, _ := house.row(p.path()); r.testCode() && r.floor < 5 || p.path() == "internal/contexts" { // they are contexts
+		if r, _ := house.row(p.path()); r.testCode() && r.floor < programs || p.path() == "internal/contexts" { // they are contexts
 			continue
 		}
 		var files []string

@@ -8,8 +8,8 @@
 //		})
 //	}
 //
-// A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. Cases for a Store that is
-// an [outbox.Inspector] or an [outbox.Replayer], or that keeps order, are skipped for others and say so.
+// A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. Cases for a Store that
+// is an [outbox.Inspector] or an [outbox.Replayer], or that keeps order, are skipped for others and say so.
 //
 // # Guarantees
 //
@@ -19,6 +19,6 @@
 //
 // # What it does not guarantee
 //
-// It drives a store by its interface. Crashes of a database, lost replies, and what happens to tables over months are for
-// the store's own tests.
+// It drives a store by its interface. Crashes of a database, lost replies, and what happens to tables over months are
+// for the store's own tests.
 package outboxtest

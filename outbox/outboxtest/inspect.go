@@ -15,31 +15,32 @@ import (
 func newToken() string { return rand.Text() }
 
 var cleanCases = []testCase{
-	{"clean/old-published-rows-only", "rows are deleted that were never published, or that were to be kept", func(k *kit) {
-		k.writeIDs("1", "2", "3", "dead", "pending")
-		l := k.lease()
-		var results []outbox.Result
-		for _, r := range l.rows {
-			switch r.Message.ID {
-			case "dead":
-				results = append(results, outbox.Result{Number: r.Number, State: outbox.Dead})
-			case "pending":
-			default:
-				results = append(results, outbox.Result{Number: r.Number, State: outbox.Published})
+	{"clean/old-published-rows-only", "rows are deleted that were never published, or that were to be kept",
+		func(k *kit) {
+			k.writeIDs("1", "2", "3", "dead", "pending")
+			l := k.lease()
+			var results []outbox.Result
+			for _, r := range l.rows {
+				switch r.Message.ID {
+				case "dead":
+					results = append(results, outbox.Result{Number: r.Number, State: outbox.Dead})
+				case "pending":
+				default:
+					results = append(results, outbox.Result{Number: r.Number, State: outbox.Published})
+				}
 			}
-		}
-		k.settle(l, results...)
-		k.pass()
-		for _, step := range []struct {
-			age         time.Duration
-			limit, want int
-		}{{long, 10, 0}, {0, 2, 2}, {0, 2, 1}, {0, 2, 0}} {
-			if n, err := k.Store.Clean(k.Context(), step.age, step.limit); err != nil || n != step.want {
-				k.Errorf("Clean(%v, %d) = %d, %v, want %d", step.age, step.limit, n, err, step.want)
+			k.settle(l, results...)
+			k.pass()
+			for _, step := range []struct {
+				age         time.Duration
+				limit, want int
+			}{{long, 10, 0}, {0, 2, 2}, {0, 2, 1}, {0, 2, 0}} {
+				if n, err := k.Store.Clean(k.Context(), step.age, step.limit); err != nil || n != step.want {
+					k.Errorf("Clean(%v, %d) = %d, %v, want %d", step.age, step.limit, n, err, step.want)
+				}
 			}
-		}
-		k.wants("after cleaning", "pending")
-	}},
+			k.wants("after cleaning", "pending")
+		}},
 }
 
 var inspectCases = []testCase{
@@ -66,8 +67,10 @@ var inspectCases = []testCase{
 		k.pass()
 		k.settleOne(k.lease(), "second", outbox.Result{State: outbox.Dead, Error: "no such topic"})
 		dead, err := i.Dead(k.Context(), 10)
-		if err != nil || len(dead) != 2 || dead[0].ID != "first" || dead[0].Error != "too large" || dead[0].Topic != "orders" ||
-			dead[0].Failures != 1 || dead[1].ID != "second" || dead[0].Died.Before(dead[0].Written) || dead[0].Written.IsZero() {
+		if err != nil || len(dead) != 2 || dead[0].ID != "first" || dead[0].Error != "too large" ||
+			dead[0].Topic != "orders" ||
+			dead[0].Failures != 1 || dead[1].ID != "second" || dead[0].Died.Before(dead[0].Written) ||
+			dead[0].Written.IsZero() {
 			k.Errorf("dead rows %+v, %v", dead, err)
 		}
 		if dead, err := i.Dead(k.Context(), 1); err != nil || len(dead) != 1 {
@@ -78,7 +81,8 @@ var inspectCases = []testCase{
 		i := k.inspector()
 		k.writeIDs("1", "2", "pending")
 		l := k.lease()
-		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead}, outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
+		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead},
+			outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
 		if n, err := i.Requeue(k.Context(), "1", "pending", "unheard of"); err != nil || n != 1 {
 			k.Errorf("Requeue = %d, %v, want 1", n, err)
 		}
@@ -95,7 +99,8 @@ var inspectCases = []testCase{
 		i := k.inspector()
 		k.writeIDs("1", "2", "pending")
 		l := k.lease()
-		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead}, outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
+		k.settle(l, outbox.Result{Number: l.row(k, "1").Number, State: outbox.Dead},
+			outbox.Result{Number: l.row(k, "2").Number, State: outbox.Dead})
 		if n, err := i.Discard(k.Context(), "1", "pending", "unheard of"); err != nil || n != 1 {
 			k.Errorf("Discard = %d, %v, want 1", n, err)
 		}
@@ -112,49 +117,55 @@ var inspectCases = []testCase{
 			k.Errorf("row %+v, want nothing counted", r)
 		}
 	}},
-	{"inspect/revived-if-and-only-if-committed", "a dead message is published by a transaction that was rolled back", func(k *kit) {
-		k.writeIDs("1")
-		k.settleAll(k.lease(), outbox.Result{State: outbox.Dead, Error: "no"})
-		tx := k.begin()
-		k.publish(tx, message("1"))
-		k.rollback(tx)
-		k.wants("after a rollback")
-	}},
+	{"inspect/revived-if-and-only-if-committed", "a dead message is published by a transaction that was rolled back",
+		func(k *kit) {
+			k.writeIDs("1")
+			k.settleAll(k.lease(), outbox.Result{State: outbox.Dead, Error: "no"})
+			tx := k.begin()
+			k.publish(tx, message("1"))
+			k.rollback(tx)
+			k.wants("after a rollback")
+		}},
 }
 
 var replayCases = []testCase{
-	{"replay/published-comes-again-as-a-copy", "a broker that lost messages takes the replay for duplicates, or consumers take it for new messages", func(k *kit) {
-		r := k.replayer()
-		k.writeIDs("1", "2", "3", "dead", "pending")
-		l := k.lease()
-		var results []outbox.Result
-		for _, row := range l.rows {
-			switch row.Message.ID {
-			case "dead":
-				results = append(results, outbox.Result{Number: row.Number, State: outbox.Dead})
-			case "pending":
-				results = append(results, outbox.Result{Number: row.Number, State: outbox.Failed, Delay: long})
-			default:
-				results = append(results, outbox.Result{Number: row.Number, State: outbox.Published})
-			}
-		}
-		k.settle(l, results...)
-		for generation := 1; generation <= 2; generation++ {
-			k.pass()
-			replayAll(k, r, outbox.ReplayRequest{Before: time.Now(), IDs: []string{"1", "2", "dead", "pending"}, Limit: 1}, 2)
+	{"replay/published-comes-again-as-a-copy",
+		"a broker that lost messages takes the replay for duplicates, or consumers take it for new messages",
+		func(k *kit) {
+			r := k.replayer()
+			k.writeIDs("1", "2", "3", "dead", "pending")
 			l := k.lease()
-			k.same("replayed", l.ids(), []string{"1", "2"})
+			var results []outbox.Result
 			for _, row := range l.rows {
-				h := row.Message.Header
-				if h.Get(producer.HeaderPurpose) != producer.PurposeReplay || h.Get(producer.HeaderGeneration) != strconv.Itoa(generation) || row.Failures+row.Unknowns != 0 {
-					k.Errorf("row %+v, want the purpose %s, generation %d and nothing counted", row, producer.PurposeReplay, generation)
+				switch row.Message.ID {
+				case "dead":
+					results = append(results, outbox.Result{Number: row.Number, State: outbox.Dead})
+				case "pending":
+					results = append(results, outbox.Result{Number: row.Number, State: outbox.Failed, Delay: long})
+				default:
+					results = append(results, outbox.Result{Number: row.Number, State: outbox.Published})
 				}
 			}
-			k.settleAll(l, outbox.Result{State: outbox.Published})
-		}
-		k.writeIDs("1")
-		k.wants("a replayed message that is written again")
-	}},
+			k.settle(l, results...)
+			for generation := 1; generation <= 2; generation++ {
+				k.pass()
+				replayAll(k, r, outbox.ReplayRequest{Before: time.Now(), IDs: []string{"1", "2", "dead", "pending"},
+					Limit: 1}, 2)
+				l := k.lease()
+				k.same("replayed", l.ids(), []string{"1", "2"})
+				for _, row := range l.rows {
+					h := row.Message.Header
+					if h.Get(producer.HeaderPurpose) != producer.PurposeReplay ||
+						h.Get(producer.HeaderGeneration) != strconv.Itoa(generation) || row.Failures+row.Unknowns != 0 {
+						k.Errorf("row %+v, want the purpose %s, generation %d and nothing counted", row,
+							producer.PurposeReplay, generation)
+					}
+				}
+				k.settleAll(l, outbox.Result{State: outbox.Published})
+			}
+			k.writeIDs("1")
+			k.wants("a replayed message that is written again")
+		}},
 	{"replay/only-what-was-asked-for", "a replay of one topic, or of one hour, floods all consumers", func(k *kit) {
 		r := k.replayer()
 		other := message("other topic")

@@ -11,7 +11,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Leases and delays are one of these. A long one never ends within a case, and one that is lasting not while three short ones pass.
+// Leases and delays are one of these. A long one never ends within a case, and one that is lasting not while three
+// short ones pass.
 const (
 	long    = time.Hour
 	short   = 20 * time.Millisecond

@@ -44,40 +44,43 @@ var leaseCases = []testCase{
 			k.Errorf("row %+v, want nothing counted", r)
 		}
 	}},
-	{"lease/that-ended-counts-an-unknown", "a row that kills each relay that publishes it holds up all others for ever", func(k *kit) {
-		k.writeIDs("1", "2")
-		k.expired()
-		k.wants("rows without an unknown attempt, after the lease ended")
-		l := k.suspects()
-		k.same("suspects", l.ids(), []string{"1", "2"})
-		for _, r := range l.rows {
-			if r.Unknowns != 1 || r.Failures != 0 {
-				k.Errorf("row %+v, want one unknown attempt", r)
+	{"lease/that-ended-counts-an-unknown", "a row that kills each relay that publishes it holds up all others for ever",
+		func(k *kit) {
+			k.writeIDs("1", "2")
+			k.expired()
+			k.wants("rows without an unknown attempt, after the lease ended")
+			l := k.suspects()
+			k.same("suspects", l.ids(), []string{"1", "2"})
+			for _, r := range l.rows {
+				if r.Unknowns != 1 || r.Failures != 0 {
+					k.Errorf("row %+v, want one unknown attempt", r)
+				}
 			}
-		}
-		k.settle(l)
-		k.wantsSuspects("again", "1", "2")
-		if r := k.suspects().row(k, "1"); r.Unknowns != 1 {
-			k.Errorf("%d unknown attempts after a lease that was given back, want 1", r.Unknowns)
-		}
-	}},
-	{"lease/lasts-as-long-as-asked", "a batch is published by two relays, because the first one's lease ended early", func(k *kit) {
-		k.writeIDs("leased", "refused")
-		first := k.lease()
-		began := time.Now() // the rest is given back, and leased anew below
-		k.settle(first, outbox.Result{Number: first.row(k, "refused").Number, State: outbox.Failed, Delay: lasting, Error: "no"})
-		again := k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 100, Lease: lasting}).ids()
-		for range 3 {
-			k.pass() // 120 of 160 ms
-		}
-		due, suspects := k.lease().ids(), k.suspects().ids()
-		if time.Since(began) >= lasting {
-			return // the machine is slow: all of it may have ended
-		}
-		k.same("leased", again, []string{"leased"})
-		k.same("before the delay is over", due, nil)
-		k.same("before the lease has ended", suspects, nil)
-	}},
+			k.settle(l)
+			k.wantsSuspects("again", "1", "2")
+			if r := k.suspects().row(k, "1"); r.Unknowns != 1 {
+				k.Errorf("%d unknown attempts after a lease that was given back, want 1", r.Unknowns)
+			}
+		}},
+	{"lease/lasts-as-long-as-asked", "a batch is published by two relays, because the first one's lease ended early",
+		func(k *kit) {
+			k.writeIDs("leased", "refused")
+			first := k.lease()
+			began := time.Now() // the rest is given back, and leased anew below
+			k.settle(first, outbox.Result{Number: first.row(k, "refused").Number, State: outbox.Failed, Delay: lasting,
+				Error: "no"})
+			again := k.leaseAs(outbox.LeaseRequest{Token: rand.Text(), Limit: 100, Lease: lasting}).ids()
+			for range 3 {
+				k.pass() // 120 of 160 ms
+			}
+			due, suspects := k.lease().ids(), k.suspects().ids()
+			if time.Since(began) >= lasting {
+				return // the machine is slow: all of it may have ended
+			}
+			k.same("leased", again, []string{"leased"})
+			k.same("before the delay is over", due, nil)
+			k.same("before the lease has ended", suspects, nil)
+		}},
 	{"lease/suspects-apart", "a row that hangs holds up rows that never did", func(k *kit) {
 		k.writeIDs("new", "unanswered", "refused")
 		l := k.lease()

@@ -65,32 +65,34 @@ var orderCases = []testCase{
 		k.wantsLane("behind a refused row", l, "a")
 		k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
 	}},
-	{"order/nothing-passes-a-delayed-row", "a message overtakes the one before it, which was to be published later", func(k *kit) {
-		k.ordered()
-		delayed := keyed("a", "a0")
-		delayed.NotBefore = time.Now().Add(long)
-		k.write(delayed)
-		k.writeLanes()
-		l := k.lease()
-		k.wantsLane("behind a delayed row", l, "a")
-		k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
-	}},
-	{"order/nothing-passes-a-suspect", "a row whose acknowledgement was lost lands behind the rows that follow it", func(k *kit) {
-		k.ordered()
-		k.writeLanes()
-		k.settleOne(k.lease(), "a1", outbox.Result{State: outbox.Unknown, Error: "no answer"})
-		l := k.lease()
-		k.wantsLane("behind a suspect", l, "a")
-		k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
-		s := k.suspects()
-		if got := s.lane("a"); len(got) == 0 || got[0] != "a1" {
-			k.Fatalf("suspects of the lane are %q, want a1 first", got)
-		}
-		k.wantsLane("behind a suspect that is leased", k.lease(), "a")
-		k.settleOne(s, "a1", outbox.Result{State: outbox.Published})
-		k.settle(l)
-		k.wantsLane("after the suspect was published", k.lease(), "a", "a2", "a3")
-	}},
+	{"order/nothing-passes-a-delayed-row", "a message overtakes the one before it, which was to be published later",
+		func(k *kit) {
+			k.ordered()
+			delayed := keyed("a", "a0")
+			delayed.NotBefore = time.Now().Add(long)
+			k.write(delayed)
+			k.writeLanes()
+			l := k.lease()
+			k.wantsLane("behind a delayed row", l, "a")
+			k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
+		}},
+	{"order/nothing-passes-a-suspect", "a row whose acknowledgement was lost lands behind the rows that follow it",
+		func(k *kit) {
+			k.ordered()
+			k.writeLanes()
+			k.settleOne(k.lease(), "a1", outbox.Result{State: outbox.Unknown, Error: "no answer"})
+			l := k.lease()
+			k.wantsLane("behind a suspect", l, "a")
+			k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
+			s := k.suspects()
+			if got := s.lane("a"); len(got) == 0 || got[0] != "a1" {
+				k.Fatalf("suspects of the lane are %q, want a1 first", got)
+			}
+			k.wantsLane("behind a suspect that is leased", k.lease(), "a")
+			k.settleOne(s, "a1", outbox.Result{State: outbox.Published})
+			k.settle(l)
+			k.wantsLane("after the suspect was published", k.lease(), "a", "a2", "a3")
+		}},
 	{"order/suspects-keep-it-too", "after an outage the rows of a key come in any order", func(k *kit) {
 		k.ordered()
 		k.inspector() // rows die only where somebody can act
@@ -104,45 +106,49 @@ var orderCases = []testCase{
 				k.Fatalf("suspects of the lane are %q, want %s first", got, id)
 			}
 		}
-		k.settle(s, outbox.Result{Number: s.row(k, "a1").Number, State: outbox.Unknown, Delay: long, Error: "no answer"},
+		k.settle(s, outbox.Result{Number: s.row(k, "a1").Number, State: outbox.Unknown, Delay: long,
+			Error: "no answer"},
 			outbox.Result{Number: s.row(k, "b1").Number, State: outbox.Dead, Error: "too large"})
 		s = k.suspects()
 		k.wantsLane("suspects behind one that waits", s, "a")
 		k.wantsLane("suspects behind a dead row", s, "b")
 	}},
-	{"order/a-dead-row-blocks-its-lane-only", "a poison row stops the business, or its followers pass it unseen", func(k *kit) {
-		k.ordered()
-		i := k.inspector()
-		k.writeLanes()
-		k.settleOne(k.lease(), "a1", outbox.Result{State: outbox.Dead, Error: "too large"})
-		l := k.lease()
-		k.wantsLane("behind a dead row", l, "a")
-		k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
-		k.settle(l)
-		if n, err := i.Discard(k.Context(), "a1"); err != nil || n != 1 {
-			k.Fatalf("Discard = %d, %v, want 1", n, err)
-		}
-		k.wantsLane("after it was discarded", k.lease(), "a", "a2", "a3")
-	}},
+	{"order/a-dead-row-blocks-its-lane-only", "a poison row stops the business, or its followers pass it unseen",
+		func(k *kit) {
+			k.ordered()
+			i := k.inspector()
+			k.writeLanes()
+			k.settleOne(k.lease(), "a1", outbox.Result{State: outbox.Dead, Error: "too large"})
+			l := k.lease()
+			k.wantsLane("behind a dead row", l, "a")
+			k.wantsLane("in another lane", l, "b", "b1", "b2", "b3")
+			k.settle(l)
+			if n, err := i.Discard(k.Context(), "a1"); err != nil || n != 1 {
+				k.Fatalf("Discard = %d, %v, want 1", n, err)
+			}
+			k.wantsLane("after it was discarded", k.lease(), "a", "a2", "a3")
+		}},
 	{"order/settled-rows-let-the-lane-go-on", "a lane stands still for ever", func(k *kit) {
 		k.ordered()
 		k.writeLanes()
 		l := k.lease()
-		k.settle(l, outbox.Result{Number: l.row(k, "a1").Number, State: outbox.Published}, outbox.Result{Number: l.row(k, "a2").Number, State: outbox.Removed})
+		k.settle(l, outbox.Result{Number: l.row(k, "a1").Number, State: outbox.Published},
+			outbox.Result{Number: l.row(k, "a2").Number, State: outbox.Removed})
 		k.wantsLane("after two were acknowledged", k.lease(), "a", "a3")
 	}},
-	{"order/stale-token-changes-nothing", "a relay that was paused marks rows of a lane that another one publishes", func(k *kit) {
-		k.ordered()
-		k.writeLanes()
-		stale := k.expired()
-		next := k.suspects()
-		if len(next.rows) == 0 {
-			k.Fatal("nothing is handed out after the lease ended")
-		}
-		k.settleAll(stale, outbox.Result{State: outbox.Removed})
-		k.settle(next)
-		if again := k.suspects(); len(again.rows) == 0 {
-			k.Error("the stale relay's results counted")
-		}
-	}},
+	{"order/stale-token-changes-nothing", "a relay that was paused marks rows of a lane that another one publishes",
+		func(k *kit) {
+			k.ordered()
+			k.writeLanes()
+			stale := k.expired()
+			next := k.suspects()
+			if len(next.rows) == 0 {
+				k.Fatal("nothing is handed out after the lease ended")
+			}
+			k.settleAll(stale, outbox.Result{State: outbox.Removed})
+			k.settle(next)
+			if again := k.suspects(); len(again.rows) == 0 {
+				k.Error("the stale relay's results counted")
+			}
+		}},
 }

@@ -26,8 +26,8 @@ type Subject struct {
 	// Ordered says that the store keeps the order of messages with a key: the key is their lane.
 	Ordered bool
 
-	// Advance makes at least d pass on the store's clock, and returns then. Nil: the suite waits for d, which suits real
-	// servers, and stores that are tested by RunVirtual.
+	// Advance makes at least d pass on the store's clock, and returns then. Nil: the suite waits for d, which suits
+	// real servers, and stores that are tested by RunVirtual.
 	Advance func(d time.Duration)
 }
 
@@ -38,14 +38,14 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// Run tests a store. It calls open once for each case, in a subtest of its own; the subtests run in parallel, each with an
-// outbox of its own. What open needs closed it closes with t.Cleanup.
+// Run tests a store. It calls open once for each case, in a subtest of its own; the subtests run in parallel, each with
+// an outbox of its own. What open needs closed it closes with t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Subject) {
 	each(t, func(t *testing.T, c testCase) { c.check(t, open(t)) })
 }
 
-// RunVirtual tests a store whose clock is time.Now of this process: as Run does, but each case, and open with it, runs in a
-// bubble of virtual time (package testing/synctest).
+// RunVirtual tests a store whose clock is time.Now of this process: as Run does, but each case, and open with it, runs
+// in a bubble of virtual time (package testing/synctest).
 func RunVirtual(t *testing.T, open func(t *testing.T) Subject) {
 	each(t, func(t *testing.T, c testCase) {
 		synctest.Test(t, func(t *testing.T) { c.check(t, open(t)) })
@@ -62,7 +62,8 @@ func each(t *testing.T, test func(t *testing.T, c testCase)) {
 }
 
 // cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
-var cases = slices.Concat(writeCases, leaseCases, settleCases, concurrencyCases, cleanCases, inspectCases, replayCases, orderCases, contextCases)
+var cases = slices.Concat(writeCases, leaseCases, settleCases, concurrencyCases, cleanCases, inspectCases, replayCases,
+	orderCases, contextCases)
 
 type testCase struct {
 	name string // area/promise

@@ -12,37 +12,42 @@ import (
 )
 
 var writeCases = []testCase{
-	{"write/published-if-and-only-if-committed", "a message of a transaction that was rolled back tells others of what never happened", func(k *kit) {
-		tx := k.begin()
-		k.publish(tx, message("rolled back"))
-		k.rollback(tx)
-		k.write(message("committed"))
-		k.wants("after one rollback and one commit", "committed")
-	}},
-	{"write/late-commit-is-not-skipped", "a store that reads by position passes rows that commit late, for ever", func(k *kit) {
-		k.concurrent()
-		early, late := k.begin(), k.begin()
-		k.publish(early, message("first written"))
-		k.publish(late, message("second written"))
-		k.wants("before any commit")
-		k.commit(late)
-		l := k.lease()
-		k.same("after the later commit", l.ids(), []string{"second written"})
-		k.settleAll(l, outbox.Result{State: outbox.Published})
-		k.commit(early)
-		k.wants("after the earlier one", "first written")
-	}},
-	{"write/every-order-of-three-transactions", "a row that some order of begin, insert and commit hides is never published, or published although it was rolled back", func(k *kit) {
-		k.concurrent()
-		everyOrder(k)
-	}},
+	{"write/published-if-and-only-if-committed",
+		"a message of a transaction that was rolled back tells others of what never happened", func(k *kit) {
+			tx := k.begin()
+			k.publish(tx, message("rolled back"))
+			k.rollback(tx)
+			k.write(message("committed"))
+			k.wants("after one rollback and one commit", "committed")
+		}},
+	{"write/late-commit-is-not-skipped", "a store that reads by position passes rows that commit late, for ever",
+		func(k *kit) {
+			k.concurrent()
+			early, late := k.begin(), k.begin()
+			k.publish(early, message("first written"))
+			k.publish(late, message("second written"))
+			k.wants("before any commit")
+			k.commit(late)
+			l := k.lease()
+			k.same("after the later commit", l.ids(), []string{"second written"})
+			k.settleAll(l, outbox.Result{State: outbox.Published})
+			k.commit(early)
+			k.wants("after the earlier one", "first written")
+		}},
+	{"write/every-order-of-three-transactions",
+		"a row that some order of begin, insert and commit hides is never published, or published although it was " +
+			"rolled back", func(k *kit) {
+			k.concurrent()
+			everyOrder(k)
+		}},
 	{"write/comes-back-as-it-was", "consumers get other bytes than the producer wrote", func(k *kit) {
 		all := make([]byte, 256)
 		for i := range all {
 			all[i] = byte(i)
 		}
 		for _, m := range []producer.Message{
-			{ID: "bytes", Topic: "orders.created", Key: "customer ä", Header: producer.Header{"a": "ä \"b\" \\ '", "empty": "", "A": "other case"}, Payload: all},
+			{ID: "bytes", Topic: "orders.created", Key: "customer ä", Header: producer.Header{"a": "ä \"b\" \\ '",
+				"empty": "", "A": "other case"}, Payload: all},
 			{ID: "empty", Topic: "t", Payload: []byte{}},
 			{ID: "nil", Topic: "t"},
 			{ID: "text that looks like JSON", Topic: "t", Payload: []byte(`{"a": 1.0,  "b":2}`)},
@@ -50,7 +55,8 @@ var writeCases = []testCase{
 			k.write(m)
 			l := k.lease()
 			got := l.row(k, m.ID).Message
-			if got.Topic != m.Topic || got.Key != m.Key || !bytes.Equal(got.Payload, m.Payload) || !got.NotBefore.IsZero() {
+			if got.Topic != m.Topic || got.Key != m.Key || !bytes.Equal(got.Payload, m.Payload) ||
+				!got.NotBefore.IsZero() {
 				k.Errorf("got %+v, want %+v", got, m)
 			}
 			if got.Payload == nil {
@@ -80,41 +86,44 @@ var writeCases = []testCase{
 		k.write(message("1"))
 		k.wants("a row that is published and kept")
 	}},
-	{"write/other-topics-and-copies-are-other-rows", "a message to a second topic, or a deliberate copy, is swallowed", func(k *kit) {
-		a, b, c := message("1"), message("1"), message("1")
-		b.Topic = "elsewhere"
-		c.Header = producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"}
-		k.write(a, b, c)
-		k.wants("one ID to two topics, and as a copy", "1", "1", "1")
-	}},
-	{"write/same-ID-with-other-content-is-a-conflict", "one of two messages that share an ID by mistake is lost in silence", func(k *kit) {
-		k.write(message("1"))
-		payload, key := message("1"), message("1")
-		payload.Payload = []byte("something else")
-		key.Key = "somebody else"
-		for _, other := range []producer.Message{payload, key} {
-			tx := k.begin()
-			err := tx.Publish(k.Context(), other)
-			var conflict *outbox.ConflictError
-			if !errors.As(err, &conflict) || conflict.ID != "1" {
-				k.Errorf("error %v, want a ConflictError that names the message", err)
+	{"write/other-topics-and-copies-are-other-rows", "a message to a second topic, or a deliberate copy, is swallowed",
+		func(k *kit) {
+			a, b, c := message("1"), message("1"), message("1")
+			b.Topic = "elsewhere"
+			c.Header = producer.Header{producer.HeaderPurpose: producer.PurposeReplay, producer.HeaderGeneration: "1"}
+			k.write(a, b, c)
+			k.wants("one ID to two topics, and as a copy", "1", "1", "1")
+		}},
+	{"write/same-ID-with-other-content-is-a-conflict",
+		"one of two messages that share an ID by mistake is lost in silence", func(k *kit) {
+			k.write(message("1"))
+			payload, key := message("1"), message("1")
+			payload.Payload = []byte("something else")
+			key.Key = "somebody else"
+			for _, other := range []producer.Message{payload, key} {
+				tx := k.begin()
+				err := tx.Publish(k.Context(), other)
+				var conflict *outbox.ConflictError
+				if !errors.As(err, &conflict) || conflict.ID != "1" {
+					k.Errorf("error %v, want a ConflictError that names the message", err)
+				}
+				k.rollback(tx)
 			}
-			k.rollback(tx)
-		}
-	}},
-	{"write/refused-message-writes-nothing", "a transaction goes on without one of the messages that it was to publish", func(k *kit) {
-		tx := k.begin()
-		bad := message("bad")
-		bad.Topic = ""
-		err := tx.Publish(k.Context(), message("good"), bad)
-		var invalid *producer.InvalidError
-		if !errors.As(err, &invalid) {
-			k.Errorf("error %v, want an InvalidError", err)
-		}
-		k.publish(tx, message("later"))
-		k.commit(tx)
-		k.wants("after a call that was refused", "later")
-	}},
+		}},
+	{"write/refused-message-writes-nothing", "a transaction goes on without one of the messages that it was to publish",
+		func(k *kit) {
+			tx := k.begin()
+			bad := message("bad")
+			bad.Topic = ""
+			err := tx.Publish(k.Context(), message("good"), bad)
+			var invalid *producer.InvalidError
+			if !errors.As(err, &invalid) {
+				k.Errorf("error %v, want an InvalidError", err)
+			}
+			k.publish(tx, message("later"))
+			k.commit(tx)
+			k.wants("after a call that was refused", "later")
+		}},
 	{"write/not-before-its-time", "a delayed message is published early", func(k *kit) {
 		later, delayed := message("later"), message("delayed")
 		later.NotBefore = time.Now().Add(long)

@@ -9,12 +9,12 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// Config configures an Outbox. The zero value is ready to use. All programs that share an outbox give it the same Ordered,
-// Partitions and Debezium: Migrate stores them, and later differences are errors.
+// Config configures an Outbox. The zero value is ready to use. All programs that share an outbox give it the same
+// Ordered, Partitions and Debezium: Migrate stores them, and later differences are errors.
 type Config struct {
-	// Schema is where the tables are. At most 40 ASCII letters, digits and underscores, not beginning with a digit; upper
-	// and lower case differ. Empty: where the search path of the connections leads. All programs name it, or none does: Notify
-	// does not reach a Listen that is configured otherwise.
+	// Schema is where the tables are. At most 40 ASCII letters, digits and underscores, not beginning with a digit;
+	// upper and lower case differ. Empty: where the search path of the connections leads. All programs name it, or none
+	// does: Notify does not reach a Listen that is configured otherwise.
 	Schema string
 
 	// Table is the name of the table, and the beginning of the names of its indexes, of two small tables beside it,
@@ -30,16 +30,16 @@ type Config struct {
 	// same one wait for each other's end. Zero: 64.
 	Partitions int
 
-	// SkipDead lets the messages of a key go on when one of them is dead, so refused for the last time. False: they wait
-	// until somebody uses Requeue or Discard. Only for ordered outboxes.
+	// SkipDead lets the messages of a key go on when one of them is dead, so refused for the last time. False: they
+	// wait until somebody uses Requeue or Discard. Only for ordered outboxes.
 	SkipDead bool
 
-	// Debezium names the columns as Debezium's outbox event router expects them, so that it can take over from the relay.
-	// See the package doc.
+	// Debezium names the columns as Debezium's outbox event router expects them, so that it can take over from the
+	// relay. See the package doc.
 	Debezium bool
 
-	// Baggage names the members of OpenTelemetry's baggage that travel with messages, if the propagator writes baggage. What
-	// is in a row stays there, and whoever reads the message gets it. Empty: none.
+	// Baggage names the members of OpenTelemetry's baggage that travel with messages, if the propagator writes baggage.
+	// What is in a row stays there, and whoever reads the message gets it. Empty: none.
 	Baggage []string
 
 	// Logger gets what Listen has to say. Nil: slog.Default().
@@ -72,9 +72,11 @@ func (c Config) validate() error {
 	case !simpleName.MatchString(c.Table):
 		return &outbox.InvalidError{Field: "Config.Table", Problem: fmt.Sprintf("is %q, %s", c.Table, want)}
 	case c.Partitions < 1 || c.Partitions > maxPartitions:
-		return &outbox.InvalidError{Field: "Config.Partitions", Problem: fmt.Sprintf("is %d, want 1 to %d", c.Partitions, maxPartitions)}
+		return &outbox.InvalidError{Field: "Config.Partitions", Problem: fmt.Sprintf("is %d, want 1 to %d",
+			c.Partitions, maxPartitions)}
 	case c.SkipDead && !c.Ordered:
-		return &outbox.InvalidError{Field: "Config.SkipDead", Problem: "is set, but Ordered is not: dead messages hold up nobody"}
+		return &outbox.InvalidError{Field: "Config.SkipDead",
+			Problem: "is set, but Ordered is not: dead messages hold up nobody"}
 	}
 	return nil
 }

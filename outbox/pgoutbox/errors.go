@@ -7,13 +7,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrNoTx says that Publish was called with a context that carries no transaction: use In, InSQL, WithTx or WithSQLTx, or pass the context
-// that the handler of an inbox got.
-var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), put the transaction into the context with WithTx, or pass the context that " +
+// ErrNoTx says that Publish was called with a context that carries no transaction: use In, InSQL, WithTx or WithSQLTx,
+// or pass the context that the handler of an inbox got.
+var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), put the transaction into " +
+	"the context with WithTx, or pass the context that " +
 	"the handler of a pgstore inbox got")
 
-// A SchemaError says that the tables are missing, older than this package, made for another config, or hide rows. Repeating the call
-// is useless until somebody acts as it says.
+// A SchemaError says that the tables are missing, older than this package, made for another config, or hide rows.
+// Repeating the call is useless until somebody acts as it says.
 type SchemaError struct {
 	Table   string
 	Problem string // such as "is missing: call Migrate"
@@ -56,11 +57,14 @@ func (o *Outbox) explain(err error) error {
 	}
 	switch e.Code {
 	case codeUndefinedTable, codeUndefinedSchema:
-		return &SchemaError{Table: o.cfg.Table, Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its schema", Err: err}
+		return &SchemaError{Table: o.cfg.Table,
+			Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its " +
+				"schema", Err: err}
 	case codeUndefinedColumn:
 		return &SchemaError{Table: o.cfg.Table, Problem: "lacks a column: call Migrate", Err: err}
 	case codeNoPrivilege:
-		return fmt.Errorf("pgoutbox: the database user lacks a privilege on outbox table %q, see Migrate: %w", o.cfg.Table, err)
+		return fmt.Errorf("pgoutbox: the database user lacks a privilege on outbox table %q, see Migrate: %w",
+			o.cfg.Table, err)
 	case codeLimitExceeded:
 		return fmt.Errorf("pgoutbox: a value is larger than PostgreSQL can keep: %w", err)
 	case codeLockNotAvailable:

@@ -9,7 +9,8 @@ import (
 
 const (
 	statsSQL = `
-SELECT count(*), coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min(coalesce(not_before, written_at)))), 0)::float8,
+SELECT count(*),
+	coalesce(greatest(0, extract(epoch FROM clock_timestamp() - min(coalesce(not_before, written_at)))), 0)::float8,
 	(SELECT count(*) FROM {table} WHERE dead_at IS NOT NULL)
 FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
 

@@ -3,9 +3,7 @@ package pgoutbox
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -15,23 +13,24 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/oncemill/oncemill/internal/errtext"
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Leases are made one after the other, under a lock. Each statement sees what was committed before it began, so that the
-// one that chooses rows knows all leases and results of the others. No statement that holds the lock sends rows: a client
-// that stops reading would keep it.
+// Leases are made one after the other, under a lock. Each statement sees what was committed before it began, so that
+// the one that chooses rows knows all leases and results of the others. No statement that holds the lock sends rows: a
+// client that stops reading would keep it.
 const (
-	// The commit need not be on disk: a lease that is lost with the server ends early, no more. For the other settings see
-	// byIndexSQL.
+	// The commit need not be on disk: a lease that is lost with the server ends early, no more. For the other settings
+	// see byIndexSQL.
 	leaseLockSQL = `
 SELECT set_config('lock_timeout', $1::text, true), set_config('synchronous_commit', 'off', true),
 	set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	pg_advisory_xact_lock('{lease}'::regclass::oid::integer, -1)`
 
-	// After a crash of many relays there may be more rows than can be written in the time that a lease has: what is left is
-	// held until the next one, and a relay that had an error asks for fewer rows, and so takes over fewer.
+	// After a crash of many relays there may be more rows than can be written in the time that a lease has: what is
+	// left is held until the next one, and a relay that had an error asks for fewer rows, and so takes over fewer.
 	takeOverSQL = `
 WITH ended AS (
 	DELETE FROM {lease} WHERE token = ANY(ARRAY(
@@ -68,18 +67,19 @@ INSERT INTO {lease} (token, ends_at, numbers)
 SELECT $1::text, clock_timestamp() + $2::bigint * interval '1 microsecond', array_agg(number ORDER BY due)
 FROM batch HAVING count(*) > 0`
 
-	// A plan must not depend on what the server knows about the table, which may be nothing: the server keeps plans, so that
-	// one that was good for a new table would read all of a large one. Values may come as text, which pgx reads in one
-	// style.
+	// A plan must not depend on what the server knows about the table, which may be nothing: the server keeps plans, so
+	// that one that was good for a new table would read all of a large one. Values may come as text, which pgx reads in
+	// one style.
 	byIndexSQL = `
 SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 
 	// What Lease reads of a row: as it is, because a NULL costs the server nothing, and what is made of it does.
-	rowSQL = `number, id, {topic}, {key}, header, payload, failures, unknowns, replays, not_before, written_at, due_at, ctid`
+	rowSQL = `number, id, {topic}, {key}, header, payload, failures, unknowns, replays, not_before,
+	written_at, due_at, ctid`
 
-	// The rows come in the order of their numbers. The client sorts them as the index of leaseSQL does, by ctid where they are
-	// due at once: the server would copy each one for that.
+	// The rows come in the order of their numbers. The client sorts them as the index of leaseSQL does, by ctid where
+	// they are due at once: the server would copy each one for that.
 	readSQL = `SELECT ` + rowSQL + `
 FROM {table} WHERE number = ANY((SELECT numbers FROM {lease} WHERE token = $1::text)::bigint[])`
 
@@ -158,7 +158,8 @@ func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil,
 
 func (r *reader) row(scan func(...any) error) error {
 	if r.fields == nil {
-		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns, &r.replays,
+		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns,
+			&r.replays,
 			&r.notBefore, &r.written, &r.due, &r.at}
 	}
 	if err := scan(r.fields...); err != nil {
@@ -168,7 +169,8 @@ func (r *reader) row(scan func(...any) error) error {
 		more := max(1, min(max(16, 8*n), r.limit-n))
 		r.rows, r.turns = slices.Grow(r.rows, more), slices.Grow(r.turns, more)
 	}
-	r.turns = append(r.turns, turn{timeOr(r.due, r.written).UnixMicro(), uint64(r.at.BlockNumber)<<16 | uint64(r.at.OffsetNumber), len(r.rows)})
+	r.turns = append(r.turns, turn{timeOr(r.due, r.written).UnixMicro(),
+		uint64(r.at.BlockNumber)<<16 | uint64(r.at.OffsetNumber), len(r.rows)})
 	r.rows = append(r.rows, r.made())
 	return nil
 }
@@ -186,27 +188,19 @@ func (r *reader) made() outbox.Row {
 		r.lastTopic = string(r.topic)
 	}
 	row := outbox.Row{
-		Number: r.number, Message: producer.Message{ID: r.id, Topic: r.lastTopic, Key: r.key.String, Payload: r.payload},
-		Failures: int(r.failures.Int32), Unknowns: int(r.unknowns.Int32), Age: max(0, r.now.Sub(timeOr(r.notBefore, r.written))),
+		Number:   r.number,
+		Message:  producer.Message{ID: r.id, Topic: r.lastTopic, Key: r.key.String, Payload: r.payload},
+		Failures: int(r.failures.Int32), Unknowns: int(r.unknowns.Int32),
+		Age: max(0, r.now.Sub(timeOr(r.notBefore, r.written))),
 	}
 	if r.ordered {
 		row.Lane = r.key.String
 	}
-	if len(r.header) == 0 { // most rows have nothing there
-		row.Message.Header = producer.Header{producer.HeaderID: r.id}
-	} else if err := json.Unmarshal(r.header, &row.Message.Header); err != nil {
-		// A header that cannot be read, which only somebody else can have written, must not hold up other rows.
-		row.Problem = "header cannot be read: " + err.Error()
-		return row
-	} else {
-		if row.Message.Header == nil {
-			row.Message.Header = producer.Header{}
-		}
-		set(row.Message.Header, producer.HeaderID, r.id)
+	header, err := outgoing.Header(r.id, r.header, int(r.replays.Int32))
+	if err != nil { // it must not hold up other rows
+		row.Problem = err.Error()
 	}
-	if n := int(r.replays.Int32); n > 0 {
-		markReplay(row.Message.Header, n)
-	}
+	row.Message.Header = header
 	return row
 }
 
@@ -225,19 +219,6 @@ func (r *reader) inTurn() []outbox.Row {
 		r.turns[at].index = at
 	}
 	return r.rows
-}
-
-// markReplay makes a message a copy that brokers do not take for a duplicate.
-func markReplay(h producer.Header, replays int) {
-	generation, _ := strconv.Atoi(h.Get(producer.HeaderGeneration)) // 0: a first publication
-	set(h, producer.HeaderPurpose, producer.PurposeReplay)
-	set(h, producer.HeaderGeneration, strconv.Itoa(generation+replays))
-}
-
-// set replaces a header, in any spelling.
-func set(h producer.Header, name, value string) {
-	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
-	h[name] = value
 }
 
 // Results that are not there any more, or not the token's, are passed over.
@@ -262,8 +243,8 @@ unsent AS (
 	WHERE o.number = mine.number)
 SELECT count(*) FROM held`
 
-// settleAlikeSQL is for the usual batch, in which all rows had one outcome. The array is compared first: it is the whole
-// lease, in its order.
+// settleAlikeSQL is for the usual batch, in which all rows had one outcome. The array is compared first: it is the
+// whole lease, in its order.
 const settleAlikeSQL = `
 WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers)
 {outcome} WHERE number = ANY((
@@ -301,7 +282,8 @@ func (o *Outbox) settlement(token string, results []outbox.Result) (statement, e
 		return statement{o.sql.settleRemoved, []any{token, numbers}}, nil
 	}
 	s, err := sortResults(results)
-	return statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}, err
+	return statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures,
+		s.unknowns, s.errors}}, err
 }
 
 // alike returns the state that all results have, and their numbers, or "".

@@ -26,14 +26,15 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 )
 
 // Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
-// be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives up
-// on any other lock after a few seconds, with an error, after which it can be repeated. Writers wait behind it for as long, and
-// behind each of several in turn: let one process do it. An outbox that is complete is only looked at. An index that somebody
-// dropped is made again, and writers wait for that. A newer version than this package's is welcome, as versions only add.
+// be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives
+// up on any other lock after a few seconds, with an error, after which it can be repeated. Writers wait behind it for
+// as long, and behind each of several in turn: let one process do it. An outbox that is complete is only looked at. An
+// index that somebody dropped is made again, and writers wait for that. A newer version than this package's is welcome,
+// as versions only add.
 //
-// It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs that
-// use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings, and, if it
-// is ordered, USAGE on the sequence Table_places.
+// It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs
+// that use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings,
+// and, if it is ordered, USAGE on the sequence Table_places.
 //
 // Errors: a *SchemaError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {
@@ -46,15 +47,17 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// SQL returns the statements by which Migrate makes the tables, for those who migrate with a tool of their own. The schema
-// must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open transactions that
-// wrote to the outbox, also where the index is there, and who writes meanwhile waits behind it. Set a lock_timeout before.
+// SQL returns the statements by which Migrate makes the tables, for those who migrate with a tool of their own. The
+// schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open
+// transactions that wrote to the outbox, also where the index is there, and who writes meanwhile waits behind it. Set a
+// lock_timeout before.
 func (o *Outbox) SQL() string {
 	s := o.sql.schema
 	if o.cfg.Ordered {
 		s += "\n" + o.sql.ordered
 	}
-	return s + fmt.Sprintf("\nINSERT INTO %s (version, ordered, partitions, debezium) VALUES (%d, %v, %d, %v) ON CONFLICT DO NOTHING;\n",
+	return s + fmt.Sprintf("\nINSERT INTO %s (version, ordered, partitions, debezium) VALUES (%d, %v, %d, %v) ON "+
+		"CONFLICT DO NOTHING;\n",
 		namesOf(o.cfg).Replace("{settings}"), version, o.cfg.Ordered, o.cfg.Partitions, o.cfg.Debezium)
 }
 
@@ -63,9 +66,10 @@ const lockTimeout = "3s"
 
 func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 	if o.cfg.Schema != "" {
-		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the same
-		// number. It comes first because what a session believes of a schema is old until it locks something new.
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, "oncemill schema "+o.cfg.Schema); err != nil {
+		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the
+		// same number. It comes first because what a session believes of a schema is old until it locks something new.
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`,
+			"oncemill schema "+o.cfg.Schema); err != nil {
 			return err
 		}
 	}
@@ -126,7 +130,8 @@ func (o *Outbox) createSchema(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	var there bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`, o.cfg.Schema).Scan(&there); err != nil || there {
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`,
+		o.cfg.Schema).Scan(&there); err != nil || there {
 		return err
 	}
 	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+o.cfg.Schema+`"`)
@@ -146,7 +151,8 @@ func (s settings) problem(cfg Config) string {
 	case s.ordered != cfg.Ordered:
 		return fmt.Sprintf("was made with Ordered %v, but Config.Ordered is %v", s.ordered, cfg.Ordered) + other
 	case s.ordered && s.partitions != cfg.Partitions:
-		return fmt.Sprintf("was made with %d partitions, but Config.Partitions is %d", s.partitions, cfg.Partitions) + other
+		return fmt.Sprintf("was made with %d partitions, but Config.Partitions is %d", s.partitions, cfg.Partitions) +
+			other
 	case s.debezium != cfg.Debezium:
 		return fmt.Sprintf("was made with Debezium %v, but Config.Debezium is %v", s.debezium, cfg.Debezium) + other
 	}
@@ -177,7 +183,8 @@ func (o *Outbox) check(ctx context.Context, s session) error {
 	case err != nil:
 		return o.explain(err)
 	case found.version < version:
-		return &SchemaError{Table: o.cfg.Table, Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found.version, version)}
+		return &SchemaError{Table: o.cfg.Table,
+			Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found.version, version)}
 	}
 	if problem := found.problem(o.cfg); problem != "" {
 		return &SchemaError{Table: o.cfg.Table, Problem: problem}

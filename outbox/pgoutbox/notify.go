@@ -18,9 +18,9 @@ const (
 // channel is where processes tell each other of commits. Two long names would be more than PostgreSQL takes.
 func (o *Outbox) channel() string { return fmt.Sprintf("oncemill_outbox_%016x", o.cfg.hash()) }
 
-// Notify makes the relays of all processes that Listen look at the outbox now. Call it after the commit: within the inserting
-// transaction NOTIFY makes all commits of the database wait for each other. It is a statement of its own, on a connection
-// of the pool, and its loss costs time, no more.
+// Notify makes the relays of all processes that Listen look at the outbox now. Call it after the commit: within the
+// inserting transaction NOTIFY makes all commits of the database wait for each other. It is a statement of its own, on
+// a connection of the pool, and its loss costs time, no more.
 func (o *Outbox) Notify(ctx context.Context) error {
 	_, err := o.pool.Exec(ctx, `SELECT pg_notify($1, '')`, o.channel())
 	return err
@@ -40,7 +40,8 @@ func (o *Outbox) Listen(ctx context.Context) error {
 		if time.Since(began) > longestRetry {
 			retry = shortestRetry
 		}
-		o.log.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in", retry, "error", err)
+		o.log.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in",
+			retry, "error", err)
 		select {
 		case <-time.After(retry):
 		case <-ctx.Done():

@@ -167,7 +167,7 @@ func TestOrdered_RowThatNeverGetsAnAnswerIsGivenUpByHand(t *testing.T) {
 		return nil
 	}}
 	cfg := quick()
-	cfg.PublishTimeout, cfg.StoreTimeout, cfg.Lease = time.Second, time.Second, 3*time.Second
+	cfg.PublishTimeout, cfg.Lease = time.Second, 3*time.Second
 	start(t, box, b, cfg)
 	eventually(t, "the row is listed with its error", func() bool {
 		var id, text string
@@ -275,7 +275,7 @@ func TestOrdered_SeveralRelaysAndFaultsKeepTheOrderOfFirstCopies(t *testing.T) {
 	b.faults.Store(true)
 	cfg := quick()
 	cfg.BatchSize, cfg.MaxAttempts = 10, 1000
-	cfg.PublishTimeout, cfg.StoreTimeout, cfg.Lease = 300*time.Millisecond, 5*time.Second, 11*time.Second
+	cfg.PublishTimeout, cfg.Lease = time.Second, 11*time.Second
 	for range 4 {
 		start(t, boxIn(t, pool, pgoutbox.Config{Ordered: true, Partitions: 3}), b, cfg)
 	}

@@ -15,10 +15,9 @@ var (
 	commit = statement{query: "COMMIT"}
 )
 
-// pipeline sends statements together, waits once, and calls each function for the rows of a statement, from the one with the
-// index on. The server goes on
-// without the client: what the statements lock they do not keep while a client is slow. After an error inside of a
-// transaction the pool closes the connection, which rolls back.
+// pipeline sends statements together, waits once, and calls each function for the rows of a statement, from the one
+// with the index on. The server goes on without the client: what the statements lock they do not keep while a client is
+// slow. After an error inside of a transaction the pool closes the connection, which rolls back.
 func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, statements ...statement) error {
 	conn, err := o.pool.Acquire(ctx)
 	if err != nil {
@@ -37,11 +36,12 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, sta
 	return o.explain(eachOfBatch(conn.SendBatch(ctx, &batch), index, fns...))
 }
 
-// checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits for ever. It
-// warns, once, of a table whose rows a crash would take along.
+// checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits
+// for ever. It warns, once, of a table whose rows a crash would take along.
 func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	names := namesOf(o.cfg)
-	hidden, err := rowsecurity.Hidden(ctx, conn, names.Replace("{table}"), names.Replace("{lease}"), names.Replace("{settings}"))
+	hidden, err := rowsecurity.Hidden(ctx, conn, names.Replace("{table}"), names.Replace("{lease}"),
+		names.Replace("{settings}"))
 	switch {
 	case err != nil:
 		return o.explain(err)

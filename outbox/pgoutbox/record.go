@@ -50,7 +50,8 @@ func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, err
 		}
 		r.header = string(header)
 	}
-	if purpose, generation := m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration); purpose+generation != "" {
+	if purpose, generation := m.Header.Get(producer.HeaderPurpose),
+		m.Header.Get(producer.HeaderGeneration); purpose+generation != "" {
 		r.copy = fmt.Sprintf("%q %q", purpose, generation) // quoted: no two pairs look alike
 	}
 	if !m.NotBefore.IsZero() {
@@ -67,8 +68,8 @@ const headerType = "ce_type"
 var uuid7 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 
 // rowNumber is 64 bits of a hash of what names a row, or another 64 bits for each try, because two messages may share
-// some. That of an ID with a time in it begins with this time, in units of 1.024 s: rows that are written at about the same
-// time then lie close together in the index, and a checkpoint makes less of it be written again.
+// some. That of an ID with a time in it begins with this time, in units of 1.024 s: rows that are written at about the
+// same time then lie close together in the index, and a checkpoint makes less of it be written again.
 func rowNumber(r record, try int) int64 {
 	hash := ids.Derive("oncemill/outbox", r.message.Topic, r.message.ID, r.copy, strconv.Itoa(try))
 	n := fromHex(hash[:8])<<32 | fromHex(hash[len(hash)-8:]) // neither has the bits of the version or the variant
@@ -104,31 +105,37 @@ var (
 	endOfTime = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// validate refuses what PostgreSQL would not take, or not give back as it is: here, because an error of PostgreSQL's ends
-// the caller's transaction.
+// validate refuses what PostgreSQL would not take, or not give back as it is: here, because an error of PostgreSQL's
+// ends the caller's transaction.
 func (o *Outbox) validate(m producer.Message) error {
 	if m.Topic == "" {
 		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
 	}
 	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
-		return &producer.InvalidError{Field: "Message.NotBefore", Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
+		return &producer.InvalidError{Field: "Message.NotBefore",
+			Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
 	}
 	if n := len(m.Payload); n > maxPayload {
-		return &producer.InvalidError{Field: "Message.Payload", Problem: fmt.Sprintf("has %d bytes, want at most %d", n, maxPayload)}
+		return &producer.InvalidError{Field: "Message.Payload",
+			Problem: fmt.Sprintf("has %d bytes, want at most %d", n, maxPayload)}
 	}
 	if n := len(m.Key); o.cfg.Ordered && n > maxOrderedKey {
-		return &producer.InvalidError{Field: "Message.Key", Problem: fmt.Sprintf("has %d bytes, want at most %d in an ordered outbox", n, maxOrderedKey)}
+		return &producer.InvalidError{Field: "Message.Key",
+			Problem: fmt.Sprintf("has %d bytes, want at most %d in an ordered outbox", n, maxOrderedKey)}
 	}
 	for _, text := range [...]struct{ field, value string }{
-		{"Message.ID", m.ID}, {"Message.Topic", m.Topic}, {"Message.Key", m.Key}, {"header " + headerType, m.Header.Get(headerType)},
+		{"Message.ID", m.ID}, {"Message.Topic", m.Topic}, {"Message.Key", m.Key},
+		{"header " + headerType, m.Header.Get(headerType)},
 	} {
 		if !utf8.ValidString(text.value) || strings.ContainsRune(text.value, 0) {
-			return &producer.InvalidError{Field: text.field, Problem: fmt.Sprintf("is not valid UTF-8 without zero bytes: %.600q", text.value)}
+			return &producer.InvalidError{Field: text.field,
+				Problem: fmt.Sprintf("is not valid UTF-8 without zero bytes: %.600q", text.value)}
 		}
 	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name), Problem: fmt.Sprintf("is not valid UTF-8: %.600q", value)}
+			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name),
+				Problem: fmt.Sprintf("is not valid UTF-8: %.600q", value)}
 		}
 	}
 	return nil

@@ -30,7 +30,8 @@ type session interface {
 // pgxSession is a transaction of pgx.
 type pgxSession struct{ tx pgx.Tx }
 
-func (s pgxSession) each(ctx context.Context, last statement, fn func(scan func(...any) error) error, before ...statement) error {
+func (s pgxSession) each(ctx context.Context, last statement, fn func(scan func(...any) error) error,
+	before ...statement) error {
 	if len(before) == 0 {
 		rows, err := s.tx.Query(ctx, last.query, last.args...)
 		if err != nil {
@@ -93,7 +94,8 @@ func (pgxSession) blobs(v [][]byte) any  { return v }
 // because drivers differ there.
 type sqlSession struct{ tx *sql.Tx }
 
-func (s sqlSession) each(ctx context.Context, last statement, fn func(scan func(...any) error) error, before ...statement) error {
+func (s sqlSession) each(ctx context.Context, last statement, fn func(scan func(...any) error) error,
+	before ...statement) error {
 	for _, b := range before {
 		if _, err := s.tx.ExecContext(ctx, b.query, b.args...); err != nil {
 			return err

@@ -50,8 +50,8 @@ func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
 	}
 	slow := slowPool(t, pool, 3<<18) // all rows take 3.4 s
 	cfg := quick()
-	cfg.BatchSize, cfg.PublishTimeout, cfg.StoreTimeout = len(ids), time.Second, 2*time.Second
-	cfg.Lease = 5 * time.Second // rows that cannot be given back in time come again then
+	cfg.BatchSize, cfg.PublishTimeout = len(ids), 2*time.Second
+	cfg.Lease = 6 * time.Second // rows that cannot be given back in time come again then
 	b := &broker{}
 	start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
 	eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
@@ -66,7 +66,7 @@ func TestRelay_RowThatCannotBeReadInTimeHoldsUpNoOther(t *testing.T) {
 		write(t, box, pool, message(id))
 	}
 	cfg := quick()
-	cfg.BatchSize, cfg.PublishTimeout, cfg.StoreTimeout = 2, time.Second, time.Second
+	cfg.BatchSize, cfg.PublishTimeout = 2, time.Second
 	cfg.Lease = 3 * time.Second
 	b := &broker{}
 	start(t, unmigrated(t, slowPool(t, pool, 3<<18), pgoutbox.Config{}), b, cfg) // it takes 5.3 s
@@ -82,7 +82,7 @@ func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
 	mustExec(t, pool, `CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
 	cfg := quick()
-	cfg.StoreTimeout, cfg.Retention = time.Second, time.Second // it cleans every second
+	cfg.PublishTimeout, cfg.Retention = time.Second, time.Second // it cleans every second
 	start(t, box, &broker{}, cfg)
 	eventually(t, "all rows are removed", func() bool { return count(t, pool, `true`) == 0 })
 }
@@ -98,7 +98,7 @@ func TestRelay_LeasesThatTakeTooLongToTakeOverAreTakenOverInParts(t *testing.T) 
 	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.0006); RETURN new; END'`)
 	mustExec(t, pool, `CREATE TRIGGER slow BEFORE UPDATE ON oncemill_outbox FOR EACH ROW WHEN (new.unknowns IS DISTINCT FROM old.unknowns) EXECUTE FUNCTION slow()`)
 	cfg := quick()
-	cfg.BatchSize, cfg.StoreTimeout = 100, time.Second
+	cfg.BatchSize, cfg.PublishTimeout = 100, time.Second
 	start(t, box, &broker{}, cfg)
 	eventually(t, "all rows are taken over", func() bool { return count(t, pool, `unknowns IS NULL`) == 0 })
 }

@@ -28,7 +28,8 @@ type statements struct {
 func statementsFor(cfg Config) statements {
 	in := namesOf(cfg).Replace
 	s := statements{
-		schema: in(schemaSQL), ordered: in(orderedSQL), settings: in(settingsSQL), keep: in(keepSQL), present: in(presentSQL), stay: in(staySQL),
+		schema: in(schemaSQL), ordered: in(orderedSQL), settings: in(settingsSQL), keep: in(keepSQL),
+		present: in(presentSQL), stay: in(staySQL),
 		insert: in(insertSQL), lock: in(lockSQL), find: in(findSQL), revive: in(reviveSQL),
 		leaseLock: in(leaseLockSQL), takeOver: in(takeOverSQL), lease: in(leaseSQL), suspects: in(suspectsSQL),
 		read: in(readSQL), settle: in(settleSQL),
@@ -88,7 +89,8 @@ func columns(debezium bool) []string {
 	if debezium {
 		return []string{
 			"{topic}", "aggregatetype", "{key}", "aggregateid",
-			"{type}", "type text NOT NULL, -- of the event, for whoever routes by it", "{type_column}", "type, ", "{type_value}", "m.type, ",
+			"{type}", "type text NOT NULL, -- of the event, for whoever routes by it", "{type_column}", "type, ",
+			"{type_value}", "m.type, ",
 		}
 	}
 	return []string{"{topic}", "topic", "{key}", "key", "{type}", "", "{type_column}", "", "{type_value}", ""}

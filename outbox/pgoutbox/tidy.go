@@ -10,29 +10,34 @@ import (
 // What works on published rows takes turns, so that each call finds as many rows as there are.
 const (
 	tidyLockSQL = `
-SELECT set_config('lock_timeout', $1::text, true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
+SELECT set_config('lock_timeout', $1::text, true), set_config('enable_seqscan', 'off', true),
+	set_config('jit', 'off', true),
 	pg_advisory_xact_lock('{lease}'::regclass::oid::integer, -2)`
 
 	cleanSQL = `
 WITH gone AS (
 	DELETE FROM {table} WHERE number = ANY(ARRAY(
 		SELECT number FROM {table}
-		WHERE published_at IS NOT NULL AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
+		WHERE published_at IS NOT NULL
+			AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
 		ORDER BY published_at LIMIT $2::bigint))
 		AND published_at IS NOT NULL -- it may have become pending while its lock was waited for
 	RETURNING true)
 SELECT count(*) FROM gone`
 
-	// The column copy stays: it is what names the row for whoever repeats the action that wrote it. Rows of one batch were published
-	// at the same time: in an ordered outbox their places say which of a key belongs into this call, and which into the next.
+	// The column copy stays: it is what names the row for whoever repeats the action that wrote it. Rows of one batch
+	// were published at the same time: in an ordered outbox their places say which of a key belongs into this call, and
+	// which into the next.
 	replaySQL = `
 WITH again AS (
 	UPDATE {table} SET published_at = NULL, due_at = clock_timestamp(), failures = NULL, unknowns = NULL,
 		replays = coalesce(replays, 0) + 1
 	WHERE number = ANY(ARRAY(
 		SELECT number FROM {table}
-		WHERE published_at IS NOT NULL AND published_at >= coalesce($1::timestamptz, '-infinity') AND published_at < $2::timestamptz
-			AND ($3::text = '' OR {topic} = $3::text) AND (coalesce(cardinality($4::text[]), 0) = 0 OR id = ANY($4::text[]))
+		WHERE published_at IS NOT NULL AND published_at >= coalesce($1::timestamptz, '-infinity')
+			AND published_at < $2::timestamptz
+			AND ($3::text = '' OR {topic} = $3::text) AND (coalesce(cardinality($4::text[]),
+				0) = 0 OR id = ANY($4::text[]))
 		ORDER BY published_at, place LIMIT $5::bigint))
 		AND published_at IS NOT NULL
 	RETURNING true)

@@ -18,20 +18,20 @@ import (
 
 // In returns a publisher that writes rows in the caller's transaction. All messages of a call go in one round trip.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what Config.Baggage
-// names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what
+// Config.Baggage names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
 // again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
 // [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition. Finding that out
 // takes a second round trip.
 //
-// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the new
-// message: who repeats the action wants it published.
+// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
+// new message: who repeats the action wants it published.
 //
-// A message that cannot be written is a [*producer.InvalidError], and two messages of one call that contradict each other
-// are a ConflictError: then nothing of the call was written, and the transaction can go on. After any other error it must
-// be rolled back.
+// A message that cannot be written is a [*producer.InvalidError], and two messages of one call that contradict each
+// other are a ConflictError: then nothing of the call was written, and the transaction can go on. After any other error
+// it must be rolled back.
 func (o *Outbox) In(tx pgx.Tx) producer.Publisher {
 	if tx == nil {
 		return writer{outbox: o}
@@ -39,8 +39,8 @@ func (o *Outbox) In(tx pgx.Tx) producer.Publisher {
 	return writer{o, pgxSession{tx}}
 }
 
-// InSQL is In for a transaction of database/sql, with any driver for PostgreSQL. Outboxes of other databases have the same
-// method, so that code moves from one to the other unchanged.
+// InSQL is In for a transaction of database/sql, with any driver for PostgreSQL. Outboxes of other databases have the
+// same method, so that code moves from one to the other unchanged.
 func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher {
 	if tx == nil {
 		return writer{outbox: o}
@@ -51,10 +51,12 @@ func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher {
 // WithTx returns a context that carries a transaction: Publish with this context joins it.
 func WithTx(ctx context.Context, tx pgx.Tx) context.Context { return txctx.With(ctx, tx) }
 
-// WithSQLTx is WithTx for a transaction of database/sql. If a context carries one of each, Publish joins the one of pgx.
+// WithSQLTx is WithTx for a transaction of database/sql. If a context carries one of each, Publish joins the one of
+// pgx.
 func WithSQLTx(ctx context.Context, tx *sql.Tx) context.Context { return txctx.With(ctx, tx) }
 
-// Publish writes rows in the transaction that ctx carries, as In does. Without one it returns ErrNoTx, and writes nothing.
+// Publish writes rows in the transaction that ctx carries, as In does. Without one it returns ErrNoTx, and writes
+// nothing.
 func (o *Outbox) Publish(ctx context.Context, messages ...producer.Message) error {
 	if tx, found := txctx.From[pgx.Tx](ctx); found {
 		return o.In(tx).Publish(ctx, messages...)
@@ -143,8 +145,8 @@ func chunks(records []record) func(yield func([]record) bool) {
 }
 
 const (
-	// The condition is always true. What it does: the commit waits for the disk, because a relay publishes what it can see, and a
-	// server that crashed would have forgotten the rest of the transaction.
+	// The condition is always true. What it does: the commit waits for the disk, because a relay publishes what it can
+	// see, and a server that crashed would have forgotten the rest of the transaction.
 	insertSQL = `
 INSERT INTO {table} (number, due_at, not_before, place, id, {topic}, {type_column}copy, {key}, header, payload)
 SELECT m.number, m.not_before, m.not_before, {place},
@@ -152,16 +154,19 @@ SELECT m.number, m.not_before, m.not_before, {place},
 FROM (
 	SELECT u.*, CASE WHEN timestamptz 'epoch' + u.delayed * interval '1 microsecond' > clock_timestamp()
 		THEN timestamptz 'epoch' + u.delayed * interval '1 microsecond' END AS not_before
-	FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::bytea[])
+	FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+		$9::bytea[])
 		WITH ORDINALITY AS u (number, delayed, id, topic, type, copy, key, header, payload, n)
 	ORDER BY u.n) AS m
-WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END)
+WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on',
+	true) END)
 	IS DISTINCT FROM 'off'
 ON CONFLICT (number) DO NOTHING
 RETURNING number`
 
 	// The locks of an ordered outbox, in the order of the array, so that two calls never wait for each other.
-	lockSQL = `SELECT pg_advisory_xact_lock('{lease}'::regclass::oid::integer, p::integer) FROM unnest($1::bigint[]) AS p`
+	lockSQL = `SELECT pg_advisory_xact_lock('{lease}'::regclass::oid::integer, p::integer)
+FROM unnest($1::bigint[]) AS p`
 
 	findSQL = `
 SELECT number, id, {topic}, coalesce(copy, ''), coalesce({key}, ''), payload, dead_at IS NOT NULL
@@ -175,8 +180,8 @@ WHERE o.number = m.number AND o.dead_at IS NOT NULL
 RETURNING o.number`
 )
 
-// tries is how often a row is looked for: at more than one number only where others have the first ones, and again where
-// it comes and goes.
+// tries is how often a row is looked for: at more than one number only where others have the first ones, and again
+// where it comes and goes.
 const tries = 20
 
 // write writes records, each with a row of its own. What is there already is looked at: that may have gone, or changed
@@ -215,7 +220,8 @@ func (w writer) insert(ctx context.Context, records []record) (map[int64]bool, e
 	}
 	s := w.session
 	return w.returned(ctx, statement{w.outbox.sql.insert, []any{
-		s.numbers(numbers), s.numbers(times), s.texts(messageIDs), s.texts(topics), s.texts(kinds), s.texts(copies), s.texts(keys),
+		s.numbers(numbers), s.numbers(times), s.texts(messageIDs), s.texts(topics), s.texts(kinds), s.texts(copies),
+		s.texts(keys),
 		s.texts(headers), s.blobs(payloads),
 	}}, w.locks(records)...)
 }
@@ -296,13 +302,14 @@ func (w writer) find(ctx context.Context, records []record) (map[int64]rowFound,
 		numbers[i] = r.number
 	}
 	found := map[int64]rowFound{}
-	err := w.session.each(ctx, statement{w.outbox.sql.find, []any{w.session.numbers(numbers)}}, func(scan func(...any) error) error {
-		var number int64
-		var r rowFound
-		err := scan(&number, &r.name.id, &r.name.topic, &r.name.copy, &r.key, &r.payload, &r.dead)
-		found[number] = r
-		return err
-	})
+	err := w.session.each(ctx, statement{w.outbox.sql.find, []any{w.session.numbers(numbers)}},
+		func(scan func(...any) error) error {
+			var number int64
+			var r rowFound
+			err := scan(&number, &r.name.id, &r.name.topic, &r.name.copy, &r.key, &r.payload, &r.dead)
+			found[number] = r
+			return err
+		})
 	return found, err
 }
 
@@ -317,5 +324,6 @@ func (w writer) revive(ctx context.Context, dead []record) (map[int64]bool, erro
 		numbers, headers, times = append(numbers, r.number), append(headers, r.header), append(times, r.notBefore)
 	}
 	s := w.session
-	return w.returned(ctx, statement{w.outbox.sql.revive, []any{s.numbers(numbers), s.texts(headers), s.numbers(times)}})
+	return w.returned(ctx, statement{w.outbox.sql.revive, []any{s.numbers(numbers), s.texts(headers),
+		s.numbers(times)}})
 }

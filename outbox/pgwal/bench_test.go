@@ -61,11 +61,10 @@ func BenchmarkDrain(b *testing.B) {
 	none := func(*testing.B) producer.Publisher { return nil }
 	for _, mode := range []struct {
 		name      string
-		configure func(*pgwal.Config)
+		configure func(*settings)
 	}{
-		{"table-retained", func(*pgwal.Config) {}},
-		{"table-deleted", func(c *pgwal.Config) { c.Retention = outbox.DeleteAtOnce }},
-		{"messages", func(c *pgwal.Config) { c.Prefix = c.Slot }},
+		{"table-retained", func(*settings) {}},
+		{"table-deleted", func(c *settings) { c.Retention = outbox.DeleteAtOnce }},
 	} {
 		for _, to := range []struct {
 			name      string
@@ -86,8 +85,8 @@ func BenchmarkDrain(b *testing.B) {
 	}
 }
 
-func drain(b *testing.B, c *counter, configure func(*pgwal.Config)) (acked, settled time.Duration) {
-	g := newRig(b, configure, func(c *pgwal.Config) { c.Logger = slog.New(slog.DiscardHandler) })
+func drain(b *testing.B, c *counter, configure func(*settings)) (acked, settled time.Duration) {
+	g := newRig(b, configure, func(c *settings) { c.Logger = slog.New(slog.DiscardHandler) })
 	var writers sync.WaitGroup
 	for w := range 4 {
 		writers.Go(func() {
@@ -99,7 +98,7 @@ func drain(b *testing.B, c *counter, configure func(*pgwal.Config)) (acked, sett
 		})
 	}
 	writers.Wait()
-	r, err := pgwal.New(g.config, c)
+	r, err := pgwal.New(g.config.Config, c)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -120,50 +119,45 @@ func drain(b *testing.B, c *counter, configure func(*pgwal.Config)) (acked, sett
 
 // BenchmarkLatency measures from the end of a commit to the publisher, at 200 transactions a second.
 func BenchmarkLatency(b *testing.B) {
-	modes := map[string]func(*pgwal.Config){"table": func(*pgwal.Config) {}, "messages": func(c *pgwal.Config) { c.Prefix = c.Slot }}
-	for _, name := range []string{"table", "messages"} {
-		b.Run(name, func(b *testing.B) {
-			g := newRig(b, modes[name], func(c *pgwal.Config) { c.Logger, c.PollInterval = slog.New(slog.DiscardHandler), time.Second })
-			var mu sync.Mutex
-			arrived := map[string]time.Time{}
-			c := &counter{each: func(m producer.Message) {
-				mu.Lock()
-				defer mu.Unlock()
-				arrived[m.ID] = time.Now()
-			}}
-			r, err := pgwal.New(g.config, c)
-			if err != nil {
-				b.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			ended := make(chan error, 1)
-			go func() { ended <- r.Run(ctx) }()
-			g.write(message("first"))
-			until(b, "the start", func() bool { return c.n.Load() == 1 })
-
-			committed := map[string]time.Time{}
-			tick := time.NewTicker(5 * time.Millisecond)
-			defer tick.Stop()
-			n := 0
-			for b.Loop() {
-				<-tick.C
-				m := message(fmt.Sprint(n))
-				n++
-				tx := g.begin(m)
-				g.commit(tx)
-				committed[m.ID] = time.Now()
-			}
-			until(b, "the last", func() bool { return c.n.Load() == int64(n)+1 })
-			cancel()
-			<-ended
-			var took []time.Duration
-			for id, at := range committed {
-				took = append(took, max(0, arrived[id].Sub(at)))
-			}
-			slices.Sort(took)
-			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
-			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
-			b.ReportMetric(float64(took[len(took)-1].Microseconds()), "max-µs")
-		})
+	g := newRig(b, func(c *settings) { c.Logger, c.PollInterval = slog.New(slog.DiscardHandler), time.Second })
+	var mu sync.Mutex
+	arrived := map[string]time.Time{}
+	c := &counter{each: func(m producer.Message) {
+		mu.Lock()
+		defer mu.Unlock()
+		arrived[m.ID] = time.Now()
+	}}
+	r, err := pgwal.New(g.config.Config, c)
+	if err != nil {
+		b.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	g.write(message("first"))
+	until(b, "the start", func() bool { return c.n.Load() == 1 })
+
+	committed := map[string]time.Time{}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	n := 0
+	for b.Loop() {
+		<-tick.C
+		m := message(fmt.Sprint(n))
+		n++
+		tx := g.begin(m)
+		g.commit(tx)
+		committed[m.ID] = time.Now()
+	}
+	until(b, "the last", func() bool { return c.n.Load() == int64(n)+1 })
+	cancel()
+	<-ended
+	var took []time.Duration
+	for id, at := range committed {
+		took = append(took, max(0, arrived[id].Sub(at)))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+	b.ReportMetric(float64(took[len(took)-1].Microseconds()), "max-µs")
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pglogrepl"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
@@ -29,58 +28,49 @@ type facts struct {
 	hidden   string // a table of which the user may not see all rows; empty: none
 
 	publication, publishes, covers bool   // it is there, has inserts, has the table
-	purpose                        string // its comment
 	foreign                        string // another outbox table that it has; empty: none
 
 	slot, active, ours bool // it is there, in use, of this database
-	failover           bool // standbys may copy it; before PostgreSQL 17 none does
 	twoPhase           bool // it shows prepared transactions before they are committed, or rolled back
 	plugin, status     string
 	reader             int // the server's process that sends its log; 0: none
 	confirmed          pglogrepl.LSN
-	retained           int64  // bytes of log
-	away               string // a standby's slot that the server waits for, before it shows what is committed; empty: none
+	retained           int64 // bytes of log
 	end                pglogrepl.LSN
 }
 
-const (
-	serverSQL = `
+// lookSQL looks at the server, the publication and the slot. two_phase came with PostgreSQL 14: an older server is
+// refused by its version.
+const lookSQL = `
 SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-	current_database(), coalesce(to_regclass($1)::oid, 0), to_regclass($2) IS NOT NULL,
-	CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_insert_lsn() END, pg_is_in_recovery(),
-	current_setting('synchronous_standby_names')`
-
-	publicationSQL = `
-SELECT p.pubinsert, p.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = $2),
-	coalesce(obj_description(p.oid, 'pg_publication'), ''), coalesce((
-		SELECT n.nspname || '.' || c.relname
-		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE r.prpubid = p.oid AND ($3 OR c.oid <> $2)
+	current_database(), n.standby, current_setting('synchronous_standby_names'),
+	CASE WHEN n.standby THEN '0/0' ELSE pg_current_wal_insert_lsn() END,
+	coalesce(n.relation, 0), to_regclass($2) IS NOT NULL,
+	p.oid IS NOT NULL, coalesce(p.pubinsert, false),
+	coalesce(p.puballtables, false) OR EXISTS (SELECT FROM pg_publication_rel r
+		WHERE r.prpubid = p.oid AND r.prrelid = n.relation),
+	coalesce((
+		SELECT m.nspname || '.' || c.relname
+		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace m ON m.oid = c.relnamespace
+		WHERE r.prpubid = p.oid AND c.oid <> coalesce(n.relation, 0)
 			AND EXISTS (SELECT FROM pg_class s JOIN pg_attribute a ON a.attrelid = s.oid AND a.attname = 'debezium'
 				WHERE s.relnamespace = c.relnamespace AND s.relname = c.relname || '_settings')
-		LIMIT 1), '')
-FROM pg_publication p WHERE p.pubname = $1`
-
-	// two_phase came with PostgreSQL 14: an older server is refused by its version. failover came with 17, and with it
-	// synchronized_standby_slots.
-	slotSQL = `
-SELECT s.active, coalesce(s.active_pid, 0), coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
+		LIMIT 1), ''),
+	s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce(s.active_pid, 0),
+	coalesce(s.database = current_database(), false), coalesce(s.plugin::text, ''),
 	coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false), coalesce(s.wal_status, ''),
 	coalesce(s.confirmed_flush_lsn, '0/0'),
-	CASE WHEN pg_is_in_recovery() THEN 0 ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END,
-	CASE WHEN (to_jsonb(s) ->> 'failover')::boolean THEN coalesce((
-		SELECT n.name FROM pg_settings g, regexp_split_to_table(lower(g.setting), '[", ]+') AS n (name)
-		WHERE g.name = 'synchronized_standby_slots' AND n.name <> ''
-			AND NOT EXISTS (SELECT FROM pg_replication_slots p WHERE p.slot_name = n.name AND p.active) LIMIT 1), '') ELSE '' END,
-	coalesce((to_jsonb(s) ->> 'failover')::boolean, false)
-FROM pg_replication_slots s WHERE s.slot_name = $1`
-)
+	CASE WHEN n.standby THEN 0
+		ELSE coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn), 0)::bigint END
+FROM (SELECT to_regclass($1)::oid AS relation, pg_is_in_recovery() AS standby) AS n
+	LEFT JOIN pg_publication p ON p.pubname = $3
+	LEFT JOIN pg_replication_slots s ON s.slot_name = $3`
 
 // look asks the server. Nothing is judged.
 func (r *Relay) look(ctx context.Context) (f facts, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
 	err = r.cfg.Pool.AcquireFunc(ctx, func(c conn) (err error) {
 		f, err = r.lookOn(ctx, c)
@@ -93,36 +83,21 @@ func (r *Relay) look(ctx context.Context) (f facts, err error) {
 }
 
 func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
+	table, settings := r.cfg.located(""), r.cfg.located("_settings")
 	var timeout int64
-	if err := c.QueryRow(ctx, serverSQL, r.cfg.located(""), r.cfg.located("_settings")).Scan(
-		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.table, &f.settings, &f.end, &f.standby, &f.standbys); err != nil {
-		return f, err
-	}
+	err = c.QueryRow(ctx, lookSQL, table, settings, r.cfg.Slot).Scan(
+		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.standby, &f.standbys, &f.end,
+		&f.table, &f.settings, &f.publication, &f.publishes, &f.covers, &f.foreign,
+		&f.slot, &f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
 	f.senderTimeout = time.Duration(timeout) * time.Millisecond
-	if f.settings {
-		query := `SELECT debezium FROM ` + r.cfg.located("_settings")
-		if err := optional(c.QueryRow(ctx, query).Scan(&f.debezium)); err != nil {
-			return f, err
-		}
-		if f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), r.cfg.located(""), r.cfg.located("_lease"), r.cfg.located("_settings")); err != nil {
-			return f, err
-		}
-	}
-	err = c.QueryRow(ctx, publicationSQL, r.cfg.Publication, f.table, r.cfg.messages()).Scan(
-		&f.publishes, &f.covers, &f.purpose, &f.foreign)
-	if f.publication = err == nil; optional(err) != nil {
+	if err != nil || !f.settings {
 		return f, err
 	}
-	err = c.QueryRow(ctx, slotSQL, r.cfg.Slot).Scan(&f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained, &f.away, &f.failover)
-	f.slot = err == nil
-	return f, optional(err)
-}
-
-func optional(err error) error {
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
+	err = c.QueryRow(ctx, `SELECT coalesce(bool_or(debezium), false) FROM `+settings).Scan(&f.debezium)
+	if err == nil {
+		f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), table, r.cfg.located("_lease"), settings)
 	}
-	return err
+	return f, err
 }
 
 const plugin = "pgoutput"
@@ -133,47 +108,44 @@ func (r *Relay) serverProblem(f facts) error {
 	name := fmt.Sprintf("outbox table %q", r.cfg.Table)
 	switch {
 	case f.version < oldest:
-		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version), nil}
+		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version),
+			nil}
 	case f.walLevel != "logical":
-		return &SetupError{"the server", fmt.Sprintf("has wal_level %s: set wal_level = logical and restart it", f.walLevel), nil}
-	case strings.Contains(f.standbys, "*"): // who reads the log counts as a standby
-		return &SetupError{"the server", fmt.Sprintf("has synchronous_standby_names = '%s', so that all commits would wait for what the broker acknowledges: name the standbys", f.standbys), nil}
+		return &SetupError{"the server", "has wal_level " + f.walLevel + ": set wal_level = logical and restart it",
+			nil}
+	case strings.Contains(f.standbys, "*"): // the reader of the log counts as a standby
+		return &SetupError{"the server", "has synchronous_standby_names = '" + f.standbys +
+			"', so that all commits would wait for what the broker acknowledges: name the standbys", nil}
 	case f.table == 0 || !f.settings:
-		return &SetupError{name, "is missing where the connection looks for it: call pgoutbox's Migrate, set Config.Schema, or grant the user USAGE on its schema", nil}
+		return &SetupError{name, "is missing where the connection looks for it: " +
+			"call pgoutbox's Migrate, set Config.Schema, or grant the user USAGE on its schema", nil}
 	case f.hidden != "":
 		return &SetupError{"outbox table " + f.hidden, rowsecurity.Advice, nil}
 	case f.slot && !f.ours:
-		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("is not one of database %q, and names are shared by all: set Config.Slot", f.database), nil}
+		return r.slotError("is not one of database %q, and names are shared by all: set Config.Slot", f.database)
 	case f.slot && f.plugin != plugin:
-		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin), nil}
+		return r.slotError("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin)
 	case f.twoPhase:
-		return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), "has two_phase, which shows prepared transactions before they are committed, or rolled back: set Config.Slot, or drop the slot and call Setup", nil}
+		return r.slotError("has two_phase, which shows prepared transactions before they are committed, or rolled " +
+			"back: " +
+			"set Config.Slot, or drop the slot and call Setup")
 	}
 	return r.strangers(f)
 }
 
-// purpose is what the comment of a publication begins with whose slot is for messages of an Emitter: nothing else on the
-// server says whose they are.
-const purpose = "oncemill/pgwal: "
-
-// strangers says that the slot is for others. A relay confirms all that the log shows and publishes its own part only, so
-// two that share a slot would confirm each other's messages. The slot itself cannot be asked; the publication beside it
-// can.
+// strangers says that the slot is for others. A relay confirms all that the log shows and publishes its own part only,
+// so two that share a slot would confirm each other's messages. The slot itself cannot be asked; the publication beside
+// it can.
 func (r *Relay) strangers(f facts) error {
-	if !f.publication || r.cfg.Publication != r.cfg.Slot {
-		return nil
+	if f.publication && f.foreign != "" && !f.covers {
+		return r.slotError("is for outbox table %q, as its publication says: set Config.Slot to a name of your own",
+			f.foreign)
 	}
-	prefix, emitted := strings.CutPrefix(f.purpose, purpose)
-	var others string
-	switch {
-	case emitted && prefix != r.cfg.Prefix:
-		others = fmt.Sprintf("messages of an Emitter with prefix %q", prefix)
-	case f.foreign != "" && !emitted && (r.cfg.messages() || !f.covers):
-		others = fmt.Sprintf("outbox table %q", f.foreign)
-	default:
-		return nil
-	}
-	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), "is for " + others + ", as its publication says: set Config.Slot to a name of your own", nil}
+	return nil
+}
+
+func (r *Relay) slotError(format string, args ...any) error {
+	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf(format, args...), nil}
 }
 
 // check says what does not fit, so that reading the log would be useless.
@@ -184,23 +156,27 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 	}
 	if f.standby { // while another server takes over, and what is missing here may be there
 		r.cfg.Pool.Reset() // its connections would stay where they are, also when their name leads to the primary
-		return facts{}, errors.New("pgwal: the server is a standby: Config.Pool must lead to the primary, with target_session_attrs=read-write in its URL to no other server")
+		return facts{}, errors.New("pgwal: the server is a standby: Config.Pool must lead to the primary, " +
+			"with target_session_attrs=read-write in its URL to no other server")
 	}
 	if err := r.serverProblem(f); err != nil {
 		return facts{}, err
 	}
-	slot, publication := fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf("publication %q", r.cfg.Publication)
+	publication := fmt.Sprintf("publication %q", r.cfg.Slot)
 	switch {
 	case !f.publication:
 		return facts{}, &SetupError{publication, "is missing: call Setup", nil}
 	case !f.publishes:
-		return facts{}, &SetupError{publication, "does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
-	case !r.cfg.messages() && !f.covers:
-		return facts{}, &SetupError{publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table), nil}
+		return facts{}, r.noInserts()
+	case !f.covers:
+		return facts{}, &SetupError{publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table),
+			nil}
 	case !f.slot:
-		return facts{}, &SetupError{slot, "is missing: call Setup", nil}
+		return facts{}, r.slotError("is missing: call Setup")
 	case f.status == lost:
-		return facts{}, r.lostError()
+		return facts{}, r.slotError("is lost: it retained more log than max_slot_wal_keep_size allows, or, " +
+			"since PostgreSQL 18, no relay used it for idle_replication_slot_timeout; " +
+			"Setup makes it again, and rows that are pending are found in the table")
 	}
 	return f, nil
 }
@@ -208,12 +184,46 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 // lost is the wal_status of a slot that the server invalidated.
 const lost = "lost"
 
-func (r *Relay) lostError() error {
-	what := "Setup makes it again, and rows that are pending are found in the table"
-	if r.cfg.messages() {
-		what = "call Drop and Setup to go on without them"
+func (r *Relay) noInserts() error {
+	return &SetupError{fmt.Sprintf("publication %q", r.cfg.Slot),
+		"does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
+}
+
+// watch looks at the slot, and at what the log shows. It returns an error if the log is to be read again: nobody reads
+// the slot there, or another relay does, so that the log comes from another server, which lives on although the pool's
+// name has moved; or the outbox table is another one than the log is read for, and shown too.
+func (r *Relay) watch(ctx context.Context, began facts) error {
+	f, err := r.look(ctx)
+	if err != nil {
+		return nil // the next look, or the connection, will say so
 	}
-	problem := "is lost: it retained more log than max_slot_wal_keep_size allows, or, since PostgreSQL 18, no relay used it for " +
-		"idle_replication_slot_timeout; what was not published by then is gone from the log; "
-	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), problem + what, nil}
+	r.warnOfLog(ctx, f)
+	if f.standby { // one that takes over says so then; until then the primary's log is the one
+		return nil
+	}
+	shown := f.covers && f.publishes
+	if f.table != 0 && !shown {
+		r.warn(ctx, "pgwal: the publication does not show new rows of the outbox table any more: they are found in "+
+			"the table, "+
+			"late; call Setup, or ALTER PUBLICATION … SET (publish = 'insert')",
+			"publication", r.cfg.Slot, "table", r.cfg.Table)
+	}
+	if !f.active || f.reader != began.reader || f.table != 0 && shown && f.table != began.table {
+		r.cfg.Pool.Reset() // a connection that it has to the old server would have the relay leave the new one again
+		return errors.New("pgwal: Config.Pool leads to another server than the one whose log was read, " +
+			"or the outbox table was made anew")
+	}
+	return nil
+}
+
+// warnOfLog says when the slot makes the server keep too much.
+func (r *Relay) warnOfLog(ctx context.Context, f facts) {
+	most := r.limits.warnWAL
+	if f.keepWAL > 0 {
+		most = min(most, f.keepWAL<<20/2)
+	}
+	if f.retained >= most {
+		r.warn(ctx, "pgwal: the slot makes the server keep much log", "slot", r.cfg.Slot,
+			"bytes", f.retained, "wal_status", f.status, "max_slot_wal_keep_size_mb", f.keepWAL)
+	}
 }

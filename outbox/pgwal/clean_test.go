@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/outbox/pgwal"
 )
 
 func TestRelay_CleaningSparesRowsThatBecomePendingMeanwhile(t *testing.T) {
@@ -22,7 +21,7 @@ func TestRelay_CleaningSparesRowsThatBecomePendingMeanwhile(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `UPDATE oncemill_outbox SET published_at = NULL, due_at = clock_timestamp(), replays = 1`); err != nil {
 		t.Fatal(err)
 	}
-	g.start(func(c *pgwal.Config) { c.Retention = time.Millisecond })
+	g.start(func(c *settings) { c.Retention = time.Millisecond })
 	pid := int(tx.Conn().PgConn().PID())
 	until(t, "the cleaning to wait", func() bool {
 		return value[int](g, `SELECT count(*) FROM pg_stat_activity WHERE $1::integer = ANY(pg_blocking_pids(pid))`, pid) > 0
@@ -52,7 +51,7 @@ func TestRelay_CleaningAndReplayTakeTurns(t *testing.T) {
 		}
 		replayed <- n
 	}()
-	g.start(func(c *pgwal.Config) { c.Retention = time.Millisecond })
+	g.start(func(c *settings) { c.Retention = time.Millisecond })
 	g.write(message("new")) // the relay goes on meanwhile
 	until(t, "a message", func() bool { return g.broker.copies()["new"] == 1 })
 	lasts(200 * time.Millisecond)
@@ -77,7 +76,7 @@ func TestRelay_CleaningAndReplayTakeTurns(t *testing.T) {
 
 func TestRelay_CleansFasterThanItLooks(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.PollInterval = 10 * time.Second })
+	g := newRig(t, func(c *settings) { c.PollInterval = 10 * time.Second })
 	g.exec(`INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
 		SELECT n, now() - interval '2 days', n, 'orders', '' FROM generate_series(1, 5500) AS n`)
 	g.start()
@@ -87,13 +86,12 @@ func TestRelay_CleansFasterThanItLooks(t *testing.T) {
 // Removing rows with large payloads takes its time.
 func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.StoreTimeout = time.Second })
+	g := newRig(t, func(c *settings) { c.StoreTimeout, c.CleanInterval = time.Second, time.Millisecond })
 	g.exec(`INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
 		SELECT n, now() - interval '2 days', n, 'orders', '' FROM generate_series(1, 1000) AS n`)
 	g.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
 	g.exec(`CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
 	r := g.relay()
-	r.CleanEvery(time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()

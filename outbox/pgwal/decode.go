@@ -2,24 +2,20 @@ package pgwal
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/jackc/pglogrepl"
 
-	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // An event is what the log shows, in its order.
 type event struct {
 	kind eventKind
-	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown; began: where the commit begins
+	lsn  pglogrepl.LSN // committed, alive: everything before it has been shown
 	row  *row          // written
 	ping bool          // alive: the server wants an answer
 }
@@ -35,11 +31,9 @@ const (
 
 // A decoder turns the protocol of pgoutput, version 1 with binary values, into events.
 type decoder struct {
-	prefix  string  // of an Emitter; empty: rows of the table
 	table   uint32  // OID
 	columns columns // of the table, once it was described
 	told    bool    // it was
-	xid     uint32  // of the transaction that is being shown
 
 	values [][]byte // of a row, in the same memory always
 	topic  string   // of the row before: most have the same
@@ -66,35 +60,23 @@ func (d *decoder) decode(data []byte) (event, error) {
 }
 
 func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
-	switch data := x.WALData[1:]; pglogrepl.MessageType(x.WALData[0]) { // for most messages, what pglogrepl makes of them is slow
+	data := x.WALData[1:]
+	switch pglogrepl.MessageType(x.WALData[0]) { // for most messages, what pglogrepl makes of them is slow
 	case pglogrepl.MessageTypeInsert:
 		return d.insert(data)
-	case pglogrepl.MessageTypeBegin: // place of the commit, time, number
-		if len(data) < 8+8+4 {
-			return event{}, errShort
-		}
-		d.xid = binary.BigEndian.Uint32(data[8+8:])
-		return event{kind: began, lsn: pglogrepl.LSN(binary.BigEndian.Uint64(data))}, nil
+	case pglogrepl.MessageTypeBegin:
+		return event{kind: began}, nil
 	case pglogrepl.MessageTypeCommit: // flags, place of the commit, its end, time
 		if len(data) < 1+8+8+8 {
 			return event{}, errShort
 		}
 		return event{kind: committed, lsn: pglogrepl.LSN(binary.BigEndian.Uint64(data[1+8:]))}, nil
-	case pglogrepl.MessageTypeRelation, pglogrepl.MessageTypeMessage:
-	default:
-		return event{}, nil
-	}
-	m, err := pglogrepl.Parse(x.WALData)
-	if err != nil {
-		return event{}, fmt.Errorf("pgwal: read the log at %s: %w", x.WALStart, err)
-	}
-	switch m := m.(type) {
-	case *pglogrepl.RelationMessage:
-		return event{}, d.relation(m)
-	case *pglogrepl.LogicalDecodingMessage:
-		if d.prefix != "" && m.Prefix == d.prefix && m.Transactional {
-			return event{kind: written, row: d.emitted(m)}, nil
+	case pglogrepl.MessageTypeRelation:
+		m, err := pglogrepl.Parse(x.WALData)
+		if err != nil {
+			return event{}, fmt.Errorf("pgwal: read the log at %s: %w", x.WALStart, err)
 		}
+		return event{}, d.relation(m.(*pglogrepl.RelationMessage))
 	}
 	return event{}, nil
 }
@@ -103,7 +85,7 @@ func (d *decoder) change(x pglogrepl.XLogData) (event, error) {
 type columns struct{ number, written, due, published, dead, id, topic, key, header, replays, payload int }
 
 func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
-	if d.prefix != "" || m.RelationID != d.table {
+	if m.RelationID != d.table {
 		return nil
 	}
 	names := make([]string, len(m.Columns))
@@ -114,13 +96,16 @@ func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
 		return slices.IndexFunc(names, func(name string) bool { return slices.Contains(choices, name) })
 	}
 	c := columns{
-		number: at("number"), written: at("written_at"), due: at("due_at"), published: at("published_at"), dead: at("dead_at"),
-		id: at("id"), topic: at("topic", "aggregatetype"), key: at("key", "aggregateid"), header: at("header"),
+		number: at("number"), written: at("written_at"), due: at("due_at"), published: at("published_at"),
+		dead: at("dead_at"),
+		id:   at("id"), topic: at("topic", "aggregatetype"), key: at("key", "aggregateid"), header: at("header"),
 		replays: at("replays"), payload: at("payload"),
 	}
-	for _, i := range [...]int{c.number, c.written, c.due, c.published, c.dead, c.id, c.topic, c.key, c.header, c.payload} {
+	for _, i := range [...]int{c.number, c.written, c.due, c.published, c.dead, c.id, c.topic, c.key, c.header,
+		c.payload} {
 		if i < 0 {
-			return &SetupError{fmt.Sprintf("outbox table %q", m.RelationName), "lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil}
+			return &SetupError{fmt.Sprintf("outbox table %q", m.RelationName),
+				"lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil}
 		}
 	}
 	d.columns, d.told = c, true
@@ -153,11 +138,12 @@ func (d *decoder) insert(b []byte) (event, error) {
 	if len(get(c.number)) != 8 || len(get(c.written)) != 8 {
 		return event{}, &SetupError{"the outbox table", "has columns of other types than this package knows", nil}
 	}
-	r := &row{xid: d.xid, number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
+	r := &row{number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
 	if topic := get(c.topic); string(topic) != d.topic {
 		d.topic = string(topic)
 	}
-	r.message = producer.Message{ID: string(get(c.id)), Topic: d.topic, Key: string(get(c.key)), Payload: slices.Clone(get(c.payload))}
+	r.message = producer.Message{ID: string(get(c.id)), Topic: d.topic, Key: string(get(c.key)),
+		Payload: slices.Clone(get(c.payload))}
 	r.readHeader(get(c.header))
 	return event{kind: written, row: r}, nil
 }
@@ -189,44 +175,10 @@ func tuple(values [][]byte, b []byte) ([][]byte, error) {
 }
 
 // readHeader reads a header that somebody else may have written: one that cannot be read makes the row dead.
-func (r *row) readHeader(header []byte) {
-	m := &r.message
-	if len(header) == 0 { // most rows have nothing there
-		m.Header = producer.Header{producer.HeaderID: m.ID}
-	} else {
-		if err := json.Unmarshal(header, &m.Header); err != nil {
-			r.problem = "header cannot be read: " + err.Error()
-			return
-		}
-		if m.Header == nil {
-			m.Header = producer.Header{}
-		}
-		setHeader(m.Header, producer.HeaderID, m.ID)
-	}
-	if r.replays > 0 { // a copy that brokers must not take for a duplicate
-		generation, _ := strconv.Atoi(m.Header.Get(producer.HeaderGeneration)) // 0: a first publication
-		setHeader(m.Header, producer.HeaderPurpose, producer.PurposeReplay)
-		setHeader(m.Header, producer.HeaderGeneration, strconv.Itoa(generation+r.replays))
-	}
-}
-
-// setHeader replaces a header, in any spelling.
-func setHeader(h producer.Header, name, value string) {
-	maps.DeleteFunc(h, func(k, _ string) bool { return strings.EqualFold(k, name) })
-	h[name] = value
-}
-
-// emitted reads what an Emitter wrote. What another one wrote with the same prefix becomes dead, under an ID made of its
-// place in the log.
-func (d *decoder) emitted(m *pglogrepl.LogicalDecodingMessage) *row {
-	r := &row{at: int64(m.LSN)}
-	message, err := unpack(m.Content)
+func (r *row) readHeader(text []byte) {
+	header, err := outgoing.Header(r.message.ID, text, r.replays)
 	if err != nil {
-		id := ids.Derive("oncemill/pgwal", d.prefix, m.LSN.String())
-		r.message = producer.Message{ID: id, Topic: d.prefix, Payload: slices.Clone(m.Content)}
 		r.problem = err.Error()
-		return r
 	}
-	r.message = message
-	return r
+	r.message.Header = header
 }

@@ -7,11 +7,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrNoTx says that Publish was called with a context that carries no transaction: use In, InSQL, WithTx or WithSQLTx, or pass the context
-// that the handler of an inbox got.
-var ErrNoTx = errors.New("pgwal: the context carries no transaction: write with In(tx), put the transaction into the context with WithTx, or pass the context that " +
-	"the handler of a pgstore inbox got")
-
 // A SetupError says what of the server, the slot, the publication or the table does not fit. Run and Setup return it:
 // repeating the call is useless until somebody acts as it says.
 type SetupError struct {
@@ -33,19 +28,13 @@ func (e *SetupError) Unwrap() error { return e.Err }
 
 // Codes of PostgreSQL, Appendix A of its manual.
 const (
-	codeNoSuchText         = "22021"
-	codeNoTranslation      = "22P05"
-	codeNoPrivilege        = "42501"
-	codeUndefinedTable     = "42P01"
-	codeUndefinedColumn    = "42703"
-	codeUndefinedObject    = "42704"
-	codeDuplicateObject    = "42710"
-	codeNotInPrerequisites = "55000"
-	codeInUse              = "55006"
-	codeTooManySlots       = "53400" // to who makes one; others exceed another limit, such as temp_file_limit
-	codeTooManyConnections = "53300"
-	codeCannotConnectNow   = "57P03"
-	codeUndefinedFile      = "58P01"
+	codeNoPrivilege      = "42501"
+	codeUndefinedTable   = "42P01"
+	codeUndefinedColumn  = "42703"
+	codeUndefinedObject  = "42704"
+	codeDuplicateObject  = "42710"
+	codeInUse            = "55006"
+	codeCannotConnectNow = "57P03"
 )
 
 func hasCode(err error, code string) bool {
@@ -64,19 +53,19 @@ func (r *Relay) explain(doing string, err error) error {
 	if !ok {
 		return fmt.Errorf("pgwal: %s: %w", doing, err)
 	}
-	user := "the user"
-	if p := r.cfg.Pool; p != nil {
-		user = fmt.Sprintf("user %q", p.Config().ConnConfig.User)
-	}
 	switch e.Code {
 	case codeNoPrivilege:
-		return &SetupError{user, "lacks a right for this: the outbox's tables need USAGE on their schema and SELECT, INSERT, UPDATE, DELETE, reading the log needs ALTER ROLE … REPLICATION, Setup needs CREATE on the database and the table's ownership too (" + doing + ")", err}
+		user := fmt.Sprintf("user %q", r.cfg.Pool.Config().ConnConfig.User)
+		return &SetupError{user, "lacks a right for this (" + doing + "): the outbox's tables need USAGE on their " +
+			"schema and SELECT, INSERT, UPDATE, DELETE, reading the log needs ALTER ROLE … REPLICATION, " +
+			"Setup needs CREATE on the database and the table's ownership too", err}
 	case codeUndefinedTable, codeUndefinedColumn:
-		return &SetupError{fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing, or older than this package: call pgoutbox's Migrate, or grant the user USAGE on its schema", err}
+		return &SetupError{fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing, or older than this package: " +
+			"call pgoutbox's Migrate, or grant the user USAGE on its schema", err}
 	case codeUndefinedObject:
-		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Publication), "was missing while something was written that the slot has still to read: call Drop and Setup; rows of the table are published all the same, messages of an Emitter since then are lost", err}
-	case codeTooManyConnections:
-		return fmt.Errorf("pgwal: %s: no connection left, see max_connections and max_wal_senders: %w", doing, err)
+		return &SetupError{fmt.Sprintf("publication %q", r.cfg.Slot),
+			"was missing while something was written that the slot has still to read: call Drop and Setup; " +
+				"pending rows are published all the same", err}
 	}
 	return fmt.Errorf("pgwal: %s: %w", doing, err)
 }

@@ -63,35 +63,3 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 }
-
-// Messages that are written into the log only. What is refused for good goes to an outbox.
-func ExampleNewEmitter() {
-	ctx := context.Background()
-	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer pool.Close()
-	dead, err := pgoutbox.New(pool, pgoutbox.Config{Table: "dead_orders"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	relay, err := pgwal.New(pgwal.Config{Pool: pool, Prefix: "orders", Dead: dead, Table: "dead_orders"}, printer{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := relay.Setup(ctx); err != nil { // before the first message is written
-		log.Fatal(err)
-	}
-
-	emitter, err := pgwal.NewEmitter("orders")
-	if err != nil {
-		log.Fatal(err)
-	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		return emitter.In(tx).Publish(ctx, producer.Message{Topic: "orders.created", Payload: []byte(`{"amount":5}`)})
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-}

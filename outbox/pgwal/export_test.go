@@ -5,14 +5,34 @@ import (
 	"time"
 )
 
-// WaitForServer says how long the server may say nothing at first.
-func (r *Relay) WaitForServer(d time.Duration) { r.silence = d }
+// Limits are those of a relay that a test changes. Zero: as they are.
+type Limits struct {
+	MaxPending, MaxPendingBytes                int
+	PollInterval, CleanInterval, WatchInterval time.Duration
+	StoreTimeout, StopTimeout                  time.Duration
+	WarnWAL                                    int64
+}
 
-// CleanEvery is how often a relay of a test cleans.
-func (r *Relay) CleanEvery(d time.Duration) { r.clearing = d }
+// Limit changes the limits of a relay.
+func (r *Relay) Limit(l Limits) {
+	to := &r.limits
+	change(&to.maxPending, l.MaxPending)
+	change(&to.maxPendingBytes, l.MaxPendingBytes)
+	change(&to.pollInterval, l.PollInterval)
+	change(&r.cleaner.Every, l.CleanInterval)
+	change(&r.cleaner.Timeout, l.StoreTimeout)
+	change(&to.watchInterval, l.WatchInterval)
+	change(&to.storeTimeout, l.StoreTimeout)
+	change(&to.stopTimeout, l.StopTimeout)
+	change(&to.warnWAL, l.WarnWAL)
+}
 
-// WatchEvery is how often a relay of a test looks at its slot.
-func (r *Relay) WatchEvery(d time.Duration) { r.watching = d }
+func change[T comparable](limit *T, to T) {
+	var zero T
+	if to != zero {
+		*limit = to
+	}
+}
 
 // Look says how many rows a look finds, and whether it takes it that there are more.
 func (r *Relay) Look(ctx context.Context, limit, bytes int) (rows int, full bool) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
-	"github.com/oncemill/oncemill/outbox/pgwal"
 )
 
 // A failoverRig is an outbox on a primary whose standby can take over. The relays' pool goes by a name, which leads to one of them.
@@ -27,12 +25,12 @@ type failoverRig struct {
 	moved  atomic.Bool
 }
 
-func newFailoverRig(t *testing.T, configure ...func(*pgwal.Config)) *failoverRig {
+func newFailoverRig(t *testing.T, configure ...func(*settings)) *failoverRig {
 	t.Helper()
 	return newFailoverRigOn(t, testserver.Postgres(t), configure...)
 }
 
-func newFailoverRigOn(t *testing.T, primary *testserver.PostgresServer, configure ...func(*pgwal.Config)) *failoverRig {
+func newFailoverRigOn(t *testing.T, primary *testserver.PostgresServer, configure ...func(*settings)) *failoverRig {
 	t.Helper()
 	primary.Process() // they have to be two, and the test's own
 	f := &failoverRig{rig: newRigOn(t, primary, configure...), server: primary}
@@ -43,9 +41,6 @@ func newFailoverRigOn(t *testing.T, primary *testserver.PostgresServer, configur
 	}
 	f.after = &rig{t: t, pool: there, box: box, broker: f.broker, log: f.log, config: f.config}
 	f.after.config.Pool = there
-	if f.config.Prefix != "" {
-		f.after.config.Dead = box
-	}
 	to := there.Config().ConnConfig
 	f.named = primary.Pool(t, f.path, func(c *pgxpool.Config) {
 		c.MaxConns = 4
@@ -90,45 +85,41 @@ func (f *failoverRig) caughtUp() {
 // The name leads to a new primary, while the old one lives on, as in a switch-over that ends the clients' connections but no
 // walsender's: the log that the relay reads shows nothing of what is written from then on.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMore(t *testing.T) {
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		f := newFailoverRig(t, configure)
-		f.start()
-		f.write(message("before"))
-		f.awaitConfirmed()
-		f.caughtUp()
-		f.part()
-		f.promote()
-		if err := f.after.relay().Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		f.after.exec(`SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()`) // it is ahead of the old one, and stays so
-		f.moved.Store(true)
-		f.named.Reset()
-		f.after.write(message("after"))
-		until(t, "the second message", func() bool { return f.broker.copies()["after"] == 1 })
-	})
+	f := newFailoverRig(t)
+	f.start()
+	f.write(message("before"))
+	f.awaitConfirmed()
+	f.caughtUp()
+	f.part()
+	f.promote()
+	if err := f.after.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.after.exec(`SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()`) // it is ahead of the old one, and stays so
+	f.moved.Store(true)
+	f.named.Reset()
+	f.after.write(message("after"))
+	until(t, "the second message", func() bool { return f.broker.copies()["after"] == 1 })
 }
 
 // Of two relays the one that waited may be at the new primary before the other one looks: then somebody reads the slot there.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMoreAlsoWhereAnotherRelayIsThere(t *testing.T) {
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		f := newFailoverRig(t, configure)
-		f.start()
-		f.write(message("before"))
-		f.awaitConfirmed()
-		f.caughtUp()
-		f.part()
-		f.promote()
-		if err := f.after.relay().Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		f.after.start()
-		f.after.write(message("after"))
-		until(t, "the other relay", func() bool { return f.broker.copies()["after"] == 1 })
-		f.moved.Store(true)
-		f.named.Reset()
-		until(t, "the relay to leave", func() bool { return strings.Contains(f.log.String(), "leads to another server") })
-	})
+	f := newFailoverRig(t)
+	f.start()
+	f.write(message("before"))
+	f.awaitConfirmed()
+	f.caughtUp()
+	f.part()
+	f.promote()
+	if err := f.after.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.after.start()
+	f.after.write(message("after"))
+	until(t, "the other relay", func() bool { return f.broker.copies()["after"] == 1 })
+	f.moved.Store(true)
+	f.named.Reset()
+	until(t, "the relay to leave", func() bool { return strings.Contains(f.log.String(), "leads to another server") })
 }
 
 // The pool has connections to both servers then, and those to the old one would have the relay leave the new one again.
@@ -165,79 +156,46 @@ func TestRelay_TakesItsPoolAlongToTheServerThatTheNameLeadsTo(t *testing.T) {
 	}
 }
 
-// Files that were restored may have the slot among them, and not the log that it needs.
-func TestRelay_SaysWhatToDoAboutASlotThatWasRestoredWithoutItsLog(t *testing.T) {
-	t.Parallel()
-	f := newFailoverRig(t)
-	f.write(message("order"))
-	f.exec(`SELECT pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()`)
-	restored := f.server.Standby(t) // its log begins here
-	there := restored.Pool(t, f.path)
-	before, after := value[string](f.rig, `SHOW data_directory`), value[string](&rig{t: t, pool: there}, `SHOW data_directory`)
-	restored.Kill()
-	if out, err := exec.Command("cp", "-a", filepath.Join(before, "pg_replslot", f.config.Slot), filepath.Join(after, "pg_replslot")).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	restored.Restart()
-	there.Reset()
-	g := &rig{t: t, pool: there, broker: f.broker, log: f.log, config: f.config}
-	g.config.Pool = there
-	until(t, "the promotion", func() bool { return value[bool](g, `SELECT pg_promote()`) })
-	wantSetupError(t, g.run(), f.config.Slot, "Drop and Setup")
-	r := g.relay()
-	until(t, "the slot to be free", func() bool { return r.Drop(t.Context()) == nil })
-	if err := r.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	g.start()
-	until(t, "the row", func() bool { return f.broker.copies()["order"] == 1 })
-}
-
 // A relay lives on while a standby takes over that lacks the last transactions: what is written again with the IDs that are lost, and
 // at their places in the log and in sequences, is published.
 func TestRelay_LivesThroughAFailoverThatLosesTransactions(t *testing.T) {
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		f := newFailoverRig(t, configure)
-		ended := make(chan error, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() { ended <- f.relay().Run(ctx) }()
-		f.write(message("kept"))
-		until(t, "the first message", func() bool { return f.broker.copies()["kept"] == 1 })
-		f.caughtUp()
-		f.part()
-		f.write(message("lost"), message("again"))
-		f.broker.set(refuse("stays"))
-		f.write(message("stays"), message("acked"))
-		until(t, "the others", func() bool { c := f.broker.copies(); return c["lost"]+c["again"]+c["acked"] == 3 })
-		f.server.Kill()
-		t.Cleanup(func() { // what cleans up uses it
-			f.server.Restart()
-			f.pool.Reset()
-		})
-		f.promote()
-		f.moved.Store(true)
-		wantSetupError(t, <-ended, "is missing")
-		cancel()
-		f.broker.set(nil)
-		f.after.write(message("early"))
-		if err := f.after.relay().Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if warned := strings.Contains(f.log.String(), "are lost"); warned != (f.config.Prefix != "") {
-			t.Errorf("a warning: %v\n%s", warned, f.log)
-		}
-		f.after.start()
-		f.after.write(message("again"), message("acked"))
-		f.after.write(message("new"))
-		until(t, "what is written there", func() bool {
-			c := f.broker.copies()
-			return c["again"] == 2 && c["acked"] == 2 && c["new"] == 1 && (f.config.Prefix != "" || c["early"] == 1)
-		})
-		f.after.awaitConfirmed()
-		if c := f.broker.copies(); c["stays"] != 0 {
-			t.Errorf("published %v", c)
-		}
+	f := newFailoverRig(t)
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- f.relay().Run(ctx) }()
+	f.write(message("kept"))
+	until(t, "the first message", func() bool { return f.broker.copies()["kept"] == 1 })
+	f.caughtUp()
+	f.part()
+	f.write(message("lost"), message("again"))
+	f.broker.set(refuse("stays"))
+	f.write(message("stays"), message("acked"))
+	until(t, "the others", func() bool { c := f.broker.copies(); return c["lost"]+c["again"]+c["acked"] == 3 })
+	f.server.Kill()
+	t.Cleanup(func() { // what cleans up uses it
+		f.server.Restart()
+		f.pool.Reset()
 	})
+	f.promote()
+	f.moved.Store(true)
+	wantSetupError(t, <-ended, "is missing")
+	cancel()
+	f.broker.set(nil)
+	f.after.write(message("early"))
+	if err := f.after.relay().Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.after.start()
+	f.after.write(message("again"), message("acked"))
+	f.after.write(message("new"))
+	until(t, "what is written there", func() bool {
+		c := f.broker.copies()
+		return c["again"] == 2 && c["acked"] == 2 && c["new"] == 1 && c["early"] == 1
+	})
+	f.after.awaitConfirmed()
+	if c := f.broker.copies(); c["stays"] != 0 {
+		t.Errorf("published %v", c)
+	}
 }
 
 // needCopies skips the test where the server does not copy slots to standbys.
@@ -252,111 +210,47 @@ func needCopies(t *testing.T) {
 	}
 }
 
-// The server shows nothing then, which nobody would hear of: what an Emitter wrote is counted nowhere.
-func TestRelay_SaysThatTheServerWaitsForAStandby(t *testing.T) {
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		needCopies(t)
-		server := testserver.Postgres(t)
-		server.Process()
-		g := newRigOn(t, server, configure)
-		g.exec(`SELECT pg_create_physical_replication_slot('standby', true)`)
-		g.exec(`ALTER SYSTEM SET synchronized_standby_slots = 'standby'`)
-		g.exec(`SELECT pg_reload_conf()`)
-		until(t, "the setting", func() bool { return value[string](g, `SHOW synchronized_standby_slots`) != "" })
-		g.write(message("order"))
-		g.start()
-		until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "waits for a standby") })
-		if n := g.broker.attempts("order"); n != 0 {
-			t.Errorf("published %d times before the standby has it", n)
-		}
-		g.exec(`ALTER SYSTEM RESET synchronized_standby_slots`)
-		g.exec(`SELECT pg_reload_conf()`)
-		until(t, "the message", func() bool { return g.broker.copies()["order"] == 1 })
-	})
-}
-
 // PostgreSQL 17 copies the slot to a standby that is set up for it: the relay lives through the failover, and what had been
-// written, and not published, goes out there, also what stands in no table.
+// written, and not published, goes out there.
 func TestRelay_GoesOnWithTheSlotThatAStandbyHasCopied(t *testing.T) {
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		needCopies(t)
-		primary := testserver.Postgres(t, "primary_slot_name=standby", "hot_standby_feedback=on")
-		if _, err := primary.Pool(t).Exec(t.Context(), `SELECT pg_create_physical_replication_slot('standby', true)`); err != nil {
-			t.Fatal(err)
-		}
-		f := newFailoverRigOn(t, primary, configure)
-		f.exec(`ALTER SYSTEM SET synchronized_standby_slots = ' Standby, "standby"'`) // as the server reads it, this is one name
-		f.exec(`SELECT pg_reload_conf()`)
-		until(t, "the standby to use its slot, and the setting", func() bool {
-			return value[bool](f.rig, `SELECT active AND current_setting('synchronized_standby_slots') <> '' FROM pg_replication_slots WHERE slot_name = 'standby'`)
-		})
-		f.start()
-		f.write(message("before"))
-		f.awaitConfirmed()
-		until(t, "the copy of the slot", func() bool {
-			f.exec(`SELECT pg_log_standby_snapshot()`) // the slot moves on with it
-			f.awaitConfirmed()
-			_, _ = f.after.pool.Exec(t.Context(), `SELECT pg_sync_replication_slots()`) // sync_replication_slots does that, once in a while
-			return value[bool](f.after, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1 AND synced AND NOT temporary AND invalidation_reason IS NULL)`, f.config.Slot)
-		})
-		if strings.Contains(f.log.String(), "waits for a standby") {
-			t.Errorf("a false alarm:\n%s", f.log)
-		}
-		f.broker.set(refuse("late"))
-		f.write(message("late"))
-		until(t, "an attempt", func() bool { return f.broker.attempts("late") > 0 })
-		f.caughtUp()
-		f.server.Kill()
-		t.Cleanup(func() { // what cleans up uses it
-			f.server.Restart()
-			f.pool.Reset()
-		})
-		f.promote()
-		f.moved.Store(true)
-		f.broker.set(nil)
-		f.after.write(message("after"))
-		until(t, "what was written before, and after", func() bool { c := f.broker.copies(); return c["late"] > 0 && c["after"] > 0 })
-		f.after.awaitConfirmed()
-	})
-}
-
-// Such a slot is left as it is, which its owner would hear of at the failover.
-func TestSetup_SaysThatNoStandbyCopiesTheSlotThatIsThere(t *testing.T) {
-	t.Parallel()
 	needCopies(t)
-	g := newRig(t)
-	setup := func() {
-		t.Helper()
-		if err := g.relay().Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	const line = "ALTER_REPLICATION_SLOT"
-	setup()
-	if strings.Contains(g.log.String(), line) {
-		t.Errorf("of a slot that standbys copy:\n%s", g.log)
-	}
-	g.exec(`SELECT pg_drop_replication_slot($1)`, g.config.Slot)
-	g.exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, g.config.Slot)
-	setup()
-	if !strings.Contains(g.log.String(), line) {
-		t.Errorf("the log is %q", g.log)
-	}
-	c := g.pool.Config().ConnConfig.Copy()
-	c.RuntimeParams["replication"], c.DefaultQueryExecMode = "database", pgx.QueryExecModeSimpleProtocol
-	replicating, err := pgx.ConnectConfig(t.Context(), c)
-	if err != nil {
+	primary := testserver.Postgres(t, "primary_slot_name=standby", "hot_standby_feedback=on")
+	if _, err := primary.Pool(t).Exec(t.Context(), `SELECT pg_create_physical_replication_slot('standby', true)`); err != nil {
 		t.Fatal(err)
 	}
-	defer replicating.Close(context.Background())
-	if _, err := replicating.Exec(t.Context(), line+` `+g.config.Slot+` (FAILOVER)`); err != nil {
-		t.Fatal(err)
+	f := newFailoverRigOn(t, primary)
+	f.exec(`ALTER SYSTEM SET synchronized_standby_slots = ' Standby, "standby"'`) // as the server reads it, this is one name
+	f.exec(`SELECT pg_reload_conf()`)
+	until(t, "the standby to use its slot, and the setting", func() bool {
+		return value[bool](f.rig, `SELECT active AND current_setting('synchronized_standby_slots') <> '' FROM pg_replication_slots WHERE slot_name = 'standby'`)
+	})
+	f.start()
+	f.write(message("before"))
+	f.awaitConfirmed()
+	until(t, "the copy of the slot", func() bool {
+		f.exec(`SELECT pg_log_standby_snapshot()`) // the slot moves on with it
+		f.awaitConfirmed()
+		_, _ = f.after.pool.Exec(t.Context(), `SELECT pg_sync_replication_slots()`) // sync_replication_slots does that, once in a while
+		return value[bool](f.after, `SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1 AND synced AND NOT temporary AND invalidation_reason IS NULL)`, f.config.Slot)
+	})
+	if strings.Contains(f.log.String(), "waits for a standby") {
+		t.Errorf("a false alarm:\n%s", f.log)
 	}
-	said := strings.Count(g.log.String(), line)
-	setup()
-	if n := strings.Count(g.log.String(), line); n != said {
-		t.Errorf("%d lines after it was done, want %d:\n%s", n, said, g.log)
-	}
+	f.broker.set(refuse("late"))
+	f.write(message("late"))
+	until(t, "an attempt", func() bool { return f.broker.attempts("late") > 0 })
+	f.caughtUp()
+	f.server.Kill()
+	t.Cleanup(func() { // what cleans up uses it
+		f.server.Restart()
+		f.pool.Reset()
+	})
+	f.promote()
+	f.moved.Store(true)
+	f.broker.set(nil)
+	f.after.write(message("after"))
+	until(t, "what was written before, and after", func() bool { c := f.broker.copies(); return c["late"] > 0 && c["after"] > 0 })
+	f.after.awaitConfirmed()
 }
 
 // A file of the table that is not there is no log that is not there, and comes back, as with a disk that was not mounted.
@@ -387,14 +281,14 @@ func TestRelay_LivesThroughATableWhoseFileIsAway(t *testing.T) {
 // Connections that find no room on the primary may go to a standby that is named beside it: the log is read on.
 func TestRelay_ReadsOnWhileThePoolIsOnAStandby(t *testing.T) {
 	t.Parallel()
-	f := newFailoverRig(t, func(c *pgwal.Config) { c.Prefix = c.Slot })
+	f := newFailoverRig(t)
 	f.start()
 	f.write(message("before"))
 	f.awaitConfirmed()
 	f.moved.Store(true)
 	f.named.Reset()
 	until(t, "a look at the slot on the standby", func() bool {
-		return value[bool](f.after, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%two_phase%' AND pid <> pg_backend_pid())`)
+		return value[bool](f.after, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%row_security_active%' AND pid <> pg_backend_pid())`)
 	})
 	for i := range 50 {
 		id := fmt.Sprint("after ", i)

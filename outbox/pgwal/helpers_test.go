@@ -3,7 +3,6 @@ package pgwal_test
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,9 +15,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"go.uber.org/goleak"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
@@ -67,10 +66,16 @@ type rig struct {
 	box    *pgoutbox.Outbox
 	broker *broker
 	log    *journal
-	config pgwal.Config
+	config settings
 }
 
-func newRig(t testing.TB, configure ...func(*pgwal.Config)) *rig {
+// settings are a relay's config, and limits that only tests change.
+type settings struct {
+	pgwal.Config
+	pgwal.Limits
+}
+
+func newRig(t testing.TB, configure ...func(*settings)) *rig {
 	t.Helper()
 	return newRigOn(t, testserver.SharedPostgres(t), configure...)
 }
@@ -80,7 +85,7 @@ type server interface {
 	Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool
 }
 
-func newRigOn(t testing.TB, server server, configure ...func(*pgwal.Config)) *rig {
+func newRigOn(t testing.TB, server server, configure ...func(*settings)) *rig {
 	t.Helper()
 	schema := fmt.Sprintf("wal_%d_%d", os.Getpid(), schemas.Add(1))
 	pool := server.Pool(t, func(c *pgxpool.Config) {
@@ -98,15 +103,13 @@ func newRigOn(t testing.TB, server server, configure ...func(*pgwal.Config)) *ri
 	if err := g.box.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	g.config = pgwal.Config{
-		Pool: pool, Slot: schema, PollInterval: 20 * time.Millisecond,
-		RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(g.log, nil)),
+	g.config.Config = pgwal.Config{
+		Pool: pool, Slot: schema, Backoff: oncemill.Backoff{Min: 5 * time.Millisecond, Max: 50 * time.Millisecond},
+		Logger: slog.New(slog.NewTextHandler(g.log, nil)),
 	}
+	g.config.PollInterval, g.config.WatchInterval = 20*time.Millisecond, time.Second
 	for _, f := range configure {
 		f(&g.config)
-	}
-	if g.config.Prefix != "" {
-		g.config.Dead = g.box
 	}
 	r := g.relay()
 	if err := r.Setup(t.Context()); err != nil {
@@ -141,22 +144,22 @@ func value[T any](g *rig, query string, args ...any) (v T) {
 	return v
 }
 
-func (g *rig) relay(configure ...func(*pgwal.Config)) *pgwal.Relay {
+func (g *rig) relay(configure ...func(*settings)) *pgwal.Relay {
 	g.t.Helper()
 	config := g.config
 	for _, f := range configure {
 		f(&config)
 	}
-	r, err := pgwal.New(config, g.broker)
+	r, err := pgwal.New(config.Config, g.broker)
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	r.WatchEvery(time.Second)
+	r.Limit(config.Limits)
 	return r
 }
 
 // start runs a relay and returns what stops it and waits for its end.
-func (g *rig) start(configure ...func(*pgwal.Config)) (stop func()) {
+func (g *rig) start(configure ...func(*settings)) (stop func()) {
 	g.t.Helper()
 	r := g.relay(configure...)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -170,18 +173,6 @@ func (g *rig) start(configure ...func(*pgwal.Config)) (stop func()) {
 	})
 	g.t.Cleanup(stop)
 	return stop
-}
-
-// in returns where messages are written: the table, or the log alone.
-func (g *rig) in(tx pgx.Tx) producer.Publisher {
-	if g.config.Prefix == "" {
-		return g.box.In(tx)
-	}
-	e, err := pgwal.NewEmitter(g.config.Prefix)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return e.In(tx)
 }
 
 // begin writes messages in a transaction that stays open.
@@ -198,7 +189,7 @@ func (g *rig) begin(messages ...producer.Message) pgx.Tx {
 
 func (g *rig) add(tx pgx.Tx, messages ...producer.Message) {
 	g.t.Helper()
-	if err := g.in(tx).Publish(context.Background(), messages...); err != nil {
+	if err := g.box.In(tx).Publish(context.Background(), messages...); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -359,21 +350,11 @@ func (j *journal) String() string {
 	return j.buf.String()
 }
 
-// modes runs a test for rows of the table, and for messages of an Emitter.
-func modes(t *testing.T, test func(t *testing.T, configure func(*pgwal.Config))) {
-	t.Run("table", func(t *testing.T) {
-		t.Parallel()
-		test(t, func(*pgwal.Config) {})
-	})
-	t.Run("messages", func(t *testing.T) {
-		t.Parallel()
-		test(t, func(c *pgwal.Config) { c.Prefix = c.Slot })
-	})
-}
-
-func openSQL(t *testing.T, g *rig) *sql.DB {
-	t.Helper()
-	db := stdlib.OpenDBFromPool(g.pool)
-	t.Cleanup(func() { db.Close() })
-	return db
+// refuseAll refuses every message.
+func refuseAll(_ context.Context, messages []producer.Message) error {
+	var e producer.PublishError
+	for i, m := range messages {
+		e.Failures = append(e.Failures, producer.Failure{Index: i, ID: m.ID, Err: errors.New("no such subject")})
+	}
+	return &e
 }

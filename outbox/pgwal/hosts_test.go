@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/oncemill/oncemill/outbox/pgwal"
 )
 
 // The first of two hosts takes connections and says nothing, as a primary that is frozen: the second is the primary now.
@@ -64,6 +62,6 @@ func TestRelay_AHostThatHangsDoesNotHideTheNextOne(t *testing.T) {
 	}
 	frozen.Store(true)
 	g.write(message("order"))
-	g.start(func(c *pgwal.Config) { c.Pool, c.StoreTimeout = pool, 500*time.Millisecond })
+	g.start(func(c *settings) { c.Pool, c.StoreTimeout = pool, 500*time.Millisecond })
 	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -28,8 +27,8 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g := newRigOn(t, after, func(c *pgwal.Config) { c.Prefix = c.Slot })
-	old := newRigOn(t, before, func(c *pgwal.Config) { c.Slot, c.Prefix = g.config.Slot, g.config.Prefix })
+	g := newRigOn(t, after)
+	old := newRigOn(t, before, func(c *settings) { c.Slot = g.config.Slot })
 	if old.slot("confirmed_flush_lsn") < g.slot("confirmed_flush_lsn") { // both are 0/XXXXXXX
 		t.Fatal("the old server's log is the shorter one")
 	}
@@ -60,8 +59,8 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	moved.Store(true)
 	g.write(message("order"))
 	old.broker.set(func(context.Context, []producer.Message) error { return context.DeadlineExceeded })
-	stop := old.start(func(c *pgwal.Config) { c.Pool = pool })
-	until(t, "an attempt", func() bool { return old.broker.attempts("order") > 0 })
+	stop := old.start(func(c *settings) { c.Pool = pool })
+	until(t, "the relay to see it", func() bool { return strings.Contains(old.log.String(), "leads to another server") })
 	stop()
 	g.start()
 	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
@@ -95,7 +94,7 @@ func TestRelay_LeavesAStandbyWhenTheNameLeadsToThePrimary(t *testing.T) {
 			return nil
 		}
 	})
-	g.start(func(c *pgwal.Config) { c.Pool = pool })
+	g.start(func(c *settings) { c.Pool = pool })
 	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "is a standby") })
 	moved.Store(true)
 	g.write(message("order"))

@@ -19,16 +19,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // With these variables the test program is a relay that says on its standard output what it publishes.
 const (
-	childDSN    = "PGWAL_TEST_CHILD_DSN"
-	childSlot   = "PGWAL_TEST_CHILD_SLOT"
-	childPrefix = "PGWAL_TEST_CHILD_PREFIX"
+	childDSN  = "PGWAL_TEST_CHILD_DSN"
+	childSlot = "PGWAL_TEST_CHILD_SLOT"
 )
 
 // teller tells what it publishes, and takes its time.
@@ -56,12 +54,8 @@ func child() {
 	pool, err := pgxpool.New(ctx, os.Getenv(childDSN))
 	fail(err)
 	config := pgwal.Config{
-		Pool: pool, Slot: os.Getenv(childSlot), Prefix: os.Getenv(childPrefix), BatchSize: 5,
+		Pool: pool, Slot: os.Getenv(childSlot), BatchSize: 5,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	}
-	if config.Prefix != "" {
-		config.Dead, err = pgoutbox.New(pool, pgoutbox.Config{})
-		fail(err)
 	}
 	r, err := pgwal.New(config, &teller{})
 	fail(err)
@@ -88,7 +82,7 @@ func (g *rig) startProgram() *program {
 	q.Set("wal_sender_timeout", "500")
 	u.RawQuery = q.Encode()
 	p := &program{cmd: exec.Command(os.Args[0], "-test.run=^$")}
-	p.cmd.Env = append(os.Environ(), childDSN+"="+u.String(), childSlot+"="+g.config.Slot, childPrefix+"="+g.config.Prefix)
+	p.cmd.Env = append(os.Environ(), childDSN+"="+u.String(), childSlot+"="+g.config.Slot)
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		g.t.Fatal(err)
@@ -132,39 +126,37 @@ func (g *rig) firstCopies(keyOf func(id string) string) map[string][]string {
 
 func TestRelay_KilledRelayLosesNothing(t *testing.T) {
 	t.Parallel()
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		n, kills := full(300, 5000), full(3, 50)
-		g := newRig(t, configure)
-		keyOf := func(id string) string { return id[len(id)-1:] }
-		var writer sync.WaitGroup
-		writer.Go(func() {
-			for _, m := range numbered(n) {
-				m.Key = keyOf(m.ID)
-				g.write(m)
-			}
-		})
-		for i := range kills {
-			p := g.startProgram()
-			until(t, "some progress", func() bool { return len(g.broker.copies()) > n*(i+1)/(kills+2) })
-			p.kill()
+	n, kills := full(300, 5000), full(3, 50)
+	g := newRig(t)
+	keyOf := func(id string) string { return id[len(id)-1:] }
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for _, m := range numbered(n) {
+			m.Key = keyOf(m.ID)
+			g.write(m)
 		}
-		writer.Wait()
-		p := g.startProgram()
-		g.awaitConfirmed()
-		p.kill()
-		got := g.broker.got()
-		if copies := len(g.broker.copies()); copies != n {
-			t.Errorf("published %d of %d", copies, n)
-		}
-		for key, ids := range g.firstCopies(keyOf) {
-			for i := range ids[1:] {
-				if ids[i] > ids[i+1] {
-					t.Errorf("key %s: %s before %s", key, ids[i], ids[i+1])
-				}
-			}
-		}
-		t.Logf("%d messages, %d kills, %d copies more", n, kills, len(got)-n)
 	})
+	for i := range kills {
+		p := g.startProgram()
+		until(t, "some progress", func() bool { return len(g.broker.copies()) > n*(i+1)/(kills+2) })
+		p.kill()
+	}
+	writer.Wait()
+	p := g.startProgram()
+	g.awaitConfirmed()
+	p.kill()
+	got := g.broker.got()
+	if copies := len(g.broker.copies()); copies != n {
+		t.Errorf("published %d of %d", copies, n)
+	}
+	for key, ids := range g.firstCopies(keyOf) {
+		for i := range ids[1:] {
+			if ids[i] > ids[i+1] {
+				t.Errorf("key %s: %s before %s", key, ids[i], ids[i+1])
+			}
+		}
+	}
+	t.Logf("%d messages, %d kills, %d copies more", n, kills, len(got)-n)
 }
 
 func TestRelay_StoppedRelayIsGivenUpByTheServer(t *testing.T) {

@@ -4,37 +4,35 @@ import (
 	"container/heap"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // A row is a message to be published.
 type row struct {
-	number  int64 // in the table; zero: it has no row there
-	at      int64 // of a table: when it was written, in PostgreSQL's microseconds; of an Emitter: its place in the log
+	number  int64 // in the table
+	at      int64 // when it was written, in PostgreSQL's microseconds
 	message producer.Message
 	problem string // why it cannot be published; empty: it can
-	xid     uint32 // of a table: the transaction that wrote it; zero: found in the table
 	txn     *txn   // nil: found in the table, not in the log
 
 	failures, unknowns int       // attempts that were refused, and those without an answer
 	due                time.Time // while it waits
-	size               int       // of the payload
-
-	replays int  // in the table: a result says nothing about a later copy
-	parked  bool // it is a dead row of Config.Dead
-	acks    int  // of the session, at the last attempt without an answer
-	adopted bool // it is recorded, or about to be, as the table's: the log need not show it again
+	replays            int       // in the table: a result says nothing about a later copy
+	acks               int       // of the session, at the last attempt without an answer
+	missed             bool      // the table did not show it when its result was to be recorded
 }
 
-// An origin names what the log shows, so that it is known when it is shown again. A place in the log alone is not enough:
-// another server that takes over may write something else there.
-type origin struct {
-	number, at int64
-	id, topic  string
+// outgoing is what the row publishes. It is as old as the clocks of the database and of this process say together; not
+// known is the age of what was delayed or published before.
+func (r *row) outgoing() outgoing.Message {
+	m := outgoing.Message{Message: r.message, Unknowns: r.unknowns}
+	if r.txn != nil {
+		m.Age = max(0, time.Since(epoch.Add(time.Duration(r.at)*time.Microsecond)))
+	}
+	return m
 }
-
-func (r *row) origin() origin { return origin{r.number, r.at, r.message.ID, r.message.Topic} }
 
 // A queue holds messages until they are acknowledged or dead. Of each key only the first one is offered.
 type queue struct {
@@ -49,9 +47,6 @@ type queue struct {
 
 func (q *queue) add(r *row) {
 	if key := r.message.Key; key != "" {
-		if q.keys == nil {
-			q.keys = map[string][]*row{}
-		}
 		q.keys[key] = append(q.keys[key], r)
 		if len(q.keys[key]) > 1 {
 			return
@@ -76,15 +71,11 @@ func (q *queue) hang(topic string) {
 	if q.together || !q.hung.Note(topic) {
 		return
 	}
-	var fresh []*row
-	for _, r := range q.fresh {
-		if r.message.Topic == topic {
-			q.slow = append(q.slow, r)
-		} else {
-			fresh = append(fresh, r)
-		}
+	fresh := q.fresh
+	q.fresh = nil
+	for _, r := range fresh {
+		q.offer(r)
 	}
-	q.fresh = fresh
 }
 
 // release lets the next message of the key go.
@@ -113,20 +104,6 @@ func (q *queue) wake(now time.Time) {
 	for len(q.waiting) > 0 && !q.waiting[0].due.After(now) {
 		q.offer(heap.Pop(&q.waiting).(*row))
 	}
-}
-
-// wakeSuspects offers what waits without an answer: the broker has just answered for one of them.
-func (q *queue) wakeSuspects() {
-	var still waiting
-	for _, r := range q.waiting {
-		if r.unknowns > 0 {
-			q.offer(r)
-		} else {
-			still = append(still, r)
-		}
-	}
-	heap.Init(&still)
-	q.waiting = still
 }
 
 // take removes the first n of a list.

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -18,20 +21,22 @@ import (
 // slot one works, and the others wait to take over.
 type Relay struct {
 	cfg       Config
-	publisher producer.Publisher
+	limits    limits
+	box       *pgoutbox.Outbox // its table
 	sql       statements
 	log       *slog.Logger
 	telemetry *telemetry.Relay
+	sender    *outgoing.Sender
+	cleaner   *outgoing.Cleaner
 	running   atomic.Bool
-	silence   time.Duration // how long the server may say nothing
-	clearing  time.Duration // between two times that rows are cleaned
-	watching  time.Duration // between two looks at the slot
-	wal       walWatch
+
+	mu   sync.Mutex
+	said map[string]time.Time // warnings, and when they were given last
 }
 
-// New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The publisher
-// must be synchronous: what it does not report as failed has been acknowledged by the broker. The error names the field
-// of the config that is wrong.
+// New returns a relay; Setup makes what it needs, and Run makes it work. It does not talk to the database. The
+// publisher must be synchronous: what it does not report as failed has been acknowledged by the broker. The error names
+// the field of the config that is wrong.
 func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if publisher == nil {
 		return nil, &outbox.InvalidError{Field: "publisher", Problem: "is nil"}
@@ -40,34 +45,53 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), cfg.name(), outbox.SystemOf(publisher))
+	box, err := pgoutbox.New(cfg.Pool, pgoutbox.Config{Schema: cfg.Schema, Table: cfg.Table, Logger: cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), box.Name(), outbox.SystemOf(publisher))
 	if err != nil {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
-	return &Relay{cfg: cfg, publisher: publisher, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer, silence: shortestSilence, clearing: cleanEvery, watching: walEvery}, nil
+	r := &Relay{
+		cfg: cfg, limits: cfg.limits(), box: box, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer,
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
+			Timeout: cfg.PublishTimeout},
+		said: map[string]time.Time{},
+	}
+	r.cleaner = &outgoing.Cleaner{
+		Remove: box.Clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,
+		Timeout: r.limits.storeTimeout,
+		Fault:   r.sayFault,
+	}
+	return r, nil
 }
 
 const (
 	shortestFault = 100 * time.Millisecond
 	longestFault  = 5 * time.Second
 	turnEvery     = 400 * time.Millisecond
-
-	shortestSilence = time.Minute
-	longestSilence  = 24 * time.Hour
+	warnEvery     = time.Minute
 )
 
-// errSilent says that nothing came from the server, not even answers. It may be gone, or at a large transaction: with
-// wal_sender_timeout = 0 it answers nobody while it decodes one, and begins again with each connection. So each one waits
-// twice as long as the one before.
-var errSilent = errors.New("pgwal: the server does not answer any more")
+// warn says what lasts, at most once a minute.
+func (r *Relay) warn(ctx context.Context, text string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); now.Sub(r.said[text]) >= warnEvery {
+		r.said[text] = now
+		r.log.WarnContext(ctx, text, args...)
+	}
+}
 
-// Run publishes until ctx ends, and then stops cleanly: it waits at most StopTimeout for what is being published, records
-// and confirms what was acknowledged, which takes at most StoreTimeout, and returns nil. A publisher that does not obey its context makes it wait longer.
+// Run publishes until ctx ends, and then stops cleanly: it waits for what is being published, at most 10 s or a
+// PublishTimeout that is shorter, records and confirms what was acknowledged, which takes at most as long, and returns
+// nil. A publisher that does not obey its context makes it wait longer.
 //
-// It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and tried
-// for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table that is
-// missing or not what it should be, a slot whose log the server has thrown away, a right or a server setting that is
-// missing.
+// It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and
+// tried for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table
+// that is missing or not what it should be, a slot whose log the server has thrown away, a right or a server setting
+// that is missing.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("pgwal: relay is running already")
@@ -80,10 +104,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer stop()
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
-	known := newMemory()
 	for ctx.Err() == nil {
-		began, silence := time.Now(), r.silence
-		err := r.once(ctx, known)
+		began := time.Now()
+		err := r.once(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -97,12 +120,9 @@ func (r *Relay) Run(ctx context.Context) error {
 			if time.Since(began) > longestFault {
 				faults.Reset()
 			}
-			r.silence = shortestSilence
-			if errors.Is(err, errSilent) {
-				r.silence = min(2*silence, longestSilence)
-			}
 			pause := pace.Jitter(faults.Next())
-			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again", "slot", r.cfg.Slot, "in", pause, "error", err)
+			r.log.WarnContext(ctx, "pgwal: reading the log failed, will try again",
+				"slot", r.cfg.Slot, "in", pause, "error", err)
 			pace.Sleep(ctx, pause)
 		}
 	}
@@ -110,12 +130,12 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 // once reads the log until that fails or ctx ends. It returns nil if it is not this relay's turn.
-func (r *Relay) once(ctx context.Context, known *memory) error {
+func (r *Relay) once(ctx context.Context) error {
 	facts, err := r.check(ctx)
 	if err != nil {
 		return err
 	}
-	r.wal.look(ctx, r, facts)
+	r.warnOfLog(ctx, facts)
 	if facts.active {
 		r.log.DebugContext(ctx, "pgwal: another relay reads the log", "slot", r.cfg.Slot)
 		return nil
@@ -132,6 +152,20 @@ func (r *Relay) once(ctx context.Context, known *memory) error {
 		return err
 	}
 	r.log.InfoContext(ctx, "pgwal: relay reads the log", "slot", r.cfg.Slot, "from", facts.confirmed.String())
+	if facts.keepWAL < 0 {
+		r.warn(ctx, "pgwal: max_slot_wal_keep_size is unlimited: if no relay runs or the broker is away for long, "+
+			"the log fills the server's disk; set it to what the disk can spare")
+	}
 	r.sql = statementsFor(r.cfg, facts.debezium)
-	return newSession(r, stream, facts, known).run(ctx)
+	return newSession(r, stream, facts).run(ctx)
+}
+
+// gauges shows in metrics how many rows the table has.
+func (r *Relay) gauges(ctx context.Context) (stop func(), err error) {
+	return r.telemetry.Watch(ctx, func(ctx context.Context) (telemetry.Stats, error) {
+		ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
+		defer cancel()
+		s, err := r.box.Stats(ctx)
+		return telemetry.Stats{Pending: s.Pending, Dead: s.Dead, Oldest: s.Oldest}, err
+	})
 }

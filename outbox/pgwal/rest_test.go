@@ -15,7 +15,6 @@ import (
 
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -42,7 +41,7 @@ func TestRelay_PublishesDelayedRowsWhenTheyAreDue(t *testing.T) {
 
 func TestRelay_DelayedRowsDoNotWaitForLongWhereALookFailed(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.StoreTimeout = 1500 * time.Millisecond })
+	g := newRig(t, func(c *settings) { c.StoreTimeout = 1500 * time.Millisecond })
 	g.start()
 	g.write(message("first"))
 	g.awaitConfirmed()
@@ -79,7 +78,7 @@ func TestRelay_PublishesReplayedRows(t *testing.T) {
 
 func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.Retention = outbox.DeleteAtOnce })
+	g := newRig(t, func(c *settings) { c.Retention = outbox.DeleteAtOnce })
 	r := g.relay()
 	if err := r.Drop(t.Context()); err != nil {
 		t.Fatal(err)
@@ -111,7 +110,7 @@ func TestRelay_PublishesRowsThatAreOlderThanTheSlot(t *testing.T) {
 func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 	t.Parallel()
 	const size, held = 64 << 10, 5
-	g := newRig(t, func(c *pgwal.Config) { c.MaxPendingBytes = held*size - 1 })
+	g := newRig(t, func(c *settings) { c.MaxPendingBytes = held*size - 1 })
 	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
 		SELECT n, now(), n, 'orders', convert_to(repeat('x', $1), 'UTF8') FROM generate_series(1, 100) AS n`, size)
 	g.broker.set(func(context.Context, []producer.Message) error { return context.DeadlineExceeded })
@@ -132,11 +131,13 @@ func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 	t.Parallel()
 	server := testserver.Postgres(t, "max_replication_slots=1")
 	g := newRigOn(t, server)
-	wantSetupError(t, g.relay(func(c *pgwal.Config) { c.Slot, c.Publication = "other", g.config.Slot }).Setup(t.Context()), "no replication slot left")
+	if err := g.relay(func(c *settings) { c.Slot = "other" }).Setup(t.Context()); err == nil || !strings.Contains(err.Error(), "slots are in use") {
+		t.Errorf("Setup without a slot: %v", err)
+	}
 
 	g.exec(`INSERT INTO oncemill_outbox (number, due_at, id, topic, payload)
 		SELECT n, now(), n, 'orders', (SELECT string_agg(decode(md5(n::text || m), 'hex'), '') FROM generate_series(1, 60) AS m) FROM generate_series(1, 1000) AS n`)
-	g.start(func(c *pgwal.Config) {
+	g.start(func(c *settings) {
 		c.Pool = server.Pool(t, func(c *pgxpool.Config) {
 			c.ConnConfig.RuntimeParams["search_path"] = g.config.Slot // the schema
 			c.ConnConfig.RuntimeParams["work_mem"] = "64kB"
@@ -144,7 +145,7 @@ func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 		})
 	})
 	until(t, "all", func() bool { return len(g.broker.copies()) == 1000 })
-	if said := g.log.String(); !strings.Contains(said, "temp_file_limit") || strings.Contains(said, "slot left") {
+	if said := g.log.String(); !strings.Contains(said, "temp_file_limit") {
 		t.Errorf("the log does not say which limit it is:\n%s", said)
 	}
 }
@@ -296,7 +297,7 @@ func TestRelay_PublishesARowAsItWasWritten(t *testing.T) {
 func TestRelay_ResultOfACopySaysNothingAboutALaterOne(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []time.Duration{time.Hour, outbox.DeleteAtOnce} {
-		g := newRig(t, func(c *pgwal.Config) { c.Retention = retention })
+		g := newRig(t, func(c *settings) { c.Retention = retention })
 		hang := make(chan struct{})
 		g.broker.set(func(ctx context.Context, _ []producer.Message) error {
 			select {
@@ -320,7 +321,7 @@ func TestRelay_ResultOfACopySaysNothingAboutALaterOne(t *testing.T) {
 
 func TestRelay_LogAndTableNeverPublishTheSameRow(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce })
+	g := newRig(t, func(c *settings) { c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce })
 	g.start()
 	n := full(500, 10_000)
 	for i, m := range numbered(n) {
@@ -339,7 +340,7 @@ func TestRelay_LogAndTableNeverPublishTheSameRow(t *testing.T) {
 
 func TestRelay_TableLeavesToTheLogWhatItHasStillToShow(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) {
+	g := newRig(t, func(c *settings) {
 		c.PollInterval, c.Retention = time.Millisecond, outbox.DeleteAtOnce
 		c.BatchSize, c.MaxPending, c.MaxInFlight = 100, 100, 1
 	})
@@ -359,7 +360,7 @@ func TestRelay_TableLeavesToTheLogWhatItHasStillToShow(t *testing.T) {
 
 func TestRelay_SameMessageAgainAfterItsRowIsGone(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.Retention = outbox.DeleteAtOnce })
+	g := newRig(t, func(c *settings) { c.Retention = outbox.DeleteAtOnce })
 	g.broker.set(func(_ context.Context, messages []producer.Message) error {
 		for i, m := range messages {
 			if m.ID == "blocker" { // with it nothing is confirmed
@@ -400,112 +401,6 @@ func TestRelay_UnreadableRowIsParked(t *testing.T) {
 	}
 }
 
-func TestRelay_ForeignMessageWithThePrefixIsParked(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.Prefix = c.Slot })
-	g.start()
-	g.exec(`SELECT pg_logical_emit_message(true, $1, 'something else')`, g.config.Prefix)
-	g.exec(`SELECT pg_logical_emit_message(true, 'another prefix', 'something else')`)
-	g.write(message("good"))
-	g.awaitConfirmed()
-	dead, err := g.box.Dead(t.Context(), 10)
-	if err != nil || len(dead) != 1 || dead[0].Topic != g.config.Prefix {
-		t.Errorf("dead: %+v, %v", dead, err)
-	}
-	if got := g.broker.got(); !slices.Equal(got, []string{"good"}) {
-		t.Errorf("published %q", got)
-	}
-}
-
-func TestRelay_DeadMessageWhoseIDIsTakenIsKeptBesideIt(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.Prefix, c.MaxAttempts = c.Slot, 1 })
-	g.broker.set(refuse("order"))
-	other := message("order")
-	other.Payload = []byte("other")
-	tx := g.begin()
-	if err := g.box.In(tx).Publish(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
-	g.commit(tx)
-	g.start()
-	g.write(message("order"))
-	g.awaitConfirmed()
-	dead, err := g.box.Dead(t.Context(), 10)
-	if err != nil || len(dead) != 1 || dead[0].ID == "order" {
-		t.Errorf("dead: %+v, %v", dead, err)
-	}
-	if s, err := g.box.Stats(t.Context()); err != nil || s.Pending != 1 {
-		t.Errorf("the other message: %+v, %v", s, err)
-	}
-}
-
-func TestEmitter_RefusesWhatItCannotWrite(t *testing.T) {
-	t.Parallel()
-	e, err := pgwal.NewEmitter("orders")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Publish(t.Context(), message("order")); !errors.Is(err, pgwal.ErrNoTx) {
-		t.Errorf("without a transaction: %v", err)
-	}
-	if err := e.In(nil).Publish(t.Context(), message("order")); err == nil {
-		t.Error("a nil transaction is accepted")
-	}
-	if _, err := pgwal.NewEmitter("a b"); err == nil {
-		t.Error("a bad prefix is accepted")
-	}
-	g := newRig(t)
-	tx := g.begin()
-	for _, m := range []producer.Message{
-		{ID: "x"}, {ID: "x", Topic: "t", NotBefore: time.Now()}, {ID: "x", Topic: "t\x00"}, {ID: "x", Topic: "t", Header: producer.Header{"h": "\xff"}},
-	} {
-		_, invalid := errors.AsType[*producer.InvalidError](e.In(tx).Publish(t.Context(), message("good"), m))
-		if !invalid {
-			t.Errorf("%+v is accepted", m)
-		}
-	}
-	if err := e.Publish(pgwal.WithTx(t.Context(), tx), message("good")); err != nil {
-		t.Errorf("the transaction cannot go on: %v", err)
-	}
-}
-
-func TestEmitter_WritesThroughDatabaseSQL(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.Prefix, c.MaxInFlight = c.Slot, 1 }) // in order
-	g.start()
-	db := openSQL(t, g)
-	e, err := pgwal.NewEmitter(g.config.Prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, commit := range []bool{true, false} {
-		tx, err := db.BeginTx(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		id := "rolled back"
-		if commit {
-			id = "committed"
-		}
-		if err := e.Publish(pgwal.WithSQLTx(t.Context(), tx), message(id), message(id+" too")); err != nil {
-			t.Fatal(err)
-		}
-		if commit {
-			err = tx.Commit()
-		} else {
-			err = tx.Rollback()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	g.awaitConfirmed()
-	if got := g.broker.got(); !slices.Equal(got, []string{"committed", "committed too"}) {
-		t.Errorf("published %q", got)
-	}
-}
-
 // A pool may get values as text, which databases may be told to write in other ways.
 func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 	t.Parallel()
@@ -520,7 +415,7 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 				c.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
 				c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
 			})
-			stop := g.start(func(c *pgwal.Config) { c.Pool = pool })
+			stop := g.start(func(c *settings) { c.Pool = pool })
 			defer stop()
 			published := func() bool {
 				return value[bool](g, `SELECT bool_and(published_at IS NOT NULL) FROM oncemill_outbox`)
@@ -538,29 +433,27 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	t.Parallel()
 	db := testserver.SharedPostgres(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		g := newRigOn(t, db, configure, func(c *pgwal.Config) { c.MaxAttempts = 1 })
-		g.broker.set(func(_ context.Context, messages []producer.Message) error {
-			for i, m := range messages {
-				if m.ID == "poison" {
-					return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: m.ID, Err: errors.New("no such subject \U0001F4B8")}}}
-				}
+	g := newRigOn(t, db, func(c *settings) { c.MaxAttempts = 1 })
+	g.broker.set(func(_ context.Context, messages []producer.Message) error {
+		for i, m := range messages {
+			if m.ID == "poison" {
+				return &producer.PublishError{Failures: []producer.Failure{{Index: i, ID: m.ID, Err: errors.New("no such subject \U0001F4B8")}}}
 			}
-			return nil
-		})
-		g.start()
-		g.write(message("poison"), message("order"))
-		var dead []outbox.DeadRow
-		until(t, "the dead message", func() (there bool) {
-			var err error
-			if dead, err = g.box.Dead(t.Context(), 10); err != nil {
-				t.Fatal(err)
-			}
-			return len(dead) == 1
-		})
-		if dead[0].Error != "no such subject ?" {
-			t.Errorf("the error is %q", dead[0].Error)
 		}
-		g.awaitConfirmed()
+		return nil
 	})
+	g.start()
+	g.write(message("poison"), message("order"))
+	var dead []outbox.DeadRow
+	until(t, "the dead message", func() (there bool) {
+		var err error
+		if dead, err = g.box.Dead(t.Context(), 10); err != nil {
+			t.Fatal(err)
+		}
+		return len(dead) == 1
+	})
+	if dead[0].Error != "no such subject ?" {
+		t.Errorf("the error is %q", dead[0].Error)
+	}
+	g.awaitConfirmed()
 }

@@ -11,157 +11,105 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// A verdict is what became of a message, to be recorded.
+// A verdict is what became of a message, to be recorded. Of all but Failed ones the message leaves this process.
 type verdict struct {
 	row    *row
-	state  outbox.State // Published, Removed, Dead, or Failed and Unknown, which are not the last word
-	reason string       // Failed, Unknown, Dead: why
+	state  outbox.State
+	reason string        // Failed, Unknown, Dead: why
+	delay  time.Duration // Unknown: when the table gives it back
 
-	failures, unknowns int  // of the row, which may have changed when this is recorded
-	adopted            bool // so, too
+	failures, unknowns int // of the row, which may have more when this is recorded
 }
-
-func (v verdict) acked() bool { return v.state == outbox.Published || v.state == outbox.Removed }
 
 const (
 	settleEvery = 50 * time.Millisecond // many rows in one transaction of the database, however slowly they come
 	settleSize  = 500
 	settleMost  = 2000
+	missedAfter = time.Second
 )
 
-// judge takes a verdict. What needs no record is settled at once.
+// judge takes a verdict.
 func (s *session) judge(v verdict) {
-	if s.r.cfg.messages() && v.state != outbox.Dead {
-		if v.acked() {
-			s.settled(v)
-		}
-		return
+	v.failures, v.unknowns = v.row.failures, v.row.unknowns
+	if v.state != outbox.Failed { // it needs its content no more
+		s.bytes -= len(v.row.message.Payload)
+		v.row.message.Payload, v.row.message.Header = nil, nil
 	}
-	v.failures, v.unknowns, v.adopted = v.row.failures, v.row.unknowns, v.row.adopted
 	if len(s.verdicts) == 0 {
 		s.settleAt = time.Now().Add(settleEvery)
 	}
 	s.verdicts = append(s.verdicts, v)
 }
 
-// settled forgets a message: its record is safe, or it needs none.
-func (s *session) settled(v verdict) {
-	r := v.row
-	switch v.state {
-	case outbox.Failed:
-		return
-	case outbox.Unknown:
-		s.leaveLog(r)
-		if _, there := s.numbers[r.number]; there {
-			s.numbers[r.number] = true
-		}
-		return
-	case outbox.Dead:
-		s.r.telemetry.Died(context.Background(), r.message.Topic)
-	}
-	s.bytes -= r.size
-	r.size = 0
-	s.unsettled--
-	if r.number != 0 {
-		delete(s.numbers, r.number)
-	}
-	s.leaveLog(r)
-}
-
-// leaveLog settles a message in the log: it need not be shown again.
-func (s *session) leaveLog(r *row) {
-	if r.txn != nil {
-		s.settledTxn(s.progress.done(r.txn))
-		r.txn = nil
-	}
-}
-
 // settle records verdicts beside the loop, one job at a time.
 func (s *session) settle(working context.Context, now time.Time) {
-	full := len(s.verdicts) >= settleSize && !s.held
-	if s.settling || len(s.verdicts) == 0 || !full && now.Before(s.settleAt) {
+	if s.settling || len(s.verdicts) == 0 || len(s.verdicts) < settleSize && now.Before(s.settleAt) {
 		return
 	}
 	n := min(len(s.verdicts), settleMost)
 	batch := s.verdicts[:n:n]
-	s.verdicts, s.spare = append(s.spare, s.verdicts[n:]...), nil
-	s.settling, s.held, s.settleAt = true, false, now
+	s.verdicts = s.verdicts[n:]
+	s.settling, s.settleAt = true, now
+	s.record(working, batch)
+}
+
+// record records verdicts in a job, and tries again until ctx ends or the server stops.
+func (s *session) record(ctx context.Context, batch []verdict) {
+	if len(batch) == 0 {
+		return
+	}
 	s.start(func() func() {
-		unseen, err := s.r.recordUntilDone(working, batch)
+		done, err := s.r.recordUntilDone(ctx, batch)
 		return func() {
 			s.settling = false
 			if err != nil {
-				s.leave = s.leave || hasCode(err, codeCannotConnectNow)
-				s.verdicts = append(s.unparked(batch), s.verdicts...)
+				s.fail(err)
+				s.verdicts = append(batch, s.verdicts...)
 				return
 			}
-			s.recorded(batch, unseen)
-			clear(batch)
-			s.spare = batch[:0]
+			s.recorded(ctx, batch, done)
 		}
 	})
 }
 
-// recorded settles what was recorded, and keeps what could not be yet because nobody sees the rows.
-func (s *session) recorded(batch []verdict, unseen map[*row]bool) {
+// recorded forgets what was recorded. A row that the statement did not find may be one that nobody sees yet: with
+// synchronous replication the log shows a commit before others do. It gets a second chance.
+func (s *session) recorded(ctx context.Context, batch []verdict, done map[int64]bool) {
 	var again []verdict
 	for _, v := range batch {
+		r := v.row
 		switch {
-		case !unseen[v.row]:
-			s.settled(v)
-		case v.state == outbox.Unknown:
-			v.row.adopted = false // until the next attempt
-		case v.state != outbox.Failed:
+		case v.state == outbox.Failed:
+		case !done[r.number] && r.txn != nil && !r.missed:
+			r.missed = true
 			again = append(again, v)
+		default:
+			if v.state == outbox.Dead {
+				s.r.telemetry.Died(ctx, r.message.Topic)
+			}
+			s.forget(r)
 		}
 	}
-	if len(again) > 0 {
-		s.held, s.settleAt = true, time.Now().Add(settleEvery)
-		s.verdicts = append(s.verdicts, again...)
-	}
-}
-
-// unparked settles the messages of a batch that are dead rows already, and returns the others.
-func (s *session) unparked(batch []verdict) (rest []verdict) {
-	for _, v := range batch {
-		if v.row.parked {
-			s.settled(v)
-		} else {
-			rest = append(rest, v)
-		}
-	}
-	return rest
-}
-
-// settleLast records what is left when the session ends, if that can be done within StoreTimeout.
-func (s *session) settleLast(ctx context.Context) {
-	if len(s.verdicts) == 0 {
+	if again == nil {
 		return
 	}
-	batch := s.verdicts
 	s.start(func() func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.r.cfg.StoreTimeout)
-		defer cancel()
-		unseen, err := s.r.record(last, batch)
+		pace.Sleep(ctx, missedAfter)
 		return func() {
-			if err == nil {
-				s.verdicts = nil
-				s.recorded(batch, unseen)
-				return
+			for _, v := range again {
+				s.judge(v)
 			}
-			s.verdicts = s.unparked(batch)
-			s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", len(s.verdicts), "error", err)
 		}
 	})
 }
 
 // recordUntilDone records verdicts, and tries again until ctx ends or the server stops.
-func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
+func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (done map[int64]bool, err error) {
 	faults := pace.Pace{Shortest: shortestFault, Longest: longestFault}
 	for {
-		unseen, err = r.record(ctx, batch)
+		done, err = r.write(ctx, batch)
 		if err == nil {
-			return unseen, nil
+			return done, nil
 		}
 		r.log.WarnContext(ctx, "pgwal: results could not be recorded yet", "messages", len(batch), "error", err)
 		if hasCode(err, codeCannotConnectNow) || !pace.Sleep(ctx, pace.Jitter(faults.Next())) {
@@ -170,120 +118,61 @@ func (r *Relay) recordUntilDone(ctx context.Context, batch []verdict) (unseen ma
 	}
 }
 
-// record records verdicts, and returns the rows that nobody sees yet, which are to be recorded later.
-func (r *Relay) record(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
-	unseen, err = r.recordText(ctx, batch)
-	if hasCode(err, codeNoSuchText) || hasCode(err, codeNoTranslation) { // the database has another encoding than UTF-8
-		for i := range batch {
-			batch[i].reason = errtext.ASCII(batch[i].reason)
-		}
-		unseen, err = r.recordText(ctx, batch)
-	}
-	return unseen, err
-}
+// Rows that are not pending any more, or were replayed meanwhile, stay as they are. Attempts without an answer are
+// recorded only with the last word, or when the row becomes the table's: an outage writes nothing.
+const settleSQL = `
+WITH given AS (
+	SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::integer[], $5::integer[], $6::text[],
+		$7::integer[])
+		AS g (number, state, delay, failures, unknowns, reason, replays)),
+removed AS (
+	DELETE FROM {table} o USING given g
+	WHERE o.number = g.number AND g.state = 'removed' AND o.number = ANY((SELECT $1::bigint[])::bigint[])
+		AND o.published_at IS NULL AND o.dead_at IS NULL AND coalesce(o.replays, 0) = g.replays
+	RETURNING o.number),
+changed AS (
+	UPDATE {table} o SET
+		published_at = CASE WHEN g.state = 'published' THEN clock_timestamp() END,
+		dead_at = CASE WHEN g.state = 'dead' THEN clock_timestamp() END,
+		failures = CASE WHEN g.state = 'published' THEN o.failures ELSE nullif(g.failures, 0) END,
+		unknowns = CASE WHEN g.state IN ('dead', 'unknown') THEN nullif(g.unknowns, 0) ELSE o.unknowns END,
+		last_error = CASE WHEN g.state = 'published' THEN o.last_error ELSE g.reason END,
+		due_at = CASE WHEN g.state = 'unknown' THEN clock_timestamp() + g.delay * interval '1 microsecond'
+			ELSE o.due_at END
+	FROM given g
+	WHERE o.number = g.number AND g.state <> 'removed' AND o.number = ANY((SELECT $1::bigint[])::bigint[])
+		AND o.published_at IS NULL AND o.dead_at IS NULL AND coalesce(o.replays, 0) = g.replays
+	RETURNING o.number)
+SELECT ARRAY(SELECT number FROM removed UNION ALL SELECT number FROM changed)`
 
-func (r *Relay) recordText(ctx context.Context, batch []verdict) (unseen map[*row]bool, err error) {
-	if r.cfg.messages() {
-		return nil, r.park(ctx, batch)
+// write records verdicts, and returns the numbers of the rows that it found. Reasons are ASCII: the database may have
+// another encoding than UTF-8.
+func (r *Relay) write(ctx context.Context, batch []verdict) (done map[int64]bool, err error) {
+	last := make(map[int64]int, len(batch)) // the statement must not change a row twice
+	for i, v := range batch {
+		last[v.row.number] = i
 	}
-	w := sortVerdicts(batch)
-	var text string
-	var done []int64
-	err = r.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&text, &done) },
-		r.sql.settle, w.removed, w.published, w.unsent, w.dead, w.adopted, w.failures, w.unknowns, w.reasons, w.copies, w.replays)
+	var numbers, delays []int64
+	var states, reasons []string
+	var failures, unknowns, replays []int32
+	for i, v := range batch {
+		if last[v.row.number] != i {
+			continue
+		}
+		numbers, delays = append(numbers, v.row.number), append(delays, v.delay.Microseconds())
+		states, reasons = append(states, string(v.state)), append(reasons, errtext.ASCII(v.reason))
+		failures, unknowns = append(failures, int32(v.failures)), append(unknowns, int32(v.unknowns))
+		replays = append(replays, int32(v.row.replays))
+	}
+	var found []int64
+	err = r.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&found) },
+		r.sql.settle, numbers, states, delays, failures, unknowns, reasons, replays)
 	if err != nil {
 		return nil, r.explain("record results", err)
 	}
-	seen, err := parseSnapshot(text)
-	if err != nil {
-		return nil, err
+	done = make(map[int64]bool, len(found))
+	for _, number := range found {
+		done[number] = true
 	}
-	if len(done) == len(w.rows) { // as nearly always
-		return nil, nil
-	}
-	for _, number := range done {
-		delete(w.rows, number)
-	}
-	for _, missed := range w.rows {
-		if !seen.sees(missed.xid) {
-			if unseen == nil {
-				unseen = map[*row]bool{}
-			}
-			unseen[missed] = true
-		}
-	}
-	return unseen, nil
-}
-
-// Rows that are not pending any more, or were replayed meanwhile, stay as they are. Unknown attempts are recorded only with
-// the last word, or when the row becomes the table's by a due time: an outage writes nothing.
-const settleSQL = `
-WITH removed AS (
-	DELETE FROM {table} WHERE number = ANY((SELECT $1::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
-		AND coalesce(replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], number)], 0)
-	RETURNING number),
-published AS (
-	UPDATE {table} SET published_at = clock_timestamp()
-	WHERE number = ANY((SELECT $2::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
-		AND coalesce(replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], number)], 0)
-	RETURNING number),
-unsent AS (
-	UPDATE {table} o SET dead_at = CASE WHEN r.dead THEN clock_timestamp() END, failures = nullif(r.failures, 0),
-		unknowns = CASE WHEN r.dead OR r.adopted THEN nullif(r.unknowns, 0) ELSE o.unknowns END, last_error = r.reason,
-		due_at = CASE WHEN r.adopted THEN coalesce(o.due_at, o.written_at) ELSE o.due_at END
-	FROM unnest($3::bigint[], $4::boolean[], $5::boolean[], $6::integer[], $7::integer[], $8::text[])
-		AS r (number, dead, adopted, failures, unknowns, reason)
-	WHERE o.number = r.number AND o.published_at IS NULL AND o.dead_at IS NULL
-		AND coalesce(o.replays, 0) = coalesce(($10::integer[])[array_position($9::bigint[], o.number)], 0)
-	RETURNING o.number)
-SELECT pg_current_snapshot()::text,
-	ARRAY(SELECT number FROM removed UNION ALL SELECT number FROM published UNION ALL SELECT number FROM unsent)`
-
-// sorted are verdicts as the statement takes them.
-type sorted struct {
-	rows                       map[int64]*row
-	removed, published, unsent []int64
-	dead, adopted              []bool
-	failures, unknowns         []int32
-	reasons                    []string
-	copies                     []int64 // rows that were replayed
-	replays                    []int32 // how often
-}
-
-// sortVerdicts takes the last verdict of each row: the statement must not change a row twice.
-func sortVerdicts(batch []verdict) (w sorted) {
-	w.rows = make(map[int64]*row, len(batch))
-	for _, v := range batch {
-		w.rows[v.row.number] = v.row
-	}
-	var last map[int64]int // verdict of each row, if one has several
-	if len(w.rows) < len(batch) {
-		last = make(map[int64]int, len(batch))
-		for i, v := range batch {
-			last[v.row.number] = i
-		}
-	}
-	for i, v := range batch {
-		number := v.row.number
-		if last != nil && last[number] != i {
-			continue
-		}
-		if v.row.replays > 0 {
-			w.copies, w.replays = append(w.copies, number), append(w.replays, int32(v.row.replays))
-		}
-		switch v.state {
-		case outbox.Removed:
-			w.removed = append(w.removed, number)
-		case outbox.Published:
-			w.published = append(w.published, number)
-		default:
-			w.unsent = append(w.unsent, number)
-			w.dead = append(w.dead, v.state == outbox.Dead)
-			w.adopted = append(w.adopted, v.adopted)
-			w.failures = append(w.failures, int32(v.failures))
-			w.unknowns = append(w.unknowns, int32(v.unknowns))
-			w.reasons = append(w.reasons, v.reason)
-		}
-	}
-	return w
+	return done, nil
 }

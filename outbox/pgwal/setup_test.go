@@ -36,7 +36,7 @@ func wantSetupError(t *testing.T, err error, words ...string) {
 }
 
 // run runs a relay that should end by itself.
-func (g *rig) run(configure ...func(*pgwal.Config)) error {
+func (g *rig) run(configure ...func(*settings)) error {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
 	defer cancel()
@@ -49,32 +49,30 @@ func (g *rig) run(configure ...func(*pgwal.Config)) error {
 
 func TestSetup_MayBeRepeatedAndRunBySeveral(t *testing.T) {
 	t.Parallel()
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		g := newRig(t, configure)
-		if err := g.relay().Drop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		var all sync.WaitGroup
-		for range 5 {
-			all.Go(func() {
-				if err := g.relay().Setup(t.Context()); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-		if n := value[int](g, `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1`, g.config.Slot); n != 1 {
-			t.Errorf("%d slots", n)
-		}
-		for range 2 {
-			if err := g.relay().Drop(t.Context()); err != nil {
+	g := newRig(t)
+	if err := g.relay().Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 5 {
+		all.Go(func() {
+			if err := g.relay().Setup(t.Context()); err != nil {
 				t.Error(err)
 			}
+		})
+	}
+	all.Wait()
+	if n := value[int](g, `SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1`, g.config.Slot); n != 1 {
+		t.Errorf("%d slots", n)
+	}
+	for range 2 {
+		if err := g.relay().Drop(t.Context()); err != nil {
+			t.Error(err)
 		}
-		if n := value[int](g, `SELECT count(*) FROM pg_publication WHERE pubname = $1`, g.config.Slot); n != 0 {
-			t.Error("the publication is still there")
-		}
-	})
+	}
+	if n := value[int](g, `SELECT count(*) FROM pg_publication WHERE pubname = $1`, g.config.Slot); n != 0 {
+		t.Error("the publication is still there")
+	}
 }
 
 func TestDrop_RefusesASlotInUse(t *testing.T) {
@@ -87,20 +85,28 @@ func TestDrop_RefusesASlotInUse(t *testing.T) {
 
 func TestRun_NamesWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	g := newRig(t)
-	other := newRig(t)
 	for _, tc := range []struct {
-		name      string
-		configure func(*pgwal.Config)
-		want      []string
+		name, without string
+		configure     func(*settings)
+		want          []string
 	}{
-		{"slot", func(c *pgwal.Config) { c.Publication, c.Slot = c.Slot, "nowhere" }, []string{`slot "nowhere"`, "call Setup"}},
-		{"publication", func(c *pgwal.Config) { c.Publication = "nowhere" }, []string{`publication "nowhere"`, "call Setup"}},
-		{"table", func(c *pgwal.Config) { c.Table = "nowhere" }, []string{`table "nowhere"`, "Migrate"}},
-		{"table of the publication", func(c *pgwal.Config) { c.Publication = other.config.Slot }, []string{other.config.Slot, "does not have"}},
+		{"slot", `SELECT pg_drop_replication_slot('%s')`, nil, []string{`slot "`, "call Setup"}},
+		{"publication", `DROP PUBLICATION %s`, nil, []string{`publication "`, "call Setup"}},
+		{"table", ``, func(c *settings) { c.Table = "nowhere" }, []string{`table "nowhere"`, "Migrate"}},
+		{"table of the publication", `ALTER PUBLICATION %s DROP TABLE oncemill_outbox`, nil, []string{"does not have"}},
 	} {
-		t.Run(tc.name, func(t *testing.T) { wantSetupError(t, g.run(tc.configure), tc.want...) })
+		t.Run(tc.name, func(t *testing.T) {
+			g := newRig(t)
+			if tc.without != "" {
+				g.exec(fmt.Sprintf(tc.without, g.config.Slot))
+			}
+			if tc.configure == nil {
+				tc.configure = func(*settings) {}
+			}
+			wantSetupError(t, g.run(tc.configure), tc.want...)
+		})
 	}
+	g := newRig(t)
 	g.exec(`ALTER PUBLICATION ` + g.config.Slot + ` SET (publish = 'update')`)
 	wantSetupError(t, g.run(), "does not publish inserts", "ALTER PUBLICATION")
 	wantSetupError(t, g.relay().Setup(t.Context()), "does not publish inserts")
@@ -112,7 +118,7 @@ func TestRun_NamesASlotOfAnotherKind(t *testing.T) {
 	name := g.config.Slot + "_physical"
 	g.exec(`SELECT pg_create_physical_replication_slot($1)`, name)
 	t.Cleanup(func() { g.exec(`SELECT pg_drop_replication_slot($1)`, name) })
-	configure := func(c *pgwal.Config) { c.Publication, c.Slot = c.Slot, name }
+	configure := func(c *settings) { c.Slot = name }
 	wantSetupError(t, g.run(configure), name, "set Config.Slot")
 	wantSetupError(t, g.relay(configure).Setup(t.Context()), name, "set Config.Slot")
 }
@@ -139,29 +145,27 @@ func TestRun_RefusesASlotThatShowsPreparedTransactions(t *testing.T) {
 func TestRelay_PreparedTransactionsArePublishedWhenTheyAreCommitted(t *testing.T) {
 	t.Parallel()
 	s := testserver.Postgres(t, "max_prepared_transactions=4")
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		g := newRigOn(t, s, configure, func(c *pgwal.Config) { c.MaxInFlight = 1 }) // keeps the order of commits
-		stop := g.start()
-		for _, end := range []string{"COMMIT", "ROLLBACK"} {
-			tx := g.begin(message(end))
-			if _, err := tx.Exec(t.Context(), `PREPARE TRANSACTION '`+g.config.Slot+end+`'`); err != nil {
-				t.Fatal(err)
-			}
-			_ = tx.Rollback(t.Context()) // gives the connection back
+	g := newRigOn(t, s, func(c *settings) { c.MaxInFlight = 1 }) // keeps the order of commits
+	stop := g.start()
+	for _, end := range []string{"COMMIT", "ROLLBACK"} {
+		tx := g.begin(message(end))
+		if _, err := tx.Exec(t.Context(), `PREPARE TRANSACTION '`+g.config.Slot+end+`'`); err != nil {
+			t.Fatal(err)
 		}
-		g.write(message("between"))
-		g.awaitConfirmed()
-		stop()
-		g.start()
-		for _, end := range []string{"COMMIT", "ROLLBACK"} {
-			g.exec(end + ` PREPARED '` + g.config.Slot + end + `'`)
-		}
-		g.write(message("after"))
-		g.awaitConfirmed()
-		if got := g.broker.got(); !slices.Equal(got, []string{"between", "COMMIT", "after"}) {
-			t.Errorf("published %q", got)
-		}
-	})
+		_ = tx.Rollback(t.Context()) // gives the connection back
+	}
+	g.write(message("between"))
+	g.awaitConfirmed()
+	stop()
+	g.start()
+	for _, end := range []string{"COMMIT", "ROLLBACK"} {
+		g.exec(end + ` PREPARED '` + g.config.Slot + end + `'`)
+	}
+	g.write(message("after"))
+	g.awaitConfirmed()
+	if got := g.broker.got(); !slices.Equal(got, []string{"between", "COMMIT", "after"}) {
+		t.Errorf("published %q", got)
+	}
 }
 
 func TestRun_NamesAMissingRight(t *testing.T) {
@@ -177,7 +181,7 @@ func TestRun_NamesAMissingRight(t *testing.T) {
 		c.ConnConfig.User = user
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
-	as := func(c *pgwal.Config) { c.Pool = pool }
+	as := func(c *settings) { c.Pool = pool }
 	wantSetupError(t, g.run(as), user, "REPLICATION")
 	if err := g.relay().Drop(t.Context()); err != nil {
 		t.Fatal(err)
@@ -199,7 +203,7 @@ func TestRun_RightsThatTheDocsNameAreEnough(t *testing.T) {
 		c.ConnConfig.User = user
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
-	stop := g.start(func(c *pgwal.Config) { c.Pool = pool })
+	stop := g.start(func(c *settings) { c.Pool = pool })
 	defer stop()
 	g.write(message("1"))
 	until(t, "the message to be published and recorded", func() bool {
@@ -221,7 +225,7 @@ func TestRun_RefusesATableThatHidesRows(t *testing.T) {
 		c.ConnConfig.User = user
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
-	as := func(c *pgwal.Config) { c.Pool = pool }
+	as := func(c *settings) { c.Pool = pool }
 	g.write(message("1"))
 	g.exec(`ALTER TABLE oncemill_outbox ENABLE ROW LEVEL SECURITY`)
 	wantSetupError(t, g.run(as), "oncemill_outbox", "row-level security", "USING (true)")
@@ -271,14 +275,12 @@ func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 	t.Parallel()
 	s := testserver.Postgres(t, "max_slot_wal_keep_size=1", "max_wal_size=32", "min_wal_size=32", "wal_keep_size=0")
 	table := newRigOn(t, s)
-	messages := newRigOn(t, s, func(c *pgwal.Config) { c.Prefix = c.Slot })
 	table.write(numbered(10)...)
-	messages.write(numbered(10)...)
 	until(t, "the loss", func() bool {
 		table.exec(`SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 8)`)
 		table.exec(`SELECT pg_switch_wal()`)
 		table.exec(`CHECKPOINT`)
-		return table.slot("wal_status") == "lost" && messages.slot("wal_status") == "lost"
+		return table.slot("wal_status") == "lost"
 	})
 
 	wantSetupError(t, table.run(), "is lost", "max_slot_wal_keep_size", "idle_replication_slot_timeout", "Setup makes it again")
@@ -287,9 +289,6 @@ func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 	}
 	table.start()
 	until(t, "the rows", func() bool { return len(table.broker.got()) == 10 })
-
-	wantSetupError(t, messages.run(), "is lost", "Drop and Setup")
-	wantSetupError(t, messages.relay().Setup(t.Context()), "is lost", "Drop and Setup")
 }
 
 // While another server takes over, a name may lead to one that has no slot.
@@ -313,78 +312,33 @@ func TestRelay_WaitsWhereTheServerIsAStandby(t *testing.T) {
 	until(t, "the promotion", func() bool { return value[bool](g, `SELECT pg_promote()`) })
 }
 
-// With a standby that never answers, the log shows commits that nobody sees.
-func TestRelay_WaitsForRowsThatNobodySeesYet(t *testing.T) {
-	t.Parallel()
-	s := testserver.Postgres(t, "synchronous_standby_names=nobody", "synchronous_commit=local")
-	for _, retention := range []time.Duration{time.Hour, outbox.DeleteAtOnce} {
-		g := newRigOn(t, s, func(c *pgwal.Config) { c.Retention = retention })
-		stop := g.start()
-		tx := g.begin(message("order"))
-		if _, err := tx.Exec(t.Context(), `SET LOCAL synchronous_commit = on`); err != nil {
-			t.Fatal(err)
-		}
-		pid := tx.Conn().PgConn().PID()
-		t.Cleanup(func() { g.exec(`SELECT pg_cancel_backend($1) WHERE $1 <> pg_backend_pid()`, pid) }) // where the test failed before
-		var committed sync.WaitGroup
-		committed.Go(func() { tx.Commit(context.Background()) })
-		until(t, "the publication", func() bool { return len(g.broker.got()) == 1 })
-		lasts(300 * time.Millisecond) // the relay tries to record it
-		stop()
-		stop = g.start() // another look at what the log shows: it is not settled because it is not there
-		g.write(message("later"))
-		until(t, "a later one", func() bool { return slices.Contains(g.broker.got(), "later") })
-		lasts(100 * time.Millisecond)
-		before := g.broker.attempts("order")
-		g.exec(`SELECT pg_cancel_backend($1)`, pid) // the commit goes on without the standby
-		committed.Wait()
-		until(t, "the records", func() bool {
-			return value[int](g, `SELECT count(*) FROM oncemill_outbox WHERE published_at IS NULL`) == 0
-		})
-		g.awaitConfirmed()
-		if after := g.broker.attempts("order"); after != before || before > 2 {
-			t.Errorf("published %d times, then %d: more than once for each relay", before, after)
-		}
-		stop()
-	}
-}
-
 func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
-	for field, change := range map[string]func(*pgwal.Config){
-		"Config.Pool":            func(c *pgwal.Config) { c.Pool = nil },
-		"Config.Prefix":          func(c *pgwal.Config) { c.Prefix = "a b" },
-		"Config.Dead":            func(c *pgwal.Config) { c.Prefix = "a" },
-		"Config.Schema":          func(c *pgwal.Config) { c.Schema = `"` },
-		"Config.Table":           func(c *pgwal.Config) { c.Table = "1" },
-		"Config.Slot":            func(c *pgwal.Config) { c.Slot = "A" },
-		"Config.Publication":     func(c *pgwal.Config) { c.Publication = "a-b" },
-		"Config.BatchSize":       func(c *pgwal.Config) { c.BatchSize = -1 },
-		"Config.MaxInFlight":     func(c *pgwal.Config) { c.MaxInFlight = 65 },
-		"Config.MaxPending":      func(c *pgwal.Config) { c.MaxPending = 1 },
-		"Config.MaxPendingBytes": func(c *pgwal.Config) { c.MaxPendingBytes = -1 },
-		"Config.PollInterval":    func(c *pgwal.Config) { c.PollInterval = 1 },
-		"Config.PublishTimeout":  func(c *pgwal.Config) { c.PublishTimeout = -1 },
-		"Config.StoreTimeout":    func(c *pgwal.Config) { c.StoreTimeout = -1 },
-		"Config.StopTimeout":     func(c *pgwal.Config) { c.StopTimeout = -1 },
-		"Config.MaxAttempts":     func(c *pgwal.Config) { c.MaxAttempts = -1 },
-		"Config.RetryMin":        func(c *pgwal.Config) { c.RetryMin = 1 },
-		"Config.RetryMax":        func(c *pgwal.Config) { c.RetryMin, c.RetryMax = time.Minute, time.Second },
-		"Config.Retention":       func(c *pgwal.Config) { c.Retention = -2 },
-		"Config.WarnWAL":         func(c *pgwal.Config) { c.WarnWAL = -1 },
+	for field, change := range map[string]func(*settings){
+		"Config.Pool":           func(c *settings) { c.Pool = nil },
+		"Config.Schema":         func(c *settings) { c.Schema = `"` },
+		"Config.Table":          func(c *settings) { c.Table = "1" },
+		"Config.Slot":           func(c *settings) { c.Slot = "A" },
+		"Config.BatchSize":      func(c *settings) { c.BatchSize = -1 },
+		"Config.MaxInFlight":    func(c *settings) { c.MaxInFlight = 65 },
+		"Config.PublishTimeout": func(c *settings) { c.PublishTimeout = -1 },
+		"Config.MaxAttempts":    func(c *settings) { c.MaxAttempts = -1 },
+		"Config.Backoff.Min":    func(c *settings) { c.Backoff.Min = 1 },
+		"Config.Backoff.Max":    func(c *settings) { c.Backoff.Min, c.Backoff.Max = time.Minute, time.Second },
+		"Config.Retention":      func(c *settings) { c.Retention = -2 },
 	} {
 		config := g.config
 		change(&config)
-		_, err := pgwal.New(config, g.broker)
+		_, err := pgwal.New(config.Config, g.broker)
 		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if _, err := pgwal.New(g.config, nil); err == nil {
+	if _, err := pgwal.New(g.config.Config, nil); err == nil {
 		t.Error("no publisher is accepted")
 	}
-	if _, err := pgwal.New(pgwal.Config{Pool: g.pool, Schema: "Sales", Prefix: "a:b", Dead: g.box}, g.broker); err != nil {
+	if _, err := pgwal.New(pgwal.Config{Pool: g.pool, Schema: "Sales"}, g.broker); err != nil {
 		t.Error(fmt.Errorf("the defaults: %w", err))
 	}
 }
@@ -393,7 +347,7 @@ func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
 // under another number.
 func TestRelay_SaysThatTheLogShowsNoRowsAndReadsATableThatWasMadeAnew(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) { c.PollInterval = 3 * time.Second }) // rows that the log does not show are found after 30 s
+	g := newRig(t, func(c *settings) { c.PollInterval = 3 * time.Second }) // rows that the log does not show are found after 30 s
 	g.start()
 	g.write(message("before"))
 	until(t, "the first message", func() bool { return len(g.broker.got()) == 1 })

@@ -7,46 +7,43 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox/pgwal"
 )
 
 // The server stops when the relay has confirmed all of the log, or has gone: what waits for the broker must not hold it up.
 func TestRelay_LetsTheServerStop(t *testing.T) {
 	t.Parallel()
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		s := testserver.Postgres(t)
-		p := s.Process()
-		g := newRigOn(t, s, configure, func(c *pgwal.Config) {
-			c.RetryMin, c.RetryMax, c.StopTimeout = time.Hour, time.Hour, time.Hour
-		})
-		g.broker.set(refuse("order"))
-		g.write(message("order"))
-		lock, err := g.pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lock.Rollback(context.Background())
-		if _, err := lock.Exec(t.Context(), `LOCK TABLE oncemill_outbox IN SHARE MODE`); err != nil { // nothing can be recorded
-			t.Fatal(err)
-		}
-		g.start()
-		until(t, "an attempt, and its record to wait", func() bool {
-			return g.broker.attempts("order") > 0 && (g.config.Prefix != "" || value[bool](g, `SELECT EXISTS (
-				SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%WITH removed AS%')`))
-		})
-		if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil { // a fast shutdown
-			t.Fatal(err)
-		}
-		until(t, "the end of the server", func() bool {
-			select {
-			case <-p.Ended():
-				return true
-			default:
-				return false
-			}
-		})
-		g.broker.set(nil)
-		s.Restart()
-		until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
+	s := testserver.Postgres(t)
+	p := s.Process()
+	g := newRigOn(t, s, func(c *settings) {
+		c.Backoff.Min, c.Backoff.Max, c.StopTimeout = time.Hour, time.Hour, time.Hour
 	})
+	g.broker.set(refuse("order"))
+	g.write(message("order"))
+	lock, err := g.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(context.Background())
+	if _, err := lock.Exec(t.Context(), `LOCK TABLE oncemill_outbox IN SHARE MODE`); err != nil { // nothing can be recorded
+		t.Fatal(err)
+	}
+	g.start()
+	until(t, "an attempt, and its record to wait", func() bool {
+		return g.broker.attempts("order") > 0 && value[bool](g, `SELECT EXISTS (
+			SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%WITH given AS%')`)
+	})
+	if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil { // a fast shutdown
+		t.Fatal(err)
+	}
+	until(t, "the end of the server", func() bool {
+		select {
+		case <-p.Ended():
+			return true
+		default:
+			return false
+		}
+	})
+	g.broker.set(nil)
+	s.Restart()
+	until(t, "the message", func() bool { return len(g.broker.got()) == 1 })
 }

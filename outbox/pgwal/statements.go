@@ -5,8 +5,7 @@ import "strings"
 // statements are the SQL of one relay.
 type statements struct {
 	known, rest, unseen, mark string
-	settle, parked            string
-	tidyLock, clean, stats    string
+	settle                    string
 }
 
 func statementsFor(cfg Config, debezium bool) statements {
@@ -14,15 +13,15 @@ func statementsFor(cfg Config, debezium bool) statements {
 	if debezium {
 		topic, key = "aggregatetype", "aggregateid"
 	}
-	in := strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease"), "{topic}", topic, "{key}", key).Replace
+	in := strings.NewReplacer(
+		"{table}", cfg.located(""), "{lease}", cfg.located("_lease"), "{topic}", topic, "{key}", key).Replace
 	return statements{
 		known: in(knownSQL), rest: in(restSQL), unseen: in(unseenSQL), mark: in(markSQL),
-		settle: in(settleSQL), parked: in(parkedSQL),
-		tidyLock: in(tidyLockSQL), clean: in(cleanSQL), stats: in(statsSQL),
+		settle: in(settleSQL),
 	}
 }
 
-// located is the quoted name of one of pgoutbox's tables. It needs no escaping: see Config.validate.
+// located is the quoted name of one of pgoutbox's tables. It needs no escaping: pgoutbox has checked it.
 func (c Config) located(ending string) string {
 	quoted := `"` + c.Table + ending + `"`
 	if c.Schema == "" {

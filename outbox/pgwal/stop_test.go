@@ -9,48 +9,43 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Of rows nothing is published again; of an Emitter's messages what is behind one that waits may be, and nothing is lost.
 func TestRelay_CleanStopBehindARefusedMessage(t *testing.T) {
 	t.Parallel()
-	modes(t, func(t *testing.T, configure func(*pgwal.Config)) {
-		n := full(1000, 10_000)
-		g := newRig(t, configure, func(c *pgwal.Config) {
-			c.RetryMin, c.RetryMax, c.BatchSize, c.MaxPending = time.Hour, time.Hour, 100, 200
-		})
-		g.broker.set(refuse("bad"))
-		g.write(message("bad"))
-		stop := g.start()
-		for part := range slices.Chunk(numbered(n), 200) {
-			g.write(part...)
-		}
-		until(t, "the others", func() bool { return len(g.broker.got()) == n })
-		stop()
-		g.broker.set(nil)
-		g.start()
-		g.awaitConfirmed()
-		copies := g.broker.copies()
-		if len(copies) != n+1 {
-			t.Errorf("published %d of %d", len(copies), n+1)
-		}
-		again := len(g.broker.got()) - len(copies)
-		t.Logf("%d of %d published again", again, n)
-		if g.config.Prefix == "" && again != 0 {
-			t.Errorf("%d rows published again after a clean stop", again)
-		}
+	n := full(1000, 10_000)
+	g := newRig(t, func(c *settings) {
+		c.Backoff.Min, c.Backoff.Max, c.BatchSize, c.MaxPending = time.Hour, time.Hour, 100, 200
 	})
+	g.broker.set(refuse("bad"))
+	g.write(message("bad"))
+	stop := g.start()
+	for part := range slices.Chunk(numbered(n), 200) {
+		g.write(part...)
+	}
+	until(t, "the others", func() bool { return len(g.broker.got()) == n })
+	stop()
+	g.broker.set(nil)
+	g.start()
+	g.awaitConfirmed()
+	copies := g.broker.copies()
+	if len(copies) != n+1 {
+		t.Errorf("published %d of %d", len(copies), n+1)
+	}
+	again := len(g.broker.got()) - len(copies)
+	t.Logf("%d of %d published again", again, n)
+	if again != 0 {
+		t.Errorf("%d rows published again after a clean stop", again)
+	}
 }
 
 func TestRelay_AnswersTheServerWhileItStops(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *pgwal.Config) {
+	g := newRig(t, func(c *settings) {
 		config := c.Pool.Config()
 		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "1500ms"
 		c.Pool = testserver.SharedPostgres(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
-		c.Prefix = c.Slot
 	})
 	g.broker.set(func(context.Context, []producer.Message) error {
 		lasts(3 * time.Second)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -17,12 +16,16 @@ import (
 type stream struct {
 	conn     *pgconn.PgConn
 	decoder  decoder
-	reading  atomic.Int64  // since when the reader waits for the server, Unix nanoseconds; 0: it does not
-	silence  time.Duration // longer means that the server is gone: it answers each heartbeat, if it is not busy
-	finished chan struct{}
+	finished chan struct{} // closed when the reader has ended
+
+	beat           time.Duration // the longest time between two confirmations
+	sent           pglogrepl.LSN // confirmed
+	sentAt, beatAt time.Time
 }
 
 const (
+	confirmEvery = 100 * time.Millisecond
+	longestBeat  = 5 * time.Second
 	writeTimeout = 5 * time.Second
 	closeTimeout = 2 * time.Second
 )
@@ -33,14 +36,11 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
 	options := pglogrepl.StartReplicationOptions{Mode: pglogrepl.LogicalReplication, PluginArgs: []string{
-		"proto_version '1'", "publication_names '" + r.cfg.Publication + "'", "binary 'true'",
+		"proto_version '1'", "publication_names '" + r.cfg.Slot + "'", "binary 'true'",
 	}}
-	if r.cfg.messages() {
-		options.PluginArgs = append(options.PluginArgs, "messages 'true'")
-	}
 	if err := pglogrepl.StartReplication(ctx, conn, quoted(r.cfg.Slot), 0, options); err != nil {
 		closeConn(ctx, conn)
 		if hasCode(err, codeInUse) {
@@ -48,19 +48,24 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 		}
 		return nil, r.explain("start replication", err)
 	}
-	return &stream{conn: conn, decoder: decoder{prefix: r.cfg.Prefix, table: f.table}, silence: r.silence, finished: make(chan struct{})}, nil
+	beat := longestBeat
+	if f.senderTimeout > 0 {
+		beat = min(beat, f.senderTimeout/4)
+	}
+	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{}), beat: beat,
+		beatAt: time.Now()}, nil
 }
 
-// connect makes a connection for replication. Each host has a StoreTimeout of its own: one that hangs must not take the time of the
-// next.
+// connect makes a connection for replication. Each host has a timeout of its own: one that hangs must not take the time
+// of the next.
 func (r *Relay) connect(ctx context.Context, f facts) (*pgconn.PgConn, error) {
 	pool := r.cfg.Pool.Config()
 	config := pool.ConnConfig.Copy()
 	if config.ConnectTimeout == 0 {
-		config.ConnectTimeout = r.cfg.StoreTimeout
+		config.ConnectTimeout = r.limits.storeTimeout
 	}
 	if pool.BeforeConnect != nil { // passwords that expire are renewed there
-		bounded, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+		bounded, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 		defer cancel()
 		if err := pool.BeforeConnect(bounded, config); err != nil {
 			return nil, fmt.Errorf("pgwal: BeforeConnect of the pool: %w", err)
@@ -86,51 +91,48 @@ func closeConn(ctx context.Context, conn *pgconn.PgConn) {
 	_ = conn.Close(ctx) // it is not needed any more
 }
 
-// read hands on what the log shows, until the connection ends. When ctx has ended it reads on and hands on nothing: the
-// server may be writing, and would not see that we leave.
-func (s *stream) read(ctx context.Context, to func(context.Context, event)) error {
+// read hands on what the log shows, until the connection ends.
+func (s *stream) read(ctx context.Context, to *intake) error {
 	defer close(s.finished)
 	for {
-		s.reading.Store(time.Now().UnixNano())
 		m, err := s.conn.ReceiveMessage(context.Background()) // watching a context costs more than reading
-		s.reading.Store(0)
 		if err != nil {
 			return err
 		}
-		var e event
 		switch m := m.(type) {
 		case *pgproto3.CopyData:
-			if ctx.Err() != nil {
-				continue
-			}
-			if e, err = s.decoder.decode(m.Data); err != nil {
+			e, err := s.decoder.decode(m.Data)
+			if err != nil {
 				return err
+			}
+			if e.kind != 0 {
+				to.put(ctx, e)
 			}
 		case *pgproto3.ErrorResponse:
 			return pgconn.ErrorResponseToPgError(m)
 		case *pgproto3.CopyDone:
 			return errors.New("pgwal: the server ended the stream")
 		}
-		if e.kind == 0 {
-			continue
-		}
-		to(ctx, e)
 	}
 }
 
-// silent says whether the server has not answered for too long.
-func (s *stream) silent() bool {
-	since := s.reading.Load()
-	return since != 0 && time.Since(time.Unix(0, since)) > s.silence
+// next is when the server is to be told what is settled, and that somebody is here.
+func (s *stream) next(settled pglogrepl.LSN) time.Time {
+	if soon := s.sentAt.Add(confirmEvery); settled > s.sent && soon.Before(s.beatAt) {
+		return soon
+	}
+	return s.beatAt
 }
 
 // confirm tells the server that everything before lsn is settled, and asks for an answer.
 func (s *stream) confirm(lsn pglogrepl.LSN) error {
+	now := time.Now()
+	s.sent, s.sentAt, s.beatAt = lsn, now, now.Add(s.beat)
 	b := []byte{'d', 0, 0, 0, 38, pglogrepl.StandbyStatusUpdateByteID}
 	for range 3 { // written, flushed, applied
 		b = binary.BigEndian.AppendUint64(b, uint64(lsn))
 	}
-	b = binary.BigEndian.AppendUint64(b, uint64(time.Since(epoch).Microseconds()))
+	b = binary.BigEndian.AppendUint64(b, uint64(now.Sub(epoch).Microseconds()))
 	return s.write(append(b, 1))
 }
 
@@ -147,29 +149,12 @@ func (s *stream) write(b []byte) error {
 	return err
 }
 
-// leave confirms for the last time, and waits until the server has seen it: a connection that is cut takes along what it
-// carries.
+// leave confirms for the last time, and ends the reader. Should the server not see it, it shows the same once more, and
+// the table says what of it is settled.
 func (s *stream) leave(lsn pglogrepl.LSN) {
-	var err error
 	if lsn != 0 {
-		err = s.confirm(lsn)
+		_ = s.confirm(lsn)
 	}
-	if err == nil {
-		err = s.write([]byte{'c', 0, 0, 0, 4}) // CopyDone
-	}
-	if err == nil {
-		t := time.NewTimer(closeTimeout)
-		defer t.Stop()
-		select {
-		case <-s.finished:
-		case <-t.C:
-		}
-	}
-	s.stopReading()
-}
-
-// stopReading ends the reader, and waits for that.
-func (s *stream) stopReading() {
 	_ = s.conn.Conn().SetReadDeadline(epoch)
 	<-s.finished
 	_ = s.conn.Conn().SetDeadline(time.Time{})

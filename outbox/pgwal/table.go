@@ -9,11 +9,12 @@ import (
 )
 
 const (
-	// A list in a SELECT of its own is not looked at when the plan is made, which would cost as much as finding the rows.
+	// A list in a SELECT of its own is not looked at when the plan is made, which would cost as much as finding the
+	// rows.
 	knownSQL = `
-SELECT pg_current_snapshot()::text, coalesce(array_agg(number), '{}'), coalesce(array_agg(written_at), '{}'),
-	coalesce(array_agg(coalesce(failures, 0)), '{}')
-FROM {table} WHERE number = ANY((SELECT $1::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL AND due_at IS NULL`
+SELECT number, written_at, coalesce(failures, 0)
+FROM {table} WHERE number = ANY((SELECT $1::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
+	AND due_at IS NULL`
 
 	// Each part has an index that holds pending rows only.
 	restSQL = `
@@ -39,7 +40,9 @@ due AS MATERIALIZED (
 SELECT number, written_at, id, {topic}, coalesce({key}, ''), coalesce(header::text, ''), payload,
 	coalesce(failures, 0), coalesce(unknowns, 0), coalesce(replays, 0)
 FROM (
-	SELECT o.*, sum(octet_length(o.payload)) OVER (ORDER BY o.place, o.due_at, o.written_at, number) - octet_length(o.payload) AS before
+	SELECT o.*,
+		sum(octet_length(o.payload)) OVER (ORDER BY o.place, o.due_at, o.written_at,
+			number) - octet_length(o.payload) AS before
 	FROM {table} o JOIN due USING (number)) AS o
 WHERE before < $3::bigint ORDER BY place, due_at, written_at, number LIMIT $2::bigint`
 
@@ -62,26 +65,15 @@ FROM unnest($1::bigint[], $2::timestamptz[]) AS r (number, written_at)
 WHERE o.number = r.number AND o.written_at = r.written_at
 	AND o.published_at IS NULL AND o.dead_at IS NULL AND o.due_at IS NULL`
 
-	cleanSQL = `
-DELETE FROM {table} WHERE number = ANY(ARRAY(
-	SELECT number FROM {table}
-	WHERE published_at IS NOT NULL AND published_at <= (SELECT clock_timestamp()) - $1::bigint * interval '1 microsecond'
-	ORDER BY published_at LIMIT $2::bigint))
-	AND published_at IS NOT NULL -- it may have become pending while its lock was waited for
-`
-
-	// pgoutbox's lock for what works on published rows. Nothing waits for it here: looks are for rows that are due, too.
-	tidyLockSQL = `SELECT pg_try_advisory_xact_lock('{lease}'::regclass::oid::integer, -2)`
-
-	// The plan must not depend on what the server knows about the table, which may be nothing. Values may come as text, which
-	// pgx reads in one style.
+	// The plan must not depend on what the server knows about the table, which may be nothing. Values may come as text,
+	// which pgx reads in one style.
 	planSQL = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 )
 
-// lookUp takes the rows out of a burst that the table says are settled, or in other hands, and gives the others their
-// failures.
+// lookUp takes the rows out of a burst that the table does not show as pending and new, and gives the others their
+// failures. A row that nobody sees yet is found in the table later.
 func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 	var numbers []int64
 	for _, e := range burst {
@@ -97,27 +89,19 @@ func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 		failures int
 	}
 	found := map[int64]fact{}
-	var seen snapshot
 	err := r.query(ctx, func(rows pgx.Rows) error {
-		var text string
-		var numbers []int64
-		var written []time.Time
-		var failures []int32
-		err := rows.Scan(&text, &numbers, &written, &failures)
-		if err != nil {
-			return err
-		}
-		for i, number := range numbers {
-			found[number] = fact{micros(written[i]), int(failures[i])}
-		}
-		seen, err = parseSnapshot(text)
+		var number int64
+		var written time.Time
+		var failures int
+		err := rows.Scan(&number, &written, &failures)
+		found[number] = fact{micros(written), failures}
 		return err
 	}, r.sql.known, numbers)
 	if err != nil {
 		return r.explain("look rows up", err)
 	}
 	for i, e := range burst {
-		if e.row == nil || !seen.sees(e.row.xid) {
+		if e.row == nil {
 			continue
 		}
 		f, pending := found[e.row.number]
@@ -130,10 +114,10 @@ func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 	return nil
 }
 
-// query runs a statement with a plan that uses indexes, in a transaction and one round trip, and calls fn for each row. After
-// an error inside of the transaction the pool closes the connection, which rolls back.
+// query runs a statement with a plan that uses indexes, in a transaction and one round trip, and calls fn for each row.
+// After an error inside of the transaction the pool closes the connection, which rolls back.
 func (r *Relay) query(ctx context.Context, fn func(pgx.Rows) error, query string, args ...any) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
 	var batch pgx.Batch
 	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -168,14 +152,16 @@ func (r *Relay) query(ctx context.Context, fn func(pgx.Rows) error, query string
 // micros is a time as the log shows it.
 func micros(t time.Time) int64 { return t.Sub(epoch).Microseconds() }
 
-// rest returns rows that are due and that the log does not show as such: up to limit, and no more once they have so many bytes.
+// rest returns rows that are due and that the log does not show as such: up to limit, and no more once they have so
+// many bytes.
 func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (found []*row, err error) {
 	err = r.query(ctx, func(rows pgx.Rows) error {
 		o := &row{}
 		m := &o.message
 		var written time.Time
 		var header string
-		err := rows.Scan(&o.number, &written, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns, &o.replays)
+		err := rows.Scan(&o.number, &written, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns,
+			&o.replays)
 		if err != nil {
 			return err
 		}
@@ -187,8 +173,8 @@ func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (fo
 	return found, err
 }
 
-// An unseen is rows that are new, and a place in the log after their commits. Once everything before that place is settled,
-// those that are pending still were never shown: they were there before the slot.
+// An unseen is rows that are new, and a place in the log after their commits. Once everything before that place is
+// settled, those that are pending still were never shown: they were there before the slot.
 type unseen struct {
 	numbers []int64
 	written []time.Time
@@ -206,58 +192,18 @@ func (r *Relay) unseen(ctx context.Context, limit int) (u unseen, err error) {
 	if err != nil || len(u.numbers) == 0 {
 		return unseen{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
 	if err := r.cfg.Pool.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()`).Scan(&u.after); err != nil {
 		return unseen{}, err
 	}
-	u.after = pageStart(u.after)
 	return u, nil
-}
-
-// pageStart takes back a place behind the header of an empty page: on an idle server the log is shown up to the page only.
-// At the begin of a file, where the header is longer, the next change of the database helps.
-func pageStart(lsn pglogrepl.LSN) pglogrepl.LSN {
-	const page, header = 8192, 24
-	if lsn%page == header {
-		return lsn - header
-	}
-	return lsn
 }
 
 // mark makes rows due that the log never showed, and says how many there were.
 func (r *Relay) mark(ctx context.Context, u unseen) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
 	tag, err := r.cfg.Pool.Exec(ctx, r.sql.mark, u.numbers, u.written)
 	return int(tag.RowsAffected()), err
-}
-
-// clean removes published rows whose retention is over. Not done: it is not its turn, or there are more.
-func (r *Relay) clean(ctx context.Context, limit int) (done, more bool, err error) {
-	age := max(0, r.cfg.Retention) // DeleteAtOnce: rows that were kept under another config go too
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
-	defer cancel()
-	err = pgx.BeginFunc(ctx, r.cfg.Pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, planSQL); err != nil {
-			return err
-		}
-		var locked bool
-		if err := tx.QueryRow(ctx, r.sql.tidyLock).Scan(&locked); err != nil || !locked {
-			return err
-		}
-		tag, err := tx.Exec(ctx, r.sql.clean, age.Microseconds(), int64(limit))
-		more = err == nil && tag.RowsAffected() == int64(limit)
-		done = !more
-		return err
-	})
-	return done, more, err
-}
-
-// confirmed is up to where the server will show nothing again.
-func (r *Relay) confirmed(ctx context.Context) (lsn pglogrepl.LSN, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
-	defer cancel()
-	err = r.cfg.Pool.QueryRow(ctx, `SELECT coalesce(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = $1`, r.cfg.Slot).Scan(&lsn)
-	return lsn, err
 }

@@ -28,20 +28,23 @@
 // oncemill.outbox.pending). This makes them due, if the table has its usual name:
 //
 //	UPDATE oncemill_outbox SET due_at = strftime('%s', 'now') * 1000000, not_before = strftime('%s', 'now') * 1000000
-//	WHERE written_at > strftime('%s', 'now') * 1000000 AND not_before = written_at AND published_at IS NULL AND dead_at IS NULL
+//	WHERE written_at > strftime('%s', 'now') * 1000000 AND not_before = written_at
+//	AND published_at IS NULL AND dead_at IS NULL
 //
-// A transaction is one for a single file. Under WAL SQLite commits each attached database by itself: when the process dies in
-// between, or a disk is full, a row is there without what the transaction wrote to another file, or the other way round.
+// A transaction is one for a single file. Under WAL SQLite commits each attached database by itself: when the process
+// dies in between, or a disk is full, a row is there without what the transaction wrote to another file, or the other
+// way round.
 //
-// SQLite has one writer at a time: business transactions that stay open hold up the relay, and each other. Nor do writers take
-// turns: who begins the next transaction right after each commit, such as an import that commits row by row, leaves others
-// only the moment in between, and each step of a relay may wait for seconds. One that finds no such moment within
-// outbox.Config.StoreTimeout fails, and is in the relay's log; what was published, and could not be recorded before its lease ended,
-// is published again, with the same ID. Let such a program write many rows in a transaction, and pause between them.
+// SQLite has one writer at a time: business transactions that stay open hold up the relay, and each other. Nor do
+// writers take turns: who begins the next transaction right after each commit, such as an import that commits row by
+// row, leaves others only the moment in between, and each step of a relay may wait for seconds. One that finds no such
+// moment within 10 s fails, and is in the relay's log; what was published, and could not be recorded before its lease
+// ended, is published again, with the same ID. Let such a program write many rows in a transaction, and pause between
+// them.
 //
-// The file must be on a local disk; SQLite's locks do not work on network file systems. While a process has it open nothing else
-// may replace, move or delete it, nor the -wal and -shm files beside it: connections go on with the old file without an error, and
-// what they commit is lost for whoever opens the new one.
+// The file must be on a local disk; SQLite's locks do not work on network file systems. While a process has it open
+// nothing else may replace, move or delete it, nor the -wal and -shm files beside it: connections go on with the old
+// file without an error, and what they commit is lost for whoever opens the new one.
 //
 // How to make backups, and how to put them back, is in the package doc of sqlitestore.
 //

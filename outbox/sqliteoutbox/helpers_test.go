@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -157,7 +158,7 @@ func (b *broker) copies() map[string]int {
 // quick is a config for tests in real time.
 func quick() outbox.Config {
 	return outbox.Config{
-		PollInterval: 5 * time.Millisecond, RetryMin: 2 * time.Millisecond, RetryMax: 20 * time.Millisecond,
+		PollInterval: 5 * time.Millisecond, Backoff: oncemill.Backoff{Min: 2 * time.Millisecond, Max: 20 * time.Millisecond},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }

@@ -75,7 +75,7 @@ func check(err error) {
 func impatient() outbox.Config {
 	cfg := quick()
 	cfg.BatchSize = 10
-	cfg.PublishTimeout, cfg.StoreTimeout, cfg.Lease = 200*time.Millisecond, 200*time.Millisecond, 600*time.Millisecond
+	cfg.PublishTimeout, cfg.Lease = 200*time.Millisecond, 600*time.Millisecond
 	return cfg
 }
 

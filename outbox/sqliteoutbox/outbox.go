@@ -39,7 +39,8 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, table: cfg.Table, baggage: cfg.Baggage, sql: statementsFor(cfg.Table), woken: make(chan struct{}, 1)}, nil
+	return &Outbox{db: db, table: cfg.Table, baggage: cfg.Baggage, sql: statementsFor(cfg.Table),
+		woken: make(chan struct{}, 1)}, nil
 }
 
 //go:embed schema.sql

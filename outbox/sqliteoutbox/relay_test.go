@@ -104,7 +104,7 @@ func TestRelay_DiedBetweenPublishAndMark_NothingIsLostAndTheIDStays(t *testing.T
 	box, db := newBox(t)
 	write(t, box, db, producer.Message{Topic: "orders"}, producer.Message{Topic: "orders"})
 	cfg := quick()
-	cfg.PublishTimeout, cfg.StoreTimeout, cfg.Lease = 100*time.Millisecond, 100*time.Millisecond, 300*time.Millisecond
+	cfg.PublishTimeout, cfg.Lease = 100*time.Millisecond, 300*time.Millisecond
 	b := &broker{}
 	stopDying := start(t, mute{box}, b, cfg)
 	eventually(t, "the first relay publishes", func() bool { return len(b.copies()) == 2 })
@@ -161,7 +161,7 @@ func TestRelay_CleanStopLeavesNoGoroutineAndNoLeasedRow(t *testing.T) {
 		return &producer.PublishError{Failures: []producer.Failure{{Index: 1, ID: messages[1].ID, Err: ctx.Err(), Unknown: true}}}
 	}}
 	cfg := quick()
-	cfg.StopTimeout = 50 * time.Millisecond
+	cfg.PublishTimeout, cfg.Lease = 500*time.Millisecond, time.Minute
 	stop := start(t, box, b, cfg)
 	<-entered
 	stop()

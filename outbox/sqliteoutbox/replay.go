@@ -29,7 +29,8 @@ func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error
 	if r.IDs == nil {
 		r.IDs = []string{}
 	}
-	result, err := o.db.ExecContext(ctx, o.sql.replay, now(), since, r.Before.UnixMicro(), r.Topic, list(r.IDs), r.Limit)
+	result, err := o.db.ExecContext(ctx, o.sql.replay, now(), since, r.Before.UnixMicro(), r.Topic, list(r.IDs),
+		r.Limit)
 	if err != nil {
 		return 0, err
 	}

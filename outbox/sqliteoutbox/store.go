@@ -46,7 +46,8 @@ func collect(found *sql.Rows, err error) ([]leasedRow, error) {
 	for found.Next() {
 		var l leasedRow
 		m := &l.Message
-		err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &l.header, &m.Payload, &l.Failures, &l.Unknowns, &l.notBefore)
+		err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &l.header, &m.Payload, &l.Failures, &l.Unknowns,
+			&l.notBefore)
 		if err != nil {
 			return nil, err
 		}
@@ -87,7 +88,8 @@ WHERE token = ?2 AND number IN (SELECT value FROM json_each(?3))`
 DELETE FROM "{table}" WHERE token = ?1 AND number IN (SELECT value FROM json_each(?2))`
 
 	unsentSQL = `
-UPDATE "{table}" SET token = NULL, due_at = ?1, dead_at = ?2, failures = failures + ?3, unknowns = unknowns + ?4, last_error = ?5
+UPDATE "{table}" SET token = NULL, due_at = ?1, dead_at = ?2, failures = failures + ?3, unknowns = unknowns + ?4,
+	last_error = ?5
 WHERE token = ?6 AND number = ?7`
 
 	backSQL = `UPDATE "{table}" SET token = NULL, due_at = not_before WHERE token = ?1`
@@ -143,7 +145,8 @@ func (o *Outbox) record(ctx context.Context, tx *sql.Tx, token string, results [
 			return &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
 		}
 		due := at + micros(r.Delay)
-		if _, err := tx.ExecContext(ctx, o.sql.unsent, due, dead, failures, unknowns, r.Error, token, r.Number); err != nil {
+		if _, err := tx.ExecContext(ctx, o.sql.unsent, due, dead, failures, unknowns, r.Error, token,
+			r.Number); err != nil {
 			return err
 		}
 	}

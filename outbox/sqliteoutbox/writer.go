@@ -18,19 +18,19 @@ import (
 // InSQL returns a publisher that writes rows in the caller's transaction. Outboxes of databases that have a client of
 // their own beside database/sql have the same method for *sql.Tx, so that code moves from one to the other unchanged.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what Config.Baggage
-// names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what
+// Config.Baggage names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
 // again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
 // [*outbox.ConflictError]. Headers are not compared, for trace context changes with each repetition.
 //
-// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the new
-// message: who repeats the action wants it published.
+// If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
+// new message: who repeats the action wants it published.
 //
 // A message that cannot be written is a [*producer.InvalidError], and then nothing of the call was written. After any
-// other error the transaction must be rolled back. One of them says that SQLite has ended the transaction by itself, because of a
-// statement whose error was ignored: a message would be published without what was written with it.
+// other error the transaction must be rolled back. One of them says that SQLite has ended the transaction by itself,
+// because of a statement whose error was ignored: a message would be published without what was written with it.
 func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher { return writer{o, tx} }
 
 // A writer writes rows in one transaction.
@@ -83,7 +83,8 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 }
 
 // errOver keeps messages from being committed by themselves.
-var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is interrupted or a constraint " +
+var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
+	"interrupted or a constraint " +
 	"says ROLLBACK; return the errors of its statements")
 
 // within checks that there still is a transaction to write in.
@@ -107,7 +108,8 @@ func (w writer) write(ctx context.Context, insert *sql.Stmt, r record) error {
 	var key string
 	var payload []byte
 	var dead bool
-	if err := w.tx.QueryRowContext(ctx, w.outbox.sql.find, m.Topic, m.ID, r.copy).Scan(&key, &payload, &dead); err != nil {
+	if err := w.tx.QueryRowContext(ctx, w.outbox.sql.find, m.Topic, m.ID, r.copy).Scan(&key, &payload,
+		&dead); err != nil {
 		return err
 	}
 	if key != m.Key || !bytes.Equal(payload, m.Payload) {
@@ -146,7 +148,8 @@ func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, err
 		m.Payload = []byte{} // nil would be NULL
 	}
 	r := record{message: m, header: string(header), written: now()}
-	if purpose, generation := m.Header.Get(producer.HeaderPurpose), m.Header.Get(producer.HeaderGeneration); purpose+generation != "" {
+	if purpose, generation := m.Header.Get(producer.HeaderPurpose),
+		m.Header.Get(producer.HeaderGeneration); purpose+generation != "" {
 		r.copy = fmt.Sprintf("%q %q", purpose, generation) // quoted: no two pairs look alike
 	}
 	r.due = r.written
@@ -168,7 +171,8 @@ func validate(m producer.Message) error {
 		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
 	}
 	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
-		return &producer.InvalidError{Field: "Message.NotBefore", Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
+		return &producer.InvalidError{Field: "Message.NotBefore",
+			Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
 	}
 	for _, text := range [...]struct{ field, value string }{{"Message.Topic", m.Topic}, {"Message.Key", m.Key}} {
 		if !utf8.ValidString(text.value) {
@@ -177,7 +181,8 @@ func validate(m producer.Message) error {
 	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name), Problem: fmt.Sprintf("is not valid UTF-8: %q", value)}
+			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name),
+				Problem: fmt.Sprintf("is not valid UTF-8: %q", value)}
 		}
 	}
 	return nil

@@ -1,0 +1,165 @@
+// Package outgoing is the step that all relays of outboxes share: one call of a publisher, what it said about each
+// message, and the lines of the log about that.
+package outgoing
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A Message is what a row publishes.
+type Message struct {
+	producer.Message
+	Unknowns int           // attempts before this one that got no answer
+	Age      time.Duration // of the row, for metrics; zero: not known
+}
+
+// An Answer is what the publisher said about one message.
+type Answer struct {
+	Err     error // nil: acknowledged
+	Unknown bool  // Err says that no answer came
+}
+
+// A Sender calls the publisher of a relay. It is safe for concurrent use. The zero value of what is not exported is
+// ready.
+type Sender struct {
+	Publisher producer.Publisher
+	Telemetry *telemetry.Relay
+	Log       *slog.Logger
+	Timeout   time.Duration // how long a call may take, by the contexts that Send gets
+
+	mu      sync.Mutex
+	lateAt  time.Time // of the last line about a publisher that does not return
+	unsaid  int       // messages that were not acknowledged since there was a line about it
+	of      int       // so many messages
+	lastErr error
+	saidAt  time.Time // of that line
+}
+
+// Send publishes messages by one call of the publisher, and returns an answer for each.
+func (s *Sender) Send(ctx context.Context, messages []Message) []Answer {
+	answers := make([]Answer, len(messages))
+	if len(messages) == 0 {
+		return answers
+	}
+	sent := make([]producer.Message, len(messages))
+	for i, m := range messages {
+		sent[i] = m.Message
+		if m.Unknowns > 0 { // this may be a copy, and consumers are told
+			sent[i].Header = m.Header.With(producer.HeaderResend, strconv.Itoa(m.Unknowns))
+		}
+	}
+	within, batch := s.begin(ctx, messages, sent)
+	defer end(within, batch, answers)
+	err := s.protected(within, sent)
+	if err == nil {
+		return answers
+	}
+	if failures, ok := producer.Failures(err, len(sent)); ok {
+		for _, f := range failures {
+			answers[f.Index] = Answer{Err: f.Err, Unknown: f.Unknown}
+		}
+		return answers
+	}
+	for i := range answers {
+		answers[i] = Answer{Err: err, Unknown: true}
+	}
+	return answers
+}
+
+// begin tells telemetry that messages are about to be published, and links each of them to its trace.
+func (s *Sender) begin(
+	ctx context.Context, messages []Message, sent []producer.Message,
+) (context.Context, *telemetry.Batch) {
+	within, batch := s.Telemetry.Begin(ctx, len(sent))
+	if batch == nil {
+		return ctx, nil
+	}
+	for i := range sent {
+		m, age := &sent[i], messages[i].Age
+		if m.Header.Get(producer.HeaderPurpose) == producer.PurposeReplay {
+			age = 0
+		}
+		m.Header = batch.Send(within, m.Topic, m.ID, m.Header, age)
+	}
+	return within, batch
+}
+
+// end tells telemetry what became of them.
+func end(ctx context.Context, batch *telemetry.Batch, answers []Answer) {
+	if batch == nil {
+		return
+	}
+	failed := true
+	for i, a := range answers {
+		batch.Sent(ctx, i, a.Err, a.Unknown)
+		failed = failed && a.Err != nil
+	}
+	batch.End(ctx, failed)
+}
+
+const (
+	overdue = 10 * time.Second // so long after its timeout a publisher is said not to obey its context
+	again   = time.Minute      // between two lines about that
+)
+
+// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a
+// message must not end one relay after the other.
+func (s *Sender) protected(ctx context.Context, messages []producer.Message) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("outbox: publisher panicked: %v", v)
+			s.Log.ErrorContext(ctx, "outbox: publisher panicked", "panic", v, "stack", string(debug.Stack()))
+		}
+	}()
+	late := time.AfterFunc(s.Timeout+overdue, func() { s.late(ctx, messages) })
+	defer late.Stop()
+	return s.Publisher.Publish(ctx, messages...)
+}
+
+func (s *Sender) late(ctx context.Context, messages []producer.Message) {
+	s.mu.Lock()
+	news := s.lateAt.IsZero() || time.Since(s.lateAt) >= again
+	if news {
+		s.lateAt = time.Now()
+	}
+	s.mu.Unlock()
+	if news {
+		s.Log.WarnContext(ctx, "outbox: publisher does not return, though its time is over, and holds up the relay",
+			"messages", len(messages), "id", messages[0].ID, "topic", messages[0].Topic)
+	}
+}
+
+// complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
+// fails at once would make one for each call.
+const complainEvery = time.Second
+
+// Complain notes what was not acknowledged, and says it.
+func (s *Sender) Complain(ctx context.Context, messages, of int, err error) {
+	s.mu.Lock()
+	s.unsaid += messages
+	s.of += of
+	s.lastErr = err
+	s.mu.Unlock()
+	s.CatchUp(ctx)
+}
+
+// CatchUp says what was not acknowledged since there was a line about it, unless that was just now. Once ctx has ended
+// it says it in any case: nobody would later.
+func (s *Sender) CatchUp(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); s.unsaid > 0 && (now.Sub(s.saidAt) >= complainEvery || ctx.Err() != nil) {
+		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged",
+			"messages", s.unsaid, "of", s.of, "error", s.lastErr)
+		s.unsaid, s.of, s.saidAt = 0, 0, now
+	}
+}
