@@ -21,9 +21,6 @@ type backend struct {
 
 	// payments returns how many payments of an ID there are.
 	payments func(id string) int
-
-	// rows returns how many outbox rows of an ID there are. Nil: the backend has no outbox.
-	rows func(id string) int
 }
 
 // leased is a backend whose payments are written beside the store.
@@ -139,7 +136,7 @@ func TestConcurrency_FiveRetriesInFlightGetTheSameResult(t *testing.T) {
 				slow(w, r)
 			})
 			tr := newTransport(t, rg.client.Transport, idempotencykey.TransportConfig{
-				MinPause: 20 * time.Millisecond, MaxElapsed: 10 * time.Second, MaxAttempts: 50,
+				MaxElapsed: 10 * time.Second, MaxAttempts: 50,
 				Retry: func(resp *http.Response) bool {
 					again := idempotencykey.RetryResponse(resp)
 					resp.Header.Del("Retry-After") // a second at least

@@ -81,8 +81,11 @@ func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
 				io.WriteString(w, "0123456789")
 			}
 		},
-		"header too large":    func(w http.ResponseWriter) { w.Header().Set("Location", strings.Repeat("x", 1<<16)) },
-		"switching protocols": func(w http.ResponseWriter) { w.WriteHeader(101) },
+		"header too large": func(w http.ResponseWriter) { w.Header().Set("Location", strings.Repeat("x", 1<<16)) },
+		"shorter than announced": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "20")
+			io.WriteString(w, "half")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,7 +13,8 @@ import (
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-// What docs/http.md says of shutdown: the server does not wait for such runs, and a WaitGroup around the middleware does.
+// What docs/http.md says of shutdown: the server does not wait for such runs, and a WaitGroup around the middleware
+// does.
 func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, around := range map[string]func(http.Handler) http.Handler{

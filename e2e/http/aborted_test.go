@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"context"
@@ -47,8 +47,9 @@ func newBank(t *testing.T, isolation pgx.TxIsoLevel) (*pgxpool.Pool, *pgstore.St
 
 const openTaken = `INSERT INTO accounts VALUES ('taken')`
 
-// TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint is about handlers that find by a unique violation that there is a conflict,
-// and answer 409. PostgreSQL commits nothing any more then, unless the statement stands in a savepoint.
+// TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint is about handlers that find by a unique
+// violation that there is a conflict, and answer 409. PostgreSQL commits nothing any more then, unless the statement
+// stands in a savepoint.
 func TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint(t *testing.T) {
 	t.Parallel()
 	_, s := newBank(t, "")

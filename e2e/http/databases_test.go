@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"context"
@@ -32,6 +32,8 @@ const (
 )
 
 var durable = []string{onRedis, onPostgres, onPostgresInbox, onSQLite, onSQLiteInbox}
+
+var backends = map[string]func(t testing.TB) *backend{}
 
 func init() {
 	for _, kind := range durable {

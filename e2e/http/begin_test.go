@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"context"
@@ -30,8 +30,8 @@ func (i interrupted) InTx(ctx context.Context, c dedupstore.Claim, work func(con
 	return i.Transactor.InTx(ctx, c, work)
 }
 
-// TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler finds that out by its first statement, and answers 500, which
-// would be given to each repeat.
+// TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler finds that out by its first statement, and
+// answers 500, which would be given to each repeat.
 func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 	t.Parallel()
 	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
