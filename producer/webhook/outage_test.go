@@ -101,12 +101,12 @@ func TestReceiver_ExhaustedEventIsRunAgainByOneRequest(t *testing.T) {
 	})
 }
 
-// A publisher may be a guard's caller or a receiver's client itself: its errors are not about this request, however the guard
-// wraps them.
+// A publisher may be a guard's caller or a receiver's client itself: its errors are not about this request, however
+// the guard wraps them.
 func TestReceiver_ErrorOfThePublisherIsNeverTheSendersFault(t *testing.T) {
 	t.Parallel()
 	for name, err := range map[string]error{
-		"event":     &webhook.EventError{Problem: "no"},
+		"event":     new(webhook.EventError),
 		"signature": &webhook.SignatureError{Problem: "no"},
 		"mismatch":  &oncemill.MismatchError{},
 		"failed":    &oncemill.FailedError{},
@@ -224,26 +224,29 @@ func TestReceiver_SenderThatHangsUpLosesNothing(t *testing.T) {
 	})
 }
 
-func TestReceiver_PublisherThatHangsIsNotWaitedForLongerThanTimeout(t *testing.T) {
+func TestReceiver_PublisherThatHangsIsNotWaitedForForEver(t *testing.T) {
 	virtual(t, start, func(t *testing.T) {
 		q := queue{publish: func(ctx context.Context) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}}
 		began := time.Now()
-		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.GitHub(secret)), Timeout: 3 * time.Second})
+		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 3 * time.Second})
 		send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
-		if took := time.Since(began); took != 3*time.Second {
+		if took := time.Since(began); took != 13*time.Second {
 			t.Errorf("took %v", took)
 		}
 	})
 }
 
 // keyServer is a verifier that has to ask somebody.
-type keyServer struct{ err error }
+type keyServer struct {
+	id  string
+	err error
+}
 
 func (v keyServer) Verify(http.Header, []byte) (webhook.Event, error) {
-	return webhook.Event{ID: "e1"}, v.err
+	return webhook.Event{ID: v.id}, v.err
 }
 
 func TestReceiver_VerifierThatCannotTellRefusesNothingForGood(t *testing.T) {
@@ -256,12 +259,12 @@ func TestReceiver_VerifierThatCannotTellRefusesNothingForGood(t *testing.T) {
 		}{
 			{errDown, http.StatusServiceUnavailable},
 			{fmt.Errorf("custom: %w", &webhook.SignatureError{Problem: "no"}), http.StatusUnauthorized},
-			{fmt.Errorf("custom: %w", &webhook.EventError{Problem: "no"}), http.StatusBadRequest},
 		} {
-			send(t, receiver(t, g, &q, webhook.Config{Verifier: keyServer{tc.err}}), hook{}, tc.status)
+			send(t, receiver(t, g, &q, webhook.Config{Verifier: keyServer{"e1", tc.err}}), hook{}, tc.status)
 			q.want(t, 0)
 		}
-		send(t, receiver(t, g, &q, webhook.Config{Verifier: keyServer{}}), hook{}, http.StatusOK)
+		send(t, receiver(t, g, &q, webhook.Config{Verifier: keyServer{}}), hook{}, http.StatusBadRequest) // without an ID
+		send(t, receiver(t, g, &q, webhook.Config{Verifier: keyServer{id: "e1"}}), hook{}, http.StatusOK)
 		q.want(t, 1)
 	})
 }

@@ -4,14 +4,14 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/producer"
@@ -31,9 +31,11 @@ func TestReceiver_ProvenEventIsEnqueuedOnceAsItCameIn(t *testing.T) {
 				for k, v := range s.header {
 					header[k] = v
 				}
-				want := []producer.Message{{ID: webhook.MessageID("", "shop", s.id), Topic: "hooks", Header: header, Payload: []byte(s.signed.body)}}
-				if diff := cmp.Diff(want, q.messages); diff != "" {
-					t.Errorf("enqueued (-want +got):\n%s", diff)
+				want := []producer.Message{{
+					ID: webhook.MessageID("", "shop", s.id), Topic: "hooks", Header: header, Payload: []byte(s.signed.body),
+				}}
+				if !reflect.DeepEqual(q.messages, want) {
+					t.Errorf("enqueued %+v, want %+v", q.messages, want)
 				}
 			})
 		})
@@ -161,8 +163,8 @@ func TestVerifiers_OneOfSeveralSignaturesIsEnough(t *testing.T) {
 	}
 }
 
-// ID, time and body are signed with full stops between them, so a request can be cut into other ones with one signature. Here
-// the sender's body begins with what looks like a time.
+// ID, time and body are signed with full stops between them, so a request can be cut into other ones with one
+// signature. Here the sender's body begins with what looks like a time.
 func TestStandardWebhooks_PartsCannotBeCutElsewhere(t *testing.T) {
 	t.Parallel()
 	v := must(webhook.StandardWebhooks(base64.StdEncoding.EncodeToString([]byte("twenty-four bytes or more"))))
@@ -193,7 +195,9 @@ func TestSlack_PublishedVectorIsProven(t *testing.T) {
 	}
 	v := must(webhook.Slack("8f742231b10e8888abcd99yyyzzz85a5"))
 	_, err := v.Verify(h.request(t.Context()).Header, []byte(h.body))
-	as[*webhook.EventError](t, err) // proven, and of no use
+	if _, refused := errors.AsType[*webhook.SignatureError](err); err == nil || refused {
+		t.Errorf("error %v, want that of a proven request which is of no use", err)
+	}
 	_, err = v.Verify(h.request(t.Context()).Header, []byte(h.body+"&"))
 	as[*webhook.SignatureError](t, err)
 }
@@ -271,8 +275,7 @@ func TestVerifiers_WeakKeysAreRefused(t *testing.T) {
 				continue // it is the text that counts there
 			}
 			_, err := s.verifier(secrets[0], secrets[1:]...)
-			e := as[*webhook.InvalidError](t, err)
-			if !strings.HasPrefix(e.Field, "secret ") {
+			if err == nil || !strings.HasPrefix(err.Error(), "webhook: secret ") {
 				t.Errorf("%s %q: %v", s.name, secrets, err)
 			}
 		}
@@ -285,7 +288,7 @@ func TestVerifiers_LineEndOfAFileIsNotTakenForPartOfAKey(t *testing.T) {
 		for _, end := range []string{"\n", "\r\n"} {
 			verifier, err := s.verifier(s.secret + end)
 			if s.name != "Standard Webhooks" {
-				if e := as[*webhook.InvalidError](t, err); e.Field != "secret 1" {
+				if err == nil || !strings.HasPrefix(err.Error(), "webhook: secret 1 has a line end") {
 					t.Errorf("%s: %v", s.name, err)
 				}
 				continue

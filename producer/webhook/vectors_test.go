@@ -130,8 +130,8 @@ func shopifyScheme() scheme {
 	}
 }
 
-// Slack's own vector is of a request without event_id: see TestSlack_PublishedVectorIsProven. This one has its key, and is
-// from
+// Slack's own vector is of a request without event_id: see TestSlack_PublishedVectorIsProven. This one has its key,
+// and is from
 //
 //	printf 'v0:1531420618:{"type":"event_callback","event_id":"Ev0PV52K21","event":{"type":"app_mention"}}' |
 //	  openssl dgst -sha256 -hmac '8f742231b10e8888abcd99yyyzzz85a5'
