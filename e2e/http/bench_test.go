@@ -30,7 +30,8 @@ var served, _ = context.WithCancel(context.Background())
 func request(k string) *http.Request {
 	r := &http.Request{
 		Method: http.MethodPost, URL: target, Host: "localhost", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Idempotency-Key": {k}}, Body: io.NopCloser(strings.NewReader(payload)), ContentLength: int64(len(payload)),
+		Header: http.Header{"Idempotency-Key": {k}}, Body: io.NopCloser(strings.NewReader(payload)),
+		ContentLength: int64(len(payload)),
 	}
 	return r.WithContext(served)
 }
@@ -80,7 +81,8 @@ func BenchmarkRedis(b *testing.B) {
 	})
 	b.Run("claim", func(b *testing.B) {
 		r := dedupstore.Request{
-			Key: dedupstore.Key{Tenant: "default", Group: "http", Handler: "POST " + route, ID: "stored"}, Owner: "0123456789abcdef",
+			Key:   dedupstore.Key{Tenant: "default", Group: "http", Handler: "POST " + route, ID: "stored"},
+			Owner: "0123456789abcdef",
 			Lease: 30 * time.Second, Retention: 24 * time.Hour, MaxAttempts: 10,
 		}
 		b.ReportAllocs()

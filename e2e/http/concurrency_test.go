@@ -97,10 +97,11 @@ func TestConcurrency_FiveRetriesInFlightGetTheSameResult(t *testing.T) {
 			t.Parallel()
 			b, runs := open(t), &ledger{}
 			slow := b.charge(runs)
-			rg := serve(t, newGuard(t, b.store, oncemill.Policy{Lease: time.Second}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-				<-time.After(30 * time.Millisecond) // the others come meanwhile
-				slow(w, r)
-			})
+			rg := serve(t, newGuard(t, b.store, oncemill.Policy{Lease: time.Second}), idempotencykey.Config{},
+				func(w http.ResponseWriter, r *http.Request) {
+					<-time.After(30 * time.Millisecond) // the others come meanwhile
+					slow(w, r)
+				})
 			tr, err := idempotencykey.NewTransport(rg.client.Transport, idempotencykey.TransportConfig{
 				MaxElapsed: 10 * time.Second, MaxAttempts: 50,
 				Retry: func(resp *http.Response) bool {
@@ -118,7 +119,8 @@ func TestConcurrency_FiveRetriesInFlightGetTheSameResult(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range answers {
 				wg.Go(func() {
-					r, err := http.NewRequestWithContext(ctx, http.MethodPost, rg.server.URL+route, strings.NewReader("{}"))
+					r, err := http.NewRequestWithContext(ctx, http.MethodPost, rg.server.URL+route,
+						strings.NewReader("{}"))
 					if err != nil {
 						t.Error(err)
 						return

@@ -117,7 +117,8 @@ func (a answer) problem() string {
 		Code   string
 		Status int
 	}
-	if json.Unmarshal([]byte(a.body), &p) != nil || p.Title == "" || p.Status != a.status || !strings.HasSuffix(p.Type, "#"+p.Code) {
+	if json.Unmarshal([]byte(a.body), &p) != nil || p.Title == "" || p.Status != a.status ||
+		!strings.HasSuffix(p.Type, "#"+p.Code) {
 		return "not a problem as RFC 9457 writes it: " + a.body
 	}
 	return p.Code
@@ -247,7 +248,8 @@ func leave(t *testing.T, rg *rig, begun <-chan struct{}) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.WriteString(conn, "POST "+route+" HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
+	io.WriteString(conn,
+		"POST "+route+" HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
 	<-begun
 	conn.Close()
 }

@@ -40,12 +40,13 @@ func TestInbox_ResponseThatIsShorterThanItSaysIsRolledBack(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b, l := openFor(t, kind, newPlace(t, kind)), &ledger{}
-			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-				if err := b.pay(r, "debit"); err != nil {
-					t.Error(err)
-				}
-				short(l)(w, r)
-			})
+			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{},
+				func(w http.ResponseWriter, r *http.Request) {
+					if err := b.pay(r, "debit"); err != nil {
+						t.Error(err)
+					}
+					short(l)(w, r)
+				})
 			for _, replayed := range []bool{false, true} {
 				a := rg.pay("k")
 				wantProblem(t, a, 500, idempotencykey.CodeRefused)

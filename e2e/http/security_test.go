@@ -91,10 +91,11 @@ func TestSecurity_TheRecordInRedisHasNoCredentials(t *testing.T) {
 	server := testserver.Redis(t)
 	rdb := server.Client()
 	b := openFor(t, onRedis, server.Addr)
-	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{Group: "records"}, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Set-Cookie", "session=hidden")
-		w.Header().Set("Location", "/visible")
-	})
+	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{Group: "records"},
+		func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Set-Cookie", "session=hidden")
+			w.Header().Set("Location", "/visible")
+		})
 	want(t, rg.pay("k", header("Authorization", "hidden")), 200, false)
 	record, err := rdb.Get(t.Context(), "oncemill:default:records:POST%20/payments:k").Result()
 	if err != nil || strings.Contains(record, "hidden") || !strings.Contains(record, "/visible") {

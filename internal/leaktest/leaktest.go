@@ -33,7 +33,8 @@ func leftAfter(limit time.Duration) (left []string) {
 	}
 }
 
-// others returns the stacks of all goroutines but this one, those that the runtime keeps, and those that wait for a test.
+// others returns the stacks of all goroutines but this one, those that the runtime keeps, and those that wait for a
+// test.
 func others() (stacks []string) {
 	buf := make([]byte, 4<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")

@@ -26,7 +26,8 @@ var served, _ = context.WithCancel(context.Background())
 func request(k string) *http.Request {
 	r := &http.Request{
 		Method: http.MethodPost, URL: target, Host: "localhost", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Idempotency-Key": {k}}, Body: io.NopCloser(strings.NewReader(payload)), ContentLength: int64(len(payload)),
+		Header: http.Header{"Idempotency-Key": {k}}, Body: io.NopCloser(strings.NewReader(payload)),
+		ContentLength: int64(len(payload)),
 	}
 	return r.WithContext(served)
 }

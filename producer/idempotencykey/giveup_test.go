@@ -94,10 +94,11 @@ func TestMiddleware_ResponseThatIsGivenAfterTheEndOfTheContextCounts(t *testing.
 func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 	t.Parallel()
 	box, begun := newInbox(t), make(chan struct{})
-	rg := serveLinger(t, newGuard(t, box, oncemill.Policy{}), idempotencykey.Config{}, 20*time.Millisecond, givingUp(begun,
-		func(r *http.Request) error { write(r.Context(), "debit"); return nil },
-		func(r *http.Request) error { write(r.Context(), "credit"); return nil },
-	))
+	rg := serveLinger(t, newGuard(t, box, oncemill.Policy{}), idempotencykey.Config{}, 20*time.Millisecond,
+		givingUp(begun,
+			func(r *http.Request) error { write(r.Context(), "debit"); return nil },
+			func(r *http.Request) error { write(r.Context(), "credit"); return nil },
+		))
 	leave(t, rg, begun)
 	want(t, retried(t, rg), 201, false)
 	if box.count() != 2 {
@@ -111,7 +112,8 @@ func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 func TestMiddleware_HandlerNeverBeginsWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	var began, dead atomic.Int32
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{Route: func(*http.Request) string { return route }})
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
+		idempotencykey.Config{Route: func(*http.Request) string { return route }})
 	h := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began.Add(1)
 		if r.Context().Err() != nil {

@@ -81,7 +81,8 @@ func serveOver(t testing.TB, m *idempotencykey.Middleware, handler http.HandlerF
 }
 
 // serveLinger is serveMemory over a guard, where runs go on for a certain time after their clients have gone.
-func serveLinger(t testing.TB, g *oncemill.Guard, c idempotencykey.Config, linger time.Duration, handler http.HandlerFunc) *rig {
+func serveLinger(t testing.TB, g *oncemill.Guard, c idempotencykey.Config, linger time.Duration,
+	handler http.HandlerFunc) *rig {
 	t.Helper()
 	m := newMiddleware(t, g, c)
 	m.SetLinger(linger)
@@ -126,7 +127,8 @@ func (a answer) problem() string {
 		Code   string
 		Status int
 	}
-	if json.Unmarshal([]byte(a.body), &p) != nil || p.Title == "" || p.Status != a.status || !strings.HasSuffix(p.Type, "#"+p.Code) {
+	if json.Unmarshal([]byte(a.body), &p) != nil || p.Title == "" || p.Status != a.status ||
+		!strings.HasSuffix(p.Type, "#"+p.Code) {
 		return "not a problem as RFC 9457 writes it: " + a.body
 	}
 	return p.Code

@@ -53,8 +53,10 @@ func TestKey_ScopesOfDifferentAccountsAndRoutesAreNeverEqual(t *testing.T) {
 	for _, s := range []scope{
 		{derived, "POST", "/a"}, // an account that calls itself what replaces another's name
 		{long + "x", "POST", "/a"},
-		{"acme", "POST", "/a"}, {"acme", "PUT", "/a"}, {"acme", "POST", "/a/{id}"}, {"acme", "POST", long}, {"acme", "POST", long + "y"},
-		{"acme:POST", "POST", "/a"}, {"ac", "me", "POST /a"}, {"\u00e4", "POST", "/a"}, {"~acme", "POST", "/a"}, {"acme", "~POST", "/a"},
+		{"acme", "POST", "/a"}, {"acme", "PUT", "/a"}, {"acme", "POST", "/a/{id}"}, {"acme", "POST", long}, {"acme",
+			"POST", long + "y"},
+		{"acme:POST", "POST", "/a"}, {"ac", "me", "POST /a"}, {"\u00e4", "POST", "/a"}, {"~acme", "POST", "/a"},
+		{"acme", "~POST", "/a"},
 	} {
 		add(s)
 	}

@@ -21,8 +21,12 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"nothing said": func(http.ResponseWriter, *http.Request) {},
 		"no content":   func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) },
-		"sniffed type": func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>"); io.WriteString(w, "x") },
-		"all bytes":    func(w http.ResponseWriter, _ *http.Request) { w.Write(blob) },
+		"sniffed type": func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "<html>")
+			io.WriteString(w,
+				"x")
+		},
+		"all bytes": func(w http.ResponseWriter, _ *http.Request) { w.Write(blob) },
 		"in pieces": func(w http.ResponseWriter, _ *http.Request) {
 			w.Write(blob[:10])
 			w.Write(blob[10:100])
@@ -33,6 +37,11 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 		},
 		"more than announced": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "4")
+			w.Write(blob[:10])
+		},
+		"a header that is not ASCII": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Disposition", "attachment; filename=\"Zürich.pdf\"")
+			w.Header().Set("Location", "/\xff")
 			w.Write(blob[:10])
 		},
 		"a header of several lines": func(w http.ResponseWriter, _ *http.Request) {
@@ -66,10 +75,12 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 				t.Fatal(first.err, again.err)
 			}
 			if again.status != first.status || again.body != first.body || !again.replayed() || first.replayed() {
-				t.Errorf("%d and %d bytes, then %d and %d bytes", first.status, len(first.body), again.status, len(again.body))
+				t.Errorf("%d and %d bytes, then %d and %d bytes", first.status, len(first.body), again.status,
+					len(again.body))
 			}
 			for _, h := range idempotencykey.StoredHeaders {
-				if a, b := strings.Join(first.header.Values(h), "|"), strings.Join(again.header.Values(h), "|"); a != b {
+				if a, b := strings.Join(first.header.Values(h), "|"), strings.Join(again.header.Values(h),
+					"|"); a != b {
 					t.Errorf("%s is %q, then %q", h, a, b)
 				}
 			}
@@ -92,7 +103,8 @@ func TestMiddleware_HandlerReadsTheBodyFromItsBeginning(t *testing.T) {
 		w.Write(data)
 	})
 	form := header("Content-Type", "application/x-www-form-urlencoded")
-	if a := rg.send("POST", route, "account=a&amount=1", key("k"), form); a.status != 200 || a.body != "account=a&amount=1" {
+	if a := rg.send("POST", route, "account=a&amount=1", key("k"), form); a.status != 200 ||
+		a.body != "account=a&amount=1" {
 		t.Errorf("%d %q", a.status, a.body)
 	}
 	wantProblem(t, rg.send("POST", route, "amount=1", key("k"), form), 403, idempotencykey.CodeNoAccount)
@@ -123,7 +135,8 @@ func TestMiddleware_ResponseOverTheLimitIsSentOnceAndRepeatsGetToKnowThatTheWork
 
 func TestMiddleware_HeadersThatDoNotFitMakeAResponseTooLarge(t *testing.T) {
 	t.Parallel()
-	rg := serve(t, newGuard(t, newMemory(t), oncemill.Policy{MaxResultBytes: 4096}), idempotencykey.Config{MaxResponseBody: 3000},
+	rg := serve(t, newGuard(t, newMemory(t), oncemill.Policy{MaxResultBytes: 4096}),
+		idempotencykey.Config{MaxResponseBody: 3000},
 		func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", strings.Repeat("x", 2000))
 			w.Write(make([]byte, 3000))
@@ -170,7 +183,8 @@ func TestMiddleware_InformationalResponsesAndTrailersAreDropped(t *testing.T) {
 
 func TestMiddleware_HeadersOfOuterMiddlewaresStayAndCanBeRemoved(t *testing.T) {
 	t.Parallel()
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{Route: func(*http.Request) string { return "r" }})
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
+		idempotencykey.Config{Route: func(*http.Request) string { return "r" }})
 	inner := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Del("Removed") }))
 	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Request-Id", r.Header.Get("N"))
@@ -178,7 +192,8 @@ func TestMiddleware_HeadersOfOuterMiddlewaresStayAndCanBeRemoved(t *testing.T) {
 		inner.ServeHTTP(w, r)
 	}))
 	for _, n := range []string{"1", "2"} {
-		if a := rg.pay("k", header("N", n)); a.header.Get("X-Request-Id") != n || n == "1" && a.header.Get("Removed") != "" {
+		if a := rg.pay("k", header("N", n)); a.header.Get("X-Request-Id") != n || n == "1" &&
+			a.header.Get("Removed") != "" {
 			t.Errorf("request %s: %v", n, a.header)
 		}
 	}

@@ -27,7 +27,8 @@ func TestMiddleware_ServerErrorsAreReleasedIfThatIsChosen(t *testing.T) {
 func TestMiddleware_ReleasedServerErrorsEndWhenTheAttemptsAreSpent(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}
-	rg := serve(t, newGuard(t, newMemory(t), oncemill.Policy{MaxAttempts: 2}), idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors},
+	rg := serve(t, newGuard(t, newMemory(t), oncemill.Policy{MaxAttempts: 2}),
+		idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors},
 		func(w http.ResponseWriter, _ *http.Request) { l.add(""); w.WriteHeader(503) })
 	want(t, rg.pay("k"), 503, false)
 	want(t, rg.pay("k"), 503, false)
@@ -60,10 +61,11 @@ func TestMiddleware_PanicEndsTheConnectionAndReleasesTheKey(t *testing.T) {
 func TestMiddleware_ParkedRunIsAnsweredWithAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}
-	rg := serve(t, newGuard(t, newMemory(t), oncemill.Irreversible()), idempotencykey.Config{}, func(http.ResponseWriter, *http.Request) {
-		l.add("")
-		panic(http.ErrAbortHandler)
-	})
+	rg := serve(t, newGuard(t, newMemory(t), oncemill.Irreversible()), idempotencykey.Config{},
+		func(http.ResponseWriter, *http.Request) {
+			l.add("")
+			panic(http.ErrAbortHandler)
+		})
 	if a := rg.pay("k"); a.err == nil {
 		t.Errorf("answered %d, want an aborted connection", a.status)
 	}
@@ -79,7 +81,8 @@ func TestMiddleware_ClientThatGoesDoesNotStopTheRun(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}
 	begun, ended := make(chan struct{}), make(chan error, 1)
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{Route: func(*http.Request) string { return route }})
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
+		idempotencykey.Config{Route: func(*http.Request) string { return route }})
 	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		gone := r.Context().Done() // of the request itself
 		m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -103,15 +106,16 @@ func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan error, 1)
 	var runs atomic.Int32
 	c := idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors}
-	rg := serveLinger(t, newGuard(t, newMemory(t), oncemill.Policy{}), c, -1, func(w http.ResponseWriter, r *http.Request) {
-		if runs.Add(1) > 1 {
-			return
-		}
-		close(begun)
-		<-r.Context().Done()
-		ended <- context.Cause(r.Context())
-		w.WriteHeader(503)
-	})
+	rg := serveLinger(t, newGuard(t, newMemory(t), oncemill.Policy{}), c, -1,
+		func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) > 1 {
+				return
+			}
+			close(begun)
+			<-r.Context().Done()
+			ended <- context.Cause(r.Context())
+			w.WriteHeader(503)
+		})
 	leave(t, rg, begun)
 	if err := <-ended; !errors.Is(err, idempotencykey.ErrClientGone) {
 		t.Errorf("the cause is %v", err)
@@ -122,7 +126,8 @@ func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
 func TestMiddleware_DeadlineFromOutsideDoesNotStopTheRun(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{Route: func(*http.Request) string { return route }})
+	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
+		idempotencykey.Config{Route: func(*http.Request) string { return route }})
 	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		outer, end := context.WithTimeout(r.Context(), time.Hour)
 		defer end()
@@ -146,7 +151,8 @@ func leave(t *testing.T, rg *rig, begun <-chan struct{}) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.WriteString(conn, "POST "+route+" HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
+	io.WriteString(conn,
+		"POST "+route+" HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
 	<-begun
 	conn.Close()
 }
@@ -154,7 +160,8 @@ func leave(t *testing.T, rg *rig, begun <-chan struct{}) {
 // Nothing is left unguarded by mistake: a key on any method that may have an effect is honoured.
 func TestMiddleware_KeysAreHonouredOnAllMethodsThatMayHaveAnEffect(t *testing.T) {
 	t.Parallel()
-	for method, required := range map[string]bool{"POST": true, "PATCH": true, "PUT": false, "DELETE": false, "patch": false, "Pay": false} {
+	for method, required := range map[string]bool{"POST": true, "PATCH": true, "PUT": false, "DELETE": false,
+		"patch": false, "Pay": false} {
 		rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
 			if oncemill.FromContext(r.Context()).Key.ID == "" {
 				w.WriteHeader(500)
@@ -209,11 +216,12 @@ func TestMiddleware_HeldRequestsGetTheResponseOfTheFirst(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}
 	begun, end := make(chan struct{}), make(chan struct{})
-	rg := serveMemory(t, idempotencykey.Config{Hold: 1 << 40, Holds: oncemill.NewHolds(1)}, func(w http.ResponseWriter, r *http.Request) {
-		close(begun)
-		<-end
-		l.charge(w, r)
-	})
+	rg := serveMemory(t, idempotencykey.Config{Hold: 1 << 40, Holds: oncemill.NewHolds(1)},
+		func(w http.ResponseWriter, r *http.Request) {
+			close(begun)
+			<-end
+			l.charge(w, r)
+		})
 	answers := make(chan answer)
 	pay := func() { answers <- rg.pay("k") }
 	go pay()
@@ -231,7 +239,8 @@ func TestMiddleware_HeldRequestsGetTheResponseOfTheFirst(t *testing.T) {
 
 func TestMiddleware_ProblemsCanBeWrittenInAnotherForm(t *testing.T) {
 	t.Parallel()
-	rg, release, first := occupiedBy(t, idempotencykey.Config{WriteProblem: func(w http.ResponseWriter, _ *http.Request, p idempotencykey.Problem) {
+	rg, release, first := occupiedBy(t, idempotencykey.Config{WriteProblem: func(w http.ResponseWriter,
+		_ *http.Request, p idempotencykey.Problem) {
 		w.WriteHeader(p.Status)
 		io.WriteString(w, p.Code)
 	}})

@@ -83,7 +83,9 @@ func TestSecurity_RepeatThroughAProxyThatSendsTheWholeURLIsTheSameRequest(t *tes
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	io.WriteString(conn, "POST http://shop"+route+" HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
+	io.WriteString(conn,
+		"POST http://shop"+route+" HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k\r\n"+
+			"Content-Length: 14\r\n\r\n"+`{"amount":100}`)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +116,8 @@ func TestSecurity_ConnectionsThatOnlyAnnounceABodyHoldLittleMemory(t *testing.T)
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n", route, announced)
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n", route,
+			announced)
 	}
 	for range clients {
 		<-waiting
@@ -191,7 +194,8 @@ func TestSecurity_CredentialsAreNotStored(t *testing.T) {
 	t.Parallel()
 	handler := func(w http.ResponseWriter, _ *http.Request) {
 		for _, name := range []string{
-			"Set-Cookie", "Authorization", "Www-Authenticate", "Authentication-Info", "Proxy-Authenticate", "X-Api-Key", "X-Csrf-Token",
+			"Set-Cookie", "Authorization", "Www-Authenticate", "Authentication-Info", "Proxy-Authenticate",
+			"X-Api-Key", "X-Csrf-Token",
 		} {
 			w.Header().Set(name, "hidden-response")
 		}
@@ -199,14 +203,16 @@ func TestSecurity_CredentialsAreNotStored(t *testing.T) {
 		io.WriteString(w, "body")
 	}
 	credentials := []option{
-		header("Authorization", "Bearer hidden-request"), header("Cookie", "session=hidden-request"), header("X-Api-Key", "hidden-request"),
+		header("Authorization", "Bearer hidden-request"), header("Cookie", "session=hidden-request"),
+		header("X-Api-Key", "hidden-request"),
 	}
 	store := &spy{Store: newMemory(t)}
 	rg := serve(t, newGuard(t, store, oncemill.Policy{}), idempotencykey.Config{}, handler)
 	if a := rg.pay("k", credentials...); a.header.Get("Set-Cookie") == "" {
 		t.Error("the client that made the run did not get its cookie")
 	}
-	if a := rg.pay("k", credentials...); !a.replayed() || a.header.Get("Set-Cookie") != "" || a.header.Get("Location") != "/visible" {
+	if a := rg.pay("k", credentials...); !a.replayed() || a.header.Get("Set-Cookie") != "" ||
+		a.header.Get("Location") != "/visible" {
 		t.Errorf("replay: %v", a.header)
 	}
 	if kept := store.all(); strings.Contains(kept, "hidden") || !strings.Contains(kept, "/visible") {

@@ -19,7 +19,10 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, around := range map[string]func(http.Handler) http.Handler{
 		"a client that has gone over HTTP/2": func(h http.Handler) http.Handler { return h },
-		"http.TimeoutHandler":                func(h http.Handler) http.Handler { return http.TimeoutHandler(h, 50*time.Millisecond, "late") },
+		"http.TimeoutHandler": func(h http.Handler) http.Handler {
+			return http.TimeoutHandler(h,
+				50*time.Millisecond, "late")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -67,7 +70,8 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 			retry := httptest.NewRequest(http.MethodPost, route, strings.NewReader("{}"))
 			key("k")(retry)
 			mux.ServeHTTP(again, retry)
-			want(t, answer{status: again.Code, header: again.Header(), body: again.Body.String()}, http.StatusCreated, true)
+			want(t, answer{status: again.Code, header: again.Header(), body: again.Body.String()}, http.StatusCreated,
+				true)
 			if paid.total() != 1 {
 				t.Errorf("%d effects", paid.total())
 			}

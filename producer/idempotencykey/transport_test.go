@@ -68,15 +68,19 @@ func TestTransport_TriesAgainWithTheSameKeyAndBodyUntilItCounts(t *testing.T) {
 		{"in progress", []func() (*http.Response, error){status(409, "Retry-After", "1"), status(201)}, 2, 201},
 		{"a conflict of the application", []func() (*http.Response, error){status(409)}, 1, 409},
 		{"too many requests", []func() (*http.Response, error){status(429), status(201)}, 2, 201},
-		{"server errors", []func() (*http.Response, error){status(500), status(503, "Retry-After", "2"), status(201)}, 3, 201},
-		{"a stored server error", []func() (*http.Response, error){status(502), status(500, "Idempotent-Replayed", "true")}, 2, 500},
+		{"server errors", []func() (*http.Response, error){status(500), status(503, "Retry-After", "2"), status(201)},
+			3, 201},
+		{"a stored server error", []func() (*http.Response, error){status(502), status(500, "Idempotent-Replayed",
+			"true")}, 2, 500},
 		{"not implemented", []func() (*http.Response, error){status(501)}, 1, 501},
 		{"other content", []func() (*http.Response, error){status(422)}, 1, 422},
 		{"a response that is not kept", []func() (*http.Response, error){status(410)}, 1, 410},
 		{"never", []func() (*http.Response, error){status(503)}, 5, 503},
 		{"never a connection", []func() (*http.Response, error){reset}, 5, 0},
-		{"a pause that is too long", []func() (*http.Response, error){status(503, "Retry-After", "3600"), status(201)}, 1, 503},
-		{"a date", []func() (*http.Response, error){status(503, "Retry-After", "Sat, 01 Jan 2000 00:00:30 GMT"), status(201)}, 2, 201},
+		{"a pause that is too long", []func() (*http.Response, error){status(503, "Retry-After", "3600"),
+			status(201)}, 1, 503},
+		{"a date", []func() (*http.Response, error){status(503, "Retry-After", "Sat, 01 Jan 2000 00:00:30 GMT"),
+			status(201)}, 2, 201},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -86,7 +90,8 @@ func TestTransport_TriesAgainWithTheSameKeyAndBodyUntilItCounts(t *testing.T) {
 				r, _ := http.NewRequestWithContext(t.Context(), "POST", "http://x", strings.NewReader("body"))
 				start := time.Now()
 				resp, err := tr.RoundTrip(r)
-				if tc.status == 0 && !errors.Is(err, errReset) || tc.status != 0 && (err != nil || resp.StatusCode != tc.status) {
+				if tc.status == 0 && !errors.Is(err, errReset) || tc.status != 0 && (err != nil ||
+					resp.StatusCode != tc.status) {
 					t.Fatalf("got %v, %v", resp, err)
 				}
 				if resp != nil {
@@ -181,7 +186,8 @@ func TestTransport_KeyOfAContextIsNotForWhereItIsRedirectedTo(t *testing.T) {
 		}
 	})
 	client := &http.Client{Transport: newTransport(t, rg.client.Transport, idempotencykey.TransportConfig{})}
-	r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", rg.server.URL+route, strings.NewReader("{}"))
+	r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", rg.server.URL+route,
+		strings.NewReader("{}"))
 	want(t, do(client, r), 200, false)
 }
 
@@ -190,7 +196,8 @@ func TestTransport_HeaderThatIsNoKeyIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	for _, values := range [][]string{{""}, {" "}, {"", "k1"}, {"k1", "k2"}} {
 		s := &script{answers: []func() (*http.Response, error){status(200)}}
-		r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", "http://x", strings.NewReader("b"))
+		r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", "http://x",
+			strings.NewReader("b"))
 		r.Header["Idempotency-Key"] = values
 		resp, err := newTransport(t, s, idempotencykey.TransportConfig{}).RoundTrip(r)
 		if resp != nil {
@@ -279,7 +286,8 @@ func TestTransport_ResponseThatNeverEndsDoesNotHoldTheNextTryUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{answers: []func() (*http.Response, error){func() (*http.Response, error) {
-			return &http.Response{StatusCode: 503, Header: http.Header{}, Body: &onceClosed{ReadCloser: &endless{make(chan struct{})}}}, nil
+			return &http.Response{StatusCode: 503, Header: http.Header{},
+				Body: &onceClosed{ReadCloser: &endless{make(chan struct{})}}}, nil
 		}, status(201)}}
 		r, _ := http.NewRequestWithContext(t.Context(), "POST", "http://x", http.NoBody)
 		start := time.Now()

@@ -63,7 +63,8 @@ func FuzzStandardWebhooks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte, id, timestamp, signature string) {
 		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {timestamp}, "Webhook-Signature": {signature}}
 		fuzzed(t, s, h, body, func(mac func(...string) []byte) bool {
-			return strings.Contains(signature, "v1,"+base64.StdEncoding.EncodeToString(mac(id, ".", timestamp, ".", string(body))))
+			return strings.Contains(signature, "v1,"+base64.StdEncoding.EncodeToString(mac(id, ".", timestamp, ".",
+				string(body))))
 		})
 	})
 }
@@ -75,7 +76,8 @@ func FuzzStripe(f *testing.F) {
 		fuzzed(t, s, http.Header{"Stripe-Signature": {signature}}, body, func(mac func(...string) []byte) bool {
 			for part := range strings.SplitSeq(signature, ",") {
 				timestamp, ok := strings.CutPrefix(strings.TrimSpace(part), "t=")
-				if ok && strings.Contains(strings.ToLower(signature), "v1="+hex.EncodeToString(mac(timestamp, ".", string(body)))) {
+				if ok && strings.Contains(strings.ToLower(signature), "v1="+hex.EncodeToString(mac(timestamp, ".",
+					string(body)))) {
 					return true
 				}
 			}

@@ -122,6 +122,12 @@ func receiver(t testing.TB, g *oncemill.Guard, p producer.Publisher, c webhook.C
 	return rc
 }
 
+// trusting is a receiver over a store of its own.
+func trusting(t testing.TB, p producer.Publisher, v webhook.Verifier) *webhook.Receiver {
+	t.Helper()
+	return receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), p, webhook.Config{Verifier: v})
+}
+
 // must takes what a verifier's constructor returns.
 func must(v webhook.Verifier, err error) webhook.Verifier {
 	if err != nil {
