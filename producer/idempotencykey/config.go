@@ -16,7 +16,7 @@ import (
 type Config struct {
 	// Account names the account that a request acts for. Take it from what authentication has found out, never from
 	// what the client can choose freely: two accounts may use the same key and never see each other's responses. A
-	// repeat gets its response without the handler, so users of whom one may not see what another may are accounts of
+	// repeat gets its response without the handler. If a user may not see what another may, make them accounts of
 	// their own here. An error or an empty name is answered with 403. SingleTenant is for services that have one
 	// account only.
 	Account func(*http.Request) (string, error)
@@ -75,7 +75,7 @@ const (
 
 	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last
 	// response is stored then. It is for handlers that can be repeated, such as those that have no effect but in an
-	// inbox's transaction, of which nothing remains. Under a policy that parks, the response is stored all the same.
+	// inbox's transaction, which is rolled back. Under a policy that parks, the response is stored all the same.
 	ReleaseServerErrors ServerErrors = "release"
 )
 

@@ -213,7 +213,7 @@ func (x *exchange) problemOf(err error) *Problem {
 	case isBusy:
 		return newProblem(CodeInProgress, "").after(busy.Wait)
 	case errors.Is(err, oncemill.ErrClaimLost):
-		return newProblem(CodeInProgress, "").after(0) // with whoever took over
+		return newProblem(CodeInProgress, "").after(0) // another process took over
 	case mismatch:
 		return newProblem(CodeReused, "")
 	case invalid:

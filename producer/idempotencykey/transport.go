@@ -42,8 +42,8 @@ type TransportConfig struct {
 // effect happens twice. TransportConfig.Mint and a client of its own for each API keep it to those.
 //
 // The key of a request is, in this order: the one in its header, which is left as it is; that of WithKey; a new one. A
-// new one lives for one call of RoundTrip: whoever repeats requests outside, or after a restart, stores a key first
-// and uses WithKey. http.Client calls RoundTrip once more for each redirect.
+// new one lives for one call of RoundTrip. If you repeat requests outside of it, or after a restart, store a key first
+// and use WithKey. http.Client calls RoundTrip once more for each redirect.
 //
 // Pauses between tries double from 100 ms to 5 s, less up to a half at random; a longer Retry-After of the server
 // counts instead. A request whose body cannot be read twice (no Request.GetBody) is sent once.

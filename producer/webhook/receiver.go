@@ -165,7 +165,7 @@ type publishError struct{ err error }
 
 func (e *publishError) Error() string { return "publish the event: " + e.err.Error() }
 
-// Unwrap lets a store see that the transaction is to be repeated.
+// Unwrap lets a store see that the transaction must be repeated.
 func (e *publishError) Unwrap() error { return e.err }
 
 // Uncounted says that the attempt does not count.

@@ -62,7 +62,7 @@ const minKey = 16
 type keys [][]byte
 
 // newKeys takes secrets as they are. It refuses short ones: with an empty key anybody can sign. It also refuses what
-// was read from a file with its line end: each request would get a 401, of which no operator is told.
+// was read from a file with its line end: each request would get a 401, and no operator would be told.
 func newKeys(secret string, others []string) (keys, error) {
 	var ks keys
 	for i, s := range append([]string{secret}, others...) {
