@@ -72,11 +72,13 @@ var given = map[string]map[int]string{
 		var (
 			ctx   context.Context
 			store dedupstore.Store
+			account func(*http.Request) (string, error)
 			auth  interface{ Account(context.Context) (string, error) }
 			mux   *http.ServeMux
 			pay   http.HandlerFunc
 			w     http.ResponseWriter
 			name  string
+			box   interface{ Wake() }
 			order struct{ Key string }
 
 			server *http.Server

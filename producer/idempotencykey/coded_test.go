@@ -36,7 +36,8 @@ func (c compressing) Write(p []byte) (int, error) { return c.to.Write(p) }
 func TestMiddleware_EachResponseHasTheEncodingOfItsOwnRequest(t *testing.T) {
 	t.Parallel()
 	plain := "paid " + strings.Repeat("and paid ", 300)
-	for name, encodings := range map[string][]string{"compressed first": {"gzip", "identity", "gzip"}, "plain first": {"identity", "gzip", "identity"}} {
+	for name, encodings := range map[string][]string{"compressed first": {"gzip", "identity", "gzip"},
+		"plain first": {"identity", "gzip", "identity"}} {
 		for _, typed := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, typed %v", name, typed), func(t *testing.T) {
 				t.Parallel()

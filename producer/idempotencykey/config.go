@@ -1,126 +1,81 @@
 package idempotencykey
 
 import (
+	"cmp"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // Config configures a Middleware. Account must be set; everything else has a default.
 type Config struct {
-	// Account names the account that a request acts for, from what authentication has found out, never from what the client
-	// can choose freely: two accounts may use the same key and never see each other's responses. A repeat gets its response
-	// without the handler: users of whom one may not see what another may are accounts of their own here. An error
-	// or an empty name is answered with 403. SingleTenant is for services that have one account only.
+	// Account names the account that a request acts for. Take it from what authentication has found out, never from
+	// what the client can choose freely: two accounts may use the same key and never see each other's responses. A
+	// repeat gets its response without the handler. If a user may not see what another may, make them accounts of
+	// their own here. An error or an empty name is answered with 403. SingleTenant is for services that have one
+	// account only.
 	Account func(*http.Request) (string, error)
 
-	// Group is the API that the keys belong to, as the dedupstore.Key has it: 1 to 128 bytes. Renaming it forgets all keys.
-	// The host that a request names is no part of a key, nor of what a repeat must have the same, since an API may have
-	// several names: services that share a store need different groups, unless their routes have the host. Empty: "http".
+	// Group is the API that the keys belong to, as the dedupstore.Key has it: 1 to 128 bytes. Renaming it forgets all
+	// keys. Services that share a store need different groups, unless their routes have the host. Empty: "http".
 	Group string
 
-	// Route names the route of a request, one of few. Nil: http.Request.Pattern, which a ServeMux sets, so that the
-	// middleware has to be wrapped around the handlers in it. Another text forgets the route's keys, also if only a wildcard in
-	// the pattern has another name: give a fixed one where routes may be renamed. Requests without a route are answered with
-	// 500: keys would not be scoped by it.
+	// Route names the route of a request, one of few. The records are kept under it: with another name they are not
+	// found, and every repeat runs again. Nil: http.Request.Pattern, which a ServeMux sets, so wrap the handlers in
+	// it. Then another pattern, or another name of a wildcard in it, is another name. Give a fixed one where routes
+	// may be renamed. A request without a route is answered with 500.
 	Route func(*http.Request) string
 
-	// Supports says of which requests keys are honoured, without reading the body. GET, HEAD, OPTIONS, TRACE and CONNECT never
-	// are. Nil: POST and PATCH.
-	Supports func(*http.Request) bool
-
-	// Required says which of them must have a key, without reading the body; others than those are run under a key that is
-	// made for the request alone, so that a handler always has its Run and, with an inbox, its transaction. Nil: all.
-	// Optional: none.
+	// Required says which requests must have a key, without reading the body. The others run under a key that is made
+	// for the request alone, so that a handler always has its Run and, with an inbox, its transaction. Nil: POST and
+	// PATCH. Optional: none.
 	Required func(*http.Request) bool
-
-	// Unsupported says what to do with a key on a request that is not supported. Zero: IgnoreKey.
-	Unsupported Unsupported
-
-	// Headers are the names of the header that carries the key. A request may have one of them, once. Empty: Idempotency-Key.
-	Headers []string
-
-	// ReplayedHeader is set to "true" on every response that another request produced. Empty: Idempotent-Replayed.
-	ReplayedHeader string
-
-	// MinKeyLength and MaxKeyLength bound the key, in characters. At most 512. Zero: 1 and 255.
-	MinKeyLength, MaxKeyLength int
-
-	// CheckKey refuses keys that have not the format that the API has published, such as UUIDs. The error's text goes to
-	// the client; it should not repeat the key. Nil: all are accepted.
-	CheckKey func(key string) error
-
-	// FingerprintHeaders are request headers that a repeat must have with the same values, besides method, route, path and
-	// query, as the client sent them and as the handler sees them, and body, which always count. What was asked
-	// for under a key before this list was changed is not compared at all. Host cannot be one of them: see Group. Empty: none.
-	FingerprintHeaders []string
-
-	// StoreHeaders are the response headers that a replay has. Naming a header that carries credentials, such as
-	// Set-Cookie, stores it. Nil: StoredHeaders.
-	StoreHeaders []string
 
 	// MaxRequestBody bounds the body of a request, in bytes, which is read before the handler runs. A longer one is
 	// answered with 413. Zero: 1 MiB.
 	MaxRequestBody int64
 
-	// MaxResponseBody bounds the body of a response that is kept, in bytes. What becomes of a longer one says the package's
-	// doc. At least 1 KiB less than Policy.MaxResultBytes, which headers need. Zero: three quarters of Policy.MaxResultBytes.
+	// MaxResponseBody bounds the body of a response that is kept, in bytes. The package's doc says what becomes of a
+	// longer one. At least 1 KiB less than Policy.MaxResultBytes, which headers need. Zero: three quarters of
+	// Policy.MaxResultBytes.
 	MaxResponseBody int
 
 	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
 	ServerErrors ServerErrors
 
-	// Hold is how long a request waits for another one with its key before it is answered with 409, and for a store that
-	// does not answer. Zero: not at all.
+	// Hold is how long a request waits for another one with its key before it is answered with 409, and for a store
+	// that does not answer. Zero: not at all.
 	Hold time.Duration
 
 	// Holds bounds how many requests wait at once. Nil: no bound.
 	Holds *oncemill.Holds
 
-	// Linger is how long a run goes on after its client has gone: an effect may be under way, and the response is kept for
-	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. A deadline that something around
-	// the middleware sets counts as the client's going: the handler's context does not have it. A handler that returns after the
-	// end of its context and has said nothing, not even a status, has given up: with an inbox its writes are rolled back, and
-	// the next repeat runs it again; under a policy that parks, the outcome is unknown. One that has flushed has no response
-	// that can be kept, unless its Content-Length is reached. Its writes have no error because of a client that has gone before
-	// the end of its context. Negative: at once. Zero: 30 s.
-	Linger time.Duration
-
-	// DocsURL is where the API describes its use of keys; problems have it as their type, with the code as fragment, and as
-	// a Link. Empty: the docs of Oncemill.
-	DocsURL string
-
-	// WriteProblem answers a request that the middleware refuses. It also writes what takes the place of a response that is
-	// refused (CodeRefused), which is stored. Nil: Problem.Write.
+	// WriteProblem answers a request that the middleware refuses. It also writes what takes the place of a response
+	// that is refused (CodeRefused), which is stored. Set Problem.DocsURL here to where your API describes its use of
+	// keys. Nil: Problem.Write.
 	WriteProblem func(http.ResponseWriter, *http.Request, Problem)
 
 	// Logger gets what operators must know; never anything of a body or a header. Nil: the guard's.
 	Logger *slog.Logger
 }
 
-// Unsupported says what to do with a key on a request that does not support it.
-type Unsupported string
-
-// What to do with a key that is not supported.
-const (
-	IgnoreKey Unsupported = "ignore" // run the handler without a guard
-	RefuseKey Unsupported = "refuse" // answer 400, so that no client believes itself safe; also a GET that took its header along over a redirect
-)
-
 // ServerErrors says what becomes of a response with status 500 and above.
 type ServerErrors string
 
 // What becomes of a server error.
 const (
-	// StoreServerErrors gives it to every repeat, for Policy.FailureWindow: the handler had begun, and may have had an effect.
+	// StoreServerErrors gives it to every repeat, for Policy.FailureWindow: the handler had begun, and may have had an
+	// effect.
 	StoreServerErrors ServerErrors = "store"
 
-	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last response is
-	// stored then. For handlers that can be repeated, such as those that have no effect but in an inbox's transaction, of
-	// which nothing remains. Under a policy that parks, the response is stored all the same.
+	// ReleaseServerErrors lets the next repeat run the handler again, at most Policy.MaxAttempts times; the last
+	// response is stored then. It is for handlers that can be repeated, such as those that have no effect but in an
+	// inbox's transaction, which is rolled back. Under a policy that parks, the response is stored all the same.
 	ReleaseServerErrors ServerErrors = "release"
 )
 
@@ -130,20 +85,64 @@ func SingleTenant(*http.Request) (string, error) { return "default", nil }
 // Optional is the Config.Required of an API whose clients may leave the key out.
 func Optional(*http.Request) bool { return false }
 
-// Methods returns a Config.Supports for requests with one of these methods, as they are named here or in upper case: a browser's
-// fetch sends "patch" as it is.
-func Methods(names ...string) func(*http.Request) bool {
-	supported := make(map[string]bool, len(names))
-	for _, name := range names {
-		supported[name], supported[strings.ToUpper(name)] = true, true
+const (
+	keyHeader      = "Idempotency-Key"
+	replayedHeader = "Idempotent-Replayed"
+	maxKey         = 255              // characters, as Stripe has it
+	headerRoom     = 1 << 10          // what headers may need of a stored response, beside its body
+	linger         = 30 * time.Second // how long a run goes on after its client has gone
+)
+
+func (c Config) withDefaults(p oncemill.Policy) Config {
+	c.Group = cmp.Or(c.Group, "http")
+	c.MaxRequestBody = cmp.Or(c.MaxRequestBody, 1<<20)
+	c.MaxResponseBody = cmp.Or(c.MaxResponseBody, p.MaxResultBytes/4*3)
+	c.ServerErrors = cmp.Or(c.ServerErrors, StoreServerErrors)
+	c.Logger = cmp.Or(c.Logger, p.Logger)
+	if c.Route == nil {
+		c.Route = pattern
 	}
-	return func(r *http.Request) bool { return supported[r.Method] }
+	if c.Required == nil {
+		c.Required = postOrPatch
+	}
+	if c.WriteProblem == nil {
+		c.WriteProblem = func(w http.ResponseWriter, _ *http.Request, p Problem) { p.Write(w) }
+	}
+	return c
 }
 
-// StoredHeaders returns the response headers that are stored by default, in a slice of the caller's own.
-func StoredHeaders() []string {
-	return []string{
-		"Content-Type", "Content-Encoding", "Content-Language", "Content-Location", "Content-Disposition", "X-Content-Type-Options", "Location", "Etag",
-		"Last-Modified", "Link", "Retry-After",
+// pattern is the route that a ServeMux found, without the method that it may begin with.
+func pattern(r *http.Request) string {
+	if route, ok := strings.CutPrefix(r.Pattern, r.Method+" "); ok {
+		return strings.TrimLeft(route, " \t")
 	}
+	return r.Pattern
+}
+
+// postOrPatch are the methods that HTTP does not call idempotent.
+func postOrPatch(r *http.Request) bool {
+	return r.Method == http.MethodPost || r.Method == http.MethodPatch
+}
+
+func (c *Config) validate(p oncemill.Policy) error {
+	probe := dedupstore.Key{Tenant: "t", Group: c.Group, Handler: "h", ID: "i"}
+	most := p.MaxResultBytes - headerRoom
+	switch {
+	case c.Account == nil:
+		return fmt.Errorf("idempotencykey: Config.Account is nil: say whose keys they are, or use SingleTenant")
+	case probe.Validate() != nil:
+		return fmt.Errorf("idempotencykey: Config.Group is %q, want 1 to %d bytes of UTF-8 without control characters",
+			c.Group, dedupstore.MaxScopePart)
+	case c.ServerErrors != StoreServerErrors && c.ServerErrors != ReleaseServerErrors:
+		return fmt.Errorf("idempotencykey: Config.ServerErrors is %q, want %q or %q",
+			c.ServerErrors, StoreServerErrors, ReleaseServerErrors)
+	case c.MaxRequestBody < 1:
+		return fmt.Errorf("idempotencykey: Config.MaxRequestBody is %d, want at least 1", c.MaxRequestBody)
+	case c.MaxResponseBody < 1 || c.MaxResponseBody > most:
+		return fmt.Errorf("idempotencykey: Config.MaxResponseBody is %d, want 1 to %d (Policy.MaxResultBytes less %d)",
+			c.MaxResponseBody, most, headerRoom)
+	case c.Hold < 0:
+		return fmt.Errorf("idempotencykey: Config.Hold is %v, want at least 0", c.Hold)
+	}
+	return nil
 }

@@ -5,19 +5,18 @@ import (
 	"fmt"
 )
 
-// ErrClientGone is the cause of a handler's cancelled context when its client has been gone for longer than Config.Linger.
+// ErrClientGone is the cause of a handler's cancelled context when its client has been gone for 30 s.
 var ErrClientGone = errors.New("idempotencykey: the client has gone")
 
 // ErrResponseTooLarge is what a handler's Write returns in a transaction of an inbox, once the body is longer than
 // Config.MaxResponseBody. The response becomes a 500, and the transaction is rolled back.
 var ErrResponseTooLarge = errors.New("idempotencykey: the response is too large to be held until the commit")
 
-// A StatusError is how a guard gets to know that a handler answered with status 500 or above. It stands in the Reason of the
-// outcome.
-type StatusError struct{ Status int }
+// statusError is how a guard gets to know that a handler answered with status 500 or above.
+type statusError struct{ status int }
 
-func (e *StatusError) Error() string {
-	return fmt.Sprintf("the handler answered with status %d", e.Status)
+func (e *statusError) Error() string {
+	return fmt.Sprintf("the handler answered with status %d", e.status)
 }
 
 // panicError is a handler's panic. What it panicked with is not part of the text, which is stored: it may be data.

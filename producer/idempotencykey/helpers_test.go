@@ -8,26 +8,18 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/leaktest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv(childStore) != "" {
-		child()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func newMemory(t testing.TB) *dedupstore.Memory {
 	t.Helper()
@@ -76,11 +68,25 @@ const route = "/payments"
 // serve starts a service whose handler of all methods of /payments, and below it, is guarded.
 func serve(t testing.TB, g *oncemill.Guard, c idempotencykey.Config, handler http.HandlerFunc) *rig {
 	t.Helper()
-	m := newMiddleware(t, g, c)
+	return serveOver(t, newMiddleware(t, g, c), handler)
+}
+
+// serveOver is serve over a middleware.
+func serveOver(t testing.TB, m *idempotencykey.Middleware, handler http.HandlerFunc) *rig {
+	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle(route, m.Wrap(handler))
 	mux.Handle(route+"/{id}", m.Wrap(handler))
 	return serveHandler(t, mux)
+}
+
+// serveLinger is serveMemory over a guard, where runs go on for a certain time after their clients have gone.
+func serveLinger(t testing.TB, g *oncemill.Guard, c idempotencykey.Config, linger time.Duration,
+	handler http.HandlerFunc) *rig {
+	t.Helper()
+	m := newMiddleware(t, g, c)
+	m.SetLinger(linger)
+	return serveOver(t, m, handler)
 }
 
 // serveMemory is serve over a store in memory with the default policy.
@@ -121,7 +127,8 @@ func (a answer) problem() string {
 		Code   string
 		Status int
 	}
-	if json.Unmarshal([]byte(a.body), &p) != nil || p.Title == "" || p.Status != a.status || !strings.HasSuffix(p.Type, "#"+p.Code) {
+	if json.Unmarshal([]byte(a.body), &p) != nil || p.Title == "" || p.Status != a.status ||
+		!strings.HasSuffix(p.Type, "#"+p.Code) {
 		return "not a problem as RFC 9457 writes it: " + a.body
 	}
 	return p.Code

@@ -81,17 +81,21 @@ func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
 				io.WriteString(w, "0123456789")
 			}
 		},
-		"header too large":    func(w http.ResponseWriter) { w.Header().Set("Location", strings.Repeat("x", 1<<16)) },
-		"switching protocols": func(w http.ResponseWriter) { w.WriteHeader(101) },
+		"header too large": func(w http.ResponseWriter) { w.Header().Set("Location", strings.Repeat("x", 1<<16)) },
+		"shorter than announced": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "20")
+			io.WriteString(w, "half")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			box, l := newInbox(t), &ledger{}
-			rg := transacted(t, box, idempotencykey.Config{MaxResponseBody: 100}, func(w http.ResponseWriter, r *http.Request) {
-				l.add("")
-				write(r.Context(), "row")
-				respond(w)
-			})
+			rg := transacted(t, box, idempotencykey.Config{MaxResponseBody: 100},
+				func(w http.ResponseWriter, r *http.Request) {
+					l.add("")
+					write(r.Context(), "row")
+					respond(w)
+				})
 			a := rg.pay("k")
 			wantProblem(t, a, 500, idempotencykey.CodeRefused)
 			if a.header.Get("Location") != "" {
@@ -118,7 +122,10 @@ func TestInbox_RefusedResponseHasTheFormOfTheOtherProblems(t *testing.T) {
 			w.WriteHeader(p.Status)
 			io.WriteString(w, p.Code)
 		}, idempotencykey.CodeRefused},
-		"too large as well":   {func(w http.ResponseWriter, _ idempotencykey.Problem) { w.Write(make([]byte, 1<<20)) }, ""},
+		"too large as well": {func(w http.ResponseWriter, _ idempotencykey.Problem) {
+			w.Write(make([]byte,
+				1<<20))
+		}, ""},
 		"that would commit":   {func(w http.ResponseWriter, _ idempotencykey.Problem) { w.WriteHeader(200) }, ""},
 		"that writes nothing": {func(http.ResponseWriter, idempotencykey.Problem) {}, ""},
 	} {
@@ -134,7 +141,8 @@ func TestInbox_RefusedResponseHasTheFormOfTheOtherProblems(t *testing.T) {
 			first, again := rg.pay("k"), rg.pay("k")
 			want(t, first, 500, false)
 			want(t, again, 500, true)
-			if first.body != tc.body || again.body != tc.body || first.header.Get("Content-Type") != again.header.Get("Content-Type") || box.count() != 0 {
+			if first.body != tc.body || again.body != tc.body ||
+				first.header.Get("Content-Type") != again.header.Get("Content-Type") || box.count() != 0 {
 				t.Errorf("%q %v, then %q %v; %d rows", first.body, first.header, again.body, again.header, box.count())
 			}
 		})
@@ -195,7 +203,10 @@ func TestInbox_UndecidedCommitIsNeverAnsweredAsDone(t *testing.T) {
 	t.Parallel()
 	box := newInbox(t)
 	box.undecided = errors.New("connection lost")
-	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(201) })
+	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter,
+		r *http.Request) {
+		w.WriteHeader(201)
+	})
 	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
 }
 

@@ -33,7 +33,9 @@ func write(ctx context.Context, row string) {
 	tx.rows = append(tx.rows, row)
 }
 
-func (b *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (b *inbox) InTx(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
 	for {
 		tx := &memoryTx{}
 		s, err := work(txctx.With(ctx, tx))

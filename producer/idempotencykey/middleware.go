@@ -3,12 +3,12 @@ package idempotencykey
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
-	"strconv"
+	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
@@ -16,54 +16,49 @@ import (
 type Middleware struct {
 	guard  *oncemill.Guard
 	config Config
-	policy oncemill.Policy
-	scheme string
-	inbox  bool // responses are held until a commit
+	most   int           // bytes of a stored response
+	inbox  bool          // responses are held until a commit
+	linger time.Duration // how long a run goes on after its client has gone
 }
 
-// New returns a middleware over a guard. The error names the field of the config that is wrong. How long responses are kept
-// is Policy.Window and, for those with status 500 and above, Policy.FailureWindow: say it in the API's documentation.
+// New returns a middleware over a guard. The error names the field of the config that is wrong. How long responses are
+// kept is Policy.Window and, for those with status 500 and above, Policy.FailureWindow: say it in the API's
+// documentation.
 func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 	if guard == nil {
-		return nil, &dedupstore.InvalidError{Field: "guard", Problem: "is nil"}
+		return nil, errors.New("idempotencykey: guard is nil")
 	}
 	policy := guard.Policy()
 	if policy.Mismatch == oncemill.MismatchIgnore {
-		return nil, &dedupstore.InvalidError{Field: "guard", Problem: `has a policy with Mismatch "ignore": another request under a key would get its response, also one of another path`}
+		return nil, errors.New(`idempotencykey: guard has a policy with Mismatch "ignore": ` +
+			`another request under a key would get its response, also one of another path`)
 	}
 	c = c.withDefaults(policy)
 	if err := c.validate(policy); err != nil {
 		return nil, err
 	}
-	return &Middleware{guard: guard, config: c, policy: policy, scheme: c.fingerprintScheme(), inbox: guard.Transacts()}, nil
+	return &Middleware{guard, c, policy.MaxResultBytes, guard.Transacts(), linger}, nil
 }
 
-// Wrap returns a handler that runs next once a key. Put it inside of what authenticates, limits rates and recovers from
-// panics, and outside of what must be repeated or rolled back together with the handler. Nothing around it may read the
-// body, also as a form. Nothing in next may go on once that has returned, as http.TimeoutHandler lets its handler.
+// Wrap returns a handler that runs next once a key, for all methods but GET, HEAD, OPTIONS, TRACE and CONNECT. Put it
+// inside of what authenticates, limits rates and recovers from panics, and outside of what must be repeated or rolled
+// back together with the handler. Nothing around it may read the body, also as a form. Nothing in next may go on once
+// that has returned, as http.TimeoutHandler lets its handler.
 //
 // The handler returns when the run is over. http.Server.Shutdown does not always wait for that: see docs/http.md.
 func (m *Middleware) Wrap(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
-}
-
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	c := &m.config
-	if safe(r.Method) || !c.Supports(r) {
-		if c.Unsupported == RefuseKey && c.hasKey(r.Header) {
-			m.refuse(w, r, unsupported())
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if safe(r.Method) {
+			next.ServeHTTP(w, r)
 			return
 		}
-		next.ServeHTTP(w, r)
-		return
-	}
-	x, problem := m.exchange(w, r)
-	if problem != nil {
-		m.refuse(w, r, problem)
-		return
-	}
-	x.next = next
-	m.run(x)
+		x := &exchange{m: m, w: w, r: r, next: next}
+		if problem := x.prepare(); problem != nil {
+			m.refuse(w, r, problem)
+			return
+		}
+		x.run()
+	})
 }
 
 // safe reports whether a method has no effect that could be repeated (RFC 9110, section 9.2.1), or makes a tunnel.
@@ -75,114 +70,75 @@ func safe(method string) bool {
 	return false
 }
 
-func (c *Config) hasKey(h http.Header) bool {
-	for _, name := range c.Headers {
-		if len(h.Values(name)) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// exchange finds out what a request is, and reads its body. A problem means that nothing has begun.
-func (m *Middleware) exchange(w http.ResponseWriter, r *http.Request) (*exchange, *Problem) {
-	c := &m.config
-	id, err := c.clientKey(r.Header)
+// prepare finds out what a request is, and reads its body. A problem means that nothing has begun.
+func (x *exchange) prepare() *Problem {
+	c, r := &x.m.config, x.r
+	id, wrong := clientKey(r.Header)
 	made := id == ""
 	switch {
-	case err != nil:
-		return nil, invalidKey(err)
+	case wrong != "":
+		return newProblem(CodeInvalid, keyHeader+" "+wrong+".")
 	case made && c.Required(r):
-		return nil, missing(c.Headers[0])
+		return newProblem(CodeMissing, "")
 	case made:
 		id = ids.New()
 	}
-	body, problem := m.body(w, r)
-	if problem != nil {
-		return nil, problem
+	if problem := x.readBody(); problem != nil {
+		return problem
 	}
-	if len(body) == 0 && hadBody(r) && !made {
-		c.Logger.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before: let nothing do so that stands around the middleware, nor Config.Supports or Config.Required")
-		return nil, misconfigured()
+	// Of a form that was read before, the handler would find the values, and the fingerprint nothing.
+	if len(x.body) == 0 && !made && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
+		c.Logger.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before: "+
+			"let nothing do so that stands around the middleware, nor Config.Required")
+		return newProblem(CodeInternal, "")
 	}
-	x := &exchange{m: m, w: w, r: r, body: body}
-	reader := newReader(body)
-	r.Body = reader
+	r.Body = x.reader()
 	account, err := c.Account(r)
 	if err != nil || account == "" {
 		c.Logger.WarnContext(r.Context(), "idempotencykey: no account for a request", "error", err)
-		return nil, noAccount()
+		return newProblem(CodeNoAccount, "")
 	}
-	reader.Reset(body) // the function before may have read it
-	r.Body = reader
 	route := c.Route(r)
 	if route == "" {
-		c.Logger.ErrorContext(r.Context(), "idempotencykey: a request has no route: wrap the handlers in a http.ServeMux, or set Config.Route")
-		return nil, misconfigured()
+		c.Logger.ErrorContext(r.Context(), "idempotencykey: a request has no route: records are kept under it; "+
+			"wrap the handlers in a http.ServeMux, or set Config.Route")
+		return newProblem(CodeInternal, "")
 	}
 	x.call = oncemill.Call{
-		Key: c.key(account, r.Method, route, id), Fingerprint: m.fingerprint(r, route, body), Hold: c.Hold, Holds: c.Holds,
+		Key: c.key(account, r.Method, route, id), Fingerprint: fingerprint(r, route, x.body),
+		Hold: c.Hold, Holds: c.Holds,
 	}
-	return x, nil
+	return nil
 }
 
-// body reads the body of a request. A client that says how much it sends is refused before it sends it.
-func (m *Middleware) body(w http.ResponseWriter, r *http.Request) ([]byte, *Problem) {
-	limit := m.config.MaxRequestBody
-	if r.ContentLength > limit {
-		w.Header().Set("Connection", "close") // the rest is not read
-		return nil, tooLarge(limit)
+// readBody reads the body of a request. A client that says how much it sends is refused before it sends it.
+func (x *exchange) readBody() (problem *Problem) {
+	limit := x.m.config.MaxRequestBody
+	tooLarge := func() *Problem {
+		return newProblem(CodeTooLarge, fmt.Sprintf("The body has at most %d bytes.", limit))
 	}
-	if r.Body == nil || r.Body == http.NoBody {
-		return nil, nil
+	switch {
+	case x.r.ContentLength > limit:
+		x.w.Header().Set("Connection", "close") // the rest is not read
+		return tooLarge()
+	case x.r.Body == nil:
+		return nil
 	}
-	var b bytes.Buffer
-	if r.ContentLength > 0 {
-		b.Grow(int(min(r.ContentLength, 16<<10)) + bytes.MinRead)
-	}
-	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, limit))
+	var err error
+	x.body, err = io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, limit))
 	if _, over := errors.AsType[*http.MaxBytesError](err); over {
-		return nil, tooLarge(limit)
+		return tooLarge()
 	}
 	if err != nil {
-		return nil, unreadable()
+		return newProblem(CodeInvalid, "The body of the request ended early.")
 	}
-	return b.Bytes(), nil
+	return nil
 }
-
-// hadBody reports whether somebody has read the body of a request already, such as by Request.FormValue. The handler would
-// find the form, and the fingerprint nothing of it.
-func hadBody(r *http.Request) bool {
-	return r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil
-}
-
-// A reader is a body that has been read before.
-type reader struct{ bytes.Reader }
-
-func newReader(body []byte) *reader {
-	r := &reader{}
-	r.Reset(body)
-	return r
-}
-
-// Close implements io.Closer.
-func (*reader) Close() error { return nil }
 
 // reader returns the body from its beginning.
 func (x *exchange) reader() io.ReadCloser {
 	if len(x.body) == 0 {
 		return http.NoBody
 	}
-	return newReader(x.body)
-}
-
-func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
-	p.DocsURL = m.config.DocsURL
-	if p.RetryAfter > 0 {
-		w.Header().Set("Retry-After", strconv.FormatInt(seconds(p.RetryAfter), 10))
-	}
-	if p.Replayed != "" {
-		w.Header().Set(p.Replayed, "true")
-	}
-	m.config.WriteProblem(w, r, *p)
+	return io.NopCloser(bytes.NewReader(x.body))
 }

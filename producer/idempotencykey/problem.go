@@ -3,6 +3,7 @@ package idempotencykey
 import (
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"time"
 )
 
@@ -13,7 +14,9 @@ type Problem struct {
 	Title  string
 	Detail string
 
-	DocsURL string // Config.DocsURL
+	// DocsURL is where the use of keys is described. Write makes it, with the code as fragment, the problem's type,
+	// and a Link. It is the docs of Oncemill, unless Config.WriteProblem sets it to those of the API.
+	DocsURL string
 
 	// RetryAfter is when a repeat may succeed; the header is set, in whole seconds. Zero: never, or nobody knows.
 	RetryAfter time.Duration
@@ -21,26 +24,66 @@ type Problem struct {
 	// Original is the status of a response that was sent to another request and is not kept. Zero: none.
 	Original int
 
-	// Replayed is the header that says that another request decided the answer; it is set, too. Empty: none did.
-	Replayed string
+	// Replayed says that another request decided the answer; the header Idempotent-Replayed is set.
+	Replayed bool
 }
 
 // Codes of problems.
 const (
 	CodeMissing     = "key-missing"      // 400: the request must have a key
 	CodeInvalid     = "key-invalid"      // 400: what is there is no key
-	CodeUnsupported = "key-unsupported"  // 400: the request must not have a key
 	CodeReused      = "key-reused"       // 422: the key was used with another request
 	CodeInProgress  = "in-progress"      // 409: another request with the key is being processed
 	CodeTooLarge    = "body-too-large"   // 413: Config.MaxRequestBody
 	CodeNotKept     = "response-dropped" // 410: the work is done, its response is not kept
 	CodeUnknown     = "outcome-unknown"  // 500: the run ended without a response; it may have had an effect
-	CodeRefused     = "response-refused" // 500: rolled back, because the response could not be held until the commit, or was not whole
+	CodeRefused     = "response-refused" // 500: rolled back: the response was too large to be held, or not whole
 	CodeUncommitted = "not-committed"    // 500: rolled back, because the transaction could not be committed
 	CodeUnavailable = "unavailable"      // 503: try again with the same key
 	CodeNoAccount   = "account-unknown"  // 403: Config.Account
-	CodeInternal    = "misconfigured"    // 500: no route, a body that was read before, or a stored response that cannot be read
+	CodeInternal    = "misconfigured"    // 500: no route, a body that was read before, or a record that is no response
 )
+
+var problems = map[string]Problem{
+	CodeMissing: {Status: http.StatusBadRequest, Title: keyHeader + " is missing",
+		Detail: "This operation needs a key: new for each new request, the same for each repeat of it."},
+	CodeInvalid: {Status: http.StatusBadRequest, Title: "The request or its idempotency key is invalid"},
+	CodeReused: {Status: http.StatusUnprocessableEntity, Title: "The key was used with another request",
+		Detail: "Method, route, path, query and body of a repeat must be the same. Use a new key for a new request."},
+	CodeInProgress: {Status: http.StatusConflict, Title: "A request with this key is in progress",
+		Detail: "Send this one again later with the same key, to get the response of the other one."},
+	CodeTooLarge: {Status: http.StatusRequestEntityTooLarge, Title: "The request is too large"},
+	CodeNotKept: {Status: http.StatusGone, Title: "The response is not available any more", Replayed: true,
+		Detail: "The request was processed, once, and its response was sent. It could not be kept for repeats. " +
+			"Do not send the request again with another key."},
+	CodeUnknown: {Status: http.StatusInternalServerError, Title: "The outcome is not known",
+		Detail: "The request was begun, and did not end with a response. It may have had an effect, " +
+			"and will not be tried again under this key."},
+	CodeRefused: {Status: http.StatusInternalServerError, Title: "The response cannot be kept"},
+	CodeUncommitted: {Status: http.StatusInternalServerError, Title: "The transaction could not be committed",
+		Detail: "Nothing was committed. If there is a Retry-After, send the request again then with the same key."},
+	CodeUnavailable: {Status: http.StatusServiceUnavailable, Title: "The request could not be processed now",
+		Detail: "Send it again later with the same key."},
+	CodeNoAccount: {Status: http.StatusForbidden, Title: "The account is not known",
+		Detail: "Keys belong to accounts, and none was found for this request."},
+	CodeInternal: {Status: http.StatusInternalServerError, Title: "The server cannot process idempotency keys here"},
+}
+
+// newProblem returns the problem with a code, with another detail if there is one.
+func newProblem(code, detail string) *Problem {
+	p := problems[code]
+	p.Code, p.DocsURL = code, "https://github.com/oncemill/oncemill/blob/main/docs/http.md"
+	if detail != "" {
+		p.Detail = detail
+	}
+	return &p
+}
+
+// after says when to send the request again: in a second at least.
+func (p *Problem) after(wait time.Duration) *Problem {
+	p.RetryAfter = max(wait, time.Second)
+	return p
+}
 
 // Write sends the problem as application/problem+json. It is what Config.WriteProblem is if it is nil.
 func (p Problem) Write(w http.ResponseWriter) {
@@ -64,5 +107,14 @@ func (p Problem) Write(w http.ResponseWriter) {
 	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
 }
 
-// seconds rounds up to whole seconds, at least one: a client that comes too early is sent away again.
-func seconds(d time.Duration) int64 { return max(int64((d+time.Second-1)/time.Second), 1) }
+// refuse answers a request with a problem.
+func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
+	if p.RetryAfter > 0 { // rounded up: a client that comes too early is sent away again
+		seconds := (p.RetryAfter + time.Second - 1) / time.Second
+		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+	}
+	if p.Replayed {
+		w.Header().Set(replayedHeader, "true")
+	}
+	m.config.WriteProblem(w, r, *p)
+}

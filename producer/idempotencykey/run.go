@@ -3,9 +3,11 @@ package idempotencykey
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"net/http"
 	"runtime/debug"
+	"sync/atomic"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -25,14 +27,13 @@ type exchange struct {
 	panics *panicError // the handler's, in that run
 }
 
-func (m *Middleware) run(x *exchange) {
-	ctx, stay := newStay(x.r.Context(), m.config.Linger)
-	defer stay.end()
-	res, err := m.guard.Run(ctx, x.call, func(ctx context.Context) (dedupstore.Outcome, error) {
-		if !stay.begin() {
-			return dedupstore.Outcome{}, oncemill.NoEffect(context.Cause(ctx))
+func (x *exchange) run() {
+	ctx, begin, end := detach(x.r.Context(), x.m.linger)
+	defer end()
+	res, err := x.m.guard.Run(ctx, x.call, func(ctx context.Context) (o dedupstore.Outcome, err error) {
+		if !begin() {
+			return o, oncemill.NoEffect(context.Cause(ctx))
 		}
-		var o dedupstore.Outcome
 		o, x.failed = x.handle(ctx)
 		return o, x.failed
 	})
@@ -46,36 +47,51 @@ func (m *Middleware) run(x *exchange) {
 	x.done(res)
 }
 
+// detach returns the context of a run, with the values of the request's but an end of its own. Until begin is called,
+// it ends with the request, and begin returns false from then on. After it, the client must have been gone for some
+// time.
+func detach(request context.Context, linger time.Duration) (ctx context.Context, begin func() bool, end func()) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(request))
+	const begun, gone = 1, 2
+	var state atomic.Int32
+	stop := context.AfterFunc(request, func() {
+		cause := context.Cause(request)
+		if state.CompareAndSwap(0, gone) {
+			cancel(cause)
+			return
+		}
+		select {
+		case <-time.After(linger):
+			cancel(fmt.Errorf("%w: %w", ErrClientGone, cause))
+		case <-ctx.Done():
+		}
+	})
+	begin = func() bool { return state.CompareAndSwap(0, begun) || state.Load() == begun }
+	return ctx, begin, func() { stop(); cancel(nil) }
+}
+
 // handle runs the handler once, and makes the outcome of its response.
-func (x *exchange) handle(ctx context.Context) (dedupstore.Outcome, error) {
-	c := &x.m.config
-	r := x.r.WithContext(ctx)
-	if x.m.inbox { // there may be another run, which must find the header as it was
-		r = x.r.Clone(ctx)
+func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error) {
+	x.rec, x.panics = newRecorder(x.w, x.m.config.MaxResponseBody, x.m.inbox), nil
+	if !x.protected(x.r.Clone(ctx)) { // there may be another run, which must find the header as it was
+		return o, oncemill.RetryAfter(0, x.panics)
 	}
-	x.rec, x.panics = newRecorder(x.w, c.MaxResponseBody, x.m.inbox), nil
-	x.rec.late = func() bool { return ctx.Err() != nil }
-	if !x.protected(r) {
-		return dedupstore.Outcome{}, oncemill.RetryAfter(0, x.panics)
-	}
-	rec := x.rec
-	if rec.status == 0 && rec.lost == "" && ctx.Err() != nil { // it gave up: its silence is no 200
+	if x.rec.status == 0 && ctx.Err() != nil { // it gave up: its silence is no 200
 		x.rec = nil
-		return dedupstore.Outcome{}, context.Cause(ctx)
+		return o, context.Cause(ctx)
 	}
-	rec.end()
-	data := rec.encode(c.StoreHeaders, x.m.policy.MaxResultBytes)
-	if rec.held && rec.lost != "" {
-		data = rec.refuse(x.m, r)
+	x.rec.end()
+	o.Result = x.rec.encode(x.m.most)
+	if x.m.inbox && x.rec.lost != "" {
+		o.Result = x.replace()
 	}
-	o := dedupstore.Outcome{Result: data}
 	switch {
-	case rec.status < http.StatusInternalServerError:
+	case x.rec.status < http.StatusInternalServerError:
 		return o, nil
-	case c.ServerErrors == ReleaseServerErrors:
-		return o, oncemill.RetryAfter(0, &StatusError{rec.status})
+	case x.m.config.ServerErrors == ReleaseServerErrors:
+		return o, oncemill.RetryAfter(0, &statusError{x.rec.status})
 	}
-	return o, oncemill.Permanent(&StatusError{rec.status})
+	return o, oncemill.Permanent(&statusError{x.rec.status})
 }
 
 // protected runs the handler, and reports false if it panicked.
@@ -92,32 +108,51 @@ func (x *exchange) protected(r *http.Request) (returned bool) {
 		}
 	}()
 	r.Body, r.ContentLength, r.TransferEncoding = x.reader(), int64(len(x.body)), nil
-	r.GetBody = func() (io.ReadCloser, error) { return x.reader(), nil }
 	defer func() { // the server removes those of its own request only
 		if r.MultipartForm != nil && x.r.MultipartForm == nil {
 			r.MultipartForm.RemoveAll() //nolint:errcheck // files in a temporary folder
 		}
 	}()
-	x.next.ServeHTTP(x.rec.writer(), r)
+	x.next.ServeHTTP(x.rec, r)
 	return true
+}
+
+// replace puts a problem in the place of a response that an inbox cannot keep, and encodes it. One of
+// Config.WriteProblem that cannot be kept either, or would commit, is left out but for its status.
+func (x *exchange) replace() []byte {
+	p := newProblem(CodeRefused, "Nothing was committed: the response was too large to be held until the commit.")
+	if x.rec.lost == lostShort {
+		p.Detail = "Nothing was committed: the response was shorter than it had announced."
+	}
+	x.rec = newRecorder(x.w, x.m.most, true)
+	x.m.refuse(x.rec, x.r, p)
+	x.rec.WriteHeader(http.StatusInternalServerError)
+	data := x.rec.encode(x.m.most)
+	if x.rec.lost != "" || x.rec.status < http.StatusInternalServerError {
+		x.rec = newRecorder(x.w, x.m.most, true)
+		x.rec.WriteHeader(http.StatusInternalServerError)
+		data = x.rec.encode(x.m.most)
+	}
+	return data
 }
 
 // done answers a request whose key has an outcome.
 func (x *exchange) done(res oncemill.Result) {
-	succeeded := res.Outcome.Kind == dedupstore.Succeeded
+	o := res.Outcome
+	succeeded := o.Kind == dedupstore.Succeeded
 	switch {
 	case !res.Duplicate && x.rec != nil && succeeded == (x.failed == nil): // else it could not be committed
 		x.respond()
-	case res.Outcome.Truncated:
-		x.m.refuse(x.w, x.r, notKept(0, x.m.config.ReplayedHeader))
-	case len(res.Outcome.Result) == 0 && x.m.inbox && res.Outcome.Kind == dedupstore.Failed:
-		x.dropped(res.Outcome.Reason)
-		x.m.refuse(x.w, x.r, rolledBack(res, x.m.config.ReplayedHeader))
-	case len(res.Outcome.Result) == 0:
-		x.dropped(res.Outcome.Reason)
-		x.m.refuse(x.w, x.r, unknown(res, x.m.config.ReplayedHeader))
+	case len(o.Result) == 0:
+		code := CodeUnknown
+		if x.m.inbox && o.Kind == dedupstore.Failed {
+			code = CodeUncommitted
+		}
+		p := newProblem(code, "")
+		p.Replayed = res.Duplicate
+		x.drop(o.Reason, p)
 	default:
-		x.replay(res.Outcome.Result)
+		x.replay(o.Result)
 	}
 }
 
@@ -127,11 +162,13 @@ func (x *exchange) replay(data []byte) {
 	case err != nil:
 		x.m.config.Logger.ErrorContext(x.r.Context(), "idempotencykey: a stored response cannot be read",
 			"key", x.call.Key.String(), "error", err)
-		x.m.refuse(x.w, x.r, misconfigured())
-	case s.lost != "":
-		x.m.refuse(x.w, x.r, notKept(s.status, x.m.config.ReplayedHeader))
+		x.m.refuse(x.w, x.r, newProblem(CodeInternal, ""))
+	case s.dropped:
+		p := newProblem(CodeNotKept, "")
+		p.Original = s.status
+		x.m.refuse(x.w, x.r, p)
 	default:
-		s.replay(x.w, x.m.config.ReplayedHeader)
+		s.replay(x.w)
 	}
 }
 
@@ -148,7 +185,7 @@ func (x *exchange) respond() {
 
 // undone answers a request whose key has no outcome, or none that is known.
 func (x *exchange) undone(err error) {
-	problem := x.m.problemOf(err)
+	p := x.problemOf(err)
 	retry, again := errors.AsType[*oncemill.RetryError](err)
 	_, unrecorded := errors.AsType[*oncemill.UnrecordedError](err)
 	released := x.failed != nil && errors.Is(err, x.failed) && !errors.Is(err, oncemill.ErrClaimLost)
@@ -157,22 +194,41 @@ func (x *exchange) undone(err error) {
 	case x.panics != nil, released, unrecorded && !x.m.inbox:
 		x.respond() // it is true, although repeats will not get it
 		return
-	case x.rec.lost == lostHijacked:
-		return
 	case x.rec.passing:
 		panic(http.ErrAbortHandler) // part of a response has left that does not count
 	case again && !retry.Uncounted && x.m.inbox: // neither the handler's error, nor because of others
-		problem = uncommitted(retry.Delay)
+		p = newProblem(CodeUncommitted, "").after(retry.Delay)
 	}
-	x.dropped(err)
-	x.m.refuse(x.w, x.r, problem)
+	x.drop(err, p)
 }
 
-// dropped tells operators of a response that the handler has given and nobody gets.
-func (x *exchange) dropped(why any) {
-	if x.rec == nil {
-		return
+// problemOf says what a guard's error means for a client.
+func (x *exchange) problemOf(err error) *Problem {
+	busy, isBusy := errors.AsType[*oncemill.BusyError](err)
+	_, mismatch := errors.AsType[*oncemill.MismatchError](err)
+	_, invalid := errors.AsType[*dedupstore.InvalidError](err)
+	switch {
+	case isBusy && busy.NotDue:
+		return newProblem(CodeUnavailable, "").after(busy.Wait)
+	case isBusy:
+		return newProblem(CodeInProgress, "").after(busy.Wait)
+	case errors.Is(err, oncemill.ErrClaimLost):
+		return newProblem(CodeInProgress, "").after(0) // another process took over
+	case mismatch:
+		return newProblem(CodeReused, "")
+	case invalid:
+		x.m.config.Logger.ErrorContext(x.r.Context(), "idempotencykey: the guard refuses a call", "error", err)
+		return newProblem(CodeInternal, "")
 	}
-	x.m.config.Logger.WarnContext(x.r.Context(), "idempotencykey: the response of a run does not count, and is not sent",
-		"key", x.call.Key.String(), "status", x.rec.status, "error", why)
+	return newProblem(CodeUnavailable, "").after(0)
+}
+
+// drop answers with a problem. It tells operators of a response that the handler has given and nobody gets.
+func (x *exchange) drop(why any, p *Problem) {
+	if x.rec != nil {
+		x.m.config.Logger.WarnContext(x.r.Context(),
+			"idempotencykey: the response of a run does not count, and is not sent",
+			"key", x.call.Key.String(), "status", x.rec.status, "error", why)
+	}
+	x.m.refuse(x.w, x.r, p)
 }

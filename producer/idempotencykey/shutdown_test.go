@@ -13,12 +13,16 @@ import (
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-// What docs/http.md says of shutdown: the server does not wait for such runs, and a WaitGroup around the middleware does.
+// What docs/http.md says of shutdown: the server does not wait for such runs, and a WaitGroup around the middleware
+// does.
 func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, around := range map[string]func(http.Handler) http.Handler{
 		"a client that has gone over HTTP/2": func(h http.Handler) http.Handler { return h },
-		"http.TimeoutHandler":                func(h http.Handler) http.Handler { return http.TimeoutHandler(h, 50*time.Millisecond, "late") },
+		"http.TimeoutHandler": func(h http.Handler) http.Handler {
+			return http.TimeoutHandler(h,
+				50*time.Millisecond, "late")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -66,7 +70,8 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 			retry := httptest.NewRequest(http.MethodPost, route, strings.NewReader("{}"))
 			key("k")(retry)
 			mux.ServeHTTP(again, retry)
-			want(t, answer{status: again.Code, header: again.Header(), body: again.Body.String()}, http.StatusCreated, true)
+			want(t, answer{status: again.Code, header: again.Header(), body: again.Body.String()}, http.StatusCreated,
+				true)
 			if paid.total() != 1 {
 				t.Errorf("%d effects", paid.total())
 			}

@@ -1,29 +1,52 @@
 package idempotencykey
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/pace"
 )
 
-// A Transport is a http.RoundTripper that gives requests a key and sends them again with the same one, and the same body,
-// until there is a response that counts. It is safe for concurrent use.
+// TransportConfig configures a Transport. The zero value is ready to use.
+type TransportConfig struct {
+	// Header is the name of the header that carries the key. Empty: Idempotency-Key.
+	Header string
+
+	// Mint says which requests get a new key if they have none; a request without a key is sent once. Nil: POST and
+	// PATCH.
+	Mint func(*http.Request) bool
+
+	// Retry says which responses are worth another try. Nil: RetryResponse. Errors of the connection always are.
+	Retry func(*http.Response) bool
+
+	// MaxAttempts is how often a request is sent at most. Zero: 5.
+	MaxAttempts int
+
+	// MaxElapsed is how long after its beginning a request is sent once more at most. A server that wants a longer
+	// pause than what is left gets none: its response is returned. Zero: 1 min.
+	MaxElapsed time.Duration
+}
+
+// A Transport is a http.RoundTripper that gives requests a key and sends them again with the same one, and the same
+// body, until there is a response that counts. It is safe for concurrent use.
 //
-// Use it only for servers that honour the key: to others a request that is sent again is another request, and its effect
-// happens twice. TransportConfig.Mint and a client of its own for each API keep it to those.
+// Use it only for servers that honour the key: to others a request that is sent again is another request, and its
+// effect happens twice. TransportConfig.Mint and a client of its own for each API keep it to those.
 //
-// The key of a request is, in this order: the one in its header, which is left as it is; that of WithKey; a new one. A new
-// one lives for one call of RoundTrip: whoever repeats requests outside, or after a restart, stores a key first and uses
-// WithKey. http.Client calls RoundTrip once more for each redirect.
+// The key of a request is, in this order: the one in its header, which is left as it is; that of WithKey; a new one. A
+// new one lives for one call of RoundTrip. If you repeat requests outside of it, or after a restart, store a key first
+// and use WithKey. http.Client calls RoundTrip once more for each redirect.
+//
+// Pauses between tries double from 100 ms to 5 s, less up to a half at random; a longer Retry-After of the server
+// counts instead. A request whose body cannot be read twice (no Request.GetBody) is sent once.
 type Transport struct {
 	base   http.RoundTripper
 	config TransportConfig
@@ -31,13 +54,26 @@ type Transport struct {
 
 var _ http.RoundTripper = (*Transport)(nil)
 
-// NewTransport returns a transport over another one, or over http.DefaultTransport if that is nil. The error names the field
-// that is wrong. A server that hangs is for the base to give up (http.Transport.ResponseHeaderTimeout): then it is tried
-// again.
+// NewTransport returns a transport over another one, or over http.DefaultTransport if that is nil. The error names the
+// field that is wrong. A server that hangs is for the base to give up (http.Transport.ResponseHeaderTimeout): then it
+// is tried again.
 func NewTransport(base http.RoundTripper, c TransportConfig) (*Transport, error) {
-	c = c.withDefaults()
-	if err := c.validate(); err != nil {
-		return nil, err
+	c.Header = cmp.Or(c.Header, keyHeader)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 5)
+	c.MaxElapsed = cmp.Or(c.MaxElapsed, time.Minute)
+	if c.Mint == nil {
+		c.Mint = postOrPatch
+	}
+	if c.Retry == nil {
+		c.Retry = RetryResponse
+	}
+	switch {
+	case bareProblem(c.Header) != "":
+		return nil, fmt.Errorf("idempotencykey: TransportConfig.Header is %q, which is no header's name", c.Header)
+	case c.MaxAttempts < 1:
+		return nil, fmt.Errorf("idempotencykey: TransportConfig.MaxAttempts is %d, want at least 1", c.MaxAttempts)
+	case c.MaxElapsed < 0:
+		return nil, fmt.Errorf("idempotencykey: TransportConfig.MaxElapsed is %v, want at least 0", c.MaxElapsed)
 	}
 	if base == nil {
 		base = http.DefaultTransport
@@ -45,142 +81,117 @@ func NewTransport(base http.RoundTripper, c TransportConfig) (*Transport, error)
 	return &Transport{base, c}, nil
 }
 
+// RetryResponse is the default of TransportConfig.Retry: 429, 500 and above but 501 and 505, and 409 with a
+// Retry-After, by which servers say that a request with the key is in progress. A response with Idempotent-Replayed:
+// true is stored at the server, which would send it again.
+func RetryResponse(r *http.Response) bool {
+	if r.Header.Get(replayedHeader) == "true" {
+		return false
+	}
+	switch r.StatusCode {
+	case http.StatusConflict:
+		return r.Header.Get("Retry-After") != ""
+	case http.StatusTooManyRequests:
+		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
+		return false
+	}
+	return r.StatusCode >= http.StatusInternalServerError
+}
+
 type contextKey struct{}
 
-// WithKey returns a context whose requests carry a key, but for those of methods without effect, such as GET. It is for one
-// request and its repeats: another request with the same key is refused by the server, or, at another route, taken for another
-// action.
+// WithKey returns a context whose requests carry a key, but for those of methods without effect, such as GET. It is
+// for one request and its repeats: another request with the same key is refused by the server, or, at another route,
+// taken for another action.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }
 
-// RoundTrip implements http.RoundTripper. What it returns in the end is the last response, or the last error. A key that no
-// header can carry, a header that is empty, but for methods without effect, or one that is there twice is a
-// *dedupstore.InvalidError, and nothing is sent. A response whose body breaks off has been returned by then: it is for the
-// caller to repeat the request, which needs WithKey.
+// RoundTrip implements http.RoundTripper. What it returns in the end is the last response, or the last error. It
+// returns an error and sends nothing if no header can carry the key, or if the header is there twice or, but for
+// methods without effect, empty. A response whose body breaks off has been returned by then: the caller repeats the
+// request, which needs WithKey.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	header, err := t.key(r)
 	if err != nil {
-		closeBody(r)
+		if r.Body != nil {
+			r.Body.Close()
+		}
 		return nil, err
 	}
 	if header == "" {
 		return t.base.RoundTrip(r)
 	}
-	body, again, err := t.body(r)
-	if err != nil {
-		return nil, err
-	}
 	limit := t.config.MaxAttempts
-	if !again {
+	if r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
 		limit = 1
 	}
-	return t.send(r, header, body, limit)
-}
-
-// key returns the value of the header, and "" for a request that is to have none.
-func (t *Transport) key(r *http.Request) (string, error) {
-	switch values := r.Header.Values(t.config.Header); {
-	case len(values) > 1:
-		return "", &dedupstore.InvalidError{Field: "header " + t.config.Header, Problem: "is there more than once"}
-	case len(values) == 1 && strings.Trim(values[0], " \t") == "" && safe(r.Method):
-		return "", nil // a program may set the header of all its requests
-	case len(values) == 1 && strings.Trim(values[0], " \t") == "":
-		return "", &dedupstore.InvalidError{Field: "header " + t.config.Header, Problem: "is empty"}
-	case len(values) == 1:
-		return values[0], nil
-	}
-	key, given := r.Context().Value(contextKey{}).(string)
-	if safe(r.Method) { // such as that of a page which the response to a POST redirects to
-		given = false
-	}
-	if !given {
-		if !t.config.Mint(r) {
-			return "", nil
-		}
-		key = ids.New()
-	}
-	problem := ""
-	switch {
-	case key == "":
-		problem = "is empty"
-	case t.config.Bare:
-		problem = bareProblem(key)
-	case !printable(key):
-		problem = "has a character that is not printable ASCII"
-	}
-	if problem != "" {
-		return "", &dedupstore.InvalidError{Field: "key", Problem: problem}
-	}
-	if t.config.Bare {
-		return key, nil
-	}
-	return quoteKey(key), nil
-}
-
-// send sends the request until there is something to return.
-func (t *Transport) send(r *http.Request, header string, body func() (io.ReadCloser, error), limit int) (*http.Response, error) {
 	start := time.Now()
 	for attempt := 1; ; attempt++ {
 		out := r.Clone(r.Context())
-		if out.Header == nil {
-			out.Header = http.Header{}
-		}
 		out.Header.Set(t.config.Header, header)
-		var err error
-		if out.Body, err = body(); err != nil {
-			return nil, fmt.Errorf("idempotencykey: read the body once more: %w", err)
+		if attempt > 1 && r.GetBody != nil {
+			if out.Body, err = r.GetBody(); err != nil {
+				return nil, fmt.Errorf("idempotencykey: read the body once more: %w", err)
+			}
 		}
 		resp, err := t.base.RoundTrip(out)
-		if attempt >= limit || r.Context().Err() != nil || err == nil && !t.retry(resp) {
-			return resp, err
-		}
-		pause := t.pause(attempt, resp)
-		if time.Since(start)+pause > t.config.MaxElapsed {
+		pause := pauseAfter(attempt, resp)
+		if attempt == limit || r.Context().Err() != nil || err == nil && !t.config.Retry(resp) ||
+			time.Since(start)+pause > t.config.MaxElapsed {
 			return resp, err
 		}
 		if resp != nil {
-			drain(r.Context(), resp.Body)
+			resp.Body.Close()
 		}
-		if !sleep(r.Context(), pause) {
+		if !pace.Sleep(r.Context(), pause) {
 			return nil, context.Cause(r.Context())
 		}
 	}
 }
 
-func (t *Transport) retry(resp *http.Response) bool {
-	return resp.Header.Get(t.config.ReplayedHeader) != "true" && t.config.Retry(resp)
+// key returns the value of the header, and "" for a request that gets none.
+func (t *Transport) key(r *http.Request) (string, error) {
+	name := t.config.Header
+	if values := r.Header.Values(name); len(values) > 0 {
+		switch {
+		case len(values) > 1:
+			return "", errors.New("idempotencykey: header " + name + " is there more than once")
+		case strings.Trim(values[0], " \t") != "":
+			return values[0], nil
+		case safe(r.Method): // a program may set the header of all its requests
+			return "", nil
+		}
+		return "", errors.New("idempotencykey: header " + name + " is empty")
+	}
+	key, given := r.Context().Value(contextKey{}).(string)
+	switch {
+	case safe(r.Method): // such as that of a page which the response to a POST redirects to
+		return "", nil
+	case !given && !t.config.Mint(r):
+		return "", nil
+	case !given:
+		key = ids.New()
+	case key == "" || !printable(key):
+		return "", errors.New("idempotencykey: key is empty, or has a character that is not printable ASCII")
+	}
+	return quoteKey(key), nil
 }
 
-// pause is how long to wait after an attempt, counted from 1.
-func (t *Transport) pause(attempt int, resp *http.Response) time.Duration {
-	d := pace.Backoff(t.config.MinPause, t.config.MaxPause, attempt)
+// pauseAfter is how long to wait after an attempt, counted from 1.
+func pauseAfter(attempt int, resp *http.Response) time.Duration {
+	d := pace.Backoff(100*time.Millisecond, 5*time.Second, attempt)
 	d -= rand.N(d/2 + 1)
-	if resp != nil {
-		d = max(d, retryAfter(resp.Header.Get("Retry-After")))
+	if resp == nil {
+		return d
+	}
+	after := resp.Header.Get("Retry-After") // RFC 9110, section 10.2.3
+	if n, err := strconv.ParseUint(after, 10, 31); err == nil {
+		return max(d, time.Duration(n)*time.Second)
+	}
+	if at, err := http.ParseTime(after); err == nil {
+		return max(d, time.Until(at))
 	}
 	return d
-}
-
-// retryAfter reads the header (RFC 9110, section 10.2.3). Zero: there is none that can be understood.
-func retryAfter(value string) time.Duration {
-	if n, err := strconv.ParseUint(value, 10, 31); err == nil {
-		return time.Duration(n) * time.Second
-	}
-	if at, err := http.ParseTime(value); err == nil {
-		return time.Until(at)
-	}
-	return 0
-}
-
-// sleep waits, and reports false if the context ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -14,87 +14,69 @@ import (
 )
 
 // useless answers a request that is not proven, or of no use. Nothing was claimed.
-func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, e Event, err error) {
-	log := rc.logOf(e)
+func (rc *Receiver) useless(ctx context.Context, w http.ResponseWriter, log *slog.Logger, err error) {
 	if refused, ok := errors.AsType[*SignatureError](err); ok { // anybody can cause it, as often as they like
 		log.DebugContext(ctx, "webhook: request is not proven", "error", err)
 		w.Header().Set("WWW-Authenticate", "Signature") // RFC 9110, section 15.5.2, asks for one
 		refuse(w, http.StatusUnauthorized, refused.Problem)
 		return
 	}
-	if refused, ok := errors.AsType[*EventError](err); ok {
+	if refused, ok := errors.AsType[*eventError](err); ok {
 		log.WarnContext(ctx, "webhook: proven request is of no use", "error", err)
-		refuse(w, http.StatusBadRequest, refused.Problem)
+		refuse(w, http.StatusBadRequest, refused.problem)
 		return
 	}
-	rc.notNow(ctx, w, log, unknownWait, err)
+	notNow(ctx, w, log, 0, err)
 }
 
-// answer says what became of the event. The guard's own error decides, never one that it wraps: that is the publisher's, who
-// may be somebody's guard or receiver as well.
-func (rc *Receiver) answer(ctx context.Context, w http.ResponseWriter, e Event, res oncemill.Result, err error) {
+// answer says what became of the event. The guard's own error decides, never one that it wraps: that is the
+// publisher's, which may be somebody's guard or receiver as well.
+func (rc *Receiver) answer(
+	ctx context.Context, w http.ResponseWriter, log *slog.Logger, res oncemill.Result, err error,
+) {
 	if err == nil {
 		err = res.Failure()
 	}
-	log := rc.logOf(e)
 	switch failure := err.(type) { //nolint:errorlint // see above
 	case nil:
-		rc.known(w, res)
+		status := "enqueued"
+		if res.Duplicate {
+			status = "enqueued before"
+		} else {
+			rc.config.Wake()
+		}
+		write(w, http.StatusOK, "application/json", map[string]any{"status": status})
 	case *oncemill.MismatchError:
-		log.ErrorContext(ctx, "webhook: event ID is known with another body; nothing was enqueued")
-		refuse(w, http.StatusUnprocessableEntity, "the ID of the event is known with another body; nothing was enqueued")
+		log.ErrorContext(ctx, "webhook: event is known with another body; nothing was enqueued")
+		refuse(w, http.StatusUnprocessableEntity, "the event is known with another body; nothing was enqueued")
 	case *oncemill.BusyError:
-		later(w, failure.Wait, busyText(failure))
+		detail := "another request is at this event"
+		if failure.NotDue {
+			detail = "the event could not be enqueued, and must not be tried again yet"
+		}
+		later(w, failure.Wait, detail)
 	case *oncemill.RetryError:
 		if otherContent(failure) {
-			log.ErrorContext(ctx, "webhook: the publisher holds the event's message ID with other content; this one was not enqueued", "error", err)
+			log.ErrorContext(ctx, "webhook: the publisher holds the message ID with other content",
+				"error", err)
 			refuse(w, http.StatusUnprocessableEntity, "the event was enqueued with another body; this one was not")
 			return
 		}
-		rc.notNow(ctx, w, log, cmp.Or(failure.Delay, unknownWait), err)
+		notNow(ctx, w, log, failure.Delay, err)
 	case *oncemill.FailedError:
 		if failure.Outcome.Exhausted { // the next request runs it again
-			rc.notNow(ctx, w, log, unknownWait, err)
+			notNow(ctx, w, log, 0, err)
 			return
 		}
 		log.ErrorContext(ctx, "webhook: event is not enqueued, and will not be by itself", "error", err)
 		refuse(w, http.StatusInternalServerError, "the event could not be enqueued")
 	default:
-		rc.notNow(ctx, w, log, unknownWait, err)
+		notNow(ctx, w, log, 0, err)
 	}
 }
 
-// known answers for an event that was published.
-func (rc *Receiver) known(w http.ResponseWriter, res oncemill.Result) {
-	if res.Duplicate {
-		accepted(w, "enqueued before")
-		return
-	}
-	rc.config.Wake()
-	accepted(w, "enqueued")
-}
-
-func (rc *Receiver) logOf(e Event) *slog.Logger {
-	return rc.log.With("sender", rc.config.Sender, "event", e.ID)
-}
-
-func (rc *Receiver) notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error) {
-	log.WarnContext(ctx, "webhook: event is not enqueued; the sender has to come again", "error", err)
-	later(w, after, "the event could not be enqueued now")
-}
-
-// unknownWait is how long a sender is asked to wait if nothing says how long.
-const unknownWait = 5 * time.Second
-
-func busyText(e *oncemill.BusyError) string {
-	if e.NotDue {
-		return "the event could not be enqueued, and is not to be tried again yet"
-	}
-	return "another request is at this event"
-}
-
-// otherContent reports whether a publisher said that it holds the message's ID with other content: no retry mends that while
-// it does.
+// otherContent reports whether a publisher said that it holds the message's ID with other content: no retry mends that
+// while it does.
 func otherContent(err error) bool {
 	e, ok := errors.AsType[interface {
 		error
@@ -103,9 +85,10 @@ func otherContent(err error) bool {
 	return ok && e.OtherContent()
 }
 
-// accepted says that the sender need not come again.
-func accepted(w http.ResponseWriter, status string) {
-	write(w, http.StatusOK, "application/json", map[string]any{"status": status})
+// notNow asks the sender to come again after an outage: in 5 s if nothing says when.
+func notNow(ctx context.Context, w http.ResponseWriter, log *slog.Logger, after time.Duration, err error) {
+	log.WarnContext(ctx, "webhook: event is not enqueued; the sender has to come again", "error", err)
+	later(w, cmp.Or(after, 5*time.Second), "the event could not be enqueued now")
 }
 
 // later asks the sender to come again. Retry-After is in whole seconds (RFC 9110, section 10.2.3), rounded up.
@@ -117,7 +100,8 @@ func later(w http.ResponseWriter, after time.Duration, detail string) {
 
 // refuse answers with a problem (RFC 9457).
 func refuse(w http.ResponseWriter, status int, detail string) {
-	write(w, status, "application/problem+json", map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
+	write(w, status, "application/problem+json",
+		map[string]any{"title": http.StatusText(status), "status": status, "detail": detail})
 }
 
 // reply answers a question of the sender's.

@@ -33,7 +33,8 @@ func ExampleNew() {
 	if err != nil {
 		panic(err)
 	}
-	hooks, err := webhook.New(guard, publisher, webhook.Config{Sender: "github", Verifier: verifier, Topic: "hooks.github"})
+	hooks, err := webhook.New(guard, publisher, webhook.Config{Sender: "github", Verifier: verifier,
+		Topic: "hooks.github"})
 	if err != nil {
 		panic(err)
 	}

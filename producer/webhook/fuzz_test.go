@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
-// fuzzed checks a verifier: it accepts nothing but what proof, which is written independently of it, finds in the header,
-// and all that it answers is an event or one of its two errors.
+// fuzzed checks a verifier: it accepts nothing but what proof, which is written independently of it, finds in the
+// header, and all that it answers is an event or one of its two errors.
 func fuzzed(t *testing.T, s scheme, h http.Header, body []byte, proof func(mac func(parts ...string) []byte) bool) {
 	t.Helper()
 	v := must(s.verifier(s.secret))
@@ -63,7 +63,8 @@ func FuzzStandardWebhooks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte, id, timestamp, signature string) {
 		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {timestamp}, "Webhook-Signature": {signature}}
 		fuzzed(t, s, h, body, func(mac func(...string) []byte) bool {
-			return strings.Contains(signature, "v1,"+base64.StdEncoding.EncodeToString(mac(id, ".", timestamp, ".", string(body))))
+			return strings.Contains(signature, "v1,"+base64.StdEncoding.EncodeToString(mac(id, ".", timestamp, ".",
+				string(body))))
 		})
 	})
 }
@@ -75,7 +76,8 @@ func FuzzStripe(f *testing.F) {
 		fuzzed(t, s, http.Header{"Stripe-Signature": {signature}}, body, func(mac func(...string) []byte) bool {
 			for part := range strings.SplitSeq(signature, ",") {
 				timestamp, ok := strings.CutPrefix(strings.TrimSpace(part), "t=")
-				if ok && strings.Contains(strings.ToLower(signature), "v1="+hex.EncodeToString(mac(timestamp, ".", string(body)))) {
+				if ok && strings.Contains(strings.ToLower(signature), "v1="+hex.EncodeToString(mac(timestamp, ".",
+					string(body)))) {
 					return true
 				}
 			}

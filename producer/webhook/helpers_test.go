@@ -15,15 +15,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/leaktest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // virtual runs a test in a bubble of virtual time, at the given Unix time.
 func virtual(t *testing.T, now int64, test func(t *testing.T)) {
@@ -121,6 +120,12 @@ func receiver(t testing.TB, g *oncemill.Guard, p producer.Publisher, c webhook.C
 		t.Fatal(err)
 	}
 	return rc
+}
+
+// trusting is a receiver over a store of its own.
+func trusting(t testing.TB, p producer.Publisher, v webhook.Verifier) *webhook.Receiver {
+	t.Helper()
+	return receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), p, webhook.Config{Verifier: v})
 }
 
 // must takes what a verifier's constructor returns.

@@ -25,7 +25,9 @@ type transaction struct{ written []producer.Message }
 
 type txKey struct{}
 
-func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (i *inbox) InTx(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
 	var tx transaction
 	s, err := work(context.WithValue(ctx, txKey{}, &tx))
 	if err != nil {
@@ -58,7 +60,8 @@ func write(ctx context.Context, messages ...producer.Message) error {
 func TestReceiver_OverAnInboxMessageAndClaimCommitTogether(t *testing.T) {
 	virtual(t, start, func(t *testing.T) {
 		box := &inbox{Store: newStore(t).Store}
-		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write), webhook.Config{Verifier: must(webhook.GitHub(secret))})
+		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write),
+			webhook.Config{Verifier: must(webhook.GitHub(secret))})
 
 		box.commit = &dedupstore.ConflictError{Err: errDown}
 		for range 30 { // three times the attempts of a message
@@ -82,7 +85,8 @@ func TestReceiver_OverAnInboxMessageAndClaimCommitTogether(t *testing.T) {
 func TestReceiver_CommitsThatFailUseUpNothing(t *testing.T) {
 	virtual(t, start, func(t *testing.T) {
 		box := &inbox{Store: newStore(t).Store}
-		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write), webhook.Config{Verifier: must(webhook.GitHub(secret))})
+		rc := receiver(t, newGuard(t, box, oncemill.Policy{}), webhook.PublisherFunc(write),
+			webhook.Config{Verifier: must(webhook.GitHub(secret))})
 		box.commit = errDown
 		for range 30 {
 			sendAsTold(t, rc, fromGitHub("d1", "a"))

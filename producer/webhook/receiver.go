@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,15 +9,18 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A Receiver is an http.Handler for the webhooks of one sender. It is safe for concurrent use and holds nothing that must
-// be closed.
+// A Receiver is an http.Handler for the webhooks of one sender. It is safe for concurrent use and holds nothing that
+// must be closed.
 type Receiver struct {
 	guard     *oncemill.Guard
 	publisher producer.Publisher
@@ -27,20 +31,41 @@ type Receiver struct {
 // New returns a receiver. The error names the field of the config that is wrong, or contradicts the guard's policy.
 //
 // An error of the publisher, or its panic, makes the sender come again, as often as it likes, unless it is an
-// oncemill.Permanent one. An error with a method OtherContent() bool that returns true says that the publisher holds the
-// message's ID with other content, as an outbox may: it is answered with 422.
+// oncemill.Permanent one. An error with a method OtherContent() bool that returns true says that the publisher holds
+// the message's ID with other content, as an outbox may: it is answered with 422.
 func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Receiver, error) {
 	switch {
 	case guard == nil:
-		return nil, &InvalidError{"guard", "is nil"}
+		return nil, errors.New("webhook: guard is nil")
 	case publisher == nil:
-		return nil, &InvalidError{"publisher", "is nil"}
+		return nil, errors.New("webhook: publisher is nil")
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(guard.Policy()); err != nil {
 		return nil, err
 	}
 	return &Receiver{guard: guard, publisher: publisher, config: cfg, log: guard.Policy().Logger}, nil
+}
+
+// Headers of the messages that a Receiver publishes, beside those of the request.
+const (
+	HeaderSender  = "oncemill-webhook-sender" // Config.Sender
+	HeaderEventID = "oncemill-webhook-id"     // the sender's ID of the event
+)
+
+// PublisherFunc is a function as a producer.Publisher, such as one that opens a transaction for an outbox, or joins the
+// inbox's.
+type PublisherFunc func(ctx context.Context, messages ...producer.Message) error
+
+// Publish implements [producer.Publisher].
+func (f PublisherFunc) Publish(ctx context.Context, messages ...producer.Message) error {
+	return f(ctx, messages...)
+}
+
+// MessageID returns the ID of the message for an event, as a Receiver with this tenant (empty: "default") and sender
+// gives it.
+func MessageID(tenant, sender, eventID string) string {
+	return ids.Derive("oncemill/webhook", cmp.Or(tenant, "default"), sender, eventID)
 }
 
 // ServeHTTP implements [http.Handler]. The package doc has the table of answers.
@@ -51,11 +76,11 @@ func (rc *Receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, rc.config.MaxBody))
+	if _, long := errors.AsType[*http.MaxBytesError](err); long {
+		refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is longer than %d bytes", rc.config.MaxBody))
+		return
+	}
 	if err != nil {
-		if _, long := errors.AsType[*http.MaxBytesError](err); long {
-			refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is longer than %d bytes", rc.config.MaxBody))
-			return
-		}
 		refuse(w, http.StatusBadRequest, "the body could not be read")
 		return
 	}
@@ -64,40 +89,64 @@ func (rc *Receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(w, e.Reply)
 		return
 	}
-	var key dedupstore.Key
+	ctx, log := r.Context(), rc.log.With("sender", rc.config.Sender, "event", e.ID)
 	var m producer.Message
 	if err == nil {
-		key, m, err = rc.message(e, r.Header, body)
+		m, err = rc.message(e, r.Header, body)
 	}
 	if err != nil {
-		rc.useless(r.Context(), w, e, err)
+		rc.useless(ctx, w, log, err)
 		return
 	}
-	res, err := rc.enqueue(r.Context(), key, e.Fingerprint, m)
-	rc.answer(r.Context(), w, e, res, err)
+	res, err := rc.enqueue(ctx, e, m)
+	rc.answer(ctx, w, log, res, err)
 }
 
 // verify proves the request, and that it is not too old to be believed.
 func (rc *Receiver) verify(h http.Header, body []byte) (Event, error) {
 	e, err := rc.config.Verifier.Verify(h, body)
-	if err != nil || e.Sent.IsZero() {
+	if err != nil || e.Sent.IsZero() || time.Since(e.Sent).Abs() <= tolerance {
 		return e, err
 	}
-	if off := time.Since(e.Sent); off > rc.config.Tolerance || off < -rc.config.Tolerance {
-		return e, &SignatureError{fmt.Sprintf("the timestamp is more than %v from this server's clock", rc.config.Tolerance)}
+	return e, &SignatureError{fmt.Sprintf("the timestamp is more than %v from this server's clock", tolerance)}
+}
+
+// key is what an event is claimed under.
+func (rc *Receiver) key(e Event) dedupstore.Key {
+	return dedupstore.Key{Tenant: rc.config.Tenant, Group: rc.config.Group, Handler: rc.config.Sender, ID: e.ID}
+}
+
+// message makes the message for an event.
+func (rc *Receiver) message(e Event, h http.Header, body []byte) (producer.Message, error) {
+	if rc.key(e).Validate() != nil {
+		return producer.Message{}, &eventError{"the ID of the event is empty, too long or no text"}
 	}
-	return e, nil
+	c := rc.config
+	header := producer.Header{HeaderSender: c.Sender, HeaderEventID: e.ID}
+	for _, name := range append([]string{"Content-Type", "Content-Encoding"}, e.Headers...) {
+		values := h.Values(name)
+		if len(values) == 0 {
+			continue
+		}
+		value := strings.Join(values, ", ")
+		if !utf8.ValidString(value) { // brokers and databases do not carry it
+			return producer.Message{}, &eventError{"header " + name + " is not UTF-8"}
+		}
+		header[strings.ToLower(name)] = value
+	}
+	return producer.Message{ID: MessageID(c.Tenant, c.Sender, e.ID), Topic: c.Topic, Header: header, Payload: body}, nil
 }
 
 // enqueue publishes the event's message unless that has been done. It does not end with the request: some senders never
 // come again by themselves.
-func (rc *Receiver) enqueue(ctx context.Context, key dedupstore.Key, content dedupstore.Fingerprint, m producer.Message) (oncemill.Result, error) {
+func (rc *Receiver) enqueue(ctx context.Context, e Event, m producer.Message) (oncemill.Result, error) {
+	content := e.Fingerprint
 	if content.IsZero() {
 		content, _ = producer.FingerprintPayload(m.Payload) // never fails
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rc.config.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout+rc.config.Hold)
 	defer cancel()
-	call := oncemill.Call{Key: key, Fingerprint: content, Hold: rc.config.Hold}
+	call := oncemill.Call{Key: rc.key(e), Fingerprint: content, Hold: rc.config.Hold}
 	run := func(ctx context.Context) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, rc.publish(ctx, m)
 	}
@@ -109,6 +158,18 @@ func (rc *Receiver) enqueue(ctx context.Context, key dedupstore.Key, content ded
 	}
 	return res, err
 }
+
+// publishError is an error of the publisher: the event may come again, as often as the sender likes. An outage must
+// not use up its attempts.
+type publishError struct{ err error }
+
+func (e *publishError) Error() string { return "publish the event: " + e.err.Error() }
+
+// Unwrap lets a store see that the transaction must be repeated.
+func (e *publishError) Unwrap() error { return e.err }
+
+// Uncounted says that the attempt does not count.
+func (e *publishError) Uncounted() bool { return true }
 
 // publish publishes a message. A panic is an outage of the publisher like any other error.
 func (rc *Receiver) publish(ctx context.Context, m producer.Message) (err error) {

@@ -4,14 +4,14 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/producer"
@@ -24,16 +24,19 @@ func TestReceiver_ProvenEventIsEnqueuedOnceAsItCameIn(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			virtual(t, s.now, func(t *testing.T) {
 				var q queue
-				rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(s.verifier(s.secret))})
+				rc := trusting(t, &q, must(s.verifier(s.secret)))
 				send(t, rc, s.signed, http.StatusOK)
 				send(t, rc, s.signed, http.StatusOK)
 				header := producer.Header{webhook.HeaderSender: "shop", webhook.HeaderEventID: s.id}
 				for k, v := range s.header {
 					header[k] = v
 				}
-				want := []producer.Message{{ID: webhook.MessageID("", "shop", s.id), Topic: "hooks", Header: header, Payload: []byte(s.signed.body)}}
-				if diff := cmp.Diff(want, q.messages); diff != "" {
-					t.Errorf("enqueued (-want +got):\n%s", diff)
+				want := []producer.Message{{
+					ID: webhook.MessageID("", "shop", s.id), Topic: "hooks", Header: header,
+					Payload: []byte(s.signed.body),
+				}}
+				if !reflect.DeepEqual(q.messages, want) {
+					t.Errorf("enqueued %+v, want %+v", q.messages, want)
 				}
 			})
 		})
@@ -60,9 +63,11 @@ func TestReceiver_UnprovenRequestIsRefusedAndLeavesNothing(t *testing.T) {
 		t.Run(s.name+" header twice", func(t *testing.T) {
 			virtual(t, s.now, func(t *testing.T) {
 				var q queue
-				rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(s.verifier(s.secret))})
+				rc := trusting(t, &q, must(s.verifier(s.secret)))
 				for name, value := range s.signed.header {
-					if !strings.Contains(strings.ToLower(name), "hmac") && !strings.HasSuffix(strings.ToLower(strings.TrimSuffix(name, "-256")), "signature") || name == "X-Hub-Signature" {
+					if !strings.Contains(strings.ToLower(name), "hmac") &&
+						!strings.HasSuffix(strings.ToLower(strings.TrimSuffix(name, "-256")), "signature") ||
+						name == "X-Hub-Signature" {
 						continue
 					}
 					r := s.signed.request(t.Context())
@@ -79,7 +84,8 @@ func refused(t *testing.T, s scheme, h hook, secret string, others ...string) {
 	t.Helper()
 	var q queue
 	store := newStore(t)
-	rc := receiver(t, newGuard(t, store, oncemill.Policy{}), &q, webhook.Config{Verifier: must(s.verifier(secret, others...))})
+	rc := receiver(t, newGuard(t, store, oncemill.Policy{}), &q, webhook.Config{Verifier: must(s.verifier(secret,
+		others...))})
 	w := send(t, rc, h, http.StatusUnauthorized)
 	if w.Header().Get("WWW-Authenticate") == "" {
 		t.Error("no WWW-Authenticate, which a 401 must have")
@@ -108,7 +114,7 @@ func TestReceiver_TimeOutsideTheToleranceIsRefused(t *testing.T) {
 			t.Run(s.name+" "+name, func(t *testing.T) {
 				virtual(t, s.now+int64(tc.off/time.Second), func(t *testing.T) {
 					var q queue
-					rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(s.verifier(s.secret))})
+					rc := trusting(t, &q, must(s.verifier(s.secret)))
 					send(t, rc, s.signed, tc.want)
 					if tc.want == http.StatusOK {
 						q.want(t, 1)
@@ -151,8 +157,10 @@ func TestVerifiers_OneOfSeveralSignaturesIsEnough(t *testing.T) {
 		s scheme
 		h hook
 	}{
-		"Standard Webhooks": {standard, standard.signed.with("webhook-signature", other+" v1a,eA== v2,"+other[3:]+" "+v1+" "+other)},
-		"Stripe":            {stripe, stripe.signed.with("Stripe-Signature", "t=1492774577,v1="+zeros+",v0="+zeros+strings.TrimPrefix(signature, "t=1492774577"))},
+		"Standard Webhooks": {standard, standard.signed.with("webhook-signature",
+			other+" v1a,eA== v2,"+other[3:]+" "+v1+" "+other)},
+		"Stripe": {stripe, stripe.signed.with("Stripe-Signature",
+			"t=1492774577,v1="+zeros+",v0="+zeros+strings.TrimPrefix(signature, "t=1492774577"))},
 	} {
 		e, err := must(tc.s.verifier(tc.s.secret)).Verify(tc.h.request(t.Context()).Header, []byte(tc.h.body))
 		if err != nil || e.ID != tc.s.id || e.Sent.Unix() != tc.s.now {
@@ -161,14 +169,15 @@ func TestVerifiers_OneOfSeveralSignaturesIsEnough(t *testing.T) {
 	}
 }
 
-// ID, time and body are signed with full stops between them, so a request can be cut into other ones with one signature. Here
-// the sender's body begins with what looks like a time.
+// ID, time and body are signed with full stops between them, so a request can be cut into other ones with one
+// signature. Here the sender's body begins with what looks like a time.
 func TestStandardWebhooks_PartsCannotBeCutElsewhere(t *testing.T) {
 	t.Parallel()
 	v := must(webhook.StandardWebhooks(base64.StdEncoding.EncodeToString([]byte("twenty-four bytes or more"))))
 	mac := hmac.New(sha256.New, []byte("twenty-four bytes or more"))
 	mac.Write([]byte("msg_1.1614265330.1614265331.x"))
-	h := hook{map[string]string{"webhook-signature": "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))}, "1614265331.x"}
+	h := hook{map[string]string{"webhook-signature": "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))},
+		"1614265331.x"}
 	good := h.with("webhook-id", "msg_1").with("webhook-timestamp", "1614265330")
 	if e, err := v.Verify(good.request(t.Context()).Header, []byte(good.body)); err != nil || e.ID != "msg_1" {
 		t.Fatalf("%+v, %v", e, err)
@@ -186,14 +195,17 @@ func TestSlack_PublishedVectorIsProven(t *testing.T) {
 			"X-Slack-Signature":         "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503",
 			"X-Slack-Request-Timestamp": "1531420618",
 		},
-		"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar" +
-			"&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=" +
-			"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN" +
+		"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V" +
+			"&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=" +
+			"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2" +
+			"F397700885554%2F96rGlfmibIGlgcZRskXaIFfN" +
 			"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c",
 	}
 	v := must(webhook.Slack("8f742231b10e8888abcd99yyyzzz85a5"))
 	_, err := v.Verify(h.request(t.Context()).Header, []byte(h.body))
-	as[*webhook.EventError](t, err) // proven, and of no use
+	if _, refused := errors.AsType[*webhook.SignatureError](err); err == nil || refused {
+		t.Errorf("error %v, want that of a proven request which is of no use", err)
+	}
 	_, err = v.Verify(h.request(t.Context()).Header, []byte(h.body+"&"))
 	as[*webhook.SignatureError](t, err)
 }
@@ -207,7 +219,8 @@ func TestSlack_ChallengeIsAnsweredIfItIsSigned(t *testing.T) {
 	virtual(t, s.now, func(t *testing.T) {
 		var q queue
 		store := newStore(t)
-		rc := receiver(t, newGuard(t, store, oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.Slack(s.secret))})
+		rc := receiver(t, newGuard(t, store, oncemill.Policy{}), &q,
+			webhook.Config{Verifier: must(webhook.Slack(s.secret))})
 		h := s.signed.withBody(`{"type":"url_verification","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CYhVBuaaaaa"}`)
 		send(t, rc, h, http.StatusUnauthorized)
 		h = h.with("X-Slack-Signature", "v0=fa32345e72cd1791a2f7795158f779b43682620458d297b16265c646bb545de6")
@@ -227,12 +240,14 @@ func TestSlack_ChallengeIsAnsweredIfItIsSigned(t *testing.T) {
 func TestSlack_RateLimitOfAMinuteIsOneEvent(t *testing.T) {
 	virtual(t, start, func(t *testing.T) {
 		var q queue
-		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.Slack(secret))})
+		rc := trusting(t, &q, must(webhook.Slack(secret)))
 		slack := func(body string) hook {
 			now := strconv.FormatInt(time.Now().Unix(), 10)
-			return hook{map[string]string{"X-Slack-Signature": "v0=" + sum("v0:", now, ":", body), "X-Slack-Request-Timestamp": now}, body}
+			return hook{map[string]string{"X-Slack-Signature": "v0=" + sum("v0:", now, ":", body),
+				"X-Slack-Request-Timestamp": now}, body}
 		}
-		const limited = `{"type":"app_rate_limited","team_id":"T123456","minute_rate_limited":1518467820,"api_app_id":"A123456"}`
+		const limited = `{"type":"app_rate_limited","team_id":"T123456","minute_rate_limited":1518467820,` +
+			`"api_app_id":"A123456"}`
 		send(t, rc, slack(limited), http.StatusOK)
 		send(t, rc, slack(limited), http.StatusOK)
 		q.want(t, 1)
@@ -254,7 +269,8 @@ func TestVerifiers_HeaderOfAnyLengthIsNotRead(t *testing.T) {
 	v := must(s.verifier(s.secret))
 	signature := s.signed.header["Stripe-Signature"] + ",v0="
 	long := signature + strings.Repeat("0", 4<<10-len(signature))
-	if _, err := v.Verify(s.signed.with("Stripe-Signature", long).request(t.Context()).Header, []byte(s.signed.body)); err != nil {
+	if _, err := v.Verify(s.signed.with("Stripe-Signature", long).request(t.Context()).Header,
+		[]byte(s.signed.body)); err != nil {
 		t.Errorf("%d bytes: %v", len(long), err)
 	}
 	_, err := v.Verify(s.signed.with("Stripe-Signature", long+"0").request(t.Context()).Header, []byte(s.signed.body))
@@ -266,13 +282,13 @@ func TestVerifiers_HeaderOfAnyLengthIsNotRead(t *testing.T) {
 func TestVerifiers_WeakKeysAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, s := range schemes() {
-		for _, secrets := range [][]string{{""}, {"whsec_"}, {"fifteen bytes.."}, {s.secret, ""}, {"whsec_c2l4dGVlbiBieXRlcy4u"}} {
+		for _, secrets := range [][]string{{""}, {"whsec_"}, {"fifteen bytes.."}, {s.secret, ""},
+			{"whsec_c2l4dGVlbiBieXRlcy4u"}} {
 			if s.name != "Standard Webhooks" && slices.Contains(secrets, "whsec_c2l4dGVlbiBieXRlcy4u") {
 				continue // it is the text that counts there
 			}
 			_, err := s.verifier(secrets[0], secrets[1:]...)
-			e := as[*webhook.InvalidError](t, err)
-			if !strings.HasPrefix(e.Field, "secret ") {
+			if err == nil || !strings.HasPrefix(err.Error(), "webhook: secret ") {
 				t.Errorf("%s %q: %v", s.name, secrets, err)
 			}
 		}
@@ -285,7 +301,7 @@ func TestVerifiers_LineEndOfAFileIsNotTakenForPartOfAKey(t *testing.T) {
 		for _, end := range []string{"\n", "\r\n"} {
 			verifier, err := s.verifier(s.secret + end)
 			if s.name != "Standard Webhooks" {
-				if e := as[*webhook.InvalidError](t, err); e.Field != "secret 1" {
+				if err == nil || !strings.HasPrefix(err.Error(), "webhook: secret 1 has a line end") {
 					t.Errorf("%s: %v", s.name, err)
 				}
 				continue

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Slack verifies requests of Slack's Events API: headers X-Slack-Signature (v0=…) and X-Slack-Request-Timestamp. A secret is
-// the app's signing secret; several are for rotation. The event's ID is the member event_id of the body, which a retry
-// keeps. The url_verification of a new endpoint is answered with its challenge, if it is signed as well.
+// Slack verifies requests of Slack's Events API: headers X-Slack-Signature (v0=…) and X-Slack-Request-Timestamp. A
+// secret is the app's signing secret; several are for rotation. The event's ID is the member event_id of the body,
+// which a retry keeps. The url_verification of a new endpoint is answered with its challenge, if it is signed as well.
 //
-// The Events API's app_rate_limited has no event_id. Its ID is "app_rate_limited", app, team and minute, with spaces between
-// them. Slash commands and interactions have no ID, and are refused with status 400.
+// The Events API's app_rate_limited has no event_id. Its ID is "app_rate_limited", app, team and minute, with spaces
+// between them. Slash commands and interactions have no ID, and are refused with status 400.
 func Slack(secret string, others ...string) (Verifier, error) {
 	ks, err := newKeys(secret, others)
 	if err != nil {
@@ -51,7 +51,7 @@ func (v slack) Verify(h http.Header, body []byte) (Event, error) {
 }
 
 func slackEvent(body []byte) (Event, error) {
-	var envelope struct {
+	var e struct {
 		Type      string      `json:"type"`
 		EventID   string      `json:"event_id"`
 		Challenge string      `json:"challenge"`
@@ -59,14 +59,14 @@ func slackEvent(body []byte) (Event, error) {
 		App       string      `json:"api_app_id"`
 		Minute    json.Number `json:"minute_rate_limited"`
 	}
-	err := json.Unmarshal(body, &envelope)
+	err := json.Unmarshal(body, &e)
 	switch {
-	case err == nil && envelope.Type == "url_verification" && envelope.Challenge != "":
-		return Event{Reply: []byte(envelope.Challenge)}, nil
-	case err == nil && envelope.Type == "app_rate_limited" && envelope.EventID == "" && envelope.Team != "" && envelope.Minute != "":
-		return Event{ID: strings.Join([]string{envelope.Type, envelope.App, envelope.Team, envelope.Minute.String()}, " ")}, nil
-	case err != nil || envelope.EventID == "":
-		return Event{}, &EventError{"the body has no member event_id: only the Events API has"}
+	case err == nil && e.Type == "url_verification" && e.Challenge != "":
+		return Event{Reply: []byte(e.Challenge)}, nil
+	case err == nil && e.Type == "app_rate_limited" && e.EventID == "" && e.Team != "" && e.Minute != "":
+		return Event{ID: strings.Join([]string{e.Type, e.App, e.Team, e.Minute.String()}, " ")}, nil
+	case err != nil || e.EventID == "":
+		return Event{}, &eventError{"the body has no member event_id: only the Events API has"}
 	}
-	return Event{ID: envelope.EventID}, nil
+	return Event{ID: e.EventID}, nil
 }

@@ -10,24 +10,24 @@ import (
 // minStandardKey is the shortest key that Standard Webhooks allows, in bytes.
 const minStandardKey = 24
 
-// StandardWebhooks verifies requests by the specification Standard Webhooks, symmetric signatures (v1): headers webhook-id,
-// webhook-timestamp and webhook-signature, where one of several signatures must be that of one of the keys. A secret is
-// base64, with or without "whsec_" before it, of at least 24 bytes; several are for rotation. The event's ID is webhook-id.
-// It may hold no full stop, as the specification asks: ID, time and body are signed with full stops between them.
+// StandardWebhooks verifies requests by the specification Standard Webhooks, symmetric signatures (v1): headers
+// webhook-id, webhook-timestamp and webhook-signature, where one of several signatures must be that of one of the
+// keys. A secret is base64, with or without "whsec_" before it, of at least 24 bytes; several are for rotation. The
+// event's ID is webhook-id. It may hold no full stop, as the specification asks: ID, time and body are signed with
+// full stops between them.
 //
 // Signatures of other versions are skipped. Asymmetric ones (v1a) are not supported.
 func StandardWebhooks(secret string, others ...string) (Verifier, error) {
-	all := append([]string{secret}, others...)
-	ks := make(keys, len(all))
-	for i, s := range all {
+	var ks keys
+	for i, s := range append([]string{secret}, others...) {
 		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(s, "whsec_"))
 		if err != nil {
-			return nil, &InvalidError{fmt.Sprintf("secret %d", i+1), "is not base64"}
+			return nil, fmt.Errorf("webhook: secret %d is not base64", i+1)
 		}
 		if len(key) < minStandardKey {
-			return nil, tooShort(i, len(key), minStandardKey)
+			return nil, fmt.Errorf("webhook: secret %d has %d bytes, want at least %d", i+1, len(key), minStandardKey)
 		}
-		ks[i] = key
+		ks = append(ks, key)
 	}
 	return standard{ks}, nil
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Stripe verifies requests of Stripe: header Stripe-Signature (t=…,v1=…), where one of several signatures must be that of
-// one of the keys. A secret is the endpoint's, "whsec_…", as the dashboard shows it; several are for rotation. The event's
-// ID is the member id of the body, so endpoints that get the same events need different names (Config.Sender).
+// Stripe verifies requests of Stripe: header Stripe-Signature (t=…,v1=…), where one of several signatures must be that
+// of one of the keys. A secret is the endpoint's, "whsec_…", as the dashboard shows it; several are for rotation. The
+// event's ID is the member id of the body, so endpoints that get the same events need different names (Config.Sender).
 //
 // Two bodies with one ID are the same event if they differ in nothing but pending_webhooks.
 func Stripe(secret string, others ...string) (Verifier, error) {
@@ -48,14 +48,14 @@ func (v stripe) Verify(h http.Header, body []byte) (Event, error) {
 		ID string `json:"id"`
 	}
 	if err := json.Unmarshal(body, &event); err != nil || event.ID == "" {
-		return Event{}, &EventError{"the body has no member id"}
+		return Event{}, &eventError{"the body has no member id"}
 	}
 	content, err := stripeContent(body)
 	return Event{ID: event.ID, Sent: sent, Fingerprint: content}, err
 }
 
-// stripeContent is of all members of an event but pending_webhooks. It takes numbers as text: as doubles, which canonical JSON
-// makes of them, large integers would look like their neighbours. White space does not count.
+// stripeContent is of all members of an event but pending_webhooks. It takes numbers as text: as doubles, which
+// canonical JSON makes of them, large integers would look like their neighbours. White space does not count.
 func stripeContent(body []byte) (dedupstore.Fingerprint, error) {
 	var content bytes.Buffer
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -72,7 +72,7 @@ func stripeContent(body []byte) (dedupstore.Fingerprint, error) {
 		}
 	}
 	if err != nil {
-		return dedupstore.Fingerprint{}, &EventError{"the body is no JSON object"}
+		return dedupstore.Fingerprint{}, &eventError{"the body is no JSON object"}
 	}
 	f, err := producer.FingerprintPayload(content.Bytes())
 	f.Scheme = "stripe-" + f.Scheme

@@ -35,16 +35,17 @@ func standardScheme() scheme {
 		name: "Standard Webhooks", secret: "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", verifier: webhook.StandardWebhooks,
 		now: 1614265330, signed: h, id: "msg_p5jXN8AQM9LWM0D4loKWxJek", timestamp: "webhook-timestamp",
 		wrong: map[string]hook{
-			"another ID":              h.with("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJeK"),
-			"no ID":                   h.with("webhook-id", ""),
-			"another version":         h.with("webhook-signature", strings.Replace(signature, "v1", "v2", 1)),
-			"asymmetric version":      h.with("webhook-signature", strings.Replace(signature, "v1", "v1a", 1)),
-			"no version":              h.with("webhook-signature", strings.TrimPrefix(signature, "v1,")),
-			"altered signature":       h.with("webhook-signature", strings.Replace(signature, "g0", "g1", 1)),
-			"cut signature":           h.with("webhook-signature", signature[:20]),
-			"empty signature":         h.with("webhook-signature", "v1,"),
-			"no signature":            h.with("webhook-signature", ""),
-			"the time in the ID":      h.with("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330").with("webhook-timestamp", "1614265330"),
+			"another ID":         h.with("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJeK"),
+			"no ID":              h.with("webhook-id", ""),
+			"another version":    h.with("webhook-signature", strings.Replace(signature, "v1", "v2", 1)),
+			"asymmetric version": h.with("webhook-signature", strings.Replace(signature, "v1", "v1a", 1)),
+			"no version":         h.with("webhook-signature", strings.TrimPrefix(signature, "v1,")),
+			"altered signature":  h.with("webhook-signature", strings.Replace(signature, "g0", "g1", 1)),
+			"cut signature":      h.with("webhook-signature", signature[:20]),
+			"empty signature":    h.with("webhook-signature", "v1,"),
+			"no signature":       h.with("webhook-signature", ""),
+			"the time in the ID": h.with("webhook-id",
+				"msg_p5jXN8AQM9LWM0D4loKWxJek.1614265330").with("webhook-timestamp", "1614265330"),
 			"altered time":            h.with("webhook-timestamp", "1614265331"),
 			"time with a zero before": h.with("webhook-timestamp", "01614265330"),
 			"time in words":           h.with("webhook-timestamp", "now"),
@@ -85,7 +86,8 @@ func stripeScheme() scheme {
 func gitHubScheme() scheme {
 	const sum = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
 	h := hook{map[string]string{
-		"X-Hub-Signature-256": "sha256=" + sum, "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958", "X-GitHub-Event": "issues",
+		"X-Hub-Signature-256": "sha256=" + sum, "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958",
+		"X-GitHub-Event":  "issues",
 		"X-Hub-Signature": "sha1=7d38cdd689735b008b3c702edd92eea23791c5f6", "Content-Type": "application/json",
 	}, "Hello, World!"}
 	return scheme{
@@ -124,14 +126,15 @@ func shopifyScheme() scheme {
 		wrong: map[string]hook{
 			"altered signature": h.with("X-Shopify-Hmac-Sha256", "v"+sum[1:]),
 			"cut signature":     h.with("X-Shopify-Hmac-Sha256", sum[:20]),
-			"hexadecimal":       h.with("X-Shopify-Hmac-Sha256", "bb78e9165f39141d9c6e81a55dd0ffeb85b878e4774667860b502b1a5d5fd2dc"),
-			"no signature":      h.with("X-Shopify-Hmac-Sha256", ""),
+			"hexadecimal": h.with("X-Shopify-Hmac-Sha256",
+				"bb78e9165f39141d9c6e81a55dd0ffeb85b878e4774667860b502b1a5d5fd2dc"),
+			"no signature": h.with("X-Shopify-Hmac-Sha256", ""),
 		},
 	}
 }
 
-// Slack's own vector is of a request without event_id: see TestSlack_PublishedVectorIsProven. This one has its key, and is
-// from
+// Slack's own vector is of a request without event_id: see TestSlack_PublishedVectorIsProven. This one has its key,
+// and is from
 //
 //	printf 'v0:1531420618:{"type":"event_callback","event_id":"Ev0PV52K21","event":{"type":"app_mention"}}' |
 //	  openssl dgst -sha256 -hmac '8f742231b10e8888abcd99yyyzzz85a5'

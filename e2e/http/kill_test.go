@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"fmt"
@@ -24,8 +24,9 @@ func TestKill_RetryGetsTheStoredResponseOrRunsAgainByTheRuleOfTheTier(t *testing
 		transacted := strings.HasSuffix(kind, "inbox")
 		for where, payments := range map[string]int{
 			beforeEffect: 1,
-			afterEffect:  map[bool]int{false: 2, true: 1}[transacted], // with a lease alone the effect is there, and nobody knows
-			beforeReply:  1,
+			afterEffect:  map[bool]int{false: 2, true: 1}[transacted],
+			// with a lease alone the effect is there, and nobody knows
+			beforeReply: 1,
 		} {
 			t.Run(kind+" "+where, func(t *testing.T) {
 				t.Parallel()

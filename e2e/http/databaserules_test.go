@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"net/http"
@@ -17,25 +17,27 @@ func TestDatabase_ResponseWritesAndOutboxRowsCommitTogetherOrNotAtAll(t *testing
 			b, runs := openFor(t, kind, newPlace(t, kind)), &ledger{}
 			ok := b.charge(runs)
 			var before int
-			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-				switch {
-				case strings.Contains(r.URL.RawQuery, "fail"):
-					b.serverError(w, r)
-				case strings.Contains(r.URL.RawQuery, "large"):
-					ok(w, r)
-					w.Write(make([]byte, 1<<20))
-				default:
-					ok(w, r)
-					before = b.payments(oncemill.FromContext(r.Context()).ID("payments"))
-				}
-			})
+			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{},
+				func(w http.ResponseWriter, r *http.Request) {
+					switch {
+					case strings.Contains(r.URL.RawQuery, "fail"):
+						b.serverError(w, r)
+					case strings.Contains(r.URL.RawQuery, "large"):
+						ok(w, r)
+						w.Write(make([]byte, 1<<20))
+					default:
+						ok(w, r)
+						before = b.payments(oncemill.FromContext(r.Context()).ID("payments"))
+					}
+				})
 			first := rg.pay("ok")
 			want(t, first, 201, false)
 			again := rg.pay("ok")
 			want(t, again, 201, true)
 			id := strings.TrimPrefix(first.body, "paid ")
 			if again.body != first.body || before != 0 || b.payments(id) != 1 || b.rows(id) != 1 {
-				t.Errorf("%q and %q; %d payments before the commit, %d after, %d rows", first.body, again.body, before, b.payments(id), b.rows(id))
+				t.Errorf("%q and %q; %d payments before the commit, %d after, %d rows", first.body, again.body,
+					before, b.payments(id), b.rows(id))
 			}
 
 			failed := rg.send("POST", route+"?fail", "{}", key("failed"))

@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"context"
@@ -32,6 +32,8 @@ const (
 )
 
 var durable = []string{onRedis, onPostgres, onPostgresInbox, onSQLite, onSQLiteInbox}
+
+var backends = map[string]func(t testing.TB) *backend{}
 
 func init() {
 	for _, kind := range durable {
@@ -145,7 +147,8 @@ func openPostgres(ctx context.Context, dsn string, transacted bool) (*backend, f
 		}
 		b.rows = func(id string) int {
 			return counted(func(n *int) error {
-				return pool.QueryRow(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = $1`, id).Scan(n)
+				return pool.QueryRow(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = $1`,
+					id).Scan(n)
 			})
 		}
 	}
@@ -194,7 +197,8 @@ func openSQLite(ctx context.Context, path string, transacted bool) (*backend, fu
 		}
 		b.rows = func(id string) int {
 			return counted(func(n *int) error {
-				return db.QueryRowContext(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = ?`, id).Scan(n)
+				return db.QueryRowContext(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = ?`,
+					id).Scan(n)
 			})
 		}
 	}

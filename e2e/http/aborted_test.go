@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"context"
@@ -36,7 +36,8 @@ func newBank(t *testing.T, isolation pgx.TxIsoLevel) (*pgxpool.Pool, *pgstore.St
 		t.Fatal(err)
 	}
 	for _, statement := range []string{
-		`CREATE TABLE accounts (name text PRIMARY KEY, balance integer NOT NULL DEFAULT 0)`, `INSERT INTO accounts VALUES ('taken')`,
+		`CREATE TABLE accounts (name text PRIMARY KEY, balance integer NOT NULL DEFAULT 0)`,
+		`INSERT INTO accounts VALUES ('taken')`,
 	} {
 		if _, err := pool.Exec(t.Context(), statement); err != nil {
 			t.Fatal(err)
@@ -47,8 +48,9 @@ func newBank(t *testing.T, isolation pgx.TxIsoLevel) (*pgxpool.Pool, *pgstore.St
 
 const openTaken = `INSERT INTO accounts VALUES ('taken')`
 
-// TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint is about handlers that find by a unique violation that there is a conflict,
-// and answer 409. PostgreSQL commits nothing any more then, unless the statement stands in a savepoint.
+// TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint is about handlers that find by a unique
+// violation that there is a conflict, and answer 409. PostgreSQL commits nothing any more then, unless the statement
+// stands in a savepoint.
 func TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint(t *testing.T) {
 	t.Parallel()
 	_, s := newBank(t, "")
@@ -64,11 +66,12 @@ func TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint(t *t
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{}), idempotencykey.Config{Group: name}, func(w http.ResponseWriter, r *http.Request) {
-				if try(r.Context(), pgstore.Tx(r.Context())) {
-					w.WriteHeader(http.StatusConflict)
-				}
-			})
+			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{}), idempotencykey.Config{Group: name},
+				func(w http.ResponseWriter, r *http.Request) {
+					if try(r.Context(), pgstore.Tx(r.Context())) {
+						w.WriteHeader(http.StatusConflict)
+					}
+				})
 			want(t, rg.pay("k"), 409, false)
 			want(t, rg.pay("k"), 409, true)
 		})
@@ -83,13 +86,14 @@ func TestDatabase_ResponseOverAnAbortedTransactionIsRefusedAtOnceAndLogged(t *te
 	policy := oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond, Max: time.Nanosecond}}
 	for _, status := range []int{201, 409} {
 		l := &ledger{}
-		rg := serve(t, newGuard(t, s.Inbox(), policy), idempotencykey.Config{Logger: logger}, func(w http.ResponseWriter, r *http.Request) {
-			l.add("")
-			if _, err := pgstore.Tx(r.Context()).Exec(r.Context(), openTaken); err == nil {
-				t.Error("the account could be opened twice")
-			}
-			w.WriteHeader(status)
-		})
+		rg := serve(t, newGuard(t, s.Inbox(), policy), idempotencykey.Config{Logger: logger},
+			func(w http.ResponseWriter, r *http.Request) {
+				l.add("")
+				if _, err := pgstore.Tx(r.Context()).Exec(r.Context(), openTaken); err == nil {
+					t.Error("the account could be opened twice")
+				}
+				w.WriteHeader(status)
+			})
 		k := key(http.StatusText(status))
 		pay := func() answer { return rg.send("POST", route, "{}", k) }
 		a := pay()
@@ -109,14 +113,16 @@ func TestDatabase_ResponseOverAnAbortedTransactionIsRefusedAtOnceAndLogged(t *te
 func TestDatabase_ClientErrorAfterAFailedStatementIsKeptInSQLite(t *testing.T) {
 	t.Parallel()
 	b := openFor(t, onSQLiteInbox, newPlace(t, onSQLiteInbox))
-	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		if err := b.pay(r, "refusal"); err != nil {
-			t.Error(err)
-		}
-		if _, err := sqlitestore.Tx(r.Context()).ExecContext(r.Context(), `INSERT INTO payments (id) VALUES (NULL)`); err != nil {
-			w.WriteHeader(http.StatusConflict)
-		}
-	})
+	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{},
+		func(w http.ResponseWriter, r *http.Request) {
+			if err := b.pay(r, "refusal"); err != nil {
+				t.Error(err)
+			}
+			if _, err := sqlitestore.Tx(r.Context()).ExecContext(r.Context(),
+				`INSERT INTO payments (id) VALUES (NULL)`); err != nil {
+				w.WriteHeader(http.StatusConflict)
+			}
+		})
 	want(t, rg.pay("k"), 409, false)
 	want(t, rg.pay("k"), 409, true)
 	if n := b.payments("refusal"); n != 1 {

@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"context"
@@ -25,7 +25,9 @@ type interrupted struct {
 }
 
 // InTx implements [dedupstore.Transactor].
-func (i interrupted) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+func (i interrupted) InTx(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
 	i.between()
 	return i.Transactor.InTx(ctx, c, work)
 }
@@ -69,20 +71,24 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 	store := interrupted{s.Inbox(), func() {
 		if interrupt {
 			away.Store(true)
-			if _, err := operator.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'interrupted'`); err != nil {
+			if _, err := operator.Exec(t.Context(),
+				`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+				WHERE application_name = 'interrupted'`); err != nil {
 				t.Error(err)
 			}
 		}
 		interrupt = false
 	}}
-	rg := serve(t, newGuard(t, store, oncemill.Policy{MaxAttempts: 1, Backoff: oncemill.Backoff{Min: 1, Max: 1}}), idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		if err := b.pay(r, "k"); err != nil {
-			w.WriteHeader(500)
-			return
-		}
-		w.WriteHeader(201)
-		io.WriteString(w, "paid")
-	})
+	rg := serve(t, newGuard(t, store, oncemill.Policy{MaxAttempts: 1, Backoff: oncemill.Backoff{Min: 1, Max: 1}}),
+		idempotencykey.Config{},
+		func(w http.ResponseWriter, r *http.Request) {
+			if err := b.pay(r, "k"); err != nil {
+				w.WriteHeader(500)
+				return
+			}
+			w.WriteHeader(201)
+			io.WriteString(w, "paid")
+		})
 	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
 	want(t, rg.pay("k"), 201, false)
 	if b.payments("k") != 1 || b.rows("k") != 1 {
@@ -93,7 +99,9 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 // TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError keeps what docs/http.md says of it.
 func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T) {
 	t.Parallel()
-	for mode, second := range map[idempotencykey.ServerErrors]int{idempotencykey.StoreServerErrors: 500, idempotencykey.ReleaseServerErrors: 201} {
+	for mode, second := range map[idempotencykey.ServerErrors]int{
+		idempotencykey.StoreServerErrors: 500, idempotencykey.ReleaseServerErrors: 201,
+	} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			pool := testserver.SharedPostgres(t).NewDatabase(t).Pool(t)
@@ -105,21 +113,23 @@ func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T
 				t.Fatal(err)
 			}
 			var again atomic.Bool
-			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}}), idempotencykey.Config{ServerErrors: mode}, func(w http.ResponseWriter, r *http.Request) {
-				tx := pgstore.Tx(r.Context())
-				var pid int
-				err := tx.QueryRow(r.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
-				if err == nil && !again.Swap(true) {
-					if _, err := pool.Exec(r.Context(), `SELECT pg_terminate_backend($1, 10000)`, pid); err != nil {
-						t.Error(err)
+			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}}),
+				idempotencykey.Config{ServerErrors: mode},
+				func(w http.ResponseWriter, r *http.Request) {
+					tx := pgstore.Tx(r.Context())
+					var pid int
+					err := tx.QueryRow(r.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
+					if err == nil && !again.Swap(true) {
+						if _, err := pool.Exec(r.Context(), `SELECT pg_terminate_backend($1, 10000)`, pid); err != nil {
+							t.Error(err)
+						}
 					}
-				}
-				if _, err := tx.Exec(r.Context(), `SELECT 1`); err != nil {
-					w.WriteHeader(500)
-					return
-				}
-				w.WriteHeader(201)
-			})
+					if _, err := tx.Exec(r.Context(), `SELECT 1`); err != nil {
+						w.WriteHeader(500)
+						return
+					}
+					w.WriteHeader(201)
+				})
 			want(t, rg.pay("k"), 500, false)
 			want(t, rg.pay("k"), second, second == 500)
 		})

@@ -1,4 +1,4 @@
-package idempotencykey_test
+package http_test
 
 import (
 	"bufio"

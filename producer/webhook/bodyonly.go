@@ -1,0 +1,71 @@
+package webhook
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"net/http"
+	"strings"
+)
+
+// GitHub verifies requests of GitHub: header X-Hub-Signature-256. The older X-Hub-Signature (SHA-1) is not looked at.
+// A secret is the webhook's, as it was typed there; several are for rotation, not for several webhooks. The event's ID
+// is X-GitHub-Delivery, which a redelivery keeps. Apps that get the same event may get it under one ID with different
+// bodies, so each webhook and app needs a name of its own (Config.Sender). X-GitHub-Event, which says what happened,
+// goes on with the message.
+//
+// The signature covers the body alone, neither ID nor headers, and no time.
+func GitHub(secret string, others ...string) (Verifier, error) {
+	ks, err := newKeys(secret, others)
+	if err != nil {
+		return nil, err
+	}
+	return bodyOnly{ks, "X-Hub-Signature-256", "sha256=", hex.DecodeString, "X-GitHub-Delivery",
+		[]string{"X-GitHub-Event"}}, nil
+}
+
+// Shopify verifies requests of Shopify: header X-Shopify-Hmac-Sha256. A secret is the app's client secret; several are
+// for rotation. The event's ID is X-Shopify-Webhook-Id, the delivery's, which a retry keeps (shopify.dev, "Verify
+// webhook deliveries"). X-Shopify-Topic, X-Shopify-Shop-Domain, X-Shopify-Triggered-At and X-Shopify-Event-Id go on
+// with the message. The last one is no ID of a message: webhooks of several topics or subscriptions that one action
+// causes share it.
+//
+// The signature covers the body alone, neither ID nor headers, and no time.
+func Shopify(secret string, others ...string) (Verifier, error) {
+	ks, err := newKeys(secret, others)
+	if err != nil {
+		return nil, err
+	}
+	return bodyOnly{ks, "X-Shopify-Hmac-Sha256", "", base64.StdEncoding.Strict().DecodeString, "X-Shopify-Webhook-Id",
+		[]string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-Triggered-At", "X-Shopify-Event-Id"}}, nil
+}
+
+// bodyOnly verifies requests whose signature covers the body alone.
+type bodyOnly struct {
+	keys      keys
+	signature string // the header, which begins with prefix
+	prefix    string
+	decode    func(string) ([]byte, error)
+	id        string // the header with the event's ID
+	headers   []string
+}
+
+// Verify implements Verifier.
+func (v bodyOnly) Verify(h http.Header, body []byte) (Event, error) {
+	header, err := one(h, v.signature)
+	if err != nil {
+		return Event{}, err
+	}
+	text, ok := strings.CutPrefix(header, v.prefix)
+	if !ok {
+		return Event{}, &SignatureError{"header " + v.signature + " does not begin with " + v.prefix}
+	}
+	sum, err := v.decode(text)
+	if err != nil || !v.keys.signed([][]byte{sum}, body) {
+		return Event{}, errMismatch
+	}
+	id, err := one(h, v.id)
+	if err != nil {
+		return Event{}, &eventError{"header " + v.id + ", the ID of the event, is not there, or not once"}
+	}
+	return Event{ID: id, Headers: v.headers}, nil
+}
