@@ -42,6 +42,19 @@ need_go() {
 	exit 1
 }
 
+# module_of DIR: the path of the module whose go.mod is in the folder.
+module_of() { awk '$1 == "module" { print $2 }' "$1/go.mod"; }
+
+# module_dirs: the folders of all modules of the repository, the root first.
+module_dirs() { git ls-files go.mod '*/go.mod' | grep -v /testdata/ | xargs -n 1 dirname | LC_ALL=C sort; }
+
+# need_packages: sets `packages` to what names the packages of the modules that go.work ties together, but not those of bench
+# and e2e, which have steps of their own; without go.work, of the root module.
+need_packages() {
+	packages=(./...)
+	[ ! -f go.work ] || packages=($(go list work | grep -Ev '/(bench|e2e)(/|$)')) || exit 1
+}
+
 can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
 
 updated=no
