@@ -35,6 +35,7 @@ type KafkaServer struct {
 // cannot be had, the test is skipped, and fails with CI=true.
 func Kafka(t testing.TB, config ...string) *KafkaServer {
 	t.Helper()
+	wanted(t)
 	s := &KafkaServer{t: t, broker: newKafkaBroker(t, t.TempDir(), config)}
 	var err error
 	for range 3 { // somebody may take a port
