@@ -42,6 +42,16 @@ need_go() {
 	exit 1
 }
 
+golangci=github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+formatted() {
+	local files
+	files=$(gofmt -l .) || return 1
+	[ -z "$files" ] && return
+	printf 'not formatted, run gofmt -w:\n%s\n' "$files"
+	return 1
+}
+
 # module_of DIR: the path of the module whose go.mod is in the folder.
 module_of() { awk '$1 == "module" { print $2 }' "$1/go.mod"; }
 

@@ -41,6 +41,7 @@ var house = table{
 	{5, "examples/...", "programs to learn from", everything},
 	{5, "internal/faults", "promises under faults of real servers", everything},
 	{5, "internal/house", "these tests", nil},
+	{5, "scripts/...", "what the scripts run", nil},
 	{5, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
