@@ -35,7 +35,6 @@ type KafkaServer struct {
 // cannot be had, the test is skipped, and fails with CI=true.
 func Kafka(t testing.TB, config ...string) *KafkaServer {
 	t.Helper()
-	wanted(t)
 	s := &KafkaServer{t: t, broker: newKafkaBroker(t, t.TempDir(), config)}
 	var err error
 	for range 3 { // somebody may take a port
@@ -65,6 +64,7 @@ const kafkaRecord = "kafka " + kafkaVersion + " (KRaft)"
 // newKafkaBroker finds what a broker needs, or ends the test.
 func newKafkaBroker(t testing.TB, dir string, config []string) kafkaBroker {
 	t.Helper()
+	wanted(t)
 	java, err := exec.LookPath("java")
 	if err != nil {
 		missing(t, "java is not in PATH, which Kafka needs (Debian: apt-get install default-jre-headless)")

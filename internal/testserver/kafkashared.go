@@ -21,7 +21,6 @@ var sharedKafka struct {
 // groups are named by the test. Nobody stops or pauses it; it ends with the process, however that ends.
 func SharedKafka(t testing.TB) *KafkaServer {
 	t.Helper()
-	wanted(t)
 	shared := &sharedKafka
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
