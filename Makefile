@@ -1,16 +1,17 @@
 # `make` alone lists the goals. What a goal does stands in scripts/.
 
-GOLANGCI_LINT = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-
 # Where Go's own instructions put it.
 export PATH := $(PATH):/usr/local/go/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test e2e fuzz proof bench lint
+.PHONY: help check test e2e fuzz proof bench lint measure weight
 
 help: ## list the goals
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@scripts/proof -list
+
+check: ## what a minute can say, without a server: vet, subjects, the API, the short tests
+	@scripts/check
 
 test: ## everything that must hold before a change is kept; as root on Debian it installs what it lacks
 	@scripts/test
@@ -33,4 +34,10 @@ bench: ## every program of bench/, some minutes each, then every benchmark of th
 	@scripts/bench
 
 lint: ## the linter, at the pinned version; its first build takes minutes
-	go run $(GOLANGCI_LINT) run ./...
+	@scripts/lint
+
+measure: ## how large the library is, by package
+	@scripts/measure
+
+weight: ## what typical sets of packages weigh for a user: modules, binary, time of a cold build
+	@scripts/weight

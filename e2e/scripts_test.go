@@ -74,3 +74,143 @@ func TestScripts_WhatIsMissingIsSaidAndFailsWithCI(t *testing.T) {
 		}
 	}
 }
+
+// A scratch is a repository with the scripts of this one, and little else.
+type scratch struct {
+	t   *testing.T
+	dir string
+}
+
+func newScratch(t *testing.T) *scratch {
+	t.Helper()
+	s := &scratch{t: t, dir: t.TempDir()}
+	if err := os.CopyFS(filepath.Join(s.dir, "scripts"), os.DirFS(filepath.Join(root, "scripts"))); err != nil {
+		t.Fatal(err)
+	}
+	s.git("init", "-q", "-b", "main")
+	s.git("config", "user.name", "test")
+	s.git("config", "user.email", "test@example.com")
+	return s
+}
+
+// run runs a program in the scratch, and returns what it says.
+func (s *scratch) run(program string, args ...string) (said string, status int) {
+	s.t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), "CI=", "GOWORK=")
+	out, err := cmd.CombinedOutput()
+	if exit, failed := errors.AsType[*exec.ExitError](err); failed {
+		return string(out), exit.ExitCode()
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(out), 0
+}
+
+func (s *scratch) git(args ...string) string {
+	s.t.Helper()
+	said, status := s.run("git", args...)
+	if status != 0 {
+		s.t.Fatalf("git %s: %s", strings.Join(args, " "), said)
+	}
+	return said
+}
+
+// commit writes the files, and commits all there is.
+func (s *scratch) commit(subject string, files map[string]string) {
+	s.t.Helper()
+	for name, text := range files {
+		name = filepath.Join(s.dir, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.git("add", "-A")
+	s.git("commit", "-q", "--allow-empty", "-m", subject)
+}
+
+func TestScripts_SubjectsFindsEachFault(t *testing.T) {
+	t.Parallel()
+	s := newScratch(t)
+	if said, status := s.run("scripts/subjects"); status != 0 || !strings.Contains(said, "nothing to check") {
+		t.Errorf("without a commit: status %d: %s", status, said)
+	}
+	s.commit("the start is not looked at.", nil)
+	s.git("tag", "v0.1.0")
+	for _, subject := range []string{
+		"Keep the fence when a lease expires", "pgstore: keep the fence", "docs/brokers.md, franz: name the lock", "X" + strings.Repeat("ü", 71),
+	} {
+		s.commit(subject, nil)
+	}
+	if said, status := s.run("scripts/subjects"); status != 0 || !strings.Contains(said, "4 commit subjects checked, 0 ") {
+		t.Errorf("status %d: %s", status, said)
+	}
+	for subject, want := range map[string]string{
+		"keep the fence":              "upper-case",
+		"fixup! Keep the fence":       "upper-case",
+		"pgstore:keep the fence":      "upper-case",
+		"Keep the fence.":             "period",
+		"X" + strings.Repeat("ü", 72): "not 73",
+	} {
+		s.commit(subject, nil)
+		if said, status := s.run("scripts/subjects", "HEAD~1"); status != 1 || !strings.Contains(said, want) {
+			t.Errorf("%q: status %d, want %q: %s", subject, status, want, said)
+		}
+	}
+	if said, status := s.run("scripts/subjects", "v0.0.9"); status != 2 {
+		t.Errorf("with a base that is not there: status %d: %s", status, said)
+	}
+
+	shallow := &scratch{t: t, dir: t.TempDir()}
+	s.git("clone", "-q", "--depth", "1", "--no-tags", "file://"+s.dir, shallow.dir)
+	shallow.git("update-ref", "-d", "refs/remotes/origin/main")
+	if said, status := shallow.run("scripts/subjects"); status != 1 || !strings.Contains(said, "shallow") || !strings.Contains(said, "1 commit subjects checked") {
+		t.Errorf("a shallow clone: status %d: %s", status, said)
+	}
+}
+
+func TestScripts_ReleaseBuildsEachModuleFromItsTagAndTheLastOnesWithTheNewRoot(t *testing.T) {
+	t.Parallel()
+	const module = "github.com/oncemill/oncemill"
+	s := newScratch(t)
+	s.commit("Begin", map[string]string{
+		"go.mod":          "module " + module + "\n\ngo 1.26.0\n",
+		"doc.go":          "package oncemill\n",
+		"internal/n/n.go": "package n\n\nconst N = 1\n",
+		"store/go.mod":    "module " + module + "/store\n\ngo 1.26.0\n\nrequire " + module + " v0.0.0\n\nreplace " + module + " => ..\n",
+		"store/store.go":  "package store\n\nimport \"" + module + "/internal/n\"\n\nvar N = n.N\n",
+		"examples/go.mod": "module " + module + "/examples\n\ngo 1.26.0\n",
+		"CHANGELOG.md":    "# Changelog\n\n## [0.1.0]\n",
+	})
+	if said, status := s.run("scripts/apidiff"); status != 0 || !strings.Contains(said, "no release yet") {
+		t.Errorf("apidiff before the first release: status %d: %s", status, said)
+	}
+	before := s.git("show-ref")
+	if said, status := s.run("scripts/release", "v0.1.0"); status != 0 || s.git("show-ref") != before {
+		t.Fatalf("the dry run: status %d: %s\nthen %s", status, said, s.git("show-ref"))
+	}
+	if said, status := s.run("scripts/release", "v0.1.0", "-go"); status != 0 {
+		t.Fatalf("status %d: %s", status, said)
+	}
+	if tags := s.git("tag"); tags != "store/v0.1.0\nv0.1.0\n" {
+		t.Errorf("tags: %s", tags)
+	}
+	tagged, after := s.git("show", "store/v0.1.0:store/go.mod"), s.git("show", "HEAD:store/go.mod")
+	if !strings.Contains(tagged, module+" v0.1.0") || strings.Contains(tagged, "replace") || !strings.Contains(after, "replace "+module+" => ..") {
+		t.Errorf("at the tag:\n%s\nafter it:\n%s", tagged, after)
+	}
+
+	s.commit("Rename what another module imports", map[string]string{
+		"internal/n/n.go": "package n\n\nconst M = 1\n",
+		"store/store.go":  "package store\n\nimport \"" + module + "/internal/n\"\n\nvar N = n.M\n",
+	})
+	said, status := s.run("scripts/release", "v0.2.0")
+	_, failures, _ := strings.Cut(said, "FAILED")
+	if status != 1 || !strings.Contains(failures, "store/v0.1.0 builds with the new root") || strings.Contains(failures, "v0.2.0") {
+		t.Errorf("a broken internal API: status %d: %s", status, said)
+	}
+}

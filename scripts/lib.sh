@@ -42,6 +42,49 @@ need_go() {
 	exit 1
 }
 
+golangci=github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+formatted() {
+	local files
+	files=$(gofmt -l .) || return 1
+	[ -z "$files" ] && return
+	printf 'not formatted, run gofmt -w:\n%s\n' "$files"
+	return 1
+}
+
+# module_of DIR: the path of the module whose go.mod is in the folder.
+module_of() { awk '$1 == "module" { print $2 }' "$1/go.mod"; }
+
+# module_dirs: the folders of all modules of the repository, the root first.
+module_dirs() { git ls-files go.mod '*/go.mod' | grep -v /testdata/ | xargs -n 1 dirname | LC_ALL=C sort; }
+
+# released_dirs: the folders of the modules that get a tag with each release: not programs to learn from or to test with, unless
+# a module with a tag requires them.
+released_dirs() {
+	local dir more='^(bench|e2e|examples|internal)(/|$)' all chosen
+	all=$(module_dirs)
+	chosen=$(grep -Ev "$more" <<<"$all")
+	while more=$(for dir in $chosen; do own_requirements "$dir"; done | LC_ALL=C sort -u | grep -vxFf <(echo "$chosen")); do
+		chosen+=$'\n'$more
+	done
+	LC_ALL=C sort <<<"$chosen"
+}
+
+# own_requirements DIR: the folders of the modules of this repository that the one in DIR requires.
+own_requirements() {
+	local root
+	root=$(module_of .)
+	awk -v root="$root" '{ sub(/^require /, "") } $1 == root && $2 ~ /^v/ { print "." }
+		index($1, root "/") == 1 && $2 ~ /^v/ { print substr($1, length(root) + 2) }' "$1/go.mod"
+}
+
+# need_packages: sets `packages` to what names the packages of the modules that go.work ties together, but not those of bench
+# and e2e, which have steps of their own; without go.work, of the root module.
+need_packages() {
+	packages=(./...)
+	[ ! -f go.work ] || packages=($(go list work | grep -Ev '/(bench|e2e)(/|$)')) || exit 1
+}
+
 can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
 
 updated=no

@@ -23,6 +23,9 @@ import (
 // to a process that was killed between its effect and its outcome: what a finished order's record says survives a kill, in
 // an SQLite file as in Redis.
 func TestCrash_BooksBalance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it starts programs and kills them, for ten seconds and more")
+	}
 	kills, seed := 1, uint64(1) // of each
 	stores := map[string][]string{inSQLite: {"quickstart", "nats"}}
 	if os.Getenv("ONCEMILL_PROOF") != "" {

@@ -47,6 +47,7 @@ var house = table{
 	{programs, "examples/...", "programs to learn from", everything},
 	{programs, "internal/faults", "promises under faults of real servers", everything},
 	{programs, "internal/house", "these tests", nil},
+	{programs, "scripts/...", "what the scripts run", nil},
 	{programs, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 

@@ -5,6 +5,7 @@
 //
 //   - A server that cannot be had is said aloud: the test is skipped with a message that names what is missing, and
 //     fails instead where CI=true, so that a green run never hides one.
+//   - ONCEMILL_TEST_SERVERS=none skips every test that asks for a server, for a quick first look.
 //   - Servers that were started are stopped by process ID. On Linux they also die with the process that started them.
 //   - Which servers a run used is appended to the file that the environment variable ONCEMILL_TEST_SERVERS_FILE
 //     names, a line each, and so is what was missing.

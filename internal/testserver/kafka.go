@@ -64,6 +64,7 @@ const kafkaRecord = "kafka " + kafkaVersion + " (KRaft)"
 // newKafkaBroker finds what a broker needs, or ends the test.
 func newKafkaBroker(t testing.TB, dir string, config []string) kafkaBroker {
 	t.Helper()
+	wanted(t)
 	java, err := exec.LookPath("java")
 	if err != nil {
 		missing(t, "java is not in PATH, which Kafka needs (Debian: apt-get install default-jre-headless)")

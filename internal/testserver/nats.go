@@ -20,6 +20,7 @@ type NATSServer struct {
 // before it starts.
 func NATS(t testing.TB, configure ...func(*server.Options)) *NATSServer {
 	t.Helper()
+	wanted(t)
 	s := &NATSServer{t: t, options: server.Options{
 		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
 		JetStream: true, StoreDir: t.TempDir(), JetStreamMaxMemory: 256 << 20, JetStreamMaxStore: 1 << 30,

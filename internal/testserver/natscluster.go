@@ -53,6 +53,7 @@ func NATSClusterOfProcesses(t testing.TB, n int, program string) *NATSNodes {
 // startNATSCluster starts nodes, on other ports if somebody took one of the first.
 func startNATSCluster(t testing.TB, n int, node func(i int, ports []natsPorts) natsNode) *NATSNodes {
 	t.Helper()
+	wanted(t)
 	var err error
 	for range 5 {
 		c := &NATSNodes{t: t}

@@ -35,6 +35,7 @@ func PgBouncerPool(t testing.TB, dsn string, configure ...func(*pgxpool.Config))
 // pgBouncer starts a PgBouncer before the server of a DSN, and returns the DSN of the same database through it.
 func pgBouncer(t testing.TB, dsn string) string {
 	t.Helper()
+	wanted(t)
 	program, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		optional(t, "pgbouncer is not in PATH (Debian: apt-get install pgbouncer)")

@@ -32,6 +32,7 @@ type PostgresServer struct {
 // power cut.
 func Postgres(t testing.TB, config ...string) *PostgresServer {
 	t.Helper()
+	wanted(t)
 	if dsn := os.Getenv(postgresDSN); dsn != "" && len(config) == 0 {
 		return externalPostgres(t, dsn)
 	}

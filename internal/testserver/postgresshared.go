@@ -21,6 +21,7 @@ var sharedPostgres struct {
 // with the process, however that ends.
 func SharedPostgres(t testing.TB) *PostgresServer {
 	t.Helper()
+	wanted(t)
 	if dsn := os.Getenv(postgresDSN); dsn != "" {
 		return externalPostgres(t, dsn)
 	}

@@ -119,6 +119,7 @@ type RedisServer struct {
 // their own and never flush.
 func Redis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
+	wanted(t)
 	if url := os.Getenv(redisURL); url != "" && len(args) == 0 {
 		return externalRedis(t, url)
 	}
@@ -131,6 +132,7 @@ func Redis(t testing.TB, args ...string) *RedisServer {
 
 func needRedis(t testing.TB) {
 	t.Helper()
+	wanted(t)
 	if _, err := exec.LookPath(redisProgram); err != nil {
 		missing(t, "redis-server is not in PATH (Debian: apt-get install redis-server); %s names a running server by URL where one suffices", redisURL)
 	}

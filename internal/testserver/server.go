@@ -11,6 +11,22 @@ import (
 // usedFile names the environment variable with the file that collects which servers were used.
 const usedFile = "ONCEMILL_TEST_SERVERS_FILE"
 
+// serversToUse names the environment variable that turns servers off: "none" skips every test that needs one.
+const serversToUse = "ONCEMILL_TEST_SERVERS"
+
+// wanted ends the test where no server is wanted: it skips, also with CI=true, for nothing is missing. Every function that
+// gives a test its server calls it first.
+func wanted(t testing.TB) {
+	t.Helper()
+	switch value := os.Getenv(serversToUse); value {
+	case "":
+	case "none":
+		t.Skip("testserver: this test needs a server, and " + serversToUse + " is none")
+	default:
+		t.Fatalf("testserver: %s is %q: leave it empty, or say none", serversToUse, value)
+	}
+}
+
 // missing ends the test because a server cannot be had: it skips, and fails where CI=true. The reason is recorded like a
 // server that was used, because go test shows why tests were skipped only when asked.
 func missing(t testing.TB, format string, args ...any) {
@@ -35,6 +51,7 @@ func optional(t testing.TB, format string, args ...any) {
 // skipped, and fails with CI=true. The hint says how to get it.
 func NeedProgram(t testing.TB, name, hint string) string {
 	t.Helper()
+	wanted(t)
 	path, err := exec.LookPath(name)
 	if err != nil {
 		missing(t, "%s is not in PATH (%s)", name, hint)

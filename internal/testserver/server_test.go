@@ -59,18 +59,58 @@ func TestRedis_IsRecordedAsUsed(t *testing.T) {
 	}
 }
 
+// Where none is wanted, no function gives a test a server: each skips at once, also with CI=true and with a server that
+// the environment names.
+func TestWanted_NoneSkipsWhateverAsksForAServer(t *testing.T) {
+	t.Setenv("CI", "true")
+	t.Setenv(serversToUse, "none")
+	t.Setenv(redisURL, "redis://127.0.0.1:1")
+	t.Setenv(postgresDSN, "postgres://127.0.0.1:1/none")
+	for name, ask := range map[string]func(testing.TB){
+		"NATS":                   func(t testing.TB) { NATS(t) },
+		"NATSCluster":            func(t testing.TB) { NATSCluster(t, 3) },
+		"NATSClusterOfProcesses": func(t testing.TB) { NATSClusterOfProcesses(t, 3, "nats-server") },
+		"Kafka":                  func(t testing.TB) { Kafka(t) },
+		"SharedKafka":            func(t testing.TB) { SharedKafka(t) },
+		"Postgres":               func(t testing.TB) { Postgres(t) },
+		"Postgres, configured":   func(t testing.TB) { Postgres(t, "fsync=on") },
+		"SharedPostgres":         func(t testing.TB) { SharedPostgres(t) },
+		"PgBouncerPool":          func(t testing.TB) { PgBouncerPool(t, "postgres://127.0.0.1:1/none") },
+		"Redis":                  func(t testing.TB) { Redis(t) },
+		"Redis, configured":      func(t testing.TB) { Redis(t, "--save", "") },
+		"RedisCluster":           func(t testing.TB) { RedisCluster(t) },
+		"RedisSentinel":          func(t testing.TB) { RedisSentinel(t) },
+		"Valkey":                 func(t testing.TB) { Valkey(t) },
+		"NeedProgram":            func(t testing.TB) { NeedProgram(t, "no-such-program", "") },
+	} {
+		if did := asked(t, ask); did != "skip" {
+			t.Errorf("%s: %q, want a skip", name, did)
+		}
+	}
+	t.Setenv(serversToUse, "all")
+	if did := asked(t, func(t testing.TB) { Redis(t) }); did != "fatal" {
+		t.Errorf("with another value: %q, want fatal", did)
+	}
+}
+
+// asked says how a function ended its test: "skip", "fatal", or "" if it did not.
+func asked(t *testing.T, ask func(testing.TB)) string {
+	fake := &fakeTB{TB: t}
+	func() {
+		defer func() { recover() }()
+		ask(fake)
+	}()
+	return fake.did
+}
+
 func TestMissing_SkipsAndFailsWithCI(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "servers")
 	t.Setenv(usedFile, file)
 	for ci, want := range map[string]string{"": "skip", "false": "skip", "true": "fatal"} {
 		t.Setenv("CI", ci)
-		fake := &fakeTB{TB: t}
-		func() {
-			defer func() { recover() }()
-			missing(fake, "nats-server is not in PATH")
-		}()
-		if fake.did != want {
-			t.Errorf("CI=%q: %q, want %q", ci, fake.did, want)
+		did := asked(t, func(t testing.TB) { missing(t, "nats-server is not in PATH") })
+		if did != want {
+			t.Errorf("CI=%q: %q, want %q", ci, did, want)
 		}
 	}
 	line := "SKIPPED: nats-server is not in PATH\n"

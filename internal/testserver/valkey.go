@@ -17,6 +17,7 @@ const valkeyProgram = "ONCEMILL_TEST_VALKEY"
 // test.
 func Valkey(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
+	wanted(t)
 	program, err := exec.LookPath(cmp.Or(os.Getenv(valkeyProgram), "valkey-server"))
 	switch {
 	case err != nil && os.Getenv(valkeyProgram) != "":

@@ -11,6 +11,7 @@ func TestValkey_IsOptional(t *testing.T) {
 	t.Setenv(usedFile, file)
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("CI", "true")
+	t.Setenv(serversToUse, "")
 	for named, want := range map[string]string{"": "skip", "/no/such/valkey-server": "fatal"} {
 		t.Setenv(valkeyProgram, named)
 		fake := &fakeTB{TB: t}
