@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
@@ -33,40 +30,30 @@ const partitions = 4
 // A broker is a connection to Kafka, and its stand-in if that is in this process.
 type broker struct {
 	names
-	options  shop.Options
 	embedded *kfake.Cluster
 	brokers  []string
 	client   *kgo.Client
 	admin    *kadm.Client
 	pub      producer.Publisher
-	got      deliveries
 }
 
-func open(ctx context.Context, o shop.Options, _ string) (shop.Broker, error) {
-	b := &broker{names: names{o.Run}, options: o, brokers: strings.Split(o.Address, ",")}
-	if err := b.open(ctx); err != nil {
-		b.disconnect()
-		return nil, err
-	}
-	return b, nil
-}
-
-func (b *broker) open(ctx context.Context) error {
-	var err error
-	if b.options.Embedded {
+func open(ctx context.Context, o shop.Options, _ string) (_ shop.Broker, err error) {
+	b := &broker{names: names{o.Run}, brokers: strings.Split(o.Address, ",")}
+	if o.Embedded {
 		if b.embedded, err = kfake.NewCluster(kfake.NumBrokers(1)); err != nil {
-			return fmt.Errorf("embedded Kafka: %w", err)
+			return nil, fmt.Errorf("embedded Kafka: %w", err)
 		}
 		b.brokers = b.embedded.ListenAddrs()
 	}
-	if b.client, b.pub, err = newPublisher(b.brokers...); err != nil {
-		return err
+	if b.client, b.pub, err = newPublisher(b.brokers...); err == nil {
+		b.admin = kadm.NewClient(b.client)
+		err = b.makeTopics(ctx)
 	}
-	b.admin = kadm.NewClient(b.client)
-	if err := b.makeTopics(ctx); err != nil {
-		return shop.NoServer("brokers", b.options.Address, err)
+	if err != nil {
+		b.disconnect()
+		return nil, shop.NoServer("brokers", o.Address, err)
 	}
-	return nil
+	return b, nil
 }
 
 func (b *broker) makeTopics(ctx context.Context) error {
@@ -74,17 +61,9 @@ func (b *broker) makeTopics(ctx context.Context) error {
 	defer cancel()
 	// Records are not kept longer than outcomes are remembered: when offsets are set back, older ones would run again.
 	day := strconv.FormatInt((24 * time.Hour).Milliseconds(), 10)
-	return errors.Join(
-		b.makeTopic(ctx, b.orders(), map[string]*string{"retention.ms": &day}),
-		b.makeTopic(ctx, b.dead(), nil), // until somebody has looked at them, or what the broker's default is
-	)
-}
-
-func (b *broker) makeTopic(ctx context.Context, name string, config map[string]*string) error {
-	if _, err := b.admin.CreateTopic(ctx, partitions, 1, config, name); !errors.Is(err, kerr.TopicAlreadyExists) {
-		return err
-	}
-	return nil
+	_, err1 := b.admin.CreateTopic(ctx, partitions, 1, map[string]*string{"retention.ms": &day}, b.orders())
+	_, err2 := b.admin.CreateTopic(ctx, partitions, 1, nil, b.dead())
+	return errors.Join(err1, err2)
 }
 
 // Place implements shop.Broker.
@@ -101,12 +80,9 @@ func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
 	}).FirstErr()
 }
 
-// hurry is the backoff of an example whose bank is back at once. The zero Backoff, 1 s doubled up to 5 min, is for real ones.
-var hurry = oncemill.Backoff{Min: 50 * time.Millisecond}
-
 // Consume implements shop.Broker.
 func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
-	return consume(ctx, b.names, store, b.pub, bank, hurry, kgo.SeedBrokers(b.brokers...), kgo.WithHooks(&b.got))
+	return consume(ctx, b.names, store, b.pub, bank, kgo.SeedBrokers(b.brokers...))
 }
 
 // AtRest implements shop.Broker.
@@ -127,19 +103,6 @@ func (b *broker) AtRest(ctx context.Context) (bool, error) {
 	return rest, nil
 }
 
-// deliveries counts the records that consumers have got.
-type deliveries struct{ n atomic.Int64 }
-
-// OnFetchRecordUnbuffered implements kgo.HookFetchRecordUnbuffered.
-func (d *deliveries) OnFetchRecordUnbuffered(_ *kgo.Record, polled bool) {
-	if polled {
-		d.n.Add(1)
-	}
-}
-
-// Deliveries implements shop.Broker.
-func (b *broker) Deliveries(context.Context) (int, error) { return int(b.got.n.Load()), nil }
-
 // DeadLetters implements shop.Broker.
 func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	ends, err := b.admin.ListEndOffsets(ctx, b.dead())
@@ -148,7 +111,8 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	}
 	var letters int64
 	ends.Each(func(end kadm.ListedOffset) { letters += end.Offset })
-	cl, err := kgo.NewClient(kgo.SeedBrokers(b.brokers...), kgo.ConsumeTopics(b.dead()), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	start := kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())
+	cl, err := kgo.NewClient(kgo.SeedBrokers(b.brokers...), kgo.ConsumeTopics(b.dead()), start)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +137,7 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 // Close implements shop.Broker.
 func (b *broker) Close(ctx context.Context) error {
 	defer b.disconnect()
-	if b.options.Embedded || !b.options.Temporary() {
+	if b.embedded != nil {
 		return nil
 	}
 	topics, err := b.admin.DeleteTopics(ctx, b.orders(), b.dead())

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -14,13 +15,16 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and committed. The options
-// say how to reach Kafka, such as kgo.SeedBrokers. A zero backoff is 1 s, doubled up to 5 min.
-func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank, backoff oncemill.Backoff, reach ...kgo.Opt) error {
-	policy := oncemill.HighValue() // charges cost money: their outcomes are remembered for 7 days
-	policy.Backoff = backoff
+// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and committed. The
+// options say how to reach Kafka, such as kgo.SeedBrokers.
+func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.Publisher,
+	bank *shop.Bank, reach ...kgo.Opt,
+) error {
+	policy := oncemill.HighValue()             // charges cost money: their outcomes are remembered for 7 days
+	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
 	once, err := consumer.New(store, consumer.Config{
 		Group:           "billing",
+		Handler:         "charge",
 		DeadLetters:     pub,
 		DeadLetterTopic: n.dead(),
 		Policy:          policy,
@@ -41,8 +45,8 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 	return worker.Run(ctx, cl)
 }
 
-// charge is the handler. It may get a record again, but not after its outcome is stored, and two copies at once only if this
-// process stands still for longer than the lease.
+// charge is the handler. It may get a record again, but not after its outcome is stored, and two copies at once only if
+// this process stands still for longer than the lease.
 func charge(bank *shop.Bank) franz.Handler {
 	return func(ctx context.Context, record *kgo.Record) error {
 		order, err := shop.ParseOrder(record.Value)

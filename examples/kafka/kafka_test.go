@@ -4,22 +4,19 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop/shoptest"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-func TestMain(m *testing.M) { shoptest.Main(m, example) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestKafka_BooksBalance(t *testing.T) { shoptest.BooksBalance(t, example) }
 
 func TestKafka_BrokenGuardShowsInTheBooks(t *testing.T) { shoptest.BrokenGuardShows(t, example) }
 
-func TestKafka_ProcessesOfTheirOwnAndRedis(t *testing.T) {
-	shoptest.Processes(t, "-brokers", testserver.SharedKafka(t).Addr, "-redis", shoptest.RedisURL(t))
-}
-
-func TestKafka_BothRolesOnServersLeaveNothingBehind(t *testing.T) {
+func TestKafka_OnServersLeavesNothingBehind(t *testing.T) {
 	server := testserver.SharedKafka(t)
 	admin := kadm.NewClient(server.Client())
 	before, err := admin.ListTopics(t.Context())
@@ -41,15 +38,4 @@ func TestKafka_BothRolesOnServersLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-func TestKafka_MistakesAreNamed(t *testing.T) {
-	shoptest.MistakesAreNamed(t, example, map[string][]string{
-		"-brokers has \"localhost\"": {"-brokers", "127.0.0.1:9092,localhost"},
-		"-brokers has \"\"":          {"-brokers", ""},
-		"-brokers has no use with":   {"-brokers", "127.0.0.1:9092", "-embedded"},
-	})
-}
-
-func TestKafka_UnreachableServersAreNamed(t *testing.T) {
-	shoptest.NoServerIsSaid(t, example, "-brokers", "127.0.0.1:1", "-redis", shoptest.RedisURL(t))
-	shoptest.NoServerIsSaid(t, example, "-redis", "redis://ann:secret@127.0.0.1:1", "-brokers", "127.0.0.1:1")
-}
+func TestKafka_MistakesAreNamed(t *testing.T) { shoptest.MistakesAreNamed(t, example, "127.0.0.1:1") }

@@ -1,46 +1,26 @@
-// The Kafka example is two services on one topic: a producer that places orders and a consumer that charges for them. The
-// producer publishes some orders again, a relay repeats others, the bank times out and declines, the consumer restarts
-// half way. At the end it closes the books.
+// The Kafka example is two services on one topic: a producer that places orders and a consumer that charges for them.
+// The producer publishes some orders again, a relay repeats others, the bank times out and declines, the consumer
+// restarts half way. At the end it closes the books.
 //
 //	go run ./examples/kafka -embedded
 //
-// needs nothing but Go: Kafka is played by kfake in this process. Without -embedded it uses the servers of compose.yaml,
-// and the services may run in processes of their own:
+// needs nothing but Go: Kafka is played by kfake in this process. Without -embedded it uses the servers of
+// compose.yaml:
 //
 //	docker compose --profile kafka up -d --wait
-//	go run ./examples/kafka -role consumer
-//	go run ./examples/kafka -role producer
+//	go run ./examples/kafka
 //
-// What you would write yourself stands in producer.go and consumer.go. Exit status: 0 if the books balance, 1 if they do
-// not or something broke, 2 for wrong flags.
+// What you would write yourself stands in producer.go and consumer.go. Exit status: 0 if the books balance, 1 if they
+// do not or something broke, 2 for wrong flags.
 package main
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"os"
-	"strings"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
 func main() { os.Exit(example.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-var example = shop.Example{
-	Name:         "kafka",
-	AddressFlag:  "brokers",
-	Address:      "127.0.0.1:9092",
-	AddressUsage: "use the Kafka brokers at these `addresses`, separated by commas",
-	CheckAddress: checkBrokers,
-	Open:         open,
-}
-
-func checkBrokers(addresses string) error {
-	for address := range strings.SplitSeq(addresses, ",") {
-		if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
-			return fmt.Errorf("-brokers has %q, want addresses such as 127.0.0.1:9092, separated by commas", address)
-		}
-	}
-	return nil
-}
+var example = shop.Example{Name: "kafka", AddressFlag: "brokers", Address: "127.0.0.1:9092", Open: open, Seed: 1}

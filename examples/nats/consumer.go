@@ -15,13 +15,15 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged. A zero
-// backoff is 1 s, doubled up to 5 min.
-func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher, bank *shop.Bank, backoff oncemill.Backoff) error {
-	policy := oncemill.HighValue() // charges cost money: their outcomes are remembered for 7 days
-	policy.Backoff = backoff
+// consume charges orders until ctx ends. Then it drains: charges that have begun are finished and acknowledged.
+func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupstore.Store, pub producer.Publisher,
+	bank *shop.Bank,
+) error {
+	policy := oncemill.HighValue()             // charges cost money: their outcomes are remembered for 7 days
+	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
 	once, err := consumer.New(store, consumer.Config{
 		Group:           "billing",
+		Handler:         "charge",
 		DeadLetters:     pub,
 		DeadLetterTopic: n.dead(),
 		Policy:          policy,
@@ -46,8 +48,8 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 	return worker.Run(ctx)
 }
 
-// charge is the handler. It may get a message again, but not after its outcome is stored, and two copies at once only if this
-// process stands still for longer than the lease.
+// charge is the handler. It may get a message again, but not after its outcome is stored, and two copies at once only
+// if this process stands still for longer than the lease.
 func charge(bank *shop.Bank) natsjs.Handler {
 	return func(ctx context.Context, msg jetstream.Msg) error {
 		order, err := shop.ParseOrder(msg.Data())

@@ -4,15 +4,13 @@
 //
 //	go run ./examples/nats -embedded
 //
-// needs nothing but Go. Without -embedded it uses the servers of compose.yaml, and the services may run in processes of
-// their own:
+// needs nothing but Go. Without -embedded it uses the servers of compose.yaml:
 //
 //	docker compose up -d --wait
-//	go run ./examples/nats -role consumer
-//	go run ./examples/nats -role producer
+//	go run ./examples/nats
 //
-// What you would write yourself stands in producer.go and consumer.go. Exit status: 0 if the books balance, 1 if they do
-// not or something broke, 2 for wrong flags.
+// What you would write yourself stands in producer.go and consumer.go. Exit status: 0 if the books balance, 1 if they
+// do not or something broke, 2 for wrong flags.
 package main
 
 import (
@@ -24,11 +22,4 @@ import (
 
 func main() { os.Exit(example.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-var example = shop.Example{
-	Name:         "nats",
-	AddressFlag:  "nats",
-	Address:      "nats://127.0.0.1:4222",
-	AddressUsage: "use the NATS JetStream server at this `URL`",
-	CheckAddress: func(url string) error { return shop.CheckURL("nats", url, "nats", "tls") },
-	Open:         open,
-}
+var example = shop.Example{Name: "nats", AddressFlag: "nats", Address: "nats://127.0.0.1:4222", Open: open, Seed: 1}

@@ -23,14 +23,14 @@ import (
 )
 
 // onDatabases runs a test on SQLite and on PostgreSQL.
-func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) database)) {
-	closing := func(t *testing.T, db database, err error) database {
+func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) *database)) {
+	closing := func(t *testing.T, db *database, err error) *database {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := db.close(context.WithoutCancel(t.Context())); err != nil {
+			if err := db.close(context.WithoutCancel(t.Context()), false); err != nil {
 				t.Error(err)
 			}
 		})
@@ -38,7 +38,7 @@ func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) data
 	}
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
-		test(t, func(reserve reserving) database {
+		test(t, func(reserve reserving) *database {
 			db, err := openSQLite(t.Context(), t.TempDir(), "orders", reserve)
 			return closing(t, db, err)
 		})
@@ -46,8 +46,8 @@ func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) data
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
 		dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
-		test(t, func(reserve reserving) database {
-			db, err := openPostgres(t.Context(), options{run: "test", postgres: dsn}, "orders", reserve)
+		test(t, func(reserve reserving) *database {
+			db, err := openPostgres(t.Context(), dsn, "oncemill_test", "orders", reserve)
 			return closing(t, db, err)
 		})
 	})
@@ -58,14 +58,17 @@ func until(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if !await(ctx, met) {
+	if err := shop.Poll(ctx, tick, func() (bool, error) { return met(), nil }); err != nil {
 		t.Fatalf("waited too long for %s", what)
 	}
 }
 
-func pending(t *testing.T, db database) int {
+// free is a warehouse that has everything.
+func free(context.Context, shop.Order) error { return nil }
+
+func pending(t *testing.T, db *database) int {
 	t.Helper()
-	stats, err := db.outbox().Stats(t.Context())
+	stats, err := db.box.Stats(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,9 +77,9 @@ func pending(t *testing.T, db database) int {
 
 func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testing.T) {
 	t.Parallel()
-	onDatabases(t, func(t *testing.T, open func(reserving) database) {
-		w := newWarehouse([]planned{{Order: shop.Order{ID: "gone"}, luck: soldOut}, {Order: shop.Order{ID: "late"}, luck: busy}})
-		db := open(w.reserve)
+	onDatabases(t, func(t *testing.T, open func(reserving) *database) {
+		g := &game{orders: []planned{{luck: soldOut}, {luck: busy}}, asked: map[string]bool{}}
+		db := open(g.reserve)
 		h := handler(db.place)
 		for i, step := range []struct {
 			method, body    string
@@ -85,14 +88,14 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 			{"POST", `{"id":"a","cents":100}`, http.StatusCreated, 1},
 			{"POST", `{"id":"a","cents":100}`, http.StatusOK, 1},
 			{"POST", `{"id":"a","cents":101}`, http.StatusConflict, 1},
-			{"POST", `{"id":"gone","cents":100}`, http.StatusUnprocessableEntity, 1},
-			{"POST", `{"id":"late","cents":100}`, http.StatusServiceUnavailable, 1},
-			{"POST", `{"id":"late","cents":100}`, http.StatusCreated, 2},
+			{"POST", `{"id":"order-1-0","cents":100}`, http.StatusUnprocessableEntity, 1},
+			{"POST", `{"id":"order-1-1","cents":100}`, http.StatusServiceUnavailable, 1},
+			{"POST", `{"id":"order-1-1","cents":100}`, http.StatusCreated, 2},
 			{"POST", `{"id":"","cents":100}`, http.StatusBadRequest, 2},
 			{"POST", `{"id":"a b","cents":100}`, http.StatusBadRequest, 2},
 			{"POST", `{"id":"b","cents":0}`, http.StatusBadRequest, 2},
 			{"POST", `{`, http.StatusBadRequest, 2},
-			{"POST", `{"id":"` + strings.Repeat("x", maxBody) + `"}`, http.StatusBadRequest, 2},
+			{"POST", `{"id":"` + strings.Repeat("x", shop.MaxBody) + `"}`, http.StatusBadRequest, 2},
 			{"GET", ``, http.StatusMethodNotAllowed, 2},
 		} {
 			answer := httptest.NewRecorder()
@@ -101,7 +104,7 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 				t.Errorf("step %d: status %d, %d events; want %d, %d\n%s", i, answer.Code, n, step.status, step.pending, answer.Body)
 			}
 		}
-		if orders, err := db.orders(t.Context()); err != nil || len(orders) != 2 || orders["late"].Cents != 100 {
+		if orders, err := db.orders(t.Context()); err != nil || len(orders) != 2 || orders["order-1-1"].Cents != 100 {
 			t.Errorf("orders %v, %v", orders, err)
 		}
 	})
@@ -125,14 +128,14 @@ func (h *held) Publish(context.Context, ...producer.Message) error {
 
 // A service under test is one that can be told to stop.
 type running struct {
-	*load
+	*shop.Client
 	address string
 	stop    func()
 	ended   chan error
 	begun   atomic.Int64 // requests
 }
 
-func startService(t *testing.T, db database, pub producer.Publisher) *running {
+func startService(t *testing.T, db *database, pub producer.Publisher) *running {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -141,14 +144,16 @@ func startService(t *testing.T, db database, pub producer.Publisher) *running {
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(stop)
 	s := &running{address: l.Addr().String(), stop: stop, ended: make(chan error, 1)}
-	s.load = newLoad("http://"+s.address+"/orders", nil, nil, io.Discard)
-	t.Cleanup(s.client.CloseIdleConnections)
+	s.Client = shop.NewClient("http://" + s.address + "/orders")
+	t.Cleanup(s.Close)
 	inner := handler(db.place)
 	counting := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.begun.Add(1)
 		inner.ServeHTTP(w, r)
 	})
-	go func() { s.ended <- serve(ctx, l, counting, relay(db.outbox(), pub)) }()
+	go func() {
+		s.ended <- shop.Serve(ctx, l, counting, func(ctx context.Context) error { return relay(ctx, db.box, pub) })
+	}()
 	return s
 }
 
@@ -159,11 +164,11 @@ func (s *running) send(t *testing.T, body io.Reader) <-chan int {
 	before := s.begun.Load()
 	go func() {
 		defer close(status)
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url, body)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.address+"/orders", body)
 		if err != nil {
 			return
 		}
-		response, err := s.client.Do(r)
+		response, err := http.DefaultClient.Do(r)
 		if err != nil {
 			return
 		}
@@ -176,8 +181,8 @@ func (s *running) send(t *testing.T, body io.Reader) <-chan int {
 
 func TestServe_ShutdownFinishesRequestsWhileTheRelayWorksOn(t *testing.T) {
 	t.Parallel()
-	onDatabases(t, func(t *testing.T, open func(reserving) database) {
-		db := open(newWarehouse(nil).reserve)
+	onDatabases(t, func(t *testing.T, open func(reserving) *database) {
+		db := open(free)
 		var published atomic.Int64
 		s := startService(t, db, publishing(func(_ context.Context, messages ...producer.Message) error {
 			published.Add(int64(len(messages)))
@@ -211,10 +216,10 @@ func TestServe_ShutdownFinishesRequestsWhileTheRelayWorksOn(t *testing.T) {
 
 func TestServe_ShutdownWaitsForTheRelaysBatch(t *testing.T) {
 	t.Parallel()
-	onDatabases(t, func(t *testing.T, open func(reserving) database) {
-		db, pub := open(newWarehouse(nil).reserve), newHeld()
+	onDatabases(t, func(t *testing.T, open func(reserving) *database) {
+		db, pub := open(free), newHeld()
 		s := startService(t, db, pub)
-		if status, err := s.post(t.Context(), shop.Order{ID: "first", Cents: 1}); err != nil || status != http.StatusCreated {
+		if status, err := s.Post(t.Context(), shop.Order{ID: "first", Cents: 1}.JSON()); err != nil || status != http.StatusCreated {
 			t.Fatal(status, err)
 		}
 		<-pub.began
@@ -252,7 +257,7 @@ func TestServe_BrokenRelayEndsTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")
-	if err := serve(t.Context(), l, http.NotFoundHandler(), func(context.Context) error { return broken }); !errors.Is(err, broken) {
+	if err := shop.Serve(t.Context(), l, http.NotFoundHandler(), func(context.Context) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -261,7 +266,7 @@ func TestServe_BrokenRelayEndsTheService(t *testing.T) {
 var addressSaid = regexp.MustCompile(`http://[^ /]+/orders`)
 
 // whileListening runs the example with -listen, calls do with its URL, and interrupts it.
-func whileListening(t *testing.T, do func(*load), args ...string) {
+func whileListening(t *testing.T, do func(*shop.Client), args ...string) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -269,7 +274,7 @@ func whileListening(t *testing.T, do func(*load), args ...string) {
 	ended := make(chan int, 1)
 	go func() {
 		defer write.Close()
-		ended <- program{}.main(ctx, append(args, "-listen", "127.0.0.1:0"), io.Discard, write)
+		ended <- program{seed: 1}.main(ctx, append(args, "-listen", "127.0.0.1:0"), io.Discard, write)
 	}()
 	var said bytes.Buffer
 	buffer := make([]byte, 1024)
@@ -280,9 +285,9 @@ func whileListening(t *testing.T, do func(*load), args ...string) {
 		}
 		said.Write(buffer[:n])
 	}
-	load := newLoad(addressSaid.FindString(said.String()), nil, nil, io.Discard)
-	defer load.client.CloseIdleConnections()
-	do(load)
+	client := shop.NewClient(addressSaid.FindString(said.String()))
+	defer client.Close()
+	do(client)
 	stop()
 	rest, err := io.ReadAll(read)
 	if status := <-ended; err != nil || status != 0 || !strings.Contains(string(rest), "drained") {
@@ -291,10 +296,10 @@ func whileListening(t *testing.T, do func(*load), args ...string) {
 }
 
 // posts posts an order, whose answers must have these statuses.
-func posts(t *testing.T, statuses ...int) func(*load) {
-	return func(l *load) {
+func posts(t *testing.T, statuses ...int) func(*shop.Client) {
+	return func(l *shop.Client) {
 		for _, want := range statuses {
-			if status, err := l.post(t.Context(), shop.Order{ID: "4711", Cents: 1200}); err != nil || status != want {
+			if status, err := l.Post(t.Context(), shop.Order{ID: "4711", Cents: 1200}.JSON()); err != nil || status != want {
 				t.Errorf("status %d, %v; want %d", status, err, want)
 			}
 		}
@@ -313,12 +318,12 @@ func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	var copies sync.WaitGroup
 	for range 8 {
 		copies.Go(func() {
-			db, err := openPostgres(t.Context(), options{run: "together", postgres: dsn, listen: "127.0.0.1:0"}, "orders", nil)
+			db, err := openPostgres(t.Context(), dsn, "oncemill_together", "orders", nil)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if err := db.close(t.Context()); err != nil {
+			if err := db.close(t.Context(), false); err != nil {
 				t.Error(err)
 			}
 		})
@@ -336,7 +341,7 @@ func TestOutbox_ListensAgainOnTheSameServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	whileListening(t, posts(t, http.StatusCreated), args...)
-	whileListening(t, func(l *load) {
+	whileListening(t, func(l *shop.Client) {
 		posts(t, http.StatusOK)(l)
 		until(t, "one event, by whichever of the two relays", func() bool {
 			stream, err := js.Stream(t.Context(), "OUTBOX-demo")

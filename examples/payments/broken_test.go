@@ -7,19 +7,31 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// breakages are what tests of the books break in all processes of a run, by its name.
-var breakages = map[string]func(database) database{
-	"forgets":          func(db database) database { return forgets{db} },
-	"settles_outside":  func(db database) database { return settlesOutside{db} },
-	"drops_receipts":   func(db database) database { return drops{db} },
-	"renames_receipts": func(db database) database { return renames{forgets{db}} },
+// tamper breaks the database of a consumer, as the name of its run says.
+func tamper(o options, db *database) {
+	inbox, publish := db.inbox, db.publish
+	switch o.Run {
+	case "forgets":
+		db.inbox = forgetfulInbox{inbox}
+	case "settles_outside":
+		db.inbox = outsideInbox{inbox}
+	case "drops_receipts":
+		db.publish = func(ctx context.Context, messages ...producer.Message) error {
+			if key := messages[0].Key; key[len(key)-1] == '7' {
+				return nil
+			}
+			return publish(ctx, messages...)
+		}
+	case "renames_receipts": // with an inbox that forgets, there are several of a payment
+		db.inbox = forgetfulInbox{inbox}
+		db.publish = func(ctx context.Context, messages ...producer.Message) error {
+			messages[0].ID = producer.NewID()
+			return publish(ctx, messages...)
+		}
+	}
 }
 
-// forgets has an inbox for which every claim is the first.
-type forgets struct{ database }
-
-func (f forgets) inbox() dedupstore.Transactor { return forgetfulInbox{f.database.inbox()} }
-
+// forgetfulInbox is an inbox for which every claim is the first.
 type forgetfulInbox struct{ dedupstore.Transactor }
 
 func (f forgetfulInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
@@ -27,11 +39,7 @@ func (f forgetfulInbox) Claim(ctx context.Context, r dedupstore.Request) (dedups
 	return f.Transactor.Claim(ctx, r)
 }
 
-// settlesOutside has an inbox that settles first, and then loses some transactions.
-type settlesOutside struct{ database }
-
-func (s settlesOutside) inbox() dedupstore.Transactor { return outsideInbox{s.database.inbox()} }
-
+// outsideInbox is an inbox that settles first, and then loses some transactions.
 type outsideInbox struct{ dedupstore.Transactor }
 
 func (o outsideInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
@@ -39,22 +47,4 @@ func (o outsideInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(co
 		return o.Transactor.InTx(ctx, c, work)
 	}
 	return o.Settle(ctx, c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention})
-}
-
-// drops does not write some messages of transactions.
-type drops struct{ database }
-
-func (d drops) publish(ctx context.Context, m producer.Message) error {
-	if m.Key[len(m.Key)-1] == '7' {
-		return nil
-	}
-	return d.database.publish(ctx, m)
-}
-
-// renames gives each message a new ID. With forgets, there are several of a payment.
-type renames struct{ database }
-
-func (r renames) publish(ctx context.Context, m producer.Message) error {
-	m.ID = producer.NewID()
-	return r.database.publish(ctx, m)
 }

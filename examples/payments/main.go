@@ -1,37 +1,33 @@
-// The payments example takes payments by HTTP, books each of them in a ledger, and tells another company's API about it:
-// each step exactly as often as it should happen, whatever crashes.
+// The payments example takes payments by HTTP, books each of them in a ledger, and tells another company's API about
+// it: each step exactly as often as it should happen, whatever crashes.
 //
-//		client ─POST─► service ─outbox─► relay ─► JetStream ─► charge ─outbox─► relay ─► JetStream ─► notify ─POST─► api
+//		client ─POST─► service ─outbox─► relay ─► JetStream ─►
+//		charge ─outbox─► relay ─► JetStream ─► notify ─POST─► api
 //
-//	  - service writes the payment and its event in one transaction. The ID is the client's: whoever repeats the request
-//	    means the same payment.
+//	  - service writes the payment and its event in one transaction. The ID is the client's: whoever repeats the
+//	    request means the same payment.
 //	  - relay publishes what is in the outbox, perhaps more than once.
-//	  - charge writes the ledger. Its handler runs in a transaction of the inbox, which commits the entries, the balances, the
-//	    receipt's row in the outbox and the outcome together: there is no second booking, whatever crashes.
-//	  - notify calls an API, which no transaction can take back. Its claim is a lease, in Redis or in the same database; a crash
-//	    between the call and its outcome makes a second call, and that has the same idempotency key, the ID of the run.
+//	  - charge writes the ledger. Its handler runs in a transaction of the inbox, which commits the entries, the
+//	    balances, the receipt's row in the outbox and the outcome together: nothing is booked twice, whatever crashes.
+//	  - notify calls an API, which no transaction can take back. Its claim is a lease in the same database; a crash
+//	    between the call and its outcome makes a second call, which has the same idempotency key, the ID of the run.
 //	  - api is a stub of that API, which honours idempotency keys.
 //
-// Each part is a process. The example starts them, sends payments and duplicates of every kind (clients that ask again,
-// acknowledgements that relays and consumers lose, messages that somebody publishes again), kills consumers with SIGKILL, and
-// closes the books at the end.
+// charge and notify are two processes each. The example starts them, sends payments and duplicates of every kind
+// (clients that ask again, acknowledgements that relays and consumers lose, messages that somebody publishes again),
+// kills consumers with SIGKILL, and closes the books at the end.
 //
 //	go run ./examples/payments -embedded
 //
-// needs nothing but Go: everything is in one SQLite file, and NATS runs in the first process. File, streams and the API's
-// journal lie in a folder oncemill-payments-… in the temporary folder (TMPDIR), which is removed at the end, also after the
-// first SIGINT or SIGTERM; a second one, or SIGKILL, leaves it there. Without -embedded the example uses the servers of
-// compose.yaml, and any part may be run by itself, as often as you like (charge and notify share their work):
+// needs nothing but Go: everything is in one SQLite file, and NATS runs in the first process. File and streams lie in a
+// folder oncemill-payments-… in the temporary folder (TMPDIR), which is removed at the end, also after the first SIGINT
+// or SIGTERM; a second one, or SIGKILL, leaves it there. Without -embedded the example uses the servers of
+// compose.yaml:
 //
 //	docker compose up -d --wait
 //	go run ./examples/payments
-//	go run ./examples/payments -role service,relay -listen 127.0.0.1:8080
-//	go run ./examples/payments -role charge
-//	go run ./examples/payments -role api -listen 127.0.0.1:8081
-//	go run ./examples/payments -role notify -api http://127.0.0.1:8081
-//	curl -d '{"id":"4711","account":"ann","merchant":"bakery","cents":1200}' http://127.0.0.1:8080/payments
 //
-// What you would write yourself stands in service.go, charge.go, notify.go, relay.go and postgres.go (sqlite.go). Exit
+// What you would write yourself stands in service.go, notify.go and database.go. Exit
 // status: 0 if the books balance, 1 if they do not or something broke, 2 for wrong flags.
 package main
 
@@ -41,66 +37,237 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
+	"net"
+	"net/http"
 	"os"
-	"os/signal"
-	"sync"
-	"syscall"
+	"path/filepath"
+	"regexp"
+	"sync/atomic"
+	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
-func main() { os.Exit(program{}.main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
-
-// A program is the example.
-type program struct {
-	tamper func(database) database // breaks something, for tests of the books; nil: nothing
+func main() {
+	if text, is := os.LookupEnv(childEnv); is {
+		os.Exit(child(context.Background(), text, nil))
+	}
+	o := options{Lease: time.Second, Seed: 1}
+	os.Exit(o.main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// main returns the exit status. The end of ctx, SIGINT and SIGTERM begin the drain.
-func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	o, err := parse(args, stderr)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		say(stderr, "payments: %v\n", err)
-		return 2
-	}
-	if !o.verbose {
-		silence()
-	}
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	balanced := true
-	if o.roles == nil {
-		balanced, err = conduct(ctx, o, stdout, &shared{w: stderr})
-	} else {
-		err = p.work(ctx, o, stdout)
-	}
-	switch {
-	case err != nil && o.roles == nil && ctx.Err() != nil:
-		say(stderr, "payments: interrupted: the books were not closed: %v\n", err)
-	case err != nil:
-		say(stderr, "payments: %v\n", err)
-	}
-	if err != nil || !balanced {
-		return 1
-	}
-	return 0
+// options are the flags, and what consumers are told beside them.
+type options struct {
+	Embedded bool
+	Postgres string
+	SQLite   string // a file; empty: PostgreSQL
+	NATS     string
+	Payments int
+	Kills    int
+	Keep     string
+	Out      string // table or json
+
+	Run   string // part of all names at servers
+	Seed  uint64
+	Lease time.Duration
+	Role  string // of a consumer
+	API   string // which notify calls
 }
 
-// say prints to people. That it cannot be printed stops nothing.
-func say(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+var runName = regexp.MustCompile(`^[a-z0-9][a-z0-9_]{0,29}$`)
 
-// silence keeps libraries from logging, once: go-redis does not expect it while it works.
-var silence = sync.OnceFunc(func() {
-	slog.SetDefault(slog.New(slog.DiscardHandler))
-	redis.SetLogger(silent{})
-})
+func (o options) main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("payments", flag.ContinueOnError)
+	flags.BoolVar(&o.Embedded, "embedded", false, "install nothing: use SQLite, not PostgreSQL, and a NATS in here")
+	flags.StringVar(&o.Postgres, "postgres", "postgres://postgres@127.0.0.1:5432/shop", "keep everything at this `URL`")
+	flags.StringVar(&o.SQLite, "sqlite", "", "keep everything in this SQLite `file`, instead of PostgreSQL")
+	flags.StringVar(&o.NATS, "nats", "nats://127.0.0.1:4222", "use the NATS JetStream server at this `URL`")
+	flags.IntVar(&o.Payments, "payments", 300, "how many payments are sent, 20 to 100000")
+	flags.IntVar(&o.Kills, "kills", 6, "how many consumer processes are killed meanwhile, 0 to 10000")
+	flags.StringVar(&o.Keep, "keep", "", "leave at the servers what the run has made there, under this `name`")
+	flags.StringVar(&o.Out, "out", "table", "print the books as table or json")
+	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
+		err := errors.Join(
+			shop.CheckRange("payments", o.Payments, 20, 100_000),
+			shop.CheckRange("kills", o.Kills, 0, 10_000),
+			shop.OnlyServers(flags, o.Embedded, "postgres", "sqlite", "nats", "keep"))
+		switch {
+		case err != nil:
+			return false, err
+		case o.Out != "table" && o.Out != "json":
+			return false, shop.WrongFlag("-out is %q, want table or json", o.Out)
+		case o.Keep == "":
+			o.Run = shop.RunName()
+		case !runName.MatchString(o.Keep):
+			return false, shop.WrongFlag("-keep is %q, want up to 30 of a-z, 0-9 and _", o.Keep)
+		default:
+			o.Run = o.Keep
+		}
+		b, err := o.conduct(ctx, dir, stderr)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return false, fmt.Errorf("interrupted: the books were not closed: %w", err)
+		case err != nil:
+			return false, err
+		}
+		return b.Balance(), b.print(stdout, o.Out)
+	})
+}
 
-// silent is a logger of go-redis.
-type silent struct{}
+// closeTime is how long the end may take.
+const closeTime = 30 * time.Second
 
-func (silent) Printf(context.Context, string, ...any) {}
+// conduct makes what the run stands on, and plays on it. What it says to people goes to out.
+func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Books, err error) {
+	if o.Embedded {
+		shop.Say(out, "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")
+		url, stop, err := shop.StartNATS(dir)
+		if err != nil {
+			return b, err
+		}
+		defer stop()
+		o.NATS, o.SQLite = url, filepath.Join(dir, "payments.db")
+	}
+	db, err := openDatabase(ctx, o)
+	if err != nil {
+		return b, err
+	}
+	remove := false
+	defer shop.Finish(ctx, &err, func(ctx context.Context) error { return db.close(ctx, remove) })
+	before, err := db.ledger(ctx)
+	if err != nil {
+		return b, err
+	}
+	if len(before.payments) > 0 { // nobody has sent them, the books would say; they are not this run's to remove
+		return b, errors.New("the database has payments of another run: want a new file for -sqlite, or another -keep")
+	}
+	remove = o.Keep == ""
+	br, err := connect(o, false)
+	if err != nil {
+		return b, err
+	}
+	defer br.js.Conn().Close()
+	if o.Keep == "" {
+		defer shop.Finish(ctx, &err, br.remove)
+	}
+	if err := br.makeStreams(ctx); err != nil {
+		return b, shop.NoServer("nats", shop.Redacted(o.NATS), err)
+	}
+	return o.play(ctx, db, br, out)
+}
+
+// play serves, starts consumers, sends payments, kills consumers, waits until all is done, and closes the books.
+func (o options) play(ctx context.Context, db *database, br *broker, out io.Writer) (b Books, err error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return b, err
+	}
+	url := "http://" + l.Addr().String()
+	mux, api := http.NewServeMux(), &api{known: map[string]string{}, transfers: map[string]int{}}
+	mux.Handle("/payments", takePayments(db, br.payments()))
+	mux.Handle("/transfers", api)
+	ctx, stop := context.WithCancelCause(ctx)
+	served := make(chan error, 1)
+	go func() {
+		err := shop.Serve(ctx, l, mux, func(ctx context.Context) error {
+			return relay(ctx, db.box, shop.ForgetTenth(br.pub))
+		})
+		stop(fmt.Errorf("the service broke: %w", err))
+		served <- err
+	}()
+	defer func() {
+		stop(nil)
+		err = errors.Join(err, <-served)
+	}()
+
+	o.API = url
+	c, err := hire(ctx, o)
+	if err != nil {
+		return b, err
+	}
+	defer c.killAll()
+	all := plan(o)
+	shop.Say(out, "%d payments by HTTP; %d times a consumer is killed\n", len(all), o.Kills)
+	client := shop.NewClient(url + "/payments")
+	defer client.Close()
+	var done, kills, republished atomic.Int64
+	storm := []func(context.Context) error{
+		func(ctx context.Context) error {
+			return shop.Each(ctx, len(all), 8, func(ctx context.Context, i int) error {
+				err := shop.Poll(ctx, tick, func() (bool, error) { // each kill meets some payments
+					return o.Kills == 0 || i*o.Kills <= len(all)*(int(kills.Load())+1), nil
+				})
+				if err != nil {
+					return err
+				}
+				n, err := pay(ctx, client, br, all[i])
+				republished.Add(int64(n))
+				done.Add(1)
+				return err
+			})
+		},
+		func(ctx context.Context) error {
+			due := func() (bool, error) { return int(done.Load())*o.Kills >= len(all)*int(kills.Load()), nil }
+			return c.rage(ctx, o, due, func() {
+				if n := kills.Add(1); n%10 == 0 {
+					shop.Say(out, "%d of %d payments have an answer; %d processes killed\n", done.Load(), len(all), n)
+				}
+			})
+		},
+	}
+	err = shop.Each(ctx, len(storm), len(storm), func(ctx context.Context, i int) error { return storm[i](ctx) })
+	if err != nil {
+		return b, err
+	}
+	shop.Say(out, "all payments have an answer; waiting until every message is acknowledged\n")
+	if err := settled(ctx, db, br, c); err != nil {
+		return b, err
+	}
+	if err := c.dismiss(); err != nil {
+		return b, err
+	}
+	if b, err = readBooks(ctx, all, db, br, api); err != nil {
+		return b, err
+	}
+	b.Requests, b.Repeated, b.Republished, b.Kills =
+		int(client.Requests.Load()), int(client.Repeated.Load()), int(republished.Load()), int(kills.Load())
+	return b, nil
+}
+
+// tick is how often conditions are looked at.
+const tick = 5 * time.Millisecond
+
+// lateness is how long after a payment its message is published again: longer than the stream looks for copies.
+const lateness = 400 * time.Millisecond
+
+// pay is one client's payment, with its luck. It returns how often its message was published again.
+func pay(ctx context.Context, client *shop.Client, br *broker, p planned) (republished int, err error) {
+	if taken, err := client.Send(ctx, p.luck, p.JSON()); err != nil || !taken {
+		return 0, fmt.Errorf("payment %s: taken: %v, %w", p.ID, taken, err)
+	}
+	if p.luck == late {
+		err = shop.Pause(ctx, lateness)
+	}
+	if err != nil || p.luck != late && p.luck != repeated {
+		return 0, err
+	}
+	return 1, br.repeat(ctx, p.payment)
+}
+
+// settled waits until everything is published, everything published is acknowledged, and still so a moment later. When
+// it cannot be told, as servers may be away, something is under way.
+func settled(ctx context.Context, db *database, br *broker, c crew) error {
+	quiet := 0
+	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
+		quiet++
+		for _, stream := range []string{br.paymentStream(), br.receiptStream()} { // in the order in which work flows
+			if stats, err := db.box.Stats(ctx); err != nil || stats.Pending > 0 {
+				quiet = 0
+			}
+			if rest, _, err := shop.AtRest(ctx, br.js, stream, durable); err != nil || !rest {
+				quiet = 0
+			}
+		}
+		return quiet == 3, c.broken()
+	})
+}

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"regexp"
 
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -28,26 +30,20 @@ func (p payment) JSON() []byte {
 
 var name = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// limit is the most that may be paid at once. The ledger says so, not the service: a payment above it is taken, and fails.
+// limit is the most that may be paid at once. The ledger says so, not the service: a payment above it is taken, and
+// fails.
 const limit = 1_000_000
 
 var errOverLimit = fmt.Errorf("more than %d cents at once", limit)
 
-func parsePayment(text []byte) (payment, error) {
-	var p payment
-	if err := json.Unmarshal(text, &p); err != nil {
+func parsePayment(text []byte) (p payment, err error) {
+	switch err := json.Unmarshal(text, &p); {
+	case err != nil:
 		return p, fmt.Errorf("this is not a payment: %w", err)
-	}
-	for _, field := range []struct{ name, value string }{{"id", p.ID}, {"account", p.Account}, {"merchant", p.Merchant}} {
-		if !name.MatchString(field.value) {
-			return p, fmt.Errorf("%s is %q, want up to 64 letters, digits, - and _", field.name, field.value)
-		}
-	}
-	if p.Cents <= 0 {
-		return p, fmt.Errorf("cents is %d, want more than 0", p.Cents)
-	}
-	if p.Account == p.Merchant {
-		return p, errors.New("account and merchant are the same")
+	case !name.MatchString(p.ID) || !name.MatchString(p.Account) || !name.MatchString(p.Merchant):
+		return p, errors.New("want id, account and merchant of up to 64 letters, digits, - and _")
+	case p.Cents <= 0 || p.Account == p.Merchant:
+		return p, errors.New("want more than 0 cents, from an account to another one")
 	}
 	return p, nil
 }
@@ -70,4 +66,52 @@ func (r receipt) message(id, topic string) producer.Message {
 		panic(err) // a string and a number
 	}
 	return producer.Message{ID: id, Topic: topic, Key: r.Payment, Payload: b}
+}
+
+// What happens to payments. What clients do is in package shop.
+const (
+	repeated shop.Luck = "somebody publishes its message once more"
+	late     shop.Luck = "somebody publishes its message once more, much later"
+	declined shop.Luck = "it is over the limit"
+)
+
+// A planned payment is a payment and its luck.
+type planned struct {
+	payment
+	luck shop.Luck
+}
+
+// plan draws payments from the seed. The first ones meet every kind of luck, so that a short run does too. Accounts are
+// few, so that payments meet in them. Beside this plan, one in ten acknowledgements is lost on its way, to relays and
+// from consumers.
+func plan(o options) []planned {
+	rng := rand.New(rand.NewPCG(o.Seed, 0))
+	kinds := []shop.Luck{shop.Missed, shop.Doubled, shop.HungUp, repeated, late, declined}
+	all := make([]planned, o.Payments)
+	for i := range all {
+		luck := shop.Fine
+		switch n := rng.IntN(100); {
+		case i < len(kinds):
+			luck = kinds[i]
+		case n < 15:
+			luck = kinds[n%3] // clients
+		case n < 25:
+			luck = repeated
+		case n < 30:
+			luck = late
+		case n < 33:
+			luck = declined
+		}
+		cents := int64(100 + rng.IntN(9900))
+		if luck == declined {
+			cents += limit
+		}
+		all[i] = planned{payment{
+			ID:       fmt.Sprintf("%s-%d-%06d", o.Run, o.Seed, i),
+			Account:  fmt.Sprintf("customer-%02d", rng.IntN(40)),
+			Merchant: fmt.Sprintf("merchant-%d", rng.IntN(8)),
+			Cents:    cents,
+		}, luck}
+	}
+	return all
 }

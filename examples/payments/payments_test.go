@@ -5,26 +5,27 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"strconv"
+	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/examples/internal/shop/shoptest"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// TestMain is the example in processes that the tests start. What is broken in them says the name of the run.
+// TestMain is a consumer in processes that the tests start.
 func TestMain(m *testing.M) {
-	if os.Getenv(asChild) != "" {
-		o, _ := parse(os.Args[1:], io.Discard) // main says what is wrong
-		os.Exit(program{tamper: breakages[o.run]}.main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	if text, is := os.LookupEnv(childEnv); is {
+		os.Exit(child(context.Background(), text, tamper))
 	}
 	// A NATS server that is stopped in the moment in which it makes a stream leaves the goroutines of its file store behind.
 	goleak.VerifyTestMain(m,
@@ -32,11 +33,14 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
+// tested is the example with a short lease.
+var tested = options{Lease: 500 * time.Millisecond, Seed: 1}
+
 // play plays the example, and returns its books, its exit status and what it says to people.
 func play(t *testing.T, args ...string) (b Books, status int, says string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	status = program{}.main(t.Context(), append(args, "-lease", "500ms", "-out", "json"), &stdout, &stderr)
+	status = tested.main(t.Context(), append(args, "-out", "json"), &stdout, &stderr)
 	if err := json.Unmarshal(stdout.Bytes(), &b); err != nil {
 		t.Fatalf("stdout is not one JSON object: %v\n%s%s", err, &stdout, &stderr)
 	}
@@ -71,7 +75,7 @@ func TestPayments_BooksBalanceEmbedded(t *testing.T) {
 func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	db, broker := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
-	b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-redis", shoptest.RedisURL(t), "-payments", "120", "-kills", "4")
+	b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-payments", "120", "-kills", "4")
 	checkAllHappened(t, b, status, says)
 	for name := range broker.JetStream().StreamNames(t.Context()).Name() {
 		t.Errorf("stream %s is left", name)
@@ -85,17 +89,19 @@ func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 	t.Parallel()
 	db, broker := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
-	for name, shows := range map[string]func(Books) bool{
-		"forgets":          func(b Books) bool { return b.Double > 0 && b.Unbalanced > 0 },
-		"settles_outside":  func(b Books) bool { return b.Lost > 0 && b.NoReceipt > 0 },
-		"drops_receipts":   func(b Books) bool { return b.NoReceipt > 0 && b.Untold > 0 },
-		"renames_receipts": func(b Books) bool { return b.TwoIDs > 0 && b.ToldTwice > 0 },
+	for name, shows := range map[string][]string{
+		"forgets":          {`entries of .*: \[(".*" ){3}.*\], want`, `balance of `},
+		"settles_outside":  {`entries of .*: \[\], want`, `receipts of .*: \[\], want`},
+		"drops_receipts":   {`receipts of .*: \[\], want`, `transfers of .*: \[\], want`},
+		"renames_receipts": {`receipts of .*: \[(".*" )+".*"\], want`, `transfers of .*: \["[2-9]"\], want`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-redis", "", "-payments", "30", "-kills", "0", "-run", name)
-			if status != 1 || b.Balance() || !shows(b) {
-				t.Errorf("status %d, %+v; want 1 and books that show it\n%s", status, b, says)
+			b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-payments", "30", "-kills", "0", "-keep", name)
+			for _, mistake := range shows {
+				if status != 1 || b.Balance() || !slices.ContainsFunc(b.Mistakes, regexp.MustCompile(mistake).MatchString) {
+					t.Errorf("status %d, %+v; want 1 and %s\n%s", status, b, mistake, says)
+				}
 			}
 		})
 	}
@@ -104,12 +110,12 @@ func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 // The books of a second run said that they do not balance.
 func TestPayments_PlaysInADatabaseOfItsOwn(t *testing.T) {
 	t.Parallel()
-	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", testserver.NATS(t).URL(), "-redis", "", "-payments", "30", "-kills", "0"}
+	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", testserver.NATS(t).URL(), "-payments", "30", "-kills", "0"}
 	if b, status, says := play(t, args...); status != 0 || !b.Balance() {
 		t.Fatalf("status %d, %+v\n%s", status, b, says)
 	}
 	var stdout, stderr bytes.Buffer
-	status := program{}.main(t.Context(), args, &stdout, &stderr)
+	status := tested.main(t.Context(), args, &stdout, &stderr)
 	if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "has payments of another run") {
 		t.Errorf("status %d\n%s%s", status, &stdout, &stderr)
 	}
@@ -120,7 +126,7 @@ func TestPayments_InterruptedRunStopsAndSaysSo(t *testing.T) {
 	for _, after := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		var stdout, stderr bytes.Buffer
-		status := program{}.main(ctx, []string{"-embedded", "-payments", "5000", "-kills", "1000"}, &stdout, &stderr)
+		status := tested.main(ctx, []string{"-embedded", "-payments", "5000", "-kills", "1000"}, &stdout, &stderr)
 		cancel()
 		if status != 1 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "interrupted: the books were not closed") {
 			t.Errorf("after %v: status %d\n%s%s", after, status, &stdout, &stderr)
@@ -131,16 +137,60 @@ func TestPayments_InterruptedRunStopsAndSaysSo(t *testing.T) {
 // Whenever it is interrupted: the processes that were started by then end.
 func TestHire_InterruptedLeavesNoProcess(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	o, err := parse([]string{"-sqlite", filepath.Join(dir, "payments.db"), "-nats", "nats://127.0.0.1:1", "-redis", ""}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.journal = filepath.Join(dir, "journal")
+	o := options{SQLite: filepath.Join(t.TempDir(), "payments.db"), NATS: "nats://127.0.0.1:1"}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if c, err := hire(ctx, o); c != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("%+v, %v; want %v", c, err, context.Canceled)
+	}
+}
+
+func TestHire_ConsumerThatEndsIsTold(t *testing.T) {
+	t.Parallel()
+	o := options{SQLite: filepath.Join(t.TempDir(), "payments.db"), NATS: "nats://127.0.0.1:1"}
+	if _, err := hire(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the server at -nats nats://127.0.0.1:1 cannot be used") {
+		t.Errorf("%v, want to be told what the consumer says", err)
+	}
+}
+
+// post gives one payment to a service without a relay.
+func post(t *testing.T, h http.Handler, body string, want int) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/payments", strings.NewReader(body)))
+	if w.Code != want {
+		t.Errorf("%s: status %d, want %d", body, w.Code, want)
+	}
+}
+
+func TestService_AnswersSayWhatHappened(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]options{
+		"PostgreSQL": {Run: "answers", Postgres: testserver.SharedPostgres(t).NewDatabase(t).DSN()},
+		"SQLite":     {SQLite: filepath.Join(t.TempDir(), "payments.db")},
+	} {
+		db, err := openDatabase(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := takePayments(db, "taken")
+		post(t, h, `{"id":"4711","account":"ann","merchant":"bakery","cents":1200}`, http.StatusCreated)
+		for body, want := range map[string]int{
+			`{"id":"4712","account":"ann","merchant":"ann","cents":1200}`:     http.StatusBadRequest,
+			`{"id":"4712","account":"ann","merchant":"bakery","cents":0}`:     http.StatusBadRequest,
+			`{"id":"47 12","account":"ann","merchant":"bakery","cents":1200}`: http.StatusBadRequest,
+			`{`: http.StatusBadRequest,
+			`{"id":"4711","account":"ann","merchant":"bakery","cents":1200}`: http.StatusOK,
+			`{"id":"4711","account":"ann","merchant":"bakery","cents":1201}`: http.StatusConflict,
+		} {
+			post(t, h, body, want)
+		}
+		if stats, err := db.box.Stats(t.Context()); err != nil || stats.Pending != 1 {
+			t.Errorf("%s: %d events, %v; want 1", name, stats.Pending, err)
+		}
+		if err := db.close(t.Context(), true); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -149,33 +199,16 @@ func TestPayments_MistakesAreNamed(t *testing.T) {
 	for says, args := range map[string][]string{
 		"-payments is 0":                {"-payments", "0"},
 		"-kills is -1":                  {"-kills", "-1"},
-		"-lose is 1":                    {"-lose", "1"},
-		"-lease is 10ms":                {"-lease", "10ms"},
 		"-out is \"xml\"":               {"-out", "xml"},
-		"-run is \"A b\"":               {"-run", "A b"},
-		"-role has \"bank\"":            {"-role", "charge,bank"},
-		"-role needs servers":           {"-role", "charge", "-embedded"},
-		"-role has service and api":     {"-role", "api,service"},
-		"-postgres is \"localhost":      {"-postgres", "localhost:5432"},
-		"-postgres is \"mysql://u:xxx":  {"-postgres", "mysql://u:secret@h"},
-		"-postgres is not a URL":        {"-postgres", "postgres://:secret@%zz"},
-		"-postgres has a password":      {"-postgres", "postgres://h/shop?password=secret"},
+		"-keep is \"A b\"":              {"-keep", "A b"},
 		"-postgres has no use with -em": {"-postgres", "postgres://h/shop", "-embedded"},
-		"-postgres has no use with -sq": {"-postgres", "postgres://h/shop", "-sqlite", "x.db"},
-		"-keep has no use with -em":     {"-keep", "-embedded"},
-		"-redis has no use with -em":    {"-redis", "redis://h:6379", "-embedded"},
-		"-nats is \"http://":            {"-nats", "http://127.0.0.1:4222"},
-		"-redis is \"localhost":         {"-redis", "localhost:6379"},
-		"-api is \"ftp://":              {"-role", "notify", "-api", "ftp://h"},
-		"-listen is \"8080\"":           {"-role", "service", "-listen", "8080"},
-		"-listen has no use without":    {"-listen", "127.0.0.1:0"},
-		"-payments has no use with":     {"-role", "relay", "-payments", "20"},
+		"-keep has no use with -em":     {"-keep", "it", "-embedded"},
 		"unexpected argument":           {"everything"},
-		"invalid value \"abc\"":         {"-seed", "abc"},
+		"invalid value \"abc\"":         {"-kills", "abc"},
 		"flag provided but not ":        {"-fast"},
 	} {
 		var stdout, stderr bytes.Buffer
-		status := program{}.main(t.Context(), args, &stdout, &stderr)
+		status := tested.main(t.Context(), args, &stdout, &stderr)
 		if status != 2 || !strings.Contains(stderr.String(), says) || strings.Contains(stderr.String(), "secret") || stdout.Len() > 0 {
 			t.Errorf("%v: status %d, %q; want 2, and it to say %q", args, status, &stderr, says)
 		}
@@ -186,13 +219,12 @@ func TestPayments_UnreachableServersAreNamed(t *testing.T) {
 	t.Parallel()
 	db := testserver.SharedPostgres(t).NewDatabase(t)
 	for says, args := range map[string][]string{
-		"-postgres postgres://ann:xxxxx@127.0.0.1:1/shop": {"-postgres", "postgres://ann:secret@127.0.0.1:1/shop", "-redis", ""},
-		"-nats nats://ann:xxxxx@127.0.0.1:1":              {"-postgres", db.DSN(), "-redis", "", "-nats", "nats://ann:secret@127.0.0.1:1"},
-		"-redis redis://ann:xxxxx@127.0.0.1:1":            {"-postgres", db.DSN(), "-redis", "redis://ann:secret@127.0.0.1:1"},
+		"-postgres postgres://127.0.0.1:1": {"-postgres", "postgres://ann:secret@127.0.0.1:1/shop"},
+		"-nats nats://127.0.0.1:1":         {"-postgres", db.DSN(), "-nats", "nats://ann:secret@127.0.0.1:1"},
 	} {
 		start := time.Now()
 		var stdout, stderr bytes.Buffer
-		status := program{}.main(t.Context(), args, &stdout, &stderr)
+		status := tested.main(t.Context(), args, &stdout, &stderr)
 		says := "the server at " + says + " cannot be used"
 		if status != 1 || !strings.Contains(stderr.String(), says) || strings.Contains(stderr.String(), "secret") {
 			t.Errorf("status %d, %q; want 1, and it to say %q", status, &stderr, says)
@@ -205,7 +237,7 @@ func TestPayments_UnreachableServersAreNamed(t *testing.T) {
 
 func TestPlan_SeedDrawsTheSamePayments(t *testing.T) {
 	t.Parallel()
-	first, again, other := plan(options{payments: 50, seed: 1}), plan(options{payments: 50, seed: 1}), plan(options{payments: 50, seed: 2})
+	first, again, other := plan(options{Payments: 50, Seed: 1}), plan(options{Payments: 50, Seed: 1}), plan(options{Payments: 50, Seed: 2})
 	same := true
 	for i := range first {
 		if first[i] != again[i] {
@@ -220,37 +252,54 @@ func TestPlan_SeedDrawsTheSamePayments(t *testing.T) {
 
 func TestPlan_ThirtyPercentMeetADuplicate(t *testing.T) {
 	t.Parallel()
-	n := map[luck]int{}
-	all := plan(options{payments: 20_000, seed: 1})
+	n := map[shop.Luck]int{}
+	all := plan(options{Payments: 20_000, Seed: 1})
 	for _, p := range all {
 		n[p.luck]++
 	}
-	share := float64(n[missed]+n[doubled]+n[hungUp]+n[repeated]+n[late]) / float64(len(all))
+	share := float64(n[shop.Missed]+n[shop.Doubled]+n[shop.HungUp]+n[repeated]+n[late]) / float64(len(all))
 	if share < .28 || share > .32 {
 		t.Errorf("%.2f of the payments have a duplicate, want .3: %v", share, n)
 	}
 }
 
-func TestAPI_TransfersOnceAKeyAndRemembers(t *testing.T) {
+func TestAPI_TransfersOnceAKey(t *testing.T) {
 	t.Parallel()
-	file := t.TempDir() + "/journal"
-	for i, want := range []int{201, 200} { // the second one has been restarted
-		a, err := openAPI(file, 0)
-		if err != nil {
-			t.Fatal(err)
+	a := &api{known: map[string]string{}, transfers: map[string]int{}}
+	for i, want := range []int{201, 200, 422, 200, 200, 200, 200, 200, 200, 200, 504, 200} {
+		body := `{"payment":"4711","cents":1}`
+		if want == 422 {
+			body = `{"payment":"4711","cents":2}`
 		}
-		if status, says := a.transfer("key", "body"); status != want {
-			t.Errorf("start %d: %d %s, want %d", i, status, says, want)
-		}
-		if status, _ := a.transfer("key", "another body"); status != 422 {
-			t.Errorf("start %d: %d for a key that is used again, want 422", i, status)
-		}
-		if err := a.close(); err != nil {
-			t.Fatal(err)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/transfers", strings.NewReader(body))
+		r.Header.Set("Idempotency-Key", "key")
+		w := httptest.NewRecorder()
+		a.ServeHTTP(w, r)
+		if w.Code != want {
+			t.Errorf("call %d: %d %s, want %d", i, w.Code, w.Body, want)
 		}
 	}
-	calls, err := readJournal(file)
-	if err != nil || len(calls) != 2 || !calls[0].transfer || calls[1].transfer {
-		t.Errorf("%s: the journal is %+v, %v", strconv.Itoa(len(calls)), calls, err)
+	if a.calls != 11 || a.transfers["4711"] != 1 {
+		t.Errorf("%d calls, %d transfers", a.calls, a.transfers["4711"])
 	}
+}
+
+// Copies of a program begin together at a deployment.
+func TestPostgres_ProcessesThatBeginTogetherMakeTheirTables(t *testing.T) {
+	t.Parallel()
+	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			db, err := openDatabase(t.Context(), options{Postgres: dsn, Run: "together"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := db.close(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
 }

@@ -2,80 +2,92 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"time"
-)
 
-const (
-	maxBody  = 64 << 10
-	stopTime = 10 * time.Second // how long requests that have begun may take once a server is told to stop
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // takePayments is the service: POST /payments. Clients repeat a request until it has an answer below 500.
-func takePayments(db database, topic string) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /payments", func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-		var p payment
-		if err == nil {
-			p, err = parsePayment(body)
-		}
+func takePayments(db *database, topic string) http.Handler {
+	return shop.Taking("POST /payments", func(ctx context.Context, body []byte) (placed bool, err error) {
+		p, err := parsePayment(body)
 		if err != nil {
-			answer(w, http.StatusBadRequest, err.Error())
-			return
+			return false, shop.Refusal{Status: http.StatusBadRequest, Text: err.Error()}
 		}
-		placed, err := db.place(r.Context(), p, topic)
-		switch {
-		case errors.Is(err, errOther):
-			answer(w, http.StatusConflict, err.Error())
-		case err != nil:
-			slog.WarnContext(r.Context(), "payment was not taken", "id", p.ID, "error", err)
-			w.Header().Set("Retry-After", "1")
-			answer(w, http.StatusServiceUnavailable, "try again")
-		case placed:
-			db.outbox().Wake() // a relay of this process publishes now what was committed
-			answer(w, http.StatusCreated, "taken")
-		default:
-			answer(w, http.StatusOK, "taken before")
-		}
+		return db.place(ctx, p, topic)
 	})
-	return mux
 }
 
-// answer writes a small JSON object. A client that is gone asks again.
-func answer(w http.ResponseWriter, status int, says string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"says": says})
-}
-
-// serve answers requests until ctx ends, and finishes those that have begun.
-func serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	srv := &http.Server{
-		Handler:     h,
-		ReadTimeout: 5 * time.Second, // less than stopTime: a client that never ends its body holds nothing up
-		IdleTimeout: 2 * time.Minute, // longer than proxies keep connections, or they send requests into those that close; else it were ReadTimeout
-	}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	select {
-	case err := <-served:
-		return err
-	case <-ctx.Done():
-	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
-	defer cancel()
-	err := srv.Shutdown(grace)
+// relay publishes what is in the outbox until ctx ends, and then drains.
+func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) error {
+	r, err := outbox.NewRelay(store, pub, outbox.Config{
+		PollInterval: 100 * time.Millisecond,                        // rows of other processes wait for this; the default is 1 s
+		Backoff:      oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
+		// What a relay held when it died is taken over after 6 s. The defaults suit brokers that fail over: 30 s, 10 s,
+		// 1 min.
+		PublishTimeout: 2 * time.Second, Lease: 6 * time.Second,
+	})
 	if err != nil {
-		err = errors.Join(err, srv.Close()) // requests that take too long are cut off, and their clients ask again
+		return err
 	}
-	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
-		err = errors.Join(err, e)
+	return r.Run(ctx)
+}
+
+// charge books payments until ctx ends. Then it drains: what has begun is committed and acknowledged.
+func charge(ctx context.Context, o options, b *broker, db *database) error {
+	once, err := consumer.New(db.inbox, consumer.Config{
+		Group: "ledger", Handler: "charge", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
+	})
+	if err != nil {
+		return err
 	}
-	return err
+	cons, err := b.consumer(ctx, b.paymentStream(), o.Lease)
+	if err != nil {
+		return err
+	}
+	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()), natsjs.Config{Window: window})
+	if err != nil {
+		return err
+	}
+	return worker.Run(ctx)
+}
+
+// bookPayment is the handler. All that it writes is committed together with its outcome, or not at all.
+func bookPayment(db *database, receipts string) natsjs.Handler {
+	return func(ctx context.Context, msg jetstream.Msg) error {
+		p, err := parsePayment(msg.Data())
+		if err != nil {
+			return oncemill.Permanent(err) // no attempt can help: a dead letter
+		}
+		if err := db.book(ctx, p); err != nil {
+			return err
+		}
+		if p.Cents > limit {
+			return oncemill.Permanent(errOverLimit) // takes back what was booked; that it failed is remembered
+		}
+		id := oncemill.FromContext(ctx).ID("receipt") // the same in all attempts
+		return db.publish(ctx, receipt{p.ID, p.Cents}.message(id, receipts))
+	}
+}
+
+// window is how many messages a process works on at once, and so what a crash can hit.
+const window = 32
+
+// policy is for money: outcomes are remembered for a week.
+func (o options) policy() oncemill.Policy {
+	p := oncemill.HighValue()
+	p.Lease = o.Lease
+	p.MaxAttempts = 100 // crashed runs count, and this example is about crashes
+
+	// The defaults are 1 s and 5 min.
+	p.Backoff = oncemill.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}
+	return p
 }

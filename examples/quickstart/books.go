@@ -2,34 +2,34 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/oncemill/oncemill/producer"
 )
 
-// books is what came of one stack, since the first start on its directory. What is marked with + is counted since this start.
+// A report is the books of all stacks.
+type report map[string]books
+
+// books are what came of one stack, since the first start on its directory. What is marked with + is counted since this
+// start.
 type books struct {
-	Orders            int `json:"orders"`
-	Deliveries        int `json:"deliveries"`
-	Runs              int `json:"runs"`
-	Duplicates        int `json:"duplicates"`        // deliveries of an order beyond its first
-	DuplicatesBusy    int `json:"duplicates_busy"`   // guarded+: while another copy was in progress, or its retry not due
-	DuplicatesDone    int `json:"duplicates_done"`   // guarded+: answered with a stored success
-	PublishedByCopies int `json:"published_by_copy"` // guarded+: outputs of an earlier run, published by a redelivery
-	FailuresReplayed  int `json:"failures_replayed"` // guarded+: answered with a stored failure
-	Mismatches        int `json:"mismatches"`        // guarded: known ID, other content
-	DeadLetters       int `json:"dead_letters"`      //
-	DoubleCharges     int `json:"double_charges"`    // charges beyond one an order
-	LostOrders        int `json:"lost_orders"`       // neither charged nor dead-lettered
-	WrongAmounts      int `json:"wrong_amounts"`     // orders with a charge of another amount than their own
-	CentsDue          int `json:"cents_due"`         // the amounts of all orders but those that were dead-lettered instead of charged
-	CentsCharged      int `json:"cents_charged"`     // the amounts of all charges
-	ExplainedCharges  int `json:"explained_charges"` // guarded: double charges after an injected death
-	explanations      []string
+	Orders            int
+	Deliveries        int
+	Runs              int
+	Duplicates        int // deliveries of an order beyond its first
+	DuplicatesBusy    int // guarded+: while another copy was in progress, or its retry not due
+	DuplicatesDone    int // guarded+: answered with a stored success
+	PublishedByCopies int // guarded+: outputs of an earlier run, published by a redelivery
+	FailuresReplayed  int // guarded+: answered with a stored failure
+	Mismatches        int // guarded: known ID, other content
+	DeadLetters       int
+	DoubleCharges     int // charges beyond one an order
+	LostOrders        int // neither charged nor dead-lettered
+	WrongAmounts      int // charges of another amount than their order's
+	CentsDue          int // the amounts of all orders but those that were dead-lettered instead of charged
+	CentsCharged      int // the amounts of all charges
+	Explained         []string
 }
 
 // balance reports whether every order was charged once and with its amount, or dead-lettered.
@@ -37,61 +37,15 @@ func (b books) balance() bool {
 	return b.DoubleCharges == 0 && b.LostOrders == 0 && b.WrongAmounts == 0 && b.CentsCharged == b.CentsDue
 }
 
-// closeBooks reads a stack's ledger.
-func closeBooks(ctx context.Context, s *stack, b *broker, orders []plannedOrder, counts map[string]int) (books, error) {
-	out := books{Orders: len(orders)}
-	for name, field := range map[string]*int{"deliveries": &out.Deliveries, "runs": &out.Runs, "duplicates": &out.Duplicates} {
-		n, err := s.shop.counter(ctx, s.name, name)
-		if err != nil {
-			return out, err
-		}
-		*field = n
-	}
-	charges, err := s.charges(ctx)
-	if err != nil {
-		return out, err
-	}
-	letters, err := b.deadLetters(ctx, s.name)
-	if err != nil {
-		return out, err
-	}
-	dead := map[string]bool{}
-	for _, m := range letters {
-		id := m.Headers().Get(producer.HeaderOriginalID)
-		if id == "" { // a poison queue keeps the ID
-			id = m.Headers().Get(producer.HeaderID)
-		}
-		dead[id] = true
-		if m.Headers().Get(producer.HeaderOutcome) == "mismatch" {
-			out.Mismatches++
-		}
-	}
-	out.DeadLetters = len(letters)
-	for _, o := range orders {
-		out.add(o.order, charges[o.ID], dead[o.ID])
-		if charges[o.ID].n > 1 && s.death != nil {
-			out.explain(s.death, o.ID)
-		}
-		delete(charges, o.ID)
-	}
-	for _, unasked := range charges { // nobody placed such an order
-		out.DoubleCharges += unasked.n
-		out.CentsCharged += unasked.cents
-	}
-	out.DuplicatesBusy = counts["duplicate_in_progress"] + counts["not_due"]
-	out.DuplicatesDone = counts["duplicate_completed"]
-	out.FailuresReplayed = counts["duplicate_failed"]
-	out.PublishedByCopies = counts["publish_only"]
-	return out, nil
-}
+// charged is what an order was charged.
+type charged struct{ n, cents, wrong int }
 
 // add enters what became of an order.
 func (b *books) add(o order, c charged, dead bool) {
+	b.Orders++
 	b.DoubleCharges += max(0, c.n-1)
 	b.CentsCharged += c.cents
-	if c.n > 0 && (c.least != o.Amount || c.most != o.Amount) {
-		b.WrongAmounts++
-	}
+	b.WrongAmounts += c.wrong
 	if c.n > 0 || !dead {
 		b.CentsDue += o.Amount
 	}
@@ -100,94 +54,131 @@ func (b *books) add(o order, c charged, dead bool) {
 	}
 }
 
-func (b *books) explain(m *mortality, orderID string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if why, ok := m.kills[orderID]; ok {
-		b.ExplainedCharges++
-		b.explanations = append(b.explanations, fmt.Sprintf("%s was %s, and charged again by the next attempt", orderID, why))
-	}
-}
-
-// charged is what an order was charged: how often, how much in all, and the smallest and the largest amount.
-type charged struct{ n, cents, least, most int }
-
-// charges sums up a stack's charges by order.
-func (s *stack) charges(ctx context.Context) (charges map[string]charged, err error) {
-	rows, err := s.shop.db.QueryContext(ctx, `SELECT order_id, count(*), sum(amount), min(amount), max(amount) FROM ledger WHERE stack = ? GROUP BY order_id`, s.name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	charges = map[string]charged{}
-	for rows.Next() {
-		var id string
-		var c charged
-		if err := rows.Scan(&id, &c.n, &c.cents, &c.least, &c.most); err != nil {
-			return nil, err
+// closeBooks compares each stack's ledger with the orders and the dead letters.
+func closeBooks(
+	ctx context.Context, s *store, b *broker, fates map[string]fault, claims map[string]int,
+) (report, error) {
+	all := report{}
+	for _, name := range stacks {
+		out, err := closeStack(ctx, s, b, name, fates)
+		if err != nil {
+			return nil, fmt.Errorf("close the books of %s: %w", name, err)
 		}
-		charges[id] = c
+		if name == guarded {
+			out.DuplicatesBusy = claims["duplicate_in_progress"] + claims["not_due"]
+			out.DuplicatesDone = claims["duplicate_completed"]
+			out.FailuresReplayed = claims["duplicate_failed"]
+			out.PublishedByCopies = claims["publish_only"]
+		}
+		all[name] = out
 	}
-	return charges, rows.Err()
+	return all, nil
 }
 
-// printJSON prints the books for programs.
-func printJSON(w io.Writer, all map[string]books) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(all)
+func closeStack(ctx context.Context, s *store, b *broker, name string, fates map[string]fault) (out books, err error) {
+	letters, err := b.deadLetters(ctx, name)
+	if err != nil {
+		return out, err
+	}
+	dead := map[string]bool{}
+	for _, m := range letters {
+		dead[m.Headers().Get(producer.HeaderOriginalID)] = true
+		dead[m.Headers().Get(producer.HeaderID)] = true // a poison queue keeps the ID
+		if m.Headers().Get(producer.HeaderOutcome) == "mismatch" {
+			out.Mismatches++
+		}
+	}
+	out.DeadLetters = len(letters)
+
+	rows, err := s.db.QueryContext(ctx, `
+		SELECT o.id, o.amount, count(l.entry), coalesce(sum(l.amount), 0), count(nullif(l.amount, o.amount))
+		FROM orders o LEFT JOIN ledger l ON l.stack = ? AND l.order_id = o.id GROUP BY o.id`, name)
+	if err != nil {
+		return out, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var o order
+		var c charged
+		if err := rows.Scan(&o.ID, &o.Amount, &c.n, &c.cents, &c.wrong); err != nil {
+			return out, err
+		}
+		out.add(o, c, dead[o.ID])
+		if c.n > 1 && name == guarded && fates[o.ID] == diesAfterWrite {
+			out.Explained = append(out.Explained, o.ID)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return out, err
+	}
+	var unasked int // charges of what nobody has ordered
+	err = s.db.QueryRowContext(ctx, `SELECT
+		(SELECT count(*) FROM log WHERE stack = ?1 AND event = 'delivery'),
+		(SELECT count(DISTINCT order_id) FROM log WHERE stack = ?1 AND event = 'delivery'),
+		(SELECT count(*) FROM log WHERE stack = ?1 AND event = 'run'),
+		(SELECT count(*) FROM ledger WHERE stack = ?1 AND order_id NOT IN (SELECT id FROM orders))`,
+		name).Scan(&out.Deliveries, &out.Duplicates, &out.Runs, &unasked)
+	out.Duplicates = out.Deliveries - out.Duplicates
+	out.DoubleCharges += unasked
+	return out, err
 }
 
 // euros writes cents as people do.
 func euros(cents int) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) }
 
-// table shows the books to people. resumed: an earlier start worked on the same directory.
-func table(all map[string]books, resumed bool) string {
-	g, u, d := all[guarded], all[unguarded], all[deduplicator]
+// table shows the books to people.
+func (r report) table() string {
+	names := []string{
+		"orders", "deliveries", "handler runs", "duplicates delivered", "  answered with the outcome",
+		"  held or delayed, in progress", "  published what a run left behind", "  failures replayed",
+		"mismatches (same ID, other amount)", "dead letters", "DOUBLE CHARGES", "LOST ORDERS", "WRONG AMOUNTS",
+		"due", "charged",
+	}
 	var out strings.Builder
-	line := func(name string, g, u, d any) { fmt.Fprintf(&out, "  %-34s %10v %11v %14v\n", name, g, u, d) }
+	line := func(name string, of ...any) {
+		fmt.Fprintf(&out, "  %-34s %10v %11v %14v\n", append([]any{name}, of...)...)
+	}
 	out.WriteString("\n")
 	line("", "oncemill", "unguarded", "Deduplicator*")
-	line("orders", g.Orders, u.Orders, d.Orders)
-	line("deliveries", g.Deliveries, u.Deliveries, d.Deliveries)
-	line("handler runs", g.Runs, u.Runs, d.Runs)
-	line("duplicates delivered", g.Duplicates, u.Duplicates, d.Duplicates)
-	line("  answered with the outcome", g.DuplicatesDone, "-", "-")
-	line("  held or delayed, in progress", g.DuplicatesBusy, "-", "-")
-	line("  published what a run left behind", g.PublishedByCopies, "-", "-")
-	line("  failures replayed", g.FailuresReplayed, "-", "-")
-	line("mismatches (same ID, other amount)", g.Mismatches, "-", "-")
-	line("dead letters", g.DeadLetters, u.DeadLetters, d.DeadLetters)
-	line("DOUBLE CHARGES", g.DoubleCharges, u.DoubleCharges, d.DoubleCharges)
-	line("LOST ORDERS", g.LostOrders, u.LostOrders, d.LostOrders)
-	line("WRONG AMOUNTS", g.WrongAmounts, u.WrongAmounts, d.WrongAmounts)
-	line("due", euros(g.CentsDue), euros(u.CentsDue), euros(d.CentsDue))
-	line("charged", euros(g.CentsCharged), euros(u.CentsCharged), euros(d.CentsCharged))
+	for i, name := range names {
+		if strings.HasPrefix(name, " ") || strings.HasPrefix(name, "mismatches") { // only the guard knows
+			line(name, r[guarded].column()[i], "-", "-")
+		} else {
+			line(name, r[guarded].column()[i], r[unguarded].column()[i], r[deduplicator].column()[i])
+		}
+	}
 	out.WriteString(`
   * Watermill's own middleware, keyed by message ID. It marks a message before its handler runs, so a
     handler that fails once has its redelivery dropped as a duplicate.
 
 `)
-	if resumed {
-		out.WriteString("  This directory was worked on before. The indented lines count since this start, all others since the first.\n\n")
-	}
-	out.WriteString(g.verdict())
+	out.WriteString(r[guarded].verdict())
 	return out.String()
+}
+
+// column is what the table shows of one stack.
+func (b books) column() []any {
+	return []any{
+		b.Orders, b.Deliveries, b.Runs, b.Duplicates, b.DuplicatesDone, b.DuplicatesBusy, b.PublishedByCopies,
+		b.FailuresReplayed, b.Mismatches, b.DeadLetters, b.DoubleCharges, b.LostOrders, b.WrongAmounts,
+		euros(b.CentsDue), euros(b.CentsCharged),
+	}
 }
 
 func (b books) verdict() string {
 	if b.balance() {
-		return fmt.Sprintf("oncemill's ledger balances: every order was charged once, %s in all, or dead-lettered for somebody to look at.\n", euros(b.CentsCharged))
+		return fmt.Sprintf("oncemill's ledger balances: %s charged, each order once; %d dead letters to look at.\n",
+			euros(b.CentsCharged), b.DeadLetters)
 	}
-	s := fmt.Sprintf("oncemill's ledger does not balance: %d double charges, %d lost orders, %d wrong amounts, %s charged of %s due.\n",
+	s := fmt.Sprintf("oncemill's ledger does not balance: "+
+		"%d double charges, %d lost orders, %d wrong amounts, %s charged of %s due.\n",
 		b.DoubleCharges, b.LostOrders, b.WrongAmounts, euros(b.CentsCharged), euros(b.CentsDue))
-	if b.ExplainedCharges == 0 {
+	if b.Explained == nil {
 		return s
 	}
-	return s + fmt.Sprintf(`%d of the double charges follow an injected death between effect and outcome:
-  %s
+	return s + fmt.Sprintf(`%d of the double charges follow an injected death between effect and outcome, as that of %s.
 This is the limit of tier 1: the charge and its outcome are written to two places, and a process can die in
 between. Nothing but a common transaction (tier 2) or an ID that the payment provider deduplicates by
 (oncemill.FromContext(ctx).ID("charge")) closes that gap. docs/guarantees.md has the whole list.
-`, b.ExplainedCharges, strings.Join(b.explanations[:min(3, len(b.explanations))], "\n  "))
+`, len(b.Explained), b.Explained[0])
 }

@@ -2,16 +2,21 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"path/filepath"
+	"log/slog"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// names are what a run of the demo calls its things at servers that others may use too.
+// names are what a run calls its things at servers that others may use too.
 type names struct{ run string }
 
 func (n names) stream() string               { return "SHOP-" + n.run }
@@ -21,96 +26,97 @@ func (n names) receipts(stack string) string { return "shop." + n.run + ".receip
 
 // A broker is a connection to NATS JetStream, embedded in this process unless a URL is given.
 type broker struct {
-	names    names
-	url      string
-	conn     *nats.Conn
-	js       jetstream.JetStream
-	embedded *server.Server
+	names     names
+	url       string
+	temporary bool
+	js        jetstream.JetStream
+	publisher producer.Publisher
+	stop      func()
 }
 
-func startBroker(ctx context.Context, n names, url, dir string) (*broker, error) {
-	b := &broker{names: n, url: url}
-	if url == "" {
-		srv, err := server.NewServer(&server.Options{
-			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
-			JetStream: true, StoreDir: filepath.Join(dir, "nats"),
-		})
-		if err != nil {
-			return nil, fmt.Errorf("embedded NATS server: %w", err)
+func openBroker(ctx context.Context, n names, o options, telemetry oncemill.Telemetry) (*broker, error) {
+	b := &broker{names: n, url: o.nats, temporary: o.temporary, stop: func() {}}
+	var err error
+	if b.url == "" {
+		if b.url, b.stop, err = shop.StartNATS(o.dir); err != nil {
+			return nil, err
 		}
-		srv.Start()
-		if !srv.ReadyForConnections(10 * time.Second) {
-			srv.Shutdown()
-			return nil, fmt.Errorf("embedded NATS server was not ready within 10 s")
-		}
-		b.embedded, b.url = srv, srv.ClientURL()
 	}
-	conn, err := b.connect()
-	if err == nil {
-		b.conn = conn
-		b.js, err = jetstream.New(conn)
+	if b.js, err = b.connect(); err != nil {
+		b.stop()
+		return nil, err
 	}
+	_, err = b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name:     n.stream(),
+		Subjects: []string{"shop." + n.run + ".>"},
+		// The broker's own deduplication, shortened: the retries of this demo come in seconds, real ones in hours.
+		Duplicates: 100 * time.Millisecond,
+	})
 	if err == nil {
-		_, err = b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-			Name:     n.stream(),
-			Subjects: []string{"shop." + n.run + ".>"},
-			// The broker's own deduplication, shortened: the retries of this demo come in seconds, real ones in hours.
-			Duplicates: 100 * time.Millisecond,
+		b.publisher, err = natsjs.NewPublisher(b.js, natsjs.PublisherConfig{
+			Logger:    slog.New(slog.DiscardHandler), // repeats are what this demo is made of
+			Telemetry: telemetry,
 		})
 	}
 	if err != nil {
-		b.close()
-		return nil, fmt.Errorf("NATS at %s: %w", redacted(b.url), err)
+		b.js.Conn().Close()
+		b.stop()
+		return nil, shop.NoServer("nats", shop.Redacted(b.url), err)
 	}
 	return b, nil
 }
 
-// connect opens a connection that comes back by itself when the server does.
-func (b *broker) connect() (*nats.Conn, error) {
-	return nats.Connect(b.url, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.Timeout(5*time.Second))
+func (b *broker) connect() (jetstream.JetStream, error) {
+	return shop.ConnectNATS(b.url, nats.ReconnectWait(100*time.Millisecond))
 }
 
 // publishCopy publishes a copy of an order's event past the outbox, as a producer does that retries on its own.
-func (b *broker) publishCopy(ctx context.Context, id string, payload []byte) error {
+func (b *broker) publishCopy(ctx context.Context, o order) error {
 	msg := nats.NewMsg(b.names.orders())
-	msg.Header.Set("oncemill-id", id)
-	msg.Data = payload
-	_, err := b.js.PublishMsg(ctx, msg)
+	msg.Header.Set(producer.HeaderID, o.ID)
+	var err error
+	if msg.Data, err = json.Marshal(o); err != nil {
+		return err
+	}
+	_, err = b.js.PublishMsg(ctx, msg)
 	return err
 }
 
 // deadLetters returns the messages that a stack has dead-lettered.
 func (b *broker) deadLetters(ctx context.Context, stack string) ([]jetstream.Msg, error) {
-	cons, err := b.js.OrderedConsumer(ctx, b.names.stream(), jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{b.names.dead(stack)},
-	})
+	letters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(stack))
 	if err != nil {
-		return nil, err
-	}
-	info, err := cons.Info(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var letters []jetstream.Msg
-	for uint64(len(letters)) < info.NumPending {
-		msg, err := cons.Next(jetstream.FetchMaxWait(5 * time.Second))
-		if err != nil {
-			return nil, fmt.Errorf("read dead letters of %s: %w", stack, err)
-		}
-		letters = append(letters, msg)
+		return nil, fmt.Errorf("read dead letters of %s: %w", stack, err)
 	}
 	return letters, nil
 }
 
-// remove deletes what the run has stored at the broker.
-func (b *broker) remove(ctx context.Context) error { return b.js.DeleteStream(ctx, b.names.stream()) }
+// rest waits until the outbox is empty and every stack has acknowledged all there is, and still so a moment later. When
+// it cannot be told, something is under way.
+func (b *broker) rest(ctx context.Context, s *store) error {
+	quiet := 0
+	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
+		quiet++
+		if stats, err := s.box.Stats(ctx); err != nil || stats.Pending > 0 {
+			quiet = 0
+		}
+		for _, name := range stacks {
+			if rest, _, err := shop.AtRest(ctx, b.js, b.names.stream(), name); err != nil || !rest {
+				quiet = 0
+			}
+		}
+		return quiet == 5, nil
+	})
+}
 
-func (b *broker) close() {
-	if b.conn != nil {
-		b.conn.Close()
+// close removes what a temporary run has stored at the broker.
+func (b *broker) close() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if b.temporary {
+		err = b.js.DeleteStream(ctx, b.names.stream())
 	}
-	if b.embedded != nil {
-		b.embedded.Shutdown()
-		b.embedded.WaitForShutdown()
-	}
+	b.js.Conn().Close()
+	b.stop()
+	return err
 }

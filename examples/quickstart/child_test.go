@@ -1,9 +1,10 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -13,7 +14,7 @@ import (
 
 // What this test binary becomes by its first argument, so that nothing has to be built for processes that are killed.
 const (
-	quickstartRole = "be-the-quickstart" // the quickstart's own flags follow
+	quickstartRole = "be-the-quickstart" // its options follow, as JSON
 	natsRole       = "be-a-nats-server"  // port and directory follow
 )
 
@@ -24,8 +25,7 @@ func TestMain(m *testing.M) {
 	}
 	switch role {
 	case quickstartRole:
-		os.Args = slices.Delete(os.Args, 1, 2)
-		os.Exit(mainStatus())
+		os.Exit(playChild(os.Args[2:]))
 	case natsRole:
 		if err := serveNATS(os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -36,8 +36,31 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// program is the path of this test binary.
-func program(t *testing.T) string {
+// playChild is the quickstart, and prints its books as JSON.
+func playChild(args []string) int {
+	var c childOptions
+	err := json.Unmarshal([]byte(args[0]), &c)
+	if err == nil {
+		var all report
+		if all, err = play(context.Background(), options{redis: c.Redis, nats: c.NATS, orders: c.Orders, dir: c.Dir, seed: 1}, os.Stderr); err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(all)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// childOptions are what the quickstart is told as a process of its own.
+type childOptions struct {
+	Redis, NATS, Dir string
+	Orders           int
+}
+
+// self is the path of this test binary.
+func self(t *testing.T) string {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {

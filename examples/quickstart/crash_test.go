@@ -14,8 +14,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+)
+
+// Where dedup records are kept.
+const (
+	inSQLite = "sqlite"
+	inRedis  = "redis"
 )
 
 // TestCrash_BooksBalance kills the quickstart's process, its NATS server and, if the dedup records are there, its Redis with
@@ -125,17 +132,19 @@ func (c *crashes) start(name string) {
 	case "redis":
 		p, err = testserver.StartRedis(dir, c.redisPort, "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
 	case "nats":
-		p, err = testserver.StartProgram(dir, program(c.t), natsRole, strconv.Itoa(c.natsPort), dir)
+		p, err = testserver.StartProgram(dir, self(c.t), natsRole, strconv.Itoa(c.natsPort), dir)
 		if err == nil {
 			err = c.listening(p, c.natsPort)
 		}
 	case "quickstart":
-		records := []string{"-store", c.store}
+		o := childOptions{Dir: dir, Orders: c.orders, NATS: fmt.Sprintf("nats://127.0.0.1:%d", c.natsPort)}
 		if c.store == inRedis {
-			records = []string{"-redis", fmt.Sprintf("redis://127.0.0.1:%d", c.redisPort)}
+			o.Redis = fmt.Sprintf("redis://127.0.0.1:%d", c.redisPort)
 		}
-		p, err = testserver.StartProgram(dir, program(c.t), append(append([]string{quickstartRole}, records...), "-dir", dir, "-orders", strconv.Itoa(c.orders), "-out", "json",
-			"-nats", fmt.Sprintf("nats://127.0.0.1:%d", c.natsPort))...)
+		var text []byte
+		if text, err = json.Marshal(o); err == nil {
+			p, err = testserver.StartProgram(dir, self(c.t), quickstartRole, string(text))
+		}
 	}
 	if err != nil {
 		c.t.Fatalf("start %s: %v\n%s", name, err, c.output(name))
@@ -144,7 +153,7 @@ func (c *crashes) start(name string) {
 }
 
 func (c *crashes) listening(p *testserver.Process, port int) error {
-	return poll(c.t.Context(), 5*time.Millisecond, func() (bool, error) {
+	return shop.Poll(c.t.Context(), 5*time.Millisecond, func() (bool, error) {
 		select {
 		case <-p.Ended():
 			return false, fmt.Errorf("it ended")
@@ -162,7 +171,7 @@ func (c *crashes) listening(p *testserver.Process, port int) error {
 func (c *crashes) awaitCharges(more int) {
 	c.t.Helper()
 	start := c.charges()
-	err := poll(c.t.Context(), time.Millisecond, func() (bool, error) {
+	err := shop.Poll(c.t.Context(), time.Millisecond, func() (bool, error) {
 		select {
 		case <-c.processes["quickstart"].Ended():
 			if code := c.processes["quickstart"].ExitCode(); code == 0 {
@@ -223,9 +232,9 @@ func (c *crashes) finish() books {
 			}
 			c.t.Fatalf("the quickstart does not come to rest\n%s", c.output("quickstart"))
 		}
-		var all map[string]books
+		var all report
 		out := c.output("quickstart")
-		if i := bytes.LastIndex(out, []byte("\n{\n")); i >= 0 {
+		if i := bytes.LastIndex(out, []byte("\n{")); i >= 0 {
 			if err := json.Unmarshal(out[i:], &all); err != nil {
 				c.t.Fatalf("books: %v\n%s", err, out[i:])
 			}

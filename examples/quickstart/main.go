@@ -4,133 +4,175 @@
 //
 //	go run ./examples/quickstart
 //
-// It needs nothing but Go: NATS JetStream is embedded; the outbox, the ledger and the dedup store are SQLite files. Exit status: 0 if oncemill's ledger balances, 1 if it does not or something broke, 2 for wrong flags.
+// It needs nothing but Go: NATS JetStream is embedded; the outbox, the ledger and the dedup store are SQLite files.
+// play, in this file, tells the story; the guard itself is guard, in stacks.go. Exit status: 0 if oncemill's ledger
+// balances, 1 if it does not or something broke, 2 for wrong flags.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
+	"path/filepath"
 	"time"
-)
 
-// Where dedup records are kept.
-const (
-	inMemory = "memory"
-	inSQLite = "sqlite"
-	inRedis  = "redis"
+	"go.opentelemetry.io/otel/sdk/metric"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/observe"
+	"github.com/oncemill/oncemill/examples/internal/shop"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 type options struct {
-	store       string // memory, sqlite or redis
-	redisURL    string
-	natsURL     string
-	orders      int
-	seed        uint64
-	out         string
-	crashEffect bool
-	dir         string
-	temporary   bool // dir is removed at the end
+	redis  string
+	nats   string
+	orders int
+	crash  string
+	dir    string
+
+	seed      uint64
+	temporary bool // dir is removed at the end
 }
 
-func parseFlags(args []string, stderr io.Writer) (options, error) {
-	o := options{}
-	var crash string
+func main() { os.Exit(program(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
+
+func program(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o := options{seed: 1}
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.StringVar(&o.store, "store", "", "keep dedup records in memory, which forgets them when the process ends, or in an sqlite file (default: sqlite)")
-	flags.StringVar(&o.redisURL, "redis", "", "keep dedup records in the Redis at this `URL`, such as redis://127.0.0.1:6379/0, and not in -store")
-	flags.StringVar(&o.natsURL, "nats", "", "use the NATS JetStream server at this `URL`, such as nats://127.0.0.1:4222 (default: embedded)")
+	flags.StringVar(&o.redis, "redis", "", "keep dedup records in the Redis at this `URL` (default: in an SQLite file)")
+	flags.StringVar(&o.nats, "nats", "", "use the NATS JetStream server at this `URL` (default: embedded)")
 	flags.IntVar(&o.orders, "orders", 300, "how many orders to place, 10 to 100000")
-	flags.Uint64Var(&o.seed, "seed", 1, "draws amounts and faults")
-	flags.StringVar(&o.out, "out", "table", "print the books as table or json")
-	flags.StringVar(&crash, "crash", "", "effect: also kill handlers between effect and outcome, which shows the limit of tier 1")
-	flags.StringVar(&o.dir, "dir", "", "keep all files in this `directory` and go on where an earlier process stopped (default: a new one, removed at the end)")
-	if err := flags.Parse(args); err != nil {
-		return o, err
-	}
-	o.crashEffect = crash == "effect"
-	switch {
-	case o.store != "" && o.redisURL != "":
-		return o, fmt.Errorf("-store is %q although -redis is given: want one of them", o.store)
-	case o.store != "" && o.store != inMemory && o.store != inSQLite:
-		return o, fmt.Errorf("-store is %q, want memory or sqlite", o.store)
-	case flags.NArg() > 0:
-		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case o.orders < 10 || o.orders > 100_000:
-		return o, fmt.Errorf("-orders is %d, want 10 to 100000", o.orders)
-	case o.out != "table" && o.out != "json":
-		return o, fmt.Errorf("-out is %q, want table or json", o.out)
-	case crash != "" && !o.crashEffect:
-		return o, fmt.Errorf("-crash is %q, want effect", crash)
-	}
-	for name, schemes := range map[string][]string{"redis": {o.redisURL, "redis", "rediss", "unix"}, "nats": {o.natsURL, "nats", "tls"}} {
-		if err := checkURL(name, schemes[0], schemes[1:]); err != nil {
-			return o, err
-		}
-	}
-	switch {
-	case o.redisURL != "":
-		o.store = inRedis
-	case o.store == "":
-		o.store = inSQLite
-	}
-	return o, nil
-}
-
-func main() { os.Exit(mainStatus()) }
-
-func mainStatus() int {
-	o, err := parseFlags(os.Args[1:], os.Stderr)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case err != nil:
-		say(os.Stderr, "quickstart: %v\n", err)
-		return 2
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	balanced, err := run(ctx, o, os.Stdout, os.Stderr)
-	if err != nil {
-		say(os.Stderr, "quickstart: %v\n", err)
-	}
-	if err != nil || !balanced {
-		return 1
-	}
-	return 0
-}
-
-// run plays the whole demo and reports whether the guarded ledger balances.
-func run(ctx context.Context, o options, stdout, stderr io.Writer) (balanced bool, err error) {
-	start := time.Now()
-	if o.dir == "" {
-		dir, err := os.MkdirTemp("", "oncemill-quickstart-")
+	flags.StringVar(&o.crash, "crash", "", "effect: also kill handlers between effect and outcome, the limit of tier 1")
+	flags.StringVar(&o.dir, "dir", "", "keep all files in this `directory`, and go on with those of an earlier start")
+	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
+		start := time.Now()
+		o.temporary, o.dir = o.dir == "", cmp.Or(o.dir, dir)
+		all, err := play(ctx, o, stderr)
 		if err != nil {
 			return false, err
 		}
-		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-		o.dir, o.temporary = dir, true
-	} else if err := os.MkdirAll(o.dir, 0o750); err != nil {
-		return false, fmt.Errorf("-dir: %w", err)
+		_, err = fmt.Fprintf(stdout, "%s\n%d orders in %.1f s\n", all.table(), o.orders, time.Since(start).Seconds())
+		return all[guarded].balance(), err
+	})
+}
+
+// play is the whole story.
+func play(ctx context.Context, o options, out io.Writer) (all report, err error) {
+	if err := shop.CheckRange("orders", o.orders, 10, 100_000); err != nil {
+		return nil, err
 	}
-	d, err := open(ctx, o)
+	if o.crash != "" && o.crash != "effect" {
+		return nil, shop.WrongFlag("-crash is %q, want effect", o.crash)
+	}
+	if err := os.MkdirAll(o.dir, 0o750); err != nil {
+		return nil, fmt.Errorf("-dir: %w", err)
+	}
+	also := func(end func() error) { err = errors.Join(err, end()) }
+
+	// What Oncemill counts, as a dashboard would show it.
+	metrics := metric.NewManualReader()
+	telemetry, stop, err := observe.Start(ctx, "quickstart", metrics)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	all, err := d.play(ctx, stderr)
-	if err := errors.Join(err, d.close()); err != nil {
-		return false, err
+	defer stop(ctx)
+
+	// A store writes each order and its event in one transaction: the event goes into an outbox.
+	s, err := openStore(ctx, o.dir)
+	if err != nil {
+		return nil, err
 	}
-	if o.out == "json" {
-		err = printJSON(stdout, all)
-	} else {
-		_, err = fmt.Fprintf(stdout, "%s\n%d orders, seed %d, dedup records in %s, %.1f s\n", table(all, d.shop.resumed), o.orders, o.seed, o.store, time.Since(start).Seconds())
+	defer also(s.db.Close)
+
+	// A relay publishes the events to NATS JetStream. Some acknowledgements do not reach it, so it publishes again.
+	b, err := openBroker(ctx, s.names, o, telemetry)
+	if err != nil {
+		return nil, err
 	}
-	return all[guarded].balance(), err
+	defer also(b.close)
+	orders := plan(s.names.run, o)
+	fates := map[string]fault{}
+	for _, p := range orders {
+		fates[p.ID] = p.fault
+	}
+	lossy := &shop.Forgetful{Publisher: b.publisher, Loses: func(ctx context.Context, id string) bool {
+		if fates[id] != ackOfRelay {
+			return false
+		}
+		first, err := s.first(ctx, "relay", id)
+		return first && err == nil
+	}}
+	relay, err := outbox.NewRelay(s.box, lossy, outbox.Config{
+		BatchSize: 20, PublishTimeout: time.Second, Lease: 3 * time.Second,
+		Backoff: oncemill.Backoff{Min: 50 * time.Millisecond, Max: time.Second},
+		Logger:  slog.New(slog.DiscardHandler), Telemetry: telemetry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	relaying, stopRelay := context.WithCancel(ctx)
+	relayed := make(chan error, 1)
+	go func() { relayed <- relay.Run(relaying) }()
+	defer also(func() error { return <-relayed })
+	defer stopRelay()
+
+	// The guard's records are in a database of their own.
+	records, closeRecords, err := openRecords(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer also(closeRecords)
+
+	// Three stacks get every event, and charge cards. Each has its own ledger.
+	for _, name := range stacks {
+		st := &stack{name: name, shop: s, broker: b, fates: fates, telemetry: telemetry}
+		if name == guarded {
+			st.records = &mortality{Store: records, shop: s}
+		}
+		stop, err := st.start(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("start stack %s: %w", name, err)
+		}
+		defer also(stop)
+	}
+
+	// Customers place orders, and producers do what careless or unlucky ones do.
+	shop.Say(out, "%d orders through three stacks. Faults are on.\n", len(orders))
+	err = shop.Each(ctx, len(orders), 4, func(ctx context.Context, i int) error {
+		if i%max(100, len(orders)/20) == 0 && i > 0 {
+			shop.Say(out, "  placed %d, charged: %s\n", i, s.progress(ctx))
+		}
+		return placeWithLuck(ctx, s, b, orders[i])
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	// When nothing is under way any more, the books are closed.
+	shop.Say(out, "  placed %d; waiting until every message is acknowledged\n", len(orders))
+	if err := b.rest(ctx, s); err != nil {
+		return nil, err
+	}
+	claims, err := observe.Claims(ctx, metrics)
+	if err != nil {
+		return nil, err
+	}
+	return closeBooks(ctx, s, b, fates, claims)
+}
+
+// openRecords opens the dedup store. SQLite has one writer a file, and the shop writes much, so the records have a file
+// of their own. The ledger is the outside world here, so nothing is lost by that; a handler whose effects are in a
+// database of its own would have both in one file, and use the store's inbox.
+func openRecords(ctx context.Context, o options) (dedupstore.Store, func() error, error) {
+	if o.redis != "" {
+		return shop.OpenRedis(ctx, o.redis)
+	}
+	return shop.OpenSQLite(ctx, filepath.Join(o.dir, "dedup.db"))
 }

@@ -15,10 +15,9 @@ type order struct {
 type fault string
 
 const (
-	noFault        fault = "none"
 	producerRetry  fault = "the producer retries after a lost reply"
 	twinCopies     fault = "two copies at once"
-	relayDies      fault = "the relay dies between publish and mark"
+	ackOfRelay     fault = "the relay loses the acknowledgement of its publish"
 	handlerFails   fault = "the handler fails once"
 	ackLost        fault = "the handler dies after its chain returned, before the ack"
 	poisonOrder    fault = "a poison order: the handler always fails"
@@ -26,44 +25,40 @@ const (
 	diesAfterWrite fault = "the handler dies between effect and outcome" // with -crash effect
 )
 
+// faults are what goes wrong, and with how many of a hundred orders.
+var faults = []struct {
+	fault
+	percent int
+}{
+	{producerRetry, 8}, {twinCopies, 8}, {ackOfRelay, 2}, {handlerFails, 10}, {ackLost, 10}, {poisonOrder, 1},
+	{changedAmount, 1}, {diesAfterWrite, 2},
+}
+
 // A plannedOrder is an order and its fate.
 type plannedOrder struct {
 	order
-	fault fault
+	fault fault // empty: none
 }
 
 // plan draws orders and their fates from the seed. The first orders meet every fault once, so that a small run does
 // too. The run's name is part of the IDs, since a Redis remembers earlier runs.
 func plan(run string, o options) []plannedOrder {
 	rng := rand.New(rand.NewPCG(o.seed, 0))
-	every := []fault{producerRetry, twinCopies, relayDies, handlerFails, ackLost, poisonOrder, changedAmount}
-	if o.crashEffect {
-		every = append(every, diesAfterWrite)
+	possible := faults
+	if o.crash == "" {
+		possible = faults[:len(faults)-1]
 	}
 	planned := make([]plannedOrder, o.orders)
 	for i := range planned {
-		f := noFault
-		switch p := rng.IntN(100); {
-		case i < len(every):
-			f = every[i]
-		case p < 8:
-			f = producerRetry
-		case p < 16:
-			f = twinCopies
-		case p < 18:
-			f = relayDies
-		case p < 28:
-			f = handlerFails
-		case p < 38:
-			f = ackLost
-		case p < 39:
-			f = poisonOrder
-		case p < 40:
-			f = changedAmount
-		case p < 42 && o.crashEffect:
-			f = diesAfterWrite
+		p := plannedOrder{order: order{ID: fmt.Sprintf("%s-%05d", run, i), Amount: 100 + rng.IntN(9900)}}
+		n := rng.IntN(100)
+		for kind, f := range possible {
+			if i == kind || i >= len(possible) && n >= 0 && n < f.percent {
+				p.fault = f.fault
+			}
+			n -= f.percent
 		}
-		planned[i] = plannedOrder{order{ID: fmt.Sprintf("%s-%05d", run, i), Amount: 100 + rng.IntN(9900)}, f}
+		planned[i] = p
 	}
 	return planned
 }

@@ -2,10 +2,8 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,47 +11,40 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
-// play runs the quickstart as its flags say, and returns its books.
-func play(t *testing.T, args ...string) (map[string]books, bool) {
+// playTest plays the quickstart, and returns its books.
+func playTest(t *testing.T, o options) (report, bool) {
 	t.Helper()
-	o, err := parseFlags(append(args, "-out", "json"), io.Discard)
+	var out bytes.Buffer
+	if o.dir == "" {
+		o.dir, o.temporary = t.TempDir(), true
+	}
+	all, err := play(t.Context(), o, &out)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v\n%s", err, &out)
 	}
-	var stdout, stderr bytes.Buffer
-	balanced, err := run(t.Context(), o, &stdout, &stderr)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, &stderr)
+	if !strings.Contains(out.String(), "orders") {
+		t.Error("no progress")
 	}
-	var all map[string]books
-	if err := json.Unmarshal(stdout.Bytes(), &all); err != nil {
-		t.Fatalf("stdout is not one JSON object: %v\n%s", err, &stdout)
-	}
-	if !strings.Contains(stderr.String(), "orders") {
-		t.Error("no progress on stderr")
-	}
-	return all, balanced
+	return all, all[guarded].balance()
 }
 
 func TestQuickstart_ShowsTheDifference(t *testing.T) {
-	orders, seeds := "40", 1
+	orders, seeds := 40, 2
 	if os.Getenv("ONCEMILL_PROOF") != "" {
-		orders, seeds = "300", 3
+		orders, seeds = 300, 6
 	}
-	for seed := range 2 * seeds {
-		store := []string{inSQLite, inMemory}[seed%2]
-		t.Run(fmt.Sprintf("seed %d in %s", seed, store), func(t *testing.T) {
+	for seed := range seeds {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			start := time.Now()
-			all, balanced := play(t, "-orders", orders, "-seed", fmt.Sprint(seed), "-store", store)
+			all, balanced := playTest(t, options{orders: orders, seed: uint64(seed)})
 			if took := time.Since(start); took > time.Minute {
 				t.Errorf("took %v, want at most 60 s", took)
 			}
 			for name, b := range all {
-				if fmt.Sprint(b.Orders) != orders || b.Deliveries <= b.Orders || b.Runs < b.Orders || b.Duplicates == 0 || b.DeadLetters == 0 {
+				if b.Orders != orders || b.Deliveries <= b.Orders || b.Runs < b.Orders || b.Duplicates == 0 || b.DeadLetters == 0 {
 					t.Errorf("%s: %+v", name, b)
 				}
 			}
@@ -76,67 +67,43 @@ func TestQuickstart_ShowsTheDifference(t *testing.T) {
 
 func TestQuickstart_CrashBetweenEffectAndOutcomeIsTheLimitAndExplained(t *testing.T) {
 	t.Parallel()
-	all, balanced := play(t, "-orders", "40", "-crash", "effect")
+	all, balanced := playTest(t, options{orders: 40, seed: 1, crash: "effect"})
 	g := all[guarded]
-	if balanced || g.DoubleCharges == 0 || g.DoubleCharges != g.ExplainedCharges || g.LostOrders != 0 {
+	if balanced || g.DoubleCharges == 0 || g.DoubleCharges != len(g.Explained) || g.LostOrders != 0 {
 		t.Errorf("%+v, want double charges, each explained, and nothing lost", g)
 	}
-	if shown := table(all, false); !strings.Contains(shown, "limit of tier 1") {
+	if shown := all.table(); !strings.Contains(shown, "limit of tier 1") {
 		t.Errorf("the table does not explain it:\n%s", shown)
 	}
 }
 
-// TestQuickstart_RestartForgetsInMemoryAndNotInSQLite restarts the quickstart on its files when all is done, and lets its
+// TestQuickstart_RestartForgetsNothing restarts the quickstart on its files when all is done, with more orders, and lets its
 // producers send their copies once more, as they may when their confirmations were lost.
-func TestQuickstart_RestartForgetsInMemoryAndNotInSQLite(t *testing.T) {
-	for store, remembers := range map[string]bool{inMemory: false, inSQLite: true} {
-		t.Run(store, func(t *testing.T) {
-			t.Parallel()
-			args := []string{"-orders", "10", "-store", store, "-dir", t.TempDir()}
-			if _, balanced := play(t, args...); !balanced {
-				t.Fatal("the ledger does not balance before the restart")
-			}
-			db, err := sqliteoutbox.Open(t.Context(), filepath.Join(args[len(args)-1], "shop.db"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = db.ExecContext(t.Context(), `DELETE FROM injected WHERE stack = 'producer'`)
-			if err := errors.Join(err, db.Close()); err != nil {
-				t.Fatal(err)
-			}
-			all, balanced := play(t, args...)
-			if g := all[guarded]; balanced != remembers || (g.DoubleCharges == 0) != remembers || g.LostOrders != 0 {
-				t.Errorf("after a restart: %+v, want double charges: %v", g, !remembers)
-			}
-		})
-	}
-}
-
-// The books of a start with other flags said that orders of the first were charged twice.
-func TestQuickstart_GoesOnWithTheOrdersOfTheFirstStart(t *testing.T) {
+func TestQuickstart_RestartForgetsNothing(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	if _, balanced := play(t, "-orders", "12", "-dir", dir); !balanced {
-		t.Fatal("the ledger does not balance")
+	o := options{orders: 10, seed: 1, dir: filepath.Join(t.TempDir(), "not", "there", "yet")}
+	if _, balanced := playTest(t, o); !balanced {
+		t.Fatal("the ledger does not balance before the restart")
 	}
-	for _, args := range [][]string{{"-orders", "10"}, {"-orders", "12", "-seed", "2"}} {
-		o, err := parseFlags(append(args, "-dir", dir), io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := run(t.Context(), o, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "-dir has orders of another -seed") {
-			t.Errorf("%v: %v", args, err)
-		}
+	s, err := openStore(t.Context(), o.dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if all, balanced := play(t, "-orders", "14", "-dir", dir); !balanced || all[guarded].Orders != 14 {
-		t.Errorf("%+v, want 14 orders that balance", all[guarded])
+	_, err = s.db.ExecContext(t.Context(), `DELETE FROM log WHERE stack = 'producer'`)
+	if err := errors.Join(err, s.db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	o.orders = 14
+	all, balanced := playTest(t, o)
+	if g := all[guarded]; !balanced || g.Orders != 14 || g.DuplicatesDone == 0 || all[unguarded].DoubleCharges == 0 {
+		t.Errorf("after a restart: %+v, want 14 orders that balance, and duplicates", g)
 	}
 }
 
 func TestQuickstart_OnRedis(t *testing.T) {
 	t.Parallel()
 	server := testserver.Redis(t)
-	all, balanced := play(t, "-orders", "20", "-redis", redisURL(server))
+	all, balanced := playTest(t, options{orders: 20, seed: 1, redis: redisURL(server)})
 	if !balanced {
 		t.Errorf("%+v", all[guarded])
 	}
@@ -154,27 +121,21 @@ func TestFlags_MistakesAreNamed(t *testing.T) {
 	for says, args := range map[string][]string{
 		"-orders is 0":           {"-orders", "0"},
 		"-orders is 1000000":     {"-orders", "1000000"},
-		"-out is \"xml\"":        {"-out", "xml"},
 		"-crash is \"all\"":      {"-crash", "all"},
-		"-redis names no server": {"-redis", "localhost:6379"},
-		"-redis is not a URL":    {"-redis", "redis://%zz"},
-		"-store is \"disk\"":     {"-store", "disk"},
-		"want one of them":       {"-store", "sqlite", "-redis", "redis://127.0.0.1:6379"},
-		"-nats is \"http://127":  {"-nats", "http://127.0.0.1:4222"},
 		"unexpected argument":    {"everything"},
-		"invalid value \"abc\"":  {"-seed", "abc"},
+		"invalid value \"abc\"":  {"-orders", "abc"},
 		"flag provided but not ": {"-fast"},
 	} {
-		_, err := parseFlags(args, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v: %v, want it to say %q", args, err, says)
+		var stdout, stderr bytes.Buffer
+		if status := program(t.Context(), args, &stdout, &stderr); status != 2 || !strings.Contains(stderr.String(), says) {
+			t.Errorf("%v: %d, %s; want it to say %q", args, status, &stderr, says)
 		}
 	}
 }
 
 func TestPlan_DependsOnTheSeedOnlyAndMeetsEveryFault(t *testing.T) {
 	t.Parallel()
-	options := func(seed uint64) options { return options{orders: 20, seed: seed, crashEffect: true} }
+	options := func(seed uint64) options { return options{orders: 20, seed: seed, crash: "effect"} }
 	a, b, c := plan("run", options(1)), plan("run", options(1)), plan("run", options(2))
 	seen := map[fault]bool{}
 	same := 0

@@ -8,21 +8,23 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A shop takes orders and keeps the ledgers, in one SQLite file.
-type shop struct {
-	names   names
-	db      *sql.DB
-	box     *sqliteoutbox.Outbox
-	resumed bool // an earlier start worked on it
+// A store is the shop: it takes orders and keeps the ledgers, in one SQLite file.
+type store struct {
+	names names
+	db    *sql.DB
+	box   *sqliteoutbox.Outbox
 }
 
 const schema = `
 CREATE TABLE IF NOT EXISTS run (only_one INTEGER PRIMARY KEY CHECK (only_one = 1), name TEXT NOT NULL);
+INSERT INTO run VALUES (1, lower(hex(randomblob(4)))) ON CONFLICT DO NOTHING;
 CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, amount INTEGER NOT NULL);
 -- One row for each charge that a customer would see on the card. No unique key: the ledger is the outside world here.
 CREATE TABLE IF NOT EXISTS ledger (
@@ -32,29 +34,22 @@ CREATE TABLE IF NOT EXISTS ledger (
 CREATE INDEX IF NOT EXISTS ledger_by_order ON ledger (stack, order_id);
 -- When a run of the guarded handler had its outcome stored: what the crash test compares double charges with.
 CREATE TABLE IF NOT EXISTS settled (entry INTEGER PRIMARY KEY, at INTEGER NOT NULL);
--- The faults that have been injected, so that a restarted process does not inject them again.
-CREATE TABLE IF NOT EXISTS injected (stack TEXT NOT NULL, order_id TEXT NOT NULL, PRIMARY KEY (stack, order_id));
--- What each stack has seen and done, across restarts.
-CREATE TABLE IF NOT EXISTS counters (stack TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (stack, name));
-CREATE TABLE IF NOT EXISTS seen (stack TEXT NOT NULL, order_id TEXT NOT NULL, PRIMARY KEY (stack, order_id));
+-- What each stack was delivered and ran, and which faults were injected, so that a restarted process does not do so.
+CREATE TABLE IF NOT EXISTS log (stack TEXT NOT NULL, event TEXT NOT NULL, order_id TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS log_by_order ON log (stack, event, order_id);
 `
 
-func openShop(ctx context.Context, dir string) (*shop, error) {
+func openStore(ctx context.Context, dir string) (*store, error) {
 	db, err := sqliteoutbox.Open(ctx, filepath.Join(dir, "shop.db"))
 	if err != nil {
 		return nil, fmt.Errorf("open the shop's database: %w", err)
 	}
-	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
-	if err == nil {
-		err = box.Migrate(ctx)
+	s := &store{db: db}
+	if s.box, err = sqliteoutbox.New(db, sqliteoutbox.Config{}); err == nil {
+		err = s.box.Migrate(ctx)
 	}
 	if err == nil {
 		_, err = db.ExecContext(ctx, schema)
-	}
-	s := &shop{db: db, box: box}
-	first := false
-	if err == nil {
-		first, err = s.insertNew(ctx, `INSERT INTO run VALUES (1, lower(hex(randomblob(4)))) ON CONFLICT DO NOTHING`)
 	}
 	if err == nil {
 		err = db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&s.names.run)
@@ -62,96 +57,112 @@ func openShop(ctx context.Context, dir string) (*shop, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set up the shop's database: %w", err), db.Close())
 	}
-	s.resumed = !first
 	return s, nil
 }
 
-// hasOnly returns an error if an earlier start has placed other orders than these, whose charges the books would take for double ones.
-func (s *shop) hasOnly(ctx context.Context, orders []plannedOrder) error {
-	amounts := map[string]int{}
-	for _, o := range orders {
-		amounts[o.ID] = o.Amount
-	}
-	rows, err := s.db.QueryContext(ctx, `SELECT id, amount FROM orders`)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var o order
-		if err := rows.Scan(&o.ID, &o.Amount); err != nil {
-			return err
-		}
-		if amounts[o.ID] != o.Amount {
-			return errors.New("-dir has orders of another -seed, or more than -orders: go on with the flags of the earlier start")
-		}
-	}
-	return rows.Err()
-}
-
 // place writes an order and its event in one transaction. The customer may press the button twice.
-func (s *shop) place(ctx context.Context, o order) error {
+func (s *store) place(ctx context.Context, o order) error {
 	body, err := json.Marshal(o)
 	if err != nil {
 		return err
 	}
-	return s.inTx(ctx, func(tx *sql.Tx) error {
-		res, err := tx.ExecContext(ctx, `INSERT INTO orders (id, amount) VALUES (?, ?) ON CONFLICT DO NOTHING`, o.ID, o.Amount)
-		if err != nil {
-			return err
-		}
-		if n, err := res.RowsAffected(); err != nil || n == 0 {
-			return err
-		}
-		return s.box.InSQL(tx).Publish(ctx, producer.Message{ID: o.ID, Topic: s.names.orders(), Key: o.ID, Payload: body})
-	})
-}
-
-func (s *shop) inTx(ctx context.Context, do func(tx *sql.Tx) error) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	if err := do(tx); err != nil {
-		return errors.Join(err, tx.Rollback())
+	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
+	const insert = `INSERT INTO orders (id, amount) VALUES (?, ?) ON CONFLICT DO NOTHING`
+	added, err := changes(tx.ExecContext(ctx, insert, o.ID, o.Amount))
+	if err != nil || added == 0 {
+		return err
+	}
+	event := producer.Message{ID: o.ID, Topic: s.names.orders(), Key: o.ID, Payload: body}
+	if err := s.box.InSQL(tx).Publish(ctx, event); err != nil {
+		return err
 	}
 	return tx.Commit()
 }
 
-// charge writes a charge and returns its entry in the ledger.
-func (s *shop) charge(ctx context.Context, stack string, o order, now int64) (entry int64, err error) {
-	res, err := s.db.ExecContext(ctx, `INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`, stack, o.ID, o.Amount, os.Getpid(), now)
-	if err != nil {
-		return 0, fmt.Errorf("write the ledger: %w", err)
+// placeWithLuck places one order until that worked, and injects its fault if that is the producer's: copies that are
+// published past the outbox.
+func placeWithLuck(ctx context.Context, s *store, b *broker, p plannedOrder) error {
+	// While a server is away, producers repeat what failed.
+	insist := func(do func() error) error {
+		return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) { return do() == nil, nil })
 	}
-	return res.LastInsertId()
-}
-
-// once reports whether a fault has not been injected before, and notes that it is now.
-func (s *shop) once(ctx context.Context, stack, orderID string) (bool, error) {
-	return s.insertNew(ctx, `INSERT INTO injected (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
-}
-
-// firstSeen reports whether a stack has not been given an order before, and notes that it has now.
-func (s *shop) firstSeen(ctx context.Context, stack, orderID string) (bool, error) {
-	return s.insertNew(ctx, `INSERT INTO seen (stack, order_id) VALUES (?, ?) ON CONFLICT DO NOTHING`, stack, orderID)
-}
-
-func (s *shop) insertNew(ctx context.Context, query string, args ...any) (bool, error) {
-	res, err := s.db.ExecContext(ctx, query, args...)
-	if err != nil {
-		return false, err
+	if err := insist(func() error { return s.place(ctx, p.order) }); err != nil {
+		return fmt.Errorf("place %s: %w", p.ID, err)
 	}
-	n, err := res.RowsAffected()
-	return n == 1, err
+	var copies []order
+	switch p.fault {
+	case producerRetry, poisonOrder: // a poison order is sent again too: its failure is replayed
+		copies = []order{p.order}
+	case twinCopies:
+		copies = []order{p.order, p.order}
+	case changedAmount:
+		copies = []order{{ID: p.ID, Amount: p.Amount + 1}}
+	default:
+		return nil
+	}
+	if first, err := s.first(ctx, "producer", p.ID); err != nil || !first {
+		return err
+	}
+	if p.fault == changedAmount { // the first amount is to win: the point is what becomes of the second
+		err := shop.Poll(ctx, 10*time.Millisecond, func() (bool, error) {
+			n, err := s.count(ctx, `SELECT count(*) FROM ledger WHERE stack = ? AND order_id = ?`, guarded, p.ID)
+			return n > 0, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return shop.Each(ctx, len(copies), len(copies), func(ctx context.Context, i int) error {
+		return insist(func() error { return b.publishCopy(ctx, copies[i]) })
+	})
 }
 
-func (s *shop) count(ctx context.Context, stack, name string) error {
-	_, err := s.db.ExecContext(ctx, `INSERT INTO counters (stack, name, n) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1`, stack, name)
+// charge writes a charge. It returns what kept it from that.
+func (s *store) charge(ctx context.Context, stack string, o order) error {
+	_, err := s.db.ExecContext(ctx, `INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`,
+		stack, o.ID, o.Amount, os.Getpid(), time.Now().UnixMicro())
 	return err
 }
 
-func (s *shop) counter(ctx context.Context, stack, name string) (n int, err error) {
-	err = s.db.QueryRowContext(ctx, `SELECT coalesce(sum(n), 0) FROM counters WHERE stack = ? AND name = ?`, stack, name).Scan(&n)
+// note writes down what happened.
+func (s *store) note(ctx context.Context, stack, event, orderID string) error {
+	_, err := s.db.ExecContext(ctx, `INSERT INTO log VALUES (?, ?, ?)`, stack, event, orderID)
+	return err
+}
+
+// first reports whether the fault of an order was not injected before, and notes that it is now.
+func (s *store) first(ctx context.Context, stack, orderID string) (bool, error) {
+	n, err := changes(s.db.ExecContext(ctx, `INSERT INTO log SELECT ?1, 'fault', ?2
+		WHERE NOT EXISTS (SELECT * FROM log WHERE stack = ?1 AND event = 'fault' AND order_id = ?2)`, stack, orderID))
+	return n == 1, err
+}
+
+func changes(r sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+// count asks a question whose answer is a number.
+func (s *store) count(ctx context.Context, query string, args ...any) (n int, err error) {
+	err = s.db.QueryRowContext(ctx, query, args...).Scan(&n)
 	return n, err
+}
+
+// progress is what the stacks have charged so far.
+func (s *store) progress(ctx context.Context) string {
+	text := ""
+	for _, name := range stacks {
+		n, err := s.count(ctx, `SELECT count(*) FROM ledger WHERE stack = ?`, name)
+		if err != nil {
+			return err.Error()
+		}
+		text += fmt.Sprintf(" %s %d", name, n)
+	}
+	return text
 }

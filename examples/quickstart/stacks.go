@@ -17,7 +17,6 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -28,10 +27,10 @@ const (
 	deduplicator = "watermill_deduplicator"
 )
 
-var stackNames = []string{guarded, unguarded, deduplicator}
+var stacks = []string{guarded, unguarded, deduplicator}
 
-// lease is how long a dead handler's order waits, and how long a busy disk may take for a heartbeat. Real programs use the
-// default of 30 s.
+// lease is how long a dead handler's order waits, and how long a busy disk may take for a heartbeat. Real programs use
+// the default of 30 s.
 const lease = 5 * time.Second
 
 // workers is how many messages a stack handles at a time: the stock adapter delivers one a subscription.
@@ -40,20 +39,16 @@ const workers = 4
 // A stack is one way to consume the shop's orders, with its own ledger.
 type stack struct {
 	name      string
-	names     names
-	shop      *shop
+	shop      *store
+	broker    *broker
 	fates     map[string]fault
-	death     *mortality // of the guarded stack
+	records   *mortality // of the guarded stack
 	telemetry oncemill.Telemetry
-	router    *message.Router
-	once      *consumer.Processor // of the guarded stack
-	subs      []message.Subscriber
-	ended     chan error // nil: the router does not run
 }
 
 // guard is the part that a program of yours would have.
-func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (message.HandlerMiddleware, error) {
-	once, err := consumer.New(store, consumer.Config{
+func (s *stack) guard() (*consumer.Processor, error) {
+	return consumer.New(s.records, consumer.Config{
 		Group:   "billing",
 		Handler: "charge", // several subscriptions share one handler here
 		Policy: oncemill.Policy{
@@ -63,109 +58,117 @@ func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (mes
 			Telemetry: s.telemetry,
 		},
 		Hold:            3 * lease / 2,
-		DeadLetters:     publisher,
-		DeadLetterTopic: s.names.dead(s.name),
+		DeadLetters:     s.broker.publisher,
+		DeadLetterTopic: s.broker.names.dead(s.name),
+	})
+}
+
+// protect puts something between the broker and the stack's handler. It returns what ends that.
+func (s *stack) protect(router *message.Router) (end func(context.Context) error, err error) {
+	if s.name == guarded {
+		once, err := s.guard()
+		if err != nil {
+			return nil, err
+		}
+		router.AddMiddleware(once.Middleware)
+		return once.Close, nil
+	}
+	// The other stacks get a dead-letter topic too: what is compared is what happens to duplicates.
+	dead := s.broker.names.dead(s.name)
+	publisher := producer.ToWatermill(s.broker.publisher)
+	poison, err := middleware.PoisonQueueWithFilter(publisher, dead, func(err error) bool {
+		_, permanent := errors.AsType[*oncemill.PermanentError](err)
+		return permanent
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.once = once
-	return once.Middleware, nil
-}
-
-// protection returns what stands between the broker and the stack's handler, outermost first.
-func (s *stack) protection(store dedupstore.Store, publisher producer.Publisher) ([]message.HandlerMiddleware, error) {
-	if s.name == guarded {
-		mw, err := s.guard(store, publisher)
-		return []message.HandlerMiddleware{mw}, err
-	}
-	// The other stacks get a dead-letter topic too: what is compared is what happens to duplicates.
-	poison, err := middleware.PoisonQueueWithFilter(producer.ToWatermill(publisher), s.names.dead(s.name), func(err error) bool {
-		var permanent *oncemill.PermanentError
-		return errors.As(err, &permanent)
-	})
-	if err != nil || s.name == unguarded {
-		return []message.HandlerMiddleware{poison}, err
-	}
-	dedup := middleware.Deduplicator{
-		// By message ID, which is fair: by default it compares Adler-32 sums of payloads.
-		KeyFactory: func(msg *message.Message) (string, error) { return msg.Metadata.Get(producer.HeaderID), nil },
-		Timeout:    time.Minute,
-	}
-	dedup.Repository, err = middleware.NewMapExpiringKeyRepository(10 * time.Minute)
-	return []message.HandlerMiddleware{poison, dedup.Middleware}, err
-}
-
-// start subscribes the stack to the orders.
-func (s *stack) start(ctx context.Context, b *broker, store dedupstore.Store, publisher producer.Publisher) error {
-	protection, err := s.protection(store, publisher)
-	if err != nil {
-		return err
-	}
-	s.router, err = message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
-	if err != nil {
-		return err
-	}
-	s.router.AddMiddleware(s.countDeliveries, s.loseAcks)
-	s.router.AddMiddleware(protection...)
-	for i := range workers {
-		sub, err := s.subscriber(b)
-		if err != nil {
-			return err
+	router.AddMiddleware(poison)
+	if s.name == deduplicator {
+		dedup := middleware.Deduplicator{
+			// By message ID, which is fair: by default it compares Adler-32 sums of payloads.
+			KeyFactory: func(msg *message.Message) (string, error) { return msg.Metadata.Get(producer.HeaderID), nil },
+			Timeout:    time.Minute,
 		}
-		s.subs = append(s.subs, sub)
-		s.router.AddHandler(fmt.Sprintf("charge-%d", i), s.names.orders(), sub, s.names.receipts(s.name), producer.ToWatermill(publisher), s.charge)
+		if dedup.Repository, err = middleware.NewMapExpiringKeyRepository(10 * time.Minute); err != nil {
+			return nil, err
+		}
+		router.AddMiddleware(dedup.Middleware)
+	}
+	return func(context.Context) error { return nil }, nil
+}
+
+// start subscribes the stack to the orders. stop lets running handlers finish and their acks reach the broker.
+func (s *stack) start(ctx context.Context) (stop func() error, err error) {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	if err != nil {
+		return nil, err
+	}
+	var subs []message.Subscriber
+	defer func() {
+		for _, sub := range subs {
+			if err != nil { // a router that does not run ends none of them
+				err = errors.Join(err, sub.Close())
+			}
+		}
+	}()
+	router.AddMiddleware(s.countDeliveries, s.loseAcks)
+	end, err := s.protect(router)
+	if err != nil {
+		return nil, err
+	}
+	for i := range workers {
+		sub, err := s.subscriber()
+		if err != nil {
+			return nil, err
+		}
+		subs = append(subs, sub)
+		router.AddHandler(fmt.Sprintf("charge-%d", i), s.broker.names.orders(), sub,
+			s.broker.names.receipts(s.name), producer.ToWatermill(s.broker.publisher), s.charge)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- s.router.Run(context.WithoutCancel(ctx)) }()
+	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
 	select {
-	case <-s.router.Running():
-		s.ended = ended
-		return nil
+	case <-router.Running():
 	case err := <-ended:
-		return fmt.Errorf("start stack %s: %w", s.name, err)
+		return nil, errors.Join(err, end(ctx))
 	}
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		return errors.Join(router.Close(), <-ended, end(ctx))
+	}, nil
 }
 
-func (s *stack) subscriber(b *broker) (message.Subscriber, error) {
-	conn, err := b.connect() // the adapter closes its connection
+func (s *stack) subscriber() (message.Subscriber, error) {
+	js, err := s.broker.connect() // the adapter closes its connection
 	if err != nil {
 		return nil, err
 	}
 	sub, err := wmjs.NewSubscriber(wmjs.SubscriberConfig{
-		Conn:           conn,
-		Logger:         watermill.NopLogger{},
-		AckWaitTimeout: time.Minute,
-		NakDelay:       wmjs.NewStaticDelay(50 * time.Millisecond),
-		ConsumeOptions: []jetstream.PullConsumeOpt{jetstream.PullMaxMessages(1)},
-		ResourceInitializer: func(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error) {
-			cons, err := js.CreateOrUpdateConsumer(ctx, s.names.stream(), jetstream.ConsumerConfig{
-				Durable: s.name, FilterSubject: topic, AckPolicy: jetstream.AckExplicitPolicy,
-				AckWait: 2 * lease, MaxDeliver: -1, MaxAckPending: 256,
-			})
-			return cons, nil, err
-		},
+		Conn:                js.Conn(),
+		Logger:              watermill.NopLogger{},
+		AckWaitTimeout:      time.Minute,
+		NakDelay:            wmjs.NewStaticDelay(50 * time.Millisecond),
+		ConsumeOptions:      []jetstream.PullConsumeOpt{jetstream.PullMaxMessages(1)},
+		ResourceInitializer: s.durable,
 	})
 	if err != nil {
-		conn.Close()
+		js.Conn().Close()
 		return nil, err
 	}
 	return sub, nil
 }
 
-// stop lets running handlers finish and their acks reach the broker. It also ends a stack that could not be started.
-func (s *stack) stop(ctx context.Context) (err error) {
-	if s.ended != nil {
-		err = errors.Join(s.router.Close(), <-s.ended)
-	} else { // a router that does not run would wait for handlers that never began
-		for _, sub := range s.subs {
-			err = errors.Join(err, sub.Close())
-		}
-	}
-	if s.once != nil {
-		err = errors.Join(err, s.once.Close(ctx))
-	}
-	return err
+// durable makes the consumer that the stack's subscriptions share.
+func (s *stack) durable(ctx context.Context, js jetstream.JetStream, topic string) (
+	jetstream.Consumer, func(context.Context, watermill.LoggerAdapter), error,
+) {
+	cons, err := js.CreateOrUpdateConsumer(ctx, s.broker.names.stream(), jetstream.ConsumerConfig{
+		Durable: s.name, FilterSubject: topic, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: 2 * lease, MaxDeliver: -1, MaxAckPending: 256,
+	})
+	return cons, nil, err
 }
 
 // charge is the handler: it charges the card, and returns a receipt.
@@ -175,25 +178,22 @@ func (s *stack) charge(msg *message.Message) ([]*message.Message, error) {
 	if err := json.Unmarshal(msg.Payload, &o); err != nil {
 		return nil, oncemill.Permanent(fmt.Errorf("order is not JSON: %w", err))
 	}
-	if err := s.shop.count(ctx, s.name, "runs"); err != nil {
+	if err := s.shop.note(ctx, s.name, "run", o.ID); err != nil {
 		return nil, err
 	}
-	switch fate := s.fates[o.ID]; fate {
-	case poisonOrder:
+	if s.fates[o.ID] == poisonOrder {
 		return nil, oncemill.Permanent(errors.New("the card number has 17 digits"))
-	case handlerFails:
-		if first, err := s.shop.once(ctx, s.name, o.ID); err != nil || first {
-			return nil, errors.Join(err, errors.New("the payment gateway timed out"))
-		}
+	}
+	if err := s.strike(ctx, handlerFails, o.ID, errors.New("the payment gateway timed out")); err != nil {
+		return nil, err
 	}
 	gateway(10 * time.Millisecond)
-	entry, err := s.shop.charge(ctx, s.name, o, time.Now().UnixMicro())
-	if err != nil {
+	if err := s.shop.charge(ctx, s.name, o); err != nil {
 		return nil, err
 	}
-	if s.death != nil {
-		s.death.charged(o.ID, entry)
-		if err := s.dieAfterWrite(msg, o.ID); err != nil {
+	if s.records != nil {
+		if err := s.strike(ctx, diesAfterWrite, o.ID, errDead); err != nil {
+			s.records.kill(oncemill.FromContext(msg.Context()))
 			return nil, err
 		}
 	}
@@ -209,29 +209,9 @@ func gateway(d time.Duration) { time.Sleep(d/2 + rand.N(d)) }
 func (s *stack) countDeliveries(next message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := context.WithoutCancel(msg.Context())
-		if err := s.shop.count(ctx, s.name, "deliveries"); err != nil {
-			return nil, err
-		}
-		first, err := s.shop.firstSeen(ctx, s.name, msg.Metadata.Get(producer.HeaderID))
-		if err == nil && !first {
-			err = s.shop.count(ctx, s.name, "duplicates")
-		}
-		if err != nil {
+		if err := s.shop.note(ctx, s.name, "delivery", msg.Metadata.Get(producer.HeaderID)); err != nil {
 			return nil, err
 		}
 		return next(msg)
-	}
-}
-
-// loseAcks plays the process that dies after the chain returned, before outputs are published and the ack is sent.
-func (s *stack) loseAcks(next message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		outputs, err := next(msg)
-		if id := msg.Metadata.Get(producer.HeaderID); err == nil && s.fates[id] == ackLost {
-			if first, err := s.shop.once(context.WithoutCancel(msg.Context()), s.name, id); err != nil || first {
-				return nil, errors.Join(err, errors.New("injected: died before the ack"))
-			}
-		}
-		return outputs, err
 	}
 }

@@ -2,116 +2,78 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"sync"
+	"os/exec"
 	"sync/atomic"
-	"time"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
-// An office is where agents work.
+// An office is where agents work. It counts what happens.
 type office struct {
-	dir     string
-	mistake string
-	tool    *tool
-	counts
-}
+	dir  string
+	tool *tool
 
-// counts are of what happened.
-type counts struct{ calls, busy, later, deaths atomic.Int64 }
-
-// work lets agents work on tickets, and closes the books.
-func work(ctx context.Context, tickets int, mistake string) (_ Books, err error) {
-	dir, err := os.MkdirTemp("", "oncemill-refunds-")
-	if err != nil {
-		return Books{}, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	planned := plan(tickets)
-	tool, closeTool, err := openTool(ctx, dir, mistake, orders(planned))
-	if err != nil {
-		return Books{}, err
-	}
-	defer func() { err = errors.Join(err, closeTool()) }()
-	o := &office{dir: dir, mistake: mistake, tool: tool}
-	if err := each(ctx, planned, o.day); err != nil {
-		return Books{}, err
-	}
-	if err := tool.bank.open(ctx); err != nil {
-		return Books{}, err
-	}
-	if err := each(ctx, planned, o.morning); err != nil {
-		return Books{}, err
-	}
-	return closeBooks(ctx, planned, tool.bank, &o.counts)
-}
-
-// atOnce is how many tickets are worked on at once.
-const atOnce = 8
-
-// each lets agents work on all tickets.
-func each(ctx context.Context, tickets []ticket, agent func(context.Context, ticket) error) error {
-	room := make(chan struct{}, atOnce)
-	errs := make([]error, len(tickets))
-	var all sync.WaitGroup
-	for i, t := range tickets {
-		room <- struct{}{}
-		all.Go(func() {
-			defer func() { <-room }()
-			if err := agent(ctx, t); err != nil {
-				errs[i] = fmt.Errorf("%s: %w", t.ID, err)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
+	calls, busy, later, deaths atomic.Int64
 }
 
 // day is the first time that a ticket is worked on.
 func (o *office) day(ctx context.Context, t ticket) error {
 	switch t.Kind {
 	case twoAgents:
-		var second error
-		var agents sync.WaitGroup
-		agents.Go(func() { second = o.send(ctx, t, 1, false) })
-		first := o.ask(ctx, t, 0)
-		agents.Wait()
-		return errors.Join(first, second)
+		return shop.Each(ctx, 2, 2, func(ctx context.Context, i int) error {
+			if i == 0 {
+				return o.ask(ctx, t, 0)
+			}
+			return o.send(ctx, t, 1, false)
+		})
 	case dies:
 		return o.send(ctx, t, 0, true)
 	case atNight:
-		return o.night(ctx, t)
+		return o.insist(ctx, t, 0, true)
 	}
 	return errors.Join(o.ask(ctx, t, 0), o.ask(ctx, t, 1))
-}
-
-// night is when an agent asks until it is told what remains, and leaves it for the morning.
-func (o *office) night(ctx context.Context, t ticket) error {
-	for range patience {
-		a, err := o.once(ctx, t, 0)
-		switch {
-		case err != nil:
-			return err
-		case a.Again == 0:
-			return fmt.Errorf("a voucher was refunded at night: %s", a.Says)
-		case a.Known:
-			return nil
-		}
-		if err := pause(ctx, a.Again); err != nil {
-			return err
-		}
-	}
-	return errImpatient
 }
 
 // morning is when somebody looks at each ticket again.
 func (o *office) morning(ctx context.Context, t ticket) error { return o.ask(ctx, t, 2) }
 
+// ask is an agent: it calls the tool, in other words each time, until all is refunded.
+func (o *office) ask(ctx context.Context, t ticket, try int) error {
+	return o.insist(ctx, t, try, false)
+}
+
+// insist calls the tool until all is refunded. At night an agent calls until it is told what remains, and leaves it for
+// the morning.
+func (o *office) insist(ctx context.Context, t ticket, try int, night bool) error {
+	for n := range 100 {
+		a, err := o.once(ctx, t, try+n)
+		switch {
+		case err != nil:
+			return err
+		case a.Again == 0 && night:
+			return fmt.Errorf("%s: a voucher was refunded at night: %s", t.ID, a.Says)
+		case a.Again == 0, night && a.Known:
+			return nil
+		}
+		if err := shop.Pause(ctx, a.Again); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%s: an agent gave up", t.ID)
+}
+
 // once calls the tool once.
 func (o *office) once(ctx context.Context, t ticket, try int) (answer, error) {
 	o.calls.Add(1)
-	a, err := o.tool.refund(ctx, t.callOf(o.tool.wrong, try))
+	c := t.call(try)
+	if o.tool.wrong == agentInKey {
+		c.Conversation += fmt.Sprint(" of agent ", try)
+	}
+	a, err := o.tool.refund(ctx, c)
 	switch {
 	case err != nil || a.Again == 0:
 	case a.Busy:
@@ -122,39 +84,80 @@ func (o *office) once(ctx context.Context, t ticket, try int) (answer, error) {
 	return a, err
 }
 
-// patience is how often an agent asks again.
-const patience = 100
+// childEnv holds the orders of an agent that is a process of its own.
+const childEnv = "ONCEMILL_REFUNDS_AGENT"
 
-// ask is an agent: it calls the tool, in other words each time, until all is refunded.
-func (o *office) ask(ctx context.Context, t ticket, try int) error {
-	for n := range patience {
-		a, err := o.once(ctx, t, try+n)
-		if err != nil || a.Again == 0 {
-			return err
-		}
-		if err := pause(ctx, a.Again); err != nil {
-			return err
-		}
-	}
-	return errImpatient
+// childOrders are what an agent in a process of its own is to do.
+type childOrders struct {
+	Dir     string
+	Mistake string
+	Ticket  ticket
+	Try     int
+	Dies    bool
 }
 
-var errImpatient = errors.New("an agent gave up")
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
+// send lets an agent work in a process of its own. One that dies is meant to.
+func (o *office) send(ctx context.Context, t ticket, try int, dies bool) error {
+	text, err := json.Marshal(childOrders{Dir: o.dir, Mistake: o.tool.wrong, Ticket: t, Try: try, Dies: dies})
+	if err != nil {
+		return err
+	}
+	path, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	o.calls.Add(1)
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	cmd.Stderr = os.Stderr
+	err = cmd.Run()
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	switch {
+	case dies && exited && !exit.Exited(): // by a signal
+		o.deaths.Add(1)
 		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case dies && err == nil:
+		return errors.New("an agent that was to die did not")
+	case err != nil:
+		return fmt.Errorf("an agent in a process of its own: %w", err)
 	}
+	return nil
 }
 
-// callOf is call, with the mistake of agents that share nothing.
-func (t ticket) callOf(m mistake, try int) toolCall {
-	c := t.call(try)
-	if m.agentInKey {
-		c.Conversation += fmt.Sprint(" of agent ", try)
+// child is such an agent. It returns the exit status of the process.
+func child(ctx context.Context, text string) int {
+	var c childOrders
+	err := json.Unmarshal([]byte(text), &c)
+	if err == nil {
+		err = c.work(ctx)
 	}
-	return c
+	if err != nil {
+		shop.Say(os.Stderr, "refunds: agent: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func (c childOrders) work(ctx context.Context) error {
+	tool, closing, err := openTool(ctx, c.Dir, c.Mistake, orders([]ticket{c.Ticket}))
+	if err != nil {
+		return err
+	}
+	if c.Dies {
+		tool.paid = die
+	}
+	o := &office{dir: c.Dir, tool: tool}
+	return errors.Join(o.ask(ctx, c.Ticket, c.Try), closing())
+}
+
+// die ends the process at once, as a crash does: nothing is settled, closed or said.
+func die() {
+	self, err := os.FindProcess(os.Getpid())
+	if err == nil {
+		err = self.Kill()
+	}
+	if err != nil {
+		panic(err)
+	}
+	select {} // until the signal is there
 }

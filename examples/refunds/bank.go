@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"path/filepath"
 
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
@@ -16,7 +17,10 @@ var errClosed = errors.New("the voucher service is closed at night")
 type bank struct{ db *sql.DB }
 
 const bankSchema = `
-CREATE TABLE IF NOT EXISTS payments (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, customer_order TEXT NOT NULL, part TEXT NOT NULL, cents INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS payments (
+	number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE,
+	customer_order TEXT NOT NULL, part TEXT NOT NULL, cents INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY, refused INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS hours (open INTEGER NOT NULL);`
 
@@ -55,7 +59,8 @@ func (b *bank) pay(ctx context.Context, key, order string, p payment) (number in
 	if closed {
 		return 0, errors.Join(errClosed, tx.Commit())
 	}
-	_, err = tx.ExecContext(ctx, `INSERT INTO payments (key, customer_order, part, cents) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING`,
+	_, err = tx.ExecContext(ctx,
+		`INSERT INTO payments (key, customer_order, part, cents) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO NOTHING`,
 		key, order, p.Part, p.Cents)
 	if err != nil {
 		return 0, err
@@ -85,8 +90,79 @@ func (b *bank) payments(ctx context.Context) (map[string][]int, error) {
 	return paid, rows.Err()
 }
 
-// requests returns how many there were, and how many of them were refused.
-func (b *bank) requests(ctx context.Context) (all, refused int, err error) {
-	err = b.db.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(refused), 0) FROM requests`).Scan(&all, &refused)
-	return all, refused, err
+// Books are what came of the tickets.
+type Books struct {
+	Tickets  int
+	Calls    int // of the tool, by models; without the repetitions of agents in processes of their own
+	Busy     int // answered with: another agent is at it
+	Later    int // answered with: not all is refunded
+	Deaths   int // of processes, after a payment and before its outcome was stored
+	Requests int // to the bank
+	Refused  int // of these
+	Payments int // that the bank made
+	Due      int // that it had to make
+	Double   int // payments beyond one for each part of an order
+	Missing  int // parts that were not paid back
+	Wrong    int // payments of another amount, or that nobody asked for
+}
+
+// Balance reports whether each part of each order was paid back once.
+func (b Books) Balance() bool {
+	return b.Double == 0 && b.Missing == 0 && b.Wrong == 0 && b.Payments == b.Due
+}
+
+// String prints the books for people.
+func (b Books) String() string {
+	verdict := "Each part of each order was paid back once."
+	if !b.Balance() {
+		verdict = "THE BOOKS DO NOT BALANCE."
+	}
+	return fmt.Sprintf(`
+%d tickets: the tool was called %d times; %d times another agent was at it, %d times a part was left
+%d agents were killed after a payment, before anybody knew of it
+the bank got %d requests, refused %d, knew %d again by their key, and made %d payments of %d
+double %d, missing %d, wrong %d
+%s
+`, b.Tickets, b.Calls, b.Busy, b.Later, b.Deaths,
+		b.Requests, b.Refused, b.Requests-b.Refused-b.Payments, b.Payments, b.Due,
+		b.Double, b.Missing, b.Wrong, verdict)
+}
+
+func closeBooks(ctx context.Context, tickets []ticket, b *bank, o *office) (Books, error) {
+	out := Books{
+		Tickets: len(tickets), Calls: int(o.calls.Load()), Busy: int(o.busy.Load()),
+		Later: int(o.later.Load()), Deaths: int(o.deaths.Load()),
+	}
+	err := b.db.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(refused), 0) FROM requests`).
+		Scan(&out.Requests, &out.Refused)
+	if err != nil {
+		return out, err
+	}
+	paid, err := b.payments(ctx)
+	if err != nil {
+		return out, err
+	}
+	for _, payments := range paid {
+		out.Payments += len(payments)
+	}
+	for _, t := range tickets {
+		for _, p := range t.Parts {
+			got := paid[t.Order+" "+p.Part]
+			delete(paid, t.Order+" "+p.Part)
+			out.Due++
+			out.Double += max(0, len(got)-1)
+			if len(got) == 0 {
+				out.Missing++
+			}
+			for _, cents := range got {
+				if cents != p.Cents {
+					out.Wrong++
+				}
+			}
+		}
+	}
+	for _, payments := range paid {
+		out.Wrong += len(payments)
+	}
+	return out, nil
 }

@@ -3,13 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
 func TestMain(m *testing.M) {
@@ -22,9 +23,9 @@ func TestMain(m *testing.M) {
 func books(t *testing.T, mistake string, args ...string) (b Books, status int) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	status = run(t.Context(), append(args, "-out", "json"), &stdout, &stderr, mistake)
-	if err := json.Unmarshal(stdout.Bytes(), &b); err != nil {
-		t.Fatalf("%v\n%s%s", err, &stdout, &stderr)
+	status = run(t.Context(), args, &stdout, &stderr, mistake, func(closed Books) { b = closed })
+	if b.Tickets == 0 || !strings.Contains(stdout.String(), "double") {
+		t.Fatalf("no books\n%s%s", &stdout, &stderr)
 	}
 	return b, status
 }
@@ -63,7 +64,7 @@ func TestRefunds_NightLongerThanTheAttemptsLosesNothing(t *testing.T) {
 		if err != nil || a.Again == 0 {
 			t.Fatalf("%+v, %v; want to be told to come again", a, err)
 		}
-		if err := pause(t.Context(), a.Again); err != nil {
+		if err := shop.Pause(t.Context(), a.Again); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -89,7 +90,7 @@ func TestRefunds_NightLongerThanTheAttemptsLosesNothing(t *testing.T) {
 
 func TestRefunds_MistakesShowInTheBooks(t *testing.T) {
 	t.Parallel()
-	for _, mistake := range []string{"reason in key", "agent in key", "key of run"} {
+	for _, mistake := range []string{reasonInKey, agentInKey, keyOfRun} {
 		t.Run(mistake, func(t *testing.T) {
 			t.Parallel()
 			if b, status := books(t, mistake, "-tickets", "4"); status != 1 || b.Double == 0 {
@@ -102,10 +103,10 @@ func TestRefunds_MistakesShowInTheBooks(t *testing.T) {
 func TestRefunds_WrongFlagsAreNamed(t *testing.T) {
 	t.Parallel()
 	for says, args := range map[string][]string{
-		"-tickets is 3": {"-tickets", "3"}, "-out is \"xml\"": {"-out", "xml"}, "\"x\" is not a flag": {"x"}, "-nothing": {"-nothing"},
+		"-tickets is 3": {"-tickets", "3"}, "unexpected argument \"x\"": {"x"}, "-nothing": {"-nothing"},
 	} {
 		var stderr bytes.Buffer
-		if status := run(t.Context(), args, &bytes.Buffer{}, &stderr, ""); status != 2 || !strings.Contains(stderr.String(), says) {
+		if status := run(t.Context(), args, &bytes.Buffer{}, &stderr, "", nil); status != 2 || !strings.Contains(stderr.String(), says) {
 			t.Errorf("%v: status %d, %s", args, status, &stderr)
 		}
 	}

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -34,6 +36,12 @@ type answer struct {
 	Known bool          // what became of this call; false: perhaps it was not even begun
 }
 
+// How an order was paid.
+const (
+	card    = "card"
+	voucher = "voucher"
+)
+
 // A payment is a part of an order, and how it was paid.
 type payment struct {
 	Part  string `json:"part"`
@@ -54,23 +62,49 @@ type tool struct {
 	guard  *oncemill.Guard
 	bank   *bank
 	orders map[string][]payment
-	paid   func()  // is called after each payment, before anybody knows of it
-	wrong  mistake // what tests break
+	paid   func() // is called after each payment, before anybody knows of it
+	wrong  string // the mistake that a test makes
 }
 
-// A mistake can be made in the tool, for tests of the books.
-type mistake struct {
-	reasonInKey bool // what the model writes anew each time makes each call another one
-	agentInKey  bool // each agent has a conversation of its own
-	keyOfRun    bool // the bank's key is another one in each run
+// Mistakes that tests make, which show in the books.
+const (
+	reasonInKey = "reason in key" // what the model writes anew each time makes each call another one
+	agentInKey  = "agent in key"  // each agent has a conversation of its own
+	keyOfRun    = "key of run"    // the bank's key is another one in each run
+)
+
+// lease is how long the key of an agent that died stays busy. It is short so that the example is.
+const lease = 4 * time.Second
+
+// openTool opens the tool for a process. All processes share the files in dir.
+func openTool(
+	ctx context.Context, dir, wrong string, orders map[string][]payment,
+) (_ *tool, closing func() error, err error) {
+	b, err := openBank(ctx, dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The payments are in another database than the claims, so this is the leased store and not its Inbox.
+	store, closeStore, err := shop.OpenSQLite(ctx, filepath.Join(dir, "claims.db"))
+	if err != nil {
+		return nil, nil, errors.Join(err, b.db.Close())
+	}
+	closing = func() error { return errors.Join(closeStore(), b.db.Close()) }
+	policy := oncemill.HighValue()
+	policy.Lease, policy.Backoff.Min = lease, 100*time.Millisecond
+	guard, err := oncemill.NewGuard(store, policy)
+	if err != nil {
+		return nil, nil, errors.Join(err, closing())
+	}
+	return &tool{guard: guard, bank: b, orders: orders, paid: func() {}, wrong: wrong}, closing, nil
 }
 
-// refund is the tool. Whatever happens, the same call may be repeated until it says that all is done, within the dedup window:
-// a week after the first payment it begins anew, and only the bank's memory of keys keeps it from paying again.
+// refund is the tool. Whatever happens, the same call may be repeated until it says that all is done, within the dedup
+// window: a week after the first payment it begins anew, and only the bank's memory of keys keeps it from paying again.
 func (t *tool) refund(ctx context.Context, c toolCall) (answer, error) {
 	var args arguments
 	if err := json.Unmarshal(c.Args, &args); err != nil {
-		return answer{Says: "the arguments are not what they should be", Known: true}, nil //nolint:nilerr // it is told to who called
+		return answer{Says: "the arguments are not what they should be", Known: true}, nil //nolint:nilerr // it is told
 	}
 	todo, known := t.orders[args.Order]
 	if !known || args.Cents != total(todo) {
@@ -102,20 +136,20 @@ func (t *tool) call(c toolCall, args arguments) (oncemill.Call, error) {
 		Cents  int    `json:"cents"`
 		Reason string `json:"reason,omitempty"`
 	}{Order: args.Order, Cents: args.Cents}
-	if t.wrong.reasonInKey {
+	if t.wrong == reasonInKey {
 		identity.Reason = args.Reason
 	}
 	id, err := producer.CallID(c.Conversation, c.Step, "refund", identity)
 	return oncemill.Call{Key: dedupstore.Key{Tenant: "shop", Group: "support", Handler: "refund", ID: id}}, err
 }
 
-// pay makes payments. One that is refused remains. If nobody can tell what became of one, the run fails, and the next run
-// of the same call asks again with the same keys.
+// pay makes payments. One that is refused remains. If nobody can tell what became of one, the run fails, and the next
+// run of the same call asks again with the same keys.
 func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo []payment) (partial, error) {
 	var p partial
 	for _, each := range todo {
 		key := first.ID(each.Part)
-		if t.wrong.keyOfRun {
+		if t.wrong == keyOfRun {
 			key = producer.NewID()
 		}
 		number, err := t.bank.pay(ctx, key, order, each)

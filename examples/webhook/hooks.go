@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/producer/webhook"
@@ -26,13 +27,15 @@ var readme = map[string]string{
 
 // secretsOf refuses to do without a secret, unless the service is to be played with.
 func secretsOf(env func(string) string, play bool) (s secrets, err error) {
-	for name, to := range map[string]*string{"GITHUB_SECRET": &s.gitHub, "STRIPE_SECRET": &s.stripe, "STANDARD_SECRET": &s.standard} {
+	for name, to := range map[string]*string{
+		"GITHUB_SECRET": &s.gitHub, "STRIPE_SECRET": &s.stripe, "STANDARD_SECRET": &s.standard,
+	} {
 		*to = env(name)
 		switch {
 		case *to == "" && play:
 			*to = readme[name]
 		case *to == "":
-			return s, fmt.Errorf("%s is not set, and -db is: only a service that forgets all takes the secrets of README.md, which everybody knows", name)
+			return s, shop.WrongFlag("-db is set, and %s is not: those of README.md are for play", name)
 		}
 	}
 	return s, nil

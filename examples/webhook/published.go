@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/producer/webhook"
@@ -26,7 +27,7 @@ func (p *published) Publish(_ context.Context, messages ...producer.Message) err
 	defer p.mu.Unlock()
 	for _, m := range messages {
 		line := fmt.Sprintf("%s %s %s", m.Topic, m.Header[webhook.HeaderEventID], m.Payload)
-		say(p.out, "published %s\n", line)
+		shop.Say(p.out, "published %s\n", line)
 		p.lines = append(p.lines, line)
 	}
 	return nil
@@ -34,26 +35,17 @@ func (p *published) Publish(_ context.Context, messages ...producer.Message) err
 
 // list answers with a line for each message, after the relay has published what there is.
 func (p *published) list(w http.ResponseWriter, r *http.Request, box outbox.Inspector) {
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	for {
+	err := shop.Poll(r.Context(), 10*time.Millisecond, func() (bool, error) {
 		stats, err := box.Stats(r.Context())
-		if err != nil {
-			http.Error(w, "the outbox does not answer", http.StatusServiceUnavailable)
-			return
-		}
-		if stats.Pending == 0 {
-			break
-		}
-		select {
-		case <-look.C:
-		case <-r.Context().Done():
-			return
-		}
+		return stats.Pending == 0, err
+	})
+	if err != nil {
+		http.Error(w, "the outbox does not answer", http.StatusServiceUnavailable)
+		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, line := range p.lines {
-		say(w, "%s\n", line)
+		shop.Say(w, "%s\n", line)
 	}
 }

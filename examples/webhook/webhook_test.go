@@ -222,7 +222,7 @@ func TestWebhook_MistakesAreNamed(t *testing.T) {
 		status int
 	}{
 		"flag provided but not defined":         {[]string{"-x"}, "", 2},
-		"\"x\" is not a flag":                   {[]string{"x"}, "", 2},
+		"unexpected argument \"x\"":             {[]string{"x"}, "", 2},
 		"Policy.Lease is 1ms":                   {[]string{"-lease", "1ms"}, "", 1},
 		"listen at -listen nowhere":             {[]string{"-listen", "nowhere"}, "", 1},
 		"github: webhook: secret 1 has 5 bytes": {nil, "short", 1},

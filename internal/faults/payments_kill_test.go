@@ -29,8 +29,8 @@ func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 func killOnPostgres(t *testing.T, program string) {
 	payments, kills, crashes := full(20_000, 60), full(300, 3), full(5, 1)
 	server := testserver.Postgres(t, "max_connections=200")
-	run := startPayments(t, program, "-postgres", server.DSN(), "-nats", testserver.NATS(t).URL(), "-redis", "",
-		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-run", "proof", "-keep")
+	run := startPayments(t, program, "-postgres", server.DSN(), "-nats", testserver.NATS(t).URL(),
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep", "proof")
 	pool := server.Pool(t)
 	var down time.Duration
 	for n := range crashes {
@@ -60,8 +60,8 @@ func killOnPostgres(t *testing.T, program string) {
 func killOnSQLite(t *testing.T, program string) {
 	payments, kills := full(20_000, 60), full(100, 2)
 	file := filepath.Join(t.TempDir(), "payments.db")
-	run := startPayments(t, program, "-sqlite", file, "-nats", testserver.NATS(t).URL(), "-redis", "",
-		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep")
+	run := startPayments(t, program, "-sqlite", file, "-nats", testserver.NATS(t).URL(),
+		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills))
 	b := run.finish(full(30*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)
 	for _, wrong := range auditPayments(t.Context(), inSQLite(openFile(t, file)), payments, b.Charged) {

@@ -3,8 +3,8 @@
 //
 //	OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 go run ./examples/quickstart
 //
-// Without an endpoint nothing is sent, and nothing is recorded but what the example reads itself. A program of yours does
-// the same with a few lines, or with go.opentelemetry.io/contrib/exporters/autoexport.
+// Without an endpoint nothing is sent, and nothing is recorded but what the example reads itself. A program of yours
+// does the same with a few lines, or with go.opentelemetry.io/contrib/exporters/autoexport.
 package observe
 
 import (
@@ -19,26 +19,31 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/oncemill/oncemill"
 )
 
-// flushTime is how long the last traces and metrics may take to be sent.
-const flushTime = 5 * time.Second
-
-// Start makes providers for one example. The service is called name, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES
-// call it something else. The readers get its metrics as well: an example reads its own. Nothing global is changed: give the
-// result to policies, relays and publishers, or use Global.
+// Start makes providers for one example. The service is called name, unless OTEL_SERVICE_NAME or
+// OTEL_RESOURCE_ATTRIBUTES call it something else. The readers get its metrics as well: an example reads its own.
+// Nothing global is changed: give the result to policies, relays and publishers, or use Global.
 //
 // What is read of the environment: OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of the exporters, by HTTP with
 // protobuf only; OTEL_TRACES_SAMPLER (default: every trace), OTEL_METRIC_EXPORT_INTERVAL, OTEL_SDK_DISABLED.
 //
 // Call the function that it returns at the end: it sends what is left, for up to 5 s, even if its context has ended. A
 // collector that does not answer stops no example: OpenTelemetry's error handler is told, which prints it.
-func Start(ctx context.Context, name string, readers ...metric.Reader) (t oncemill.Telemetry, stop func(context.Context), err error) {
-	about, err := describe(ctx, name)
+func Start(
+	ctx context.Context, name string, readers ...metric.Reader,
+) (t oncemill.Telemetry, stop func(context.Context), err error) {
+	about, err := resource.New(ctx, // what comes later wins
+		resource.WithService(), // service.instance.id, which tells two runs apart, and a name made of the program's
+		resource.WithTelemetrySDK(),
+		resource.WithAttributes(attribute.String("service.name", name)),
+		resource.WithFromEnv(),
+	)
 	if err != nil {
 		return t, nil, err
 	}
@@ -46,7 +51,7 @@ func Start(ctx context.Context, name string, readers ...metric.Reader) (t oncemi
 	for _, r := range readers {
 		metrics = append(metrics, metric.WithReader(r))
 	}
-	ends := []func(context.Context) error{}
+	var ends []func(context.Context) error
 	if wanted("TRACES") {
 		exporter, err := otlptracehttp.New(ctx)
 		if err != nil {
@@ -85,8 +90,9 @@ func Global(ctx context.Context, name string, readers ...metric.Reader) (stop fu
 	return stop, nil
 }
 
+// end sends what is left.
 func end(ctx context.Context, ends []func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	for _, e := range ends {
 		if err := e(ctx); err != nil {
@@ -103,13 +109,24 @@ func wanted(signal string) bool {
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
 }
 
-// describe says who sends. The instance tells two runs apart: their counters are not one.
-func describe(ctx context.Context, name string) (*resource.Resource, error) {
-	return resource.New(ctx,
-		// What comes later wins.
-		resource.WithService(), // service.instance.id, and a name made of the program's
-		resource.WithTelemetrySDK(),
-		resource.WithAttributes(attribute.String("service.name", name)),
-		resource.WithFromEnv(),
-	)
+// Claims reads the counter oncemill.claims, by outcome.
+func Claims(ctx context.Context, reader *metric.ManualReader) (map[string]int, error) {
+	var data metricdata.ResourceMetrics
+	if err := reader.Collect(ctx, &data); err != nil {
+		return nil, err
+	}
+	claims := map[string]int{}
+	for _, scope := range data.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			sum, ok := m.Data.(metricdata.Sum[int64])
+			if !ok || m.Name != "oncemill.claims" {
+				continue
+			}
+			for _, point := range sum.DataPoints {
+				outcome, _ := point.Attributes.Value("oncemill.outcome")
+				claims[outcome.AsString()] += int(point.Value)
+			}
+		}
+	}
+	return claims, nil
 }

@@ -3,7 +3,6 @@ package shop
 import (
 	"context"
 	"errors"
-	"hash/fnv"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -22,48 +21,44 @@ var ErrTimeout = errors.New("the bank timed out")
 // A good bank would charge once for one ID. This one would charge as often as it is asked, so that the books show
 // whatever gets through.
 type Bank struct {
-	run    string
-	seed   uint64
-	ledger *Ledger
+	run  string
+	seed uint64
 
-	mu    sync.Mutex
-	calls map[string]int // by order
+	mu      sync.Mutex
+	calls   map[string]int // by order
+	charges map[string]int // by order
 }
 
-func newBank(o Options, ledger *Ledger) *Bank {
-	return &Bank{run: o.Run, seed: o.Seed, ledger: ledger, calls: map[string]int{}}
+func newBank(run string, seed uint64) *Bank {
+	return &Bank{run: run, seed: seed, calls: map[string]int{}, charges: map[string]int{}}
 }
 
 // Charge charges an order, under an ID of the charge that is the same for every attempt.
-func (b *Bank) Charge(ctx context.Context, id string, o Order) error {
+func (b *Bank) Charge(ctx context.Context, _ string, o Order) error {
 	b.mu.Lock()
 	b.calls[o.ID]++
 	call := b.calls[o.ID]
 	b.mu.Unlock()
-	if err := b.ledger.write(entryRun, o.ID); err != nil {
-		return err
-	}
 	rng := rand.New(rand.NewPCG(b.seed, number(strings.TrimPrefix(o.ID, b.run))))
 	declined, timeouts := rng.IntN(50) == 0, [10]int{1, 2}[rng.IntN(10)]
-	wait := time.NewTimer(time.Duration(1+rng.IntN(8)) * time.Millisecond)
-	defer wait.Stop()
-	select {
-	case <-wait.C:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := Pause(ctx, time.Duration(1+rng.IntN(8))*time.Millisecond); err != nil {
+		return err
 	}
 	switch {
 	case declined:
-		return errors.Join(ErrDeclined, b.ledger.write(entryDecline, o.ID))
+		return ErrDeclined
 	case call <= timeouts:
 		return ErrTimeout
 	}
-	return b.ledger.write(entryCharge, o.ID, id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.charges[o.ID]++
+	return nil
 }
 
-// number turns a text into a seed.
-func number(s string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(s)) // never fails
-	return h.Sum64()
+// charged is how many charges there are.
+func (b *Bank) charged() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.charges)
 }

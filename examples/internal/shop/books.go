@@ -1,53 +1,45 @@
 package shop
 
-import (
-	"encoding/json"
-	"fmt"
-	"io"
-)
+import "io"
 
 // Books are what came of a run.
 type Books struct {
-	Orders        int `json:"orders"`
-	Copies        int `json:"copies"`         // published beyond one an order
-	Deliveries    int `json:"deliveries"`     // as the broker's client counts them
-	Runs          int `json:"runs"`           // of the handler
-	Retries       int `json:"retries"`        // runs beyond one an order
-	Suppressed    int `json:"suppressed"`     // deliveries that were answered with a stored outcome
-	Charges       int `json:"charges"`        //
-	DeadLetters   int `json:"dead_letters"`   // orders with one
-	DoubleCharges int `json:"double_charges"` // charges beyond one an order, or of an order that has a dead letter
-	Lost          int `json:"lost"`           // orders with neither a charge nor a dead letter
+	Orders        int
+	Copies        int // published beyond one an order
+	Runs          int // of the handler
+	Retries       int // runs beyond one an order
+	Suppressed    int // deliveries that were answered with a stored outcome
+	Charges       int
+	DeadLetters   int // orders with one
+	DoubleCharges int // charges beyond one an order, or of an order that has a dead letter
+	Lost          int // orders with neither a charge nor a dead letter
 }
 
-// closeBooks compares what the ledger says with the dead letters.
-func closeBooks(entries map[string]map[string]int, dead []Order) Books {
-	b := Books{Orders: len(entries[entryOrder])}
+// closeBooks compares what was ordered with what the bank did, and with the dead letters.
+func closeBooks(orders []planned, bank *Bank, dead []Order) Books {
+	b := Books{Orders: len(orders), Retries: -len(bank.calls)}
 	gaveUp := map[string]bool{}
 	for _, o := range dead {
 		gaveUp[o.ID] = true // after a crash there may be a second copy, with the same ID
 	}
 	b.DeadLetters = len(gaveUp)
-	for id, n := range entries[entryOrder] {
-		b.Copies += n - 1 // by a producer that was started again
-		if entries[entryCharge][id] == 0 && !gaveUp[id] {
+	for _, o := range orders {
+		if bank.charges[o.ID] == 0 && !gaveUp[o.ID] {
 			b.Lost++
 		}
-	}
-	for id, n := range entries[entryCharge] {
-		b.Charges += n
-		allowed := 1
-		if gaveUp[id] {
-			allowed = 0
+		if o.luck != Fine {
+			b.Copies++
 		}
-		b.DoubleCharges += max(0, n-allowed)
 	}
-	for _, n := range entries[entryCopy] {
-		b.Copies += n
+	for id, n := range bank.charges {
+		b.Charges += n
+		if b.DoubleCharges += n; !gaveUp[id] {
+			b.DoubleCharges--
+		}
 	}
-	for _, n := range entries[entryRun] {
+	for _, n := range bank.calls {
 		b.Runs += n
-		b.Retries += n - 1
+		b.Retries += n
 	}
 	return b
 }
@@ -57,44 +49,13 @@ func (b Books) Balance() bool {
 	return b.DoubleCharges == 0 && b.Lost == 0 && b.Charges+b.DeadLetters == b.Orders
 }
 
-// print shows the books. While a consumer may still be at it, orders are open, not lost.
-func (b Books) print(w io.Writer, format string, complete bool) error {
-	if format == "json" {
-		return json.NewEncoder(w).Encode(b)
+func (b Books) print(w io.Writer) error {
+	verdict := "The books balance: every order was charged once, or has a dead letter for somebody to look at."
+	if !b.Balance() {
+		verdict = "THE BOOKS DO NOT BALANCE."
 	}
-	open := "LOST ORDERS"
-	if !complete {
-		open = "open orders"
-	}
-	for _, line := range []struct {
-		name string
-		n    int
-	}{
-		{"orders", b.Orders},
-		{"copies published beyond that", b.Copies},
-		{"deliveries", b.Deliveries},
-		{"duplicates suppressed", b.Suppressed},
-		{"handler runs", b.Runs},
-		{"  of them retries", b.Retries},
-		{"charges", b.Charges},
-		{"dead letters", b.DeadLetters},
-		{"DOUBLE CHARGES", b.DoubleCharges},
-		{open, b.Lost},
-	} {
-		if _, err := fmt.Fprintf(w, "  %-30s %6d\n", line.name, line.n); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintln(w, b.verdict(complete))
-	return err
-}
-
-func (b Books) verdict(complete bool) string {
-	switch {
-	case !complete && b.DoubleCharges == 0:
-		return "\nNothing was charged twice. Open orders have no outcome yet."
-	case b.Balance():
-		return "\nThe books balance: every order was charged once, or has a dead letter for somebody to look at."
-	}
-	return "\nTHE BOOKS DO NOT BALANCE."
+	return Table(w, verdict,
+		"orders", b.Orders, "copies published beyond that", b.Copies, "duplicates suppressed", b.Suppressed,
+		"handler runs", b.Runs, "  of them retries", b.Retries, "charges", b.Charges, "dead letters", b.DeadLetters,
+		"DOUBLE CHARGES", b.DoubleCharges, "LOST ORDERS", b.Lost)
 }

@@ -1,4 +1,4 @@
-package main
+package shop
 
 import (
 	"context"
@@ -19,10 +19,14 @@ func TestServe_ClientThatNeverEndsItsRequestHoldsNothingUp(t *testing.T) {
 	defer stop()
 	begun, served := make(chan struct{}), make(chan error, 1)
 	go func() {
-		served <- serve(ctx, l, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		slow := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			close(begun)
 			io.ReadAll(r.Body) // which does not end
-		}))
+		})
+		served <- Serve(ctx, l, slow, func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		})
 	}()
 	slow, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {

@@ -1,0 +1,202 @@
+package shop
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// StopTime is how long requests that have begun may take once a service is told to stop.
+const StopTime = 10 * time.Second
+
+// Serve takes requests and publishes what they write into an outbox, until ctx ends or one of the two breaks. It stops
+// in the order in which work flows: first the server, which finishes the requests that it has, then the relay, which
+// finishes the batch that it has. What is committed but not published by then waits in the outbox for the next relay,
+// of whatever process.
+func Serve(ctx context.Context, l net.Listener, h http.Handler, relay func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	srv := &http.Server{
+		Handler:     h,
+		ReadTimeout: 5 * time.Second, // less than StopTime: a client that never ends its body holds nothing up
+		IdleTimeout: 2 * time.Minute, // longer than proxies keep connections, or they use those that close
+	}
+	served := make(chan error, 1)
+	go func() {
+		defer stop()
+		served <- srv.Serve(l)
+	}()
+	relaying, stopRelay := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRelay()
+	relayed := make(chan error, 1)
+	go func() {
+		defer stop()
+		relayed <- relay(relaying)
+	}()
+
+	<-ctx.Done()
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), StopTime)
+	defer cancel()
+	err := srv.Shutdown(grace)
+	if err != nil {
+		err = errors.Join(err, srv.Close()) // requests that take too long are cut off, and their clients ask again
+	}
+	if e := <-served; !errors.Is(e, http.ErrServerClosed) {
+		err = errors.Join(err, e)
+	}
+	stopRelay()
+	return errors.Join(err, <-relayed)
+}
+
+// MaxBody is how long a request may be.
+const MaxBody = 64 << 10
+
+// A Refusal says that asking again is useless, and the HTTP status that tells clients so.
+type Refusal struct {
+	Status int
+	Text   string
+}
+
+// Error implements error.
+func (r Refusal) Error() string { return r.Text }
+
+// Taking answers requests whose bodies are placed: clients repeat them until there is an answer below 500. place
+// reports false for what is there already. After an error that is no Refusal, the client has to ask again.
+func Taking(pattern string, place func(ctx context.Context, body []byte) (placed bool, err error)) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+		if err != nil {
+			Answer(w, http.StatusBadRequest, err.Error())
+			return
+		}
+		placed, err := place(r.Context(), body)
+		refusal, refused := errors.AsType[Refusal](err)
+		switch {
+		case refused:
+			Answer(w, refusal.Status, refusal.Text)
+		case err != nil:
+			slog.WarnContext(r.Context(), "request was not taken", "error", err)
+			w.Header().Set("Retry-After", "1")
+			Answer(w, http.StatusServiceUnavailable, "try again")
+		case placed:
+			Answer(w, http.StatusCreated, "taken")
+		default:
+			Answer(w, http.StatusOK, "taken before")
+		}
+	})
+	return mux
+}
+
+// Answer writes a small JSON object. A client that is gone asks again.
+func Answer(w http.ResponseWriter, status int, says string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"says": says})
+}
+
+// Luck is what happens to an order on its way. Each example has more kinds of it.
+type Luck string
+
+// What happens to requests.
+const (
+	Fine    Luck = "it is sent once"
+	Missed  Luck = "the client misses the answer, and asks again later"
+	Doubled Luck = "the client asks twice at the same time"
+	HungUp  Luck = "the client hangs up before the answer, and asks again"
+)
+
+const (
+	recall   = 30 * time.Millisecond // how long clients wait before they ask again
+	insists  = 2 * time.Minute       // how long a client asks before it gives up
+	answerIn = 10 * time.Second      // how long an answer may take
+)
+
+// A Client posts requests, each until it has an answer. It is safe for concurrent use.
+type Client struct {
+	url      string
+	http     http.Client
+	Requests atomic.Int64
+	Repeated atomic.Int64 // requests beyond the first of an order
+}
+
+// NewClient returns a client of a service. Close it at the end.
+func NewClient(url string) *Client {
+	return &Client{url: url, http: http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}, Timeout: answerIn}}
+}
+
+// Close ends idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Send posts a request, with its luck, and reports whether it was taken or refused.
+func (c *Client) Send(ctx context.Context, luck Luck, body []byte) (taken bool, err error) {
+	switch luck {
+	case Missed, Doubled:
+		c.Repeated.Add(1)
+		atOnce := map[Luck]int{Missed: 1, Doubled: 2}[luck]
+		var answers [2]bool
+		err := Each(ctx, 2, atOnce, func(ctx context.Context, i int) (err error) {
+			answers[i], err = c.insist(ctx, body)
+			return err
+		})
+		if err == nil && answers[0] != answers[1] {
+			err = fmt.Errorf("the service says that it took and that it refused %s", body)
+		}
+		return answers[0], err
+	case HungUp:
+		brief, cancel := context.WithTimeout(ctx, time.Duration(500+rand.IntN(3000))*time.Microsecond)
+		defer cancel()
+		_, _ = c.Post(brief, body) // whatever came of it, it asks again
+		c.Repeated.Add(1)
+	}
+	return c.insist(ctx, body)
+}
+
+// insist asks until there is an answer below 500.
+func (c *Client) insist(ctx context.Context, body []byte) (taken bool, err error) {
+	for begun := time.Now(); time.Since(begun) < insists; c.Repeated.Add(1) {
+		var status int
+		if status, err = c.Post(ctx, body); err == nil {
+			err = fmt.Errorf("the service answers %d", status)
+		}
+		switch status {
+		case http.StatusCreated, http.StatusOK:
+			return true, nil
+		case http.StatusUnprocessableEntity:
+			return false, nil
+		case http.StatusBadRequest, http.StatusConflict, http.StatusNotFound:
+			return false, err
+		}
+		if e := Pause(ctx, recall); e != nil {
+			return false, errors.Join(err, e)
+		}
+	}
+	return false, fmt.Errorf("no answer for %v: %w", insists, err)
+}
+
+// Post posts a request once.
+func (c *Client) Post(ctx context.Context, body []byte) (status int, err error) {
+	c.Requests.Add(1)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return 0, err
+	}
+	response, err := c.http.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		return 0, err
+	}
+	return response.StatusCode, nil
+}
