@@ -250,45 +250,6 @@ func TestFront_TwinsOfAnOwnerThatWasLetGoOnceDoNotAskTheInbox(t *testing.T) {
 	})
 }
 
-// A restored inbox forgets with its database.
-type restoredInbox struct {
-	*storetest.MemoryInbox
-}
-
-// The database of the inbox was restored, and the cheap store is emptied.
-func TestFront_EmptiedCheapStoreForgetsItsCachedOutcomesWithItsProcess(t *testing.T) {
-	t.Parallel()
-	client := testserver.Redis(t).Client()
-	inbox := &restoredInbox{MemoryInbox: storetest.NewMemoryInbox(newMemory(t, 0))}
-	process := func() *oncemill.Guard {
-		cheap, err := redisstore.New(client, redisstore.Config{CacheEntries: 1000})
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := dedupstore.NewFront(cheap, inbox, dedupstore.FrontConfig{Patience: 10 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return frontGuard(t, f, oncemill.Policy{})
-	}
-	p, old := newPayment(), process()
-	for range 3 {
-		if _, err := p.over(t, old); err != nil {
-			t.Fatal(err)
-		}
-	}
-	inbox.MemoryInbox = storetest.NewMemoryInbox(newMemory(t, 0))
-	if err := client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if res, err := p.over(t, old); err != nil || !res.Duplicate {
-		t.Errorf("a process that goes on: %+v, %v", res, err)
-	}
-	if res, err := p.over(t, process()); err != nil || res.Duplicate || p.runs != 2 {
-		t.Errorf("a process that was restarted: %+v, %v, %d runs", res, err, p.runs)
-	}
-}
-
 // runNothing runs a handler that does nothing.
 func runNothing(t *testing.T, g *oncemill.Guard, id string) error {
 	t.Helper()

@@ -76,8 +76,8 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	return made
 }
 
-// Shard implements [dedupstore.Sharded]: it is the address of the node that has the key, on Cluster,
-// once a claim has seen its layout.
+// Shard implements [dedupstore.Sharded]: on Cluster, the address of the node that has the key, once a claim has seen
+// the layout.
 func (s *Store) Shard(ctx context.Context, key dedupstore.Key) string {
 	if !s.lanes.loaded.Load() {
 		return ""

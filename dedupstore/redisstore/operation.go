@@ -30,13 +30,18 @@ type operation struct {
 	args    [4 + maxArguments]any // of the command
 	cmd     redis.StringCmd
 
-	reply    string
-	replicas int   // that have what the operation wrote; -1 if that was not asked
-	unwaited error // why the server refused to wait for replicas
-	err      error
+	reply        string
+	acknowledged acknowledged
+	err          error
 
 	state atomic.Int32
 	done  chan struct{} // gets a value when a waiting caller's operation is finished
+}
+
+// acknowledged says how many replicas have what an operation wrote, if that was asked, or why that is not known.
+type acknowledged struct {
+	replicas int
+	err      error
 }
 
 // The states of an operation while its caller waits.
@@ -52,7 +57,7 @@ var operations = sync.Pool{New: func() any { return &operation{done: make(chan s
 // newOperation returns an operation on the record of a name. Arguments are appended to op.packed, each with an end.
 func newOperation(s *script, prefix string, key dedupstore.Key) *operation {
 	op := operations.Get().(*operation)
-	op.script, op.queues, op.plain, op.n, op.replicas, op.unwaited = s, false, false, 0, -1, nil
+	op.script, op.queues, op.plain, op.n, op.acknowledged = s, false, false, 0, acknowledged{}
 	op.state.Store(waiting)
 	op.packed = append(append(op.packed[:0], prefix...), ':')
 	op.packed = key.Append(op.packed)
@@ -113,8 +118,9 @@ func (op *operation) failure() error {
 // keptBytes is the largest space that an operation keeps for the next one.
 const keptBytes = 16 << 10
 
-// free gives the operation back. Nobody may use it after that. One without a reply is not used again: a hook of the client
-// may have given it up while its command is still under way, and the reply to that would be taken for the next one's.
+// free gives the operation back. Nobody may use it after that. One without a reply is not used again: a hook of the
+// client may have given it up while its command is still under way, and the reply to that would be taken for the next
+// one's.
 func (op *operation) free() {
 	if replied := op.err == nil && op.reply != "" || errors.Is(op.err, redis.Nil); !replied {
 		return
@@ -160,8 +166,8 @@ func (op *operation) finish() {
 	}
 }
 
-// await waits for the reply. If the context ends before, the operation is left to its flusher, which does not send it any more.
-// One that has been sent is waited for until the later one ends.
+// await waits for the reply. If the context ends before, the operation is left to its flusher, which does not send it
+// any more. One that has been sent is waited for until the later one ends.
 func (op *operation) await(ctx, later context.Context) (left bool) {
 	select {
 	case <-op.done:

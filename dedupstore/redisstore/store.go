@@ -10,22 +10,19 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher], a [dedupstore.Recaller] and a [dedupstore.Checker]. It is safe for concurrent
-// use. It starts goroutines for shared pipelines, which end when nothing is under way; [Store.Close] waits for them. The
-// client stays the caller's to close.
+// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher] and a [dedupstore.Checker]. It is safe for concurrent
+// use. It starts goroutines for shared pipelines, which end when nothing is under way; [Store.Close] waits for them.
+// The caller closes the client.
 type Store struct {
 	rdb     redis.UniversalClient
 	config  Config
-	ready   gate
+	ready   *gate
 	scripts scripts
 	plain   atomic.Bool // the server can make plain claims
 	barred  atomic.Bool // a script was forbidden, and none has claimed anything since
 	lanes   *lanes
-	cache   *cache
-	meter   *telemetry.CacheMeter
 }
 
 // scripts are the scripts of a store; tests put broken ones in their place.
@@ -45,20 +42,16 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	meter, err := telemetry.NewCacheMeter()
-	if err != nil {
-		return nil, fmt.Errorf("redisstore: %w", err)
-	}
-	s := &Store{rdb: rdb, config: c, scripts: allScripts, cache: newCache(c.CacheEntries), meter: meter}
-	s.lanes = newLanes(rdb, s.barrier())
+	s := &Store{rdb: rdb, config: c, scripts: allScripts, ready: newGate()}
 	s.ready.passed.Store(c.SkipCheck)
-	s.ready.deaf = s.lanes.deaf
+	t, _ := timeoutsOf(rdb)
+	s.lanes = newLanes(rdb, barrier{c.Replicas, t.replicas()})
 	return s, nil
 }
 
-// Close waits until nothing that the store began is under way any more: operations whose callers have gone may be, for as long as
-// the client waits for the network, which is without end where its timeouts are off. It is called after the last operation, and closes
-// nothing: a client that is closed before ends what waits.
+// Close waits until nothing that the store began is under way any more. Operations whose callers have gone may be, for
+// as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
+// operation. It closes nothing: a client that is closed before ends what waits.
 func (s *Store) Close() {
 	s.ready.checks.wait()
 	s.lanes.flushes.wait()
@@ -74,7 +67,8 @@ func clientProblem(rdb redis.UniversalClient) string {
 	case *redis.ClusterClient:
 		null = rdb == nil
 	case *redis.Ring:
-		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel or Cluster"
+		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel " +
+			"or Cluster"
 	}
 	if null {
 		return "is nil"
@@ -84,58 +78,19 @@ func clientProblem(rdb redis.UniversalClient) string {
 
 // Claim implements [dedupstore.Store]. Before the first claim it calls Check, unless the config says otherwise: while
 // the server is unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few
-// replicas know is not granted: [*ReplicationError]. What has been sent is waited for then until the replicas have answered, at
-// most ReplicaTimeout and half a second longer than the context's deadline: it may have to be given back.
-func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (answer dedupstore.Answer, err error) {
+// replicas know is not granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the
+// replicas have answered, at most half a second longer than they have and the context lasts: it may have to be given
+// back.
+func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if err := r.Validate(); err != nil {
-		return answer, err
+		return dedupstore.Answer{}, err
 	}
-	sent := time.Now()
-	if s.cache != nil && s.fromCache(ctx, &r, sent, &answer) {
-		return answer, ctx.Err()
-	}
-	if err := s.ready.pass(ctx, s.check); err != nil {
-		return answer, err
-	}
-	replicas, err := s.claim(ctx, &r, sent, &answer)
-	if !s.confirmed(&answer, replicas) {
-		err = s.confirmOne(ctx, &answer, replicas, err)
-	}
-	return answer, err
-}
-
-//go:noinline
-func (s *Store) fromCache(ctx context.Context, r *dedupstore.Request, now time.Time, answer *dedupstore.Answer) (hit bool) {
-	*answer, hit = s.cached(ctx, *r, now)
-	return hit
-}
-
-//go:noinline
-func (s *Store) confirmOne(ctx context.Context, answer *dedupstore.Answer, replicas int, unwaited error) error {
-	results := [1]dedupstore.ClaimResult{{Answer: *answer, Err: unwaited}}
-	s.confirm(ctx, results[:], []int{replicas})
-	*answer = results[0].Answer
-	return results[0].Err
-}
-
-// Recall implements [dedupstore.Recaller] by the cache.
-func (s *Store) Recall(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, bool) {
-	return s.cached(ctx, r, time.Now())
-}
-
-// cached answers a claim from the cache, if that knows the answer.
-func (s *Store) cached(ctx context.Context, r dedupstore.Request, now time.Time) (dedupstore.Answer, bool) {
-	a, hit := s.cache.get(r, now)
-	if hit {
-		s.meter.Hit(ctx)
-	}
-	return a, hit
+	result := s.ClaimMany(ctx, []dedupstore.Request{r})[0]
+	return result.Answer, result.Err
 }
 
 // claimOperation makes the operation of a claim by script.
-//
-//go:noinline
-func (s *Store) claimOperation(r *dedupstore.Request) *operation {
+func (s *Store) claimOperation(r dedupstore.Request) *operation {
 	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
 	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
@@ -152,50 +107,23 @@ func flag(set bool) byte {
 	return '0'
 }
 
-// answer reads the reply of a claim by script that was sent at the time given, and frees the operation. It returns how
-// many replicas have the claim as well, -1 if that was not asked.
-func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation, sent time.Time) (dedupstore.ClaimResult, int) {
-	if op == nil {
-		return dedupstore.ClaimResult{Err: ctx.Err()}, -1
+// answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
+func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
+	if op.plain {
+		return s.plainAnswer(r, op)
 	}
-	defer op.free()
 	if err := op.failure(); err != nil {
-		return dedupstore.ClaimResult{Err: err}, -1
+		return a, true, err
 	}
-	reply, err := decodeAnswer(op.reply, r)
-	if err != nil {
-		return dedupstore.ClaimResult{Err: &dedupstore.RecordError{Key: op.name, Problem: err.Error()}}, -1
+	if a, err = decodeAnswer(op.reply, r); err != nil {
+		return a, true, &dedupstore.RecordError{Key: op.name, Problem: err.Error()}
 	}
-	if s.barred.Load() {
-		s.barred.Store(false)
-	}
-	switch reply.answer.Status {
-	case dedupstore.Done:
-		s.remember(r, reply, sent)
-	case dedupstore.AcquiredRun:
-		s.cache.forget(r.Key) // a request to run again has found the record gone
-		return dedupstore.ClaimResult{Answer: reply.answer, Err: op.unwaited}, op.replicas
-	}
-	return dedupstore.ClaimResult{Answer: reply.answer}, op.replicas
+	s.barred.Store(false)
+	return a, true, nil
 }
 
-// remember puts an outcome that was read into the cache, if the record's fingerprint is known: it has none, or that of
-// the request.
-func (s *Store) remember(r dedupstore.Request, reply reply, sent time.Time) {
-	fingerprint := dedupstore.Fingerprint{}
-	if s.cache == nil {
-		return
-	}
-	if reply.fingerprint != "" {
-		if fingerprint = r.Fingerprint; fingerprint.IsZero() || string(appendFingerprint(nil, fingerprint)) != reply.fingerprint {
-			return
-		}
-	}
-	s.cache.put(r.Key, fingerprint, reply.answer, sent, reply.left)
-}
-
-// Extend implements [dedupstore.Store]. Other than the rest, it also returns at once when the context is cancelled: an outcome may
-// be waiting for the end of its heartbeat.
+// Extend implements [dedupstore.Store]. Unlike the rest, it also returns at once when the context is cancelled: an
+// outcome may be waiting for the end of its heartbeat.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -291,8 +219,8 @@ func (s *Store) done(ctx context.Context, op *operation) error {
 	}
 	defer op.free()
 	if err := op.failure(); err != nil {
-		if op.err != nil && forbidden(op.err) { // a plain claim may still be allowed, and each would be a run that cannot be settled
-			s.barred.Store(true)
+		if op.err != nil && forbidden(op.err) {
+			s.barred.Store(true) // plain claims may still be allowed: each would be a run that cannot be settled
 		}
 		return err
 	}

@@ -18,7 +18,7 @@ var house = table{
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers; the Watermill faces of a publisher", these(watermill, jcs, otelAPI)},
-	{1, "dedupstore/redisstore", "records in Redis", these(goRedis, lru)},
+	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{1, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
@@ -68,7 +68,6 @@ var (
 	watermillNATS = []string{"github.com/ThreeDotsLabs/watermill-nats/v2/..."}
 
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
-	lru        = []string{"github.com/hashicorp/golang-lru/v2/..."}
 	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}

@@ -2,8 +2,8 @@ package telemetry
 
 import "time"
 
-// A Moment is a time by the monotonic clock, for durations. [time.Now] reads the clock of the calendar, too, which costs as
-// much again.
+// A Moment is a time by the monotonic clock, for durations. [time.Now] reads the clock of the calendar, too, which
+// costs as much again.
 type Moment time.Duration
 
 // origin is that of all moments.

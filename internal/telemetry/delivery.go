@@ -97,27 +97,17 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 	outside := ambient.SpanContext()
 	ctx = p.consumer.providers.propagator().Extract(ctx, &p.header)
 	created := trace.SpanContextFromContext(ctx)
-	parent := created
 	options := p.source.start
 	if outside.IsValid() && !outside.IsRemote() { // of a tracing middleware or an adapter
 		if created.Equal(outside) {
 			created = trace.SpanContext{} // the message has none
 		}
-		parent = outside
 		ctx = trace.ContextWithSpan(ctx, ambient)
 	} else if in.Link {
-		parent = trace.SpanContext{}
 		options = p.source.startRoot
-	}
-	unlikely := parent.IsValid() && !parent.IsSampled() // most samplers ask the parent first; to hand attributes over costs memory
-	if unlikely {
-		options = p.source.startBare
 	}
 	ctx, p.span = tracer.Start(ctx, p.source.spanName, options...)
 	if p.span.IsRecording() {
-		if unlikely {
-			p.span.SetAttributes(p.source.about...)
-		}
 		p.describe(in)
 		link(p.span, created, linkCreation)
 	}
@@ -126,7 +116,8 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 
 // describe is for spans that are kept: most are not.
 func (p *Processing) describe(in *Incoming) {
-	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(text(in.Topic)), keyGroup.String(in.Group), keyHandler.String(in.Handler))
+	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(text(in.Topic)),
+		keyGroup.String(in.Group), keyHandler.String(in.Handler))
 	if in.ID != "" {
 		p.span.SetAttributes(keyMessageID.String(text(in.ID)), keyKeySource.String(in.KeySource))
 	}
@@ -179,8 +170,8 @@ func (p *Processing) End(action string, f Failure, err error) {
 	p.span.End()
 }
 
-// Propagate returns a context for a handler whose delivery nobody observes: what a message carries goes on to those that
-// the handler produces. It costs something only if a propagator was set.
+// Propagate returns a context for a handler whose delivery nobody observes: what a message carries goes on to those
+// that the handler produces. It costs something only if a propagator was set.
 func (c *Consumer) Propagate(ctx context.Context, h map[string]string) context.Context {
 	propagator := c.providers.propagator()
 	if reflect.TypeOf(propagator) == placeholderPropagator || trace.SpanContextFromContext(ctx).IsValid() {
