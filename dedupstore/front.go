@@ -63,8 +63,8 @@ func (c FrontConfig) validate() error {
 // than 256 KiB; attempts are counted, reruns answered, runs parked and failures kept by the inbox alone.
 //
 // The other way round it does not hold: when the database of the inbox has lost commits, as by a restore or a failover
-// without synchronous replication, the cheap store knows of effects that are gone. Empty it then, and restart the processes
-// whose cheap store caches outcomes, as redisstore does with CacheEntries. To forget a key, delete it in both.
+// without synchronous replication, the cheap store knows of effects that are gone. Empty it then. To forget a
+// key, delete it in both.
 //
 // A Busy of the cheap store names the cheap store's fence. It is safe for concurrent use and holds nothing that must be
 // closed.

@@ -43,26 +43,24 @@
 // what it writes past it, through the database, waits for its own transaction until SQLite gives up, or, where the pool
 // has one connection, until its context ends; and so does a transaction that is held by hand while claims are extended.
 //
-// Nor do writers take turns with others than this store: who begins the next transaction right after each commit, such
-// as an import that commits row by row, leaves only the moment in between. Claims wait for seconds then, some in vain,
-// which is logged as a store that is down, and so may heartbeats. Let such a program write many rows in a transaction,
-// and pause between them.
+// Other programs do not take turns with this store. An import that commits row by row, and begins the next transaction
+// at once, leaves only the moment in between. Claims and heartbeats then wait for seconds, some in vain, which is
+// logged as a store that is down. Let such a program write many rows in a transaction, and pause between them.
 //
-// A handler does not end its transaction. The store notices ([*EndedError]), and the run is parked as unknown, also by
-// whoever claims the key when the process has died after that; but what was committed is there. It returns the errors
-// of its statements: SQLite ends a transaction by itself when a disk is full or a statement is interrupted, and what
-// comes after is written outside of any.
+// A handler does not end its transaction. The store notices ([dedupstore.ErrEnded]), and the run is parked as unknown,
+// also by whoever claims the key when the process has died after that; but what was committed is there. It returns the
+// errors of its statements: SQLite ends a transaction by itself when a disk is full or a statement is interrupted, and
+// what comes after is written outside of any.
 //
 // The database is one file. What a handler writes to an attached one is not committed together with the outcome: under
 // WAL SQLite commits each file by itself, and the outcome first. When the process dies in between, or the other file's
 // disk is full, the message counts as done, and those writes are lost.
 //
-// A process that dies keeps its keys until their leases end. Then a claim waits for the write lock like any other,
-// unless a handler of another process may be the holder, who is late: the claim is Busy after a wait that grows to a
-// second.
+// A process that dies keeps its keys until their leases end. Then a claim takes the key over, as soon as it gets the
+// write lock. If the holder is not dead but late, in a transaction of another process, the claim waits for its end.
 //
-// Whoever commits when SQLite's log has grown copies it to the file first, and waits for the disk: single claims take
-// as long as that, most often while old records are removed. A claim beside very many records also reads more pages
+// When SQLite's log has grown, the next commit copies it to the file and waits for the disk: single claims take as long
+// as that, most often while old records are removed. A claim beside very many records also reads more pages
 // than fit in SQLite's cache (2 MB a connection, unless PRAGMA cache_size says otherwise).
 //
 // The clock is that of this machine. When it is set forward, leases and windows end early: what a machine without a
