@@ -134,9 +134,9 @@ func (g *Guard) recall(ctx context.Context, r *dedupstore.Request, answer *dedup
 //
 //go:noinline
 func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) (err error) {
-	sent := telemetry.Now()
+	sent := time.Now()
 	*answer, err = g.store.Claim(g.patience.of(ctx), *r)
-	took := sent.Elapsed()
+	took := time.Since(sent)
 	if err != nil {
 		g.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), took)
 	} else {

@@ -59,7 +59,6 @@ func (s *Store) ask(ctx context.Context, requests []dedupstore.Request, ops []*o
 			}
 			again[i] = s.claimOperation(requests[i])
 		}
-		op.free()
 	}
 	return again
 }
@@ -106,7 +105,7 @@ func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
 			}
 			names[name] = true
 			lanes[i] = s.lanes.of(ctx, name, claims)
-			if ops[i].size() > maxShared { // travels alone
+			if ops[i].size > maxShared { // travels alone
 				large = append(large, []int{i})
 			} else {
 				wave[lanes[i]] = append(wave[lanes[i]], i)
@@ -145,9 +144,6 @@ func runLane(ctx context.Context, l *lane, ops []*operation, indices []int) {
 	if ctx.Err() == nil {
 		l.do(ctx, batch)
 	} else {
-		for _, op := range batch {
-			op.free()
-		}
 		clear(batch)
 	}
 	for n, i := range indices {

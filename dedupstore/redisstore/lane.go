@@ -52,11 +52,7 @@ type lane struct {
 // do runs operations and returns when all of them are finished, or when the context has ended, or what the barrier adds
 // to it. Those that are not known to be finished then are not the caller's any more: it sets nil in their place.
 func (l *lane) do(ctx context.Context, ops []*operation) {
-	if len(ops) == 1 && ops[0].size() > maxShared {
-		if !l.deaf {
-			l.exec(ctx, ops)
-			return
-		}
+	if len(ops) == 1 && ops[0].size > maxShared {
 		op := ops[0]
 		op.state.Store(flushing)
 		l.flushes.start(func() { l.execShared([]*operation{op}); op.finish() })
@@ -220,26 +216,21 @@ func (l *lane) exec(ctx context.Context, ops []*operation) {
 	}
 }
 
-var queues = sync.Pool{New: func() any { return new([]redis.Cmder) }}
-
 func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 	sent := time.Now()
 	defer func() { l.learn(ops, sent) }()
 	if len(ops) == 1 && !l.barrier.on() {
-		cmd := ops[0].command(ctx, source, l.cluster)
+		cmd := ops[0].command(ctx, source)
 		_ = l.client.Process(ctx, cmd) // the command has the error
 		ops[0].reply, ops[0].err = cmd.Result()
 		return
 	}
 	pipe := l.client.Pipeline()
-	queue := queues.Get().(*[]redis.Cmder)
-	for _, op := range ops {
-		*queue = append(*queue, op.command(ctx, source, l.cluster))
+	queue := make([]redis.Cmder, len(ops))
+	for i, op := range ops {
+		queue[i] = op.command(ctx, source)
 	}
-	_ = pipe.BatchProcess(ctx, *queue...) // only queues, all at once: one by one, the queue is copied again and again
-	clear(*queue)
-	*queue = (*queue)[:0]
-	queues.Put(queue)
+	_ = pipe.BatchProcess(ctx, queue...) // only queues, all at once: one by one, the queue is copied again and again
 	var wait *redis.IntCmd
 	if l.barrier.on() {
 		wait = l.barrier.append(ctx, pipe)
@@ -274,7 +265,7 @@ func unsaid(failed error) error {
 // learn takes the server's time from the reply of a claim script, if there is one.
 func (l *lane) learn(ops []*operation, sent time.Time) {
 	for _, op := range ops {
-		if op.script == claimScript && !op.plain && op.err == nil {
+		if op.script == claimScript && op.stamped == nil && op.err == nil {
 			if now, ok := timeOf(op.reply); ok {
 				l.clock.learn(now, sent, time.Now())
 			}

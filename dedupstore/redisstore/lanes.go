@@ -21,7 +21,7 @@ type lanes struct {
 	flushes flushes
 	loaded  atomic.Bool // the cluster's layout has been seen: looking at it asks nobody any more
 
-	mu   sync.RWMutex
+	mu   sync.Mutex
 	byID map[laneID]*lane
 }
 
@@ -54,15 +54,9 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 			}
 		}
 	}
-	l.mu.RLock()
-	found := l.byID[id]
-	l.mu.RUnlock()
-	if found != nil && (!id.claims || found.client == client) { // not a node that has been replaced
-		return found
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if found = l.byID[id]; found != nil && (!id.claims || found.client == client) {
+	if found := l.byID[id]; found != nil && (!id.claims || found.client == client) { // not a node that has been replaced
 		return found
 	}
 	made := &lane{client: client, deaf: l.deaf, flushes: &l.flushes}

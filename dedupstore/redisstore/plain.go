@@ -31,12 +31,11 @@ type stamped struct {
 type ttl struct {
 	ms     int64 // of lease and retention
 	unsure uint64
-	space  [20]byte
 }
 
 // MarshalBinary is called by the client when it writes the command.
 func (t *ttl) MarshalBinary() ([]byte, error) {
-	return strconv.AppendInt(t.space[:0], t.ms+int64(t.unsure/1000)+1, 10), nil
+	return strconv.AppendInt(nil, t.ms+int64(t.unsure/1000)+1, 10), nil
 }
 
 // MarshalBinary is called by the client when it writes the command.
@@ -50,16 +49,16 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 
 // plainOperation makes the operation of a plain claim.
 func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
-	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	b := op.stamped.value[:0]
-	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
+	b := appendDigits([]byte{layoutVersion, stateRunning, '-'}, 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op.stamped.clock, op.stamped.value = c, b // the rest is zero
-	op.stamped.lease = 1000 * uint64(milliseconds(r.Lease))
-	op.stamped.keep.ms = milliseconds(r.Lease) + milliseconds(r.Retention)
-	op.plain = true
-	return op.seal()
+	op := s.operation(s.scripts.claim, r.Key)
+	op.stamped = &stamped{
+		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
+		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
+	}
+	op.size += len(b)
+	return op
 }
 
 // plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.

@@ -87,6 +87,9 @@ func tag(owner string) []byte {
 	return h.Sum(nil)
 }
 
+// ownerOf is the fence and the tag of a claim.
+func ownerOf(c dedupstore.Claim) string { return string(appendOwner(nil, c)) }
+
 // appendOwner appends the fence and the tag of a claim.
 func appendOwner(b []byte, c dedupstore.Claim) []byte {
 	return append(appendDigits(b, c.Fence, fenceSize), tag(c.Owner)...)

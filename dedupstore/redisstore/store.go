@@ -91,13 +91,10 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 
 // claimOperation makes the operation of a claim by script.
 func (s *Store) claimOperation(r dedupstore.Request) *operation {
-	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
+	b := appendDigits(nil, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
-	op.packed = appendRequest(append(b, flag(s.barrier().on())), r)
-	op.end()
-	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
-	return op.seal()
+	b = appendRequest(append(b, flag(s.barrier().on())), r)
+	return s.operation(s.scripts.claim, r.Key, string(b), milliseconds(r.Lease)+milliseconds(r.Retention))
 }
 
 func flag(set bool) byte {
@@ -109,7 +106,7 @@ func flag(set bool) byte {
 
 // answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
 func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
-	if op.plain {
+	if op.stamped != nil {
 		return s.plainAnswer(r, op)
 	}
 	if err := op.failure(); err != nil {
@@ -131,12 +128,9 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 	if lease < time.Millisecond || lease > maxLease {
 		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
 	}
-	op := newOperation(s.scripts.extend, s.config.Prefix, c.Key)
+	op := s.operation(s.scripts.extend, c.Key, ownerOf(c), milliseconds(lease), milliseconds(c.Retention))
 	op.queues = true
-	op.owner(c)
-	op.number(milliseconds(lease))
-	op.number(milliseconds(c.Retention))
-	return s.done(ctx, s.run(ctx, op.seal(), false))
+	return s.done(ctx, s.run(ctx, op, false))
 }
 
 // maxLease is the longest duration that the contract allows.
@@ -169,25 +163,15 @@ func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settle
 		if err != nil {
 			return nil, fmt.Errorf("redisstore: published: %w", err)
 		}
-		op := newOperation(s.scripts.published, s.config.Prefix, c.Key)
-		op.owner(c)
-		op.number(milliseconds(t.Retention))
-		op.text(string(produced))
-		return op.seal(), nil
+		return s.operation(s.scripts.published, c.Key, ownerOf(c), milliseconds(t.Retention), string(produced)), nil
 	}
 	panic("unreachable: validated above")
 }
 
 // releaseOperation makes the operation of a release; what the last argument says stands in release.lua.
 func (s *Store) releaseOperation(c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
-	op := newOperation(s.scripts.release, s.config.Prefix, c.Key)
-	op.owner(c)
-	op.number(milliseconds(t.Delay))
-	op.number(milliseconds(c.Retention))
-	op.packed = append(op.packed, uncounted)
-	op.end()
-	op.text(t.Reason)
-	return op.seal()
+	return s.operation(s.scripts.release, c.Key,
+		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), string(uncounted), t.Reason)
 }
 
 func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
@@ -196,28 +180,22 @@ func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*opera
 	if publish {
 		state = statePublishing
 	}
-	op := newOperation(s.scripts.finish, s.config.Prefix, c.Key)
-	op.packed = appendOwner(append(op.packed, layoutVersion, state, kindOf(f.Outcome)), c)
-	packed, err := appendOutcome(op.packed, f.Outcome, publish)
+	packed, err := appendOutcome(appendOwner([]byte{layoutVersion, state, kindOf(f.Outcome)}, c), f.Outcome, publish)
 	if err != nil {
-		op.free()
 		return nil, fmt.Errorf("redisstore: finish: %w", err)
 	}
-	op.packed = packed
-	op.end()
-	op.number(milliseconds(f.Retention))
+	args := []any{string(packed), milliseconds(f.Retention)}
 	if publish {
-		op.number(milliseconds(c.Lease))
+		args = append(args, milliseconds(c.Lease))
 	}
-	return op.seal(), nil
+	return s.operation(s.scripts.finish, c.Key, args...), nil
 }
 
-// done reads the reply of a script that answers yes or no, and frees the operation.
+// done reads the reply of a script that answers yes or no.
 func (s *Store) done(ctx context.Context, op *operation) error {
 	if op == nil {
 		return ctx.Err()
 	}
-	defer op.free()
 	if err := op.failure(); err != nil {
 		if op.err != nil && forbidden(op.err) {
 			s.barred.Store(true) // plain claims may still be allowed: each would be a run that cannot be settled
@@ -236,7 +214,6 @@ func (s *Store) done(ctx context.Context, op *operation) error {
 // run runs an operation and returns it, or nil if the context ended before its reply came.
 func (s *Store) run(ctx context.Context, op *operation, claim bool) *operation {
 	if ctx.Err() != nil {
-		op.free()
 		return nil
 	}
 	ops := [1]*operation{op}

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"reflect"
+	"time"
 
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -140,15 +141,15 @@ func (p *Processing) Shadow(ctx context.Context, o Outcome) {
 }
 
 // Run says that the handler begins.
-func (p *Processing) Run() (began Moment) {
+func (p *Processing) Run() (began time.Time) {
 	p.source.active.Add(1)
-	return Now()
+	return time.Now()
 }
 
-// Ran says how a handler's run ended that began at a moment.
-func (p *Processing) Ran(ctx context.Context, began Moment, f Failure) {
+// Ran says how a handler's run ended, and when it began.
+func (p *Processing) Ran(ctx context.Context, began time.Time, f Failure) {
 	p.source.active.Add(-1)
-	p.consumer.meter.runTime.Record(ctx, began.Elapsed().Seconds(), p.source.run(f).record...)
+	p.consumer.meter.runTime.Record(ctx, time.Since(began).Seconds(), p.source.run(f).record...)
 }
 
 // End ends the delivery's span: with what was decided, and with an error if that is one.
