@@ -55,6 +55,7 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 	if len(ops) == 1 && ops[0].size > maxShared {
 		op := ops[0]
 		op.state.Store(flushing)
+		op.done = make(chan struct{}, 1)
 		l.flushes.start(func() { l.execShared([]*operation{op}); op.finish() })
 		l.await(ctx, ops)
 		return
@@ -68,6 +69,9 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 		defer cancel()
 		l.exec(later, ops)
 		return
+	}
+	for _, op := range ops {
+		op.done = make(chan struct{}, 1)
 	}
 	l.queue = append(l.queue, ops...)
 	l.start()

@@ -14,7 +14,7 @@ import (
 type operation struct {
 	script  *script
 	name    string   // of the record
-	args    []any    // of the script: strings and int64
+	args    []any    // of the command that runs the script
 	size    int      // how many bytes of strings it sends
 	queues  bool     // its caller waits no longer than his context, whatever the client does
 	stamped *stamped // of a plain claim; nil: it is none
@@ -25,7 +25,7 @@ type operation struct {
 	err          error
 
 	state atomic.Int32
-	done  chan struct{} // gets a value when a waiting caller's operation is finished
+	done  chan struct{} // gets a value when it is finished; nil: its caller sends it
 }
 
 // acknowledged says how many replicas have what an operation wrote, if that was asked, or why that is not known.
@@ -42,10 +42,14 @@ const (
 	abandoned // its caller has gone: it belongs to who flushes it
 )
 
+// packedSize has room for what most operations pack into one argument.
+const packedSize = 160
+
 // operation makes an operation on the record of a key.
 func (s *Store) operation(script *script, key dedupstore.Key, args ...any) *operation {
-	op := &operation{script: script, name: s.name(key), args: args, done: make(chan struct{}, 1)}
+	op := &operation{script: script, name: s.name(key)}
 	op.size = len(op.name)
+	op.args = append(append(make([]any, 0, 4+len(args)), "evalsha", script.sha, 1, op.name), args...)
 	for _, arg := range args {
 		if text, ok := arg.(string); ok {
 			op.size += len(text)
@@ -71,14 +75,10 @@ func (op *operation) failure() error {
 
 // command is the operation as a command: by the script's digest, or with its source.
 func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd {
-	switch {
-	case op.stamped != nil:
-		op.cmd = redis.NewStringCmd(ctx, "set", op.name, op.stamped, "nx", "get", "px", &op.stamped.keep)
-	case source:
-		op.cmd = redis.NewStringCmd(ctx, append([]any{"eval", op.script.source, 1, op.name}, op.args...)...)
-	default:
-		op.cmd = redis.NewStringCmd(ctx, append([]any{"evalsha", op.script.sha, 1, op.name}, op.args...)...)
+	if source {
+		op.args[0], op.args[1] = "eval", op.script.source
 	}
+	op.cmd = redis.NewStringCmd(ctx, op.args...)
 	return op.cmd
 }
 

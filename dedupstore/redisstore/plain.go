@@ -31,11 +31,12 @@ type stamped struct {
 type ttl struct {
 	ms     int64 // of lease and retention
 	unsure uint64
+	space  [20]byte
 }
 
 // MarshalBinary is called by the client when it writes the command.
 func (t *ttl) MarshalBinary() ([]byte, error) {
-	return strconv.AppendInt(nil, t.ms+int64(t.unsure/1000)+1, 10), nil
+	return strconv.AppendInt(t.space[:0], t.ms+int64(t.unsure/1000)+1, 10), nil
 }
 
 // MarshalBinary is called by the client when it writes the command.
@@ -49,7 +50,8 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 
 // plainOperation makes the operation of a plain claim.
 func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
-	b := appendDigits([]byte{layoutVersion, stateRunning, '-'}, 0, fenceSize)
+	b := append(make([]byte, 0, packedSize), layoutVersion, stateRunning, '-')
+	b = appendDigits(b, 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
 	op := s.operation(s.scripts.claim, r.Key)
@@ -57,6 +59,7 @@ func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
 		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
 	}
+	op.args = []any{"set", op.name, op.stamped, "nx", "get", "px", &op.stamped.keep}
 	op.size += len(b)
 	return op
 }

@@ -91,7 +91,7 @@ func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Ans
 
 // claimOperation makes the operation of a claim by script.
 func (s *Store) claimOperation(r dedupstore.Request) *operation {
-	b := appendDigits(nil, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
+	b := appendDigits(make([]byte, 0, packedSize), uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
 	b = appendRequest(append(b, flag(s.barrier().on())), r)
 	return s.operation(s.scripts.claim, r.Key, string(b), milliseconds(r.Lease)+milliseconds(r.Retention))
@@ -180,7 +180,8 @@ func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*opera
 	if publish {
 		state = statePublishing
 	}
-	packed, err := appendOutcome(appendOwner([]byte{layoutVersion, state, kindOf(f.Outcome)}, c), f.Outcome, publish)
+	packed := append(make([]byte, 0, packedSize), layoutVersion, state, kindOf(f.Outcome))
+	packed, err := appendOutcome(appendOwner(packed, c), f.Outcome, publish)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: finish: %w", err)
 	}
@@ -222,7 +223,10 @@ func (s *Store) run(ctx context.Context, op *operation, claim bool) *operation {
 }
 
 // name is the name of the key's record.
-func (s *Store) name(key dedupstore.Key) string { return s.config.Prefix + ":" + key.String() }
+func (s *Store) name(key dedupstore.Key) string {
+	b := append(make([]byte, 0, packedSize), s.config.Prefix...)
+	return string(key.Append(append(b, ':')))
+}
 
 // milliseconds rounds up: a lease or a retention is never shorter than was asked for.
 func milliseconds(d time.Duration) int64 {
