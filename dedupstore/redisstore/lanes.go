@@ -56,8 +56,8 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if found := l.byID[id]; found != nil && (!id.claims || found.client == client) { // not a node that has been replaced
-		return found
+	if found := l.byID[id]; found != nil && (!id.claims || found.client == client) {
+		return found // of a node that has not been replaced
 	}
 	made := &lane{client: client, deaf: l.deaf, flushes: &l.flushes}
 	if _, made.cluster = client.(*redis.ClusterClient); made.cluster || id.claims {

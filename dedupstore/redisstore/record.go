@@ -80,8 +80,8 @@ const (
 	lengthSize  = 8
 )
 
-// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package hash/fnv would
-// allocate three times.
+// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package hash/fnv
+// would allocate three times.
 func tag(owner string) []byte {
 	sum := uint64(14695981039346656037)
 	for i := range len(owner) {

@@ -68,7 +68,8 @@ func (s *Store) ask(ctx context.Context, r dedupstore.Request, changing bool) *a
 		}
 		if owned && s.runs.twin(r.Key, r.Owner) { // it holds longer than its lease says, and may have the write lock
 			return &asking{answer: dedupstore.Answer{
-				Status: dedupstore.Busy, Found: answer.Found, Wait: twinWait, Fence: fence, Age: answer.Age, Trace: answer.Trace,
+				Status: dedupstore.Busy, Found: answer.Found, Wait: twinWait, Fence: fence,
+				Age: answer.Age, Trace: answer.Trace,
 			}}
 		}
 	}

@@ -1,5 +1,5 @@
-// Package anytext writes strings to JSON that need not be UTF-8. JSON strings would replace their bytes, and messages are
-// published again with the bytes that they had.
+// Package anytext writes strings to JSON that need not be UTF-8. JSON strings would replace their bytes, and messages
+// are published again with the bytes that they had.
 package anytext
 
 import (

@@ -111,7 +111,7 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	trio := testserver.RedisSentinel(t)
 	options := trio.FailoverOptions()
 	options.ClientName = "oncemill"
-	options.ReadTimeout = time.Second // of which replicas have a third: less than a sixth of the lease
+	options.ReadTimeout = 300 * time.Millisecond // of which replicas have a third: connections break meanwhile
 	rdb := redis.NewFailoverClient(options)
 	t.Cleanup(func() { rdb.Close() })
 	c := newCourier(t, rdb, redisstore.Config{Replicas: 1}, failoverLease)
