@@ -35,10 +35,7 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 		}
 		breaker := g.breakers.of(ctx, &call.Key)
 		wake := breaker.recovery() // taken before the store is asked, so that no recovery is missed
-		err = breaker.claim(&call.Key, answer, ask)
-		if err != nil && g.recall(ctx, &request, answer) {
-			err = nil
-		}
+		err = breaker.claim(&call.Key, ask)
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
 			g.count(ctx, &call.Key, answer)
@@ -117,26 +114,13 @@ func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedups
 	return err
 }
 
-// recall answers a claim that failed, or was not sent because the store is down, from what the store remembers in this process.
-func (g *Guard) recall(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) bool {
-	recaller, ok := g.store.(dedupstore.Recaller)
-	if !ok {
-		return false
-	}
-	known, found := recaller.Recall(ctx, *r)
-	if found {
-		*answer = known
-	}
-	return found
-}
-
 // timed is claim for those who want to know how long it takes.
 //
 //go:noinline
 func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) (err error) {
-	sent := telemetry.Now()
+	sent := time.Now()
 	*answer, err = g.store.Claim(g.patience.of(ctx), *r)
-	took := sent.Elapsed()
+	took := time.Since(sent)
 	if err != nil {
 		g.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), took)
 	} else {

@@ -121,9 +121,9 @@ func (e *refusalError) Error() string { return e.cause.Error() }
 
 // claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the caller:
 // its error is taken for the store's.
-func (b *breaker) claim(key *dedupstore.Key, answer *dedupstore.Answer, ask func() error) error {
+func (b *breaker) claim(key *dedupstore.Key, ask func() error) error {
 	if !b.healthy.Load() {
-		return b.guarded(key, answer, ask)
+		return b.guarded(key, ask)
 	}
 	err := ask()
 	if err != nil {
@@ -143,7 +143,7 @@ func (b *breaker) report(key *dedupstore.Key, err error) {
 // guarded is claim while failures count.
 //
 //go:noinline
-func (b *breaker) guarded(key *dedupstore.Key, answer *dedupstore.Answer, ask func() error) error {
+func (b *breaker) guarded(key *dedupstore.Key, ask func() error) error {
 	if err := b.refused(); err != nil {
 		return err
 	}
@@ -153,10 +153,6 @@ func (b *breaker) guarded(key *dedupstore.Key, answer *dedupstore.Answer, ask fu
 	_, _ = b.circuit.Execute(func() (struct{}, error) {
 		asked = true
 		err = ask()
-		if err == nil && answer.Aside {
-			b.unused()
-			return struct{}{}, errNoVerdict
-		}
 		return struct{}{}, b.verdict(key, err)
 	})
 	if !asked {
@@ -228,13 +224,6 @@ func (b *breaker) probing() error {
 		b.rest()
 	}
 	return &refusalError{b.cause, max(0, time.Until(b.next))}
-}
-
-// unused lets the next claim be the probe, after one that did not reach the store.
-func (b *breaker) unused() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.next = time.Time{}
 }
 
 func (b *breaker) rest() { b.next = time.Now().Add(b.pause - rand.N(b.pause/2+1)) }

@@ -24,7 +24,7 @@ type Policy struct {
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
 	// crashed holder's message runs again. At least 100 ms, at most Window, and with redisstore's Config.Replicas more than six
-	// times its ReplicaTimeout. Zero: 30 s.
+	// times what replicas have to answer. Zero: 30 s.
 	Lease time.Duration
 
 	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Runs that were
@@ -223,7 +223,8 @@ func (p Policy) waits(store dedupstore.Store) error {
 	}
 	if has, wait := operationTimeout(p.Lease), waiter.ClaimWait(); has <= wait {
 		return invalid("Policy.Lease", fmt.Sprintf(
-			"is %v, so that a claim has %v (a sixth, at most 5s), but the store waits up to %v for replicas: lengthen it, or shorten ReplicaTimeout", p.Lease, has, wait))
+			"is %v, so that a claim has %v (a sixth, at most 5s), but the store waits up to %v for replicas: lengthen it, "+
+				"or shorten the ReadTimeout of the store's client", p.Lease, has, wait))
 	}
 	return nil
 }

@@ -207,8 +207,7 @@ func TestNewGuard_RefusesALeaseTooShortForAStoreThatWaits(t *testing.T) {
 		{redisstore.Config{Replicas: 1}, oncemill.Policy{}, true},
 		{redisstore.Config{Replicas: 1}, oncemill.Policy{Lease: 6 * time.Second}, false},
 		{redisstore.Config{Replicas: 1}, oncemill.Policy{Lease: 7 * time.Second}, true},
-		{redisstore.Config{Replicas: 1, ReplicaTimeout: 100 * time.Millisecond}, oncemill.Policy{Lease: time.Second}, true},
-		{redisstore.Config{ReplicaTimeout: 2 * time.Second}, oncemill.Policy{Lease: time.Second}, true}, // not used
+		{redisstore.Config{}, oncemill.Policy{Lease: time.Second}, true},
 		{redisstore.Config{Replicas: 1}, oncemill.Policy{Lease: time.Second, Shadow: true}, true},
 	} {
 		store, err := redisstore.New(rdb, tc.config)

@@ -64,7 +64,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
 	var answer dedupstore.Answer
-	err := g.breakers.of(ctx, &key).claim(&key, &answer, func() (err error) {
+	err := g.breakers.of(ctx, &key).claim(&key, func() (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
 		if answer, err = g.store.Claim(quick, request); err != nil {

@@ -74,13 +74,6 @@ type Sharded interface {
 	Shard(ctx context.Context, key Key) string
 }
 
-// A Recaller is a Store that remembers answers in its process. A guard asks it while it takes the store to be down.
-type Recaller interface {
-	// Recall returns what Claim would answer, Done or Mismatch, if that is known without asking anybody. It waits for
-	// nothing.
-	Recall(ctx context.Context, r Request) (Answer, bool)
-}
-
 // A Waiter is a Store whose claims wait for others before they are answered, such as replicas.
 type Waiter interface {
 	// ClaimWait is how long they do at most. A caller that gives up sooner leaves claims behind that were granted, and
@@ -189,9 +182,6 @@ type Answer struct {
 
 	// Trace is the traceparent of the last run that was granted before this claim; may be empty.
 	Trace string
-
-	// Aside says that a cache in this process answered: the answer does not prove that the store can be reached.
-	Aside bool
 }
 
 // A Claim is the right to process a key, as granted. It is a value: it may be copied, and it says nothing about

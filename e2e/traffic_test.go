@@ -81,7 +81,7 @@ func newShop(t *testing.T) *shop {
 	if err := redisotel.InstrumentMetrics(rdb); err != nil {
 		t.Fatal(err)
 	}
-	store, err := redisstore.New(rdb, redisstore.Config{CacheEntries: 100})
+	store, err := redisstore.New(rdb, redisstore.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

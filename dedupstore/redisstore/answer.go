@@ -3,7 +3,6 @@ package redisstore
 import (
 	"errors"
 	"strconv"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -25,15 +24,6 @@ const (
 	replyOK   = "1"
 )
 
-var errReply = errors.New("the script's reply is malformed")
-
-// A reply is what a claim's reply says, taken apart.
-type reply struct {
-	answer      dedupstore.Answer
-	left        time.Duration // how long the record lives; zero if that is not known
-	fingerprint string        // of the record, as it stands there
-}
-
 // timeOf is the server's time in the reply of a claim script.
 func timeOf(s string) (uint64, bool) {
 	switch {
@@ -44,41 +34,41 @@ func timeOf(s string) (uint64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
-	return n, err == nil && n < maxFence
+	return n, err == nil && 0 < n && n <= maxFence
 }
 
 // decodeAnswer reads the reply of a claim script. The error says what is wrong with the record behind it.
-func decodeAnswer(s string, r dedupstore.Request) (reply, error) {
-	if len(s) == fenceSize && '0' <= s[0] && s[0] <= '9' {
-		fence, err := strconv.ParseUint(s, 10, 64)
-		if err != nil || fence == 0 || fence > maxFence {
-			return reply{}, errReply
-		}
-		return reply{answer: dedupstore.Answer{
-			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, fence, 1, 0),
-		}}, nil
+func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err error) {
+	now, ok := timeOf(s)
+	if !ok {
+		return a, errReply
 	}
-	const head = 1 + 16 + 16 + lengthSize
+	if len(s) == fenceSize {
+		return dedupstore.Answer{
+			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, now, 1, 0),
+		}, nil
+	}
+	const head = 1 + fenceSize + lengthSize
 	if len(s) < head {
-		return reply{}, errReply
+		return a, errReply
 	}
-	now, err1 := strconv.ParseUint(s[1:17], 10, 64)
-	left, err2 := strconv.ParseInt(s[17:33], 10, 64)
-	size, err3 := strconv.ParseUint(s[33:head], 16, 32)
-	if err1 != nil || err2 != nil || err3 != nil || int(size) > len(s)-head {
-		return reply{}, errReply
+	size, err := strconv.ParseUint(s[1+fenceSize:head], 16, 32)
+	if err != nil || int(size) > len(s)-head {
+		return a, errReply
 	}
 	before, err := decodeRecord(s[head : head+int(size)])
 	if err != nil {
-		return reply{}, err
+		return a, err
 	}
 	after := before
 	if len(s) > head+int(size) {
 		if after, err = decodeRecord(s[head+int(size):]); err != nil {
-			return reply{}, err
+			return a, err
 		}
 	}
-	a := dedupstore.Answer{Found: states[before.state], Fence: before.fence, Age: since(before.first(), now), Trace: before.trace()}
+	a = dedupstore.Answer{
+		Found: states[before.state], Fence: before.fence, Age: since(before.first(), now), Trace: before.trace(),
+	}
 	claim := claimOf(r, after.fence, int(after.number('a', 1)), int(after.number('n', 0)))
 	switch s[0] {
 	case replyRun:
@@ -100,14 +90,14 @@ func decodeAnswer(s string, r dedupstore.Request) (reply, error) {
 		err = errReply
 	}
 	if err != nil {
-		return reply{}, err
+		return dedupstore.Answer{}, err
 	}
-	lives := max(0, min(left, int64(maxLease/time.Millisecond)))
-	return reply{a, time.Duration(lives) * time.Millisecond, before.sections.get('f')}, nil
+	return a, nil
 }
 
 func claimOf(r dedupstore.Request, fence uint64, attempt, returned int) dedupstore.Claim {
 	return dedupstore.Claim{
-		Key: r.Key, Owner: r.Owner, Fence: fence, Attempt: attempt, Returned: returned, Lease: r.Lease, Retention: r.Retention,
+		Key: r.Key, Owner: r.Owner, Fence: fence, Attempt: attempt, Returned: returned,
+		Lease: r.Lease, Retention: r.Retention,
 	}
 }

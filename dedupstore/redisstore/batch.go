@@ -5,58 +5,62 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims, and a second
-// one for those of keys that are known and not done.
+// ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims, and a
+// second one for those of keys that are known and not done.
 func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results, replicas := make([]dedupstore.ClaimResult, len(requests)), make([]int, len(requests))
-	sent, ready := time.Now(), s.ready.pass(ctx, s.check)
+	results, replicas := make([]dedupstore.ClaimResult, len(requests)), make([]acknowledged, len(requests))
+	ready := s.ready.pass(ctx, s.check)
 	times := make(map[dedupstore.Key]int, len(requests))
 	for _, r := range requests {
 		times[r.Key]++
 	}
 	ops := make([]*operation, len(requests))
 	for i, r := range requests {
-		if results[i].Err = r.Validate(); results[i].Err != nil {
-			continue
-		}
-		if a, hit := s.cached(ctx, r, sent); hit {
-			results[i] = dedupstore.ClaimResult{Answer: a, Err: ctx.Err()}
-		} else if results[i].Err = ready; ready != nil {
-			continue
+		if err := r.Validate(); err != nil {
+			results[i].Err = err
+		} else if ready != nil {
+			results[i].Err = ready
 		} else if times[r.Key] > 1 { // in order, so none of them in a second pipeline
-			ops[i] = s.claimOperation(&r)
+			ops[i] = s.claimOperation(r)
 		} else {
-			ops[i] = s.firstOperation(ctx, &r, sent)
+			ops[i] = s.firstOperation(ctx, r)
 		}
 	}
-	asked := slices.Clone(ops)
-	s.runMany(ctx, ops, true)
-	again := make([]*operation, len(requests))
-	for i, r := range requests {
-		switch known := false; {
-		case asked[i] == nil: // has its result
-		case ops[i] == nil || !ops[i].plain:
-			results[i], replicas[i] = s.answer(ctx, r, ops[i], sent)
-		default:
-			if replicas[i], known, results[i].Err = s.plainResult(&r, ops[i], &results[i].Answer); !known {
-				again[i] = s.claimOperation(&r)
-			}
-		}
-	}
-	asked = slices.Clone(again)
-	s.runMany(ctx, again, true)
-	for i, r := range requests {
-		if asked[i] != nil {
-			results[i], replicas[i] = s.answer(ctx, r, again[i], sent)
-		}
+	for ops != nil {
+		ops = s.ask(ctx, requests, ops, results, replicas)
 	}
 	s.confirm(ctx, results, replicas)
 	return results
+}
+
+// ask sends claims and reads their answers. It returns those that have to be asked again, by script; nil: none.
+func (s *Store) ask(ctx context.Context, requests []dedupstore.Request, ops []*operation,
+	results []dedupstore.ClaimResult, replicas []acknowledged,
+) (again []*operation) {
+	asked := slices.Clone(ops)
+	s.runMany(ctx, ops, true)
+	for i, op := range ops {
+		if asked[i] == nil { // has its result
+			continue
+		}
+		if op == nil {
+			results[i].Err = ctx.Err()
+			continue
+		}
+		answer, known, err := s.answer(requests[i], op)
+		results[i], replicas[i] = dedupstore.ClaimResult{Answer: answer, Err: err}, op.acknowledged
+		if !known {
+			if again == nil {
+				again = make([]*operation, len(ops))
+			}
+			again[i] = s.claimOperation(requests[i])
+		}
+	}
+	return again
 }
 
 // SettleMany implements [dedupstore.Batcher].
@@ -78,6 +82,10 @@ func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling)
 // runMany runs the operations that are not nil. Those whose context ended before their reply came are nil afterwards.
 // Two on the same record never travel at once: pipelines may overtake each other, and their order counts.
 func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
+	if len(ops) == 1 && ops[0] != nil {
+		ops[0] = s.run(ctx, ops[0], claims)
+		return
+	}
 	todo := make([]int, 0, len(ops))
 	for i, op := range ops {
 		if op != nil {
@@ -86,18 +94,18 @@ func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
 	}
 	for len(todo) > 0 {
 		wave, later := map[*lane][]int{}, todo[:0:0]
-		names := make(map[string]struct{}, len(todo))
+		names := make(map[string]bool, len(todo))
 		var large [][]int
 		lanes := make([]*lane, len(ops))
 		for _, i := range todo {
 			name := ops[i].name
-			if _, again := names[name]; again {
+			if names[name] {
 				later = append(later, i)
 				continue
 			}
-			names[name] = struct{}{}
+			names[name] = true
 			lanes[i] = s.lanes.of(ctx, name, claims)
-			if ops[i].size() > maxShared { // travels alone
+			if ops[i].size > maxShared { // travels alone
 				large = append(large, []int{i})
 			} else {
 				wave[lanes[i]] = append(wave[lanes[i]], i)
@@ -113,7 +121,7 @@ func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
 				defer func() { // nobody else could tell of a panic in a hook of the client
 					if p := recover(); p != nil {
 						for _, i := range indices {
-							ops[i].err = fmt.Errorf("the client panicked: %v", p)
+							ops[i].err = fmt.Errorf("%w: %v", errPanic, p)
 						}
 					}
 				}()
@@ -136,9 +144,6 @@ func runLane(ctx context.Context, l *lane, ops []*operation, indices []int) {
 	if ctx.Err() == nil {
 		l.do(ctx, batch)
 	} else {
-		for _, op := range batch {
-			op.free()
-		}
 		clear(batch)
 	}
 	for n, i := range indices {

@@ -30,30 +30,18 @@ func (s *Store) check(ctx context.Context) error {
 // [*ServerError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO), or whose
 // maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other errors, such as
 // LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET is forbidden it
-// says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if the client heeds contexts.
+// says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if the client
+// heeds contexts.
 //
-// Other than the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a millisecond,
-// in a Cluster at the master of that key, and refuses a user, or a server, that lacks one of these commands (GET, PSETEX, PEXPIRE, PTTL,
-// TYPE): claims would be granted whose outcomes cannot be stored. Of a server that runs no script now, as while it is loading, a warning
-// says that this is unknown.
+// Unlike the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a
+// millisecond, in a Cluster at the master of that key. It refuses a user, or a server, that lacks one of these commands
+// (GET, PSETEX, PEXPIRE, PTTL, TYPE): claims would be granted whose outcomes cannot be stored. While a server runs no
+// script, as when it is loading, a warning says that this is unknown.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	report, err := s.examine(ctx)
 	if err != nil {
 		return dedupstore.Report{}, err
 	}
-	unknown, err := s.mayRun(ctx)
-	if err != nil {
-		return dedupstore.Report{}, err
-	}
-	if unknown != "" {
-		report.Warnings = append(report.Warnings, unknown)
-	}
-	return report, nil
-}
-
-// mayRun asks whether scripts may call what those of the store do. A refusal that passes is none. The warning says of a server that runs
-// no script now, such as one that is loading and tells its settings all the same, that it could not be asked.
-func (s *Store) mayRun(ctx context.Context) (warning string, err error) {
 	// No record has such a name: "?" is escaped in theirs.
 	refused, err := s.rdb.Eval(ctx, recordSource+rightsSource, []string{s.config.Prefix + ":?"}).Text()
 	command, problem, _ := strings.Cut(refused, " ")
@@ -62,26 +50,28 @@ func (s *Store) mayRun(ctx context.Context) (warning string, err error) {
 	case forbidden(err):
 		command, problem = "EVAL", err.Error()
 	case errors.As(err, &answered): // such as LOADING and MOVED
-		return fmt.Sprintf("the server runs no script now, and whether the client's user may call what those of the store do is unknown: %v; check again", err), nil
+		report.Warnings = append(report.Warnings, fmt.Sprintf("the server runs no script now, and whether the "+
+			"client's user may call what those of the store do is unknown: %v; check again", err))
 	case err != nil:
-		return "", fmt.Errorf("redisstore: check: %w", err)
+		return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
 	}
-	if command == "" {
-		return "", nil
+	if command != "" {
+		return dedupstore.Report{}, &ServerError{addrOf(s.rdb), command, problem, "outcomes could not be stored: " +
+			"allow it to the client's user, with all that the package doc of redisstore lists, and take no " +
+			"rename-command for it"}
 	}
-	return "", fmt.Errorf("redisstore: check: %w", &ServerError{addrOf(s.rdb), command, problem,
-		"outcomes could not be stored: allow it to the client's user, with all that the package doc of redisstore lists, and take no rename-command for it"})
+	return report, nil
 }
 
 // examine looks at the servers' settings.
 func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 	servers, err := s.servers(ctx)
 	if err != nil {
-		return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
+		return dedupstore.Report{}, err
 	}
 	for _, v := range servers {
 		if err := v.fit(s.config.AllowEviction); err != nil {
-			return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
+			return dedupstore.Report{}, err
 		}
 	}
 	report := dedupstore.Report{
@@ -99,7 +89,8 @@ func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 	}
 	_, single := s.rdb.(*redis.Client) // elsewhere one node's time could be taken for another's
 	if single && servers[0].info["cluster_enabled"] == "1" {
-		report.Warnings = append(report.Warnings, "the server is a node of a Redis Cluster: a redis.Client does not follow MOVED, so that claims of keys which other nodes have, or get, fail; use redis.NewClusterClient")
+		report.Warnings = append(report.Warnings, "the server is a node of a Redis Cluster: a redis.Client does not "+
+			"follow MOVED, so that claims of keys which other nodes have, or get, fail; use redis.NewClusterClient")
 	}
 	old := slices.ContainsFunc(servers, func(v server) bool { return !atLeast(v.info["redis_version"], 7, 0) })
 	s.plain.Store(single && !old)
@@ -126,7 +117,7 @@ func (s *Store) servers(ctx context.Context) ([]server, error) {
 		return err
 	})
 	if err == nil && len(servers) == 0 {
-		err = errors.New("the cluster has no master")
+		err = errors.New("redisstore: check: the cluster has no master")
 	}
 	slices.SortFunc(servers, func(a, b server) int { return cmp.Compare(a.addr, b.addr) })
 	return servers, err
@@ -148,10 +139,13 @@ type server struct {
 	config map[string]string
 }
 
-var settings = [...]string{"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write", "repl-diskless-sync-delay"}
+var settings = [...]string{
+	"appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "min-replicas-to-write",
+	"repl-diskless-sync-delay",
+}
 
-// look asks a server for its settings, all at once: a claim in shadow mode, or before an inbox, has a few milliseconds, and would never
-// get past a look of several round trips.
+// look asks a server for its settings, all at once: a claim in shadow mode has a few milliseconds, and would never get
+// past a look of several round trips.
 func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, error) {
 	pipe := rdb.Pipeline()
 	info := pipe.Info(ctx)
@@ -167,9 +161,10 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 	switch {
 	case forbidden(err):
 		return server{}, &ServerError{addr, "INFO", err.Error(),
-			"allow it to the client's user (ACL: +info), or set Config.SkipCheck after looking at the settings yourself"}
+			"allow it to the client's user (ACL: +info), or set Config.SkipCheck after looking at the settings " +
+				"yourself"}
 	case err != nil:
-		return server{}, fmt.Errorf("server %s: %w", addr, err)
+		return server{}, fmt.Errorf("redisstore: check: server %s: %w", addr, err)
 	}
 	v := server{addr: addr, info: map[string]string{}}
 	for line := range strings.Lines(text) {
@@ -184,7 +179,7 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 		case forbidden(err):
 			return v, nil
 		case err != nil:
-			return server{}, fmt.Errorf("server %s: %w", addr, err)
+			return server{}, fmt.Errorf("redisstore: check: server %s: %w", addr, err)
 		}
 		config[name] = values[name]
 	}
@@ -205,10 +200,11 @@ func (v server) fit(allowEviction bool) error {
 	case !atLeast(version, 6, 2):
 		return &ServerError{v.addr, "redis_version", version, "6.2 or later is needed"}
 	case v.info["role"] == "slave":
-		return &ServerError{v.addr, "role", "replica", "claims need the master: give its address, or use Sentinel or Cluster"}
+		return &ServerError{v.addr, "role", "replica", "claims need the master: give its address, or use Sentinel " +
+			"or Cluster"}
 	case policy != noEviction && !allowEviction:
-		return &ServerError{v.addr, "maxmemory-policy", policy,
-			"it lets Redis drop claims silently, and dropped claims run again: set maxmemory-policy noeviction, or accept it with Config.AllowEviction"}
+		return &ServerError{v.addr, "maxmemory-policy", policy, "it lets Redis drop claims silently, and dropped " +
+			"claims run again: set maxmemory-policy noeviction, or accept it with Config.AllowEviction"}
 	}
 	return nil
 }
@@ -241,11 +237,13 @@ func (v server) durability() string {
 	if v.appendOnly() {
 		switch v.config["appendfsync"] {
 		case "always":
-			return "append-only file, synced before every reply: a crash loses nothing that was confirmed, as long as the disk keeps its word"
+			return "append-only file, synced before every reply: a crash loses nothing that was confirmed, as long " +
+				"as the disk keeps its word"
 		case "everysec":
 			return "append-only file, synced once a second: a crash can lose about the last two seconds"
 		case "no":
-			return "append-only file, synced when the operating system likes: a crash of the machine can lose half a minute"
+			return "append-only file, synced when the operating system likes: a crash of the machine can lose half " +
+				"a minute"
 		}
 		return "append-only file; how often it is synced is unknown, as CONFIG GET is not allowed"
 	}
@@ -260,44 +258,47 @@ func (v server) durability() string {
 }
 
 // warnings are what should be changed; needed is how many replicas claims wait for.
-func (v server) warnings(needed int) []string {
-	var w []string
-	if policy := v.info["maxmemory_policy"]; policy != noEviction {
-		w = append(w, fmt.Sprintf("maxmemory-policy is %s: Redis may drop claims silently, and their messages run again; set noeviction", policy))
+func (v server) warnings(needed int) (w []string) {
+	warn := func(wrong bool, format string, values ...any) {
+		if wrong {
+			w = append(w, fmt.Sprintf(format, values...))
+		}
 	}
-	if !v.appendOnly() {
-		w = append(w, "appendonly is no: a crash of the server forgets claims, and their messages run again; set appendonly yes and appendfsync always")
-	} else if fsync := v.config["appendfsync"]; fsync == "everysec" || fsync == "no" {
-		w = append(w, fmt.Sprintf("appendfsync is %s: a crash of the server forgets the last claims, and their messages run again; set always", fsync))
-	} else if v.config["no-appendfsync-on-rewrite"] == "yes" {
-		w = append(w, "no-appendfsync-on-rewrite is yes: nothing is synced while the append-only file is rewritten; set no")
-	}
+	policy, fsync, delay := v.info["maxmemory_policy"], v.config["appendfsync"], v.config["repl-diskless-sync-delay"]
 	replicas, _ := strconv.Atoi(v.info["connected_slaves"])
-	if replicas > 0 && v.config["min-replicas-to-write"] == "0" {
-		w = append(w, "min-replicas-to-write is 0: a master that has lost its replicas goes on confirming claims that a failover forgets; set 1")
-	}
-	if delay := v.config["repl-diskless-sync-delay"]; replicas > 0 && delay != "" && delay != "0" {
-		w = append(w, fmt.Sprintf("repl-diskless-sync-delay is %s: a replica that starts is empty for as many seconds, and a failover to it forgets all; set 0", delay))
-	}
-	if replicas < needed {
-		w = append(w, fmt.Sprintf("connected replicas are %d: Config.Replicas is %d, so every claim is refused until there are more", replicas, needed))
-	}
+	lax := fsync == "everysec" || fsync == "no"
+	warn(policy != noEviction, "maxmemory-policy is %s: Redis may drop claims silently, and their messages run again; "+
+		"set noeviction", policy)
+	warn(!v.appendOnly(), "appendonly is no: a crash of the server forgets claims, and their messages run again; "+
+		"set appendonly yes and appendfsync always")
+	warn(v.appendOnly() && lax, "appendfsync is %s: a crash of the server forgets the last claims, and their "+
+		"messages run again; set always", fsync)
+	warn(v.appendOnly() && !lax && v.config["no-appendfsync-on-rewrite"] == "yes", "no-appendfsync-on-rewrite is yes: "+
+		"nothing is synced while the append-only file is rewritten; set no")
+	warn(replicas > 0 && v.config["min-replicas-to-write"] == "0", "min-replicas-to-write is 0: a master that has "+
+		"lost its replicas goes on confirming claims that a failover forgets; set 1")
+	warn(replicas > 0 && delay != "" && delay != "0", "repl-diskless-sync-delay is %s: a replica that starts is "+
+		"empty for as many seconds, and a failover to it forgets all; set 0", delay)
+	warn(replicas < needed, "connected replicas are %d: Config.Replicas is %d, so every claim is refused until "+
+		"there are more",
+		replicas, needed)
 	return w
 }
 
 // clientWarnings looks at the settings of the client.
-func clientWarnings(rdb redis.UniversalClient) []string {
+func clientWarnings(rdb redis.UniversalClient) (w []string) {
 	t, known := timeoutsOf(rdb)
 	if !known {
 		return nil
 	}
-	var w []string
 	if !t.contexts {
-		w = append(w, "ContextTimeoutEnabled of the go-redis client is false: contexts do not interrupt what waits for the network; set it")
+		w = append(w, "ContextTimeoutEnabled of the go-redis client is false: contexts do not interrupt what waits "+
+			"for the network; set it")
 	}
 	_, cluster := rdb.(*redis.ClusterClient) // it looks at the layout without a context
 	if (t.read <= 0 || t.write <= 0) && (cluster || t.deaf()) {
-		w = append(w, "ReadTimeout or WriteTimeout of the go-redis client is off: a node that hangs can keep its connections, and a cluster client from following a failover, until TCP gives up; set it")
+		w = append(w, "ReadTimeout or WriteTimeout of the go-redis client is off: a node that hangs can keep its "+
+			"connections, and a cluster client from following a failover, until TCP gives up; set it")
 	}
 	return w
 }

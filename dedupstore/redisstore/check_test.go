@@ -273,7 +273,7 @@ func TestCheck_RefusesOldVersions(t *testing.T) {
 func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g gate
+		g := newGate()
 		var checks atomic.Int32
 		release := make(chan struct{})
 		check := func(context.Context) error { checks.Add(1); <-release; return nil }
@@ -294,30 +294,50 @@ func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 	})
 }
 
-func TestGate_FailureIsSharedAndTheNextCallerLooksAgain(t *testing.T) {
+func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g gate
+		g := newGate()
 		down := errors.New("down")
-		var checks atomic.Int32
-		release := make(chan struct{})
+		var checks, failures atomic.Int32
+		check := func(context.Context) error {
+			if checks.Add(1) == 1 {
+				return down
+			}
+			return nil
+		}
 		var group sync.WaitGroup
 		for range 500 {
 			group.Go(func() {
-				err := g.pass(t.Context(), func(context.Context) error { checks.Add(1); <-release; return down })
-				if !errors.Is(err, down) {
-					t.Errorf("error is %v", err)
+				if err := g.pass(t.Context(), check); err != nil {
+					failures.Add(1)
 				}
 			})
 		}
-		synctest.Wait()
-		close(release)
 		group.Wait()
-		if checks.Load() != 1 {
-			t.Errorf("%d checks, want 1", checks.Load())
+		if failures.Load() != 1 || checks.Load() != 2 {
+			t.Errorf("%d failures of %d checks, want 1 of 2", failures.Load(), checks.Load())
 		}
-		if err := g.pass(t.Context(), func(context.Context) error { return nil }); err != nil {
-			t.Error(err)
+	})
+}
+
+// A hook of the client may panic, and some clients do not heed contexts.
+func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		release := make(chan struct{})
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := g.pass(ctx, func(context.Context) error { <-release; panic("hook") })
+			if cancel(); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error is %v, want context.DeadlineExceeded", err)
+			}
+		}
+		close(release)
+		g.checks.wait()
+		if err := g.pass(t.Context(), func(context.Context) error { panic("hook") }); !errors.Is(err, errPanic) {
+			t.Errorf("error is %v, want errPanic", err)
 		}
 	})
 }
@@ -325,7 +345,7 @@ func TestGate_FailureIsSharedAndTheNextCallerLooksAgain(t *testing.T) {
 func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var g gate
+		g := newGate()
 		ctx, cancel := context.WithCancel(t.Context())
 		var checks atomic.Int32
 		check := func(ctx context.Context) error {

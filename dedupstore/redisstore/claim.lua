@@ -16,7 +16,7 @@ local owner, request, before = string.sub(ARGV[1], 29, 36), {}, rec.raw
 sections(request, ARGV[1], 37)
 
 local function answer(letter, after)
-  return letter .. digits(now) .. digits(redis.call('PTTL', KEYS[1])) .. string.format('%08x', #before) .. before .. (after or '')
+  return letter .. digits(now) .. string.format('%08x', #before) .. before .. (after or '')
 end
 
 -- again answers an owner that holds the record already.

@@ -6,9 +6,9 @@
 --              written before; then the tag of the owner and the request's sections f and t or T, as they are, and L
 --          2 ms of lease and retention together
 -- Replies  16 digits: a first run was granted, and this is its fence
---          one letter, r to run, p to publish, b busy, d done, m mismatch; 16 digits, the time; 16 digits, ms that the
---            record lives; 8 hexadecimal digits, length of what follows first: the record before the claim; then, for r
---            and p, the record as it is now, or nothing if it has not changed
+--          one letter, r to run, p to publish, b busy, d done, m mismatch; 16 digits, the time; 8 hexadecimal digits,
+--            length of what follows first: the record before the claim; then, for r and p, the record as it is now, or
+--            nothing if it has not changed
 --          'F': no memory for a new key
 --          'U' and the problem: the record cannot be read, and was not touched
 --

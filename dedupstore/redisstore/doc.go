@@ -9,13 +9,14 @@
 //   - Every operation is atomic, and works on Cluster without hash tags: one script on one key, or SET NX GET for a
 //     claim of a key that is not known yet.
 //   - Every operation is idempotent per owner token. go-redis repeats commands whose reply was lost, and may.
-//   - The server's clock decides about leases; where the client sets the end of one, it knows that clock to within 60 ms,
-//     and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than that
-//     before, and that clock does not go back by more than the record was old.
+//   - The server's clock decides about leases; where the client sets the end of one, it knows that clock to within 60
+//     ms, and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than
+//     that before, and that clock does not go back by more than the record was old.
 //   - Operations of many callers share pipelines. Each keeps its own context: cancelling one harms no other.
 //   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention.
 //   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
-//   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken over.
+//   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken
+//     over.
 //   - Before its first claim the store looks at the masters, once, see [Store.Check]. It refuses those that may evict
 //     records. What is changed later it does not see, nor the settings of a replica, which count when a failover makes
 //     it the master: configure replicas like masters, and call Check again to look again.
@@ -31,11 +32,12 @@
 //   - by eviction, with any maxmemory-policy but noeviction, without an error;
 //   - by FLUSHALL, by DEL, by an operator.
 //
-// A jump of the server's clock forward ends leases early; a jump back prolongs them. A failover to a server with another clock is such a jump.
+// A jump of the server's clock forward ends leases early; a jump back prolongs them. A failover to a server with
+// another clock is such a jump.
 //
-// Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, with replicas
-// min-replicas-to-write 1 and Config.Replicas, and for the client ContextTimeoutEnabled, so that contexts interrupt what
-// waits for the network. docs/redis.md of the repository has the reasons.
+// Recommended: appendonly yes, appendfsync always, maxmemory-policy noeviction, repl-diskless-sync-delay 0, with
+// replicas min-replicas-to-write 1 and Config.Replicas, and for the client ContextTimeoutEnabled, so that contexts
+// interrupt what waits for the network. docs/redis.md of the repository has the reasons.
 //
 // # Records
 //
@@ -43,7 +45,7 @@
 //
 //	redis-cli --eval show.lua oncemill:tenant:group:handler:ID
 //
-// prints one, with the show.lua of this package. An ACL user needs the key pattern of the prefix and
-// +@connection +evalsha +eval +time +get +set +psetex +pexpire +pttl +type +info, with Config.Replicas +wait, and better also
+// prints one, with the show.lua of this package. An ACL user needs the key pattern of the prefix and +@connection
+// +evalsha +eval +time +get +set +psetex +pexpire +pttl +type +info, with Config.Replicas +wait, and better also
 // +config|get, without which the durability is unknown.
 package redisstore

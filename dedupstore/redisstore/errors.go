@@ -1,6 +1,9 @@
 package redisstore
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // ServerError says which setting makes a server unfit for the store. Change the setting, or override the check as the
 // advice says. Until then every claim is refused with it.
@@ -12,5 +15,14 @@ type ServerError struct {
 }
 
 func (e *ServerError) Error() string {
-	return fmt.Sprintf("server %s: %s is %q: %s", e.Server, e.Setting, e.Value, e.Advice)
+	return fmt.Sprintf("redisstore: server %s: %s is %q: %s", e.Server, e.Setting, e.Value, e.Advice)
 }
+
+var (
+	errReply = errors.New("the script's reply is malformed")
+
+	// errNoNode refuses a claim that was sent while its node was not known.
+	errNoNode = errors.New("the layout of the cluster was not known")
+
+	errPanic = errors.New("the client panicked") // in a hook
+)

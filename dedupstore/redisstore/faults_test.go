@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -175,8 +176,9 @@ func TestStore_DeadlineEndsAnOperationThatGetsNoReply(t *testing.T) {
 	proxy.Inject(func(testserver.Exchange) testserver.Fault { return testserver.Fault{DelayReply: time.Minute} })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := s.Claim(ctx, request("2")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error is %v, want context.DeadlineExceeded", err)
+	// The connection has the deadline, too, and may be the first to say so.
+	if _, err := s.Claim(ctx, request("2")); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("error is %v, want the end of the context", err)
 	}
 }
 

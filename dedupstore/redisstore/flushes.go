@@ -2,8 +2,8 @@ package redisstore
 
 import "sync"
 
-// Flushes counts the goroutines of a store. Other than a sync.WaitGroup it may be waited for while further ones begin: at
-// shutdown heartbeats may go on. The zero value is ready to use.
+// Flushes counts the goroutines of a store. Other than a sync.WaitGroup it may be waited for while further ones begin:
+// at shutdown heartbeats may go on. The zero value is ready to use.
 type flushes struct {
 	mu   sync.Mutex
 	now  int

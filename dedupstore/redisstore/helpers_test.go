@@ -116,24 +116,19 @@ func encodeRecord(rec record) string {
 			continue
 		}
 		if _, fixed := fixedSections[letter]; fixed {
-			b = append(append(b, letter), rec.sections.get(letter)...)
+			b = append(append(b, letter), rec.sections[letter]...)
 		} else {
-			b = appendText(b, letter, rec.sections.get(letter))
+			b = appendText(b, letter, rec.sections[letter])
 		}
 	}
 	return string(b)
-}
-
-func (t *sections) remove(letter byte) {
-	t.values[letter-'A'] = ""
-	t.there &^= 1 << (letter - 'A')
 }
 
 // expire ends the record's lease, as if its time had come.
 func expire(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key) {
 	t.Helper()
 	edit(t, s, rdb, k, func(rec *record) {
-		rec.sections.remove('L')
-		rec.sections.set('l', "0000000000000001")
+		delete(rec.sections, 'L')
+		rec.sections['l'] = "0000000000000001"
 	})
 }

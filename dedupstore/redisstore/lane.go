@@ -23,14 +23,15 @@ const (
 	// for it: each has a context of its own.
 	flushTimeout = 10 * time.Second
 
-	// stuckAfter is after what time a flush is passed by the next: far longer than a round trip, far shorter than a lease.
+	// stuckAfter is after what time a flush is passed by the next: far longer than a round trip, far shorter than a
+	// lease.
 	stuckAfter = 500 * time.Millisecond
 )
 
 // A lane carries operations to one node, in one flush at a time. Who comes while none is under way sends alone, in its
-// own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned, and so do
-// heartbeats always, and all with a client that is deaf. A flush that does not return is left alone after a while, and the next
-// one takes another connection.
+// own goroutine and context; the others wait in a queue, which goes in one pipeline when the flush has returned, and so
+// do heartbeats always, and all with a client that is deaf. A flush that does not return is left alone after a while,
+// and the next one takes another connection.
 type lane struct {
 	client  redis.UniversalClient
 	cluster bool // the client finds the nodes of names
@@ -48,16 +49,13 @@ type lane struct {
 	began  time.Time
 }
 
-// do runs operations and returns when all of them are finished, or when the context has ended, or what the barrier adds to it.
-// Those that are not known to be finished then are not the caller's any more: it sets nil in their place.
+// do runs operations and returns when all of them are finished, or when the context has ended, or what the barrier adds
+// to it. Those that are not known to be finished then are not the caller's any more: it sets nil in their place.
 func (l *lane) do(ctx context.Context, ops []*operation) {
-	if len(ops) == 1 && ops[0].size() > maxShared {
-		if !l.deaf {
-			l.exec(ctx, ops)
-			return
-		}
+	if len(ops) == 1 && ops[0].size > maxShared {
 		op := ops[0]
 		op.state.Store(flushing)
+		op.done = make(chan struct{}, 1)
 		l.flushes.start(func() { l.execShared([]*operation{op}); op.finish() })
 		l.await(ctx, ops)
 		return
@@ -71,6 +69,9 @@ func (l *lane) do(ctx context.Context, ops []*operation) {
 		defer cancel()
 		l.exec(later, ops)
 		return
+	}
+	for _, op := range ops {
+		op.done = make(chan struct{}, 1)
 	}
 	l.queue = append(l.queue, ops...)
 	l.start()
@@ -175,7 +176,7 @@ func (l *lane) execShared(ops []*operation) {
 	defer func() {
 		if p := recover(); p != nil {
 			for _, op := range ops {
-				op.err = fmt.Errorf("the client panicked: %v", p)
+				op.err = fmt.Errorf("%w: %v", errPanic, p)
 			}
 		}
 	}()
@@ -219,56 +220,45 @@ func (l *lane) exec(ctx context.Context, ops []*operation) {
 	}
 }
 
-var queues = sync.Pool{New: func() any { return new([]redis.Cmder) }}
-
 func (l *lane) send(ctx context.Context, ops []*operation, source bool) {
 	sent := time.Now()
 	defer func() { l.learn(ops, sent) }()
 	if len(ops) == 1 && !l.barrier.on() {
-		cmd := ops[0].command(ctx, source, l.cluster)
+		cmd := ops[0].command(ctx, source)
 		_ = l.client.Process(ctx, cmd) // the command has the error
 		ops[0].reply, ops[0].err = cmd.Result()
 		return
 	}
 	pipe := l.client.Pipeline()
-	queue := queues.Get().(*[]redis.Cmder)
-	for _, op := range ops {
-		*queue = append(*queue, op.command(ctx, source, l.cluster))
+	queue := make([]redis.Cmder, len(ops))
+	for i, op := range ops {
+		queue[i] = op.command(ctx, source)
 	}
-	_ = pipe.BatchProcess(ctx, *queue...) // only queues, all at once: one by one, the queue is copied again and again
-	clear(*queue)
-	*queue = (*queue)[:0]
-	queues.Put(queue)
-	wait := l.barrier.append(ctx, pipe)
+	_ = pipe.BatchProcess(ctx, queue...) // only queues, all at once: one by one, the queue is copied again and again
+	var wait *redis.IntCmd
+	if l.barrier.on() {
+		wait = l.barrier.append(ctx, pipe)
+	}
 	_, failed := pipe.Exec(ctx)
 	for _, op := range ops {
 		op.reply, op.err = op.cmd.Result()
 		if op.err == nil && op.reply == "" {
 			op.err = unsaid(failed)
 		}
-		if wait != nil && (op.err == nil || errors.Is(op.err, redis.Nil)) {
-			var refused redis.Error
-			n, err := wait.replicas()
-			switch {
-			case l.cluster: // the client has chosen a node for WAIT, which may be another one than the claim's
-				op.replicas, op.unwaited = 0, errNoNode
-			case err == nil:
-				op.replicas = n
-			case errors.As(err, &refused): // the claim has been made
-				op.replicas, op.unwaited = 0, err
-			default:
-				op.err = err
-			}
+		switch {
+		case wait == nil || op.err != nil && !errors.Is(op.err, redis.Nil):
+		case l.cluster: // the client has chosen a node for WAIT, which may be another one than the claim's
+			op.acknowledged.err = errNoNode
+		default:
+			n, err := wait.Result()
+			op.acknowledged = acknowledged{int(n), err}
 		}
 	}
 }
 
-// errNoNode refuses a claim that was sent while its node was not known.
-var errNoNode = errors.New("the layout of the cluster was not known")
-
-// unsaid is the error of commands that have neither a reply nor an error. Each command of a pipeline has its own, but where the
-// server refuses the connection, as for a password that was changed, go-redis (9.23.0) says it of the pipeline alone. That a key is
-// not there is said by its command's own reply, never by another's.
+// unsaid is the error of commands that have neither a reply nor an error. Each command of a pipeline has its own, but
+// where the server refuses the connection, as for a password that was changed, go-redis (9.23.0) says it of the
+// pipeline alone. That a key is not there is said by its command's own reply, never by another's.
 func unsaid(failed error) error {
 	if errors.Is(failed, redis.Nil) {
 		return nil
@@ -279,7 +269,7 @@ func unsaid(failed error) error {
 // learn takes the server's time from the reply of a claim script, if there is one.
 func (l *lane) learn(ops []*operation, sent time.Time) {
 	for _, op := range ops {
-		if op.script == claimScript && !op.plain && op.err == nil {
+		if op.script == claimScript && op.stamped == nil && op.err == nil {
 			if now, ok := timeOf(op.reply); ok {
 				l.clock.learn(now, sent, time.Now())
 			}

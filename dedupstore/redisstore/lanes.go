@@ -21,7 +21,7 @@ type lanes struct {
 	flushes flushes
 	loaded  atomic.Bool // the cluster's layout has been seen: looking at it asks nobody any more
 
-	mu   sync.RWMutex
+	mu   sync.Mutex
 	byID map[laneID]*lane
 }
 
@@ -54,16 +54,10 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 			}
 		}
 	}
-	l.mu.RLock()
-	found := l.byID[id]
-	l.mu.RUnlock()
-	if found != nil && (!id.claims || found.client == client) { // not a node that has been replaced
-		return found
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if found = l.byID[id]; found != nil && (!id.claims || found.client == client) {
-		return found
+	if found := l.byID[id]; found != nil && (!id.claims || found.client == client) {
+		return found // of a node that has not been replaced
 	}
 	made := &lane{client: client, deaf: l.deaf, flushes: &l.flushes}
 	if _, made.cluster = client.(*redis.ClusterClient); made.cluster || id.claims {
@@ -76,8 +70,8 @@ func (l *lanes) of(ctx context.Context, name string, claims bool) *lane {
 	return made
 }
 
-// Shard implements [dedupstore.Sharded]: it is the address of the node that has the key, on Cluster,
-// once a claim has seen its layout.
+// Shard implements [dedupstore.Sharded]: on Cluster, the address of the node that has the key, once a claim has seen
+// the layout.
 func (s *Store) Shard(ctx context.Context, key dedupstore.Key) string {
 	if !s.lanes.loaded.Load() {
 		return ""

@@ -67,7 +67,7 @@ func (l *sentLog) of(owner string, after int) (n int) {
 	defer l.mu.Unlock()
 	mark := tag(owner)
 	for _, b := range l.writes[after:] {
-		n += bytes.Count(b, mark[:])
+		n += bytes.Count(b, mark)
 	}
 	return n
 }

@@ -284,7 +284,7 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 		"published by anybody":          {publishedScript, "if not held(rec, ARGV[1]) or", "if not rec or"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			source := test.script.source.(string)
+			source := test.script.source
 			if strings.Count(source, test.old) != 1 {
 				t.Fatalf("the script does not contain %q once", test.old)
 			}

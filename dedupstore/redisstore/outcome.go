@@ -5,11 +5,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"maps"
-	"slices"
-	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/anytext"
 )
 
 // appendOutcome appends the sections of an outcome. What it produced is split into what is kept and the content, which
@@ -54,10 +52,7 @@ func check(stubs, contents []byte) string {
 func encodeContents(produced []dedupstore.Produced) ([]byte, error) {
 	contents := make([]contentJSON, len(produced))
 	for i, m := range produced {
-		contents[i].Payload = m.Payload
-		for _, name := range slices.Sorted(maps.Keys(m.Header)) {
-			contents[i].Header = append(contents[i].Header, [2]text{text(name), text(m.Header[name])})
-		}
+		contents[i] = contentJSON{anytext.HeaderOf(m.Header), m.Payload}
 	}
 	return json.Marshal(contents)
 }
@@ -69,7 +64,7 @@ func encodeStubs(produced []dedupstore.Produced) ([]byte, error) {
 	}
 	stubs := make([]stubJSON, len(produced))
 	for i, m := range produced {
-		stubs[i] = stubJSON{ID: m.ID, Topic: text(m.Topic), Key: text(m.Key)}
+		stubs[i] = stubJSON{m.ID, anytext.Text(m.Topic), anytext.Text(m.Key)}
 	}
 	return json.Marshal(stubs)
 }
@@ -97,49 +92,18 @@ func decodeProduced(stubs, contents string, content bool) ([]dedupstore.Produced
 		return nil, errors.New("content and produced differ in length")
 	}
 	for i, m := range full {
-		produced[i].Payload = m.Payload
-		for _, pair := range m.Header {
-			if produced[i].Header == nil {
-				produced[i].Header = make(map[string]string, len(m.Header))
-			}
-			produced[i].Header[string(pair[0])] = string(pair[1])
-		}
+		produced[i].Header, produced[i].Payload = m.Header.Map(), m.Payload
 	}
 	return produced, nil
 }
 
 type stubJSON struct {
-	ID    string `json:"id"`
-	Topic text   `json:"topic"`
-	Key   text   `json:"key,omitempty"`
+	ID    string       `json:"id"`
+	Topic anytext.Text `json:"topic"`
+	Key   anytext.Text `json:"key,omitempty"`
 }
 
 type contentJSON struct {
-	Header  [][2]text `json:"header,omitempty"` // name and value, sorted by name
-	Payload []byte    `json:"payload,omitzero"` // nil is not the same as empty
-}
-
-// text is a string that need not be UTF-8: such a one is written as {"base64": …}, because JSON strings would replace
-// its bytes, and messages are published again with the bytes that they had.
-type text string
-
-type binary struct {
-	Base64 []byte `json:"base64"`
-}
-
-func (s text) MarshalJSON() ([]byte, error) {
-	if utf8.ValidString(string(s)) {
-		return json.Marshal(string(s))
-	}
-	return json.Marshal(binary{[]byte(s)})
-}
-
-func (s *text) UnmarshalJSON(b []byte) error {
-	if len(b) > 0 && b[0] == '{' {
-		var raw binary
-		err := json.Unmarshal(b, &raw)
-		*s = text(raw.Base64)
-		return err
-	}
-	return json.Unmarshal(b, (*string)(s))
+	Header  anytext.Header `json:"header,omitempty"`
+	Payload []byte         `json:"payload,omitzero"` // nil is not the same as empty
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// A plain claim is SET NX GET: it makes a record that nobody knows yet, or tells what there is, in one step. It costs the
-// server a third of what the script does. The fence and the end of the lease are stamped here, when the command is
+// A plain claim is SET NX GET: it makes a record that nobody knows yet, or tells what there is, in one step. It costs
+// the server a third of what the script does. The fence and the end of the lease are stamped here, when the command is
 // written, from bounds of the server's time; docs/adr/0012 shows why that misjudges neither. What is neither new nor
 // done is asked again, by script.
 
@@ -49,60 +49,49 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 }
 
 // plainOperation makes the operation of a plain claim.
-func (s *Store) plainOperation(r *dedupstore.Request, c *clock) *operation {
-	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	b := op.stamped.value[:0]
-	b = appendDigits(append(b, layoutVersion, stateRunning, '-'), 0, fenceSize)
+func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
+	b := append(make([]byte, 0, packedSize), layoutVersion, stateRunning, '-')
+	b = appendDigits(b, 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op.stamped.clock, op.stamped.value, op.stamped.lease = c, b, 1000*uint64(milliseconds(r.Lease)) // the rest is zero
-	op.stamped.keep.ms = milliseconds(r.Lease) + milliseconds(r.Retention)
-	op.plain = true
-	return op.seal()
-}
-
-// plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked. Nearly all claims are new:
-// what the others need must not stand here, where it would make the stack of every message grow.
-func (s *Store) plainAnswer(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (known bool, err error) {
-	if op.err != redis.Nil || op.stamped.times != 1 { //nolint:errorlint // the others ask again
-		return s.plainOther(r, op, a)
+	op := s.operation(s.scripts.claim, r.Key)
+	op.stamped = &stamped{
+		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
+		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
 	}
-	a.Status, a.Found = dedupstore.AcquiredRun, dedupstore.Absent
-	c := &a.Claim
-	c.Key, c.Owner, c.Fence, c.Attempt, c.Lease, c.Retention = r.Key, r.Owner, op.stamped.fence, 1, r.Lease, r.Retention
-	return true, nil
+	op.args = []any{"set", op.name, op.stamped, "nx", "get", "px", &op.stamped.keep}
+	op.size += len(b)
+	return op
 }
 
-// plainOther is plainAnswer for all but new records.
-//
-//go:noinline
-func (s *Store) plainOther(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (known bool, err error) {
+// plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
+func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
 	var refused redis.Error
 	switch {
-	case errors.Is(op.err, redis.Nil) && op.stamped.times == 1:
-		*a = dedupstore.Answer{
-			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(*r, op.stamped.fence, 1, 0),
+	case errors.Is(op.err, redis.Nil):
+		if op.stamped.times != 1 { // written again: which of the stamps is in the record?
+			return a, false, nil
 		}
-		return true, nil
-	case errors.Is(op.err, redis.Nil): // written again: which of the stamps is in the record?
-		return false, nil
+		claim := claimOf(r, op.stamped.fence, 1, 0)
+		return dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claim}, true, nil
 	case errors.As(op.err, &refused): // memory is full, or the key is something else: the script says it better
-		return false, nil
+		return a, false, nil
 	case op.err != nil:
-		return true, op.failure()
-	case s.cache != nil: // the script tells how long the record lives
-		return false, nil
+		return a, true, op.failure()
 	}
-	if rec, unreadable := decodeRecord(op.reply); unreadable == nil && (rec.state == stateDone || rec.state == statePublished) {
-		*a, known = rec.answer(*r, op.stamped.clock)
+	rec, err := decodeRecord(op.reply)
+	if err == nil && (rec.state == stateDone || rec.state == statePublished) {
+		a, known = rec.answer(r, op.stamped.clock)
 	}
-	return known, nil // the script says what is not known better
+	return a, known, nil // the script says what is not known better
 }
 
 // answer is what a record that is done answers, if it can be read.
 func (rec *record) answer(r dedupstore.Request, c *clock) (dedupstore.Answer, bool) {
 	now, _ := c.bounds(time.Now())
-	a := dedupstore.Answer{Found: dedupstore.Finished, Fence: rec.fence, Age: since(rec.first(), now), Trace: rec.trace()}
+	a := dedupstore.Answer{
+		Found: dedupstore.Finished, Fence: rec.fence, Age: since(rec.first(), now), Trace: rec.trace(),
+	}
 	if rec.otherContent(r) {
 		a.Status = dedupstore.Mismatch
 		return a, true
@@ -114,54 +103,18 @@ func (rec *record) answer(r dedupstore.Request, c *clock) (dedupstore.Answer, bo
 
 // otherContent tells whether the record's fingerprint is of the request's scheme, and another.
 func (rec *record) otherContent(r dedupstore.Request) bool {
-	f := rec.sections.get('f')
+	f := rec.sections['f']
 	if f == "" || r.Fingerprint.IsZero() {
 		return false
 	}
-	var space [fingerprintSize]byte
-	asked := appendFingerprint(space[:0], r.Fingerprint)
-	return string(asked[:4]) == f[:4] && string(asked) != f
+	asked := string(appendFingerprint(nil, r.Fingerprint))
+	return asked[:4] == f[:4] && asked != f
 }
 
-// claim makes a claim, plain where that can be, by script where it must be. It returns how many replicas have it as
-// well.
-func (s *Store) claim(ctx context.Context, r *dedupstore.Request, sent time.Time, a *dedupstore.Answer) (replicas int, err error) {
-	op := s.firstOperation(ctx, r, sent)
-	if !op.plain {
-		return s.claimByScript(ctx, r, op, sent, a)
-	}
-	if op = s.run(ctx, op, true); op == nil {
-		return -1, ctx.Err()
-	}
-	replicas, known, err := s.plainResult(r, op, a)
-	if known {
-		return replicas, err
-	}
-	return s.claimByScript(ctx, r, s.claimOperation(r), sent, a)
-}
-
-//go:noinline
-func (s *Store) claimByScript(ctx context.Context, r *dedupstore.Request, op *operation, sent time.Time, a *dedupstore.Answer) (replicas int, err error) {
-	result, replicas := s.answer(ctx, *r, s.run(ctx, op, true), sent)
-	*a = result.Answer
-	return replicas, result.Err
-}
-
-// plainResult is what a plain claim ended in, if that is known, and how many replicas have it; it frees the operation.
-func (s *Store) plainResult(r *dedupstore.Request, op *operation, a *dedupstore.Answer) (replicas int, known bool, err error) {
-	known, err = s.plainAnswer(r, op, a)
-	if a.Status == dedupstore.AcquiredRun {
-		err = op.unwaited
-	}
-	replicas = op.replicas
-	op.free()
-	return replicas, known, err
-}
-
-// firstOperation is what a claim is tried with first.
-func (s *Store) firstOperation(ctx context.Context, r *dedupstore.Request, now time.Time) *operation {
+// firstOperation is what a claim is tried with first: plain, where that can be.
+func (s *Store) firstOperation(ctx context.Context, r dedupstore.Request) *operation {
 	if s.plain.Load() && !s.barred.Load() && r.Rerun == 0 {
-		if c := &s.lanes.of(ctx, "", true).clock; c.known(now) { // there is one node
+		if c := &s.lanes.of(ctx, "", true).clock; c.known(time.Now()) { // there is one node
 			return s.plainOperation(r, c)
 		}
 	}

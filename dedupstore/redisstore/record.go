@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"crypto/sha256"
-	"encoding/base64"
 	bits "encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -65,12 +64,14 @@ func kindOf(o dedupstore.Outcome) byte {
 
 // fixedSections are the sections of a size that their letter tells.
 var fixedSections = map[byte]int{
-	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'X': 0, 'l': leaseSize, 'L': leaseSize,
+	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'X': 0,
+	'l': leaseSize, 'L': leaseSize,
 }
 
 // numbers are the sections of digits, with what they are less than.
 var numbers = map[byte]uint64{
-	'a': math.MaxInt32, 'n': math.MaxInt32, 'b': maxFence + 1, 'e': maxFence + 1, 'd': maxFence + 1, 'l': maxFence + 1, 'L': maxFence + 1,
+	'a': math.MaxInt32, 'n': math.MaxInt32, 'b': maxFence + 1, 'e': maxFence + 1, 'd': maxFence + 1,
+	'l': maxFence + 1, 'L': maxFence + 1,
 }
 
 // anySections are those of any size; lengthSize is the size of the length before them.
@@ -79,30 +80,29 @@ const (
 	lengthSize  = 8
 )
 
-// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random, so that two are as
-// unlikely to have one tag as with any other hash; this one needs no stack, of which each message would have to grow its
-// own.
-func tag(owner string) [tagSize]byte {
+// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package hash/fnv
+// would allocate three times.
+func tag(owner string) []byte {
 	sum := uint64(14695981039346656037)
 	for i := range len(owner) {
 		sum = (sum ^ uint64(owner[i])) * 1099511628211
 	}
-	var t [tagSize]byte
-	bits.BigEndian.PutUint64(t[:], sum)
-	return t
+	return bits.BigEndian.AppendUint64(nil, sum)
+}
+
+// ownerOf is the fence and the tag of a claim.
+func ownerOf(c dedupstore.Claim) string {
+	return string(appendOwner(make([]byte, 0, fenceSize+tagSize), c))
 }
 
 // appendOwner appends the fence and the tag of a claim.
 func appendOwner(b []byte, c dedupstore.Claim) []byte {
-	b = appendDigits(b, c.Fence, fenceSize)
-	owner := tag(c.Owner)
-	return append(b, owner[:]...)
+	return append(appendDigits(b, c.Fence, fenceSize), tag(c.Owner)...)
 }
 
 // appendRequest appends the owner's tag and the sections of a request, the lease last.
-func appendRequest(b []byte, r *dedupstore.Request) []byte {
-	owner := tag(r.Owner)
-	b = append(b, owner[:]...)
+func appendRequest(b []byte, r dedupstore.Request) []byte {
+	b = append(b, tag(r.Owner)...)
 	if !r.Fingerprint.IsZero() {
 		b = appendFingerprint(append(b, 'f'), r.Fingerprint)
 	}
@@ -110,37 +110,12 @@ func appendRequest(b []byte, r *dedupstore.Request) []byte {
 	return appendDigits(append(b, 'L'), 1000*uint64(milliseconds(r.Lease)), leaseSize)
 }
 
-// appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 bits of the sum: of the scheme "sha256" its
-// first ones, of any other the first of the SHA-256 of scheme and sum. Two contents with the same 128 bits are not to be
-// found by chance; who can choose both contents and the ID needs about 2^64 tries, and gains that his own second message
-// is taken for a copy of his first.
+// appendFingerprint appends 32 bits of the SHA-256 of the scheme, and 128 bits of that of scheme and sum. Two contents
+// with the same 128 bits do not occur by chance. An attacker who chooses both contents and the ID needs about 2^64
+// tries, and gains that his own second message is taken for a copy of his first.
 func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
-	if f.Scheme == plainScheme && len(f.Sum) == base64.RawURLEncoding.EncodedLen(sha256.Size) {
-		start := len(b)
-		b = append(b, plainSchemeTag[:]...)
-		decoded, err := base64.RawURLEncoding.AppendDecode(b, []byte(f.Sum))
-		if err == nil {
-			return decoded[:len(b)+16]
-		}
-		b = b[:start]
-	}
-	return appendHashedFingerprint(b, f)
-}
-
-const plainScheme = "sha256"
-
-var plainSchemeTag = schemeTag(plainScheme)
-
-func schemeTag(scheme string) [4]byte {
-	sum := sha256.Sum256([]byte(scheme))
-	return [4]byte(sum[:4])
-}
-
-//go:noinline
-func appendHashedFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
-	scheme := schemeTag(f.Scheme)
-	sum := sha256.Sum256([]byte(f.Scheme + ":" + f.Sum))
-	return append(append(b, scheme[:]...), sum[:16]...)
+	scheme, sum := sha256.Sum256([]byte(f.Scheme)), sha256.Sum256([]byte(f.Scheme+":"+f.Sum))
+	return append(append(b, scheme[:4]...), sum[:16]...)
 }
 
 // appendTrace appends a traceparent (W3C Trace Context, section 3.2), in 25 bytes if it is of version 00.
@@ -148,32 +123,12 @@ func appendTrace(b []byte, trace string) []byte {
 	if trace == "" {
 		return b
 	}
-	start := len(b)
-	if len(trace) == 55 && trace[:3] == "00-" && trace[35] == '-' && trace[52] == '-' {
-		b = append(b, 't')
-		for _, part := range [...]string{trace[3:35], trace[36:52], trace[53:]} {
-			for i := 0; i < len(part); i += 2 {
-				hi, lo := unhex(part[i]), unhex(part[i+1])
-				if hi > 15 || lo > 15 {
-					return appendText(b[:start], 'T', trace)
-				}
-				b = append(b, hi<<4|lo)
-			}
+	if packed, err := hex.DecodeString(strings.ReplaceAll(trace, "-", "")); err == nil && len(packed) == 1+traceSize {
+		if packed = packed[1:]; traceparent(string(packed)) == trace {
+			return append(append(b, 't'), packed...)
 		}
-		return b
 	}
 	return appendText(b, 'T', trace)
-}
-
-// unhex reads a hexadecimal digit as traceparents have them, in lower case; others give more than 15.
-func unhex(c byte) byte {
-	switch {
-	case '0' <= c && c <= '9':
-		return c - '0'
-	case 'a' <= c && c <= 'f':
-		return c - 'a' + 10
-	}
-	return 255
 }
 
 func traceparent(b string) string {
@@ -209,20 +164,12 @@ type record struct {
 }
 
 // sections are the values of a record's sections by their letters.
-type sections struct {
-	values [1 + 'z' - 'A']string
-	there  uint64 // a bit for each
+type sections map[byte]string
+
+func (t sections) has(letter byte) bool {
+	_, there := t[letter]
+	return there
 }
-
-func (t *sections) set(letter byte, value string) {
-	t.values[letter-'A'] = value
-	t.there |= 1 << (letter - 'A')
-}
-
-// get returns the value, "" if it is not there. The letter is one of the layout's.
-func (t *sections) get(letter byte) string { return t.values[letter-'A'] }
-
-func (t *sections) has(letter byte) bool { return t.there&(1<<(letter-'A')) != 0 }
 
 // decodeRecord takes a record apart.
 func decodeRecord(s string) (record, error) {
@@ -232,7 +179,7 @@ func decodeRecord(s string) (record, error) {
 	if s[0] != layoutVersion {
 		return record{}, fmt.Errorf("has version %q, this program reads version %q", s[:1], layoutVersion)
 	}
-	rec := record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize]}
+	rec := record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize], sections: sections{}}
 	if states[rec.state] == "" {
 		return record{}, fmt.Errorf("has state %q", rec.state)
 	}
@@ -241,7 +188,8 @@ func decodeRecord(s string) (record, error) {
 		return record{}, fmt.Errorf("has kind %q", rec.kind)
 	}
 	var err error
-	if rec.fence, err = strconv.ParseUint(s[3:3+fenceSize], 10, 64); err != nil || rec.fence == 0 || rec.fence > maxFence {
+	rec.fence, err = strconv.ParseUint(s[3:3+fenceSize], 10, 64)
+	if err != nil || rec.fence == 0 || rec.fence > maxFence {
 		return record{}, fmt.Errorf("has fence %q", s[3:3+fenceSize])
 	}
 	for rest := s[headSize:]; rest != ""; {
@@ -266,7 +214,7 @@ func decodeRecord(s string) (record, error) {
 				return record{}, fmt.Errorf("has %q in section %q", rest[:size], letter)
 			}
 		}
-		rec.sections.set(letter, rest[:size])
+		rec.sections[letter] = rest[:size]
 		rest = rest[size:]
 	}
 	return rec, nil
@@ -277,7 +225,7 @@ func (rec *record) number(letter byte, without uint64) uint64 {
 	if !rec.sections.has(letter) {
 		return without
 	}
-	n, _ := strconv.ParseUint(rec.sections.get(letter), 10, 64) // read before
+	n, _ := strconv.ParseUint(rec.sections[letter], 10, 64) // decodeRecord has read it
 	return n
 }
 
@@ -304,21 +252,21 @@ func since(from, to uint64) time.Duration {
 
 func (rec *record) trace() string {
 	if rec.sections.has('t') {
-		return traceparent(rec.sections.get('t'))
+		return traceparent(rec.sections['t'])
 	}
-	return rec.sections.get('T')
+	return rec.sections['T']
 }
 
 // outcome reads the outcome, with headers and payloads of what it produced if they are still to be published.
 func (rec *record) outcome(content bool) (dedupstore.Outcome, error) {
 	o := dedupstore.Outcome{
-		Kind: kinds[rec.kind], Exhausted: rec.kind == 'x', Reason: rec.sections.get('M'), Truncated: rec.sections.has('X'),
+		Kind: kinds[rec.kind], Exhausted: rec.kind == 'x', Reason: rec.sections['M'], Truncated: rec.sections.has('X'),
 	}
-	if result := rec.sections.get('B'); result != "" {
+	if result := rec.sections['B']; result != "" {
 		o.Result = []byte(result)
 	}
 	var err error
-	if o.Produced, err = decodeProduced(rec.sections.get('K'), rec.sections.get('C'), content); err != nil {
+	if o.Produced, err = decodeProduced(rec.sections['K'], rec.sections['C'], content); err != nil {
 		return o, fmt.Errorf("has produced messages that cannot be read: %w", err)
 	}
 	return o, nil

@@ -165,9 +165,9 @@ func TestRecord_WithANumberThatCannotBeReadIsNotTouched(t *testing.T) {
 			a := claim(t, s, r, dedupstore.AcquiredRun)
 			edit(t, s, rdb, r.Key, func(rec *record) {
 				if letter == 'l' {
-					rec.sections.remove('L')
+					delete(rec.sections, 'L')
 				}
-				rec.sections.set(letter, value)
+				rec.sections[letter] = value
 			})
 			before := dump(t, rdb, s.name(r.Key))
 			_, err := s.Claim(t.Context(), request(r.Key.ID))
@@ -236,12 +236,12 @@ func TestRecord_WithMessagesThatCannotBeReadIsNotTakenOver(t *testing.T) {
 	t.Parallel()
 	s, rdb := onServer(t)
 	for what, damage := range map[string]func(*record){
-		"stubs changed":   func(rec *record) { rec.sections.set('K', `[{"id":"d-2","topic":"x"}]`) },
-		"stubs gone":      func(rec *record) { rec.sections.remove('K') },
-		"content changed": func(rec *record) { rec.sections.set('C', `[{"payload":"eQ=="}]`) },
-		"content gone":    func(rec *record) { rec.sections.remove('C') },
-		"check changed":   func(rec *record) { rec.sections.set('h', "00000000") },
-		"check gone":      func(rec *record) { rec.sections.remove('h') },
+		"stubs changed":   func(rec *record) { rec.sections['K'] = `[{"id":"d-2","topic":"x"}]` },
+		"stubs gone":      func(rec *record) { delete(rec.sections, 'K') },
+		"content changed": func(rec *record) { rec.sections['C'] = `[{"payload":"eQ=="}]` },
+		"content gone":    func(rec *record) { delete(rec.sections, 'C') },
+		"check changed":   func(rec *record) { rec.sections['h'] = "00000000" },
+		"check gone":      func(rec *record) { delete(rec.sections, 'h') },
 	} {
 		r := request(what)
 		a := claim(t, s, r, dedupstore.AcquiredRun)
@@ -264,7 +264,7 @@ func TestRecord_WithoutAnAttemptToGiveBackIsNotReleased(t *testing.T) {
 	s, rdb := onServer(t)
 	r := request("none")
 	a := claim(t, s, r, dedupstore.AcquiredRun)
-	edit(t, s, rdb, r.Key, func(rec *record) { rec.sections.set('a', "0000000000") })
+	edit(t, s, rdb, r.Key, func(rec *record) { rec.sections['a'] = "0000000000" })
 	var unreadable *dedupstore.RecordError
 	if err := s.Settle(t.Context(), a.Claim, dedupstore.Release{Uncounted: true}); !errors.As(err, &unreadable) {
 		t.Errorf("error is %v, want a RecordError", err)
@@ -291,7 +291,7 @@ func TestRecord_OutlivesItsLeaseByTheRetention(t *testing.T) {
 	ttl("extend", 80*time.Minute)
 	settle(t, s, a.Claim, dedupstore.Release{Delay: 5 * time.Hour})
 	ttl("release", 6*time.Hour)
-	edit(t, s, rdb, r.Key, func(rec *record) { rec.sections.set('d', "0000000000000001") })
+	edit(t, s, rdb, r.Key, func(rec *record) { rec.sections['d'] = "0000000000000001" })
 	a = claim(t, s, request("ttl"), dedupstore.AcquiredRun)
 	ttl("claim again", 61*time.Minute)
 	finish := producing(dedupstore.Outcome{Kind: dedupstore.Succeeded}, dedupstore.Produced{ID: "1"})

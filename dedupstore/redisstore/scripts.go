@@ -31,7 +31,7 @@ var (
 // plain finish pay nothing for the rest.
 type script struct {
 	name        string // for error messages
-	source, sha any    // strings, as the client takes them
+	source, sha string
 }
 
 var (

@@ -10,22 +10,19 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher], a [dedupstore.Recaller] and a [dedupstore.Checker]. It is safe for concurrent
-// use. It starts goroutines for shared pipelines, which end when nothing is under way; [Store.Close] waits for them. The
-// client stays the caller's to close.
+// Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher] and a [dedupstore.Checker]. It is safe for concurrent
+// use. It starts goroutines for shared pipelines, which end when nothing is under way; [Store.Close] waits for them.
+// The caller closes the client.
 type Store struct {
 	rdb     redis.UniversalClient
 	config  Config
-	ready   gate
+	ready   *gate
 	scripts scripts
 	plain   atomic.Bool // the server can make plain claims
 	barred  atomic.Bool // a script was forbidden, and none has claimed anything since
 	lanes   *lanes
-	cache   *cache
-	meter   *telemetry.CacheMeter
 }
 
 // scripts are the scripts of a store; tests put broken ones in their place.
@@ -45,20 +42,16 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	meter, err := telemetry.NewCacheMeter()
-	if err != nil {
-		return nil, fmt.Errorf("redisstore: %w", err)
-	}
-	s := &Store{rdb: rdb, config: c, scripts: allScripts, cache: newCache(c.CacheEntries), meter: meter}
-	s.lanes = newLanes(rdb, s.barrier())
+	s := &Store{rdb: rdb, config: c, scripts: allScripts, ready: newGate()}
 	s.ready.passed.Store(c.SkipCheck)
-	s.ready.deaf = s.lanes.deaf
+	t, _ := timeoutsOf(rdb)
+	s.lanes = newLanes(rdb, barrier{c.Replicas, t.replicas()})
 	return s, nil
 }
 
-// Close waits until nothing that the store began is under way any more: operations whose callers have gone may be, for as long as
-// the client waits for the network, which is without end where its timeouts are off. It is called after the last operation, and closes
-// nothing: a client that is closed before ends what waits.
+// Close waits until nothing that the store began is under way any more. Operations whose callers have gone may be, for
+// as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
+// operation. It closes nothing: a client that is closed before ends what waits.
 func (s *Store) Close() {
 	s.ready.checks.wait()
 	s.lanes.flushes.wait()
@@ -74,7 +67,8 @@ func clientProblem(rdb redis.UniversalClient) string {
 	case *redis.ClusterClient:
 		null = rdb == nil
 	case *redis.Ring:
-		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel or Cluster"
+		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel " +
+			"or Cluster"
 	}
 	if null {
 		return "is nil"
@@ -84,65 +78,23 @@ func clientProblem(rdb redis.UniversalClient) string {
 
 // Claim implements [dedupstore.Store]. Before the first claim it calls Check, unless the config says otherwise: while
 // the server is unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few
-// replicas know is not granted: [*ReplicationError]. What has been sent is waited for then until the replicas have answered, at
-// most ReplicaTimeout and half a second longer than the context's deadline: it may have to be given back.
-func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (answer dedupstore.Answer, err error) {
+// replicas know is not granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the
+// replicas have answered, at most half a second longer than they have and the context lasts: it may have to be given
+// back.
+func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if err := r.Validate(); err != nil {
-		return answer, err
+		return dedupstore.Answer{}, err
 	}
-	sent := time.Now()
-	if s.cache != nil && s.fromCache(ctx, &r, sent, &answer) {
-		return answer, ctx.Err()
-	}
-	if err := s.ready.pass(ctx, s.check); err != nil {
-		return answer, err
-	}
-	replicas, err := s.claim(ctx, &r, sent, &answer)
-	if !s.confirmed(&answer, replicas) {
-		err = s.confirmOne(ctx, &answer, replicas, err)
-	}
-	return answer, err
-}
-
-//go:noinline
-func (s *Store) fromCache(ctx context.Context, r *dedupstore.Request, now time.Time, answer *dedupstore.Answer) (hit bool) {
-	*answer, hit = s.cached(ctx, *r, now)
-	return hit
-}
-
-//go:noinline
-func (s *Store) confirmOne(ctx context.Context, answer *dedupstore.Answer, replicas int, unwaited error) error {
-	results := [1]dedupstore.ClaimResult{{Answer: *answer, Err: unwaited}}
-	s.confirm(ctx, results[:], []int{replicas})
-	*answer = results[0].Answer
-	return results[0].Err
-}
-
-// Recall implements [dedupstore.Recaller] by the cache.
-func (s *Store) Recall(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, bool) {
-	return s.cached(ctx, r, time.Now())
-}
-
-// cached answers a claim from the cache, if that knows the answer.
-func (s *Store) cached(ctx context.Context, r dedupstore.Request, now time.Time) (dedupstore.Answer, bool) {
-	a, hit := s.cache.get(r, now)
-	if hit {
-		s.meter.Hit(ctx)
-	}
-	return a, hit
+	result := s.ClaimMany(ctx, []dedupstore.Request{r})[0]
+	return result.Answer, result.Err
 }
 
 // claimOperation makes the operation of a claim by script.
-//
-//go:noinline
-func (s *Store) claimOperation(r *dedupstore.Request) *operation {
-	op := newOperation(s.scripts.claim, s.config.Prefix, r.Key)
-	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
+func (s *Store) claimOperation(r dedupstore.Request) *operation {
+	b := appendDigits(make([]byte, 0, packedSize), uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
-	op.packed = appendRequest(append(b, flag(s.barrier().on())), r)
-	op.end()
-	op.number(milliseconds(r.Lease) + milliseconds(r.Retention))
-	return op.seal()
+	b = appendRequest(append(b, flag(s.barrier().on())), r)
+	return s.operation(s.scripts.claim, r.Key, string(b), milliseconds(r.Lease)+milliseconds(r.Retention))
 }
 
 func flag(set bool) byte {
@@ -152,50 +104,23 @@ func flag(set bool) byte {
 	return '0'
 }
 
-// answer reads the reply of a claim by script that was sent at the time given, and frees the operation. It returns how
-// many replicas have the claim as well, -1 if that was not asked.
-func (s *Store) answer(ctx context.Context, r dedupstore.Request, op *operation, sent time.Time) (dedupstore.ClaimResult, int) {
-	if op == nil {
-		return dedupstore.ClaimResult{Err: ctx.Err()}, -1
+// answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
+func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
+	if op.stamped != nil {
+		return s.plainAnswer(r, op)
 	}
-	defer op.free()
 	if err := op.failure(); err != nil {
-		return dedupstore.ClaimResult{Err: err}, -1
+		return a, true, err
 	}
-	reply, err := decodeAnswer(op.reply, r)
-	if err != nil {
-		return dedupstore.ClaimResult{Err: &dedupstore.RecordError{Key: op.name, Problem: err.Error()}}, -1
+	if a, err = decodeAnswer(op.reply, r); err != nil {
+		return a, true, &dedupstore.RecordError{Key: op.name, Problem: err.Error()}
 	}
-	if s.barred.Load() {
-		s.barred.Store(false)
-	}
-	switch reply.answer.Status {
-	case dedupstore.Done:
-		s.remember(r, reply, sent)
-	case dedupstore.AcquiredRun:
-		s.cache.forget(r.Key) // a request to run again has found the record gone
-		return dedupstore.ClaimResult{Answer: reply.answer, Err: op.unwaited}, op.replicas
-	}
-	return dedupstore.ClaimResult{Answer: reply.answer}, op.replicas
+	s.barred.Store(false)
+	return a, true, nil
 }
 
-// remember puts an outcome that was read into the cache, if the record's fingerprint is known: it has none, or that of
-// the request.
-func (s *Store) remember(r dedupstore.Request, reply reply, sent time.Time) {
-	fingerprint := dedupstore.Fingerprint{}
-	if s.cache == nil {
-		return
-	}
-	if reply.fingerprint != "" {
-		if fingerprint = r.Fingerprint; fingerprint.IsZero() || string(appendFingerprint(nil, fingerprint)) != reply.fingerprint {
-			return
-		}
-	}
-	s.cache.put(r.Key, fingerprint, reply.answer, sent, reply.left)
-}
-
-// Extend implements [dedupstore.Store]. Other than the rest, it also returns at once when the context is cancelled: an outcome may
-// be waiting for the end of its heartbeat.
+// Extend implements [dedupstore.Store]. Unlike the rest, it also returns at once when the context is cancelled: an
+// outcome may be waiting for the end of its heartbeat.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -203,12 +128,9 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 	if lease < time.Millisecond || lease > maxLease {
 		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
 	}
-	op := newOperation(s.scripts.extend, s.config.Prefix, c.Key)
+	op := s.operation(s.scripts.extend, c.Key, ownerOf(c), milliseconds(lease), milliseconds(c.Retention))
 	op.queues = true
-	op.owner(c)
-	op.number(milliseconds(lease))
-	op.number(milliseconds(c.Retention))
-	return s.done(ctx, s.run(ctx, op.seal(), false))
+	return s.done(ctx, s.run(ctx, op, false))
 }
 
 // maxLease is the longest duration that the contract allows.
@@ -241,25 +163,15 @@ func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settle
 		if err != nil {
 			return nil, fmt.Errorf("redisstore: published: %w", err)
 		}
-		op := newOperation(s.scripts.published, s.config.Prefix, c.Key)
-		op.owner(c)
-		op.number(milliseconds(t.Retention))
-		op.text(string(produced))
-		return op.seal(), nil
+		return s.operation(s.scripts.published, c.Key, ownerOf(c), milliseconds(t.Retention), string(produced)), nil
 	}
 	panic("unreachable: validated above")
 }
 
 // releaseOperation makes the operation of a release; what the last argument says stands in release.lua.
 func (s *Store) releaseOperation(c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
-	op := newOperation(s.scripts.release, s.config.Prefix, c.Key)
-	op.owner(c)
-	op.number(milliseconds(t.Delay))
-	op.number(milliseconds(c.Retention))
-	op.packed = append(op.packed, uncounted)
-	op.end()
-	op.text(t.Reason)
-	return op.seal()
+	return s.operation(s.scripts.release, c.Key,
+		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), string(uncounted), t.Reason)
 }
 
 func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
@@ -268,31 +180,26 @@ func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*opera
 	if publish {
 		state = statePublishing
 	}
-	op := newOperation(s.scripts.finish, s.config.Prefix, c.Key)
-	op.packed = appendOwner(append(op.packed, layoutVersion, state, kindOf(f.Outcome)), c)
-	packed, err := appendOutcome(op.packed, f.Outcome, publish)
+	packed := append(make([]byte, 0, packedSize), layoutVersion, state, kindOf(f.Outcome))
+	packed, err := appendOutcome(appendOwner(packed, c), f.Outcome, publish)
 	if err != nil {
-		op.free()
 		return nil, fmt.Errorf("redisstore: finish: %w", err)
 	}
-	op.packed = packed
-	op.end()
-	op.number(milliseconds(f.Retention))
+	args := []any{string(packed), milliseconds(f.Retention)}
 	if publish {
-		op.number(milliseconds(c.Lease))
+		args = append(args, milliseconds(c.Lease))
 	}
-	return op.seal(), nil
+	return s.operation(s.scripts.finish, c.Key, args...), nil
 }
 
-// done reads the reply of a script that answers yes or no, and frees the operation.
+// done reads the reply of a script that answers yes or no.
 func (s *Store) done(ctx context.Context, op *operation) error {
 	if op == nil {
 		return ctx.Err()
 	}
-	defer op.free()
 	if err := op.failure(); err != nil {
-		if op.err != nil && forbidden(op.err) { // a plain claim may still be allowed, and each would be a run that cannot be settled
-			s.barred.Store(true)
+		if op.err != nil && forbidden(op.err) {
+			s.barred.Store(true) // plain claims may still be allowed: each would be a run that cannot be settled
 		}
 		return err
 	}
@@ -308,7 +215,6 @@ func (s *Store) done(ctx context.Context, op *operation) error {
 // run runs an operation and returns it, or nil if the context ended before its reply came.
 func (s *Store) run(ctx context.Context, op *operation, claim bool) *operation {
 	if ctx.Err() != nil {
-		op.free()
 		return nil
 	}
 	ops := [1]*operation{op}
@@ -317,7 +223,10 @@ func (s *Store) run(ctx context.Context, op *operation, claim bool) *operation {
 }
 
 // name is the name of the key's record.
-func (s *Store) name(key dedupstore.Key) string { return s.config.Prefix + ":" + key.String() }
+func (s *Store) name(key dedupstore.Key) string {
+	b := append(make([]byte, 0, packedSize), s.config.Prefix...)
+	return string(key.Append(append(b, ':')))
+}
 
 // milliseconds rounds up: a lease or a retention is never shorter than was asked for.
 func milliseconds(d time.Duration) int64 {

@@ -8,17 +8,6 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// SettingError says which setting of the database, or of how it was opened, does not do for dedup records, and what to set.
-type SettingError struct {
-	Setting string // such as "journal_mode"
-	Value   string
-	Problem string // what it leads to, and what to do
-}
-
-func (e *SettingError) Error() string {
-	return fmt.Sprintf("sqlitestore: %s is %q: %s", e.Setting, e.Value, e.Problem)
-}
-
 // settings are what Check looks at.
 type settings struct {
 	version, journal, file, locking, attached string
@@ -28,13 +17,15 @@ type settings struct {
 }
 
 // Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
-// *SettingError for what drops records or stops twins from being answered, [*SchemaError], or why it cannot write.
+// [*SettingError] for what drops records or stops twins from being answered, or why it cannot write.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	set, err := s.settings(ctx)
 	if err != nil {
 		return dedupstore.Report{}, fmt.Errorf("sqlitestore: check: %w", err)
 	}
-	report := dedupstore.Report{Store: "sqlite", Version: set.version, Durability: set.durability(), Warnings: set.warnings()}
+	report := dedupstore.Report{
+		Store: "sqlite", Version: set.version, Durability: set.durability(), Warnings: set.warnings(),
+	}
 	if err := set.problem(); err != nil {
 		return report, err
 	}
@@ -57,8 +48,9 @@ func (s *Store) settings(ctx context.Context) (set settings, err error) {
 		"SELECT sqlite_version()": &set.version, "PRAGMA journal_mode": &set.journal,
 		"PRAGMA synchronous": &set.synchronous, "PRAGMA busy_timeout": &set.timeout,
 		"PRAGMA read_uncommitted": &set.uncommitted, "PRAGMA locking_mode": &set.locking,
-		"SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')":                           &set.file,
-		"SELECT coalesce(group_concat(name, ', '), '') FROM pragma_database_list WHERE name NOT IN ('main', 'temp')": &set.attached,
+		`SELECT coalesce((SELECT file FROM pragma_database_list WHERE name = 'main'), '')`: &set.file,
+		`SELECT coalesce(group_concat(name, ', '), '') FROM pragma_database_list
+			WHERE name NOT IN ('main', 'temp')`: &set.attached,
 	} {
 		if err := conn.QueryRowContext(ctx, query).Scan(to); err != nil {
 			return set, err
@@ -75,35 +67,39 @@ func (set settings) problem() error {
 	case set.file == "":
 		return &SettingError{"database", ":memory:", "its records end with its connection: open a file"}
 	case !strings.EqualFold(set.journal, "wal"):
-		return &SettingError{"journal_mode", set.journal, "readers and the writer block each other, so that a duplicate waits for the handler " +
-			"instead of being answered: open the database with _journal_mode=WAL"}
+		return &SettingError{"journal_mode", set.journal, "readers and the writer block each other, so that a " +
+			"duplicate waits for the handler instead of being answered: open the database with _journal_mode=WAL"}
 	case strings.EqualFold(set.locking, "exclusive") && set.connections != 1:
-		return &SettingError{"locking_mode", set.locking, "the first connection locks all others out, of this pool, too, for as long as it is open, " +
-			"and claims wait in vain: leave it NORMAL"}
+		return &SettingError{"locking_mode", set.locking, "the first connection locks all others out, of this pool, " +
+			"too, for as long as it is open, and claims wait in vain: leave it NORMAL"}
 	case set.uncommitted:
-		return &SettingError{"read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome that may yet be rolled back, " +
-			"and its message is lost: leave it off, and cache=shared, too"}
+		return &SettingError{"read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome " +
+			"that may yet be rolled back, and its message is lost: leave it off, and cache=shared, too"}
 	case set.synchronous == 0:
-		return &SettingError{"synchronous", "OFF", "a power cut may lose records, and the database with them: set it to FULL"}
+		return &SettingError{"synchronous", "OFF", "a power cut may lose records, and the database with them: set " +
+			"it to FULL"}
 	}
 	return nil
 }
 
 func (set settings) warnings() (all []string) {
 	if set.synchronous == 1 {
-		all = append(all, "synchronous is NORMAL: a power cut may lose the last transactions, of messages that were acknowledged: set it to FULL.")
+		all = append(all, "synchronous is NORMAL: a power cut may lose the last transactions, of messages that were "+
+			"acknowledged: set it to FULL.")
 	}
 	if set.timeout < 100 {
-		all = append(all, fmt.Sprintf("busy_timeout is %d ms: transactions of the program's own are refused at once when another one writes: "+
-			"open the database with _busy_timeout=10000.", set.timeout))
+		all = append(all, fmt.Sprintf("busy_timeout is %d ms: transactions of the program's own are refused at once "+
+			"when another one writes: open the database with _busy_timeout=10000.", set.timeout))
 	}
 	if set.connections == 1 {
-		all = append(all, "The database has one connection: claims wait while it is in use, and a handler of the inbox that uses the database "+
-			"itself, where it has to use Tx, waits for its own transaction for as long as its context lasts: SetMaxOpenConns to 0, or some more.")
+		all = append(all, "The database has one connection: claims wait while it is in use, and a handler of the "+
+			"inbox that uses the database itself, where it has to use Tx, waits for its own transaction for as long "+
+			"as its context lasts: SetMaxOpenConns to 0, or some more.")
 	}
 	if set.attached != "" {
-		all = append(all, fmt.Sprintf("Attached: %s. Under WAL each file commits by itself, the records' first: when the process dies then, or the disk "+
-			"is full, a message counts as done whose writes to an attached database are lost: let handlers write to none.", set.attached))
+		all = append(all, fmt.Sprintf("Attached: %s. Under WAL each file commits by itself, the records' first: "+
+			"when the process dies then, or the disk is full, a message counts as done whose writes to an attached "+
+			"database are lost: let handlers write to none.", set.attached))
 	}
 	return all
 }

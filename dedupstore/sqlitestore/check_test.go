@@ -66,7 +66,7 @@ func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
 	for _, tc := range []struct {
 		prepare, says string
 	}{
-		{`DROP TABLE oncemill_dedup`, "there is no table"},
+		{`DROP TABLE oncemill_dedup`, `table "oncemill_dedup" is "missing"`},
 		{`UPDATE oncemill_dedup_version SET version = 0`, "call Migrate"},
 		{`UPDATE oncemill_dedup_version SET version = 7`, "update the program"},
 	} {
@@ -75,8 +75,8 @@ func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
 		_, claimErr := s.Claim(t.Context(), request("1"))
 		_, checkErr := s.Check(t.Context())
 		for what, err := range map[string]error{"claim": claimErr, "check": checkErr} {
-			if e, is := errors.AsType[*SchemaError](err); !is || !strings.Contains(e.Error(), tc.says) {
-				t.Errorf("%s: %s: %v, want a SchemaError that says %q", tc.prepare, what, err, tc.says)
+			if e, is := errors.AsType[*SettingError](err); !is || !strings.Contains(e.Error(), tc.says) {
+				t.Errorf("%s: %s: %v, want a SettingError that says %q", tc.prepare, what, err, tc.says)
 			}
 		}
 		err := s.Migrate(t.Context())
@@ -171,9 +171,8 @@ func TestNew_MistakesAreNamed(t *testing.T) {
 	t.Parallel()
 	db := openAt(t, filepath.Join(t.TempDir(), "test.db"))
 	for field, make := range map[string]func() (*Store, error){
-		"db":                   func() (*Store, error) { return New(nil, Config{}) },
-		"Config.Table":         func() (*Store, error) { return New(db, Config{Table: `a"b`}) },
-		"Config.CleanInterval": func() (*Store, error) { return New(db, Config{CleanInterval: -1}) },
+		"db":           func() (*Store, error) { return New(nil, Config{}) },
+		"Config.Table": func() (*Store, error) { return New(db, Config{Table: `a"b`}) },
 	} {
 		_, err := make()
 		if e, is := errors.AsType[*dedupstore.InvalidError](err); !is || e.Field != field {

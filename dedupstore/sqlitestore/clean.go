@@ -3,7 +3,6 @@ package sqlitestore
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -12,10 +11,11 @@ import (
 const cleanBatch = 200
 
 const cleanSQL = `
-DELETE FROM "{table}" WHERE number IN (SELECT number FROM "{table}" WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)`
+DELETE FROM "{table}" WHERE number IN (
+	SELECT number FROM "{table}" WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)`
 
-// Clean removes records that have expired, at most limit, and returns how many they were; fewer than limit: there are no
-// more. It works in small transactions, between which claims get the write lock. It may be called by several processes.
+// Clean removes records that have expired, at most limit, and returns how many they were; fewer than limit: there are
+// no more. It works in small transactions, between which claims get the write lock. Several processes may call it.
 func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	if limit < 1 {
 		return 0, &dedupstore.InvalidError{Field: "limit", Problem: fmt.Sprintf("is %d, want at least 1", limit)}
@@ -41,8 +41,7 @@ func (s *Store) cleanBatch(ctx context.Context, limit int) (int, error) {
 	if err := s.gate.enter(ctx, false); err != nil {
 		return 0, err
 	}
-	leave := sync.OnceFunc(s.gate.leave)
-	defer leave()
+	defer s.gate.leave()
 	detached := context.WithoutCancel(ctx) // a batch is short
 	t, err := s.begin(ctx, detached, always)
 	if err != nil {
@@ -57,42 +56,17 @@ func (s *Store) cleanBatch(ctx context.Context, limit int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return int(n), t.commitUnchecked(detached, leave)
+	return int(n), t.commit()
 }
 
-// commitUnchecked commits, and copies the log to the file when others can write again: SQLite would do so at the end of a
-// commit, which takes long after removals all over the table.
-func (t *lockedTx) commitUnchecked(ctx context.Context, leave func()) error {
-	var usual int
-	if err := t.conn.QueryRowContext(ctx, "PRAGMA wal_autocheckpoint").Scan(&usual); err != nil {
-		return err
-	}
-	if _, err := t.conn.ExecContext(ctx, "PRAGMA wal_autocheckpoint = 0"); err != nil {
-		return err
-	}
-	if err := t.Commit(); err != nil {
-		t.discard()
-		return err
-	}
-	leave()
-	_, checkpoint := t.conn.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)") // if it fails, another one will be made
-	_, undo := t.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA wal_autocheckpoint = %d", usual))
-	if checkpoint != nil || undo != nil {
-		t.discard()
-		return nil //nolint:nilerr // it is committed
-	}
-	t.conn.Close()
-	return nil
-}
-
-// RunCleaning removes expired records as they come up, until ctx ends; then it returns nil. Run it in one process of those
+// RunCleaning removes expired records, every minute until ctx ends; then it returns nil. Run it in one process of those
 // that share the database, or in each.
 func (s *Store) RunCleaning(ctx context.Context) error {
 	for {
 		if _, err := s.Clean(ctx, 1<<30); err != nil && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "oncemill: expired dedup records not removed", "table", s.config.Table, "error", err)
 		}
-		if !sleep(ctx, s.config.CleanInterval) {
+		if !sleep(ctx, s.rest) {
 			return nil
 		}
 	}

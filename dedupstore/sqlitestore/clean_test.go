@@ -61,11 +61,8 @@ func TestClean_RemovesWhatHasExpiredAndNothingElse(t *testing.T) {
 
 func TestRunCleaning_CleansUntilItsContextEnds(t *testing.T) {
 	t.Parallel()
-	_, db := newStore(t)
-	s, err := New(db, Config{CleanInterval: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, db := newStore(t)
+	s.rest = time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	wait := background(func() error { return s.RunCleaning(ctx) })
 	for range 2 {

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -17,10 +16,6 @@ type Config struct {
 	// Empty: "oncemill_dedup". Another table is another set of records: what was done under the old one runs again.
 	Table string
 
-	// CleanInterval is how long RunCleaning rests when there is nothing left to remove; at least a millisecond. Zero: a
-	// minute.
-	CleanInterval time.Duration
-
 	// Logger gets what goes wrong in RunCleaning. Nil: slog.Default().
 	Logger *slog.Logger
 }
@@ -28,9 +23,6 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.Table == "" {
 		c.Table = "oncemill_dedup"
-	}
-	if c.CleanInterval == 0 {
-		c.CleanInterval = time.Minute
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -43,12 +35,11 @@ var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,47}$`)
 func (c Config) validate() error {
 	if !tableName.MatchString(c.Table) || strings.HasPrefix(strings.ToLower(c.Table), "sqlite_") {
 		return &dedupstore.InvalidError{
-			Field:   "Config.Table",
-			Problem: fmt.Sprintf(`is %q, want up to 48 ASCII letters, digits and underscores, not beginning with a digit or "sqlite_"`, c.Table),
+			Field: "Config.Table",
+			Problem: fmt.Sprintf("is %q, want up to 48 ASCII letters, digits and underscores, not beginning with a "+
+				"digit or "+
+				`"sqlite_"`, c.Table),
 		}
-	}
-	if c.CleanInterval < time.Millisecond {
-		return &dedupstore.InvalidError{Field: "Config.CleanInterval", Problem: fmt.Sprintf("is %v, want at least 1ms", c.CleanInterval)}
 	}
 	return nil
 }

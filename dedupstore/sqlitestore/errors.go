@@ -10,43 +10,31 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// SchemaError says that the table is missing, or is of another version than this program's. Nothing was written. If it
-// is missing or older call [Store.Migrate]; if it is newer, this program is too old for the database.
-type SchemaError struct {
-	Table     string
-	Has, Want int // versions; 0: there is no table
+// SettingError says which setting of the database, or of how it was opened, does not do for dedup records, or that the
+// table is missing or of another version than this program's. Nothing was written. Do what the advice says.
+type SettingError struct {
+	Setting string // such as "journal_mode"
+	Value   string // as found
+	Advice  string // what it leads to, and what to do
 }
 
-func (e *SchemaError) Error() string {
-	switch {
-	case e.Has == 0:
-		return fmt.Sprintf("sqlitestore: there is no table %q of version %d: call Migrate", e.Table, e.Want)
-	case e.Has < e.Want:
-		return fmt.Sprintf("sqlitestore: table %q has version %d, want %d: call Migrate", e.Table, e.Has, e.Want)
-	}
-	return fmt.Sprintf("sqlitestore: table %q has version %d, this program knows version %d: update the program", e.Table, e.Has, e.Want)
+func (e *SettingError) Error() string {
+	return fmt.Sprintf("sqlitestore: %s is %q: %s", e.Setting, e.Value, e.Advice)
 }
 
-// EndedError says that the transaction of a run was over when its handler returned without an error, or that the handler committed
-// it and then returned an error, or its context ended. No outcome was written. What the handler wrote is there if it committed; the
-// guard parks the run as unknown. Handlers must leave the transaction that [Tx] gives them to the store. It is [dedupstore.ErrEnded].
-type EndedError struct {
-	Err error // what the database said
+// endedError is [dedupstore.ErrEnded]: the transaction of a run was over when its handler returned without an error, or
+// the handler committed it and then returned an error, or its context ended. No outcome was written, so the guard parks
+// the run as unknown.
+func endedError(err error) error {
+	return fmt.Errorf("sqlitestore: %w: the handler must not commit or roll back the transaction that Tx gives it, "+
+		"and must return the errors of its statements; if it committed, what it wrote has no outcome: "+
+		"%w", dedupstore.ErrEnded, err)
 }
 
-func (e *EndedError) Error() string {
-	return "sqlitestore: the run's transaction was over before its outcome could be written in it: the handler must not commit or " +
-		"roll back the transaction that Tx gives it, and must return the errors of its statements; if it committed, what it wrote " +
-		"has no outcome: " + e.Err.Error()
-}
-
-// Unwrap returns dedupstore.ErrEnded and what the database said.
-func (e *EndedError) Unwrap() []error { return []error{dedupstore.ErrEnded, e.Err} }
-
-// ErrNested says that a store was used in the context of a run in an inbox of its database. It would wait for the write lock
-// which that run's transaction has.
-var ErrNested = errors.New("sqlitestore: the store was called with the context of a run in an inbox of its database, whose transaction has the " +
-	"write lock: it would wait for itself")
+// ErrNested says that a store was used in the context of a run in an inbox of its database. It would wait for the write
+// lock which that run's transaction has.
+var ErrNested = errors.New("sqlitestore: the store was called with the context of a run in an inbox of its database, " +
+	"whose transaction has the write lock: it would wait for itself")
 
 // What Join cannot do.
 var (
@@ -56,19 +44,44 @@ var (
 	// ErrUnguarded says that the run has no claim, because the store was bypassed or in shadow mode.
 	ErrUnguarded = errors.New("sqlitestore: Join in a run that is not guarded: there is no claim to settle")
 
-	// ErrSettled says that the run has been settled already: by a transaction that joined before and has committed, perhaps
-	// although the handler got an error from it, or by an earlier call with the same transaction.
-	ErrSettled = errors.New("sqlitestore: Join in a run that has joined before: roll back, and return this error; if the earlier transaction " +
-		"has committed, a redelivery is answered with its outcome")
+	// ErrSettled says that the run has been settled already: by a transaction that joined before and has committed,
+	// perhaps although the handler got an error from it, or by an earlier call with the same transaction.
+	ErrSettled = errors.New("sqlitestore: Join in a run that has joined before: roll back, and return this error; " +
+		"if the earlier transaction has committed, a redelivery is answered with its outcome")
 
 	// ErrInboxRun says that the run is one of an inbox, which settles it by itself.
-	ErrInboxRun = errors.New("sqlitestore: Join in a run of an inbox, which settles the run in the transaction of Tx by itself")
+	ErrInboxRun = errors.New("sqlitestore: Join in a run of an inbox, which settles the run in the transaction of " +
+		"Tx by itself")
 )
+
+// errOver keeps the outcome from being committed by itself.
+var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
+	"interrupted or a constraint says ROLLBACK; the handler must return the errors of its statements")
+
+// errJoinedOutputs says what would otherwise be lost without a word.
+var errJoinedOutputs = &dedupstore.InvalidError{
+	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
+		"without messages, and these will not be published; send them through an outbox in the transaction that joins",
+}
+
+var (
+	errGivenUp = errors.New("nobody waits for the write lock any more")
+	errLocked  = errors.New("the database's write lock was not to be had for as long as the lease")
+	errGone    = errors.New("the record is gone")
+)
+
+// A conflictError is why the database refused a transaction because of others. Nothing of it is there.
+type conflictError struct{ error }
 
 // isBusy reports whether the database refused because of others (SQLITE_BUSY, SQLITE_LOCKED and what belongs to them).
 func isBusy(err error) bool {
 	e, ok := errors.AsType[*sqlite.Error](err)
 	return ok && (e.Code()&0xff == codes.SQLITE_BUSY || e.Code()&0xff == codes.SQLITE_LOCKED)
+}
+
+func isRecordError(err error) bool {
+	_, is := errors.AsType[*dedupstore.RecordError](err)
+	return is
 }
 
 func isFull(err error) bool {

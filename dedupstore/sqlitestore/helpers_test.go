@@ -138,7 +138,7 @@ func charges(t testing.TB, db *sql.DB, id string) int {
 func remembered(s *Store) int {
 	s.runs.mu.Lock()
 	defer s.runs.mu.Unlock()
-	return len(s.runs.byKey)
+	return len(s.runs.until)
 }
 
 // expire ends the lease of every record, as if those who hold them had died long ago.

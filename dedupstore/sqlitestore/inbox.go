@@ -22,13 +22,13 @@ var _ interface {
 } = inbox{}
 
 // Inbox returns the transactional form of the store, for handlers whose effects are in the same database. Claims are
-// those of the store. A run begins a transaction with the database's write lock, which the handler gets with [Tx], and gives to an
-// outbox of the same database (InSQL of package sqliteoutbox, which does not look into the context); the outcome is written in it, and
-// it is committed. So there is one handler at a time in a database, whatever the number of processes; it should be short, and wait for
-// nobody else.
+// those of the store. A run begins a transaction with the database's write lock. The handler gets it with [Tx], and
+// gives it to an outbox of the same database (InSQL of package sqliteoutbox, which does not look into the context). The
+// store writes the outcome in it and commits. So there is one handler at a time in a database, whatever the number of
+// processes; it should be short, and wait for nobody else.
 //
 // A run that waits for the write lock for as long as its lease, or 5 s if that is shorter, gives up with a
-// [*dedupstore.ConflictError]: leases have to be longer than the handlers of the database take that may wait for each other.
+// [*dedupstore.ConflictError]: leases have to be longer than the handlers take that may wait for each other.
 func (s *Store) Inbox() dedupstore.Transactor { return inbox{s} }
 
 // running is what the context of a run in an inbox carries.
@@ -38,43 +38,38 @@ type running struct {
 	over  atomic.Bool // contexts may outlive the run
 }
 
-// Tx returns the transaction of a run in an inbox. It ends with the run: handlers neither commit it nor roll it back. It
-// panics outside such a run, since nothing else would be written together with the outcome.
+// Tx returns the transaction of a run in an inbox. It ends with the run: handlers neither commit it nor roll it back.
+// It panics outside such a run, since nothing else would be written together with the outcome.
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
-		panic("sqlitestore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, and pass the context that the handler got")
+		panic("sqlitestore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, and pass the " +
+			"context that the handler got")
 	}
 	return r.tx
 }
 
-// conflictError says, within the package, that the database refused a transaction because of others, and nothing of it is
-// there.
-type conflictError struct{ err error }
-
-func (e *conflictError) Error() string { return e.err.Error() }
-
-func (e *conflictError) Unwrap() error { return e.err }
-
-// InTx implements [dedupstore.Transactor]. What work returns is never a reason to call it again: a transaction that has the
-// write lock is not refused because of others.
-func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
+// InTx implements [dedupstore.Transactor]. What work returns is never a reason to call it again: a transaction that has
+// the write lock is not refused because of others.
+func (s inbox) InTx(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	run := s.runs.enter(c, entered, 0)
-	defer s.runs.leave(run)
+	s.runs.enter(c, forever)
+	defer s.runs.leave(c)
 	for tries := 1; ; tries++ {
-		err := s.attempt(ctx, run, work)
+		err := s.attempt(ctx, c, work)
 		conflict, again := err.(*conflictError) //nolint:errorlint // never wrapped
 		switch {
 		case !again:
 			return noRoom(err)
 		case tries == conflicts:
-			return &dedupstore.ConflictError{Err: conflict.err}
+			return &dedupstore.ConflictError{Err: conflict.error}
 		case !sleep(ctx, lastPause):
 			return context.Cause(ctx)
 		}
@@ -82,8 +77,9 @@ func (s inbox) InTx(ctx context.Context, c dedupstore.Claim, work func(context.C
 }
 
 // attempt is one transaction.
-func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Context) (dedupstore.Settlement, error)) error {
-	c := run.claim
+func (s *Store) attempt(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
 	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastPatience), errLocked)
 	defer done()
 	if err := s.gate.enter(waitCtx, false); err != nil {
@@ -117,8 +113,6 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	if err := s.mark(ctx, t, rec); err != nil {
 		return ended(ctx, fmt.Errorf("sqlitestore: begin: %w", err))
 	}
-	s.runs.hold(run, *rec)
-	defer s.runs.let(run)
 	settlement, err := work(txctx.With(txctx.With(ctx, t.Tx), within))
 	switch {
 	case err != nil:
@@ -128,35 +122,37 @@ func (s *Store) attempt(ctx context.Context, run *txRun, work func(context.Conte
 	}
 	finish, is := settlement.(dedupstore.Finish)
 	if !is {
-		return &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement)}
+		return &dedupstore.InvalidError{
+			Field:   "Settlement",
+			Problem: fmt.Sprintf("is %T, want Finish: nothing else may be committed with effects", settlement),
+		}
 	}
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		return err
 	}
-	s.runs.commits(run)
 	return s.finish(context.WithoutCancel(ctx), t, rec, c, finish)
 }
 
 // leastPatience is how long a run waits for the write lock if its lease is shorter.
 const leastPatience = 5 * time.Second
 
-var errLocked = errors.New("sqlitestore: the database's write lock was not to be had for as long as the lease")
-
 // notBegun is the error of a run whose work was not called.
 func notBegun(err error) error {
-	if errors.Is(err, errLocked) {
+	locked := errors.Is(err, errLocked)
+	err = fmt.Errorf("sqlitestore: begin: %w", err)
+	if locked {
 		return &dedupstore.ConflictError{Err: err}
 	}
-	return fmt.Errorf("sqlitestore: begin: %w", err)
+	return err
 }
 
-// savepoint is set when a run's transaction begins, and is there as long as the transaction is: by it the store sees that
-// it still writes in the same one, and not outside of any.
+// savepoint is set when a run's transaction begins, and is there as long as the transaction is: by it the store sees
+// that it still writes in the same one, and not outside of any.
 const savepoint = "oncemill_run"
 
-// markSQL marks the record of a run in its transaction. What finishes the run writes over it, a rollback takes it back: it stays
-// only if the handler commits by itself. Then nobody may run it again: neither this process (undone), nor who claims the key
-// when this one has died or its lease has ended (record.decide).
+// markSQL marks the record of a run in its transaction. What finishes the run writes over it, a rollback takes it back:
+// it stays only if the handler commits by itself. Then nobody may run it again: neither this process (undone), nor
+// another that claims the key when this one has died or its lease has ended (record.decide).
 const markSQL = `UPDATE "{table}" SET decided = fence WHERE number = ?`
 
 // mark prepares a transaction to be told apart.
@@ -168,8 +164,8 @@ func (s *Store) mark(ctx context.Context, t *lockedTx, rec *record) error {
 	return err
 }
 
-// undone rolls back and returns why a run has failed; but an EndedError if the handler has committed by itself, or that cannot
-// be known: another run could make the effects once more.
+// undone rolls back and returns why a run has failed. If the handler has committed by itself, or that cannot be known,
+// it returns ErrEnded: another run could make the effects once more.
 func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, failure error) error {
 	if _, err := t.ExecContext(ctx, "ROLLBACK TO "+savepoint); err == nil {
 		return failure
@@ -179,16 +175,18 @@ func (s *Store) undone(ctx context.Context, t *lockedTx, c dedupstore.Claim, fai
 	defer cancel()
 	rec, err := load(ctx, s.statements.load, c.Key.String(), clock())
 	if err != nil || rec.heldBy(c) && rec.state == dedupstore.Running && rec.decided == rec.fence {
-		return &EndedError{Err: errors.Join(failure, err)}
+		return endedError(errors.Join(failure, err))
 	}
 	return failure
 }
 
 // finish settles and commits.
-func (s *Store) finish(ctx context.Context, t *lockedTx, rec *record, c dedupstore.Claim, finish dedupstore.Finish) error {
+func (s *Store) finish(
+	ctx context.Context, t *lockedTx, rec *record, c dedupstore.Claim, finish dedupstore.Finish,
+) error {
 	// Busy is the savepoint, and so there, if the handler has left rows of a write open. The commit closes them.
 	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil && !isBusy(err) {
-		return &EndedError{Err: err}
+		return endedError(err)
 	}
 	changed, err := rec.finish(c, finish, clock())
 	if err != nil {
@@ -201,7 +199,7 @@ func (s *Store) finish(ctx context.Context, t *lockedTx, rec *record, c dedupsto
 	case isBusy(err):
 		return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
 	case errors.Is(err, sql.ErrTxDone):
-		return &EndedError{Err: err}
+		return endedError(err)
 	case err != nil:
 		return fmt.Errorf("sqlitestore: settle: %w", err)
 	}
@@ -215,10 +213,8 @@ func (s *Store) finish(ctx context.Context, t *lockedTx, rec *record, c dedupsto
 	return nil
 }
 
-var errGone = errors.New("sqlitestore: the record is gone")
-
-// resolve reads what became of a commit that ended in an error, which does not say whether it is on disk: until the record
-// tells, at most until the lease ends.
+// resolve reads what became of a commit that ended in an error, which does not say whether it is on disk: until the
+// record tells, at most until the lease ends.
 func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, until time.Time) error {
 	for pause := firstPause; ; pause = min(2*pause, time.Second) {
 		readCtx, cancel := context.WithDeadline(ctx, until)

@@ -12,20 +12,20 @@ import (
 
 // Join settles the run of the context as succeeded, in a transaction of the handler's own in the store's database, for
 // handlers under the leased form. The handler commits it, and then returns nil: what it wrote and its outcome are there
-// together, or not at all. A handler that joins returns no result and no messages, since the outcome is written already;
-// it sends messages through an outbox in the same transaction. A result is dropped; with messages the guard's Finish is
-// refused, and says so: they are not published.
+// together, or not at all. A handler that joins returns no result and no messages, since the outcome is written
+// already; it sends messages through an outbox in the same transaction. A result is dropped; with messages the guard's
+// Finish is refused, and says so: they are not published.
 //
-// The commit is the end of the run. An error that the handler returns after it does not undo it: nothing is tried again and
-// nothing is dead-lettered, and a redelivery is answered with the success.
+// The commit is the end of the run. An error that the handler returns after it does not undo it: nothing is tried again
+// and nothing is dead-lettered, and a redelivery is answered with the success.
 //
-// The transaction should be short, far shorter than a lease. Join writes, so that a transaction that began with a read may
-// be refused (SQLITE_BUSY_SNAPSHOT); open the database with _txlock=immediate. After any error the transaction must be
-// rolled back. It returns
+// The transaction should be short, far shorter than a lease. Join writes, so that a transaction that began with a read
+// may be refused (SQLITE_BUSY_SNAPSHOT); open the database with _txlock=immediate. After any error the transaction must
+// be rolled back. It returns
 //
 //   - dedupstore.ErrClaimLost, if another owner took over: roll back, and return it;
-//   - [ErrSettled], if the run has joined before: roll back, and return it, since only the record knows whether the first
-//     transaction has committed;
+//   - [ErrSettled], if the run has joined before: roll back, and return it, since only the record knows whether the
+//     first transaction has committed;
 //   - an error that says so, if SQLite has ended the transaction because of a statement whose error was not returned;
 //   - [ErrNoRun], [ErrUnguarded] or [ErrInboxRun], if there is nothing to settle;
 //   - or what the database said.
@@ -53,10 +53,6 @@ func (s *Store) Join(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// errOver keeps the outcome from being committed by itself.
-var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is interrupted or a constraint " +
-	"says ROLLBACK; the handler must return the errors of its statements")
-
 func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error {
 	if _, err := tx.ExecContext(ctx, "BEGIN"); err == nil { // there is none to begin one in
 		_, err := tx.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
@@ -82,6 +78,6 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 	if err := s.save(ctx, tx, rec); err != nil {
 		return err
 	}
-	s.runs.enter(c, joined, now+micros(c.Lease))
+	s.runs.enter(c, now+micros(c.Lease))
 	return nil
 }

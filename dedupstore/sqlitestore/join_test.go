@@ -96,35 +96,6 @@ func TestJoin_HeartbeatsAreSafeBeforeAndAfterTheCommit(t *testing.T) {
 	}
 }
 
-// TestJoin_HeartbeatThatCameBeforeItDoesNotWaitForTheTransaction has a heartbeat that finds the write lock with a transaction which has not
-// joined yet, and lasts.
-func TestJoin_HeartbeatThatCameBeforeItDoesNotWaitForTheTransaction(t *testing.T) {
-	t.Parallel()
-	s, db := newStore(t)
-	c := claim(t, s, request("1"), dedupstore.AcquiredRun).Claim
-	tx := begin(t.Context(), t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	heartbeat := background(func() error { return s.Extend(ctx, c, time.Minute) })
-	eventually(t, "the heartbeat waits", func() bool {
-		s.queue.mu.Lock()
-		defer s.queue.mu.Unlock()
-		return len(s.queue.waiting) > 0
-	})
-	if err := s.Join(txctx.With(t.Context(), &c), tx); err != nil {
-		t.Fatal(err)
-	}
-	if err := heartbeat(); err != nil {
-		t.Errorf("the heartbeat: %v", err)
-	}
-	if err := tx.Commit(); err != nil {
-		t.Error(err)
-	}
-	if err := s.Settle(t.Context(), c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: time.Hour}); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestJoin_ZombieIsRefused(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)

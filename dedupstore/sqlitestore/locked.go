@@ -16,9 +16,6 @@ const (
 	lastPause  = 8 * time.Millisecond
 )
 
-// errGivenUp says that nobody waits for the write lock any more.
-var errGivenUp = errors.New("sqlitestore: nobody waits any more")
-
 // A lockedTx is a transaction that has the write lock from its beginning.
 type lockedTx struct {
 	*sql.Tx
@@ -29,51 +26,16 @@ type lockedTx struct {
 // begin begins a transaction with the write lock, and tries until ctx ends, or goOn, which is asked between tries, says
 // no. The caller has the gate. The transaction is bound to txCtx, which should have no end but the caller's.
 func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, error) {
-	conn, err := s.connect(ctx, goOn)
-	if err != nil {
-		return nil, ended(ctx, err)
-	}
-	t := &lockedTx{conn: conn}
-	if err := t.hurry(ctx); err != nil {
-		t.discard()
-		return nil, ended(ctx, err)
-	}
-	defer s.lock.got()
-	pause := firstPause
-	for {
-		err := t.try(txCtx, s.statements.touch)
-		if err == nil {
-			err = t.calm(ctx)
-			return t, err
-		}
-		s.lock.missed()
-		if !isBusy(err) { // such as an interrupted BEGIN, which may or may not have begun
-			t.discard()
-			return nil, ended(ctx, err)
-		}
-		if !goOn() {
-			t.giveBack()
-			return nil, ended(ctx, fmt.Errorf("%w: %w", errGivenUp, err))
-		}
-		if !sleep(ctx, pause) {
-			t.giveBack()
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
-		pause = min(2*pause, lastPause)
-	}
-}
-
-// connect takes a connection from the pool. One that is opened sets the journal mode, which waits for nobody (SQLITE_BUSY)
-// while another process does so for the first time, or recovers the log of one that was killed.
-func (s *Store) connect(ctx context.Context, goOn func() bool) (*sql.Conn, error) {
-	for {
-		conn, err := s.db.Conn(ctx)
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		t, err := s.try(ctx, txCtx)
 		switch {
+		case err == nil:
+			return t, nil
 		case !isBusy(err):
-			return conn, err
+			return nil, ended(ctx, err)
 		case !goOn():
-			return nil, fmt.Errorf("%w: %w", errGivenUp, err)
-		case !sleep(ctx, lastPause):
+			return nil, ended(ctx, fmt.Errorf("%w: %w", errGivenUp, err))
+		case !sleep(ctx, pause):
 			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
@@ -82,45 +44,47 @@ func (s *Store) connect(ctx context.Context, goOn func() bool) (*sql.Conn, error
 func always() bool { return true }
 
 // try begins, and takes the write lock with a statement that changes nothing: the database may be opened without
-// _txlock=immediate. As the transaction's first statement it sees the latest snapshot.
-func (t *lockedTx) try(ctx context.Context, touch *sql.Stmt) error {
-	tx, err := t.conn.BeginTx(ctx, nil)
+// _txlock=immediate. As the transaction's first statement it sees the latest snapshot. Meanwhile the connection's own
+// patience is off.
+func (s *Store) try(ctx, txCtx context.Context) (*lockedTx, error) {
+	conn, err := s.db.Conn(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if _, err := tx.StmtContext(ctx, touch).ExecContext(ctx); err != nil {
-		_ = tx.Rollback() // the first error counts
-		return err
+	t := &lockedTx{conn: conn}
+	if err := conn.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&t.usual); err != nil {
+		t.discard()
+		return nil, err
 	}
-	t.Tx = tx
-	return nil
+	err = t.patience(ctx, 0)
+	if err == nil {
+		t.Tx, err = conn.BeginTx(txCtx, nil)
+	}
+	if err == nil {
+		_, err = t.StmtContext(txCtx, s.statements.touch).ExecContext(txCtx)
+	}
+	restored := t.patience(context.WithoutCancel(ctx), t.usual)
+	if err == nil && restored == nil {
+		return t, nil
+	}
+	if t.Tx != nil {
+		_ = t.Rollback()
+	}
+	if restored != nil || !isBusy(err) { // such as an interrupted BEGIN, which may or may not have begun
+		t.discard()
+	}
+	t.conn.Close()
+	return nil, errors.Join(err, restored)
 }
 
 const touchSQL = `UPDATE "{table}" SET number = number WHERE FALSE`
-
-// hurry takes the connection's own patience away.
-func (t *lockedTx) hurry(ctx context.Context) error {
-	if err := t.conn.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&t.usual); err != nil {
-		return err
-	}
-	return t.patience(ctx, 0)
-}
-
-// calm makes the connection as it was, for who uses the transaction.
-func (t *lockedTx) calm(ctx context.Context) error {
-	if err := t.patience(context.WithoutCancel(ctx), t.usual); err != nil {
-		t.abort()
-		return err
-	}
-	return nil
-}
 
 func (t *lockedTx) patience(ctx context.Context, milliseconds int) error {
 	_, err := t.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", milliseconds))
 	return err
 }
 
-// commit commits and gives the connection back. After an error the connection is closed, so that nothing stays open on it.
+// commit commits and gives the connection back. After an error it closes it, so that nothing stays open on it.
 func (t *lockedTx) commit() error {
 	err := t.Commit()
 	if err != nil {
@@ -135,15 +99,6 @@ func (t *lockedTx) commit() error {
 func (t *lockedTx) abort() {
 	if err := t.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
 		t.discard()
-	}
-	t.conn.Close()
-}
-
-// giveBack gives back a connection without a transaction.
-func (t *lockedTx) giveBack() {
-	if t.patience(context.Background(), t.usual) != nil {
-		t.discard()
-		return
 	}
 	t.conn.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,6 @@ type operation struct {
 	state atomic.Int32
 	done  chan struct{}
 	err   error
-	until time.Time // of one that nobody waits for any more: when it is not worth doing
 }
 
 // The states of an operation.
@@ -36,7 +36,8 @@ func newOperation(key string, apply func(rec *record, now int64) (bool, error)) 
 	return &operation{key: key, apply: apply, done: make(chan struct{})}
 }
 
-// await waits until the operation is done. If ctx ends before, it is not done, unless it has been begun: then it may be.
+// await waits until the operation is done. If ctx ends before, it is not done, unless it has been begun: then it may
+// be.
 func (op *operation) await(ctx context.Context) error {
 	select {
 	case <-op.done:
@@ -50,8 +51,8 @@ func (op *operation) await(ctx context.Context) error {
 // abandon reports whether the operation will not be done.
 func (op *operation) abandon() bool { return op.state.CompareAndSwap(waiting, abandoned) }
 
-// A queue holds operations until the transaction that they share. Operations that come while one is under way make up the
-// next; there is no timer.
+// A queue holds operations until the transaction that they share. Operations that come while one is under way make up
+// the next; there is no timer.
 type queue struct {
 	store *Store
 
@@ -84,32 +85,14 @@ func (q *queue) flush() {
 	}
 }
 
-// wanted drops operations that nobody wants any more, and reports whether there are others. If there are none, the flush
-// is over.
+// wanted drops operations that nobody wants any more, and reports whether there are others. If there are none, the
+// flush is over.
 func (q *queue) wanted() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	rest := q.waiting[:0]
-	now := time.Now()
-	for _, op := range q.waiting {
-		if !op.until.IsZero() && now.After(op.until) {
-			op.abandon()
-		}
-		if op.state.Load() != abandoned {
-			rest = append(rest, op)
-		}
-	}
-	clear(q.waiting[len(rest):])
-	q.waiting = rest
-	q.flushing = len(rest) > 0
+	q.waiting = slices.DeleteFunc(q.waiting, func(op *operation) bool { return op.state.Load() == abandoned })
+	q.flushing = len(q.waiting) > 0
 	return q.flushing
-}
-
-// orphan leaves an operation to be done until a time without anybody who waits for it.
-func (q *queue) orphan(op *operation, until time.Time) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	op.until = until
 }
 
 // turn does one batch.
@@ -142,13 +125,7 @@ func (q *queue) turn(ctx context.Context) {
 func (q *queue) anybody() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	now := time.Now()
-	for _, op := range q.waiting {
-		if op.state.Load() == waiting && (op.until.IsZero() || now.Before(op.until)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(q.waiting, func(op *operation) bool { return op.state.Load() == waiting })
 }
 
 // take takes the next operations from the queue.

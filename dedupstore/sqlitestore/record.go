@@ -62,7 +62,8 @@ func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, 
 
 // decide answers a claim in the order that dedupstore.Store documents.
 func (rec *record) decide(r dedupstore.Request, now int64, a *dedupstore.Answer) {
-	rerun := rec.state == dedupstore.Finished && r.Rerun != 0 && r.Rerun == rec.decided && rec.outcome.Kind != dedupstore.Succeeded
+	rerun := rec.state == dedupstore.Finished && r.Rerun != 0 && r.Rerun == rec.decided &&
+		rec.outcome.Kind != dedupstore.Succeeded
 	switch {
 	case rec.fingerprint.Differs(r.Fingerprint):
 		a.Status = dedupstore.Mismatch
@@ -82,15 +83,17 @@ func (rec *record) decide(r dedupstore.Request, now int64, a *dedupstore.Answer)
 		rec.own(r, now)
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
 	case rec.state == dedupstore.Running && rec.decided == rec.fence: // markSQL
-		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "the handler committed the transaction of its run by itself, without an outcome"})
+		rec.end(r, now, dedupstore.Outcome{
+			Kind: dedupstore.Unknown, Reason: "the handler committed the transaction of its run by itself, without " +
+				"an outcome",
+		})
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
 	case rec.state == dedupstore.Running && rec.started && r.ParkExpired:
 		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "the lease of a started run expired"})
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
 	case rec.attempts >= r.MaxAttempts:
-		rec.end(r, now, dedupstore.Outcome{
-			Kind: dedupstore.Failed, Exhausted: true, Reason: fmt.Sprintf("%d of %d attempts spent", rec.attempts, r.MaxAttempts),
-		})
+		reason := fmt.Sprintf("%d of %d attempts spent", rec.attempts, r.MaxAttempts)
+		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: reason})
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
 	default:
 		rec.run(r, now)
@@ -155,7 +158,7 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 		return false, dedupstore.ErrClaimLost
 	case rec.state != dedupstore.Running && rec.settledBy(c.Owner):
 		if s.Outcome.Kind != rec.outcome.Kind {
-			return false, dedupstore.ErrClaimLost // Join has committed a success: no failure, and no dead letter, comes after it
+			return false, dedupstore.ErrClaimLost // Join has committed a success: no dead letter comes after it
 		}
 		if len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0 {
 			return false, errJoinedOutputs
@@ -173,12 +176,6 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	}
 	rec.close(now + micros(s.Retention))
 	return true, nil
-}
-
-// errJoinedOutputs says what would otherwise be lost without a word.
-var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed without messages, and these " +
-		"will not be published; send them through an outbox in the transaction that joins",
 }
 
 func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) (changed bool, err error) {

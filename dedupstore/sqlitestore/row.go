@@ -21,9 +21,9 @@ INSERT INTO "{table}" (state, owner, fence, attempts, returned, started, lease_u
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 const updateSQL = `
-UPDATE "{table}" SET state = ?, owner = ?, fence = ?, attempts = ?, returned = ?, started = ?, lease_until = ?, due_at = ?,
-	first_at = ?, expires_at = ?, scheme = ?, sum = ?, settled = ?, trace = ?, decided = ?, kind = ?, exhausted = ?,
-	truncated = ?, reason = ?, result = ?, produced = ? WHERE number = ?`
+UPDATE "{table}" SET state = ?, owner = ?, fence = ?, attempts = ?, returned = ?, started = ?, lease_until = ?,
+	due_at = ?, first_at = ?, expires_at = ?, scheme = ?, sum = ?, settled = ?, trace = ?, decided = ?, kind = ?,
+	exhausted = ?, truncated = ?, reason = ?, result = ?, produced = ? WHERE number = ?`
 
 // A querier runs a statement that returns a row, in a transaction or outside.
 type querier interface {
@@ -36,9 +36,10 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	var settled, state, kind string
 	var fence, decided int64
 	var reason, result, produced []byte
-	err := q.QueryRowContext(ctx, key).Scan(&rec.number, &state, &rec.owner, &fence, &rec.attempts, &rec.returned, &rec.started,
-		&rec.lease, &rec.due, &rec.first, &rec.expires, &rec.fingerprint.Scheme, &rec.fingerprint.Sum, &settled, &rec.trace,
-		&decided, &kind, &rec.outcome.Exhausted, &rec.outcome.Truncated, &reason, &result, &produced)
+	err := q.QueryRowContext(ctx, key).Scan(&rec.number, &state, &rec.owner, &fence, &rec.attempts, &rec.returned,
+		&rec.started, &rec.lease, &rec.due, &rec.first, &rec.expires, &rec.fingerprint.Scheme, &rec.fingerprint.Sum,
+		&settled, &rec.trace, &decided, &kind, &rec.outcome.Exhausted, &rec.outcome.Truncated,
+		&reason, &result, &produced)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		rec.forget(now)
@@ -48,7 +49,8 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	}
 	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
 	if fence <= 0 || decided < 0 || !known(rec.state) {
-		return nil, &dedupstore.RecordError{Key: key, Problem: fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)}
+		problem := fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)
+		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
 	}
 	rec.fence, rec.decided = uint64(fence), uint64(decided)
 	if settled != "" {
@@ -58,14 +60,19 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 		rec.outcome.Result = result
 	}
 	if rec.outcome.Produced, err = decodeProduced(produced); err != nil {
-		return nil, &dedupstore.RecordError{Key: key, Problem: "has produced messages that cannot be read: " + err.Error()}
+		problem := "has produced messages that cannot be read: " + err.Error()
+		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
 	}
 	rec.forget(now)
 	return rec, nil
 }
 
 func known(s dedupstore.State) bool {
-	return s == dedupstore.Running || s == dedupstore.Retryable || s == dedupstore.Publishing || s == dedupstore.Finished
+	switch s {
+	case dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished:
+		return true
+	}
+	return false
 }
 
 // save writes a record. The caller has the write lock since before it was loaded.
@@ -75,9 +82,10 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 		return err
 	}
 	values := []any{
-		string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started, rec.lease, rec.due, rec.first, rec.expires,
-		rec.fingerprint.Scheme, rec.fingerprint.Sum, strings.Join(rec.settled, ","), rec.trace, int64(rec.decided),
-		string(rec.outcome.Kind), rec.outcome.Exhausted, rec.outcome.Truncated, []byte(rec.outcome.Reason), notNil(rec.outcome.Result), produced,
+		string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started, rec.lease, rec.due,
+		rec.first, rec.expires, rec.fingerprint.Scheme, rec.fingerprint.Sum, strings.Join(rec.settled, ","), rec.trace,
+		int64(rec.decided), string(rec.outcome.Kind), rec.outcome.Exhausted, rec.outcome.Truncated,
+		[]byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), produced, // never nil, which is NULL
 	}
 	if rec.number == 0 {
 		_, err = tx.StmtContext(ctx, s.statements.save).ExecContext(ctx, append(values, rec.key)...)
@@ -85,12 +93,4 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 	}
 	_, err = tx.StmtContext(ctx, s.statements.update).ExecContext(ctx, append(values, rec.number)...)
 	return err
-}
-
-// notNil keeps an empty value from becoming NULL.
-func notNil(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
 }

@@ -20,74 +20,52 @@ CREATE TABLE IF NOT EXISTS "{table}_version" (version INTEGER NOT NULL) STRICT;
 DELETE FROM "{table}_version";
 INSERT INTO "{table}_version" VALUES ({version});`
 
-// Migrate makes the table and its index where they are missing. It only adds, may be repeated, and may be called by
-// several processes at once, while others use the store. A table of a newer program is left alone: [*SchemaError].
+// Migrate makes the table and its index where they are missing. It only adds, may be repeated, and several processes
+// may call it at once, while others use the store. It leaves a table of a newer program alone: [*SettingError].
 func (s *Store) Migrate(ctx context.Context) error {
-	if err := s.migrate(ctx); err != nil {
-		return fmt.Errorf("migrate dedup records: %w", err)
-	}
-	return nil
-}
-
-func (s *Store) migrate(ctx context.Context) error {
-	if err := s.gate.enter(ctx, false); err != nil {
-		return err
-	}
-	defer s.gate.leave()
 	for {
-		err := s.tryMigrating(ctx)
+		err := s.migrate(context.WithoutCancel(ctx)) // it is short
 		if !isBusy(err) {
 			return err
 		}
 		if !sleep(ctx, lastPause) {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("sqlitestore: migrate: %w: %w", context.Cause(ctx), err)
 		}
 	}
 }
 
-func (s *Store) tryMigrating(ctx context.Context) error {
-	conn, err := s.connect(ctx, always)
+func (s *Store) migrate(ctx context.Context) error {
+	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
-		return err
+		return fmt.Errorf("sqlitestore: migrate: %w", err)
 	}
-	t := &lockedTx{conn: conn}
-	if err := t.hurry(ctx); err != nil {
-		t.discard()
-		return err
-	}
-	defer t.giveBack()
-	// The driver may say that the context has ended although the transaction has begun: it would stay open.
-	detached := context.WithoutCancel(ctx)
-	if _, err := conn.ExecContext(detached, "BEGIN IMMEDIATE"); err != nil {
-		return err
-	}
-	err = s.write(ctx, conn)
-	end := "COMMIT"
-	if err != nil {
-		end = "ROLLBACK"
-	}
-	_, ending := conn.ExecContext(detached, end)
-	if ending != nil {
-		t.discard()
+	defer tx.Rollback()
+	has, err := s.version(ctx, tx)
+	if err == nil && has > schemaVersion {
+		return s.schemaError(has)
 	}
 	if err == nil {
-		err = ending
+		query := strings.ReplaceAll(s.in(schema+versionSQL), "{version}", fmt.Sprint(schemaVersion))
+		_, err = tx.ExecContext(ctx, query)
 	}
-	return err
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		return fmt.Errorf("sqlitestore: migrate: %w", err)
+	}
+	return nil
 }
 
-func (s *Store) write(ctx context.Context, conn *sql.Conn) error {
-	statements := s.in(schema)
-	switch has, err := s.version(ctx, conn); {
-	case err != nil:
-		return err
+func (s *Store) schemaError(has int) error {
+	e := &SettingError{fmt.Sprintf("the version of table %q", s.config.Table), fmt.Sprint(has), "call Migrate"}
+	switch {
+	case has == 0:
+		e.Setting, e.Value = fmt.Sprintf("table %q", s.config.Table), "missing"
 	case has > schemaVersion:
-		return &SchemaError{Table: s.config.Table, Has: has, Want: schemaVersion}
-	case has < schemaVersion:
-		statements += strings.ReplaceAll(s.in(versionSQL), "{version}", fmt.Sprint(schemaVersion))
+		e.Advice = fmt.Sprintf("this program knows version %d: update the program", schemaVersion)
 	}
-	_, err := conn.ExecContext(ctx, statements)
-	return err
+	return e
 }
 
 // A rowQuerier is a database, a connection or a transaction.
@@ -128,24 +106,23 @@ func (s *Store) prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
 	}
-	conn, err := s.connect(ctx, always)
-	if err != nil {
-		return fmt.Errorf("sqlitestore: look at the table: %w", ended(ctx, err))
+	has, err := s.version(ctx, s.db)
+	for isBusy(err) && sleep(ctx, lastPause) { // a new connection sets the journal mode, which waits for nobody
+		has, err = s.version(ctx, s.db)
 	}
-	has, err := s.version(ctx, conn)
-	conn.Close()
 	switch {
 	case err != nil:
 		return fmt.Errorf("sqlitestore: look at the table: %w", ended(ctx, err))
 	case has != schemaVersion:
-		return &SchemaError{Table: s.config.Table, Has: has, Want: schemaVersion}
+		return s.schemaError(has)
 	}
 	var made statements
 	for query, stmt := range map[string]**sql.Stmt{
-		loadSQL: &made.load, saveSQL: &made.save, updateSQL: &made.update, touchSQL: &made.touch, markSQL: &made.mark, cleanSQL: &made.clean,
+		loadSQL: &made.load, saveSQL: &made.save, updateSQL: &made.update,
+		touchSQL: &made.touch, markSQL: &made.mark, cleanSQL: &made.clean,
 	} {
-		var err error
-		if *stmt, err = s.db.PrepareContext(ctx, s.in(query)); err != nil { //nolint:sqlclosecheck // they are the store's
+		*stmt, err = s.db.PrepareContext(ctx, s.in(query)) //nolint:sqlclosecheck // they are the store's
+		if err != nil {
 			made.close()
 			return fmt.Errorf("sqlitestore: prepare: %w", ended(ctx, err))
 		}

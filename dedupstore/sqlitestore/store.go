@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// A Store keeps dedup records in a table of an SQLite database. It is safe for concurrent use and holds nothing that must
-// be closed; the database belongs to the caller. It grants leased claims; [Store.Inbox] is its transactional form.
+// A Store keeps dedup records in a table of an SQLite database. It is safe for concurrent use and holds nothing that
+// must be closed; the database belongs to the caller. It grants leased claims; [Store.Inbox] is its transactional form.
 type Store struct {
 	db         *sql.DB
 	config     Config
@@ -26,10 +26,11 @@ type Store struct {
 	preparing  sync.Mutex
 	prepared   atomic.Bool
 	statements statements
-	bounded    bool          // the database has a limit of connections
-	reading    chan struct{} // one reader at a time: with the writer that makes two connections, which database/sql keeps
-	lock       lock
-	commit     func(*lockedTx) error // of a run; tests make it fail
+	reading    chan struct{} // one reader at a time: with the writer two connections, which database/sql keeps
+
+	// What tests change.
+	commit func(*lockedTx) error // of a run
+	rest   time.Duration         // of RunCleaning, when there is nothing left to remove
 }
 
 var (
@@ -48,7 +49,10 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{db: db, config: cfg, log: cfg.Logger, commit: (*lockedTx).commit, bounded: db.Stats().MaxOpenConnections > 0, reading: make(chan struct{}, 1)}
+	s := &Store{
+		db: db, config: cfg, log: cfg.Logger, reading: make(chan struct{}, 1),
+		commit: (*lockedTx).commit, rest: time.Minute,
+	}
 	s.queue.store = s
 	return s, nil
 }
@@ -67,8 +71,8 @@ func (s *Store) usable(ctx context.Context) error {
 // maxLease is the longest duration that the contract allows.
 const maxLease = 100 * 365 * 24 * time.Hour
 
-// Extend implements [dedupstore.Store]. While the claim's run in the inbox has the write lock nobody can take the claim
-// over, and the lease is extended in memory.
+// Extend implements [dedupstore.Store]. The run may have the write lock itself, in its inbox or after Join. Then nobody
+// can take the claim over, and the extension follows when the lock is free.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -79,43 +83,21 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	phase := s.runs.extend(c, clock()+micros(lease))
-	if phase == holding || phase == committing {
-		return nil
-	}
 	op := newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
-		if rec.state == dedupstore.Finished && rec.heldBy(c) && s.runs.phase(c) == joined {
+		if rec.state == dedupstore.Finished && rec.heldBy(c) && s.runs.has(c) {
 			return false, nil // the handler has committed, and will return
 		}
 		err := rec.extend(c, lease, now)
+		if err != nil {
+			s.runs.leave(c) // the next heartbeat is told
+		}
 		return err == nil, err
 	})
 	s.queue.add(op)
-	return s.awaitBriefly(ctx, op, c, lease)
-}
-
-// brief is how long a heartbeat waits for the write lock, if its claim is safe without.
-const brief = 30 * time.Millisecond
-
-// awaitBriefly waits for an extension, and not for long if the claim's run waits for the write lock, or has it in a transaction
-// of the handler's own, be it that Join is called meanwhile. While the lock is not to be had, nobody can take the claim over; the
-// extension follows as soon as it is.
-func (s *Store) awaitBriefly(ctx context.Context, op *operation, c dedupstore.Claim, lease time.Duration) error {
-	look := time.NewTicker(brief)
-	defer look.Stop()
-	for {
-		select {
-		case <-op.done:
-			return op.err
-		case <-ctx.Done():
-			return op.await(ctx)
-		case <-look.C:
-			if s.runs.phase(c) != outsideTx {
-				s.queue.orphan(op, time.Now().Add(lease))
-				return nil
-			}
-		}
+	if s.runs.has(c) {
+		return nil
 	}
+	return op.await(ctx)
 }
 
 // Settle implements [dedupstore.Store].
@@ -147,7 +129,9 @@ func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling)
 	return errs
 }
 
-func (s *Store) settling(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) (*operation, error) {
+func (s *Store) settling(
+	ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement,
+) (*operation, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -157,18 +141,15 @@ func (s *Store) settling(ctx context.Context, c dedupstore.Claim, settlement ded
 	if err := s.usable(ctx); err != nil {
 		return nil, err
 	}
-	return newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) { return rec.settle(c, settlement, now) }), nil
+	return newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
+		return rec.settle(c, settlement, now)
+	}), nil
 }
 
 func (s *Store) settled(ctx context.Context, c dedupstore.Claim, op *operation) error {
 	err := op.await(ctx)
 	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
-		s.runs.forget(c)
+		s.runs.leave(c)
 	}
 	return noRoom(err)
-}
-
-func isRecordError(err error) bool {
-	_, is := errors.AsType[*dedupstore.RecordError](err)
-	return is
 }

@@ -15,7 +15,6 @@ const (
 	takeovers     = "oncemill_lease_takeovers_total"
 	losses        = "oncemill_lease_losses_total"
 	storeErrors   = "oncemill_store_errors_total"
-	cacheHits     = "oncemill_cache_hits_total"
 	oversize      = "oncemill_outputs_oversize_total"
 	pending       = "oncemill_outbox_pending"
 	oldest        = "oncemill_outbox_oldest_age_seconds"

@@ -29,8 +29,6 @@ func store() Dashboard {
 		row{"Load", 9, []Panel{
 			series("Claims by store and answer", "ops", "What is the store asked for, and what does it say?",
 				over("{{oncemill_store}} {{"+outcome+"}}", sumBy("oncemill_store, "+outcome, rate(claimTime+"_count", ofStore)))),
-			series("Cache hits", "ops", "How many duplicates are answered by the cache in the process, without asking Redis?",
-				over("{{job}}", sumBy("job", rate(cacheHits, ofJob)))),
 			series("Outputs too large to be kept", "short", "How many runs produced more than a record may hold? A crash while they are published runs the handler again.",
 				over("{{"+group+"}}", sumBy(group, lately(oversize, ofJob)))),
 		}},

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Child is what its parent is. Contexts with values of their own embed it: each context.WithValue is one more to make and to
-// walk through.
+// A Child is what its parent is. Contexts with values of their own embed it: each context.WithValue is one more to make
+// and to walk through.
 type Child struct{ parent context.Context }
 
 var _ context.Context = Child{}

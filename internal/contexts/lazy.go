@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A Lazy context is what context.WithCancelCause makes, but it enters itself with its parent only when somebody asks for Done.
-// Use Init before anything else. It must not be copied after that. It is safe for concurrent use.
+// A Lazy context is what context.WithCancelCause makes, but it enters itself with its parent only when somebody asks
+// for Done. Use Init before anything else. It must not be copied after that. It is safe for concurrent use.
 type Lazy struct {
 	parent context.Context
 

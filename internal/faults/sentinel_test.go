@@ -111,9 +111,10 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	trio := testserver.RedisSentinel(t)
 	options := trio.FailoverOptions()
 	options.ClientName = "oncemill"
+	options.ReadTimeout = 300 * time.Millisecond // of which replicas have a third: connections break meanwhile
 	rdb := redis.NewFailoverClient(options)
 	t.Cleanup(func() { rdb.Close() })
-	c := newCourier(t, rdb, redisstore.Config{Replicas: 1, ReplicaTimeout: 100 * time.Millisecond}, failoverLease)
+	c := newCourier(t, rdb, redisstore.Config{Replicas: 1}, failoverLease)
 	n, refusals := full(1000, 100), full(2000, 100)
 	before, open := messages("before", n), messages("open", 5)
 	held, past := messages("held", n), messages("past", 16)

@@ -13,6 +13,7 @@ var house = table{
 	{0, "internal/telemetry", "every span, attribute and metric name, once", these(otelAPI, []string{module + "/internal/contexts"})},
 	{0, "internal/leaktest", "tests end without goroutines", testLib},
 	{0, "internal/lanes", "work at once, in order where asked", nil},
+	{0, "internal/anytext", "strings that need not be UTF-8, in JSON", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
 	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},
 	{0, "internal/contexts", "contexts that cost little", nil},
@@ -22,7 +23,7 @@ var house = table{
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers; the Watermill faces of a publisher", these(watermill, jcs, otelAPI)},
-	{1, "dedupstore/redisstore", "records in Redis", these(goRedis, lru)},
+	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{1, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
@@ -74,7 +75,6 @@ var (
 	watermill = []string{"github.com/ThreeDotsLabs/watermill/..."}
 
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
-	lru        = []string{"github.com/hashicorp/golang-lru/v2/..."}
 	gobreaker  = []string{"github.com/sony/gobreaker/v2"}
 	pgx        = []string{"github.com/jackc/pgx/v5/..."}
 	pglogrepl  = []string{"github.com/jackc/pglogrepl"}

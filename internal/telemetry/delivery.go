@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"reflect"
+	"time"
 
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -97,27 +98,17 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 	outside := ambient.SpanContext()
 	ctx = p.consumer.providers.propagator().Extract(ctx, &p.header)
 	created := trace.SpanContextFromContext(ctx)
-	parent := created
 	options := p.source.start
 	if outside.IsValid() && !outside.IsRemote() { // of a tracing middleware or an adapter
 		if created.Equal(outside) {
 			created = trace.SpanContext{} // the message has none
 		}
-		parent = outside
 		ctx = trace.ContextWithSpan(ctx, ambient)
 	} else if in.Link {
-		parent = trace.SpanContext{}
 		options = p.source.startRoot
-	}
-	unlikely := parent.IsValid() && !parent.IsSampled() // most samplers ask the parent first; to hand attributes over costs memory
-	if unlikely {
-		options = p.source.startBare
 	}
 	ctx, p.span = tracer.Start(ctx, p.source.spanName, options...)
 	if p.span.IsRecording() {
-		if unlikely {
-			p.span.SetAttributes(p.source.about...)
-		}
 		p.describe(in)
 		link(p.span, created, linkCreation)
 	}
@@ -126,7 +117,8 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 
 // describe is for spans that are kept: most are not.
 func (p *Processing) describe(in *Incoming) {
-	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(text(in.Topic)), keyGroup.String(in.Group), keyHandler.String(in.Handler))
+	p.span.SetAttributes(keySystem.String(in.System), keyDestination.String(text(in.Topic)),
+		keyGroup.String(in.Group), keyHandler.String(in.Handler))
 	if in.ID != "" {
 		p.span.SetAttributes(keyMessageID.String(text(in.ID)), keyKeySource.String(in.KeySource))
 	}
@@ -149,15 +141,15 @@ func (p *Processing) Shadow(ctx context.Context, o Outcome) {
 }
 
 // Run says that the handler begins.
-func (p *Processing) Run() (began Moment) {
+func (p *Processing) Run() (began time.Time) {
 	p.source.active.Add(1)
-	return Now()
+	return time.Now()
 }
 
-// Ran says how a handler's run ended that began at a moment.
-func (p *Processing) Ran(ctx context.Context, began Moment, f Failure) {
+// Ran says how a handler's run ended, and when it began.
+func (p *Processing) Ran(ctx context.Context, began time.Time, f Failure) {
 	p.source.active.Add(-1)
-	p.consumer.meter.runTime.Record(ctx, began.Elapsed().Seconds(), p.source.run(f).record...)
+	p.consumer.meter.runTime.Record(ctx, time.Since(began).Seconds(), p.source.run(f).record...)
 }
 
 // End ends the delivery's span: with what was decided, and with an error if that is one.
@@ -179,8 +171,8 @@ func (p *Processing) End(action string, f Failure, err error) {
 	p.span.End()
 }
 
-// Propagate returns a context for a handler whose delivery nobody observes: what a message carries goes on to those that
-// the handler produces. It costs something only if a propagator was set.
+// Propagate returns a context for a handler whose delivery nobody observes: what a message carries goes on to those
+// that the handler produces. It costs something only if a propagator was set.
 func (c *Consumer) Propagate(ctx context.Context, h map[string]string) context.Context {
 	propagator := c.providers.propagator()
 	if reflect.TypeOf(propagator) == placeholderPropagator || trace.SpanContextFromContext(ctx).IsValid() {

@@ -8,7 +8,8 @@ import (
 )
 
 var (
-	made      = regexp.MustCompile(`(?:set\.(?:counter|histogram)\(&[\w.]+|(?:Int64|Float64)\w+)(?:, |\()"([a-z_.]+)", (?:metric\.WithUnit\()?"([^"]+)"`)
+	made = regexp.MustCompile(`(?:set\.(?:counter|histogram)\(&[\w.]+|(?:Int64|Float64)\w+)(?:, |\()` +
+		`"([a-z_.]+)",\s*(?:metric\.WithUnit\()?"([^"]+)"`)
 	described = regexp.MustCompile("(?m)^\\| `((?:oncemill|messaging)\\.[a-z_.]+)`[ *°]*\\| ([^ ,|]+)")
 )
 

@@ -10,8 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Labels are the attributes of a measurement, in the forms in which the API takes them: to make them costs more than the
-// measurement.
+// Labels are the attributes of a measurement, in the forms in which the API takes them: to make them costs more than
+// the measurement.
 type labels struct {
 	add    []metric.AddOption
 	record []metric.RecordOption
@@ -26,8 +26,8 @@ func newLabels(attributes ...attribute.KeyValue) *labels {
 // destinations have no end gets one series for the rest.
 const maxKept = 1000
 
-// A table keeps what is made once for each key, up to maxKept of them, and one for all others. It is safe for concurrent
-// use.
+// A table keeps what is made once for each key, up to maxKept of them, and one for all others. It is safe for
+// concurrent use.
 type table[K comparable, V any] struct {
 	mu    sync.RWMutex
 	known map[K]V
@@ -35,7 +35,8 @@ type table[K comparable, V any] struct {
 	full  bool
 }
 
-// of returns what belongs to a key. The key is made anew, by own, before it is kept: its parts may be pieces of a message.
+// of returns what belongs to a key. The key is made anew, by own, before it is kept: its parts may be pieces of a
+// message.
 func (t *table[K, V]) of(key K, own func(K) K, rest K, build func(K) V) V {
 	t.mu.RLock()
 	found, ok := t.known[key]
@@ -79,12 +80,14 @@ func (t *table[K, V]) each(fn func(V)) {
 type scope struct{ group, handler, system, destination string }
 
 func (s scope) own() scope {
-	return scope{strings.Clone(s.group), strings.Clone(s.handler), strings.Clone(s.system), strings.Clone(s.destination)}
+	return scope{
+		strings.Clone(s.group), strings.Clone(s.handler), strings.Clone(s.system), strings.Clone(s.destination),
+	}
 }
 
 // attributes: an empty system or destination says that the guard was used without package consumer.
 func (s scope) attributes(more ...attribute.KeyValue) []attribute.KeyValue {
-	all := append([]attribute.KeyValue{keyGroup.String(text(s.group)), keyHandler.String(text(s.handler))}, more...)
+	all := append(more, keyGroup.String(text(s.group)), keyHandler.String(text(s.handler)))
 	if s.system != "" {
 		all = append(all, keySystem.String(text(s.system)))
 	}
@@ -107,42 +110,28 @@ type source struct {
 	observed []metric.ObserveOption
 	spanName string
 
-	// What spans begin with: of parents that are sampled, of their own, and of parents that are not, which get about later.
-	start, startRoot, startBare []trace.SpanStartOption
-	about                       []attribute.KeyValue
+	start, startRoot []trace.SpanStartOption // what spans begin with
 }
 
 var otherScope = scope{group: other, handler: other, system: other, destination: other}
 
 // sources are the sources of a meter.
-type sources struct {
-	table[scope, *source]
-	last atomic.Pointer[source] // most have only one
-}
+type sources struct{ table[scope, *source] }
 
-func (t *sources) source(s scope) *source {
-	if last := t.last.Load(); last != nil && last.scope == s {
-		return last
-	}
-	found := t.of(s, scope.own, otherScope, newSource)
-	t.last.Store(found)
-	return found
-}
+func (t *sources) source(s scope) *source { return t.of(s, scope.own, otherScope, newSource) }
 
 func newSource(s scope) *source {
-	kind := trace.WithSpanKind(trace.SpanKindConsumer)
-	about := []attribute.KeyValue{
-		keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"), keyDestination.String(text(s.destination)),
-	}
+	start := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
+		keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"),
+		keyDestination.String(text(s.destination)),
+	)}
 	return &source{
 		scope: s, plain: newLabels(s.attributes()...),
 		observed:  []metric.ObserveOption{metric.WithAttributes(s.attributes()...)},
 		named:     newLabels(scope{group: s.group, handler: s.handler}.attributes()...),
 		spanName:  "process " + text(s.destination),
-		start:     []trace.SpanStartOption{kind, trace.WithAttributes(about...)},
-		startRoot: []trace.SpanStartOption{kind, trace.WithAttributes(about...), trace.WithNewRoot()},
-		startBare: []trace.SpanStartOption{kind},
-		about:     about,
+		start:     start,
+		startRoot: append(start[:len(start):len(start)], trace.WithNewRoot()),
 	}
 }
 

@@ -14,8 +14,8 @@ const (
 	logSpanID  = "span_id"
 )
 
-// Logger returns a logger whose lines have the trace and span of their context, if there is one. It returns a logger that
-// it has made as it is.
+// Logger returns a logger whose lines have the trace and span of their context, if there is one. It returns a logger
+// that it has made as it is.
 func Logger(l *slog.Logger) *slog.Logger {
 	if _, ours := l.Handler().(tracedLines); ours {
 		return l
@@ -44,8 +44,8 @@ func (h tracedLines) WithGroup(name string) slog.Handler {
 	return tracedLines{h.Handler.WithGroup(name)}
 }
 
-// Located returns a context for log lines about a message whose span is over: with the trace that the message carries. It
-// is called where a line says what has panicked, perhaps the very propagator that it asks.
+// Located returns a context for log lines about a message whose span is over: with the trace that the message carries.
+// It is called where a line says what has panicked, perhaps the very propagator that it asks.
 func Located(ctx context.Context, h map[string]string) (located context.Context) {
 	if trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx

@@ -44,9 +44,9 @@ func (h header) Keys() []string {
 	return keys
 }
 
-// Spellings say which names a header may hold in capitals: bit n is set for names of n bytes, the last bit for longer ones,
-// too. A search for what is not there costs more than the lookups that find something: this is one search for all of them.
-// Zero: nobody has looked.
+// Spellings say which names a header may hold in capitals: bit n is set for names of n bytes, the last bit for longer
+// ones, too. A search for what is not there costs more than the lookups that find something: this is one search for all
+// of them. Zero: nobody has looked.
 type Spellings uint64
 
 const looked Spellings = 1 // no name of no bytes has capitals
@@ -118,8 +118,8 @@ func Inject(ctx context.Context, h map[string]string) {
 	}
 }
 
-// KeepBaggage returns a context without the members of its baggage that are not named: what a propagator writes into rows
-// stays there, and goes to whoever reads the messages.
+// KeepBaggage returns a context without the members of its baggage that are not named: what a propagator writes into
+// rows stays there, and goes to whoever reads the messages.
 func KeepBaggage(ctx context.Context, names []string) context.Context {
 	all := baggage.FromContext(ctx)
 	kept := all
@@ -172,12 +172,13 @@ func LinkOriginal(ctx context.Context, group, handler, id, traceparent string) {
 	if d, mine := deliveryOf(ctx, group, handler, id); d != nil && !mine {
 		return
 	}
-	origin := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
+	carrier := propagation.MapCarrier{"traceparent": traceparent}
+	origin := propagation.TraceContext{}.Extract(context.Background(), carrier)
 	link(span, trace.SpanContextFromContext(origin), linkOriginal)
 }
 
-// Spanless returns a context without the current span, for what goes on after it: deliveries are no part of what started
-// their worker.
+// Spanless returns a context without the current span, for what goes on after it: deliveries are no part of what
+// started their worker.
 func Spanless(ctx context.Context) context.Context {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx

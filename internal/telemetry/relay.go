@@ -6,7 +6,6 @@ import (
 	"maps"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -33,9 +32,7 @@ type Relay struct {
 	oldest  metric.Float64ObservableGauge
 	meter   metric.Meter
 
-	mu    sync.Mutex
-	lags  map[string]*labels
-	dying map[string]*labels
+	destinations table[string, *labels]
 }
 
 // NewRelay makes the instruments. The table names the outbox, the system that of the broker.
@@ -47,19 +44,21 @@ func NewRelay(p Providers, table, system string) (*Relay, error) {
 	name := keyTable.String(table)
 	r := &Relay{
 		sender: sender, name: table, table: newLabels(name), meter: p.meter(),
-		lags: map[string]*labels{}, dying: map[string]*labels{},
 		states: [2]metric.ObserveOption{
-			metric.WithAttributes(name, keyRowState.String(rowsPending)), metric.WithAttributes(name, keyRowState.String(rowsDead)),
+			metric.WithAttributes(name, keyRowState.String(rowsPending)),
+			metric.WithAttributes(name, keyRowState.String(rowsDead)),
 		},
 		ages:  metric.WithAttributes(name),
 		spans: []trace.SpanStartOption{trace.WithNewRoot(), trace.WithAttributes(name)},
 	}
 	set := maker{meter: r.meter}
-	set.histogram(&r.lag, "oncemill.outbox.relay.lag", "Time from when a row was written, or due, until the broker had it. Replays are left out.", delayBuckets)
+	set.histogram(&r.lag, "oncemill.outbox.relay.lag",
+		"Time from when a row was written, or due, until the broker had it. Replays are left out.", delayBuckets)
 	set.counter(&r.deaths, "oncemill.outbox.deaths", "{message}", "Rows that were refused for the last time.")
 	if set.err == nil {
 		r.size, set.err = r.meter.Int64Histogram("oncemill.outbox.relay.batch.size", metric.WithUnit("{message}"),
-			metric.WithDescription("Rows that a relay took at once."), metric.WithExplicitBucketBoundaries(batchBuckets...))
+			metric.WithDescription("Rows that a relay took at once."),
+			metric.WithExplicitBucketBoundaries(batchBuckets...))
 	}
 	if set.err == nil {
 		r.pending, set.err = r.meter.Int64ObservableGauge("oncemill.outbox.pending", metric.WithUnit("{message}"),
@@ -82,31 +81,19 @@ func (r *Relay) Leased(ctx context.Context, rows int) {
 // Died counts a row that was refused for the last time, once that is recorded.
 func (r *Relay) Died(ctx context.Context, topic string) {
 	if r.deaths.Enabled(ctx) {
-		r.deaths.Add(ctx, 1, r.labelsOf(r.dying, r.sender.name(topic)).add...)
+		r.deaths.Add(ctx, 1, r.labelsOf(r.sender.name(topic)).add...)
 	}
 }
 
-// labelsOf returns attributes of a destination, of which there may be too many. Its name may be empty.
-func (r *Relay) labelsOf(known map[string]*labels, name string) *labels {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if found := known[name]; found != nil {
-		return found
-	}
-	if len(known) >= maxKept {
-		name = other
-		if found := known[name]; found != nil {
-			return found
-		}
-	}
-	name = strings.Clone(name)
-	made := newLabels(named(name, keyTable.String(r.name), keySystem.String(r.sender.system))...)
-	known[name] = made
-	return made
+// labelsOf returns attributes of a destination, whose name may be empty.
+func (r *Relay) labelsOf(name string) *labels {
+	return r.destinations.of(name, strings.Clone, other, func(name string) *labels {
+		return newLabels(named(name, keyTable.String(r.name), keySystem.String(r.sender.system))...)
+	})
 }
 
-// A Batch is what a publish call of a relay sends. Nil: nobody wants to know. What panics in it, as a propagator or a span
-// processor of the program's, ends no relay: its messages go out without it.
+// A Batch is what a publish call of a relay sends. Nil: nobody wants to know. What panics in it, as a propagator or a
+// span processor of the program's, ends no relay: its messages go out without it.
 type Batch struct {
 	relay    *Relay
 	span     trace.Span // nil: none
@@ -154,8 +141,8 @@ func (b *Batch) contain() {
 	}
 }
 
-// Send begins to send the next message of the call, and returns its header: with the trace context of the send, unless it
-// has one. The age is how long its row waited, if that is known.
+// Send begins to send the next message of the call, and returns its header: with the trace context of the send, unless
+// it has one. The age is how long its row waited, if that is known.
 func (b *Batch) Send(ctx context.Context, topic, id string, h map[string]string, age time.Duration) map[string]string {
 	sender := b.relay.sender
 	m := relayedMessage{topic: topic, id: id, destination: sender.name(topic), age: age}
@@ -167,7 +154,9 @@ func (b *Batch) Send(ctx context.Context, topic, id string, h map[string]string,
 }
 
 // trace begins a message's span.
-func (b *Batch) trace(ctx context.Context, tracer trace.Tracer, m *relayedMessage, h map[string]string) (stamped map[string]string) {
+func (b *Batch) trace(
+	ctx context.Context, tracer trace.Tracer, m *relayedMessage, h map[string]string,
+) (stamped map[string]string) {
 	stamped = h
 	defer b.contain()
 	sender := b.relay.sender
@@ -181,7 +170,7 @@ func (b *Batch) trace(ctx context.Context, tracer trace.Tracer, m *relayedMessag
 		options = sender.client
 		b.link(created)
 	}
-	ctx, m.span = tracer.Start(ctx, sender.spanName(m.topic), options...)
+	ctx, m.span = tracer.Start(ctx, "send "+text(m.topic), options...)
 	describeSend(m.span, m.topic, m.id, created)
 	if !known {
 		if h = maps.Clone(h); h == nil {
@@ -209,7 +198,7 @@ func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
 	r := b.relay
 	r.sender.sent.Add(ctx, 1, r.sender.destination(m.destination).outcome(err, unknown).add...)
 	if err == nil && m.age > 0 {
-		r.lag.Record(ctx, (m.age + time.Since(b.began)).Seconds(), r.labelsOf(r.lags, m.destination).record...)
+		r.lag.Record(ctx, (m.age + time.Since(b.began)).Seconds(), r.labelsOf(m.destination).record...)
 	}
 	endSend(m.span, err, unknown)
 }

@@ -20,7 +20,6 @@ type Sender struct {
 	sent, duplicates metric.Int64Counter
 	duration         metric.Float64Histogram
 	destinations     table[sending, *destination]
-	spanNames        table[string, string]
 	client, producer []trace.SpanStartOption
 }
 
@@ -44,9 +43,12 @@ func NewSender(p Providers, system string) (*Sender, error) {
 		producer: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindProducer), attributes},
 	}
 	set := maker{meter: p.meter()}
-	set.counter(&s.sent, "messaging.client.sent.messages", "{message}", "Messages that were sent, with error.type if they were not acknowledged.")
-	set.counter(&s.duplicates, "oncemill.broker.duplicates", "{message}", "Messages that the broker took for duplicates: its own retries of the publisher, or unexpected.")
-	set.histogram(&s.duration, "messaging.client.operation.duration", "How long it took until messages were acknowledged, or not.", messageBuckets)
+	set.counter(&s.sent, "messaging.client.sent.messages", "{message}",
+		"Messages that were sent, with error.type if they were not acknowledged.")
+	set.counter(&s.duplicates, "oncemill.broker.duplicates", "{message}",
+		"Messages that the broker took for duplicates: its own retries of the publisher, or unexpected.")
+	set.histogram(&s.duration, "messaging.client.operation.duration",
+		"How long it took until messages were acknowledged, or not.", messageBuckets)
 	return s, set.err
 }
 
@@ -63,17 +65,14 @@ func (s *Sender) name(topic string) string {
 	return topic
 }
 
-func (s *Sender) spanName(topic string) string {
-	return s.spanNames.of(topic, strings.Clone, other, func(topic string) string { return "send " + text(topic) })
-}
-
 // destination returns that of a name in metrics, which may be empty.
 func (s *Sender) destination(name string) *destination {
 	return s.destinations.of(sending{s.system, name}, sending.own, sending{s.system, other}, newDestination)
 }
 
 func newDestination(s sending) *destination {
-	system, name, kind, failed := keySystem.String(s.system), keyOpName.String("send"), keyOpType.String("send"), keyErrorType
+	system, name, kind := keySystem.String(s.system), keyOpName.String("send"), keyOpType.String("send")
+	failed := keyErrorType
 	return &destination{
 		sent:      newLabels(named(s.destination, system, name)...),
 		refused:   newLabels(named(s.destination, system, name, failed.String(sendRefused))...),
@@ -112,8 +111,8 @@ type Sending struct {
 	ended       bool
 }
 
-// Begin begins to send a message that has an ID. The context is for stamping it: its trace context is the send's, unless
-// the message has one. Within a relay, which observes what it sends, nothing is observed.
+// Begin begins to send a message that has an ID. The context is for stamping it: its trace context is the send's,
+// unless the message has one. Within a relay, which observes what it sends, nothing is observed.
 func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]string) (context.Context, *Sending) {
 	if !s.on(ctx) {
 		return ctx, nil
@@ -134,7 +133,7 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 				ctx = trace.ContextWithRemoteSpanContext(ctx, created)
 			}
 		}
-		ctx, flight.span = tracer.Start(ctx, s.spanName(topic), options...)
+		ctx, flight.span = tracer.Start(ctx, "send "+text(topic), options...)
 		describeSend(flight.span, topic, id, created)
 	}
 	return WithPropagator(ctx, s.providers.Propagator), flight
@@ -191,7 +190,8 @@ func endSend(span trace.Span, err error, unknown bool) {
 	span.End()
 }
 
-// Landed says which stream has taken a message: that is its destination in metrics. Within a relay they are the relay's.
+// Landed says which stream has taken a message: that is its destination in metrics. Within a relay they are the
+// relay's.
 func (s *Sender) Landed(ctx context.Context, f *Sending, topic, id, stream string) {
 	if f != nil {
 		f.destination = stream
@@ -234,7 +234,8 @@ func Create(ctx context.Context, topic string, h map[string]string) (context.Con
 	}
 	ctx, span = span.TracerProvider().Tracer(Scope, trace.WithSchemaURL(schema)).Start(ctx, "create "+text(topic),
 		trace.WithSpanKind(trace.SpanKindProducer),
-		trace.WithAttributes(keyOpName.String("create"), keyOpType.String("create"), keyDestination.String(text(topic))))
+		trace.WithAttributes(
+			keyOpName.String("create"), keyOpType.String("create"), keyDestination.String(text(topic))))
 	return ctx, func(id string) {
 		span.SetAttributes(keyMessageID.String(text(id)))
 		span.End()

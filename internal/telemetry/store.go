@@ -5,8 +5,6 @@ import (
 	"errors"
 	"reflect"
 	"strings"
-
-	"go.opentelemetry.io/otel/metric"
 )
 
 // storeName tells the technology of a store by its package, so that stores need not say.
@@ -57,7 +55,8 @@ func (m *Meter) StoreError(ctx context.Context, operation, policy, failure strin
 		name = shadow
 	}
 	key := storeFailure{operation, name, failure}
-	m.storeErrors.Add(ctx, 1, m.failed.of(key, storeFailure.own, storeFailure{operation, name, other}, newStoreFailure).add...)
+	rest := storeFailure{operation, name, other}
+	m.storeErrors.Add(ctx, 1, m.failed.of(key, storeFailure.own, rest, newStoreFailure).add...)
 }
 
 func newStoreFailure(f storeFailure) *labels {
@@ -87,16 +86,3 @@ func StoreFailure(err error) string {
 	}
 	return other
 }
-
-// A CacheMeter counts what a store's local cache does. Its methods are safe for concurrent use.
-type CacheMeter struct{ hits metric.Int64Counter }
-
-// NewCacheMeter makes the instrument with the global meter provider.
-func NewCacheMeter() (*CacheMeter, error) {
-	hits, err := Providers{}.meter().Int64Counter("oncemill.cache.hits", metric.WithUnit("{claim}"),
-		metric.WithDescription("Claims that were answered by a local cache of finished outcomes."))
-	return &CacheMeter{hits}, err
-}
-
-// Hit counts a claim that the cache has answered.
-func (m *CacheMeter) Hit(ctx context.Context) { m.hits.Add(ctx, 1) }

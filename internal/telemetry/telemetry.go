@@ -17,7 +17,7 @@ import (
 // Buckets of durations, in seconds.
 var (
 	claimBuckets   = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
-	messageBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // as the conventions advise
+	messageBuckets = []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // of the conventions
 	delayBuckets   = []float64{.01, .1, 1, 5, 15, 60, 300, 900, 3600, 14400, 43200, 86400, 259200, 604800}
 	batchBuckets   = []float64{1, 5, 10, 25, 50, 100, 250, 500, 1000}
 )
@@ -40,22 +40,29 @@ type Meter struct {
 func NewMeter(p Providers, store any) (*Meter, error) {
 	m := &Meter{store: storeName(store)}
 	set := maker{meter: p.meter()}
-	set.counter(&m.claims, "oncemill.claims", "{claim}", "Deliveries by how they were answered. One that was held counts as busy, not due or a store error, too.")
-	set.counter(&m.failures, "oncemill.failures", "{failure}", "Outcomes that are no success, when they are stored. Duplicates that get one count as claims only.")
+	set.counter(&m.claims, "oncemill.claims", "{claim}",
+		"Deliveries by how they were answered. One that was held counts as busy, not due or a store error, too.")
+	set.counter(&m.failures, "oncemill.failures", "{failure}",
+		"Outcomes that are no success, when they are stored. Duplicates that get one count as claims only.")
 	set.counter(&m.renewals, "oncemill.lease.renewals", "{renewal}", "Heartbeats by result.")
-	set.counter(&m.takeovers, "oncemill.lease.takeovers", "{takeover}", "Claims of a run whose lease had expired: its holder died, or was too slow.")
+	set.counter(&m.takeovers, "oncemill.lease.takeovers", "{takeover}",
+		"Claims of a run whose lease had expired: its holder died, or was too slow.")
 	set.counter(&m.losses, "oncemill.lease.losses", "{loss}", "Runs that lost their claim to another owner.")
 	set.counter(&m.storeErrors, "oncemill.store.errors", "{error}", "Operations of the store that failed.")
-	set.counter(&m.oversize, "oncemill.outputs.oversize", "{run}", "Runs whose produced messages were too large to be stored.")
-	set.counter(&m.shadowed, "oncemill.shadow.claims", "{claim}", "Deliveries in shadow mode by how they would have been answered.")
+	set.counter(&m.oversize, "oncemill.outputs.oversize", "{run}",
+		"Runs whose produced messages were too large to be stored.")
+	set.counter(&m.shadowed, "oncemill.shadow.claims", "{claim}",
+		"Deliveries in shadow mode by how they would have been answered.")
 	set.histogram(&m.claimTime, "oncemill.claim.duration", "How long the store took to answer a claim.", claimBuckets)
-	set.histogram(&m.runTime, "messaging.process.duration", "How long a handler took, once for each run.", messageBuckets)
-	set.histogram(&m.delay, "oncemill.duplicate.delay", "Time from the first claim of a message to a duplicate: how long the window has to be.", delayBuckets)
+	set.histogram(&m.runTime, "messaging.process.duration",
+		"How long a handler took, once for each run.", messageBuckets)
+	set.histogram(&m.delay, "oncemill.duplicate.delay",
+		"Time from the first claim of a message to a duplicate: how long the window has to be.", delayBuckets)
 	return m, set.err
 }
 
-// watchHandlers shows how many handlers are at work whenever metrics are collected, for as long as somebody has the meter:
-// a counter would be told of each handler twice.
+// watchHandlers shows how many handlers are at work whenever metrics are collected, for as long as somebody has the
+// meter: a counter would be told of each handler twice.
 func (m *Meter) watchHandlers(from metric.Meter) error {
 	active, err := from.Int64ObservableUpDownCounter("oncemill.handler.active", metric.WithUnit("{message}"),
 		metric.WithDescription("Handlers at work."))
@@ -105,7 +112,8 @@ type Answer struct {
 	Taken   bool          // the run takes an expired lease over
 }
 
-// Claim counts a delivery and says on its span how it was answered: on that of the delivery, or else on the current one.
+// Claim counts a delivery and says on its span how it was answered: on that of the delivery, or else on the current
+// one.
 func (m *Meter) Claim(ctx context.Context, group, handler, id string, a *Answer) {
 	span := trace.SpanFromContext(ctx)
 	recording := span.IsRecording()

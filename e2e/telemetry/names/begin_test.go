@@ -1,4 +1,4 @@
-package telemetry_test
+package names_test
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package oncemill_test
+package engine_test
 
 import (
 	"context"
@@ -107,7 +107,7 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 	for name, tc := range map[string]struct {
 		policy  oncemill.Policy
 		before  func(*testing.T, *faultyStore)
-		handler func(context.Context, int) (dedupstore.Outcome, error)
+		handler func(context.Context) (dedupstore.Outcome, error)
 		publish func(call int) error // nil: there is no dead letter
 		want    string               // "": nothing is counted
 	}{
@@ -133,7 +133,7 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 				return a, err
 			}
 		}},
-		"outputs that cannot be stored": {want: "permanent", handler: func(context.Context, int) (dedupstore.Outcome, error) {
+		"outputs that cannot be stored": {want: "permanent", handler: func(context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{Produced: []dedupstore.Produced{{ID: ""}}}, nil
 		}},
 	} {
@@ -143,7 +143,7 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 					records := newStore(t)
 					var store dedupstore.Store = records
 					if kind == "inbox" {
-						store = &inboxRig{MemoryInbox: storetest.NewMemoryInbox(records), records: records}
+						store = storetest.NewMemoryInbox(records)
 					}
 					if tc.before != nil {
 						tc.before(t, records)
@@ -158,11 +158,14 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 						c.DeadLetter = func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
 							return []dedupstore.Produced{{ID: "dead", Topic: "dead", Payload: []byte("more than a byte")}}
 						}
-						c.Publish = (&publisher{fail: tc.publish}).publish
+						published := 0
+						c.Publish = func(context.Context, []dedupstore.Produced) error {
+							published++
+							return tc.publish(published)
+						}
 					}
-					h := &counter{then: tc.handler}
 					for range 4 { // redeliveries, and duplicates in the end
-						_, _ = g.Run(t.Context(), c, h.run)
+						_, _ = g.Run(t.Context(), c, tc.handler)
 						time.Sleep(time.Minute) // virtual
 					}
 					want := map[string]int64{}
@@ -195,21 +198,67 @@ func TestGuard_RerunThatFailsIsCountedAgain(t *testing.T) {
 		g := newGuard(t, newStore(t), oncemill.Policy{Telemetry: oncemill.Telemetry{
 			MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
 		}})
-		h := &counter{then: failing(oncemill.Permanent(errRefused))}
-		res, err := g.Run(t.Context(), call("m1"), h.run)
+		runs := 0
+		run := func(context.Context) (dedupstore.Outcome, error) {
+			runs++
+			return dedupstore.Outcome{}, oncemill.Permanent(errRefused)
+		}
+		res, err := g.Run(t.Context(), call("m1"), run)
 		if err != nil {
 			t.Fatal(err)
 		}
 		again := call("m1")
 		again.Rerun = res.Fence
 		for range 2 { // the second one is a duplicate
-			if _, err := g.Run(t.Context(), again, h.run); err != nil {
+			if _, err := g.Run(t.Context(), again, run); err != nil {
 				t.Fatal(err)
 			}
 		}
-		h.want(t, 2)
+		if runs != 2 {
+			t.Errorf("%d runs, want 2", runs)
+		}
 		if n := countedBy(t, reader, "oncemill.result")["oncemill.failures permanent"]; n != 2 {
 			t.Errorf("%d failures are counted, want 2", n)
+		}
+	})
+}
+
+// lateInbox has transactions whose work is called, and which then turn out not to have begun.
+type lateInbox struct {
+	*storetest.MemoryInbox
+	late bool
+}
+
+func (i *lateInbox) InTx(
+	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
+) error {
+	if !i.late {
+		return i.MemoryInbox.InTx(ctx, c, work)
+	}
+	_, _ = work(ctx)
+	return oncemill.Uncounted(errDown)
+}
+
+func TestInbox_TransactionThatBeginsLateAndCannotIsAStoreError(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		inbox := &lateInbox{storetest.NewMemoryInbox(newStore(t)), true}
+		g := newGuard(t, inbox, oncemill.Policy{
+			MaxAttempts: 1, Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
+		})
+		c := call("m1")
+		c.Hold = time.Hour // until it is due
+		for range 5 {
+			if _, err := g.Run(t.Context(), c, failing(oncemill.Permanent(errRefused))); !errors.Is(err, errDown) {
+				t.Errorf("the run returned %v", err)
+			}
+		}
+		inbox.late = false
+		if _, err := g.Run(t.Context(), c, failing(nil)); err != nil {
+			t.Error(err)
+		}
+		if n := countedBy(t, reader, "oncemill.store.operation")["oncemill.store.errors begin"]; n != 5 {
+			t.Errorf("%d store errors are counted, want 5", n)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package telemetry_test
+package names_test
 
 import (
 	"context"
@@ -169,39 +169,28 @@ func TestWatch_AsksNothingWhenNobodyCollects(t *testing.T) {
 	})
 }
 
-func TestWatch_OutboxesOfOneNameShowTheHighestNumbers(t *testing.T) {
+func TestWatch_OutboxesOfOtherNamesAndProvidersAreToldApart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
-		large := &counting{Stats: telemetry.Stats{Pending: 100_000, Oldest: time.Hour}}
-		small := &counting{Stats: telemetry.Stats{Dead: 3}}
-		stopLarge := b.watch(t, t.Context(), "outbox", large)
-		defer b.watch(t, t.Context(), "outbox", small)()
+		stop := b.watch(t, t.Context(), "outbox", &counting{Stats: telemetry.Stats{Pending: 100_000, Dead: 3}})
 		defer b.watch(t, t.Context(), "another", &counting{Stats: telemetry.Stats{Pending: 5}})()
-		synctest.Wait()
-		var data metricdata.ResourceMetrics
-		if err := b.reader.Collect(t.Context(), &data); err != nil {
-			t.Fatal(err)
-		}
-		got := map[string]int64{}
-		for _, m := range data.ScopeMetrics[0].Metrics {
-			if d, ok := m.Data.(metricdata.Gauge[int64]); ok {
-				for _, p := range d.DataPoints {
-					table, _ := p.Attributes.Value(attributeKey("oncemill.outbox.table"))
-					state, _ := p.Attributes.Value(attributeKey("oncemill.outbox.state"))
-					got[table.AsString()+" "+state.AsString()] = p.Value
-				}
-			}
-		}
-		if got["outbox pending"] != 100_000 || got["outbox dead"] != 3 || got["another pending"] != 5 || len(got) != 4 {
-			t.Errorf("rows: %v", got)
-		}
-		stopLarge()
-		other := newBench() // whose outbox has nothing to do with these
+		other := newBench()
 		defer other.watch(t, t.Context(), "outbox", &counting{Stats: telemetry.Stats{Pending: 1}})()
 		synctest.Wait()
+		got := b.points(t, "oncemill.outbox.pending", "oncemill.outbox.table")
+		if got["outbox"] != 100_000 && got["outbox"] != 3 || got["another"] != 5 && got["another"] != 0 || len(got) != 2 {
+			t.Errorf("rows by outbox: %v", got)
+		}
+		if got := b.points(t, "oncemill.outbox.pending", "oncemill.outbox.state"); len(got) != 2 {
+			t.Errorf("rows by state: %v", got)
+		}
 		if got := other.rows(t); got["pending"] != 1 || got["dead"] != 0 {
 			t.Errorf("rows by another provider: %v", got)
+		}
+		stop()
+		if got := b.points(t, "oncemill.outbox.pending", "oncemill.outbox.table"); len(got) != 1 {
+			t.Errorf("rows when one has ended: %v", got)
 		}
 	})
 }

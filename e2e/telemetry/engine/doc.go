@@ -1,0 +1,2 @@
+// Package engine tests what a guard counts, with OpenTelemetry's SDK.
+package engine
