@@ -144,7 +144,7 @@ need_kafka() {
 	local follows="tests against a real Kafka were skipped"
 	need_program java default-jre-headless "$follows" && need_program mvn maven "$follows" || return
 	say "Kafka's jars: about 50 MB, once"
-	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestKafka_JarsAreFetchedOnce$' ./internal/testserver
+	go test "${race[@]}" -count=1 -timeout 20m -v -run '^TestKafka_JarsAreFetchedOnce$' ./internal/testserver/kafkatest
 }
 
 # need_prometheus: Debian's package for a server, which it starts at once and at every boot: not here.

@@ -17,8 +17,9 @@ type Process struct {
 	log   string
 }
 
-// startProcess runs a program in a directory.
-func startProcess(dir, program string, args ...string) (*Process, error) {
+// StartProgram runs a program with its output in the file "log" of dir, which later runs in the same directory add to.
+// On Linux it dies with this process. The caller ends it.
+func StartProgram(dir, program string, args ...string) (*Process, error) {
 	p := &Process{log: filepath.Join(dir, "log"), ended: make(chan struct{})}
 	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -63,14 +64,20 @@ func (p *Process) Pause() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
 // Resume lets a paused process go on.
 func (p *Process) Resume() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
 
+// ExitCode is the exit status of a process that has ended; -1 if a signal ended it.
+func (p *Process) ExitCode() int {
+	<-p.ended
+	return p.cmd.ProcessState.ExitCode()
+}
+
 // Ended is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-func (p *Process) signal(sig os.Signal, patience time.Duration) error {
+func (p *Process) signal(sig os.Signal, atMost time.Duration) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(atMost)
 	defer timer.Stop()
 	select {
 	case <-p.ended:
@@ -80,8 +87,8 @@ func (p *Process) signal(sig os.Signal, patience time.Duration) error {
 	}
 }
 
-// output returns what the process wrote, for error messages.
-func (p *Process) output() string {
+// Output returns the end of what the process wrote, for error messages.
+func (p *Process) Output() string {
 	b, err := os.ReadFile(p.log)
 	if err != nil {
 		return err.Error()

@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// usedFile names the environment variable with the file that collects which servers were used.
-const usedFile = "ONCEMILL_TEST_SERVERS_FILE"
+// UsedFile names the environment variable with the file that collects which servers were used.
+const UsedFile = "ONCEMILL_TEST_SERVERS_FILE"
 
 // serversToUse names the environment variable that turns servers off: "none" skips every test that needs one.
 const serversToUse = "ONCEMILL_TEST_SERVERS"
 
-// wanted ends the test where no server is wanted: it skips, also with CI=true, for nothing is missing. Every function that
+// Wanted ends the test where no server is wanted: it skips, also with CI=true, for nothing is missing. Every function that
 // gives a test its server calls it first.
-func wanted(t testing.TB) {
+func Wanted(t testing.TB) {
 	t.Helper()
 	switch value := os.Getenv(serversToUse); value {
 	case "":
@@ -27,23 +27,23 @@ func wanted(t testing.TB) {
 	}
 }
 
-// missing ends the test because a server cannot be had: it skips, and fails where CI=true. The reason is recorded like a
+// Missing ends the test because a server cannot be had: it skips, and fails where CI=true. The reason is recorded like a
 // server that was used, because go test shows why tests were skipped only when asked.
-func missing(t testing.TB, format string, args ...any) {
+func Missing(t testing.TB, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
 	if os.Getenv("CI") == "true" {
 		t.Fatalf("testserver: %s; with CI=true this is a failure", what)
 	}
-	record(t, "SKIPPED: "+what)
+	Record(t, "SKIPPED: "+what)
 	t.Skip("testserver: " + what)
 }
 
-// optional ends the test because a server cannot be had that a machine need not have: it skips, also with CI=true.
-func optional(t testing.TB, format string, args ...any) {
+// Optional ends the test because a server cannot be had that a machine need not have: it skips, also with CI=true.
+func Optional(t testing.TB, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
-	record(t, "SKIPPED (optional): "+what)
+	Record(t, "SKIPPED (optional): "+what)
 	t.Skip("testserver: " + what)
 }
 
@@ -51,31 +51,31 @@ func optional(t testing.TB, format string, args ...any) {
 // skipped, and fails with CI=true. The hint says how to get it.
 func NeedProgram(t testing.TB, name, hint string) string {
 	t.Helper()
-	wanted(t)
+	Wanted(t)
 	path, err := exec.LookPath(name)
 	if err != nil {
-		missing(t, "%s is not in PATH (%s)", name, hint)
+		Missing(t, "%s is not in PATH (%s)", name, hint)
 	}
 	return path
 }
 
-// record notes that a real server was used, as one line of the file that usedFile names.
-func record(t testing.TB, line string) {
+// Record notes that a real server was used, as one line of the file that UsedFile names.
+func Record(t testing.TB, line string) {
 	t.Helper()
-	name := os.Getenv(usedFile)
+	name := os.Getenv(UsedFile)
 	if name == "" {
 		return
 	}
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
-		t.Fatalf("testserver: %s: %v", usedFile, err)
+		t.Fatalf("testserver: %s: %v", UsedFile, err)
 	}
 	_, err = f.WriteString(line + "\n")
 	if err2 := f.Close(); err == nil {
 		err = err2
 	}
 	if err != nil {
-		t.Fatalf("testserver: %s: %v", usedFile, err)
+		t.Fatalf("testserver: %s: %v", UsedFile, err)
 	}
 }
 

@@ -1,115 +1,17 @@
 package testserver
 
 import (
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
-
-	"github.com/redis/go-redis/v9"
 )
-
-func TestRedis_KeepsItsFilesAndPortOverKillAndRestart(t *testing.T) {
-	t.Parallel()
-	s := Redis(t, "--appendonly", "yes", "--appendfsync", "always")
-	rdb := s.Client()
-	if err := rdb.Set(t.Context(), "k", "v", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	addr, first := s.Addr, s.Process()
-	s.Kill()
-	select {
-	case <-first.Ended():
-	default:
-		t.Error("the process has not ended")
-	}
-	if err := ping(addr); err == nil {
-		t.Error("the killed server answers")
-	}
-	s.Restart()
-	if got, err := s.Client().Get(t.Context(), "k").Result(); got != "v" || err != nil || s.Addr != addr {
-		t.Errorf("after the restart: %q, %v, at %s", got, err, s.Addr)
-	}
-}
-
-func TestRedis_IsRecordedAsUsed(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "servers")
-	t.Setenv(usedFile, file)
-	s := Redis(t, "--save", "")
-	lines := func() string {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	if got := lines(); !strings.HasPrefix(got, "redis-server ") || !strings.HasSuffix(got, " (started, single)\n") {
-		t.Errorf("recorded %q", got)
-	}
-	t.Setenv(redisURL, "redis://"+s.Addr+"/0")
-	given := Redis(t)
-	if given.Addr != s.Addr || given.process != nil {
-		t.Errorf("the given server was not used: %s", given.Addr)
-	}
-	if got := lines(); !strings.Contains(got, "(given by ONCEMILL_TEST_REDIS)\n") {
-		t.Errorf("recorded %q", got)
-	}
-}
-
-// Where none is wanted, no function gives a test a server: each skips at once, also with CI=true and with a server that
-// the environment names.
-func TestWanted_NoneSkipsWhateverAsksForAServer(t *testing.T) {
-	t.Setenv("CI", "true")
-	t.Setenv(serversToUse, "none")
-	t.Setenv(redisURL, "redis://127.0.0.1:1")
-	t.Setenv(postgresDSN, "postgres://127.0.0.1:1/none")
-	for name, ask := range map[string]func(testing.TB){
-		"NATS":                   func(t testing.TB) { NATS(t) },
-		"NATSCluster":            func(t testing.TB) { NATSCluster(t, 3) },
-		"NATSClusterOfProcesses": func(t testing.TB) { NATSClusterOfProcesses(t, 3, "nats-server") },
-		"Kafka":                  func(t testing.TB) { Kafka(t) },
-		"SharedKafka":            func(t testing.TB) { SharedKafka(t) },
-		"Postgres":               func(t testing.TB) { Postgres(t) },
-		"Postgres, configured":   func(t testing.TB) { Postgres(t, "fsync=on") },
-		"SharedPostgres":         func(t testing.TB) { SharedPostgres(t) },
-		"PgBouncerPool":          func(t testing.TB) { PgBouncerPool(t, "postgres://127.0.0.1:1/none") },
-		"Redis":                  func(t testing.TB) { Redis(t) },
-		"Redis, configured":      func(t testing.TB) { Redis(t, "--save", "") },
-		"RedisCluster":           func(t testing.TB) { RedisCluster(t) },
-		"RedisSentinel":          func(t testing.TB) { RedisSentinel(t) },
-		"Valkey":                 func(t testing.TB) { Valkey(t) },
-		"NeedProgram":            func(t testing.TB) { NeedProgram(t, "no-such-program", "") },
-	} {
-		if did := asked(t, ask); did != "skip" {
-			t.Errorf("%s: %q, want a skip", name, did)
-		}
-	}
-	t.Setenv(serversToUse, "all")
-	if did := asked(t, func(t testing.TB) { Redis(t) }); did != "fatal" {
-		t.Errorf("with another value: %q, want fatal", did)
-	}
-}
-
-// asked says how a function ended its test: "skip", "fatal", or "" if it did not.
-func asked(t *testing.T, ask func(testing.TB)) string {
-	fake := &fakeTB{TB: t}
-	func() {
-		defer func() { recover() }()
-		ask(fake)
-	}()
-	return fake.did
-}
 
 func TestMissing_SkipsAndFailsWithCI(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "servers")
-	t.Setenv(usedFile, file)
+	t.Setenv(UsedFile, file)
 	for ci, want := range map[string]string{"": "skip", "false": "skip", "true": "fatal"} {
 		t.Setenv("CI", ci)
-		did := asked(t, func(t testing.TB) { missing(t, "nats-server is not in PATH") })
-		if did != want {
+		if did := EndOf(t, func(t testing.TB) { Missing(t, "nats-server is not in PATH") }); did != want {
 			t.Errorf("CI=%q: %q, want %q", ci, did, want)
 		}
 	}
@@ -120,128 +22,22 @@ func TestMissing_SkipsAndFailsWithCI(t *testing.T) {
 }
 
 func TestNeedProgram_IsFoundOrMissing(t *testing.T) {
+	t.Setenv(serversToUse, "")
 	t.Setenv("CI", "true")
 	if path := NeedProgram(t, "go", "golang.org"); !filepath.IsAbs(path) {
 		t.Errorf("go is at %q", path)
 	}
-	fake := &fakeTB{TB: t}
-	func() {
-		defer func() { recover() }()
-		NeedProgram(fake, "no-such-program", "nowhere")
-	}()
-	if fake.did != "fatal" {
-		t.Errorf("with CI=true: %q, want a failure", fake.did)
+	if did := EndOf(t, func(t testing.TB) { NeedProgram(t, "no-such-program", "nowhere") }); did != "fatal" {
+		t.Errorf("with CI=true: %q, want a failure", did)
 	}
 }
 
-// fakeTB notes how a test was ended.
-type fakeTB struct {
-	testing.TB
-	did string
-}
-
-func (f *fakeTB) Helper()               {}
-func (f *fakeTB) Fatalf(string, ...any) { f.did = "fatal"; panic("ended") }
-func (f *fakeTB) Skip(...any)           { f.did = "skip"; panic("ended") }
-
-// single is a client that never repeats.
-func single(t *testing.T, addr string) *redis.Client {
-	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: 5 * time.Second, ContextTimeoutEnabled: true})
-	t.Cleanup(func() { rdb.Close() })
-	return rdb
-}
-
-func TestProxy_DropsTheReplyAfterTheServerDidTheWork(t *testing.T) {
-	t.Parallel()
-	s := Redis(t)
-	p := Proxy(t, s.Addr)
-	rdb := single(t, p.Addr)
-	key := "dropped-" + p.Addr
-	p.Inject(func(e Exchange) Fault { return Fault{DropReply: e.Has("INCR")} })
-	if err := rdb.Incr(t.Context(), key).Err(); !errors.Is(err, io.EOF) {
-		t.Errorf("error is %v, want EOF", err)
-	}
-	p.Inject(nil)
-	if n, err := rdb.Incr(t.Context(), key).Result(); n != 2 || err != nil {
-		t.Errorf("the second INCR gave %d, %v", n, err)
-	}
-	if p.Dropped() != 1 {
-		t.Errorf("%d dropped, want 1", p.Dropped())
-	}
-}
-
-func TestProxy_HeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
-	t.Parallel()
-	s := Redis(t)
-	p := Proxy(t, s.Addr)
-	rdb := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1, ReadTimeout: 50 * time.Millisecond})
-	t.Cleanup(func() { rdb.Close() })
-	if err := rdb.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	key := "held-" + p.Addr
-	p.Inject(func(e Exchange) Fault {
-		if e.Has("\r\nset\r\n") {
-			return Fault{HoldRequest: 200 * time.Millisecond}
-		}
-		return Fault{}
-	})
-	if err := rdb.Set(t.Context(), key, "late", 0).Err(); err == nil {
-		t.Error("the client did not give up")
-	}
-	direct := s.Client()
-	err := until(t.Context(), func() error { return direct.Get(t.Context(), key).Err() })
-	if err != nil || p.Held() != 1 {
-		t.Errorf("%v, %d held", err, p.Held())
-	}
-}
-
-func TestProxy_CutAndHeal(t *testing.T) {
-	t.Parallel()
-	p := Proxy(t, Redis(t).Addr)
-	rdb := single(t, p.Addr)
-	if err := rdb.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	p.Cut()
-	for range 3 {
-		if err := rdb.Ping(t.Context()).Err(); err == nil {
-			t.Error("a cut proxy answers")
-		}
-	}
-	p.Heal()
-	if err := until(t.Context(), func() error { return rdb.Ping(t.Context()).Err() }); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestProxy_PassesLargeValuesAndPipelines(t *testing.T) {
-	t.Parallel()
-	p := Proxy(t, Redis(t).Addr)
-	rdb := single(t, p.Addr)
-	key, large := "large-"+p.Addr, strings.Repeat("\r\n*$", 100_000)
-	pipe := rdb.Pipeline()
-	pipe.Set(t.Context(), key, large, time.Minute)
-	got := pipe.Get(t.Context(), key)
-	all := pipe.HGetAll(t.Context(), "none-"+p.Addr)
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got.Val() != large || len(all.Val()) != 0 {
-		t.Errorf("the value came back with %d bytes, want %d", len(got.Val()), len(large))
-	}
-}
-
-func TestRedisCluster_IsComplete(t *testing.T) {
-	t.Parallel()
-	c := RedisCluster(t)
-	if len(c.Nodes) != 6 {
-		t.Fatalf("%d nodes, want 6", len(c.Nodes))
-	}
-	rdb := c.Client()
-	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
-		if err := rdb.Set(t.Context(), key, key, 0).Err(); err != nil {
-			t.Error(err)
+func TestWanted_NoneSkipsAlsoWithCI(t *testing.T) {
+	t.Setenv("CI", "true")
+	for value, want := range map[string]string{"": "", "none": "skip", "all": "fatal"} {
+		t.Setenv(serversToUse, value)
+		if did := EndOf(t, Wanted); did != want {
+			t.Errorf("%s=%q: %q, want %q", serversToUse, value, did, want)
 		}
 	}
 }

@@ -1,0 +1,155 @@
+package kafkatest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// This is also how the scripts fetch the jars before tests with a time limit need them.
+func TestKafka_JarsAreFetchedOnce(t *testing.T) {
+	b := newKafkaBroker(t, t.TempDir(), nil)
+	if found, err := filepath.Glob(filepath.Join(b.jars, "kafka_2.13-"+kafkaVersion+".jar")); len(found) != 1 || err != nil {
+		t.Errorf("the broker's jar: %q, %v", found, err)
+	}
+}
+
+func TestKafka_AnUnfinishedDownloadIsNotTakenForJars(t *testing.T) {
+	base, bin := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	fake := func(script string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(bin, "mvn"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := "for arg; do case $arg in -DoutputDirectory=*) out=${arg#*=};; esac; done\nmkdir $out && touch $out/one.jar\n"
+	fake(begin + "exit 1\n")
+	if dir, err := fetchKafka(base); err == nil {
+		t.Fatalf("a download that broke off gave %s", dir)
+	}
+	fake(begin + "touch $out/two.jar\n")
+	dir, err := fetchKafka(base)
+	if jars, _ := filepath.Glob(filepath.Join(dir, "*.jar")); err != nil || len(jars) != 2 {
+		t.Fatalf("the second try gave %q, %v", jars, err)
+	}
+	fake("exit 1\n")
+	if again, err := fetchKafka(base); again != dir || err != nil {
+		t.Errorf("the third time gave %q, %v", again, err)
+	}
+}
+
+func TestKafka_WithoutMavenAndJarsThatIsSaid(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	if _, err := fetchKafka(t.TempDir()); !errors.Is(err, errNoMaven) {
+		t.Errorf("error is %v, want %v", err, errNoMaven)
+	}
+}
+
+func TestKafka_OfATest(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.CreateTopic("t", 2)
+	t.Run("answers nothing while paused", func(t *testing.T) { pausedAnswersNothing(t, s) })
+	t.Run("keeps its data and port over kill and restart", func(t *testing.T) { keepsItsDataAndPort(t, s) })
+}
+
+func pausedAnswersNothing(t *testing.T, s *Server) {
+	s.Pause()
+	impatient := s.Client(kgo.RequestTimeoutOverhead(200*time.Millisecond), kgo.RequestRetries(0))
+	if err := impatient.Ping(t.Context()); err == nil {
+		t.Error("a paused broker answers")
+	}
+	s.Resume()
+	if err := s.Client().Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func keepsItsDataAndPort(t *testing.T, s *Server) {
+	addr := s.Addr
+	produced := s.Client(kgo.DefaultProduceTopic("t")).ProduceSync(t.Context(), kgo.StringRecord("a"), kgo.StringRecord("b"))
+	if err := produced.FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	s.Kill()
+	select {
+	case <-s.Process().Ended():
+	default:
+		t.Error("the process has not ended")
+	}
+	s.Restart()
+	if got := fetch(t, s, "t", 2); len(got) != 2 || s.Addr != addr {
+		t.Errorf("after the restart: %d records at %s, want 2 at %s", len(got), s.Addr, addr)
+	}
+}
+
+// fetch reads n records.
+func fetch(t *testing.T, s *Server, topic string, n int) (records []*kgo.Record) {
+	t.Helper()
+	cl := s.Client(kgo.ConsumeTopics(topic))
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	defer cancel()
+	for len(records) < n && ctx.Err() == nil {
+		records = append(records, cl.PollFetches(ctx).Records()...)
+	}
+	return records
+}
+
+func TestSharedKafka_IsOneForAllAndRecorded(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "servers")
+	t.Setenv(testserver.UsedFile, file)
+	first, second := Shared(t), Shared(t)
+	if first.Addr != second.Addr {
+		t.Errorf("two brokers: %s and %s", first.Addr, second.Addr)
+	}
+	first.CreateTopic(t.Name(), 1)
+	if b, err := os.ReadFile(file); err != nil || strings.Count(string(b), kafkaRecord+"\n") != 2 {
+		t.Errorf("recorded %q, %v", b, err)
+	}
+}
+
+func TestSharedKafka_EndsWithItsProcess(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "broker")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	alive, err := testserver.StartWatched(dir, []string{"sh", "-c", "touch started; exec sleep 1000"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := testserver.Until(t.Context(), func() error { _, err := os.Stat(filepath.Join(dir, "started")); return err }); err != nil {
+		t.Fatal(err)
+	}
+	alive.Close() // as the end of the process does
+	err = testserver.Until(t.Context(), func() error {
+		if there(dir) {
+			return errors.New("the folder is still there: the command has not ended")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStart_SkipsWhereNoServerIsWanted(t *testing.T) {
+	t.Setenv("ONCEMILL_TEST_SERVERS", "none")
+	for i, ask := range []func(testing.TB){
+		func(t testing.TB) { Start(t) },
+		func(t testing.TB) { Shared(t) },
+	} {
+		if did := testserver.EndOf(t, ask); did != "skip" {
+			t.Errorf("%d: %q, want a skip", i, did)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package natstest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+const natsClusterName = "testserver"
+
+// natsName is the server name of a node.
+func natsName(node int) string { return fmt.Sprintf("node-%d", node) }
+
+// natsPorts are the ports of one node.
+type natsPorts struct{ client, route int }
+
+func (p natsPorts) url() string  { return "nats://" + testserver.Loopback(p.client) }
+func (p natsPorts) peer() string { return "nats-route://" + testserver.Loopback(p.route) }
+
+// taken is an error if another process has one of the ports.
+func (p natsPorts) taken() error { return errors.Join(portTaken(p.client), portTaken(p.route)) }
+
+func portTaken(port int) error {
+	l, err := net.Listen("tcp", testserver.Loopback(port))
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+func freeNATSPorts(n int) ([]natsPorts, error) {
+	ports := make([]natsPorts, n)
+	var err1, err2 error
+	for i := range ports {
+		ports[i].client, err1 = testserver.FreePort()
+		ports[i].route, err2 = testserver.FreePort()
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+	}
+	return ports, nil
+}
+
+// connectNATS is Connect of one server and of a cluster.
+func connectNATS(t testing.TB, urls []string, options ...nats.Option) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect(strings.Join(urls, ","), append([]nats.Option{
+		nats.MaxReconnects(-1), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0), nats.Timeout(testserver.Patience),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default writes to stderr
+	}, options...)...)
+	if err != nil {
+		t.Fatalf("testserver: connect to nats-server: %v", err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// An embeddedNode is a server in this process.
+type embeddedNode struct {
+	options server.Options
+	ports   natsPorts
+	server  *server.Server
+}
+
+func newEmbeddedNode(dir string, i int, ports []natsPorts) *embeddedNode {
+	n := &embeddedNode{ports: ports[i], options: server.Options{
+		ServerName: natsName(i), Host: "127.0.0.1", Port: ports[i].client, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: dir, JetStreamMaxMemory: 256 << 20, JetStreamMaxStore: 1 << 30,
+		Cluster: server.ClusterOpts{Name: natsClusterName, Host: "127.0.0.1", Port: ports[i].route},
+	}}
+	for _, p := range ports {
+		n.options.Routes = append(n.options.Routes, &url.URL{Scheme: "nats-route", Host: testserver.Loopback(p.route)})
+	}
+	return n
+}
+
+func (n *embeddedNode) start() error {
+	if err := n.ports.taken(); err != nil { // without a log the server does not tell, it is never ready
+		return err
+	}
+	options := n.options // the server writes to its options
+	started, err := server.NewServer(&options)
+	if err != nil {
+		return err
+	}
+	started.Start()
+	if !started.ReadyForConnections(testserver.Patience) {
+		started.Shutdown()
+		started.WaitForShutdown()
+		return fmt.Errorf("not ready after %v", testserver.Patience)
+	}
+	n.server = started
+	return nil
+}
+
+func (n *embeddedNode) kill() error {
+	n.server.Shutdown()
+	n.server.WaitForShutdown()
+	return nil
+}
+
+func (n *embeddedNode) runs() bool { return n.server != nil && n.server.Running() }
+
+// A processNode is a server with a process of its own.
+type processNode struct {
+	program, dir string
+	i            int
+	ports        []natsPorts
+	process      *testserver.Process
+}
+
+func (n *processNode) start() error {
+	var peers []string
+	for _, p := range n.ports {
+		peers = append(peers, p.peer())
+	}
+	own := n.ports[n.i]
+	p, err := testserver.StartProgram(n.dir, n.program, "-a", "127.0.0.1", "-p", strconv.Itoa(own.client), "-js", "-sd", n.dir,
+		"--name", natsName(n.i), "--cluster_name", natsClusterName,
+		"--cluster", "nats://"+testserver.Loopback(own.route), "--routes", strings.Join(peers, ","))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.Patience)
+	defer cancel()
+	if err := testserver.Until(ctx, func() error { return listens(p, own.client) }); err != nil {
+		p.Kill()
+		return fmt.Errorf("%w\n%s", err, p.Output())
+	}
+	n.process = p
+	return nil
+}
+
+// listens succeeds when a process takes connections on a port.
+func listens(p *testserver.Process, port int) error {
+	select {
+	case <-p.Ended():
+		return errors.New("it ended at once")
+	default:
+	}
+	conn, err := net.DialTimeout("tcp", testserver.Loopback(port), time.Second)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+func (n *processNode) kill() error { return n.process.Kill() }
+
+func (n *processNode) runs() bool {
+	if n.process == nil {
+		return false
+	}
+	select {
+	case <-n.process.Ended():
+		return false
+	default:
+		return true
+	}
+}

@@ -1,0 +1,3 @@
+// Package postgrestest runs PostgreSQL servers and a PgBouncer,
+// for tests. What package testserver promises holds here.
+package postgrestest

@@ -1,0 +1,190 @@
+package postgrestest
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// postgresDSN names the environment variable with the DSN of a PostgreSQL server to use instead of starting one.
+const postgresDSN = "ONCEMILL_TEST_POSTGRES"
+
+// A Server is a PostgreSQL server for one test or for several.
+type Server struct {
+	t       testing.TB
+	dsn     string
+	process *testserver.Process // nil: shared, or run by somebody else
+	files   postgresFiles
+}
+
+// Postgres returns a PostgreSQL server for the test: the one that the environment variable ONCEMILL_TEST_POSTGRES names by
+// its DSN, or else a new one from the programs of Debian's folder or of PATH. With a config, lines like those of
+// postgresql.conf, it is always a new one. It takes some seconds: a test that neither kills nor configures its server uses
+// [Shared]. The superuser is postgres, without a password.
+//
+// wal_level is logical, and fsync is off unless the config says otherwise: commits then survive a killed server, but no
+// power cut.
+func Start(t testing.TB, config ...string) *Server {
+	t.Helper()
+	testserver.Wanted(t)
+	if dsn := os.Getenv(postgresDSN); dsn != "" && len(config) == 0 {
+		return externalPostgres(t, dsn)
+	}
+	s := &Server{t: t, files: needPostgres(t, config)}
+	if err := s.files.init(); err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	t.Cleanup(func() { s.files.remove(t) })
+	s.startOnFreePort()
+	t.Cleanup(func() { s.process.Kill() })
+	recordPostgres(t, s.dsn, "started")
+	return s
+}
+
+func externalPostgres(t testing.TB, dsn string) *Server {
+	t.Helper()
+	recordPostgres(t, dsn, "given by "+postgresDSN)
+	return &Server{t: t, dsn: dsn}
+}
+
+// startOnFreePort starts the server, on another port if somebody took the first.
+func (s *Server) startOnFreePort() {
+	s.t.Helper()
+	var err error
+	for range 5 {
+		if s.files.port, err = testserver.FreePort(); err != nil {
+			continue
+		}
+		if s.process, err = s.files.start(); err == nil {
+			s.dsn = s.files.dsn()
+			return
+		}
+	}
+	s.t.Fatalf("testserver: %v", err)
+}
+
+// DSN is where clients connect to: a superuser's, to the database postgres. It stays through restarts.
+func (s *Server) DSN() string { return s.dsn }
+
+// Pool returns a new pool of connections, which is closed when the test ends. The functions may change its config.
+func (s *Server) Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	return postgresPool(t, s.dsn, configure...)
+}
+
+// Process is the server's process, the postmaster. A test that asks for it is skipped where somebody else runs the
+// server.
+func (s *Server) Process() *testserver.Process {
+	s.t.Helper()
+	if s.process == nil {
+		testserver.Missing(s.t, "the test controls its server's process, which it cannot with the server that %s names", postgresDSN)
+	}
+	return s.process
+}
+
+// Kill ends the server with SIGKILL and waits for its end. Its backends end by themselves when they notice.
+func (s *Server) Kill() {
+	s.t.Helper()
+	if err := s.Process().Kill(); err != nil {
+		s.t.Fatalf("testserver: kill postgres: %v", err)
+	}
+}
+
+// Restart starts the server again after Kill, on the same files and port, and waits until it answers.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Process()
+	var err error
+	for range 50 { // as long as backends of the killed one live, it refuses
+		var p *testserver.Process
+		if p, err = s.files.start(); err == nil {
+			s.process = p
+			return
+		}
+		testserver.Pause()
+	}
+	s.t.Fatalf("testserver: restart: %v", err)
+}
+
+// A Database is one database of a server, for one test.
+type Database struct{ dsn string }
+
+// NewDatabase makes an empty database, with the options of CREATE DATABASE, which is dropped when the test ends.
+func (s *Server) NewDatabase(t testing.TB, options ...string) *Database {
+	t.Helper()
+	name := fmt.Sprintf("test_%d_%d", os.Getpid(), databases.Add(1))
+	s.execute(t, strings.Join(append([]string{"CREATE DATABASE", name}, options...), " "))
+	t.Cleanup(func() { s.execute(t, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)") })
+	u, err := url.Parse(s.dsn)
+	if err != nil || u.Scheme == "" {
+		t.Fatalf("testserver: %s must be a URL, postgres://...", postgresDSN)
+	}
+	u.Path = "/" + name
+	return &Database{dsn: u.String()}
+}
+
+// execute runs one statement on a connection of its own. A server that was killed meanwhile is no failure of the test.
+func (s *Server) execute(t testing.TB, statement string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.Patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.dsn)
+	if err != nil {
+		if s.process == nil {
+			t.Errorf("testserver: connect to PostgreSQL: %v", err)
+		}
+		return
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, statement); err != nil {
+		t.Errorf("testserver: %s: %v", statement, err)
+	}
+}
+
+// DSN is where clients connect to.
+func (d *Database) DSN() string { return d.dsn }
+
+// Pool returns a new pool of connections, which is closed when the test ends. The functions may change its config.
+func (d *Database) Pool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	return postgresPool(t, d.dsn, configure...)
+}
+
+func postgresPool(t testing.TB, dsn string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	for _, f := range configure {
+		f(cfg)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// recordPostgres notes the version that the server says it has.
+func recordPostgres(t testing.TB, dsn, how string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testserver.Patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		t.Fatalf("testserver: the PostgreSQL server (%s) does not answer: %v", how, err)
+	}
+	defer conn.Close(ctx)
+	version, _, _ := strings.Cut(conn.PgConn().ParameterStatus("server_version"), " ")
+	testserver.Record(t, fmt.Sprintf("postgresql %s (%s)", version, how))
+}

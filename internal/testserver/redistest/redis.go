@@ -1,0 +1,235 @@
+package redistest
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// redisURL names the environment variable with the URL of a Redis server to use instead of starting one.
+const redisURL = "ONCEMILL_TEST_REDIS"
+
+// redisProgram is the name of the server's program in PATH.
+const redisProgram = "redis-server"
+
+// StartRedis starts redis-server on a loopback port with its files in dir, and waits until it answers PING. The
+// arguments are those of redis-server; without any it keeps nothing on disk. For programs that drive crash tests;
+// tests use [Start].
+func StartAt(dir string, port int, args ...string) (*testserver.Process, error) {
+	return startProgram(redisProgram, dir, port, args...)
+}
+
+// startProgram starts a program that takes the arguments of redis-server.
+func startProgram(name, dir string, port int, args ...string) (*testserver.Process, error) {
+	program, err := exec.LookPath(name)
+	if err != nil {
+		return nil, err
+	}
+	own := []string{
+		"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
+		"--save", "", "--daemonize", "no", "--repl-diskless-sync-delay", "0",
+	}
+	p, err := testserver.StartProgram(dir, program, append(own, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	if err := awaitPing(p, testserver.Loopback(port)); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("%s on port %d: %w\n%s", filepath.Base(program), port, err, p.Output())
+	}
+	return p, nil
+}
+
+// awaitPing polls until the server of this very process answers: not one that took the port before it.
+func awaitPing(p *testserver.Process, addr string) error {
+	deadline := time.Now().Add(testserver.Patience)
+	for {
+		err := ping(addr)
+		select {
+		case <-p.Ended():
+			return fmt.Errorf("it ended at once")
+		default:
+		}
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		testserver.Pause()
+	}
+}
+
+// ping succeeds when the server answers, be it with a demand to authenticate.
+func ping(addr string) error {
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+		return err
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(line, "+PONG") && !strings.HasPrefix(line, "-NOAUTH") {
+		return fmt.Errorf("PING was answered with %q", strings.TrimSpace(line))
+	}
+	return nil
+}
+
+// A Server is a Redis server for one test.
+type Server struct {
+	Addr string // host:port
+
+	t       testing.TB
+	options *redis.Options
+	process *testserver.Process // nil: a server that somebody else runs
+	program string              // its name or path; empty: redis-server
+	dir     string
+	port    int
+	args    []string
+}
+
+// Redis returns a Redis server for the test: the one that the environment variable ONCEMILL_TEST_REDIS names by its
+// URL, or else a new one from the redis-server in PATH. With arguments for redis-server it is always a new one. A new
+// server is empty and keeps nothing on disk unless the arguments say so; another one may be shared: tests use keys of
+// their own and never flush.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	testserver.Wanted(t)
+	if url := os.Getenv(redisURL); url != "" && len(args) == 0 {
+		return externalRedis(t, url)
+	}
+	needRedis(t)
+	s := &Server{t: t, args: args, dir: t.TempDir()}
+	s.startOnFreePort(testserver.FreePort)
+	testserver.Record(t, fmt.Sprintf("redis-server %s (started, single)", redisVersion(t)))
+	return s
+}
+
+func needRedis(t testing.TB) {
+	t.Helper()
+	testserver.Wanted(t)
+	if _, err := exec.LookPath(redisProgram); err != nil {
+		testserver.Missing(t, "redis-server is not in PATH (Debian: apt-get install redis-server); %s names a running server by URL where one suffices", redisURL)
+	}
+}
+
+func externalRedis(t testing.TB, url string) *Server {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatalf("testserver: %s: %v", redisURL, err)
+	}
+	o.ContextTimeoutEnabled = true
+	s := &Server{t: t, Addr: o.Addr, options: o}
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	defer cancel()
+	info, err := s.Client().Info(ctx, "server").Result()
+	if err != nil {
+		t.Fatalf("testserver: the server of %s does not answer: %v", redisURL, err)
+	}
+	what := "redis-server unknown"
+	for line := range strings.Lines(info) {
+		if v, ok := strings.CutPrefix(line, "redis_version:"); ok {
+			what = "redis-server " + strings.TrimSpace(v)
+		}
+		if v, ok := strings.CutPrefix(line, "valkey_version:"); ok { // it comes after the version of Redis it stands for
+			what = "valkey-server " + strings.TrimSpace(v)
+			break
+		}
+	}
+	testserver.Record(t, fmt.Sprintf("%s (given by %s)", what, redisURL))
+	return s
+}
+
+func (s *Server) run() (*testserver.Process, error) {
+	return startProgram(cmp.Or(s.program, redisProgram), s.dir, s.port, s.args...)
+}
+
+// startOnFreePort starts the server, on another port if somebody took the first.
+func (s *Server) startOnFreePort(port func() (int, error)) {
+	s.t.Helper()
+	var err error
+	for range 5 {
+		if s.port, err = port(); err != nil {
+			continue
+		}
+		if s.process, err = s.run(); err == nil {
+			s.Addr = testserver.Loopback(s.port)
+			s.options = &redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true}
+			s.t.Cleanup(func() { s.process.Kill() })
+			return
+		}
+	}
+	s.t.Fatalf("testserver: %v", err)
+}
+
+// Options returns new options for a client of this server, which heeds contexts.
+func (s *Server) Options() *redis.Options {
+	o := *s.options
+	return &o
+}
+
+// Client returns a new client, which is closed when the test ends.
+func (s *Server) Client() *redis.Client {
+	c := redis.NewClient(s.Options())
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// Process is the server's process. A test that asks for it is skipped where somebody else runs the server.
+func (s *Server) Process() *testserver.Process {
+	s.t.Helper()
+	if s.process == nil {
+		testserver.Missing(s.t, "the test controls its server's process, which it cannot with the server that %s names", redisURL)
+	}
+	return s.process
+}
+
+// Kill ends the server with SIGKILL and waits for its end.
+func (s *Server) Kill() {
+	s.t.Helper()
+	if err := s.Process().Kill(); err != nil {
+		s.t.Fatalf("testserver: kill redis-server: %v", err)
+	}
+}
+
+// Restart starts the server again after Kill, on the same files and port, and waits until it answers.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Process()
+	var err error
+	for range 5 { // somebody may use the port for a moment
+		var p *testserver.Process
+		if p, err = s.run(); err == nil {
+			s.process = p
+			return
+		}
+		testserver.Pause()
+	}
+	s.t.Fatalf("testserver: restart: %v", err)
+}
+
+// redisVersion asks the program in PATH.
+func redisVersion(t testing.TB) string {
+	t.Helper()
+	return testserver.ProgramVersion(t, redisProgram)
+}
