@@ -22,6 +22,7 @@ var sharedKafka struct {
 // groups are named by the test. Nobody stops or pauses it; it ends with the process, however that ends.
 func Shared(t testing.TB) *Server {
 	t.Helper()
+	testserver.Wanted(t)
 	shared := &sharedKafka
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
