@@ -35,7 +35,6 @@ var house = table{
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},
 
-	{4, "transport/stocknats", "what makes stock watermill-nats as safe as it can be", these(watermill, watermillNATS, natsGo)},
 
 	{5, "cmd/...", "programs", everything},
 	{5, "examples/...", "programs to learn from", everything},
@@ -65,7 +64,6 @@ var (
 	}
 
 	watermill     = []string{"github.com/ThreeDotsLabs/watermill/..."}
-	watermillNATS = []string{"github.com/ThreeDotsLabs/watermill-nats/v2/..."}
 
 	goRedis    = []string{"github.com/redis/go-redis/v9/..."}
 	lru        = []string{"github.com/hashicorp/golang-lru/v2/..."}
