@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -32,7 +33,7 @@ type Guard struct {
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
 // It does not talk to the store: see Check.
 func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
-	if store == nil {
+	if isnil.Nil(store) {
 		return nil, invalid("store", "is nil")
 	}
 	policy = policy.withDefaults()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -20,14 +21,6 @@ type Config struct {
 
 	// Tenant separates data that must not share message IDs. Empty: "default".
 	Tenant string
-
-	// Handler names the handler within the group. Empty: what the delivery brings, which is Watermill's handler name
-	// in a Router. It is data: under a new name, everything within the window runs again.
-	//
-	// It is one handler's: handlers that share a Processor with this set are one handler under several names, and a message
-	// that two of them get is handled by one of them only. Give each handler a Processor of its own, or leave this empty; in
-	// a Router a second handler is a warning.
-	Handler string
 
 	// Policy says how long outcomes are remembered and what happens when things go wrong. Zero: oncemill.LowValue.
 	Policy oncemill.Policy
@@ -42,9 +35,9 @@ type Config struct {
 	// the log says so.
 	//
 	// Nil: messages get lost. They are rejected, which under Watermill's own adapters means delivered again until somebody
-	// acts, and in a worker or over Subscriber: ended. Kafka passes over them; JetStream terminates them, and a work-queue
+	// acts, and in a worker or over a Source: ended. Kafka passes over them; JetStream terminates them, and a work-queue
 	// stream deletes them with that. Only the log has them then, without their payload; records keep none either. Workers
-	// and Middleware warn of that when they start.
+	// and the middleware warn of that when they start.
 	DeadLetters producer.Publisher
 
 	// DeadLetterTopic is where dead letters go. Set together with DeadLetters. Make the topic, or the stream that listens on
@@ -105,10 +98,7 @@ func (c Config) withDefaults() Config {
 
 // validate checks a config after its defaults were filled in.
 func (c Config) validate() error {
-	probe := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: c.Handler, ID: "probe"}
-	if probe.Handler == "" {
-		probe.Handler = "probe"
-	}
+	probe := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: "probe", ID: "probe"}
 	if err := probe.Validate(); err != nil {
 		if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
 			return invalid("Config."+strings.TrimPrefix(part.Field, "Key."), part.Problem)
@@ -116,12 +106,12 @@ func (c Config) validate() error {
 		return err
 	}
 	switch {
-	case strings.HasPrefix(c.Handler, "~"):
-		return invalid("Config.Handler", fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode", c.Handler))
 	case c.Trace != TraceParent && c.Trace != TraceLink:
 		return invalid("Config.Trace", fmt.Sprintf("is %q, want %q or %q", c.Trace, TraceParent, TraceLink))
 	case c.Hold < 0:
 		return invalid("Config.Hold", fmt.Sprintf("is %v, want at least 0, or NoHold", c.Hold))
+	case c.DeadLetters != nil && isnil.Nil(c.DeadLetters):
+		return invalid("Config.DeadLetters", fmt.Sprintf("holds a nil %T", c.DeadLetters))
 	case c.DeadLetters != nil && c.DeadLetterTopic == "":
 		return invalid("Config.DeadLetterTopic", "is empty although Config.DeadLetters is set")
 	case c.DeadLetters == nil && c.DeadLetterTopic != "":
@@ -133,6 +123,22 @@ func (c Config) validate() error {
 		}
 	}
 	return nil
+}
+
+// HandlerProblem returns what is wrong with a name for a handler, see Delivery.Handler, or "": for workers, which look at theirs
+// when they are made.
+func HandlerProblem(name string) string {
+	switch {
+	case name == "":
+		return "is empty: records are kept under it, and another name runs everything again"
+	case strings.HasPrefix(name, "~"):
+		return fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode", name)
+	}
+	err := dedupstore.Key{Tenant: "probe", Group: "probe", Handler: name, ID: "probe"}.Validate()
+	if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
+		return part.Problem
+	}
+	return ""
 }
 
 func invalid(field, problem string) error {

@@ -11,11 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -65,9 +64,6 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	token := p.token(d.Handler)
 	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
 	fromThere := d.Topic == p.config.DeadLetterTopic
-	if steering := steeringOf(ctx); steering != nil { // a Router may have another name for the topic
-		fromThere = fromThere || steering.Delivery.Topic == p.config.DeadLetterTopic
-	}
 	returns := strings.Count(tokens, token) - 1
 	if !fromThere && returns >= mostReturns {
 		p.log.ErrorContext(ctx, "oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody has it, unless it is there still; something sends dead letters to their handler as they are",
@@ -138,7 +134,7 @@ func carried(of producer.Header) producer.Header {
 		if copyHeader(name) {
 			continue
 		}
-		if !portable(name, value) {
+		if !headers.Portable(name, value) {
 			name, value = escaped(name, value)
 		}
 		header[name] = value
@@ -159,21 +155,7 @@ func copyHeader(name string) bool {
 	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration, producer.HeaderResend, headerGaveUp:
 		return true
 	}
-	return isOrder(name)
-}
-
-// isOrder reports whether a header is one of the NATS server (Nats-*), which are orders to the stream that a message is
-// published to: it would take an equal Nats-Msg-Id for a duplicate and drop the message, refuse it for another stream's
-// Nats-Expected-Stream, and purge itself for a Nats-Rollup.
-func isOrder(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
-
-// portable reports whether every broker carries a header as it is: a token of RFC 9110 as its name, and a value without
-// control characters or spaces around it. A dead letter that its broker refuses would block its message for ever.
-func portable(name, value string) bool {
-	token := name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return r <= ' ' || r >= unicode.MaxASCII || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-	})
-	return token && utf8.ValidString(value) && !strings.ContainsFunc(value, unicode.IsControl) && strings.TrimSpace(value) == value
+	return headers.Order(name)
 }
 
 // buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
@@ -245,24 +227,10 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 		parts = append(parts, d.Position, d.Header.Get(producer.HeaderKey))
 	}
 	id := ids.Derive("oncemill/undeliverable", parts...)
-	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
+	letter := p.letter(d, id, original, outcome, headers.Text(cause.Error(), dedupstore.MaxReason))
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)
 	}
 	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", cause)
 	return Decision{Action: Ack, Err: cause}
-}
-
-// headerText is a text as headers can carry it: on one line, without spaces around it, and not longer than a stored reason.
-func headerText(s string) string {
-	s = strings.TrimSpace(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD")))
-	if len(s) > dedupstore.MaxReason {
-		s = strings.TrimSpace(strings.ToValidUTF8(s[:dedupstore.MaxReason], ""))
-	}
-	return s
 }

@@ -10,8 +10,9 @@ import (
 
 // A Delivery is one copy of a message, as a broker hands it over.
 type Delivery struct {
-	// Handler is who handles it, unless Config.Handler says so: a Watermill handler name, stream and durable, or the
-	// source topic.
+	// Handler names the handler within the group: in Watermill the Router's name of it, in a worker its Config.Handler. It is
+	// data: records are kept under it, and under a new name everything within the window runs again. Required; a Source leaves
+	// it empty.
 	Handler string
 
 	// Topic is where it came from. It stands in dead letters and errors.
@@ -40,6 +41,11 @@ type Delivery struct {
 
 	// Holds bounds how many deliveries of its source wait in Process at once, see Config.Hold. Nil: no bound.
 	Holds *oncemill.Holds
+
+	// Message is what was delivered, where that has an identity, such as a pointer: a delivery of the same Message with the same
+	// key, under the context of a handler, means that the handler is guarded twice. It must be comparable. Nil: the key alone
+	// tells.
+	Message any
 
 	// Payload is not changed.
 	Payload []byte

@@ -58,9 +58,3 @@ func (e *NestedError) Error() string {
 
 // Uncounted makes the outer guard give the attempt back.
 func (e *NestedError) Uncounted() bool { return true }
-
-// OrderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
-// twice.
-type OrderError struct{ Problem string }
-
-func (e *OrderError) Error() string { return "consumer: chain: " + e.Problem }

@@ -24,7 +24,7 @@ const (
 // observed is guarded for those who want to know about it.
 //
 //go:noinline
-func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified, message any, decision *Decision, do job) {
+func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified, decision *Decision, do job) {
 	ctx, processing := p.telemetry.Begin(ctx, &telemetry.Incoming{
 		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
 		Topic: d.Topic, Origin: d.Origin, ID: this.call.Key.ID, KeySource: string(this.source), Header: d.Header,
@@ -44,7 +44,7 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 	default:
 		processing.Count(ctx, outcome)
 	}
-	p.guarded(ctx, d, this, message, decision, do)
+	p.guarded(ctx, d, this, decision, do)
 	ended = true
 	failure, err := failureOf(ctx, decision)
 	processing.End(string(decision.Action), failure, err)

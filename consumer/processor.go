@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -27,11 +26,7 @@ type Processor struct {
 	log    *slog.Logger
 
 	telemetry *telemetry.Consumer
-	begun     sync.Once // warns of what Middleware begins without
-
-	named   atomic.Pointer[string] // the first handler of a Router, where Config.Handler stands for its name
-	several sync.Once              // warns of others
-	nested  sync.Once              // says that a handler is guarded twice
+	nested    sync.Once // says that a handler is guarded twice
 
 	mu       sync.Mutex
 	closing  bool
@@ -66,6 +61,12 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { retu
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
 
+// MaxWait returns Config.Hold with its default filled in, and zero for NoHold, for transports that spend delays by waiting.
+func (p *Processor) MaxWait() time.Duration { return p.config.Hold }
+
+// Transacts reports whether a handler runs in a transaction of the store: see oncemill.Guard.Transacts.
+func (p *Processor) Transacts() bool { return p.guard.Transacts() }
+
 // DeadLetters returns Config.DeadLetters and Config.DeadLetterTopic, for transports that compare them with what they consume.
 func (p *Processor) DeadLetters() (producer.Publisher, string) {
 	return p.config.DeadLetters, p.config.DeadLetterTopic
@@ -75,12 +76,12 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
 	var decision Decision
-	p.process(ctx, &d, nil, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
+	p.process(ctx, &d, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, handle(ctx)
 	})
 	if publication := decision.Result.Publication; publication != nil {
 		decision = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID, Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
-		p.log.ErrorContext(ctx, "oncemill: message waits for its stored outputs, which only a handler in a Router can publish: it is not handled, comes again, and may hold up others",
+		p.log.ErrorContext(ctx, "oncemill: message waits for its stored outputs, which only a handler with outputs can publish: it is not handled, comes again, and may hold up others",
 			"id", decision.ID, "from", d.Topic, "position", d.Position, "handler", d.Handler, "outputs", len(publication.Messages()))
 	}
 	if decision.Action != Ack {
@@ -97,14 +98,14 @@ func (p *Processor) notAcknowledged(ctx context.Context, decision *Decision) {
 }
 
 // errForeignOutputs stops a migration from losing what the old way of consuming has stored.
-var errForeignOutputs = errors.New("consumer: the outcome holds outputs of a handler in a Router, which only Processor.Middleware can publish")
+var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which only ProcessOutputs, such as a Router's middleware, can publish")
 
 // inside is the context of the delivery that is being guarded. A context may outlive its delivery, by way of brokers that
 // keep contexts, so that the key alone does not tell.
 type inside struct {
 	contexts.Child
 	key     dedupstore.Key
-	message any // what was delivered, where that has an identity
+	message any // Delivery.Message
 }
 
 type insideKey struct{}
@@ -127,14 +128,11 @@ func insideOf(ctx context.Context) *inside {
 type job func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
 
 // errNoHandler keeps a delivery whose scope is incomplete from being guarded under another's.
-var errNoHandler = errors.New("consumer: no handler name: set Config.Handler, or add the middleware to a Router")
+var errNoHandler = errors.New("consumer: no handler name: set Delivery.Handler; in Watermill a Router names its handlers")
 
 // process is Process for handlers with outputs. A decision to Ack whose Result has a Publication leaves it to the
-// caller to publish first; no other decision has one. It fills in the delivery's Handler.
-func (p *Processor) process(ctx context.Context, d *Delivery, message any, decision *Decision, do job) {
-	if p.config.Handler != "" {
-		d.Handler = p.config.Handler
-	}
+// caller to publish first; no other decision has one.
+func (p *Processor) process(ctx context.Context, d *Delivery, decision *Decision, do job) {
 	if d.Handler == "" && !p.policy.Shadow {
 		p.unguardable(d, errNoHandler, decision)
 		return
@@ -142,10 +140,10 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 	var this identified
 	this.err = p.identify(d, &this)
 	if p.telemetry.On(ctx) {
-		p.observed(ctx, d, &this, message, decision, do)
+		p.observed(ctx, d, &this, decision, do)
 		return
 	}
-	p.guarded(p.telemetry.Propagate(ctx, d.Header), d, &this, message, decision, do)
+	p.guarded(p.telemetry.Propagate(ctx, d.Header), d, &this, decision, do)
 }
 
 // An identified is what was found out about a delivery.
@@ -167,18 +165,22 @@ func (i *identified) header(d *Delivery, name string) string {
 }
 
 // guarded guards a delivery.
-func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, message any, decision *Decision, do job) {
+func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, decision *Decision, do job) {
 	call := &found.call
 	if found.err != nil {
 		p.unidentified(ctx, d, found, decision, do)
 		return
 	}
-	if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == message && !p.policy.Shadow {
-		p.guardedTwice(ctx, d, call, decision)
-		return
+	within := ctx
+	if !p.policy.Shadow { // which guards nothing
+		if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == d.Message {
+			p.guardedTwice(ctx, d, call, decision)
+			return
+		}
+		within = &inside{contexts.Under(ctx), call.Key, d.Message}
 	}
 	var err error
-	decision.Result, err = p.guard.Run(&inside{contexts.Under(ctx), call.Key, message}, *call, p.work(ctx, found.observed, do))
+	decision.Result, err = p.guard.Run(within, *call, p.work(ctx, found.observed, do))
 	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
 		decision.Action = Ack
 	} else {

@@ -166,7 +166,7 @@ func overJetStream(t *testing.T) leg {
 	worker, err := natsjs.NewWorker(once, js, cons, func(context.Context, jetstream.Msg) error {
 		l.runs.Add(1)
 		return nil
-	}, natsjs.Config{Logger: quiet})
+	}, natsjs.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func overKafka(t *testing.T) leg {
 	worker, err := franz.NewWorker(once, func(context.Context, *kgo.Record) error {
 		l.runs.Add(1)
 		return nil
-	}, franz.Config{Logger: quiet})
+	}, franz.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	stocknats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -77,7 +77,7 @@ func fill(ctx context.Context, conn *nats.Conn, messages int) error {
 	for range messages {
 		id := watermill.NewUUID()
 		m := &nats.Msg{Subject: topic, Data: payload, Header: nats.Header{
-			stocknats.WatermillUUIDHdr: {id}, producer.HeaderID: {id}, "type": {"order.created"},
+			wmnats.WatermillUUIDHdr: {id}, producer.HeaderID: {id}, "type": {"order.created"},
 		}}
 		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(patience)); err != nil {
 			return err

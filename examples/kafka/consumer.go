@@ -28,7 +28,7 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 	if err != nil {
 		return err
 	}
-	worker, err := franz.NewWorker(once, charge(bank), franz.Config{})
+	worker, err := franz.NewWorker(once, charge(bank), franz.Config{Handler: "charge"})
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, js, cons, charge(bank), natsjs.Config{})
+	worker, err := natsjs.NewWorker(once, js, cons, charge(bank), natsjs.Config{Handler: "charge"})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -19,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // The stacks that handle the same messages side by side.
@@ -47,15 +49,14 @@ type stack struct {
 	telemetry oncemill.Telemetry
 	router    *message.Router
 	once      *consumer.Processor // of the guarded stack
-	subs      []message.Subscriber
+	subs      several
 	ended     chan error // nil: the router does not run
 }
 
 // guard is the part that a program of yours would have.
 func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (message.HandlerMiddleware, error) {
 	once, err := consumer.New(store, consumer.Config{
-		Group:   "billing",
-		Handler: "charge", // several subscriptions share one handler here
+		Group: "billing",
 		Policy: oncemill.Policy{
 			Lease:     lease,
 			Backoff:   oncemill.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond},
@@ -70,7 +71,7 @@ func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (mes
 		return nil, err
 	}
 	s.once = once
-	return once.Middleware, nil
+	return oncewatermill.Middleware(once), nil
 }
 
 // protection returns what stands between the broker and the stack's handler, outermost first.
@@ -80,7 +81,7 @@ func (s *stack) protection(store dedupstore.Store, publisher producer.Publisher)
 		return []message.HandlerMiddleware{mw}, err
 	}
 	// The other stacks get a dead-letter topic too: what is compared is what happens to duplicates.
-	poison, err := middleware.PoisonQueueWithFilter(producer.ToWatermill(publisher), s.names.dead(s.name), func(err error) bool {
+	poison, err := middleware.PoisonQueueWithFilter(oncewatermill.NewPublisher(publisher), s.names.dead(s.name), func(err error) bool {
 		var permanent *oncemill.PermanentError
 		return errors.As(err, &permanent)
 	})
@@ -108,14 +109,14 @@ func (s *stack) start(ctx context.Context, b *broker, store dedupstore.Store, pu
 	}
 	s.router.AddMiddleware(s.countDeliveries, s.loseAcks)
 	s.router.AddMiddleware(protection...)
-	for i := range workers {
+	for range workers {
 		sub, err := s.subscriber(b)
 		if err != nil {
 			return err
 		}
 		s.subs = append(s.subs, sub)
-		s.router.AddHandler(fmt.Sprintf("charge-%d", i), s.names.orders(), sub, s.names.receipts(s.name), producer.ToWatermill(publisher), s.charge)
 	}
+	s.router.AddHandler("charge", s.names.orders(), s.subs, s.names.receipts(s.name), oncewatermill.NewPublisher(publisher), s.charge)
 	ended := make(chan error, 1)
 	go func() { ended <- s.router.Run(context.WithoutCancel(ctx)) }()
 	select {
@@ -125,6 +126,39 @@ func (s *stack) start(ctx context.Context, b *broker, store dedupstore.Store, pu
 	case err := <-ended:
 		return fmt.Errorf("start stack %s: %w", s.name, err)
 	}
+}
+
+// Several subscribers are one to the Router: they share a handler, under whose name records are kept.
+type several []message.Subscriber
+
+func (s several) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	all := make(chan *message.Message)
+	var each sync.WaitGroup
+	for _, sub := range s {
+		messages, err := sub.Subscribe(ctx, topic)
+		if err != nil {
+			return nil, err
+		}
+		each.Go(func() {
+			for msg := range messages {
+				all <- msg
+			}
+		})
+	}
+	go func() {
+		each.Wait()
+		close(all)
+	}()
+	return all, nil
+}
+
+// Close closes all of them.
+func (s several) Close() error {
+	var errs []error
+	for _, sub := range s {
+		errs = append(errs, sub.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func (s *stack) subscriber(b *broker) (message.Subscriber, error) {

@@ -172,7 +172,7 @@ func (s *shop) mustNotBegin(cons jetstream.Consumer) {
 		s.t.Fatal(err)
 	}
 	handle := func(context.Context, jetstream.Msg) error { return errors.New("not reached") }
-	w, err := natsjs.NewWorker(once, s.js, cons, handle, natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+	w, err := natsjs.NewWorker(once, s.js, cons, handle, natsjs.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -156,7 +156,7 @@ func kafkaProcessor(t *testing.T, r *kafkaRig, s kafkaSetup) *consumer.Processor
 // kafkaConsumer is how the consumers of these tests are configured, in this process and in others.
 func kafkaConsumer(letters producer.Publisher, lease time.Duration, attempts int) consumer.Config {
 	return consumer.Config{
-		Group: "billing", Handler: "charge", DeadLetters: letters, DeadLetterTopic: "dead",
+		Group: "billing", DeadLetters: letters, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: lease, MaxAttempts: attempts, Logger: slog.New(slog.DiscardHandler),
 			Backoff: oncemill.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond},
@@ -367,7 +367,7 @@ func (r *kafkaRig) join(opts ...kgo.Opt) *kafkaMember {
 func (r *kafkaRig) joinAs(instance string, opts ...kgo.Opt) *kafkaMember {
 	r.t.Helper()
 	config := r.config
-	config.InstanceID = instance
+	config.Handler, config.InstanceID = "charge", instance
 	config.Grace = kafkaGrace
 	config.Logger = slog.New(slog.DiscardHandler)
 	w, err := franz.NewWorker(r.once, r.handle, config)

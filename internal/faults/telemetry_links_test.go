@@ -50,7 +50,7 @@ func TestTelemetry_ADuplicateLinksToTheRun_JetStream(t *testing.T) {
 			t.Fatal(err)
 		}
 		w, err := natsjs.NewWorker(once, js, cons, func(ctx context.Context, _ jetstream.Msg) error { return handle(ctx) },
-			natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+			natsjs.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestTelemetry_ADuplicateLinksToTheRun_Kafka(t *testing.T) {
 			t.Fatal(err)
 		}
 		w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error { return handle(ctx) },
-			franz.Config{Logger: slog.New(slog.DiscardHandler), Grace: kafkaGrace})
+			franz.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler), Grace: kafkaGrace})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func duplicatesLink(t *testing.T, system string, start func(*observatory, *consu
 	if err != nil {
 		t.Fatal(err)
 	}
-	once, err := consumer.New(store, consumer.Config{Group: "billing", Handler: "charge", Policy: oncemill.Policy{
+	once, err := consumer.New(store, consumer.Config{Group: "billing", Policy: oncemill.Policy{
 		Telemetry: o.Telemetry, Logger: slog.New(slog.DiscardHandler),
 	}})
 	if err != nil {

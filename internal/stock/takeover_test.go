@@ -269,7 +269,7 @@ func (h *handover) worker(opts ...kgo.Opt) newMember {
 		defer h.mu.Unlock()
 		h.runs[string(r.Value)]++
 		return nil
-	}, franz.Config{Logger: quiet})
+	}, franz.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		h.t.Fatal(err)
 	}

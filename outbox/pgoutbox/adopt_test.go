@@ -103,7 +103,7 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 		defer mu.Unlock()
 		effects[string(msg.Data())]++
 		return nil
-	}, natsjs.Config{Logger: quiet})
+	}, natsjs.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

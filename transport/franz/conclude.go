@@ -11,7 +11,6 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -50,12 +49,8 @@ const (
 	tellEvery = time.Second
 )
 
-// stalled says that a record waits for long: nobody else does. A topic that cannot be guarded at all ends the run,
-// because no other try mends that; a single record, of which a fingerprint is wrong, does not: others would wait too.
+// stalled says that a record waits for long: nobody else does.
 func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision, tries int) {
-	if wrong, ok := decision.Err.(*dedupstore.InvalidError); ok && wrong.Field == "Key.Handler" { //nolint:errorlint // the guard's own error
-		a.fail(&SetupError{Problem: fmt.Sprintf("records of topic %q cannot be guarded: if its name is too long for a handler's, set consumer.Config.Handler", rec.Topic), Err: wrong})
-	}
 	if tries < manyTries || tries&(tries-1) != 0 {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -18,8 +19,14 @@ const (
 	PerKey       Order = "key"       // records of a partition with equal keys in the order of offsets, everything else at once; a record without a key has no order
 )
 
-// Config configures a Worker. The zero value is usable.
+// Config configures a Worker. Handler is required, everything else has a safe default.
 type Config struct {
+	// Handler names a Worker's handler within the group: consumer.Delivery.Handler. It is data: records are kept under it, and
+	// under another name everything within the policy's Window runs again. It is one for all topics of the worker: where one
+	// message ID may be in several of them, for messages that are each to be handled, give each topic a worker. Required for a
+	// Worker. A Source has none: a Router names its handlers.
+	Handler string
+
 	// Order says which records are handled one after the other. Partitions are always independent of each other. Zero:
 	// PerPartition.
 	Order Order
@@ -111,6 +118,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("franz: Config.CommitEvery is %v, want at least %v, or zero", c.CommitEvery, minCommitEvery)
 	case len(c.Retry) > 0 && c.RetryPublisher == nil:
 		return fmt.Errorf("franz: Config.RetryPublisher is nil although Config.Retry has %d topics", len(c.Retry))
+	case c.RetryPublisher != nil && isnil.Nil(c.RetryPublisher):
+		return fmt.Errorf("franz: Config.RetryPublisher holds a nil %T", c.RetryPublisher)
 	case len(c.Retry) == 0 && c.RetryPublisher != nil:
 		return fmt.Errorf("franz: Config.Retry is empty although Config.RetryPublisher is set")
 	}

@@ -57,7 +57,7 @@ func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 	if len(rec.Key) > 0 {
 		d.Header[producer.HeaderKey] = string(rec.Key) // for dead letters, and for handlers in a Router
 	}
-	d.Handler, d.Origin = d.Topic, d.Topic
+	d.Origin = d.Topic
 	return d, due, nil
 }
 

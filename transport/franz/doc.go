@@ -3,11 +3,11 @@
 // A [Worker] consumes as a member of a group, and runs a handler for each record under a Processor. The client is made
 // with the worker's options, because rebalance callbacks can be given only then:
 //
-//	w, err := franz.NewWorker(once, charge, franz.Config{}) // charge is func(ctx, *kgo.Record) error
+//	w, err := franz.NewWorker(once, charge, franz.Config{Handler: "charge"}) // charge is func(ctx, *kgo.Record) error
 //	cl, err := kgo.NewClient(append(w.Opts(), kgo.SeedBrokers(…), kgo.ConsumerGroup("billing"), kgo.ConsumeTopics("orders"))...)
 //	err = w.Run(ctx, cl)
 //
-// A [Source] does the same for Watermill: consumer.Subscriber(source) is a Subscriber, and Processor.Middleware in the
+// A [Source] does the same for Watermill: oncewatermill.NewSubscriber(source) is a Subscriber, and oncewatermill.Middleware in the
 // Router steers it. A [Publisher] sends messages, many at once, and reports on each. A [ShareWorker] is a worker for share
 // groups, where many members work on one partition, without order.
 //
@@ -61,7 +61,7 @@
 //
 // # What a record is
 //
-// Handler, topic and origin of a delivery are the source topic, its position is partition, offset and leader epoch ("3-1042-7"). Headers
+// Topic and origin of a delivery are the source topic, its position is partition, offset and leader epoch ("3-1042-7"). Headers
 // are passed as they are, binary values too; several different values of one name are joined with ", ". The header
 // _watermill_message_uuid is the UUID. The record's key stands in the header oncemill-key, so that dead letters keep it.
 // Tombstones are records like any other.

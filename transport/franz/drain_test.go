@@ -221,7 +221,7 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 	b := newBench(t, 2)
 	store := &counting{Store: b.store, id: orderID(0)}
 	b.store = store
-	key := dedupstore.Key{Tenant: "default", Group: group, Handler: "orders", ID: orderID(0)}
+	key := dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: orderID(0)}
 	const lease = 2 * time.Second
 	fingerprint, err := producer.FingerprintPayload([]byte(orderID(0)))
 	if err != nil {

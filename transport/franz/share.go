@@ -14,8 +14,11 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// ShareConfig configures a ShareWorker. RetryTopic is required.
+// ShareConfig configures a ShareWorker. Handler and RetryTopic are required.
 type ShareConfig struct {
+	// Handler names the handler within the group: see Config.Handler. Required.
+	Handler string
+
 	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the broker
 	// allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more than half of
 	// them. So does one that waits for its next attempt while many come after it: see package doc. The worker's client must
@@ -52,6 +55,9 @@ func (c ShareConfig) withDefaults() ShareConfig {
 
 // validate checks a config after its defaults were filled in.
 func (c ShareConfig) validate() error {
+	if problem := consumer.HandlerProblem(c.Handler); problem != "" {
+		return fmt.Errorf("franz: ShareConfig.Handler %s", problem)
+	}
 	if problem := topicProblem(c.RetryTopic); problem != "" {
 		return fmt.Errorf("franz: ShareConfig.RetryTopic %s", problem)
 	}
@@ -92,7 +98,7 @@ func NewShareWorker(once *consumer.Processor, handle Handler, config ShareConfig
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &ShareWorker{config: config, once: once, process: guarded(once, handle)}, nil
+	return &ShareWorker{config: config, once: once, process: guarded(once, config.Handler, handle)}, nil
 }
 
 // maxShareFetch is how many records one fetch brings at most.

@@ -50,7 +50,10 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	case handle == nil:
 		return nil, errors.New("franz: NewWorker needs a Handler")
 	}
-	w, err := newWorker(once.Policy(), config, guarded(once, handle))
+	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
+		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
+	}
+	w, err := newWorker(once.Policy(), config, guarded(once, config.Handler, handle))
 	if err != nil {
 		return nil, err
 	}
@@ -59,8 +62,9 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 }
 
 // guarded runs a handler under a Processor.
-func guarded(once *consumer.Processor, handle Handler) process {
+func guarded(once *consumer.Processor, name string, handle Handler) process {
 	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
+		d.Handler = name
 		return once.Process(ctx, d, func(ctx context.Context) error {
 			if err := start(); err != nil {
 				return err

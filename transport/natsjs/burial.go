@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A burial is where dead letters go, as far as it is known. No topic: nowhere.
+// A burial is where dead letters go. No topic: nowhere.
 type burial struct {
-	publisher producer.Publisher // nil: not known
+	publisher producer.Publisher
 	topic     string
 }
 
@@ -41,20 +41,14 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 			"field", field)
 	}
 	p, ours := dead.publisher.(*Publisher)
-	js := e.js
-	switch {
-	case ours:
-		js = p.js
-	case dead.publisher != nil:
+	if !ours {
 		return nil // of another make, which may publish anywhere
 	}
-	switch err := l.listens(ctx, js, dead.topic); {
+	switch err := l.listens(ctx, p.js, dead.topic); {
 	case errors.Is(err, errNoInterest):
 		log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or only the one that makes them: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
-	case err != nil && ours:
+	case err != nil:
 		log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
-	case err != nil: // they may be published elsewhere
-		log.WarnContext(ctx, "natsjs: no stream is seen here to listen on DeadLetterTopic: unless dead letters are published elsewhere, the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
 	}
 	return nil
 }

@@ -18,7 +18,6 @@ import (
 // limits is what a run has to know of a consumer.
 type limits struct {
 	stream, consumer string
-	handler          string // the name of both
 
 	window        int
 	batch         int           // of one request
@@ -157,7 +156,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 		ackWait = slices.Min(consumer.BackOff)
 	}
 	l := limits{
-		stream: info.Stream, consumer: info.Name, handler: info.Stream + "/" + info.Name,
+		stream: info.Stream, consumer: info.Name,
 		window:        c.Window,
 		batch:         c.Window,
 		expires:       fetchWait,

@@ -137,25 +137,50 @@ func TestWorker_ConfigsAreRefused(t *testing.T) {
 	once := r.processor()
 	for says, make := range map[string]func() error{
 		"Config.Window is -1": func() error {
-			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Window: -1})
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "charge", Window: -1})
 			return err
 		},
 		"Config.Grace is -1s": func() error {
-			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Grace: -time.Second})
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "charge", Grace: -time.Second})
 			return err
 		},
-		"Processor":                    func() error { _, err := natsjs.NewWorker(nil, r.js, r.cons, succeed, natsjs.Config{}); return err },
-		"JetStream":                    func() error { _, err := natsjs.NewWorker(once, nil, r.cons, succeed, natsjs.Config{}); return err },
-		"needs a consumer":             func() error { _, err := natsjs.NewWorker(once, r.js, nil, succeed, natsjs.Config{}); return err },
-		"handler":                      func() error { _, err := natsjs.NewWorker(once, r.js, r.cons, nil, natsjs.Config{}); return err },
-		"SourceConfig.Consumer is nil": func() error { _, err := natsjs.NewSource(r.js, natsjs.SourceConfig{}); return err },
-		"NewSource needs a JetStream":  func() error { _, err := natsjs.NewSource(nil, natsjs.SourceConfig{}); return err },
+		"Processor": func() error {
+			_, err := natsjs.NewWorker(nil, r.js, r.cons, succeed, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"JetStream": func() error {
+			_, err := natsjs.NewWorker(once, nil, r.cons, succeed, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"needs a consumer": func() error {
+			_, err := natsjs.NewWorker(once, r.js, nil, succeed, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"handler": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, nil, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"SourceConfig.Consumer is nil": func() error { _, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{}); return err },
+		"NewSource needs a Processor":  func() error { _, err := natsjs.NewSource(nil, r.js, natsjs.SourceConfig{}); return err },
+		"SourceConfig.Handler": func() error {
+			_, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{Config: natsjs.Config{Handler: "charge"}})
+			return err
+		},
+		"natsjs: Config.Handler is empty: records are kept under it, and another name runs everything again": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{})
+			return err
+		},
+		"Config.Handler is \"~x\"": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "~x"})
+			return err
+		},
+		"NewSource needs a JetStream": func() error { _, err := natsjs.NewSource(once, nil, natsjs.SourceConfig{}); return err },
 	} {
 		if err := make(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want it to say %q", err, says)
 		}
 	}
-	s, err := natsjs.NewSource(r.js, natsjs.SourceConfig{Consumer: func(context.Context, string) (jetstream.Consumer, error) { return nil, nil }})
+	s, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{Consumer: func(context.Context, string) (jetstream.Consumer, error) { return nil, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +275,9 @@ func TestWorker_RightToLookIsNamed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	js := r.server.JetStream(nats.UserInfo("few", "few"))
-	w, err := natsjs.NewWorker(r.processor(), js, r.cons, succeed, r.config)
+	config := r.config
+	config.Handler = "charge"
+	w, err := natsjs.NewWorker(r.processor(), js, r.cons, succeed, config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,12 +8,16 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Config configures how a Worker or a Source consumes. The zero value is usable.
+// Config configures how a Worker or a Source consumes. A Worker needs a Handler, everything else has a safe default.
 type Config struct {
+	// Handler names a Worker's handler within the group: consumer.Delivery.Handler. It is data: records are kept under it, and
+	// under another name everything within the policy's Window runs again. Workers that share it share the work. Required for a
+	// Worker. A Source has none: a Router names its handlers.
+	Handler string
+
 	// Window is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or asked for.
 	// 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending. Zero: 256, or the
 	// consumer's MaxAckPending if that is less.
@@ -69,13 +73,4 @@ type SourceConfig struct {
 	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which asks for
 	// them. It is called by each Check and Run. Required.
 	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
-
-	// Policy is what the guard behind the source uses, for Check to compare it with the consumer's settings: see
-	// consumer.Processor.Policy. Zero: oncemill.LowValue.
-	Policy oncemill.Policy
-
-	// DeadLetterTopic is consumer.Config.DeadLetterTopic of that guard, for Check to see that the consumer does not deliver
-	// it, and that a stream keeps what comes there. Empty: not looked at, as suits dead letters that go to another system.
-	// Needed with a work-queue stream, from which dead letters that come back are deleted.
-	DeadLetterTopic string
 }

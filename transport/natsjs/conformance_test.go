@@ -14,10 +14,12 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // A pubSubs makes what Watermill's suite tests: a stream for each topic, and a durable for each group of it.
@@ -50,7 +52,15 @@ func (p pubSubs) make(t *testing.T, group string) (message.Publisher, message.Su
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := natsjs.NewSource(js, natsjs.SourceConfig{Config: config, Consumer: func(ctx context.Context, topic string) (jetstream.Consumer, error) {
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	once, err := consumer.New(store, consumer.Config{Group: group, Policy: oncemill.Policy{Logger: config.Logger}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := natsjs.NewSource(once, js, natsjs.SourceConfig{Config: config, Consumer: func(ctx context.Context, topic string) (jetstream.Consumer, error) {
 		stream, err := p.stream(ctx, js, topic)
 		if err != nil {
 			return nil, err
@@ -60,9 +70,12 @@ func (p pubSubs) make(t *testing.T, group string) (message.Publisher, message.Su
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub := consumer.Subscriber(source)
+	sub, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = sub.Close() }) // the suite forgets some
-	return streaming{producer.ToWatermill(pub), func(topic string) error {
+	return streaming{oncewatermill.NewPublisher(pub), func(topic string) error {
 		_, err := p.stream(context.Background(), js, topic)
 		return err
 	}}, sub

@@ -18,7 +18,6 @@ const headerUUID = "_watermill_message_uuid"
 func (s *session) delivery(msg *nats.Msg, meta *nats.MsgMetadata) consumer.Delivery {
 	header, uuid := headers(msg.Header)
 	return consumer.Delivery{
-		Handler:  s.limits.handler,
 		Topic:    msg.Subject,
 		Origin:   s.limits.stream,
 		System:   telemetry.SystemNATS,

@@ -2,10 +2,10 @@
 //
 // A [Worker] guards the messages of a pull consumer to a handler, many at once:
 //
-//	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{})
+//	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{Handler: "charge"})
 //	err = w.Run(ctx)
 //
-// A [Source] does the same for Watermill, as consumer.Subscriber(source) in a Router that has the guard's middleware. A
+// A [Source] does the same for Watermill, as oncewatermill.NewSubscriber(source) in a Router that has the guard's middleware. A
 // [Publisher] sends messages to subjects that streams listen on, many at once, and reports on each:
 //
 //	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})

@@ -29,7 +29,7 @@ func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	polls := &counting{Store: r.store}
 	r.store = polls
 	// Another owner has the key, and keeps it for a while.
-	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "orders/billing", ID: "o0"}
+	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o0"}
 	other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
 	answer, err := r.store.Claim(t.Context(), other)
 	if err != nil {
@@ -59,7 +59,7 @@ func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 6})
 	r.policy.MaxAttempts, r.hold, r.config.Window = 4, consumer.NoHold, window
 	for i := range busy {
-		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "orders/billing", ID: fmt.Sprint("o", i)}
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint("o", i)}
 		other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
 		if _, err := r.store.Claim(t.Context(), other); err != nil {
 			t.Fatal(err)

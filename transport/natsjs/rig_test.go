@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // Nothing that the tests start outlives them.
@@ -147,6 +149,7 @@ func (r *rig) processor() *consumer.Processor {
 func (r *rig) worker(handle natsjs.Handler) *natsjs.Worker {
 	r.t.Helper()
 	config := r.config
+	config.Handler = "charge"
 	config.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
 	w, err := natsjs.NewWorker(r.processor(), r.js, r.cons, func(ctx context.Context, msg jetstream.Msg) error {
 		id := msg.Headers().Get(producer.HeaderID)
@@ -244,10 +247,25 @@ func (r *rig) acked(n int) {
 // source makes a source of the consumer.
 func (r *rig) source() *natsjs.Source {
 	r.t.Helper()
+	return r.sourceOf(r.processor())
+}
+
+// subscriber makes a Watermill Subscriber over a source.
+func (r *rig) subscriber(source consumer.Source) message.Subscriber {
+	r.t.Helper()
+	sub, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return sub
+}
+
+func (r *rig) sourceOf(once *consumer.Processor) *natsjs.Source {
+	r.t.Helper()
 	config := r.config
 	config.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
-	s, err := natsjs.NewSource(r.js, natsjs.SourceConfig{
-		Config: config, Policy: r.policy, DeadLetterTopic: r.dead.DeadLetterTopic,
+	s, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{
+		Config: config,
 		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
 			return r.js.Consumer(ctx, "orders", "billing")
 		},

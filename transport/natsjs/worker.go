@@ -3,11 +3,13 @@ package natsjs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
@@ -32,12 +34,15 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
+	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
+		return nil, fmt.Errorf("natsjs: Config.Handler %s", problem)
+	}
 	switch {
 	case once == nil:
 		return nil, errors.New("natsjs: NewWorker needs a Processor")
-	case js == nil || js.Conn() == nil:
+	case isnil.Nil(js) || js.Conn() == nil:
 		return nil, errors.New("natsjs: NewWorker needs a JetStream with a connection")
-	case cons == nil:
+	case isnil.Nil(cons):
 		return nil, errors.New("natsjs: NewWorker needs a consumer")
 	case handle == nil:
 		return nil, errors.New("natsjs: NewWorker needs a handler")
@@ -84,6 +89,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		return err
 	}
 	return w.engine.run(ctx, w.cons, limits, func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery) consumer.Decision {
+		d.Handler = w.engine.config.Handler
 		return w.once.Process(ctx, d, func(ctx context.Context) error { return w.handle(ctx, msg) })
 	})
 }

@@ -89,7 +89,7 @@ func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
 	if err := r.worker(succeed).Run(ctx); err != nil {
 		t.Errorf("the worker ended with %v", err)
 	}
-	source, err := natsjs.NewSource(r.js, natsjs.SourceConfig{
+	source, err := natsjs.NewSource(r.processor(), r.js, natsjs.SourceConfig{
 		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
 			return r.js.Consumer(ctx, "orders", "billing")
 		},

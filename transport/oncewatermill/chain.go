@@ -1,10 +1,11 @@
-package consumer
+package oncewatermill
 
 import (
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -27,6 +32,7 @@ type Step struct {
 
 	parks        bool // of Guarded: at most once
 	transacts    bool // of Guarded: over an inbox
+	buries       bool // of Guarded: with dead letters
 	keepsContext bool // of a Retry: the second try gets the context of the first
 }
 
@@ -41,26 +47,37 @@ const (
 )
 
 // Guarded is the step at which a Processor guards what stands inside it.
-func Guarded(p *Processor) Step {
-	return Step{kind: guardStep, name: "Guarded", middleware: p.Middleware, poisoned: p.poisoned, parks: p.policy.ExpiredLease == oncemill.Park, transacts: p.guard.Transacts()}
+func Guarded(once *consumer.Processor) Step {
+	if once == nil {
+		return Step{err: &OrderError{Problem: "Guarded needs a Processor"}}
+	}
+	dead, _ := once.DeadLetters()
+	return Step{
+		kind: guardStep, name: "Guarded",
+		middleware: newGuard(once, false).middleware, poisoned: newGuard(once, true).middleware,
+		parks: once.Policy().ExpiredLease == oncemill.Park, transacts: once.Transacts(), buries: dead != nil,
+	}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
 // unknown outcomes, mismatches and messages without an ID. Errors that a redelivery mends pass it by. It belongs
-// outside the guard. Config.DeadLetters is the stronger way: a PoisonQueue may publish several copies, and Rerun knows nothing
-// to do with them. One that is sent back as it is, as by Watermill's Requeuer, is a duplicate of the failure that is stored, and
+// outside the guard. consumer.Config.DeadLetters is the stronger way, and Chain refuses both: a PoisonQueue may publish several copies, and
+// consumer.Rerun knows nothing to do with them. One that is sent back as it is, as by Watermill's Requeuer, is a duplicate of the failure that is stored, and
 // becomes poison again, at once, until Policy.FailureWindow is over. A Requeuer must not be guarded itself: the second time a message
 // comes to it, it is a duplicate, and lost. So it is with any handler of poison that is guarded: to it, poison that comes again, or
 // that another handler made of the same message, is a duplicate. Groups that get what is sent back, too, have to find IDs in the same
 // places: to one that knew the message by another ID it is a new message.
 //
-// Over Subscriber use this one, not Watermill's own: when that cannot publish, the message is gone, because the source has
+// Over a Source use this one, not Watermill's own: when that cannot publish, the message is gone, because the source has
 // been told to end it. And headers of the NATS server ("Nats-…") are left out, which a stream takes for orders: with an equal
 // Nats-Msg-Id it drops the message. Poison of a message whose ID was found elsewhere has it as oncemill-id, and all poison a number of
 // its own as oncemill-generation: a natsjs.Publisher tells it from what another handler published, and what was sent back. A publisher
 // of watermill-nats must not have TrackMsgID or TrackMessageID. Where a publisher of this module refuses the message for its headers or
 // its ID, what of them it may have refused is escaped, as in a dead letter, and an ID that cannot be used replaced.
 func PoisonQueue(pub message.Publisher, topic string) Step {
+	if isnil.Nil(pub) {
+		return Step{err: &OrderError{Problem: "PoisonQueue needs a publisher"}}
+	}
 	mw, err := middleware.PoisonQueueWithFilter(poisonPublisher{pub}, topic, final)
 	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
 }
@@ -73,7 +90,7 @@ func (p poisonPublisher) Publish(topic string, messages ...*message.Message) err
 	messages = withoutOrders(messages)
 	for _, msg := range messages {
 		msg.Metadata.Set(producer.HeaderGeneration, strconv.Itoa(int(rand.Int32())))
-		msg.Metadata.Set(middleware.ReasonForPoisonedKey, headerText(msg.Metadata.Get(middleware.ReasonForPoisonedKey)))
+		msg.Metadata.Set(middleware.ReasonForPoisonedKey, headers.Text(msg.Metadata.Get(middleware.ReasonForPoisonedKey), dedupstore.MaxReason))
 	}
 	err := p.Publisher.Publish(topic, messages...)
 	if _, refused := errors.AsType[*producer.InvalidError](err); refused { // the message would come again for it, for ever
@@ -96,12 +113,12 @@ func escapeHeader(msg *message.Message) {
 	msg.Metadata = message.Metadata{}
 	for name, value := range header {
 		lower := strings.ToLower(name)
-		keep := portable(name, value) && (name == lower || !strings.HasPrefix(lower, "oncemill-"))
+		keep := headers.Portable(name, value) && (name == lower || !strings.HasPrefix(lower, "oncemill-"))
 		if lower == producer.HeaderID {
 			keep = noID == nil
 		}
 		if !keep {
-			name, value = escaped(name, value)
+			name, value = producer.HeaderEscaped+url.QueryEscape(name), url.QueryEscape(value)
 		}
 		msg.Metadata[name] = value
 	}
@@ -113,7 +130,7 @@ func withoutOrders(messages []*message.Message) []*message.Message {
 	for i, msg := range messages {
 		plain[i] = message.NewMessageWithContext(msg.Context(), msg.UUID, msg.Payload)
 		maps.Copy(plain[i].Metadata, msg.Metadata)
-		maps.DeleteFunc(plain[i].Metadata, func(name, _ string) bool { return isOrder(name) })
+		maps.DeleteFunc(plain[i].Metadata, func(name, _ string) bool { return headers.Order(name) })
 	}
 	return plain
 }
@@ -131,8 +148,8 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 			if err == nil || !final(cause) {
 				return outputs, err
 			}
-			if s := steeringOf(msg.Context()); s != nil && s.Decide != nil {
-				s.Decide(Decision{Action: RetryLater, Delay: nackDelay(s.Delivery.Count), Err: err})
+			if p := passageOf(msg.Context()); p != nil {
+				p.decided.Store(&consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err})
 			} else {
 				pause(msg.Context(), maxNackDelay) // the guard has not paused
 			}
@@ -146,9 +163,10 @@ func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware 
 func final(err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
 		switch err.(type) { //nolint:errorlint // this is the search
-		case *oncemill.FailedError, *oncemill.MismatchError, *MissingIDError, *ContentError:
+		case *oncemill.FailedError, *oncemill.MismatchError, *consumer.MissingIDError, *consumer.ContentError:
 			return true
-		case *oncemill.RetryError, *oncemill.BusyError, *oncemill.StoreError, *oncemill.UnpublishedError, *oncemill.UnrecordedError, *oncemill.ClaimLostError:
+		case *oncemill.RetryError, *oncemill.BusyError, *oncemill.StoreError,
+			*oncemill.UnpublishedError, *oncemill.UnrecordedError, *oncemill.ClaimLostError:
 			return false
 		}
 	}
@@ -216,11 +234,11 @@ func Other(name string, mw message.HandlerMiddleware) Step {
 // Chain checks the order of middlewares, outermost first, and returns them for Router.AddMiddleware. It refuses an
 // order that loses messages, or runs handlers in vain, with an *OrderError that says what to move:
 //
-//	mws, err := consumer.Chain(
-//		consumer.PoisonQueue(pub, "poison"), // if there is no Config.DeadLetters
-//		consumer.Guarded(once),
-//		consumer.Retry(middleware.Retry{MaxRetries: 3, ResetContextOnRetry: true}),
-//		consumer.Timeout(10*time.Second),
+//	mws, err := oncewatermill.Chain(
+//		oncewatermill.PoisonQueue(pub, "poison"), // if there is no consumer.Config.DeadLetters
+//		oncewatermill.Guarded(once),
+//		oncewatermill.Retry(middleware.Retry{MaxRetries: 3, ResetContextOnRetry: true}),
+//		oncewatermill.Timeout(10*time.Second),
 //	)
 func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 	guard := -1
@@ -240,7 +258,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		guard = i
 	}
 	if guard < 0 {
-		return nil, &OrderError{Problem: "Guarded is missing: add consumer.Guarded(processor)"}
+		return nil, &OrderError{Problem: "Guarded is missing: add oncewatermill.Guarded(processor)"}
 	}
 	var retry *Step
 	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.kind == poisonStep }) {
@@ -254,6 +272,8 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 			retry = &s
 		}
 		switch {
+		case s.kind == poisonStep && steps[guard].buries:
+			return nil, &OrderError{Problem: "PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to be published once; remove the PoisonQueue, or leave DeadLetters out"}
 		case s.kind == poisonStep && i > guard:
 			return nil, &OrderError{Problem: "PoisonQueue stands inside Guarded: a poisoned message would be stored as a success, and a crash before that would publish it again; move it before Guarded"}
 		case s.kind == retryStep && i < guard:
