@@ -67,7 +67,7 @@ var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 		j.settle(nil)
 		return nil
 	}
-	w, err := natsjs.NewWorker(once, j.js, j.consumer, handle, natsjs.Config{Handler: "charge", Window: window})
+	w, err := natsjs.NewWorker(once, j.js, j.consumer, handle, natsjs.Config{Handler: "charge", MaxInFlight: window})
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func processor(j *job) (once *consumer.Processor, closeStore func(), err error) 
 
 func newSubscriber(once *consumer.Processor, j *job) (message.Subscriber, error) {
 	source, err := natsjs.NewSource(once, j.js, natsjs.SourceConfig{
-		Config:   natsjs.Config{Window: window},
+		Config:   natsjs.Config{MaxInFlight: window},
 		Consumer: func(context.Context, string) (jetstream.Consumer, error) { return j.consumer, nil },
 	})
 	if err != nil {

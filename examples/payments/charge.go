@@ -24,7 +24,7 @@ func charge(ctx context.Context, o options, b *broker, db database, pub producer
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()), natsjs.Config{Handler: "book-payment", Window: window})
+	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()), natsjs.Config{Handler: "book-payment", MaxInFlight: window})
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func notify(ctx context.Context, o options, b *broker, store dedupstore.Store, p
 	}
 	client := newClient()
 	defer client.CloseIdleConnections()
-	worker, err := natsjs.NewWorker(once, b.js, cons, callAPI(client, o.api), natsjs.Config{Handler: "call-api", Window: window})
+	worker, err := natsjs.NewWorker(once, b.js, cons, callAPI(client, o.api), natsjs.Config{Handler: "call-api", MaxInFlight: window})
 	if err != nil {
 		return err
 	}

@@ -121,7 +121,7 @@ func (j job) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*nats
 	if err != nil {
 		return nil, err
 	}
-	config := natsjs.Config{Handler: "charge", Window: j.Window, Grace: j.Grace}
+	config := natsjs.Config{Handler: "charge", MaxInFlight: j.Window, Grace: j.Grace}
 	if j.Order {
 		config.Order = natsjs.BySubject
 	}

@@ -69,7 +69,7 @@ func serverSideKafka(t *testing.T) kafka {
 // has one of each kind.
 func moveThereAndBack(t *testing.T, k kafka) {
 	r := newKafkaRig(t, k, kafkaSetup{
-		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, Window: 32},
+		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, MaxInFlight: 32},
 		work: func(context.Context, oncemill.Run) { lasts(rand.N(20 * time.Millisecond)) },
 	})
 	a, b := r.join(), r.join()

@@ -25,7 +25,7 @@ const staticSession = time.Minute
 func staticSetup(lease time.Duration) kafkaSetup {
 	return kafkaSetup{
 		partitions: 6, rate: 300, lease: lease, fails: flaky,
-		config: franz.Config{Order: franz.PerKey, Window: 32, CommitEvery: 100 * time.Millisecond},
+		config: franz.Config{Order: franz.PerKey, MaxInFlight: 32, CommitEvery: 100 * time.Millisecond},
 		opts:   []kgo.Opt{kgo.SessionTimeout(staticSession)},
 		work:   func(context.Context, oncemill.Run) { lasts(rand.N(4 * time.Millisecond)) },
 	}

@@ -31,11 +31,11 @@ type Config struct {
 	// PerPartition.
 	Order Order
 
-	// Window is how many records are handled at once, over all partitions. Under PerKey it is also how many of a partition may
+	// MaxInFlight is how many records are handled at once, over all partitions. Under PerKey it is also how many of a partition may
 	// be handled or wait, for their time or for others of their key: with so many, the partition takes no more. It does not
 	// bound how far a partition gets ahead of a record that waits: see PerKey in docs/brokers.md. Of each partition, about as many more are
 	// fetched ahead, or what one fetch brings (kgo.FetchMaxPartitionBytes), if that is more. Zero: 256.
-	Window int
+	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled. At
 	// most half the rebalance timeout, which Opts sets to twice Grace, or to 60 s if that is more. Make it longer than the
@@ -89,8 +89,8 @@ func (c Config) withDefaults() Config {
 	if c.Order == "" {
 		c.Order = PerPartition
 	}
-	if c.Window == 0 {
-		c.Window = 256
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = 256
 	}
 	if c.Grace == 0 {
 		c.Grace = 30 * time.Second
@@ -110,8 +110,8 @@ func (c Config) validate() error {
 	switch {
 	case c.Order != PerPartition && c.Order != PerKey:
 		return fmt.Errorf("franz: Config.Order is %q, want %q or %q", c.Order, PerPartition, PerKey)
-	case c.Window < 1:
-		return fmt.Errorf("franz: Config.Window is %d, want at least 1, or zero", c.Window)
+	case c.MaxInFlight < 1:
+		return fmt.Errorf("franz: Config.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
 	case c.Grace < 0 || c.Grace > maxGrace:
 		return fmt.Errorf("franz: Config.Grace is %v, want 0 to %v", c.Grace, maxGrace)
 	case c.CommitEvery < minCommitEvery:

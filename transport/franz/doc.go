@@ -19,7 +19,7 @@
 //     the topic; set consumer.Config.DeadLetters to have it somewhere.
 //   - Under PerPartition, a partition's records are handled one at a time, in the order of offsets, through failures and
 //     retries. Under PerKey that holds for records of a partition with equal keys. Partitions never wait for each other,
-//     except for room in Config.Window.
+//     except for room in Config.MaxInFlight.
 //   - A record that has to wait, for a retry, a busy key or a store that is down, waits here, and what has to come after
 //     it waits behind it. Waiting takes no room in the window, asks nobody, and does not endanger membership: fetching
 //     is paused when enough lies ready, heartbeats go on. A record that has been offered eight times is a
@@ -83,7 +83,7 @@
 //   - A record is accepted only when it is settled as above, or when its copy in the retry topic is confirmed. A rejected
 //     record is rejected at the broker and logged as an error; set consumer.Config.DeadLetters to have it somewhere.
 //   - What waits is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one delivery,
-//     however long it takes. Waiting takes no room in ShareConfig.Window. Others pass what waits or runs, until ten windows wait, or
+//     however long it takes. Waiting takes no room in ShareConfig.MaxInFlight. Others pass what waits or runs, until ten windows wait, or
 //     share.partition.max.record.locks (2000) offsets of the partition have been delivered from the first record that is not
 //     settled on, also if the others are settled: the broker delivers nothing more of it then, to any member. So what waits for its
 //     next attempt goes on as a copy in ShareConfig.RetryTopic, and waits there, when half as many have come after it. What runs,

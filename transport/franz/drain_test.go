@@ -31,7 +31,7 @@ func TestWorker_FinishedHandlersAreCommittedOnShutdown(t *testing.T) {
 		<-release
 		return ctx.Err() // Run's context has ended, the handler's has not
 	})
-	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{Order: franz.PerKey, Window: inFlight})
+	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{Order: franz.PerKey, MaxInFlight: inFlight})
 	until(t, "a full window", func() bool { return b.started() == inFlight })
 	m.stop()
 	lasts(50 * time.Millisecond)

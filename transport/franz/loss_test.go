@@ -71,7 +71,7 @@ func TestWorker_RecordsThatAreDeletedWhileItIsBehindAreSaid(t *testing.T) {
 			<-release
 		}
 		return nil
-	}), franz.Config{Window: 1})
+	}), franz.Config{MaxInFlight: 1})
 	until(t, "the handler", func() bool { return b.runsOf(orderID(1)) == 1 })
 	b.produce(2, 2, 1, 0) // fetched: two are a long queue
 	lasts(300 * time.Millisecond)

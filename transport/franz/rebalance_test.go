@@ -484,7 +484,7 @@ func TestWorker_FetchingIsPausedWhileRecordsWait(t *testing.T) {
 		<-release
 		return nil
 	})
-	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{Window: 50}, kgo.FetchMaxPartitionBytes(1<<10))
+	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{MaxInFlight: 50}, kgo.FetchMaxPartitionBytes(1<<10))
 	until(t, "the first", func() bool { return b.started() == 1 })
 	lasts(300 * time.Millisecond)
 	if got := fetches.Load(); got > 10 {

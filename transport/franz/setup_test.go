@@ -35,7 +35,7 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 		"Config.Handler is":     {Handler: "~x"},
 		"holds a nil":           {RetryPublisher: (*franz.Publisher)(nil), Retry: []franz.RetryTopic{{Topic: "later"}}},
 		"Config.Order":          {Order: "random"},
-		"Config.Window":         {Window: -1},
+		"Config.MaxInFlight":    {MaxInFlight: -1},
 		"Config.Grace":          {Grace: -1},
 		"Config.Grace is 300h":  {Grace: 300 * time.Hour},
 		"Config.Grace is 25":    {Grace: math.MaxInt64},

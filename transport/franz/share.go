@@ -27,9 +27,9 @@ type ShareConfig struct {
 	// client (kgo.ProducerBatchMaxBytes). It must not be compacted. Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
 	RetryTopic string
 
-	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
+	// MaxInFlight is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
 	// the worker's hands. When so many wait, nothing more comes. Zero: 256.
-	Window int
+	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
 	// Zero: 30 s.
@@ -40,8 +40,8 @@ type ShareConfig struct {
 }
 
 func (c ShareConfig) withDefaults() ShareConfig {
-	if c.Window == 0 {
-		c.Window = 256
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = 256
 	}
 	if c.Grace == 0 {
 		c.Grace = 30 * time.Second
@@ -62,8 +62,8 @@ func (c ShareConfig) validate() error {
 		return fmt.Errorf("franz: ShareConfig.RetryTopic %s", problem)
 	}
 	switch {
-	case c.Window < 1:
-		return fmt.Errorf("franz: ShareConfig.Window is %d, want at least 1, or zero", c.Window)
+	case c.MaxInFlight < 1:
+		return fmt.Errorf("franz: ShareConfig.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
 	case c.Grace < 0:
 		return fmt.Errorf("franz: ShareConfig.Grace is %v, want at least 0", c.Grace)
 	}
@@ -113,7 +113,7 @@ const maxShareFetch = 500
 func (w *ShareWorker) Opts() []kgo.Opt {
 	return append(PublisherOpts(),
 		kgo.WithHooks(shareHooks{w}, &throttle{log: w.config.Logger}),
-		kgo.ShareMaxRecords(int32(min(w.config.Window, maxShareFetch))),
+		kgo.ShareMaxRecords(int32(min(w.config.MaxInFlight, maxShareFetch))),
 		kgo.ShareMaxRecordsStrict(),
 		kgo.MaxConcurrentFetches(0),
 		kgo.ShareAckCallback(w.onAcked),

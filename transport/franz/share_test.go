@@ -223,7 +223,7 @@ func TestShareWorker_EachMessageRunsOnceOverCopiesAndMembers(t *testing.T) {
 			runs[i].Add(1)
 			lasts(5 * time.Millisecond)
 			return nil
-		}), franz.ShareConfig{Window: 8}))
+		}), franz.ShareConfig{MaxInFlight: 8}))
 	}
 	b.await(2) // others may have the retry topic alone
 	b.put(0, n, 2)
@@ -423,7 +423,7 @@ func TestShareWorker_BrokenConnectionsRunNothingTwice(t *testing.T) {
 	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(context.Context, string, int) error {
 		lasts(300 * time.Millisecond)
 		return nil
-	}), franz.ShareConfig{Window: 20}, kgo.Dialer(w.dial))
+	}), franz.ShareConfig{MaxInFlight: 20}, kgo.Dialer(w.dial))
 	for run := range 3 {
 		until(t, "runs", func() bool { return b.started() > run*20 })
 		w.cut()
@@ -499,7 +499,7 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 			again.Add(1)
 		}
 		return work(ctx, rec)
-	}, franz.ShareConfig{Window: window})
+	}, franz.ShareConfig{MaxInFlight: window})
 	until(t, "all, the busy ones after their leases", func() bool { return b.finished() == n })
 	b.wantSettled(b.topic)
 	m.leave()
@@ -539,7 +539,7 @@ func TestShareWorker_RecordsThatWaitHoldUpNoOthers(t *testing.T) {
 			others.Add(1)
 		}
 		return nil
-	}), franz.ShareConfig{Window: window})
+	}), franz.ShareConfig{MaxInFlight: window})
 	until(t, "all", func() bool { return b.finished() == n })
 	b.wantSettled(b.topic)
 	m.leave()
@@ -652,7 +652,7 @@ func TestShareWorker_FinishedHandlersAreAcknowledgedOnShutdownAndTheRestIsGivenB
 		<-release
 		return ctx.Err() // Run's context has ended, the handler's has not
 	})
-	m := b.begin(b.processor(consumer.Config{}), handle, franz.ShareConfig{Window: inFlight}, kgo.ShareMaxRecords(n))
+	m := b.begin(b.processor(consumer.Config{}), handle, franz.ShareConfig{MaxInFlight: inFlight}, kgo.ShareMaxRecords(n))
 	until(t, "a full window", func() bool { return b.started() == inFlight })
 	m.stop()
 	lasts(50 * time.Millisecond)
@@ -1097,11 +1097,11 @@ func TestShareWorker_MemberWithATopicThatIsNotForThisOneIsNoAlarm(t *testing.T) 
 }
 
 // Ten times the largest number overflows, and there was never room for a record.
-func TestShareWorker_WindowWithoutBound(t *testing.T) {
+func TestShareWorker_MaxInFlightWithoutBound(t *testing.T) {
 	t.Parallel()
 	b := newShareBench(t, 1)
 	b.put(0, 3, 1)
-	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{Window: math.MaxInt})
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{MaxInFlight: math.MaxInt})
 	until(t, "all records", func() bool { return b.finished() == 3 })
 	m.leave()
 }

@@ -46,14 +46,14 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		intake: intake{
 			copies:   func(topic string) bool { return topic == config.RetryTopic },
 			consumed: consumed(cl),
-			holds:    oncemill.NewHolds(max(1, config.Window/2)),
+			holds:    oncemill.NewHolds(max(1, config.MaxInFlight/2)),
 		},
-		slots: make(chan struct{}, config.Window),
+		slots: make(chan struct{}, config.MaxInFlight),
 		locks: locks{
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
 			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.Window, changed: make(chan struct{}, 1), resting: map[*kgo.Record]chan struct{}{}},
+		hands: hands{window: config.MaxInFlight, changed: make(chan struct{}, 1), resting: map[*kgo.Record]chan struct{}{}},
 	}
 }
 

@@ -20,7 +20,7 @@ func TestNewShareWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 		"ShareConfig.Handler is empty":    {RetryTopic: "later"},
 		"ShareConfig.RetryTopic is empty": {Handler: "charge"},
 		"ShareConfig.RetryTopic is \"a b": {Handler: "charge", RetryTopic: "a b"},
-		"ShareConfig.Window":              {Handler: "charge", RetryTopic: "later", Window: -1},
+		"ShareConfig.MaxInFlight":         {Handler: "charge", RetryTopic: "later", MaxInFlight: -1},
 		"ShareConfig.Grace":               {Handler: "charge", RetryTopic: "later", Grace: -1},
 	} {
 		if _, err := franz.NewShareWorker(once, nothing, c); err == nil || !strings.Contains(err.Error(), want) {

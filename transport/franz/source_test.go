@@ -56,7 +56,7 @@ func TestNewSource_RefusesOptionsThatDoNotFit(t *testing.T) {
 		"group was not specified": {},
 		"kgo.ConsumeTopics":       {Opts: []kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders")}},
 		"kgo.RebalanceTimeout":    {Opts: []kgo.Opt{kgo.ConsumerGroup(group), kgo.RebalanceTimeout(time.Second)}},
-		"Config.Window":           {Config: franz.Config{Window: -1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
+		"Config.MaxInFlight":      {Config: franz.Config{MaxInFlight: -1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
 		"SourceConfig.Handler":    {Config: franz.Config{Handler: "charge"}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
 	} {
 		if _, err := franz.NewSource(once, c); err == nil || !strings.Contains(err.Error(), want) {

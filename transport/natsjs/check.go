@@ -19,7 +19,7 @@ import (
 type limits struct {
 	stream, consumer string
 
-	window        int
+	maxInFlight   int
 	batch         int           // of one request
 	expires       time.Duration // of one request
 	progress      time.Duration // how often to say that messages are in progress
@@ -157,18 +157,18 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	}
 	l := limits{
 		stream: info.Stream, consumer: info.Name,
-		window:        c.Window,
-		batch:         c.Window,
+		maxInFlight:   c.MaxInFlight,
+		batch:         c.MaxInFlight,
 		expires:       fetchWait,
 		progress:      ackWait / ticksPerAckWait,
 		maxDeliver:    max(consumer.MaxDeliver, 0),
 		reserve:       cmp.Or(policy.MaxAttempts, defaultMaxAttempts),
 		maxAckPending: max(consumer.MaxAckPending, 0),
 	}
-	if l.window == 0 {
-		l.window = defaultWindow
+	if l.maxInFlight == 0 {
+		l.maxInFlight = defaultMaxInFlight
 		if l.maxAckPending > 0 {
-			l.window = min(l.window, l.maxAckPending)
+			l.maxInFlight = min(l.maxInFlight, l.maxAckPending)
 		}
 	}
 	l.created = info.Created
@@ -181,7 +181,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	if consumer.MaxWaiting > 0 {
 		l.fetches = min(l.fetches, consumer.MaxWaiting)
 	}
-	l.batch = l.window
+	l.batch = l.maxInFlight
 	if consumer.MaxRequestBatch > 0 {
 		l.batch = min(l.batch, consumer.MaxRequestBatch)
 	}
@@ -218,8 +218,8 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
 	case l.maxDeliver > 0 && l.maxDeliver <= attempts:
 		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)
-	case l.maxAckPending > 0 && l.window > l.maxAckPending:
-		return "MaxAckPending", fmt.Sprintf("is %d although Config.Window is %d: set it to at least %d, or Config.Window to at most %d", l.maxAckPending, l.window, l.window, l.maxAckPending)
+	case l.maxAckPending > 0 && l.maxInFlight > l.maxAckPending:
+		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least %d, or Config.MaxInFlight to at most %d", l.maxAckPending, l.maxInFlight, l.maxInFlight, l.maxAckPending)
 	}
 	return "", ""
 }

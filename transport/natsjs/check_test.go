@@ -33,9 +33,9 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 		{name: "short BackOff", consumer: jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 300 * time.Millisecond}, MaxDeliver: 20}, field: "BackOff", says: []string{"300ms", "500ms"}},
 		{name: "few deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 10}, field: "MaxDeliver", says: []string{"is 10", "-1", "more than 10"}},
 		{name: "enough deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 11}},
-		{name: "wide window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{Window: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
+		{name: "wide window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{MaxInFlight: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
 		{name: "default window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}},
-		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{Window: 10000}},
+		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{MaxInFlight: 10000}},
 		{name: "groups", consumer: jetstream.ConsumerConfig{PriorityPolicy: jetstream.PriorityPolicyOverflow, PriorityGroups: []string{"a"}}, field: "PriorityGroups", says: []string{"a"}},
 		{name: "replay", consumer: jetstream.ConsumerConfig{ReplayPolicy: jetstream.ReplayOriginalPolicy}, field: "ReplayPolicy", says: []string{"original", "instant"}},
 		{name: "limits of requests", consumer: jetstream.ConsumerConfig{MaxRequestBatch: 3, MaxRequestExpires: 200 * time.Millisecond}},
@@ -136,8 +136,8 @@ func TestWorker_ConfigsAreRefused(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{})
 	once := r.processor()
 	for says, make := range map[string]func() error{
-		"Config.Window is -1": func() error {
-			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "charge", Window: -1})
+		"Config.MaxInFlight is -1": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "charge", MaxInFlight: -1})
 			return err
 		},
 		"Config.Grace is -1s": func() error {

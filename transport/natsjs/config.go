@@ -18,10 +18,10 @@ type Config struct {
 	// Worker. A Source has none: a Router names its handlers.
 	Handler string
 
-	// Window is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or asked for.
+	// MaxInFlight is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or asked for.
 	// 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending. Zero: 256, or the
 	// consumer's MaxAckPending if that is less.
-	Window int
+	MaxInFlight int
 
 	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer, all
 	// others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See BySubject,
@@ -42,8 +42,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// defaultWindow is the Window of a zero Config.
-const defaultWindow = 256
+// defaultMaxInFlight is the MaxInFlight of a zero Config.
+const defaultMaxInFlight = 256
 
 func (c Config) withDefaults() Config {
 	if c.Grace == 0 {
@@ -58,8 +58,8 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	switch {
-	case c.Window < 0:
-		return fmt.Errorf("natsjs: Config.Window is %d, want at least 1, or zero", c.Window)
+	case c.MaxInFlight < 0:
+		return fmt.Errorf("natsjs: Config.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
 	case c.Grace < 0:
 		return fmt.Errorf("natsjs: Config.Grace is %v, want more than 0, or zero", c.Grace)
 	}

@@ -100,7 +100,7 @@ func TestConformance_Watermill(t *testing.T) {
 		config natsjs.Config
 		order  bool
 	}{
-		"ordered": {config: natsjs.Config{Window: 1}, order: true},
+		"ordered": {config: natsjs.Config{MaxInFlight: 1}, order: true},
 		"wide":    {config: natsjs.Config{}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -36,7 +36,7 @@ func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
 		}
 	}
 	got := make(chan consumer.Delivery, 3)
-	r.config.Window = 1
+	r.config.MaxInFlight = 1
 	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
 		got <- d
 		return consumer.Decision{Action: consumer.Ack}
@@ -97,7 +97,7 @@ func TestWorker_PositionsOfAStreamThatIsMadeAgainAreOthers(t *testing.T) {
 	}
 	runs := 0
 	for range 2 {
-		w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Handler: "charge", Window: 1})
+		w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Handler: "charge", MaxInFlight: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +145,7 @@ func TestWorker_MirrorRunsNothingAgainUnderTheSameHandler(t *testing.T) {
 		}
 		runs, name := 0, "charge"
 		for _, r.cons = range []jetstream.Consumer{r.cons, mirror} {
-			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Handler: name, Window: 1})
+			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Handler: name, MaxInFlight: 1})
 			if err != nil {
 				t.Fatal(err)
 			}

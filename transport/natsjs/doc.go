@@ -14,10 +14,10 @@
 // # Guarantees of Worker and Source
 //
 //   - A message is acknowledged only when the guard says so: see package consumer. A handler cannot settle it.
-//   - At most Config.Window messages are in flight: what is asked for, waits for its lane, waits for a retry or is with
+//   - At most Config.MaxInFlight messages are in flight: what is asked for, waits for its lane, waits for a retry or is with
 //     the handler. None waits where nobody sees it. As long as the process lives, the server is told in time that each of
 //     them is in progress, so that slow handlers and full lanes cause no redelivery.
-//   - With a Window of 1, or within a lane of Config.Order, messages run one after the other in the order of the consumer,
+//   - With a MaxInFlight of 1, or within a lane of Config.Order, messages run one after the other in the order of the consumer,
 //     also when one fails and is tried again: what is behind it waits.
 //   - A message that is to come again comes not before its delay. It waits in the process where a nak would do harm: in
 //     a lane, when delayed naks take up half of MaxAckPending, or when the consumer has a MaxDeliver, of which the last
@@ -64,15 +64,15 @@
 // again, and takes an ack for a message of its own. Stop the workers first. So it is with a stream that a cluster has lost, in memory
 // or with one replica, which is there again, empty: it is noticed as long as its consumer has counted fewer deliveries than were seen.
 //
-// Little memory: the messages in flight are in it, Window times their size. At most 4 MiB, or one message, are on the way at a
-// time, but where messages are suddenly much larger than those before, a Window of them may be.
+// Little memory: the messages in flight are in it, MaxInFlight times their size. At most 4 MiB, or one message, are on the way at a
+// time, but where messages are suddenly much larger than those before, MaxInFlight of them may be.
 //
 // A MaxDeliver, while the leader of a replicated consumer has lost its majority and has not noticed, which takes it up to 20 s:
 // it counts deliveries that it does not make. A worker that gets no answer does not ask such a leader again, but each has asked
 // once or twice by then. With many workers and an AckWait of a second or two, a message can be given up that nobody was
 // sent. A MaxDeliver of -1 avoids it.
 //
-// Room for others, where messages have to wait here: as many as Window, in lanes or with a MaxDeliver that is nearly used up,
+// Room for others, where messages have to wait here: as many as MaxInFlight, in lanes or with a MaxDeliver that is nearly used up,
 // stop the worker until the first of them is due. A MaxDeliver of -1, which is JetStream's default, avoids the latter.
 //
 // The share of MaxAckPending is that of each worker: several together can have all of it waiting for retries. Without a

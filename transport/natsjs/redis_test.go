@@ -65,7 +65,7 @@ func TestWorker_HandlersThatCannotAckAreNotRepeatedByOthers(t *testing.T) {
 func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 	t.Parallel()
 	r := newRedisRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
-	r.config.Window = 32
+	r.config.MaxInFlight = 32
 	n := full(5000, 600)
 	r.publish(n, oneLane)
 	r.publish(n/2, oneLane) // duplicates

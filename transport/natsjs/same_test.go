@@ -144,7 +144,7 @@ func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T)
 	t.Parallel()
 	const n = 5
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config.Window = n // no request is outstanding that would be answered with the messages again
+	r.config.MaxInFlight = n // no request is outstanding that would be answered with the messages again
 	r.publish(n, oneLane)
 	release := make(chan struct{})
 	w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })

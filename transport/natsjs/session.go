@@ -59,7 +59,7 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 	return &session{
 		nc: e.js.Conn(), cons: cons, process: p, config: e.config, limits: l,
 		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
-		holds:    oncemill.NewHolds(max(1, l.window/2)),
+		holds:    oncemill.NewHolds(max(1, l.maxInFlight/2)),
 		look:     e.lookEvery,
 		wake:     make(chan struct{}, 1),
 		ended:    make(chan fetched, maxFetches),
