@@ -87,7 +87,7 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 	}()
 	<-began
 	late := call("m1")
-	late.Hold = time.Minute
+	late.MaxWait = time.Minute
 	if _, err := successor.Run(t.Context(), late, func(context.Context) (dedupstore.Outcome, error) {
 		takeover := time.Now()
 		select {

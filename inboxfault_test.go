@@ -258,7 +258,7 @@ func TestInbox_TransactionThatBeginsLateAndCannotCountsNoAttempt(t *testing.T) {
 			return oncemill.Uncounted(errDown)
 		}
 		c := call("m1")
-		c.Hold = time.Hour // until it is due
+		c.MaxWait = time.Hour // until it is due
 		for range 5 {
 			_, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
 				return dedupstore.Outcome{}, oncemill.Permanent(errors.New("no"))

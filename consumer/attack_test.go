@@ -111,7 +111,7 @@ func TestProcess_PublishStepThatItCannotDoIsLeftToOthers(t *testing.T) {
 		} {
 			store := newStore(t)
 			crashedInPublishing(t, store, o)
-			p := newProcessor(t, store, consumer.Config{Hold: consumer.NoHold}) // without dead letters, without a Router
+			p := newProcessor(t, store, consumer.Config{MaxWait: consumer.NoWait}) // without dead letters, without a Router
 			if d := p.Process(t.Context(), delivery("o1"), failing(nil)); d.Action == consumer.Ack || d.Result.Publication != nil {
 				t.Errorf("%s: %+v, want neither an ack nor a publication that nobody ends", name, d)
 			}
@@ -148,7 +148,7 @@ func TestProcess_PanicOfTheDeadLetterPublisherDoesNotHoldTheKey(t *testing.T) {
 		}()
 		time.Sleep(time.Hour)
 		var l letters
-		p = newProcessor(t, store, consumer.Config{Hold: consumer.NoHold, DeadLetters: &l, DeadLetterTopic: "dead"})
+		p = newProcessor(t, store, consumer.Config{MaxWait: consumer.NoWait, DeadLetters: &l, DeadLetterTopic: "dead"})
 		if d := p.Process(t.Context(), delivery("o1"), failing(nil)); d.Action != consumer.Ack {
 			t.Errorf("%+v, want the dead letter published", d)
 		}
@@ -225,14 +225,14 @@ func TestProcess_ExhaustedByCrashesIsDeadLetteredOnceForAllCopies(t *testing.T) 
 	})
 }
 
-// Deliveries that share Holds wait for busy keys as many as it allows; the others come back at once.
-func TestProcess_HoldsAreBoundedInNumber(t *testing.T) {
+// Deliveries that share a WaitLimit wait for busy keys as many as it allows; the others come back at once.
+func TestProcess_WaitsAreBoundedInNumber(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Minute})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: time.Minute})
 		release := make(chan struct{})
 		var work sync.WaitGroup
 		d := delivery("busy")
-		d.Handler, d.Holds = "charge", oncemill.NewHolds(3)
+		d.Handler, d.WaitLimit = "charge", oncemill.NewWaitLimit(3)
 		work.Go(func() {
 			p.Process(t.Context(), d, func(context.Context) error { <-release; return nil })
 		})

@@ -25,10 +25,10 @@ type Config struct {
 	// Policy says how long outcomes are remembered and what happens when things go wrong. Zero: oncemill.LowValue.
 	Policy oncemill.Policy
 
-	// Hold is how long a delivery waits here for a busy key, a retry that is not due or a store that does not answer,
+	// MaxWait is how long a delivery waits here for a busy key, a retry that is not due or a store that does not answer,
 	// before it goes back to the broker. It must be well below the broker's ack deadline, and it blocks what the
-	// adapter delivers one at a time. Zero: 10 s. NoHold: not at all.
-	Hold time.Duration
+	// adapter delivers one at a time. Zero: 10 s. NoWait: not at all.
+	MaxWait time.Duration
 
 	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic, and only then are
 	// they acknowledged. It must be synchronous. While it cannot publish, they come again, may hold up what is behind them, and
@@ -67,22 +67,22 @@ type Config struct {
 	Fingerprint producer.Fingerprinter
 }
 
-// NoHold is the Config.Hold that sends busy deliveries back to the broker at once. In a Router over an adapter to which the
+// NoWait is the Config.MaxWait that sends busy deliveries back to the broker at once. In a Router over an adapter to which the
 // delay cannot be told, which would deliver them again and again without a pause, it is after Policy.Backoff.Min, at most, and no later than 10 s.
-const NoHold time.Duration = -1
+const NoWait time.Duration = -1
 
-// usualHold is the Config.Hold that stands for none.
-const usualHold = 10 * time.Second
+// usualWait is the Config.MaxWait that stands for none.
+const usualWait = 10 * time.Second
 
 func (c Config) withDefaults() Config {
 	if c.Tenant == "" {
 		c.Tenant = "default"
 	}
-	switch c.Hold {
+	switch c.MaxWait {
 	case 0:
-		c.Hold = usualHold
-	case NoHold:
-		c.Hold = 0
+		c.MaxWait = usualWait
+	case NoWait:
+		c.MaxWait = 0
 	}
 	if c.Trace == "" {
 		c.Trace = TraceParent
@@ -108,8 +108,8 @@ func (c Config) validate() error {
 	switch {
 	case c.Trace != TraceParent && c.Trace != TraceLink:
 		return invalid("Config.Trace", fmt.Sprintf("is %q, want %q or %q", c.Trace, TraceParent, TraceLink))
-	case c.Hold < 0:
-		return invalid("Config.Hold", fmt.Sprintf("is %v, want at least 0, or NoHold", c.Hold))
+	case c.MaxWait < 0:
+		return invalid("Config.MaxWait", fmt.Sprintf("is %v, want at least 0, or NoWait", c.MaxWait))
 	case c.DeadLetters != nil && isnil.Nil(c.DeadLetters):
 		return invalid("Config.DeadLetters", fmt.Sprintf("holds a nil %T", c.DeadLetters))
 	case c.DeadLetters != nil && c.DeadLetterTopic == "":

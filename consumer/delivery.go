@@ -39,8 +39,8 @@ type Delivery struct {
 	// again by itself. Zero: nobody counts.
 	Count int
 
-	// Holds bounds how many deliveries of its source wait in Process at once, see Config.Hold. Nil: no bound.
-	Holds *oncemill.Holds
+	// WaitLimit bounds how many deliveries of its source wait in Process at once, see Config.MaxWait. Nil: no bound.
+	WaitLimit *oncemill.WaitLimit
 
 	// Message is what was delivered, where that has an identity, such as a pointer: a delivery of the same Message with the same
 	// key, under the context of a handler, means that the handler is guarded twice. It must be comparable. Nil: the key alone

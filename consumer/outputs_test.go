@@ -25,7 +25,7 @@ func receipts(runs *int) consumer.OutputHandler {
 
 func TestProcessOutputs_AreTheCallersToPublishUntilTheyArePublished(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p, runs := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold}), 0
+		p, runs := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait}), 0
 		first := p.ProcessOutputs(t.Context(), delivery("o1"), receipts(&runs))
 		if first.Action != consumer.Ack || first.Result.Publication == nil {
 			t.Fatalf("%+v, want outputs to publish", first)
@@ -133,7 +133,7 @@ func TestProcess_OneDeliveryEntersOneGuard(t *testing.T) {
 			"one message":         {one, one, true},
 			"another message":     {one, other, false},
 		} {
-			p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+			p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 			d, inner := delivery("o1"), delivery("o1")
 			d.Message, inner.Message = tc.outer, tc.inner
 			var within error

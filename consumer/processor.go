@@ -61,8 +61,8 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { retu
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
 
-// MaxWait returns Config.Hold with its default filled in, and zero for NoHold, for transports that spend delays by waiting.
-func (p *Processor) MaxWait() time.Duration { return p.config.Hold }
+// MaxWait returns Config.MaxWait with its default filled in, and zero for NoWait, for transports that spend delays by waiting.
+func (p *Processor) MaxWait() time.Duration { return p.config.MaxWait }
 
 // Transacts reports whether a handler runs in a transaction of the store: see oncemill.Guard.Transacts.
 func (p *Processor) Transacts() bool { return p.guard.Transacts() }
@@ -73,7 +73,7 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 }
 
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
-// broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
+// broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
 	var decision Decision
 	p.process(ctx, &d, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
@@ -248,7 +248,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		}
 	}()
 	call := &found.call
-	call.Hold, call.Holds = p.config.Hold, d.Holds
+	call.MaxWait, call.WaitLimit = p.config.MaxWait, d.WaitLimit
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	found.spellings = telemetry.SpellingsOf(d.Header) // an extractor may have written to it

@@ -27,7 +27,7 @@ func failing(err error) consumer.Handler { return func(context.Context) error { 
 func TestProcess_DecidesByOutcome(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		p := newProcessor(t, store, consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, store, consumer.Config{MaxWait: consumer.NoWait})
 		want := func(id string, handle consumer.Handler, action consumer.Action) consumer.Decision {
 			t.Helper()
 			d := p.Process(t.Context(), delivery(id), handle)
@@ -206,7 +206,7 @@ func TestConfig_BadValuesNameTheirField(t *testing.T) {
 	for field, c := range map[string]consumer.Config{
 		"Config.Group":           {},
 		"Config.Tenant":          {Group: "g", Tenant: "\n"},
-		"Config.Hold":            {Group: "g", Hold: -2},
+		"Config.MaxWait":         {Group: "g", MaxWait: -2},
 		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &letters{}},
 		"Config.DeadLetters":     {Group: "g", DeadLetterTopic: "dead"},
 		"Config.DeadLetters ":    {Group: "g", DeadLetters: (*letters)(nil), DeadLetterTopic: "dead"},

@@ -29,7 +29,7 @@ import (
 func traced() (consumer.Config, *tracetest.SpanRecorder, trace.Tracer) {
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
-	c := consumer.Config{System: "rabbitmq", Hold: consumer.NoHold}
+	c := consumer.Config{System: "rabbitmq", MaxWait: consumer.NoWait}
 	c.Policy.Telemetry = oncemill.Telemetry{TracerProvider: provider, Propagator: propagation.TraceContext{}}
 	return c, spans, provider.Tracer("outside")
 }
@@ -161,7 +161,7 @@ func TestProcess_WhatEndsTheDeliveryIsNoError(t *testing.T) {
 	t.Run("while it is held", func(t *testing.T) {
 		t.Parallel()
 		c, spans, _ := traced()
-		c.Hold = time.Minute
+		c.MaxWait = time.Minute
 		p := newProcessor(t, newStore(t), c)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		p.Process(t.Context(), delivery("m1"), func(context.Context) error {
@@ -285,7 +285,7 @@ func TestProcess_AHeldDeliveryCountsForWhatItWaitedForToo(t *testing.T) {
 	t.Parallel()
 	reader := sdkmetric.NewManualReader()
 	c, spans, _ := traced()
-	c.Hold = time.Minute
+	c.MaxWait = time.Minute
 	c.Policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 	p := newProcessor(t, &stumbling{Store: newStore(t)}, c)
 	if d := p.Process(t.Context(), delivery("m1"), func(context.Context) error { return nil }); d.Action != consumer.Ack {

@@ -108,7 +108,7 @@ func newShop(t *testing.T) *shop {
 func (s *shop) processor(store dedupstore.Store, policy oncemill.Policy) *consumer.Processor {
 	s.t.Helper()
 	policy.Logger = quiet
-	p, err := consumer.New(store, consumer.Config{Group: "charge", Policy: policy, Hold: 2 * lease, System: "nats"})
+	p, err := consumer.New(store, consumer.Config{Group: "charge", Policy: policy, MaxWait: 2 * lease, System: "nats"})
 	if err != nil {
 		s.t.Fatal(err)
 	}

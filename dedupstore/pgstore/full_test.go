@@ -288,7 +288,7 @@ func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 	call := callOf("1")
 	call.Publish = func(context.Context, []dedupstore.Produced) error {
 		copied := callOf("1")
-		copied.Hold, copied.Publish = 700*time.Millisecond, func(context.Context, []dedupstore.Produced) error { return nil }
+		copied.MaxWait, copied.Publish = 700*time.Millisecond, func(context.Context, []dedupstore.Produced) error { return nil }
 		_, err := g.Run(context.WithoutCancel(t.Context()), copied, run)
 		if _, busy := errors.AsType[*oncemill.BusyError](err); !busy {
 			t.Errorf("a copy of the message ended with %v meanwhile", err)

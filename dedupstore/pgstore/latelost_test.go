@@ -206,7 +206,7 @@ func TestInbox_AStatementThatMayEndTheServerCountsInTheEnd(t *testing.T) {
 	} {
 		calls := 0
 		call := callOf(name)
-		call.Hold = time.Minute // until it is due
+		call.MaxWait = time.Minute // until it is due
 		var res oncemill.Result
 		for calls <= maxDoubts && res.Outcome.Kind != dedupstore.Failed {
 			res, err = g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {

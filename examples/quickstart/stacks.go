@@ -63,7 +63,7 @@ func (s *stack) guard(store dedupstore.Store, publisher producer.Publisher) (mes
 			Logger:    slog.New(slog.DiscardHandler),
 			Telemetry: s.telemetry,
 		},
-		Hold:            3 * lease / 2,
+		MaxWait:         3 * lease / 2,
 		DeadLetters:     publisher,
 		DeadLetterTopic: s.names.dead(s.name),
 	})

@@ -134,7 +134,7 @@ func (j job) processor(js jetstream.JetStream, journal *journal) (*consumer.Proc
 		return nil, err
 	}
 	return consumer.New(journal, consumer.Config{
-		Group: "billing", Hold: j.Hold, DeadLetters: letters, DeadLetterTopic: lettersStream,
+		Group: "billing", MaxWait: j.Hold, DeadLetters: letters, DeadLetterTopic: lettersStream,
 		Policy: oncemill.Policy{Lease: j.Lease, MaxAttempts: 4, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}},
 	})
 }

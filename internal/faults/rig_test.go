@@ -110,7 +110,7 @@ func newRig(t *testing.T, rdb redis.UniversalClient, s setup) *rig {
 	}
 	r := &rig{setup: s, t: t, ledger: newLedger(store), queue: make(chan string, 1<<19)}
 	r.processor, err = consumer.New(r.ledger, consumer.Config{
-		Group: "billing", Hold: s.hold, DeadLetters: r.ledger, DeadLetterTopic: "dead",
+		Group: "billing", MaxWait: s.hold, DeadLetters: r.ledger, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: s.lease, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
 		},

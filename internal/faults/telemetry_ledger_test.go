@@ -79,7 +79,7 @@ func TestTelemetry_LedgerProcess(t *testing.T) {
 }
 
 func (j ledgerJob) processor(t *testing.T, store dedupstore.Store, telemetry oncemill.Telemetry, change func(*consumer.Config)) *consumer.Processor {
-	c := consumer.Config{Group: "billing", Hold: consumer.NoHold, Policy: oncemill.Policy{
+	c := consumer.Config{Group: "billing", MaxWait: consumer.NoWait, Policy: oncemill.Policy{
 		Lease: 300 * time.Millisecond, Telemetry: telemetry, Logger: slog.New(slog.DiscardHandler),
 		Backoff: oncemill.Backoff{Min: 10 * time.Millisecond, Max: 30 * time.Millisecond},
 	}}

@@ -73,12 +73,12 @@ type Config struct {
 	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
 	ServerErrors ServerErrors
 
-	// Hold is how long a request waits for another one with its key before it is answered with 409, and for a store that
+	// MaxWait is how long a request waits for another one with its key before it is answered with 409, and for a store that
 	// does not answer. Zero: not at all.
-	Hold time.Duration
+	MaxWait time.Duration
 
-	// Holds bounds how many requests wait at once. Nil: no bound.
-	Holds *oncemill.Holds
+	// WaitLimit bounds how many requests wait at once. Nil: no bound.
+	WaitLimit *oncemill.WaitLimit
 
 	// Linger is how long a run goes on after its client has gone: an effect may be under way, and the response is kept for
 	// the client's retry. Then the handler's context is cancelled with cause ErrClientGone. A deadline that something around

@@ -26,7 +26,7 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 		{"MaxKeyLength", func(c *idempotencykey.Config) { c.MaxKeyLength = 513 }},
 		{"MaxRequestBody", func(c *idempotencykey.Config) { c.MaxRequestBody = -1 }},
 		{"MaxResponseBody", func(c *idempotencykey.Config) { c.MaxResponseBody = 64 << 10 }},
-		{"Hold", func(c *idempotencykey.Config) { c.Hold = -1 }},
+		{"MaxWait", func(c *idempotencykey.Config) { c.MaxWait = -1 }},
 		{"DocsURL", func(c *idempotencykey.Config) { c.DocsURL = "https://x/#y" }},
 		{"DocsURL", func(c *idempotencykey.Config) { c.DocsURL = "https://x/\r\nSet-Cookie: a" }},
 		{"Headers", func(c *idempotencykey.Config) { c.Headers = []string{"a b"} }},

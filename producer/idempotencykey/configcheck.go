@@ -97,8 +97,8 @@ func (c *Config) validate(p oncemill.Policy) error {
 	case c.MaxResponseBody < 1 || c.MaxResponseBody > p.MaxResultBytes-headerRoom:
 		return invalid("MaxResponseBody", fmt.Sprintf("is %d, want 1 to %d, which is Policy.MaxResultBytes less %d for headers",
 			c.MaxResponseBody, p.MaxResultBytes-headerRoom, headerRoom))
-	case c.Hold < 0:
-		return invalid("Hold", fmt.Sprintf("is %v, want at least 0", c.Hold))
+	case c.MaxWait < 0:
+		return invalid("MaxWait", fmt.Sprintf("is %v, want at least 0", c.MaxWait))
 	case err != nil || !printable(c.DocsURL) || strings.ContainsAny(c.DocsURL, "<> \"") || docs.Fragment != "":
 		return invalid("DocsURL", fmt.Sprintf("is %q, want a URL without fragment", c.DocsURL))
 	}

@@ -25,7 +25,7 @@
 //   - A repeat gets the status, the chosen headers and the body of the first response, byte for byte, and
 //     Idempotent-Replayed: true. Whatever the handler answered is kept, 500 included, for Policy.Window or
 //     Policy.FailureWindow.
-//   - While a request runs, others with its key are answered with 409 and a Retry-After, or wait (Config.Hold). A key that
+//   - While a request runs, others with its key are answered with 409 and a Retry-After, or wait (Config.MaxWait). A key that
 //     comes with another request, by method, route, path, query, body or chosen headers, is answered with 422. Refusals
 //     are application/problem+json (RFC 9457) and are never kept.
 //   - A client that goes away does not stop a run: it has Config.Linger to end. A handler that then gives up without a word

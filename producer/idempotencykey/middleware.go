@@ -121,7 +121,7 @@ func (m *Middleware) exchange(w http.ResponseWriter, r *http.Request) (*exchange
 		return nil, misconfigured()
 	}
 	x.call = oncemill.Call{
-		Key: c.key(account, r.Method, route, id), Fingerprint: m.fingerprint(r, route, body), Hold: c.Hold, Holds: c.Holds,
+		Key: c.key(account, r.Method, route, id), Fingerprint: m.fingerprint(r, route, body), MaxWait: c.MaxWait, WaitLimit: c.WaitLimit,
 	}
 	return x, nil
 }

@@ -43,8 +43,8 @@ type Config struct {
 	// window must be at least twice as long, so that whatever is young enough to be proven is still remembered. Zero: 5 min.
 	Tolerance time.Duration
 
-	// Hold is how long a request waits for another one of the same event before it is answered with 503. Zero: not at all.
-	Hold time.Duration
+	// MaxWait is how long a request waits for another one of the same event before it is answered with 503. Zero: not at all.
+	MaxWait time.Duration
 
 	// Timeout bounds claiming and publishing, which go on when the sender hangs up. To record what was published is
 	// tried until the lease ends. Zero: 10 s.
@@ -95,10 +95,10 @@ func (c Config) validate(p oncemill.Policy) error {
 		return &InvalidError{"Config.Tolerance", fmt.Sprintf("is %v, want more than 0", c.Tolerance)}
 	case p.Window/2 < c.Tolerance:
 		return &InvalidError{"Config.Tolerance", fmt.Sprintf("is %v, more than half of the guard's dedup window (%v): a request could be proven and forgotten", c.Tolerance, p.Window)}
-	case c.Hold < 0:
-		return &InvalidError{"Config.Hold", fmt.Sprintf("is %v, want at least 0", c.Hold)}
-	case c.Timeout <= c.Hold:
-		return &InvalidError{"Config.Timeout", fmt.Sprintf("is %v, want more than Config.Hold (%v)", c.Timeout, c.Hold)}
+	case c.MaxWait < 0:
+		return &InvalidError{"Config.MaxWait", fmt.Sprintf("is %v, want at least 0", c.MaxWait)}
+	case c.Timeout <= c.MaxWait:
+		return &InvalidError{"Config.Timeout", fmt.Sprintf("is %v, want more than Config.MaxWait (%v)", c.Timeout, c.MaxWait)}
 	case p.ExpiredLease == oncemill.Park:
 		return &InvalidError{"guard", `has a policy with ExpiredLease "park": an event would be lost where it can be published again under its ID`}
 	case p.StoreDown == oncemill.FailOpen:

@@ -89,7 +89,7 @@ func TestReceiver_ExhaustedEventIsRunAgainByOneRequest(t *testing.T) {
 		slow := receiver(t, newGuard(t, box, oncemill.Policy{MaxAttempts: 1}), webhook.PublisherFunc(func(ctx context.Context, m ...producer.Message) error {
 			time.Sleep(time.Second)
 			return write(ctx, m...)
-		}), webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 5 * time.Second})
+		}), webhook.Config{Verifier: must(webhook.GitHub(secret)), MaxWait: 5 * time.Second})
 		var all sync.WaitGroup
 		for range 10 {
 			all.Go(func() { send(t, slow, fromGitHub("d1", "a"), http.StatusOK) })

@@ -97,7 +97,7 @@ func (rc *Receiver) enqueue(ctx context.Context, key dedupstore.Key, content ded
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rc.config.Timeout)
 	defer cancel()
-	call := oncemill.Call{Key: key, Fingerprint: content, Hold: rc.config.Hold}
+	call := oncemill.Call{Key: key, Fingerprint: content, MaxWait: rc.config.MaxWait}
 	run := func(ctx context.Context) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, rc.publish(ctx, m)
 	}

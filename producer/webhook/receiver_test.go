@@ -164,7 +164,7 @@ func TestReceiver_HoldWaitsForTheCopyInFlight(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			return nil
 		}}
-		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 4 * time.Second})
+		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q, webhook.Config{Verifier: must(webhook.GitHub(secret)), MaxWait: 4 * time.Second})
 		var first sync.WaitGroup
 		first.Go(func() { send(t, rc, fromGitHub("d1", "a"), http.StatusOK) })
 		<-entered
@@ -269,8 +269,8 @@ func TestNew_NamesWhatIsWrong(t *testing.T) {
 		"Config.MaxBody is -1":                 func(c *webhook.Config) { c.MaxBody = -1 },
 		"Config.Tolerance is -1s":              func(c *webhook.Config) { c.Tolerance = -time.Second },
 		"Config.Tolerance is 12h0m1s":          func(c *webhook.Config) { c.Tolerance = 12*time.Hour + time.Second },
-		"Config.Hold is -1s":                   func(c *webhook.Config) { c.Hold = -time.Second },
-		"Config.Timeout is 10s":                func(c *webhook.Config) { c.Hold = 10 * time.Second },
+		"Config.MaxWait is -1s":                func(c *webhook.Config) { c.MaxWait = -time.Second },
+		"Config.Timeout is 10s":                func(c *webhook.Config) { c.MaxWait = 10 * time.Second },
 		"Config.Headers[1] is \"cookie\"":      func(c *webhook.Config) { c.Headers = []string{"Via", "cookie"} },
 		"Config.Headers[0] is \"host\"":        func(c *webhook.Config) { c.Headers = []string{"host"} },
 		"Config.Headers[0] is \"oncemill-id\"": func(c *webhook.Config) { c.Headers = []string{"oncemill-id"} },

@@ -26,7 +26,7 @@ const (
 type intake struct {
 	copies   func(topic string) bool // whether a topic holds copies of records of others
 	consumed func(topic string) bool
-	holds    *oncemill.Holds
+	waits    *oncemill.WaitLimit
 }
 
 // consumed reports whether a client consumes a topic that it knows by name: from the start, or by now.
@@ -40,12 +40,12 @@ func consumed(cl *kgo.Client) func(topic string) bool {
 // delivery turns a record into a delivery, and says when it is due.
 func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
 	d = consumer.Delivery{
-		Topic:    rec.Topic,
-		System:   telemetry.SystemKafka,
-		Position: position(rec),
-		Header:   header(rec.Headers),
-		Holds:    in.holds,
-		Payload:  rec.Value,
+		Topic:     rec.Topic,
+		System:    telemetry.SystemKafka,
+		Position:  position(rec),
+		Header:    header(rec.Headers),
+		WaitLimit: in.waits,
+		Payload:   rec.Value,
 	}
 	if in.copies(rec.Topic) {
 		if due, err = in.restore(&d); err != nil {

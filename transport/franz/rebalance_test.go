@@ -121,7 +121,7 @@ func TestWorker_RevocationDropsRecordsThatWait(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2)
 	b.produce(0, 2, 2, 0)
-	once := b.processor(consumer.Config{Hold: time.Minute})
+	once := b.processor(consumer.Config{MaxWait: time.Minute})
 	later := b.handler(byPartition, func(context.Context, string, int) error {
 		return oncemill.RetryAfter(10*time.Minute, errors.New("the bank is closed"))
 	})

@@ -52,7 +52,7 @@ func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.
 		intake: intake{
 			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },
 			consumed: consumed(cl),
-			holds:    oncemill.NewHolds(max(1, config.MaxInFlight/2)), // others need the room
+			waits:    oncemill.NewWaitLimit(max(1, config.MaxInFlight/2)), // others need the room
 		},
 		rebalance:  option[time.Duration](cl, kgo.RebalanceTimeout),
 		slots:      make(chan struct{}, config.MaxInFlight),

@@ -391,7 +391,7 @@ func TestShareWorker_WhatAMemberThatIsCutOffHadIsDeliveredAgainAndRunsOnce(t *te
 	w := &wire{frozen: make(chan struct{})}
 	store := &counting{Store: b.store, id: orderID(0)}
 	b.store = store
-	once := b.processor(consumer.Config{Hold: patience}) // else the second would wait for the lease of the first
+	once := b.processor(consumer.Config{MaxWait: patience}) // else the second would wait for the lease of the first
 	lost := b.begin(once, handle("lost"), franz.ShareConfig{}, kgo.Dialer(w.dial), kgo.RetryTimeout(time.Second), kgo.RequestTimeoutOverhead(time.Second))
 	until(t, "the run", func() bool { return b.started() == 1 })
 	close(w.frozen)
@@ -494,7 +494,7 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 		}
 		return nil
 	})
-	m := b.begin(b.processor(consumer.Config{Hold: consumer.NoHold}), func(ctx context.Context, rec *kgo.Record) error {
+	m := b.begin(b.processor(consumer.Config{MaxWait: consumer.NoWait}), func(ctx context.Context, rec *kgo.Record) error {
 		if rec.DeliveryCount() != 1 {
 			again.Add(1)
 		}
@@ -556,7 +556,7 @@ func TestShareWorker_OutageOfTheStoreUsesUpNoDelivery(t *testing.T) {
 	b.put(0, n, 1)
 	var again atomic.Int32
 	work := b.handler(byRecord, nil)
-	m := b.begin(b.processor(consumer.Config{Hold: 100 * time.Millisecond}), func(ctx context.Context, rec *kgo.Record) error {
+	m := b.begin(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), func(ctx context.Context, rec *kgo.Record) error {
 		if rec.DeliveryCount() != 1 {
 			again.Add(1)
 		}

@@ -46,7 +46,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		intake: intake{
 			copies:   func(topic string) bool { return topic == config.RetryTopic },
 			consumed: consumed(cl),
-			holds:    oncemill.NewHolds(max(1, config.MaxInFlight/2)),
+			waits:    oncemill.NewWaitLimit(max(1, config.MaxInFlight/2)),
 		},
 		slots: make(chan struct{}, config.MaxInFlight),
 		locks: locks{

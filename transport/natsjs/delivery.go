@@ -18,15 +18,15 @@ const headerUUID = "_watermill_message_uuid"
 func (s *session) delivery(msg *nats.Msg, meta *nats.MsgMetadata) consumer.Delivery {
 	header, uuid := headers(msg.Header)
 	return consumer.Delivery{
-		Topic:    msg.Subject,
-		Origin:   s.limits.stream,
-		System:   telemetry.SystemNATS,
-		Header:   header,
-		UUID:     uuid,
-		Position: position(meta),
-		Count:    int(min(meta.NumDelivered, 1<<31-1)),
-		Holds:    s.holds,
-		Payload:  msg.Data,
+		Topic:     msg.Subject,
+		Origin:    s.limits.stream,
+		System:    telemetry.SystemNATS,
+		Header:    header,
+		UUID:      uuid,
+		Position:  position(meta),
+		Count:     int(min(meta.NumDelivered, 1<<31-1)),
+		WaitLimit: s.waits,
+		Payload:   msg.Data,
 	}
 }
 

@@ -51,10 +51,10 @@ func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
 		want.Origin, want.System, want.Count = "orders", "nats", 1
 		d := <-got
 		d.Position, _, _ = strings.Cut(d.Position, "@") // the time
-		if d.Holds == nil {
-			t.Error("no bound of holds")
+		if d.WaitLimit == nil {
+			t.Error("no bound of waits")
 		}
-		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(consumer.Delivery{}, "Holds")); diff != "" {
+		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(consumer.Delivery{}, "WaitLimit")); diff != "" {
 			t.Errorf("(-want +got):\n%.2000s", diff)
 		}
 	}

@@ -82,7 +82,7 @@
 // An end of the drain: a handler that ignores its context is waited for (not in a Router, which does that by itself). While
 // the server is away, acks are tried for 10 s more, with Config.DoubleAck 20 s. A connection that is there, and from which nothing
 // comes any more, holds the drain up for half a minute, unless its pings (nats.PingInterval) find that out before. A delivery that
-// holds for a busy key is waited for, too, for up to consumer.Config.Hold.
+// holds for a busy key is waited for, too, for up to consumer.Config.MaxWait.
 //
 // # What they need
 //

@@ -89,7 +89,7 @@ func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 func TestSource_MiddlewareSteersIt(t *testing.T) {
 	t.Parallel()
 	r := newRedisRig(t, jetstream.ConsumerConfig{MaxDeliver: 20})
-	r.hold = consumer.NoHold
+	r.hold = consumer.NoWait
 	r.policy.MaxAttempts, r.policy.Backoff = 5, oncemill.Backoff{Min: 20 * time.Millisecond}
 	runs := r.routed(4)
 	r.publish(1, oneLane)

@@ -24,7 +24,7 @@ import (
 func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 5})
-	r.policy.MaxAttempts, r.policy.Lease, r.hold = 4, time.Second, consumer.NoHold
+	r.policy.MaxAttempts, r.policy.Lease, r.hold = 4, time.Second, consumer.NoWait
 	r.publish(1, oneLane)
 	polls := &counting{Store: r.store}
 	r.store = polls
@@ -57,7 +57,7 @@ func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
 	t.Parallel()
 	const busy, orders, window = 8, 24, 8
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 6})
-	r.policy.MaxAttempts, r.hold, r.config.MaxInFlight = 4, consumer.NoHold, window
+	r.policy.MaxAttempts, r.hold, r.config.MaxInFlight = 4, consumer.NoWait, window
 	for i := range busy {
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint("o", i)}
 		other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
@@ -94,7 +94,7 @@ func (c *counting) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.
 func TestWorker_FailuresUpToTheOutcomeTakeOneDelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 4})
-	r.policy.MaxAttempts, r.hold = 3, consumer.NoHold
+	r.policy.MaxAttempts, r.hold = 3, consumer.NoWait
 	r.publish(1, oneLane)
 	w := r.worker(func(context.Context, jetstream.Msg) error { return errors.New("no") })
 	stop := r.start(w)
@@ -254,7 +254,7 @@ func TestWorker_MaxInFlightIsNeverExceeded(t *testing.T) {
 func TestWorker_StoreThatDoesNotAnswerBurnsNoDelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.hold = consumer.NoHold
+	r.hold = consumer.NoWait
 	store := &failing{Store: r.store}
 	store.down.Store(true)
 	r.store = store

@@ -138,7 +138,7 @@ func (r *rig) processor() *consumer.Processor {
 	r.t.Helper()
 	policy := r.policy
 	policy.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
-	once, err := consumer.New(r.store, consumer.Config{Group: "billing", Hold: r.hold, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
+	once, err := consumer.New(r.store, consumer.Config{Group: "billing", MaxWait: r.hold, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ type session struct {
 	config  Config
 	limits  limits
 	log     *slog.Logger
-	holds   *oncemill.Holds
+	waits   *oncemill.WaitLimit
 	look    time.Duration // how often the consumer is looked at again
 
 	lanes      lanes.Set
@@ -59,7 +59,7 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 	return &session{
 		nc: e.js.Conn(), cons: cons, process: p, config: e.config, limits: l,
 		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
-		holds:    oncemill.NewHolds(max(1, l.maxInFlight/2)),
+		waits:    oncemill.NewWaitLimit(max(1, l.maxInFlight/2)),
 		look:     e.lookEvery,
 		wake:     make(chan struct{}, 1),
 		ended:    make(chan fetched, maxFetches),

@@ -89,7 +89,7 @@ func TestMiddleware_PreservedContextIsNotASecondGuard(t *testing.T) {
 
 func TestMiddleware_OutputThatCannotBeStampedDoesNotRepeatTheEffect(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) { return []*message.Message{nil}, nil }}
 		for range 3 {
 			_, err := oncewatermill.Middleware(p)(h.handle)(order("o1"))
@@ -137,7 +137,7 @@ func TestMiddleware_NacksThatNoRecordSlowsDownAreDelayed(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		l := letters{fail: errors.New("broker is down")}
 		dead := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
-		reject := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+		reject := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		nameless := newProcessor(t, newStore(t), consumer.Config{})
 		for name, p := range map[string]*consumer.Processor{"dead letter fails": dead, "rejected": reject, "no handler name": nameless} {
 			start := time.Now()
@@ -326,7 +326,7 @@ func (c conflicted) InTx(ctx context.Context, claim dedupstore.Claim, work func(
 // nacked, its broker waits for it for ever.
 func TestMiddleware_HandlerThatEndsItsGoroutineIsNacked(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Minute, Policy: oncemill.Policy{Lease: 10 * time.Second}})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: time.Minute, Policy: oncemill.Policy{Lease: 10 * time.Second}})
 		h := handler{then: func(_ *message.Message, run int) ([]*message.Message, error) {
 			if run == 1 {
 				runtime.Goexit()

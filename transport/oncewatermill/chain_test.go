@@ -23,7 +23,7 @@ import (
 
 func TestChain_PoisonQueueIgnoresNestedGuardsErrors(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Second})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: time.Second})
 		poisoned := &flaky{fails: 1 << 30}
 		mws, err := oncewatermill.Chain(oncewatermill.PoisonQueue(poisoned, "poison"), oncewatermill.Guarded(p))
 		if err != nil {
@@ -89,7 +89,7 @@ func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
 
 func TestChain_PoisonQueueGetsFinalFailuresOnly(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Second})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: time.Second})
 		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
 			if msg.UUID == "poison" {
 				return nil, oncemill.Permanent(errors.New("bad"))

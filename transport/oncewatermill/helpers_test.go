@@ -126,7 +126,7 @@ var errDeclined = oncemill.Permanent(errors.New("declined"))
 func traced() (consumer.Config, *tracetest.SpanRecorder, trace.Tracer) {
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
-	c := consumer.Config{System: "rabbitmq", Hold: consumer.NoHold}
+	c := consumer.Config{System: "rabbitmq", MaxWait: consumer.NoWait}
 	c.Policy.Telemetry = oncemill.Telemetry{TracerProvider: provider, Propagator: propagation.TraceContext{}}
 	return c, spans, provider.Tracer("outside")
 }

@@ -121,7 +121,7 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 	if p != nil { // a Router may have another name for the topic
 		known := &p.delivery
 		d.Topic, d.Origin, d.Position = known.Topic, known.Origin, known.Position
-		d.Count, d.Holds, d.System = known.Count, known.Holds, known.System
+		d.Count, d.WaitLimit, d.System = known.Count, known.WaitLimit, known.System
 	}
 	returned := false
 	defer func() {

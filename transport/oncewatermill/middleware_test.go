@@ -80,7 +80,7 @@ func TestMiddleware_FailedPublishOfOutputsIsRepeatedByTheRedeliveryWithoutARun(t
 
 func TestMiddleware_ClaimIsHeldUntilTheRouterHasPublished(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("", nil)}, nil
 		}}
@@ -423,9 +423,9 @@ func TestMiddleware_MessageThatWasNackedIsNotHandledAgainUntilItComesAgain(t *te
 	}
 }
 
-func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
+func TestMiddleware_WithoutAWaitNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
 			return nil, oncemill.RetryAfter(time.Minute, errors.New("not yet"))
 		}}
@@ -456,10 +456,10 @@ func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 	})
 }
 
-func TestMiddleware_WithoutHoldNoPauseIsLongerThanTheUsualHold(t *testing.T) {
+func TestMiddleware_WithoutAWaitNoPauseIsLongerThanTheUsualWait(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		backoff := oncemill.Backoff{Min: time.Hour, Max: time.Hour}
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold, Policy: oncemill.Policy{Backoff: backoff}})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait, Policy: oncemill.Policy{Backoff: backoff}})
 		handle := oncewatermill.Middleware(p)(func(*message.Message) ([]*message.Message, error) { return nil, errors.New("no answer") })
 		for _, what := range []string{"failed", "not due"} {
 			began := time.Now()

@@ -208,7 +208,7 @@ func TestSubscriber_LostClaimIsLeftAlone(t *testing.T) {
 
 func TestSubscriber_DownStoreSaysThatTheDeliveryIsToBeKept(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, deadStore{newStore(t)}, consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, deadStore{newStore(t)}, consumer.Config{MaxWait: consumer.NoWait})
 		s := newSource(p, delivery("a"))
 		stop := over(t, s, func(*message.Message) error { t.Error("the handler ran"); return nil }, oncewatermill.Middleware(p))
 		synctest.Wait()
