@@ -20,14 +20,15 @@ type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 
 // ProcessOutputs is Process for a handler with outputs. It stores them with the outcome, under IDs that follow from the
 // consumed message, and leaves it to the caller to publish them: a decision to Ack whose Result has a Publication means
-// that Publication.Messages must be published before the delivery is acknowledged. They may be those of an earlier run. Say
-// Publication.Done when the broker has them, and Abandon when they could not be published; a caller that hears of that only by an
-// ack or a nack leaves both to Watch. No other decision has a Publication. In shadow mode, and where the policy bypasses the guard,
-// Result.Bypassed is set: nothing is stored or stamped, and what the handler has returned is the caller's to publish.
+// that Publication.Messages must be published before the delivery is acknowledged. They may be those of an earlier run.
+// Say Publication.Done when the broker has them, and Abandon when they could not be published; a caller that hears of
+// that only by an ack or a nack leaves both to Watch. No other decision has a Publication. In shadow mode, and where
+// the policy bypasses the guard, Result.Bypassed is set: nothing is stored or stamped, and what the handler has
+// returned is the caller's to publish.
 //
-// An output's ID follows from the consumed message's key, the topic, and the output's name (header oncemill-name) or else
-// its place among the outputs. An ID that the handler set itself is kept, unless it is the consumed message's, or another
-// output's: a header that was copied along must not make two messages one.
+// An output's ID follows from the consumed message's key, the topic, and the output's name (header oncemill-name) or
+// else its place among the outputs. An ID that the handler set itself is kept, unless it is the consumed message's, or
+// another output's: a header that was copied along must not make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
 	var decision Decision
 	p.process(ctx, &d, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
@@ -43,8 +44,8 @@ func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle Outpu
 	return decision
 }
 
-// stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed: the
-// handler may have returned one message twice.
+// stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed:
+// the handler may have returned one message twice.
 func stamp(ctx context.Context, consumed producer.Header, outputs []producer.Message) []dedupstore.Produced {
 	key := oncemill.FromContext(ctx).Key
 	produced := make([]dedupstore.Produced, len(outputs))
@@ -55,7 +56,9 @@ func stamp(ctx context.Context, consumed producer.Header, outputs []producer.Mes
 			header = producer.Header{}
 		}
 		name, id := header.Get(producer.HeaderName), cmp.Or(m.ID, header.Get(producer.HeaderID))
-		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) || strings.EqualFold(name, producer.HeaderID) })
+		maps.DeleteFunc(header, func(name, _ string) bool {
+			return copyHeader(name) || strings.EqualFold(name, producer.HeaderID)
+		})
 		if id == "" || id == consumed.Get(producer.HeaderID) {
 			id = outputID(key, m.Topic, name, i, used)
 		} else if used["id "+id]++; used["id "+id] > 1 {

@@ -13,13 +13,13 @@ type Source interface {
 	Check(ctx context.Context, topic string) error
 
 	// Run hands the deliveries of a topic to handle, as many at once as the source is configured for, and carries each
-	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it, or
-	// leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which may change
-	// it: what is handed over again gets a new one.
+	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it,
+	// or leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which
+	// may change it: what is handed over again gets a new one.
 	//
 	// The end of ctx begins the drain: nothing new is handed over, what handle is at goes on, its decisions reach the
-	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets ends
-	// only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot go on, by
-	// itself, with the same guarantees.
+	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets
+	// ends only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot
+	// go on, by itself, with the same guarantees.
 	Run(ctx context.Context, topic string, handle func(context.Context, Delivery) Decision) error
 }

@@ -11,14 +11,16 @@ import (
 // errClosed refuses to publish outputs whose publication nobody would record.
 var errClosed = errors.New("consumer: Processor is closed")
 
-// longestPublish bounds how long outputs may take to be published before they are given up to a redelivery. It is met only
-// by a message that is never settled, such as one that somebody swapped for a copy.
+// longestPublish bounds how long outputs may take to be published before they are given up to a redelivery. It is met
+// only by a message that is never settled, such as one that somebody swapped for a copy.
 const longestPublish = 15 * time.Minute
 
-// Watch keeps a publication's claim until acked is closed, which says that its messages are published, and records that.
-// When nacked is closed it gives them up to a redelivery. It is for callers of ProcessOutputs that hand the messages on, and
-// returns at once. It returns an error, and gives them up, if the Processor is closed: hand nothing on then.
-func (p *Processor) Watch(ctx context.Context, d Delivery, publication *oncemill.Publication, acked, nacked <-chan struct{}) error {
+// Watch keeps a publication's claim until acked is closed, which says that its messages are published, and records
+// that. When nacked is closed it gives them up to a redelivery. It is for callers of ProcessOutputs that hand the
+// messages on, and returns at once. It returns an error, and gives them up, if the Processor is closed: hand nothing on
+// then.
+func (p *Processor) Watch(ctx context.Context, d Delivery, publication *oncemill.Publication,
+	acked, nacked <-chan struct{}) error {
 	p.mu.Lock()
 	open := !p.closing
 	if open {
@@ -37,7 +39,8 @@ func (p *Processor) Watch(ctx context.Context, d Delivery, publication *oncemill
 	return nil
 }
 
-func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill.Publication, acked, nacked <-chan struct{}) {
+func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill.Publication,
+	acked, nacked <-chan struct{}) {
 	limit := time.NewTimer(longestPublish)
 	defer limit.Stop()
 	select {
@@ -47,7 +50,10 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 		return
 	case <-nacked:
 		outputs := publication.Messages()
-		p.log.WarnContext(ctx, "oncemill: outputs were not published, so their message comes again for them, without a run, and may hold up others; the Router's log says why: outputs that their broker refuses for good are tried for ever",
+		p.log.WarnContext(ctx,
+			"oncemill: outputs were not published, so their message comes again for them, without a run, and may "+
+				"hold up others; the Router's log says why: outputs that their broker refuses for good are tried for "+
+				"ever",
 			"uuid", d.UUID, "topic", d.Topic, "to", outputs[0].Topic, "outputs", len(outputs))
 	case <-p.closed:
 	case <-limit.C:
@@ -58,9 +64,9 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 }
 
 // Close waits until it is recorded that the outputs of all deliveries are published. Call it when their transport has
-// stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, it gives the rest up, to
-// be published by redeliveries, and returns the context's error. Afterwards deliveries whose outputs have to be published are
-// refused.
+// stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, it gives the rest
+// up, to be published by redeliveries, and returns the context's error. Afterwards deliveries whose outputs have to be
+// published are refused.
 func (p *Processor) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true

@@ -61,8 +61,8 @@ func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 	return d, due, nil
 }
 
-// position is where a record lies in its topic. A partition that has lost the end of its log uses offsets again, in a later
-// epoch.
+// position is where a record lies in its topic. A partition that has lost the end of its log uses offsets again, in a
+// later epoch.
 func position(rec *kgo.Record) string {
 	return fmt.Sprintf("%d-%d-%d", rec.Partition, rec.Offset, rec.LeaderEpoch)
 }
@@ -75,7 +75,8 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	}
 	if !in.consumed(topic) { // a retry topic is one, too, of what others have put there
 		return due, &SetupError{Problem: fmt.Sprintf(
-			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics retry topics of its own", d.Topic, topic)}
+			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics "+
+				"retry topics of its own", d.Topic, topic)}
 	}
 	if ms, err := strconv.ParseInt(d.Header[headerNotBefore], 10, 64); err == nil {
 		due = time.UnixMilli(ms)
@@ -87,8 +88,8 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	return due, nil
 }
 
-// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110: at the end, since
-// who sends a hundred thousand of one name must not have them copied as often.
+// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110: at the
+// end, since who sends a hundred thousand of one name must not have them copied as often.
 func header(headers []kgo.RecordHeader) producer.Header {
 	first := make(producer.Header, len(headers))
 	var all map[string][]string // of names that are there more than once

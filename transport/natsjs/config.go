@@ -13,29 +13,29 @@ import (
 
 // Config configures how a Worker or a Source consumes. A Worker needs a Handler, everything else has a safe default.
 type Config struct {
-	// Handler names a Worker's handler within the group: consumer.Delivery.Handler. It is data: records are kept under it, and
-	// under another name everything within the policy's Window runs again. Workers that share it share the work. Required for a
-	// Worker. A Source has none: a Router names its handlers.
+	// Handler names a Worker's handler within the group: consumer.Delivery.Handler. It is data: records are kept under
+	// it, and under another name everything within the policy's Window runs again. Workers that share it share the
+	// work. Required for a Worker. A Source has none: a Router names its handlers.
 	Handler string
 
-	// MaxInFlight is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or asked for.
-	// 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending. Zero: 256, or the
-	// consumer's MaxAckPending if that is less.
+	// MaxInFlight is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or
+	// asked for. 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending.
+	// Zero: 256, or the consumer's MaxAckPending if that is less.
 	MaxInFlight int
 
-	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer, all
-	// others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See BySubject,
-	// BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
+	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer,
+	// all others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See
+	// BySubject, BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
 	Order func(jetstream.Msg) string
 
-	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make it
-	// longer than the longest handler, above all under a policy that parks: a run that is cut off, and that does not return
-	// oncemill.NoEffect, ends as unknown there. Zero: 30 s.
+	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make
+	// it longer than the longest handler, above all under a policy that parks: a run that is cut off, and that does not
+	// return oncemill.NoEffect, ends as unknown there. Zero: 30 s.
 	Grace time.Duration
 
 	// DoubleAck waits until the server has confirmed each ack, which costs a round trip, and repeats it for up to 10 s.
-	// Without it an ack that gets lost, as while a server restarts, is answered by a redelivery after AckWait, which the
-	// record of the message recognises.
+	// Without it an ack that gets lost, as while a server restarts, is answered by a redelivery after AckWait, which
+	// the record of the message recognises.
 	DoubleAck bool
 
 	// Logger gets what operators must know. Nil: slog.Default().
@@ -70,7 +70,7 @@ func (c Config) validate() error {
 type SourceConfig struct {
 	Config
 
-	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which asks for
-	// them. It is called by each Check and Run. Required.
+	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which
+	// asks for them. It is called by each Check and Run. Required.
 	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// A Source is a consumer.Source of JetStream pull consumers: with oncewatermill.NewSubscriber it is a Watermill Subscriber. It
-// is safe for concurrent use.
+// A Source is a consumer.Source of JetStream pull consumers: with oncewatermill.NewSubscriber it is a Watermill
+// Subscriber. It is safe for concurrent use.
 type Source struct {
 	once     *consumer.Processor
 	consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
@@ -21,8 +21,8 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// NewSource returns a Source whose deliveries once guards. The error names the field of the config that is wrong. Nothing is sent
-// to the server.
+// NewSource returns a Source whose deliveries once guards. The error names the field of the config that is wrong.
+// Nothing is sent to the server.
 func NewSource(once *consumer.Processor, js jetstream.JetStream, config SourceConfig) (*Source, error) {
 	config.Config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -32,7 +32,8 @@ func NewSource(once *consumer.Processor, js jetstream.JetStream, config SourceCo
 	case once == nil:
 		return nil, errors.New("natsjs: NewSource needs a Processor")
 	case config.Handler != "":
-		return nil, fmt.Errorf("natsjs: SourceConfig.Handler is %q: leave it empty, a Router names its handlers", config.Handler)
+		return nil, fmt.Errorf("natsjs: SourceConfig.Handler is %q: leave it empty, a Router names its handlers",
+			config.Handler)
 	case isnil.Nil(js) || js.Conn() == nil:
 		return nil, errors.New("natsjs: NewSource needs a JetStream with a connection")
 	case config.Consumer == nil:
@@ -63,14 +64,18 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 	publisher, dead := s.once.DeadLetters()
 	l, err := s.engine.check(ctx, cons, s.once.Policy(), burial{publisher, dead})
 	if err == nil && l.maxDeliver > 0 {
-		s.engine.config.Logger.WarnContext(ctx, "natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a delivery; set it to -1",
+		s.engine.config.Logger.WarnContext(ctx,
+			"natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a "+
+				"delivery; set it to -1",
 			"stream", l.stream, "consumer", l.consumer, "maxDeliver", l.maxDeliver)
 	}
 	return cons, l, err
 }
 
 // Run is Worker.Run for the consumer of a topic. Several at once may share a consumer, but then no order is kept.
-func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+func (s *Source) Run(
+	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
+) error {
 	cons, limits, err := s.open(ctx, topic)
 	if err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {
@@ -78,9 +83,10 @@ func (s *Source) Run(ctx context.Context, topic string, handle func(context.Cont
 		}
 		return err
 	}
-	return s.engine.run(ctx, cons, limits, func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {
+	process := func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {
 		return handle(ctx, d)
-	})
+	}
+	return s.engine.run(ctx, cons, limits, process)
 }
 
 // MaxDeliveries is Worker.MaxDeliveries for all topics.

@@ -17,20 +17,22 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// Middleware guards handlers in a Watermill Router; add it once, to the Router or to single handlers. Records are kept under
-// the Router's name of the handler. See Chain for its place among Retry, Timeout and PoisonQueue. It panics without a Processor.
+// Middleware guards handlers in a Watermill Router; add it once, to the Router or to single handlers. Records are kept
+// under the Router's name of the handler. See Chain for its place among Retry, Timeout and PoisonQueue. It panics
+// without a Processor.
 //
 // What the handler returns is stored with the outcome, stamped with IDs that follow from the consumed message, and
 // handed to the Router, which publishes it after the middleware has returned. The delivery's claim is held until the
 // Router has acknowledged the message, which says that the outputs are published, or has not, and then a redelivery
-// publishes them without running the handler. This needs a publisher that returns from Publish only when the broker
-// has the message, and that no middleware outside this one changes the outputs. Of an output's context nothing is stored: what its
-// publisher has to know belongs into its metadata. Call Processor.Close after the Router has stopped.
+// publishes them without running the handler. This needs a publisher that returns from Publish only when the broker has
+// the message, and that no middleware outside this one changes the outputs. Of an output's context nothing is stored:
+// what its publisher has to know belongs into its metadata. Call Processor.Close after the Router has stopped.
 //
-// A handler that nacks its message has failed, also if it returns nil. Watermill's own Retry inside of this middleware makes a handler
-// that nacks and returns an error succeed at times, which is not believed, so that its effect is made again: let it do one or the other, or
-// use Retry of this package. A message that has been nacked before is not handled. Nor is one that is given to the middleware again
-// after an answer other than an ack, as by a Retry outside: the guard has decided that it comes again, and when.
+// A handler that nacks its message has failed, also if it returns nil. Watermill's own Retry inside of this middleware
+// makes a handler that nacks and returns an error succeed at times, which is not believed, so that its effect is made
+// again: let it do one or the other, or use Retry of this package. A message that has been nacked before is not
+// handled. Nor is one that is given to the middleware again after an answer other than an ack, as by a Retry outside:
+// the guard has decided that it comes again, and when.
 //
 // A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
 // Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError when there is no
@@ -62,7 +64,9 @@ func newGuard(once *consumer.Processor, poisoned bool) *guard {
 func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	if dead, _ := g.once.DeadLetters(); dead == nil && !g.policy.Shadow && !g.poisoned {
 		g.begun.Do(func() {
-			g.log.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other content under a known ID is rejected, and nobody has it; unless a poison queue outside of the middleware does, workers and sources end it, and only this log has it")
+			g.log.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other content " +
+				"under a known ID is rejected, and nobody has it; unless a poison queue outside of the middleware " +
+				"does, workers and sources end it, and only this log has it")
 		})
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
@@ -74,7 +78,10 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 			return nil, g.calledAgain(msg)
 		case p != nil && p.timed(msg.Context()):
 			g.timed.Do(func() {
-				g.log.ErrorContext(msg.Context(), "oncemill: a Timeout stands outside of the guard: it ends the wait for a busy key, and looks like a shutdown to a running handler, whose attempt is not counted: move it inside, see oncewatermill.Chain",
+				g.log.ErrorContext(msg.Context(),
+					"oncemill: a Timeout stands outside of the guard: it ends the wait for a busy key, and looks "+
+						"like a shutdown to a running handler, whose attempt is not counted: move it inside, see "+
+						"oncewatermill.Chain",
 					"handler", message.HandlerNameFromCtx(msg.Context()))
 			})
 		}
@@ -85,7 +92,9 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 // passOn gives a message to its handler that is not for this guard any more.
 func (g *guard) passOn(msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
 	g.passed.Do(func() {
-		g.log.ErrorContext(msg.Context(), "oncemill: message does not come to the middleware before it is acknowledged: put nothing outside of the guard that acknowledges messages, such as InstantAck; if their handlers fail, they are lost",
+		g.log.ErrorContext(msg.Context(),
+			"oncemill: message does not come to the middleware before it is acknowledged: put nothing outside of the "+
+				"guard that acknowledges messages, such as InstantAck; if their handlers fail, they are lost",
 			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
 	})
 	outputs, err := next(msg)
@@ -101,10 +110,14 @@ func answeredBefore(msg *message.Message, p *passage) bool {
 
 func (g *guard) calledAgain(msg *message.Message) error {
 	g.retried.Do(func() {
-		g.log.ErrorContext(msg.Context(), "oncemill: a message was given to the guard again before it was nacked, as by a Retry outside of the guard: it is not handled, and comes again as the guard has decided; move Retry inside, see oncewatermill.Chain",
+		g.log.ErrorContext(msg.Context(),
+			"oncemill: a message was given to the guard again before it was nacked, as by a Retry outside of the "+
+				"guard: it is not handled, and comes again as the guard has decided; move Retry inside, see "+
+				"oncewatermill.Chain",
 			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
 	})
-	return &OrderError{Problem: "a message was given to the guard again before it was nacked: move what repeats it, such as Retry, inside"}
+	return &OrderError{Problem: "a message was given to the guard again before it was nacked: move what repeats it, " +
+		"such as Retry, inside"}
 }
 
 // handle guards a message to its handler.
@@ -144,10 +157,12 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 	return g.answer(msg, p, d, decision, outputs)
 }
 
-// run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process send a
-// copy of it, which must be the same message again. Payload and metadata are the handler's own for that reason: outputs may
-// have them, and goroutines that outlive it may write to them.
-func (g *guard) run(ctx context.Context, msg *message.Message, next message.HandlerFunc) (outputs []*message.Message, err error) {
+// run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
+// send a copy of it, which must be the same message again. Payload and metadata are the handler's own for that reason:
+// outputs may have them, and goroutines that outlive it may write to them.
+func (g *guard) run(
+	ctx context.Context, msg *message.Message, next message.HandlerFunc,
+) (outputs []*message.Message, err error) {
 	uuid, metadata, payload, before := msg.UUID, msg.Metadata, msg.Payload, msg.Context()
 	defer func() {
 		msg.UUID, msg.Metadata, msg.Payload = uuid, metadata, payload
@@ -171,7 +186,9 @@ func (g *guard) run(ctx context.Context, msg *message.Message, next message.Hand
 }
 
 // answer carries a decision out as far as a Router lets a middleware do so.
-func (g *guard) answer(msg *message.Message, p *passage, d consumer.Delivery, decision consumer.Decision, outputs []*message.Message) ([]*message.Message, error) {
+func (g *guard) answer(
+	msg *message.Message, p *passage, d consumer.Delivery, decision consumer.Decision, outputs []*message.Message,
+) ([]*message.Message, error) {
 	ctx := msg.Context()
 	publication := decision.Result.Publication
 	switch {
@@ -198,7 +215,9 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
 	acked := isClosed(msg.Acked())                // which nothing takes back
 	if decision.Action == consumer.RetryLater && !busy && acked {
-		g.log.ErrorContext(ctx, "oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as InstantAck: its broker will not deliver it again",
+		g.log.ErrorContext(ctx,
+			"oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as "+
+				"InstantAck: its broker will not deliver it again",
 			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
 	}
 	poison := g.poisoned && final(decision.Err)
@@ -216,8 +235,8 @@ func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decis
 	if poison {
 		return decision.Err // the message is acknowledged
 	}
-	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait, by
-	// a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here.
+	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait,
+	// by a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here.
 	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
 	if g.once.MaxWait() == 0 || !retry && !busy {
 		pause(ctx, g.beforeNack(decision))

@@ -24,8 +24,8 @@ func outgoing(ctx context.Context, returned []*message.Message) ([]producer.Mess
 	return outputs, nil
 }
 
-// produced turns stored outputs into what the Router publishes. Those of a run of this delivery keep the context values that
-// the handler gave them, without its cancellation: the run is over.
+// produced turns stored outputs into what the Router publishes. Those of a run of this delivery keep the context values
+// that the handler gave them, without its cancellation: the run is over.
 func produced(stored []dedupstore.Produced, returned []*message.Message) []*message.Message {
 	messages := make([]*message.Message, len(stored))
 	for i, p := range stored {

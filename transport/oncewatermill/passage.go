@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A passage is a delivery's way from a Source through a Router: the context of its message. A Router only acks and nacks; by
-// the passage, the guard tells the subscription what it has decided.
+// A passage is a delivery's way from a Source through a Router: the context of its message. A Router only acks and
+// nacks; by the passage, the guard tells the subscription what it has decided.
 type passage struct {
 	contexts.Lazy
 	delivery consumer.Delivery
@@ -23,7 +23,8 @@ type passage struct {
 const (
 	noOwner           int32 = iota // the middleware has not seen it, yet
 	ownedByMiddleware              // it has
-	ownedBySubscriber              // the middleware must not guard it: the subscription does, or the message is acknowledged
+	// the middleware must not guard it: the subscription does, or the message is acknowledged
+	ownedBySubscriber
 )
 
 // newPassage makes a message of a delivery. The passage ends with Cancel.
@@ -58,7 +59,8 @@ func passageOf(ctx context.Context) *passage {
 	return p
 }
 
-// pastPassage returns the context for a handler: some brokers keep contexts, and what the handler publishes is another message.
+// pastPassage returns the context for a handler: some brokers keep contexts, and what the handler publishes is another
+// message.
 func pastPassage(ctx context.Context) context.Context {
 	if passageOf(ctx) == nil {
 		return ctx
@@ -71,7 +73,8 @@ func (p *passage) enter() bool {
 	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
 }
 
-// leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter it now.
+// leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
+// it now.
 func (p *passage) leave() bool { return !p.owner.CompareAndSwap(noOwner, ownedBySubscriber) }
 
 // timed reports whether a middleware outside has set an end to the message's context.

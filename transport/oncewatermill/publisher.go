@@ -98,8 +98,9 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 		}
 		if other, twice := first[m.ID]; twice && (other.UUID != msg.UUID || !bytes.Equal(other.Payload, msg.Payload)) {
 			return nil, &producer.InvalidError{
-				Field:   "header " + producer.HeaderID,
-				Problem: fmt.Sprintf("is %q for message %d and for another message of the call: was metadata copied along?", m.ID, i),
+				Field: "header " + producer.HeaderID,
+				Problem: fmt.Sprintf("is %q for message %d and for another message of the call: was metadata copied "+
+					"along?", m.ID, i),
 			}
 		}
 		first[m.ID] = msg
@@ -108,10 +109,10 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 	return stamped, nil
 }
 
-// NewPublisher returns a producer.Publisher as a Watermill publisher. IDs are as with StampDecorator. The context of the first
-// message is that of the call; trace context comes from each message's own. Close does nothing: the publisher belongs
-// to who made it. Over an outbox it is for what a handler publishes while it runs, with its context: a Router publishes what
-// a handler returned when its transaction has ended. It panics without a publisher.
+// NewPublisher returns a producer.Publisher as a Watermill publisher. IDs are as with StampDecorator. The context of
+// the first message is that of the call; trace context comes from each message's own. Close does nothing: the publisher
+// belongs to who made it. Over an outbox it is for what a handler publishes while it runs, with its context: a Router
+// publishes what a handler returned when its transaction has ended. It panics without a publisher.
 func NewPublisher(p producer.Publisher) message.Publisher {
 	if isnil.Nil(p) {
 		panic("oncewatermill: NewPublisher needs a Publisher")
@@ -134,15 +135,17 @@ func (p publisher) Publish(topic string, messages ...*message.Message) error {
 
 func (publisher) Close() error { return nil }
 
-// FromPublisher returns a Watermill publisher as a producer.Publisher. The Watermill publisher must be synchronous: it may
-// return only when the broker has the messages, or a message that the broker never got counts as published. One of
-// watermill-nats must not have TrackMsgID or TrackMessageID: a stream would drop messages that have one ID, for other topics
-// or as replays, and they would count as published. Closing it is up to who made it. It panics without a publisher.
+// FromPublisher returns a Watermill publisher as a producer.Publisher. The Watermill publisher must be synchronous: it
+// may return only when the broker has the messages, or a message that the broker never got counts as published. One of
+// watermill-nats must not have TrackMsgID or TrackMessageID: a stream would drop messages that have one ID, for other
+// topics or as replays, and they would count as published. Closing it is up to who made it. It panics without a
+// publisher.
 //
 // Messages of a call are published by topic, in their order, each with the context of the call. An error of Watermill
 // says nothing about single messages: all of that topic are reported as unknown, and the other topics are still
-// published. Once ctx has ended no further topic is tried: its messages are reported as unknown too, since nobody refused
-// them. What producer.Outgoing refuses, such as a message without ID or one whose NotBefore lies ahead, is refused one by one.
+// published. Once ctx has ended no further topic is tried: its messages are reported as unknown too, since nobody
+// refused them. What producer.Outgoing refuses, such as a message without ID or one whose NotBefore lies ahead, is
+// refused one by one.
 func FromPublisher(pub message.Publisher) producer.Publisher {
 	if isnil.Nil(pub) {
 		panic("oncewatermill: FromPublisher needs a Publisher")

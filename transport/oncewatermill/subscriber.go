@@ -18,27 +18,30 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, everything that the middleware
-// decides is carried out by the source: delays, rejections, deliveries that are left alone. When an outer middleware nacks, a
-// message is delivered again after a delay that grows with its deliveries. When one makes a success of an error of the guard's, as
-// Watermill's own PoisonQueue does, the message is delivered again all the same, with an error in the log, unless the guard has
-// rejected it for good.
+// NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, everything that the
+// middleware decides is carried out by the source: delays, rejections, deliveries that are left alone. When an outer
+// middleware nacks, a message is delivered again after a delay that grows with its deliveries. When one makes a success
+// of an error of the guard's, as Watermill's own PoisonQueue does, the message is delivered again all the same, with an
+// error in the log, unless the guard has rejected it for good.
 //
-// Without Middleware in the Router, the subscription notices at the first ack, and says in the log what to add. It records that
-// message's outcome, and from then on claims each message by itself before it hands it to the Router, under the Router's name of the
-// handler. What it cannot do is to store the handler's outputs: a run whose outputs could not be published is repeated. Without a Router
-// nobody names the handler, so that nothing can be recorded, and messages are acknowledged as they are.
+// Without Middleware in the Router, the subscription notices at the first ack, and says in the log what to add. It
+// records that message's outcome, and from then on claims each message by itself before it hands it to the Router,
+// under the Router's name of the handler. What it cannot do is to store the handler's outputs: a run whose outputs
+// could not be published is repeated. Without a Router nobody names the handler, so that nothing can be recorded, and
+// messages are acknowledged as they are.
 //
-// Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of them need
-// Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second subscription is a warning.
+// Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of
+// them need Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second
+// subscription is a warning.
 //
 // It delivers messages as many at once as the source does. A message's UUID is the delivery's, or else its message ID.
 // Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the error and begins
 // again, after pauses of up to 30 s, until it is closed.
 //
-// The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep their
-// contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A handler that is
-// still running when the source's grace is over has its context cancelled and is not waited for: that is the Router's part.
+// The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep
+// their contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A
+// handler that is still running when the source's grace is over has its context cancelled and is not waited for: that
+// is the Router's part.
 func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
 	if isnil.Nil(source) {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source")
@@ -74,7 +77,11 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		return nil, errSubscriberClosed
 	}
 	if s.topics[topic]++; s.topics[topic] == 2 {
-		s.log.WarnContext(ctx, "oncemill: a topic is subscribed to twice: the subscriptions share its messages, and each is handled by one of them; handlers that are to get all of them need sources of their own, with another consumer or group",
+		s.log.WarnContext(ctx,
+			"oncemill: a topic is subscribed to twice: the subscriptions share its messages, and each is handled by "+
+				"one of them; handlers that are to get all of them need sources of their own, with another consumer "+
+				"or "+
+				"group",
 			"topic", topic)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -135,7 +142,8 @@ func (s *subscription) run(ctx context.Context) {
 		if time.Since(began) > time.Minute {
 			wait = time.Second
 		}
-		s.log.ErrorContext(ctx, "oncemill: subscription cannot go on; it begins again", "topic", s.topic, "error", err, "after", wait)
+		s.log.ErrorContext(ctx, "oncemill: subscription cannot go on; it begins again", "topic", s.topic, "error", err,
+			"after", wait)
 		pause(ctx, wait/2+rand.N(wait/2))
 	}
 }
@@ -181,10 +189,15 @@ func (s *subscription) hand(ctx context.Context, msg *message.Message) error {
 }
 
 // acked is what to do with a message that was acknowledged.
-func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passage, msg *message.Message) consumer.Decision {
-	if decision := p.decided.Load(); decision != nil && (decision.Action == consumer.RetryLater || decision.Action == consumer.Leave) {
+func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passage,
+	msg *message.Message) consumer.Decision {
+	if decision := p.decided.Load(); decision != nil && (decision.Action == consumer.RetryLater ||
+		decision.Action == consumer.Leave) {
 		s.warned.Do(func() {
-			s.log.ErrorContext(ctx, "oncemill: a middleware outside of the guard makes a success of the guard's errors; such messages come again all the same: put oncewatermill.PoisonQueue in place of Watermill's, and see oncewatermill.Chain",
+			s.log.ErrorContext(ctx,
+				"oncemill: a middleware outside of the guard makes a success of the guard's errors; such messages "+
+					"come again all the same: put oncewatermill.PoisonQueue in place of Watermill's, and see "+
+					"oncewatermill.Chain",
 				"id", decision.ID, "topic", d.Topic, "error", decision.Err)
 		})
 		return *decision
@@ -195,7 +208,12 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 	}
 	d.Handler = message.HandlerNameFromCtx(msg.Context())
 	s.missing.Do(func() {
-		s.log.ErrorContext(ctx, "oncemill: message was acknowledged that the guard has not seen: add oncewatermill.Middleware to the Router, or what oncewatermill.Chain returns, and nothing outside of it that acknowledges; until then the subscription claims messages by itself, and a handler whose outputs cannot be published runs again; without a Router nothing is guarded",
+		s.log.ErrorContext(ctx,
+			"oncemill: message was acknowledged that the guard has not seen: add oncewatermill.Middleware to the "+
+				"Router, or what oncewatermill.Chain returns, and nothing outside of it that acknowledges; until then "+
+				"the subscription claims messages by itself, and a handler whose outputs cannot be published runs "+
+				"again; "+
+				"without a Router nothing is guarded",
 			"topic", s.topic, "handler", d.Handler)
 	})
 	if d.Handler == "" {
