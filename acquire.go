@@ -16,7 +16,7 @@ const (
 	maxPoll = 500 * time.Millisecond
 )
 
-// acquire claims the key and holds while it is busy or the store does not answer, at most for call.Hold. It returns
+// acquire claims the key and waits while it is busy or the store does not answer, at most for call.MaxWait. It returns
 // when the first claim was sent: under the same owner token any copy of any of the claims may be the one that the
 // store applied, so leases are measured from there.
 func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answer) (first time.Time, err error) {
@@ -69,16 +69,16 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 				failed = true
 			}
 		}
-		left := call.Hold - time.Since(start)
+		left := call.MaxWait - time.Since(start)
 		if left <= 0 {
 			return first, err
 		}
 		if !holding {
-			if !call.Holds.enter() {
+			if !call.WaitLimit.enter() {
 				return first, err
 			}
 			holding = true
-			defer call.Holds.leave()
+			defer call.WaitLimit.leave()
 		}
 		if !sleepUntil(ctx, min(left, pause+rand.N(pause/4+1)), wake) {
 			return first, context.Cause(ctx)

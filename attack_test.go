@@ -200,7 +200,7 @@ func TestGuard_LongHoldRenewsBeforeTheHandlerStarts(t *testing.T) {
 		abandonedClaim(t, store, "m1")
 		g := newGuard(t, store, oncemill.Policy{})
 		c := call("m1")
-		c.Hold = time.Minute
+		c.MaxWait = time.Minute
 		if _, err := g.Run(t.Context(), c, func(context.Context) (dedupstore.Outcome, error) {
 			if store.extension == 0 {
 				t.Error("the lease is measured from before the hold, and was not renewed")
@@ -271,7 +271,7 @@ func TestGuard_FailOpenDoesNotRunBesideAKnownOwner(t *testing.T) {
 		}
 		var h counter
 		c := call("m1")
-		c.Hold = time.Second
+		c.MaxWait = time.Second
 		_, err := g.Run(t.Context(), c, h.run)
 		as[*oncemill.StoreError](t, err)
 		h.want(t, 0)
@@ -350,7 +350,7 @@ func TestGuard_DeliveriesThatAreAlwaysCancelledDoNotRunForEver(t *testing.T) {
 		var h counter
 		var p publisher
 		c := call("m1")
-		c.Publish, c.DeadLetter, c.Hold = p.publish, deadLetter, time.Hour
+		c.Publish, c.DeadLetter, c.MaxWait = p.publish, deadLetter, time.Hour
 		for range 20 {
 			ctx, cancel := context.WithCancel(t.Context())
 			h.then = func(ctx context.Context, _ int) (dedupstore.Outcome, error) {

@@ -103,7 +103,7 @@ func held(t testing.TB, g *oncemill.Guard, n int, h *counter) *sync.WaitGroup {
 	for i := range n {
 		wg.Go(func() {
 			c := call(fmt.Sprint("held ", i))
-			c.Hold = 5 * time.Minute
+			c.MaxWait = 5 * time.Minute
 			if _, err := g.Run(t.Context(), c, h.run); err != nil {
 				t.Errorf("held call %d: %v", i, err)
 			}
@@ -192,12 +192,12 @@ func TestGuard_HeldCallEndsWithItsContextOrItsHold(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		_, g := opened(t, oncemill.Policy{})
 		c := call("m1")
-		c.Hold = 3 * time.Second
+		c.MaxWait = 3 * time.Second
 		start := time.Now()
 		_, err := g.Run(t.Context(), c, nil)
 		as[*oncemill.StoreError](t, err)
-		if took := time.Since(start); took != c.Hold {
-			t.Errorf("held for %v, want %v", took, c.Hold)
+		if took := time.Since(start); took != c.MaxWait {
+			t.Errorf("held for %v, want %v", took, c.MaxWait)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
@@ -265,7 +265,7 @@ func TestGuard_OpenBreakerDoesNotBypassAKnownOwner(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			c := call("m1")
-			c.Hold = 10 * time.Second
+			c.MaxWait = 10 * time.Second
 			_, err := g.Run(t.Context(), c, h.run)
 			as[*oncemill.StoreError](t, err)
 		})
@@ -343,7 +343,7 @@ func TestGuard_SettlesAreTriedWhileClaimsAreNot(t *testing.T) {
 		res, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 			store.set(refuses)
 			c := call("m2")
-			c.Hold = time.Second
+			c.MaxWait = time.Second
 			_, err := g.Run(t.Context(), c, nil)
 			as[*oncemill.StoreError](t, err)
 			wantOpen(t, store, g)
@@ -531,7 +531,7 @@ func TestGuard_StoreThatRefusesIsLoggedNowAndThen(t *testing.T) {
 			}
 			g := newGuard(t, store, oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			c := call("m1")
-			c.Hold = 10 * time.Second
+			c.MaxWait = 10 * time.Second
 			for range 10 {
 				_, err := g.Run(t.Context(), c, nil)
 				as[*oncemill.StoreError](t, err)

@@ -23,7 +23,7 @@ import (
 // long as anybody may repeat them. A guard would only add an answer that grows old, and a BusyError.
 //
 // A failure that is stored is a *FailedError for the first caller and every later one. A key that has another owner is
-// a *BusyError with the time that remains, after Call.Hold. A success whose result cannot be given to a later caller is
+// a *BusyError with the time that remains, after Call.MaxWait. A success whose result cannot be given to a later caller is
 // a *ResultError: the work is done. All other errors are as of Guard.Run; fn may run again after any of them.
 func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
 	var value, zero T

@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/contexts"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -32,7 +33,7 @@ type Guard struct {
 // NewGuard returns a guard over a store. The error names the field of the policy that is wrong or contradicts another.
 // It does not talk to the store: see Check.
 func NewGuard(store dedupstore.Store, policy Policy) (*Guard, error) {
-	if store == nil {
+	if isnil.Nil(store) {
 		return nil, invalid("store", "is nil")
 	}
 	policy = policy.withDefaults()
@@ -85,14 +86,14 @@ type Call struct {
 	// success, or a failure decided under another fence, is answered as to any duplicate. Zero: no rerun.
 	Rerun uint64
 
-	// Hold is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
+	// MaxWait is how long Run waits for a key that is busy or not due, and for a store that does not answer, before it
 	// returns BusyError or StoreError. Zero: not at all. A store that is down is not asked once a call, and all calls
 	// that it held go on when it answers again. A policy that fails open does not wait for the store.
-	Hold time.Duration
+	MaxWait time.Duration
 
-	// Holds bounds how many calls hold at once; one that finds no room returns at once what it would have waited for to
-	// change. Nil: no bound.
-	Holds *Holds
+	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have returned
+	// after MaxWait. Nil: no bound.
+	WaitLimit *WaitLimit
 
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
 	// failure, and must make the same IDs then: derive them from the key and the fence under which the outcome was
@@ -185,8 +186,8 @@ func (c *Call) validate() error {
 	if err := c.Key.Validate(); err != nil {
 		return err
 	}
-	if c.Hold < 0 {
-		return invalid("Call.Hold", fmt.Sprintf("is %v, want at least 0", c.Hold))
+	if c.MaxWait < 0 {
+		return invalid("Call.MaxWait", fmt.Sprintf("is %v, want at least 0", c.MaxWait))
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func TestGuard_RetryAfterIsHeldUntilItIsDue(t *testing.T) {
 			t.Errorf("delay %v, want 7s", retry.Delay)
 		}
 		c := call("m1")
-		c.Hold = 10 * time.Second
+		c.MaxWait = 10 * time.Second
 		if _, err := g.Run(t.Context(), c, h.run); err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestGuard_500CopiesAtOnceRunOnce(t *testing.T) {
 			return dedupstore.Outcome{Result: []byte("one")}, nil
 		}}
 		c := call("m1")
-		c.Hold = time.Minute
+		c.MaxWait = time.Minute
 		var wg sync.WaitGroup
 		for range 500 {
 			wg.Go(func() {
@@ -130,7 +130,7 @@ func TestGuard_LostReplyToTheClaimDoesNotRunTwiceNorStrandTheMessage(t *testing.
 		g := newGuard(t, store, oncemill.Policy{})
 		var h counter
 		c := call("m1")
-		c.Hold = time.Second
+		c.MaxWait = time.Second
 		res, err := g.Run(t.Context(), c, h.run)
 		if err != nil || res.Attempt != 1 {
 			t.Fatalf("%+v, %v; want attempt 1", res, err)
@@ -519,7 +519,7 @@ func TestGuard_HoldEndsWithTheCallersContext(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			c := call("m1")
-			c.Hold = time.Minute
+			c.MaxWait = time.Minute
 			_, err := g.Run(ctx, c, nil)
 			done <- err
 		}()
@@ -554,7 +554,7 @@ func TestGuard_RefusesBadCalls(t *testing.T) {
 		"Key.Group":        func(c *oncemill.Call) { c.Key.Group = "" },
 		"Key.Tenant":       func(c *oncemill.Call) { c.Key.Tenant = "\x00" },
 		"Call.Key.Handler": func(c *oncemill.Call) { c.Key.Handler = "~charge" },
-		"Call.Hold":        func(c *oncemill.Call) { c.Hold = -1 },
+		"Call.MaxWait":     func(c *oncemill.Call) { c.MaxWait = -1 },
 	} {
 		c := call("m1")
 		change(&c)

@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestGuard_HandlerIsCancelledInTimeThoughTheStoreHeedsNoContext(t *testing.T) {
@@ -61,8 +61,8 @@ func TestGuard_HeartbeatThatIsAnsweredLateKeepsTheClaim(t *testing.T) {
 // The client's default is not to heed contexts: what waits for the network waits for its ReadTimeout, again and again.
 func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeartbeat(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--appendonly", "no")
-	proxy := testserver.Proxy(t, server.Addr)
+	server := redistest.Start(t, "--appendonly", "no")
+	proxy := redistest.StartProxy(t, server.Addr)
 	guard := func(addr string) *oncemill.Guard {
 		rdb := redis.NewClient(&redis.Options{Addr: addr})
 		t.Cleanup(func() { rdb.Close() })
@@ -77,7 +77,7 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 	ended := make(chan error, 1)
 	go func() {
 		_, err := zombie.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-			proxy.Inject(func(testserver.Exchange) testserver.Fault { return testserver.Fault{HoldRequest: time.Hour} })
+			proxy.Inject(func(redistest.Exchange) redistest.Fault { return redistest.Fault{HoldRequest: time.Hour} })
 			close(began)
 			<-ctx.Done()
 			cancelled <- time.Now()
@@ -87,7 +87,7 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 	}()
 	<-began
 	late := call("m1")
-	late.Hold = time.Minute
+	late.MaxWait = time.Minute
 	if _, err := successor.Run(t.Context(), late, func(context.Context) (dedupstore.Outcome, error) {
 		takeover := time.Now()
 		select {
@@ -111,8 +111,8 @@ func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeart
 // One connection that stalls must not keep an outcome from being stored until the lease is over.
 func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--appendonly", "no")
-	proxy := testserver.Proxy(t, server.Addr)
+	server := redistest.Start(t, "--appendonly", "no")
+	proxy := redistest.StartProxy(t, server.Addr)
 	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
 	t.Cleanup(func() { rdb.Close() })
 	store, err := redisstore.New(rdb, redisstore.Config{})
@@ -124,8 +124,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 	var once sync.Once
 	start := time.Now()
 	_, err = g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-		proxy.Inject(func(testserver.Exchange) testserver.Fault {
-			var fault testserver.Fault
+		proxy.Inject(func(redistest.Exchange) redistest.Fault {
+			var fault redistest.Fault
 			once.Do(func() {
 				fault.HoldRequest = time.Hour
 				close(stalled)
@@ -148,8 +148,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testin
 func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 100 << 10} {
-		server := testserver.Redis(t, "--appendonly", "no")
-		proxy := testserver.Proxy(t, server.Addr)
+		server := redistest.Start(t, "--appendonly", "no")
+		proxy := redistest.StartProxy(t, server.Addr)
 		rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
 		t.Cleanup(func() { rdb.Close() })
 		store, err := redisstore.New(rdb, redisstore.Config{})
@@ -160,8 +160,8 @@ func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *test
 		var ended time.Time
 		_, err = g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 			var once sync.Once
-			proxy.Inject(func(testserver.Exchange) testserver.Fault {
-				var fault testserver.Fault
+			proxy.Inject(func(redistest.Exchange) redistest.Fault {
+				var fault redistest.Fault
 				once.Do(func() { fault.HoldRequest = time.Hour })
 				return fault
 			})

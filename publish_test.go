@@ -67,7 +67,7 @@ func TestGuard_CrashBetweenFinishAndPublishIsMadeGoodByACopy(t *testing.T) {
 		var h counter
 		var p publisher
 		c := call("m1")
-		c.Publish, c.Hold = p.publish, time.Minute
+		c.Publish, c.MaxWait = p.publish, time.Minute
 		if _, err := g.Run(t.Context(), c, h.run); err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestGuard_TwoCopiesNeverPublishSideBySide(t *testing.T) {
 			return nil
 		}}
 		c := call("m1")
-		c.Publish, c.Hold = p.publish, time.Hour
+		c.Publish, c.MaxWait = p.publish, time.Hour
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
@@ -120,7 +120,7 @@ func TestGuard_AttemptsExhaustedByCrashesEndInExactlyOneDeadLetter(t *testing.T)
 		var h counter
 		p := publisher{takes: time.Second}
 		c := call("m1")
-		c.Publish, c.DeadLetter, c.Hold = p.publish, deadLetter, time.Minute
+		c.Publish, c.DeadLetter, c.MaxWait = p.publish, deadLetter, time.Minute
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
@@ -172,7 +172,7 @@ func TestGuard_CallerPublishesUnderAHeartbeat(t *testing.T) {
 
 		first.Publication.Abandon()
 		c := call("m1")
-		c.Hold = 5 * time.Second
+		c.MaxWait = 5 * time.Second
 		second, err := g.Run(t.Context(), c, h.run)
 		if err != nil || second.Publication == nil {
 			t.Fatalf("%+v, %v; want the publication of the first run", second, err)
@@ -273,7 +273,7 @@ func TestGuard_StoreDownInFlightHoldsAndResumesByItself(t *testing.T) {
 		done := make(chan error)
 		go func() {
 			c := call("m1")
-			c.Hold = time.Hour
+			c.MaxWait = time.Hour
 			_, err := g.Run(t.Context(), c, h.run)
 			done <- err
 		}()

@@ -129,7 +129,7 @@ func TestGuard_ClaimThatIsNotDurableIsNotAskedForAllTheTime(t *testing.T) {
 		store.set(func(context.Context, dedupstore.Request) error { return dedupstore.ErrNotDurable })
 		g := newGuard(t, store, oncemill.Policy{})
 		held := call("1")
-		held.Hold = 10 * time.Second
+		held.MaxWait = 10 * time.Second
 		if _, err := g.Run(t.Context(), held, nil); !errors.Is(err, dedupstore.ErrNotDurable) {
 			t.Errorf("error is %v, want ErrNotDurable", err)
 		}

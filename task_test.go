@@ -81,7 +81,7 @@ func TestPartial_OneOfAllWhoContinueRuns(t *testing.T) {
 		for range 20 {
 			all.Go(func() {
 				rest := p.Rest(first)
-				rest.Hold = time.Minute
+				rest.MaxWait = time.Minute
 				got, err := oncemill.Do(t.Context(), g, rest, func(context.Context) (parts, error) {
 					runs.Add(1)
 					time.Sleep(time.Second)
@@ -160,9 +160,9 @@ func TestPartial_RestThatOutlastsTheWindowIsForThoseWhoKeptItsCall(t *testing.T)
 func TestPartial_RestIsACallOfItsOwnInTheSameScope(t *testing.T) {
 	t.Parallel()
 	c := call("o1")
-	c.Rerun, c.Hold, c.Fingerprint = 7, time.Second, dedupstore.Fingerprint{Scheme: "sha256", Sum: "x"}
+	c.Rerun, c.MaxWait, c.Fingerprint = 7, time.Second, dedupstore.Fingerprint{Scheme: "sha256", Sum: "x"}
 	rest := parts{}.Rest(c)
-	if rest.Rerun != 0 || !rest.Fingerprint.IsZero() || rest.Hold != time.Second {
+	if rest.Rerun != 0 || !rest.Fingerprint.IsZero() || rest.MaxWait != time.Second {
 		t.Errorf("%+v", rest)
 	}
 	want := key("9e79fea8-baa6-813e-a63d-6afe443ac0dd") // for ever: a changed derivation does what remains again

@@ -8,88 +8,84 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // Config configures a Processor. Group is required, everything else has a safe default.
 type Config struct {
-	// Group is the consumer group: all processes that share the work of one logical consumer. Required. Services that are each
-	// to handle a message need a Group each, whatever groups or durables they have at the broker: under one, with the same
-	// handler in one store, what one has handled is a duplicate to the others, and never runs there.
+	// Group is the consumer group: all processes that share the work of one logical consumer. Required. Services that
+	// are each to handle a message need a Group each, whatever groups or durables they have at the broker: under one,
+	// with the same handler in one store, what one has handled is a duplicate to the others, and never runs there.
 	Group string
 
 	// Tenant separates data that must not share message IDs. Empty: "default".
 	Tenant string
 
-	// Handler names the handler within the group. Empty: what the delivery brings, which is Watermill's handler name
-	// in a Router. It is data: under a new name, everything within the window runs again.
-	//
-	// It is one handler's: handlers that share a Processor with this set are one handler under several names, and a message
-	// that two of them get is handled by one of them only. Give each handler a Processor of its own, or leave this empty; in
-	// a Router a second handler is a warning.
-	Handler string
-
 	// Policy says how long outcomes are remembered and what happens when things go wrong. Zero: oncemill.LowValue.
 	Policy oncemill.Policy
 
-	// Hold is how long a delivery waits here for a busy key, a retry that is not due or a store that does not answer,
-	// before it goes back to the broker. It must be well below the broker's ack deadline, and it blocks what the
-	// adapter delivers one at a time. Zero: 10 s. NoHold: not at all.
-	Hold time.Duration
+	// MaxWait is how long a delivery waits here for a busy key, a retry that is not due or a store that does not
+	// answer, before it goes back to the broker. It must be well below the broker's ack deadline, and it blocks what
+	// the adapter delivers one at a time. Zero: 10 s. NoWait: not at all.
+	MaxWait time.Duration
 
-	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic, and only then are
-	// they acknowledged. It must be synchronous. While it cannot publish, they come again, may hold up what is behind them, and
-	// the log says so.
+	// DeadLetters publishes failed, parked, mismatching and unidentifiable messages to DeadLetterTopic, and only then
+	// are they acknowledged. It must be synchronous. While it cannot publish, they come again, may hold up what is
+	// behind them, and the log says so.
 	//
-	// Nil: messages get lost. They are rejected, which under Watermill's own adapters means delivered again until somebody
-	// acts, and in a worker or over Subscriber: ended. Kafka passes over them; JetStream terminates them, and a work-queue
-	// stream deletes them with that. Only the log has them then, without their payload; records keep none either. Workers
-	// and Middleware warn of that when they start.
+	// Nil: messages get lost. They are rejected, which under Watermill's own adapters means delivered again until
+	// somebody acts, and in a worker or over a Source: ended. Kafka passes over them; JetStream terminates them, and a
+	// work-queue stream deletes them with that. Only the log has them then, without their payload; records keep none
+	// either. Workers and the middleware warn of that when they start.
 	DeadLetters producer.Publisher
 
-	// DeadLetterTopic is where dead letters go. Set together with DeadLetters. Make the topic, or the stream that listens on
-	// it, first. It must not be among what this group consumes, nor among what any group consumes that is not meant to
-	// handle dead letters: to other handlers they are messages like any other, with IDs of their own.
+	// DeadLetterTopic is where dead letters go. Set together with DeadLetters. Make the topic, or the stream that
+	// listens on it, first. It must not be among what this group consumes, nor among what any group consumes that is
+	// not meant to handle dead letters: to other handlers they are messages like any other, with IDs of their own.
 	//
-	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is acknowledged,
-	// with an error in the log; a work-queue stream deletes it with that. One that comes from elsewhere than DeadLetterTopic,
-	// because somebody has sent it to its handler as it is, is published there again before, up to ten times. Rerun makes of a
-	// dead letter the message that its handler runs for. Who handles dead letters needs a Group or a Handler of its own: under
-	// the names of those who made them, and without DeadLetters, they are not handled, and come again.
+	// A handler never runs for a dead letter that it made, nor for a dead letter of that. Such a delivery is
+	// acknowledged, with an error in the log; a work-queue stream deletes it with that. One that comes from elsewhere
+	// than DeadLetterTopic, because somebody has sent it to its handler as it is, is published there again before, up
+	// to ten times. Rerun makes of a dead letter the message that its handler runs for. Who handles dead letters needs
+	// a Group or a Handler of its own: under the names of those who made them, and without DeadLetters, they are not
+	// handled, and come again.
 	DeadLetterTopic string
 
-	// Extractors find the message ID, in this order. A message for which one panics, or Fingerprint does, comes again: it is a
-	// mistake of the program's. Nil: producer.DefaultExtractors().
+	// Extractors find the message ID, in this order. A message for which one panics, or Fingerprint does, comes again:
+	// it is a mistake of the program's. Nil: producer.DefaultExtractors().
 	Extractors []producer.Extractor
 
-	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does, for deliveries that do not
-	// say it themselves (Delivery.System): those of Watermill's own adapters. Empty: "unknown".
+	// System names the messaging system in telemetry, as OpenTelemetry's messaging.system does, for deliveries that do
+	// not say it themselves (Delivery.System): those of Watermill's own adapters. Empty: "unknown".
 	System string
 
-	// Trace says how the span of a delivery belongs to the trace of its message. Zero: TraceParent, which shows a message as
-	// one trace; TraceLink suits those who read long streams or batches. Where traces go is in Policy.Telemetry.
+	// Trace says how the span of a delivery belongs to the trace of its message. Zero: TraceParent, which shows a
+	// message as one trace; TraceLink suits those who read long streams or batches. Where traces go is in
+	// Policy.Telemetry.
 	Trace TraceMode
 
 	// Fingerprint identifies the content, so that a reused ID is noticed. Nil: the SHA-256 of the payload.
 	Fingerprint producer.Fingerprinter
 }
 
-// NoHold is the Config.Hold that sends busy deliveries back to the broker at once. In a Router over an adapter to which the
-// delay cannot be told, which would deliver them again and again without a pause, it is after Policy.Backoff.Min, at most, and no later than 10 s.
-const NoHold time.Duration = -1
+// NoWait is the Config.MaxWait that sends busy deliveries back to the broker at once. In a Router over an adapter to
+// which the delay cannot be told, which would deliver them again and again without a pause, it is after
+// Policy.Backoff.Min, at most, and no later than 10 s.
+const NoWait time.Duration = -1
 
-// usualHold is the Config.Hold that stands for none.
-const usualHold = 10 * time.Second
+// usualWait is the Config.MaxWait that stands for none.
+const usualWait = 10 * time.Second
 
 func (c Config) withDefaults() Config {
 	if c.Tenant == "" {
 		c.Tenant = "default"
 	}
-	switch c.Hold {
+	switch c.MaxWait {
 	case 0:
-		c.Hold = usualHold
-	case NoHold:
-		c.Hold = 0
+		c.MaxWait = usualWait
+	case NoWait:
+		c.MaxWait = 0
 	}
 	if c.Trace == "" {
 		c.Trace = TraceParent
@@ -105,10 +101,7 @@ func (c Config) withDefaults() Config {
 
 // validate checks a config after its defaults were filled in.
 func (c Config) validate() error {
-	probe := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: c.Handler, ID: "probe"}
-	if probe.Handler == "" {
-		probe.Handler = "probe"
-	}
+	probe := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: "probe", ID: "probe"}
 	if err := probe.Validate(); err != nil {
 		if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
 			return invalid("Config."+strings.TrimPrefix(part.Field, "Key."), part.Problem)
@@ -116,16 +109,17 @@ func (c Config) validate() error {
 		return err
 	}
 	switch {
-	case strings.HasPrefix(c.Handler, "~"):
-		return invalid("Config.Handler", fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode", c.Handler))
 	case c.Trace != TraceParent && c.Trace != TraceLink:
 		return invalid("Config.Trace", fmt.Sprintf("is %q, want %q or %q", c.Trace, TraceParent, TraceLink))
-	case c.Hold < 0:
-		return invalid("Config.Hold", fmt.Sprintf("is %v, want at least 0, or NoHold", c.Hold))
+	case c.MaxWait < 0:
+		return invalid("Config.MaxWait", fmt.Sprintf("is %v, want at least 0, or NoWait", c.MaxWait))
+	case c.DeadLetters != nil && isnil.Nil(c.DeadLetters):
+		return invalid("Config.DeadLetters", fmt.Sprintf("holds a nil %T", c.DeadLetters))
 	case c.DeadLetters != nil && c.DeadLetterTopic == "":
 		return invalid("Config.DeadLetterTopic", "is empty although Config.DeadLetters is set")
 	case c.DeadLetters == nil && c.DeadLetterTopic != "":
-		return invalid("Config.DeadLetters", fmt.Sprintf("is nil although Config.DeadLetterTopic is %q", c.DeadLetterTopic))
+		return invalid("Config.DeadLetters", fmt.Sprintf("is nil although Config.DeadLetterTopic is %q",
+			c.DeadLetterTopic))
 	}
 	for i, extract := range c.Extractors {
 		if extract == nil { // a message that comes to it would be rejected
@@ -133,6 +127,22 @@ func (c Config) validate() error {
 		}
 	}
 	return nil
+}
+
+// HandlerProblem returns what is wrong with a name for a handler, see Delivery.Handler, or "": for workers, which look
+// at theirs when they are made.
+func HandlerProblem(name string) string {
+	switch {
+	case name == "":
+		return "is empty: records are kept under it, and another name runs everything again"
+	case strings.HasPrefix(name, "~"):
+		return fmt.Sprintf("is %q: names that begin with \"~\" are those of shadow mode", name)
+	}
+	err := dedupstore.Key{Tenant: "probe", Group: "probe", Handler: name, ID: "probe"}.Validate()
+	if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
+		return part.Problem
+	}
+	return ""
 }
 
 func invalid(field, problem string) error {

@@ -11,11 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -26,8 +25,8 @@ const (
 	outcomeRejected = "rejected" // no usable ID
 )
 
-// headerGaveUp names who gave a message up, and the dead letters that it was before: a token for each, joined by commas.
-// HeaderHandler is for people: it holds the last one alone, and names with slashes are ambiguous in it.
+// headerGaveUp names who gave a message up, and the dead letters that it was before: a token for each, joined by
+// commas. HeaderHandler is for people: it holds the last one alone, and names with slashes are ambiguous in it.
 const headerGaveUp = "oncemill-gave-up"
 
 func (p *Processor) token(handler string) string {
@@ -45,32 +44,35 @@ func (p *Processor) gaveUp(d *Delivery) bool {
 	return d.Header.Get(producer.HeaderHandler) == p.scope(d.Handler)
 }
 
-// mostReturns is how often a dead letter goes back to DeadLetterTopic: as often as an operator may try to send it to its
-// handler, and not without end, for what is delivered by a pattern comes from there, too.
+// mostReturns is how often a dead letter goes back to DeadLetterTopic: as often as an operator may try to send it to
+// its handler, and not without end, for what is delivered by a pattern comes from there, too.
 const mostReturns = 10
 
-// ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic, somebody has
-// sent it as it is, and need not have it any more: it goes back there before it is acknowledged. Without DeadLetters it cannot
-// go back, and is not of this Processor's making: whoever handles dead letters under the names of those who made them keeps
-// them.
+// ownDeadLetter deals with a dead letter that came to its own handler. If it did not come from DeadLetterTopic,
+// somebody has sent it as it is, and need not have it any more: it goes back there before it is acknowledged. Without
+// DeadLetters it cannot go back, and is not of this Processor's making: whoever handles dead letters under the names of
+// those who made them keeps them.
 func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadLetterError) Decision {
 	if p.config.DeadLetters == nil {
 		pause := p.policy.Backoff.Max
-		p.log.ErrorContext(ctx, "oncemill: dead letter came to the group and handler that made it, which have no DeadLetters here: it is not handled, and comes again; who handles dead letters needs a Group or a Handler of its own",
+		p.log.ErrorContext(ctx,
+			"oncemill: dead letter came to the group and handler that made it, which have no DeadLetters here: it is "+
+				"not handled, and comes again; who handles dead letters needs a Group or a Handler of its own",
 			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: own}
 	}
-	p.log.ErrorContext(ctx, "oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
+	p.log.ErrorContext(ctx,
+		"oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this "+
+			"group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
 		"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
 	token := p.token(d.Handler)
 	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
 	fromThere := d.Topic == p.config.DeadLetterTopic
-	if way := passageOf(ctx); way != nil { // a Router may have another name for the topic
-		fromThere = fromThere || way.delivery.Topic == p.config.DeadLetterTopic
-	}
 	returns := strings.Count(tokens, token) - 1
 	if !fromThere && returns >= mostReturns {
-		p.log.ErrorContext(ctx, "oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody has it, unless it is there still; something sends dead letters to their handler as they are",
+		p.log.ErrorContext(ctx,
+			"oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody "+
+				"has it, unless it is there still; something sends dead letters to their handler as they are",
 			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "returns", returns)
 	}
 	if fromThere || returns >= mostReturns {
@@ -81,7 +83,8 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 	}
 	header := carried(d.Header)
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
-	header[producer.HeaderGeneration] = strconv.Itoa(strings.Count(tokens, ",") + 2) // for JetStream it were a duplicate of one before
+	// for JetStream it were a duplicate of one before
+	header[producer.HeaderGeneration] = strconv.Itoa(strings.Count(tokens, ",") + 2)
 	header[headerGaveUp] = tokens + "," + token
 	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
 	if err := p.publishProduced(ctx, &d, own.OriginalID, []dedupstore.Produced{letter}); err != nil {
@@ -93,7 +96,8 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 // unburied is what to do with a delivery whose dead letter cannot be published.
 func (p *Processor) unburied(err error) Decision {
 	pause := p.policy.Backoff.Min
-	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.UnpublishedError{Delay: pause, Err: err}}
+	unpublished := &oncemill.UnpublishedError{Delay: pause, Err: err}
+	return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: unpublished}
 }
 
 func (p *Processor) scope(handler string) string {
@@ -101,8 +105,11 @@ func (p *Processor) scope(handler string) string {
 }
 
 // deadLetter makes the dead letter of a failure. Whoever makes it for the same failure makes the same ID.
-func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outcome, attempt int, fence uint64) dedupstore.Produced {
-	id := ids.Derive("oncemill/dead-letter", key.Tenant, key.Group, key.Handler, key.ID, p.config.DeadLetterTopic, strconv.FormatUint(fence, 10))
+func (p *Processor) deadLetter(
+	d Delivery, key dedupstore.Key, o dedupstore.Outcome, attempt int, fence uint64,
+) dedupstore.Produced {
+	id := ids.Derive("oncemill/dead-letter", key.Tenant, key.Group, key.Handler, key.ID, p.config.DeadLetterTopic,
+		strconv.FormatUint(fence, 10))
 	letter := p.letter(d, id, key.ID, string(o.Kind), o.Reason)
 	letter.Header[producer.HeaderAttempts] = strconv.Itoa(attempt)
 	letter.Header[producer.HeaderFence] = strconv.FormatUint(fence, 10)
@@ -112,8 +119,10 @@ func (p *Processor) deadLetter(d Delivery, key dedupstore.Key, o dedupstore.Outc
 // letter wraps a delivery, as it came, into a dead letter.
 func (p *Processor) letter(d Delivery, id, original, outcome, reason string) dedupstore.Produced {
 	header := carried(d.Header)
-	maps.DeleteFunc(header, func(name, _ string) bool { // of what nobody recorded Rerun would take them for the record's
-		return slices.Contains([]string{producer.HeaderOriginalID, producer.HeaderFence, producer.HeaderAttempts}, strings.ToLower(name))
+	maps.DeleteFunc(header, func(name, _ string) bool {
+		// of what nobody recorded Rerun would take them for the record's
+		return slices.Contains([]string{producer.HeaderOriginalID, producer.HeaderFence, producer.HeaderAttempts},
+			strings.ToLower(name))
 	})
 	header[producer.HeaderID] = id
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
@@ -138,7 +147,7 @@ func carried(of producer.Header) producer.Header {
 		if copyHeader(name) {
 			continue
 		}
-		if !portable(name, value) {
+		if !headers.Portable(name, value) {
 			name, value = escaped(name, value)
 		}
 		header[name] = value
@@ -156,24 +165,11 @@ func escaped(name, value string) (string, string) {
 func copyHeader(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
-	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration, producer.HeaderResend, headerGaveUp:
+	case producer.HeaderName, producer.HeaderRerun, producer.HeaderPurpose, producer.HeaderGeneration,
+		producer.HeaderResend, headerGaveUp:
 		return true
 	}
-	return isOrder(name)
-}
-
-// isOrder reports whether a header is one of the NATS server (Nats-*), which are orders to the stream that a message is
-// published to: it would take an equal Nats-Msg-Id for a duplicate and drop the message, refuse it for another stream's
-// Nats-Expected-Stream, and purge itself for a Nats-Rollup.
-func isOrder(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
-
-// portable reports whether every broker carries a header as it is: a token of RFC 9110 as its name, and a value without
-// control characters or spaces around it. A dead letter that its broker refuses would block its message for ever.
-func portable(name, value string) bool {
-	token := name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return r <= ' ' || r >= unicode.MaxASCII || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-	})
-	return token && utf8.ValidString(value) && !strings.ContainsFunc(value, unicode.IsControl) && strings.TrimSpace(value) == value
+	return headers.Order(name)
 }
 
 // buryFailure makes sure that the dead letter of a failure is published before the delivery is acknowledged: as the
@@ -190,29 +186,35 @@ func (p *Processor) buryFailure(ctx context.Context, d *Delivery, call oncemill.
 		if err := publication.Done(); err != nil {
 			return p.decide(d, oncemill.Result{}, err)
 		}
-		if call.Rerun != 0 && call.Rerun == res.Fence { // it came before that was recorded of a dead letter that somebody has: nothing has run yet
+		if call.Rerun != 0 && call.Rerun == res.Fence {
+			// It came before that was recorded of a dead letter that somebody has: nothing has run yet.
 			pause := p.policy.Backoff.Min
-			decision = Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: &oncemill.BusyError{Wait: pause, NotDue: true}}
+			busy := &oncemill.BusyError{Wait: pause, NotDue: true}
+			decision = Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: busy}
 		}
 	} else if len(res.Outcome.Produced) > 0 {
 		return decision // a duplicate: the dead letter has been published
-	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt, res.Fence)); err != nil {
+	} else if err := p.publishProduced(ctx, d, call.Key.ID, call.DeadLetter(res.Outcome, res.Attempt,
+		res.Fence)); err != nil {
 		return p.unburied(err)
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic, "position", d.Position, "error", failure)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", call.Key.ID, "topic", topic, "from", d.Topic,
+		"position", d.Position, "error", failure)
 	return decision
 }
 
 // errNoDeadLetters says that a Processor without dead letters got an outcome of one that has them.
-var errNoDeadLetters = errors.New("consumer: the record holds a dead letter that is still to be published, but Config.DeadLetters is nil")
+var errNoDeadLetters = errors.New("consumer: the record holds a dead letter that is still to be published, but " +
+	"Config.DeadLetters is nil")
 
-// longBurial is after which time somebody is told of a dead letter whose publisher does not return. The publishers of this module give
-// up before, by default.
+// longBurial is after which time somebody is told of a dead letter whose publisher does not return. The publishers of
+// this module give up before, by default.
 const longBurial = time.Minute
 
-// publishProduced publishes the dead letter of a message, to the topic that was configured where it was made. Until it can, the message
-// holds up what waits behind it.
-func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original string, produced []dedupstore.Produced) error {
+// publishProduced publishes the dead letter of a message, to the topic that was configured where it was made. Until it
+// can, the message holds up what waits behind it.
+func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original string,
+	produced []dedupstore.Produced) error {
 	messages := make([]producer.Message, len(produced))
 	for i, m := range produced {
 		messages[i] = producer.Message{ID: m.ID, Topic: m.Topic, Key: m.Key, Header: m.Header, Payload: m.Payload}
@@ -220,49 +222,43 @@ func (p *Processor) publishProduced(ctx context.Context, d *Delivery, original s
 	err := errNoDeadLetters
 	if p.config.DeadLetters != nil {
 		late := time.AfterFunc(longBurial, func() {
-			p.log.ErrorContext(ctx, "oncemill: dead letter is still being published: Config.DeadLetters has not returned, and until it does its message is not acknowledged, and may hold up others",
+			p.log.ErrorContext(ctx,
+				"oncemill: dead letter is still being published: Config.DeadLetters has not returned, and until it "+
+					"does its message is not acknowledged, and may hold up others",
 				"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "for", longBurial)
 		})
 		defer late.Stop() // also of one that panics
 		err = p.config.DeadLetters.Publish(ctx, messages...)
 	}
 	if err != nil && ctx.Err() == nil { // not in a shutdown
-		p.log.ErrorContext(ctx, "oncemill: dead letter cannot be published: its message is not acknowledged, comes again, and may hold up others; does anything listen on the dead-letter topic?",
+		p.log.ErrorContext(ctx,
+			"oncemill: dead letter cannot be published: its message is not acknowledged, comes again, and may hold "+
+				"up others; does anything listen on the dead-letter topic?",
 			"id", original, "topic", produced[0].Topic, "from", d.Topic, "position", d.Position, "error", err)
 	}
 	return err
 }
 
 // undeliverable deals with a delivery that no record can be kept of: it is acknowledged only after its dead letter is.
-// The dead letter's ID follows from the content, so that copies of the delivery make one. Without an ID, they are those of one position.
+// The dead letter's ID follows from the content, so that copies of the delivery make one. Without an ID, they are those
+// of one position.
 func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, outcome string, cause error) Decision {
 	if p.config.DeadLetters == nil {
 		return Decision{Action: Reject, Err: cause}
 	}
 	sum := sha256.Sum256(d.Payload)
-	parts := []string{p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original, string(sum[:])}
-	if original == "" { // what else tells messages without an ID apart, of which many may have one content, as tombstones
+	parts := []string{p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original,
+		string(sum[:])}
+	// what else tells messages without an ID apart, of which many may have one content, as tombstones
+	if original == "" {
 		parts = append(parts, d.Position, d.Header.Get(producer.HeaderKey))
 	}
 	id := ids.Derive("oncemill/undeliverable", parts...)
-	letter := p.letter(d, id, original, outcome, headerText(cause.Error()))
+	letter := p.letter(d, id, original, outcome, headers.Text(cause.Error(), dedupstore.MaxReason))
 	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)
 	}
-	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from", d.Topic, "position", d.Position, "error", cause)
+	p.log.WarnContext(ctx, "oncemill: message dead-lettered", "id", original, "topic", p.config.DeadLetterTopic, "from",
+		d.Topic, "position", d.Position, "error", cause)
 	return Decision{Action: Ack, Err: cause}
-}
-
-// headerText is a text as headers can carry it: on one line, without spaces around it, and not longer than a stored reason.
-func headerText(s string) string {
-	s = strings.TrimSpace(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD")))
-	if len(s) > dedupstore.MaxReason {
-		s = strings.TrimSpace(strings.ToValidUTF8(s[:dedupstore.MaxReason], ""))
-	}
-	return s
 }

@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill"
@@ -57,7 +55,6 @@ func TestProcess_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
 		"with unusable ID":   {change: func(d *consumer.Delivery) { d.Header[producer.HeaderID] = "~x" }},
 		"unreadable rerun":   {change: func(d *consumer.Delivery) { d.Header[producer.HeaderRerun] = "x" }},
 		"IDs of others":      {configure: foreign},
-		"fixed handler":      {configure: func(c *consumer.Config) { c.Handler = "fixed" }, runs: 1},
 		"unknown":            {configure: func(c *consumer.Config) { c.Policy = oncemill.Irreversible() }, runs: 1},
 		"bypass without IDs": {configure: func(c *consumer.Config) { c.Policy.MissingID = oncemill.MissingIDBypass; foreign(c) }, runs: 1},
 	} {
@@ -296,11 +293,13 @@ func TestProcess_DeadLettersOfOthersAreHandled(t *testing.T) {
 func TestProcess_SlashesInNamesDoNotMakeADeadLetterOnesOwn(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters
-		p := newProcessor(t, newStore(t), consumer.Config{Group: "a", Handler: "b/c", DeadLetters: &l, DeadLetterTopic: "dead"})
-		p.Process(t.Context(), delivery("o1"), failing(errDeclined))
+		p := newProcessor(t, newStore(t), consumer.Config{Group: "a", DeadLetters: &l, DeadLetterTopic: "dead"})
+		d := delivery("o1")
+		d.Handler = "b/c"
+		p.Process(t.Context(), d, failing(errDeclined))
 		runs := 0
-		p = newProcessor(t, newStore(t), consumer.Config{Group: "a/b", Handler: "c"})
-		p.Process(t.Context(), comeBack("", l.only(t)), func(context.Context) error { runs++; return nil })
+		p = newProcessor(t, newStore(t), consumer.Config{Group: "a/b"})
+		p.Process(t.Context(), comeBack("c", l.only(t)), func(context.Context) error { runs++; return nil })
 		if runs != 1 {
 			t.Errorf("%d runs, want 1", runs)
 		}
@@ -337,51 +336,6 @@ func TestProcess_DeadLettersOfDeadLettersEnd(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestMiddleware_HandlerNeverRunsForItsOwnDeadLetters(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		var charge, bury handler
-		decline := func(_ *message.Message, run int) ([]*message.Message, error) {
-			if run > 10 {
-				return nil, nil // enough is known
-			}
-			return nil, errDeclined
-		}
-		charge.then, bury.then = decline, decline
-		var p *consumer.Processor
-		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			p = newProcessor(t, newStore(t), consumer.Config{DeadLetters: sameTopic{ps}, DeadLetterTopic: "orders"})
-			r.AddMiddleware(p.Middleware)
-			for name, h := range map[string]*handler{"charge": &charge, "bury": &bury} {
-				r.AddConsumerHandler(name, "orders", ps, func(m *message.Message) error {
-					_, err := h.handle(m)
-					return err
-				})
-			}
-		})
-		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		charge.want(t, 2) // the order, and the dead letter of the other
-		bury.want(t, 2)
-		r.stop(t, p)
-	})
-}
-
-// sameTopic publishes dead letters as Watermill messages.
-type sameTopic struct{ to message.Publisher }
-
-func (s sameTopic) Publish(_ context.Context, messages ...producer.Message) error {
-	for _, m := range messages {
-		out := message.NewMessage(m.ID, m.Payload)
-		out.Metadata = message.Metadata(m.Header)
-		if err := s.to.Publish(m.Topic, out); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Without an ID, nothing else says which message it was.
@@ -445,42 +399,6 @@ type silent struct{}
 func (silent) Publish(ctx context.Context, _ ...producer.Message) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
-}
-
-func TestMiddleware_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
-	t.Parallel()
-	next := message.HandlerFunc(func(*message.Message) ([]*message.Message, error) { return nil, nil })
-	for name, tc := range map[string]struct {
-		config consumer.Config
-		chain  []consumer.Step
-		want   int
-	}{
-		"none":                {want: 1},
-		"dead letters":        {config: consumer.Config{DeadLetters: &letters{}, DeadLetterTopic: "dead"}},
-		"a trial":             {config: consumer.Config{Policy: oncemill.Policy{Shadow: true}}},
-		"inside a poison one": {chain: []consumer.Step{consumer.PoisonQueue(&flaky{}, "poison")}},
-		"a chain without one": {chain: []consumer.Step{}, want: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p, log := logged(t, tc.config)
-			for range 2 {
-				mws := []message.HandlerMiddleware{p.Middleware}
-				if tc.chain != nil {
-					var err error
-					if mws, err = consumer.Chain(append(tc.chain, consumer.Guarded(p))...); err != nil {
-						t.Fatal(err)
-					}
-				}
-				for _, mw := range mws {
-					mw(next)
-				}
-			}
-			if n := strings.Count(log.String(), "no Config.DeadLetters"); n != tc.want || (n > 0 && !strings.Contains(log.String(), "level=WARN")) {
-				t.Errorf("warned %d times, want %d:\n%s", n, tc.want, log)
-			}
-		})
-	}
 }
 
 // Whoever handles dead letters would take the second for a duplicate, as a JetStream stream would.

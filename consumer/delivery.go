@@ -10,18 +10,20 @@ import (
 
 // A Delivery is one copy of a message, as a broker hands it over.
 type Delivery struct {
-	// Handler is who handles it, unless Config.Handler says so: a Watermill handler name, stream and durable, or the
-	// source topic.
+	// Handler names the handler within the group: in Watermill the Router's name of it, in a worker its Config.Handler.
+	// It is data: records are kept under it, and under a new name everything within the window runs again. Required; a
+	// Source leaves it empty.
 	Handler string
 
 	// Topic is where it came from. It stands in dead letters and errors.
 	Topic string
 
-	// Origin is within what Position, and an ID that brings no namespace of its own, are unique: a stream. Empty: Topic.
+	// Origin is within what Position, and an ID that brings no namespace of its own, are unique: a stream. Empty:
+	// Topic.
 	Origin string
 
-	// System names the messaging system in telemetry, such as "nats" or "kafka" (OpenTelemetry's messaging.system). Empty:
-	// what Config.System says.
+	// System names the messaging system in telemetry, such as "nats" or "kafka" (OpenTelemetry's messaging.system).
+	// Empty: what Config.System says.
 	System string
 
 	// Header is what travels beside the payload. It is not changed, and must not be while Process runs.
@@ -34,12 +36,17 @@ type Delivery struct {
 	// producer.ExtractPosition, and tells dead letters of messages without an ID apart. May be empty.
 	Position string
 
-	// Count is which delivery of the message this is, from 1: as the broker counts, and its source, when that offers one
-	// again by itself. Zero: nobody counts.
+	// Count is which delivery of the message this is, from 1: as the broker counts, and its source, when that offers
+	// one again by itself. Zero: nobody counts.
 	Count int
 
-	// Holds bounds how many deliveries of its source wait in Process at once, see Config.Hold. Nil: no bound.
-	Holds *oncemill.Holds
+	// WaitLimit bounds how many deliveries of its source wait in Process at once, see Config.MaxWait. Nil: no bound.
+	WaitLimit *oncemill.WaitLimit
+
+	// Message is what was delivered, where that has an identity, such as a pointer: a delivery of the same Message with
+	// the same key, under the context of a handler, means that the handler is guarded twice. It must be comparable.
+	// Nil: the key alone tells.
+	Message any
 
 	// Payload is not changed.
 	Payload []byte

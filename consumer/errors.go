@@ -13,7 +13,8 @@ func (e *MissingIDError) Error() string {
 	if e.Err != nil {
 		return fmt.Sprintf("consumer: message from %q has no usable ID: %v", e.Topic, e.Err)
 	}
-	return fmt.Sprintf("consumer: message from %q has no ID: have its producer stamp one (header oncemill-id), or name where it is with Config.Extractors", e.Topic)
+	return fmt.Sprintf("consumer: message from %q has no ID: have its producer stamp one (header oncemill-id), or "+
+		"name where it is with Config.Extractors", e.Topic)
 }
 
 // Unwrap returns what is wrong with the ID.
@@ -34,9 +35,9 @@ func (e *ContentError) Error() string {
 // Unwrap returns what could not be read.
 func (e *ContentError) Unwrap() error { return e.Err }
 
-// OwnDeadLetterError says that a dead letter came to the handler that had given its message up, or that had given up the
-// message of which it is a dead letter's dead letter. The handler did not run. The delivery is acknowledged, if it came from
-// elsewhere than DeadLetterTopic when it is there again; where there are no DeadLetters it comes again.
+// OwnDeadLetterError says that a dead letter came to the handler that had given its message up, or that had given up
+// the message of which it is a dead letter's dead letter. The handler did not run. The delivery is acknowledged, if it
+// came from elsewhere than DeadLetterTopic when it is there again; where there are no DeadLetters it comes again.
 type OwnDeadLetterError struct {
 	Topic      string // where it came from
 	Handler    string
@@ -45,7 +46,8 @@ type OwnDeadLetterError struct {
 }
 
 func (e *OwnDeadLetterError) Error() string {
-	return fmt.Sprintf("consumer: message %q from %q is a dead letter of handler %q itself: let what it consumes not include its dead letters", e.ID, e.Topic, e.Handler)
+	return fmt.Sprintf("consumer: message %q from %q is a dead letter of handler %q itself: let what it consumes not "+
+		"include its dead letters", e.ID, e.Topic, e.Handler)
 }
 
 // NestedError says that one delivery entered a guard twice: the middleware was added to the Router and to the handler,
@@ -53,14 +55,9 @@ func (e *OwnDeadLetterError) Error() string {
 type NestedError struct{ Handler string }
 
 func (e *NestedError) Error() string {
-	return fmt.Sprintf("consumer: handler %q is guarded twice: add the middleware once, to the Router or to the handler", e.Handler)
+	return fmt.Sprintf("consumer: handler %q is guarded twice: add the middleware once, to the Router or to the "+
+		"handler", e.Handler)
 }
 
 // Uncounted makes the outer guard give the attempt back.
 func (e *NestedError) Uncounted() bool { return true }
-
-// OrderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
-// twice.
-type OrderError struct{ Problem string }
-
-func (e *OrderError) Error() string { return "consumer: chain: " + e.Problem }

@@ -21,7 +21,6 @@ func ExampleNew() {
 	if err != nil {
 		panic(err)
 	}
-	// In a Watermill Router: router.AddMiddleware(once.Middleware). Without one:
 	delivery := consumer.Delivery{
 		Handler: "charge", Topic: "orders",
 		Header:  producer.Header{producer.HeaderID: "order-17"},

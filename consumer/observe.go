@@ -14,8 +14,8 @@ import (
 // TraceMode says how the span of a delivery belongs to the trace of its message.
 type TraceMode string
 
-// How the span of a delivery belongs to the trace of its message. Either way it has a link to where the message was made,
-// and a span that the context has already, as of a tracing middleware outside, is its parent.
+// How the span of a delivery belongs to the trace of its message. Either way it has a link to where the message was
+// made, and a span that the context has already, as of a tracing middleware outside, is its parent.
 const (
 	TraceParent TraceMode = "parent" // it is part of the message's trace
 	TraceLink   TraceMode = "link"   // it begins a trace of its own
@@ -24,7 +24,7 @@ const (
 // observed is guarded for those who want to know about it.
 //
 //go:noinline
-func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified, message any, decision *Decision, do job) {
+func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified, decision *Decision, do job) {
 	ctx, processing := p.telemetry.Begin(ctx, &telemetry.Incoming{
 		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
 		Topic: d.Topic, Origin: d.Origin, ID: this.call.Key.ID, KeySource: string(this.source), Header: d.Header,
@@ -44,7 +44,7 @@ func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified,
 	default:
 		processing.Count(ctx, outcome)
 	}
-	p.guarded(ctx, d, this, message, decision, do)
+	p.guarded(ctx, d, this, decision, do)
 	ended = true
 	failure, err := failureOf(ctx, decision)
 	processing.End(string(decision.Action), failure, err)
@@ -65,7 +65,9 @@ func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
 }
 
 // timed measures a handler. The delivery's own context, outside, has its span at hand.
-func timed(ctx, outside context.Context, processing *telemetry.Processing, do job, recorded bool) (o dedupstore.Outcome, err error) {
+func timed(
+	ctx, outside context.Context, processing *telemetry.Processing, do job, recorded bool,
+) (o dedupstore.Outcome, err error) {
 	began := processing.Run()
 	failure := telemetry.FailedPanic
 	defer func() { processing.Ran(outside, began, failure) }()
@@ -138,8 +140,8 @@ func interrupted(ctx context.Context, err error) bool {
 	return cause != nil && errors.Is(err, cause) && !errors.Is(cause, context.DeadlineExceeded)
 }
 
-// handlerFailure says of which kind a handler's error is. It looks through wrapped errors from the outside, as the guard
-// does, but not into those of other guards.
+// handlerFailure says of which kind a handler's error is. It looks through wrapped errors from the outside, as the
+// guard does, but not into those of other guards.
 func handlerFailure(err error) telemetry.Failure {
 	if err == nil {
 		return telemetry.NoFailure
@@ -169,8 +171,9 @@ func marked(err error) telemetry.Failure {
 			return telemetry.FailedNoEffect
 		case *oncemill.PanicError:
 			return telemetry.FailedPanic
-		case *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError, *oncemill.MismatchError, *oncemill.StoreError,
-			*oncemill.UnrecordedError, *oncemill.UnpublishedError, *oncemill.ResultError, *oncemill.ClaimLostError, *NestedError:
+		case *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError, *oncemill.MismatchError,
+			*oncemill.StoreError, *oncemill.UnrecordedError, *oncemill.UnpublishedError, *oncemill.ResultError,
+			*oncemill.ClaimLostError, *NestedError:
 			return telemetry.FailedNested
 		}
 		switch e := err.(type) { //nolint:errorlint // so is this

@@ -1,13 +1,11 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"strconv"
 	"strings"
-
-	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -16,38 +14,61 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// stamp turns what a handler returned into produced messages with IDs of their own. The handler's messages are copied,
-// not changed: it may have returned its input, or the same message twice.
+// An OutputHandler does the work for one message, as a Handler does, and returns the messages that it produced. It has
+// published none of them.
+type OutputHandler func(ctx context.Context) ([]producer.Message, error)
+
+// ProcessOutputs is Process for a handler with outputs. It stores them with the outcome, under IDs that follow from the
+// consumed message, and leaves it to the caller to publish them: a decision to Ack whose Result has a Publication means
+// that Publication.Messages must be published before the delivery is acknowledged. They may be those of an earlier run.
+// Say Publication.Done when the broker has them, and Abandon when they could not be published; a caller that hears of
+// that only by an ack or a nack leaves both to Watch. No other decision has a Publication. In shadow mode, and where
+// the policy bypasses the guard, Result.Bypassed is set: nothing is stored or stamped, and what the handler has
+// returned is the caller's to publish.
 //
-// An ID follows from the consumed message's key, the topic, and the output's name (metadata oncemill-name) or else its
-// place among the outputs. An ID that the handler set itself (metadata oncemill-id) is kept, unless it is the consumed
-// message's, or another output's: metadata that was copied along must not make two messages one.
-func stamp(ctx context.Context, consumed producer.Header, returned []*message.Message) ([]dedupstore.Produced, error) {
+// An output's ID follows from the consumed message's key, the topic, and the output's name (header oncemill-name) or
+// else its place among the outputs. An ID that the handler set itself is kept, unless it is the consumed message's, or
+// another output's: a header that was copied along must not make two messages one.
+func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
+	var decision Decision
+	p.process(ctx, &d, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
+		outputs, err := handle(ctx)
+		if err != nil || !recorded || len(outputs) == 0 {
+			return dedupstore.Outcome{}, err
+		}
+		return dedupstore.Outcome{Produced: stamp(ctx, d.Header, outputs)}, nil
+	})
+	if decision.Action != Ack {
+		p.notAcknowledged(ctx, &decision)
+	}
+	return decision
+}
+
+// stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed:
+// the handler may have returned one message twice.
+func stamp(ctx context.Context, consumed producer.Header, outputs []producer.Message) []dedupstore.Produced {
 	key := oncemill.FromContext(ctx).Key
-	topic := message.PublishTopicFromCtx(ctx)
-	produced := make([]dedupstore.Produced, len(returned))
+	produced := make([]dedupstore.Produced, len(outputs))
 	used := map[string]int{}
-	for i, m := range returned {
-		if m == nil {
-			// The effect has happened, and another run would return the same.
-			return nil, oncemill.Permanent(fmt.Errorf("consumer: output %d is nil", i))
-		}
-		header := maps.Clone(map[string]string(m.Metadata))
+	for i, m := range outputs {
+		header := maps.Clone(m.Header)
 		if header == nil {
-			header = map[string]string{}
+			header = producer.Header{}
 		}
-		name, id := producer.Header(header).Get(producer.HeaderName), producer.Header(header).Get(producer.HeaderID)
-		maps.DeleteFunc(header, func(name, _ string) bool { return copyHeader(name) || strings.EqualFold(name, producer.HeaderID) })
+		name, id := header.Get(producer.HeaderName), cmp.Or(m.ID, header.Get(producer.HeaderID))
+		maps.DeleteFunc(header, func(name, _ string) bool {
+			return copyHeader(name) || strings.EqualFold(name, producer.HeaderID)
+		})
 		if id == "" || id == consumed.Get(producer.HeaderID) {
-			id = outputID(key, topic, name, i, used)
+			id = outputID(key, m.Topic, name, i, used)
 		} else if used["id "+id]++; used["id "+id] > 1 {
-			id = outputID(key, topic, id, i, used)
+			id = outputID(key, m.Topic, id, i, used)
 		}
 		header[producer.HeaderID] = id
 		telemetry.Inject(ctx, header)
-		produced[i] = dedupstore.Produced{ID: id, Topic: topic, Header: header, Payload: m.Payload}
+		produced[i] = dedupstore.Produced{ID: id, Topic: m.Topic, Key: m.Key, Header: header, Payload: m.Payload}
 	}
-	return produced, nil
+	return produced
 }
 
 // outputID derives an output's ID. Outputs that share a name are told apart by their order among themselves.
@@ -62,19 +83,4 @@ func outputID(key dedupstore.Key, topic, name string, index int, used map[string
 		used["name "+name]++
 	}
 	return ids.Derive("oncemill/output", key.Tenant, key.Group, key.Handler, key.ID, topic, kind, value)
-}
-
-// outputs turns produced messages into what the Router publishes. Those of a run of this delivery keep the context
-// values that the handler gave them, without its cancellation: the run is over.
-func outputs(produced []dedupstore.Produced, returned []*message.Message) []*message.Message {
-	messages := make([]*message.Message, len(produced))
-	for i, p := range produced {
-		m := message.NewMessage(p.ID, p.Payload)
-		maps.Copy(m.Metadata, p.Header)
-		if len(returned) == len(produced) {
-			m.SetContext(context.WithoutCancel(returned[i].Context()))
-		}
-		messages[i] = m
-	}
-	return messages
 }

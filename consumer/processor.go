@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -27,11 +26,7 @@ type Processor struct {
 	log    *slog.Logger
 
 	telemetry *telemetry.Consumer
-	begun     sync.Once // warns of what Middleware begins without
-
-	named   atomic.Pointer[string] // the first handler of a Router, where Config.Handler stands for its name
-	several sync.Once              // warns of others
-	nested  sync.Once              // says that a handler is guarded twice
+	nested    sync.Once // says that a handler is guarded twice
 
 	mu       sync.Mutex
 	closing  bool
@@ -56,7 +51,8 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	}
 	policy := guard.Policy()
 	return &Processor{
-		guard: guard, config: config, policy: policy, log: policy.Logger, telemetry: observer, closed: make(chan struct{}),
+		guard: guard, config: config, policy: policy, log: policy.Logger, telemetry: observer,
+		closed: make(chan struct{}),
 	}, nil
 }
 
@@ -66,22 +62,34 @@ func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { retu
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
 
-// DeadLetters returns Config.DeadLetters and Config.DeadLetterTopic, for transports that compare them with what they consume.
+// MaxWait returns Config.MaxWait with its default filled in, and zero for NoWait, for transports that spend delays by
+// waiting.
+func (p *Processor) MaxWait() time.Duration { return p.config.MaxWait }
+
+// Transacts reports whether a handler runs in a transaction of the store: see oncemill.Guard.Transacts.
+func (p *Processor) Transacts() bool { return p.guard.Transacts() }
+
+// DeadLetters returns Config.DeadLetters and Config.DeadLetterTopic, for transports that compare them with what they
+// consume.
 func (p *Processor) DeadLetters() (producer.Publisher, string) {
 	return p.config.DeadLetters, p.config.DeadLetterTopic
 }
 
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
-// broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.Hold before.
+// broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
 	var decision Decision
-	p.process(ctx, &d, nil, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
+	p.process(ctx, &d, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, handle(ctx)
 	})
 	if publication := decision.Result.Publication; publication != nil {
-		decision = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID, Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
-		p.log.ErrorContext(ctx, "oncemill: message waits for its stored outputs, which only a handler in a Router can publish: it is not handled, comes again, and may hold up others",
-			"id", decision.ID, "from", d.Topic, "position", d.Position, "handler", d.Handler, "outputs", len(publication.Messages()))
+		decision = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID,
+			Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+		p.log.ErrorContext(ctx,
+			"oncemill: message waits for its stored outputs, which only a handler with outputs can publish: it is "+
+				"not handled, comes again, and may hold up others",
+			"id", decision.ID, "from", d.Topic, "position", d.Position, "handler", d.Handler, "outputs",
+			len(publication.Messages()))
 	}
 	if decision.Action != Ack {
 		p.notAcknowledged(ctx, &decision)
@@ -89,22 +97,25 @@ func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Dec
 	return decision
 }
 
-// notAcknowledged says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing else does.
+// notAcknowledged says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing
+// else does.
 //
 //go:noinline
 func (p *Processor) notAcknowledged(ctx context.Context, decision *Decision) {
-	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay", decision.Delay, "error", decision.Err)
+	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay",
+		decision.Delay, "error", decision.Err)
 }
 
 // errForeignOutputs stops a migration from losing what the old way of consuming has stored.
-var errForeignOutputs = errors.New("consumer: the outcome holds outputs of a handler in a Router, which only Processor.Middleware can publish")
+var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which only ProcessOutputs, such as a " +
+	"Router's middleware, can publish")
 
-// inside is the context of the delivery that is being guarded. A context may outlive its delivery, by way of brokers that
-// keep contexts, so that the key alone does not tell.
+// inside is the context of the delivery that is being guarded. A context may outlive its delivery, by way of brokers
+// that keep contexts, so that the key alone does not tell.
 type inside struct {
 	contexts.Child
 	key     dedupstore.Key
-	message any // what was delivered, where that has an identity
+	message any // Delivery.Message
 }
 
 type insideKey struct{}
@@ -127,14 +138,12 @@ func insideOf(ctx context.Context) *inside {
 type job func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
 
 // errNoHandler keeps a delivery whose scope is incomplete from being guarded under another's.
-var errNoHandler = errors.New("consumer: no handler name: set Config.Handler, or add the middleware to a Router")
+var errNoHandler = errors.New("consumer: no handler name: set Delivery.Handler; in Watermill a Router names its " +
+	"handlers")
 
 // process is Process for handlers with outputs. A decision to Ack whose Result has a Publication leaves it to the
-// caller to publish first; no other decision has one. It fills in the delivery's Handler.
-func (p *Processor) process(ctx context.Context, d *Delivery, message any, decision *Decision, do job) {
-	if p.config.Handler != "" {
-		d.Handler = p.config.Handler
-	}
+// caller to publish first; no other decision has one.
+func (p *Processor) process(ctx context.Context, d *Delivery, decision *Decision, do job) {
 	if d.Handler == "" && !p.policy.Shadow {
 		p.unguardable(d, errNoHandler, decision)
 		return
@@ -142,10 +151,10 @@ func (p *Processor) process(ctx context.Context, d *Delivery, message any, decis
 	var this identified
 	this.err = p.identify(d, &this)
 	if p.telemetry.On(ctx) {
-		p.observed(ctx, d, &this, message, decision, do)
+		p.observed(ctx, d, &this, decision, do)
 		return
 	}
-	p.guarded(p.telemetry.Propagate(ctx, d.Header), d, &this, message, decision, do)
+	p.guarded(p.telemetry.Propagate(ctx, d.Header), d, &this, decision, do)
 }
 
 // An identified is what was found out about a delivery.
@@ -167,18 +176,22 @@ func (i *identified) header(d *Delivery, name string) string {
 }
 
 // guarded guards a delivery.
-func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, message any, decision *Decision, do job) {
+func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, decision *Decision, do job) {
 	call := &found.call
 	if found.err != nil {
 		p.unidentified(ctx, d, found, decision, do)
 		return
 	}
-	if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == message && !p.policy.Shadow {
-		p.guardedTwice(ctx, d, call, decision)
-		return
+	within := ctx
+	if !p.policy.Shadow { // which guards nothing
+		if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == d.Message {
+			p.guardedTwice(ctx, d, call, decision)
+			return
+		}
+		within = &inside{contexts.Under(ctx), call.Key, d.Message}
 	}
 	var err error
-	decision.Result, err = p.guard.Run(&inside{contexts.Under(ctx), call.Key, message}, *call, p.work(ctx, found.observed, do))
+	decision.Result, err = p.guard.Run(within, *call, p.work(ctx, found.observed, do))
 	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
 		decision.Action = Ack
 	} else {
@@ -193,7 +206,8 @@ func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, call *oncemil
 	nested := &NestedError{Handler: d.Handler}
 	decision.Err = oncemill.NoEffect(nested)
 	p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
-		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept", "id", call.Key.ID, "error", nested)
+		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept",
+			"id", call.Key.ID, "error", nested)
 	})
 }
 
@@ -228,7 +242,8 @@ func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.C
 	}
 }
 
-// A panicError is what a panic became of a function of the user's that is no handler. Its text leaves out what may be a payload.
+// A panicError is what a panic became of a function of the user's that is no handler. Its text leaves out what may be a
+// payload.
 type panicError struct {
 	value any
 	stack []byte
@@ -246,12 +261,14 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 		}
 	}()
 	call := &found.call
-	call.Hold, call.Holds = p.config.Hold, d.Holds
-	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position, Payload: d.Payload}
+	call.MaxWait, call.WaitLimit = p.config.MaxWait, d.WaitLimit
+	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position,
+		Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	found.spellings = telemetry.SpellingsOf(d.Header) // an extractor may have written to it
 	if found.header(d, producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
-		return &OwnDeadLetterError{Topic: d.Topic, Handler: d.Handler, ID: d.Header.Get(producer.HeaderID), OriginalID: d.Header.Get(producer.HeaderOriginalID)}
+		return &OwnDeadLetterError{Topic: d.Topic, Handler: d.Handler, ID: d.Header.Get(producer.HeaderID),
+			OriginalID: d.Header.Get(producer.HeaderOriginalID)}
 	}
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {
@@ -272,7 +289,8 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 	}
 	if fence := found.header(d, producer.HeaderRerun); fence != "" {
 		if call.Rerun, err = strconv.ParseUint(fence, 10, 64); err != nil {
-			return &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("header %s: %w", producer.HeaderRerun, err)}
+			err = fmt.Errorf("header %s: %w", producer.HeaderRerun, err)
+			return &ContentError{Topic: d.Topic, ID: identity.ID, Err: err}
 		}
 	}
 	if p.config.DeadLetters != nil {
@@ -284,7 +302,9 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 // letters makes the dead letters of a delivery when they are needed: by then the delivery is as it came again.
 //
 //go:noinline
-func (p *Processor) letters(d *Delivery, key dedupstore.Key) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
+func (p *Processor) letters(
+	d *Delivery, key dedupstore.Key,
+) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
 	return func(o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
 		return []dedupstore.Produced{p.deadLetter(*d, key, o, attempt, fence)}
 	}
@@ -295,10 +315,10 @@ func (p *Processor) letters(d *Delivery, key dedupstore.Key) func(dedupstore.Out
 //go:noinline
 func (p *Processor) unidentified(ctx context.Context, d *Delivery, found *identified, decision *Decision, do job) {
 	if observed := found.observed; observed != nil {
-		*decision = p.unguarded(ctx, *d, found.err, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
-			return timed(ctx, ctx, observed, do, recorded)
-		})
-		return
+		unobserved := do
+		do = func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
+			return timed(ctx, ctx, observed, unobserved, recorded)
+		}
 	}
 	*decision = p.unguarded(ctx, *d, found.err, do)
 }
@@ -315,7 +335,8 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 	switch {
 	case errors.As(err, &panicked): // a mistake of the program's, which says nothing of the message
 		pause := p.policy.Backoff.Max
-		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic", d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
+		p.log.ErrorContext(ctx, "oncemill: message cannot be identified: it is not handled, and comes again", "topic",
+			d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
@@ -362,7 +383,8 @@ func (p *Processor) protect(ctx context.Context, do job) (o dedupstore.Outcome, 
 		if v := recover(); v != nil {
 			e := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
 			o, err = dedupstore.Outcome{}, e
-			p.log.ErrorContext(ctx, "oncemill: handler panicked, of a message without an ID", "error", e, "stack", string(e.Stack))
+			p.log.ErrorContext(ctx, "oncemill: handler panicked, of a message without an ID", "error", e, "stack",
+				string(e.Stack))
 		}
 	}()
 	if o, err = do(ctx, false); err != nil {
@@ -386,7 +408,8 @@ const mismatched Action = "mismatch"
 func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision {
 	switch e := err.(type) { //nolint:errorlint // see above
 	case nil:
-		if res.Failure() != nil && p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 { // else another process has made its dead letter
+		unburied := p.config.DeadLetters == nil && len(res.Outcome.Produced) == 0 // nobody has made its dead letter
+		if res.Failure() != nil && unburied {
 			return Decision{Action: Reject, Err: res.Failure(), Result: res}
 		}
 		return Decision{Action: Ack, Err: res.Failure(), Result: res}
@@ -400,7 +423,8 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 		return Decision{Action: RetryLater, Delay: e.Wait + jitter(e.Wait), Err: err}
 	case *oncemill.UnpublishedError:
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
-	case *dedupstore.InvalidError: // of the handler's name, or what a fingerprinter made: nothing that another delivery mends
+	// of the handler's name, or what a fingerprinter made: nothing that another delivery mends
+	case *dedupstore.InvalidError:
 		var decision Decision
 		p.unguardable(d, err, &decision)
 		return decision
@@ -414,7 +438,8 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 //
 //go:noinline
 func (p *Processor) unguardable(d *Delivery, err error, decision *Decision) {
-	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "from", d.Topic, "position", d.Position, "error", err)
+	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "from", d.Topic, "position",
+		d.Position, "error", err)
 	*decision = Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
 }
 

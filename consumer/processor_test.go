@@ -7,12 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -32,7 +27,7 @@ func failing(err error) consumer.Handler { return func(context.Context) error { 
 func TestProcess_DecidesByOutcome(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		p := newProcessor(t, store, consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, store, consumer.Config{MaxWait: consumer.NoWait})
 		want := func(id string, handle consumer.Handler, action consumer.Action) consumer.Decision {
 			t.Helper()
 			d := p.Process(t.Context(), delivery(id), handle)
@@ -211,95 +206,38 @@ func TestConfig_BadValuesNameTheirField(t *testing.T) {
 	for field, c := range map[string]consumer.Config{
 		"Config.Group":           {},
 		"Config.Tenant":          {Group: "g", Tenant: "\n"},
-		"Config.Handler":         {Group: "g", Handler: strings.Repeat("h", 129)},
-		"Config.Hold":            {Group: "g", Hold: -2},
+		"Config.MaxWait":         {Group: "g", MaxWait: -2},
 		"Config.DeadLetterTopic": {Group: "g", DeadLetters: &letters{}},
 		"Config.DeadLetters":     {Group: "g", DeadLetterTopic: "dead"},
+		"Config.DeadLetters ":    {Group: "g", DeadLetters: (*letters)(nil), DeadLetterTopic: "dead"},
 		"Config.Extractors[1]":   {Group: "g", Extractors: []producer.Extractor{producer.ExtractMessageID, nil}},
 		"Policy.Lease":           {Group: "g", Policy: oncemill.Policy{Lease: 1}},
 	} {
 		_, err := consumer.New(newStore(t), c)
-		if e := as[*dedupstore.InvalidError](t, err); e.Field != field {
+		if e := as[*dedupstore.InvalidError](t, err); e.Field != strings.TrimSpace(field) {
 			t.Errorf("%v, want it to name %s", err, field)
 		}
 	}
-	_, err := consumer.New(nil, consumer.Config{Group: "g"})
-	as[*dedupstore.InvalidError](t, err)
+	for _, store := range []dedupstore.Store{nil, (*dedupstore.Memory)(nil)} {
+		_, err := consumer.New(store, consumer.Config{Group: "g"})
+		if e := as[*dedupstore.InvalidError](t, err); e.Field != "store" {
+			t.Errorf("%v, want it to name the store", err)
+		}
+	}
+	for name, says := range map[string]string{"": "another name runs everything again", "~x": "shadow", strings.Repeat("h", 129): "129"} {
+		if problem := consumer.HandlerProblem(name); !strings.Contains(problem, says) {
+			t.Errorf("handler %q: %q, want it to say %q", name, problem, says)
+		}
+	}
+	if problem := consumer.HandlerProblem("charge"); problem != "" {
+		t.Error(problem)
+	}
 	p := newProcessor(t, newStore(t), consumer.Config{})
 	d := delivery("o1")
 	d.Handler = ""
-	if got := p.Process(t.Context(), d, failing(nil)); got.Action != consumer.RetryLater || !strings.Contains(got.Err.Error(), "Config.Handler") {
+	if got := p.Process(t.Context(), d, failing(nil)); got.Action != consumer.RetryLater || !strings.Contains(got.Err.Error(), "Delivery.Handler") {
 		t.Errorf("%+v", got)
 	}
-}
-
-func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
-	t.Parallel()
-	guard := consumer.Guarded(newProcessor(t, newStore(t), consumer.Config{}))
-	poison := consumer.PoisonQueue(&flaky{}, "poison")
-	retry := consumer.Retry(middleware.Retry{MaxRetries: 1, ResetContextOnRetry: true})
-	stale := consumer.Retry(middleware.Retry{MaxRetries: 1})
-	timeout := consumer.Timeout(time.Second)
-	other := consumer.Other("correlation", middleware.CorrelationID)
-	for _, good := range [][]consumer.Step{
-		{guard}, {poison, guard, retry, timeout}, {other, guard, timeout, stale}, {guard, other},
-	} {
-		if mws, err := consumer.Chain(good...); err != nil || len(mws) != len(good) {
-			t.Errorf("%v", err)
-		}
-	}
-	for says, bad := range map[string][]consumer.Step{
-		"missing": {}, "twice": {guard, guard}, "PoisonQueue stands inside": {guard, poison}, "Retry stands outside": {retry, guard},
-		"Timeout stands outside": {timeout, guard}, "ResetContextOnRetry": {guard, stale, timeout},
-		"want more than 0": {guard, consumer.Timeout(0)}, "no middleware": {guard, consumer.Other("nil", nil)},
-	} {
-		_, err := consumer.Chain(bad...)
-		if e := as[*consumer.OrderError](t, err); !strings.Contains(e.Error(), says) {
-			t.Errorf("%v, want it to say %q", e, says)
-		}
-	}
-	if _, err := consumer.Chain(guard, consumer.PoisonQueue(&flaky{}, "")); err == nil {
-		t.Error("a poison queue without a topic passed")
-	}
-}
-
-func TestChain_PoisonQueueGetsFinalFailuresOnly(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Second})
-		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
-			if msg.UUID == "poison" {
-				return nil, oncemill.Permanent(errors.New("bad"))
-			}
-			if run < 4 {
-				return nil, errors.New("try again")
-			}
-			return nil, nil
-		}}
-		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			mws, err := consumer.Chain(
-				consumer.PoisonQueue(ps, "poison"), consumer.Guarded(p),
-				consumer.Retry(middleware.Retry{MaxRetries: 1, InitialInterval: time.Millisecond}),
-			)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.AddMiddleware(mws...)
-			r.AddConsumerHandler("charge", "orders", ps, func(msg *message.Message) error {
-				_, err := h.handle(msg)
-				return err
-			})
-		})
-		for _, id := range []string{"good", "poison"} {
-			if err := r.pubsub.Publish("orders", order(id)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(time.Minute)
-		if got := r.received(t, "poison"); len(got) != 1 || got[0].UUID != "poison" {
-			t.Errorf("poison queue got %v", got)
-		}
-		r.stop(t, p)
-	})
 }
 
 // Else one message would end the process, at each start again, or a mistake of the program's would throw messages away.
@@ -353,53 +291,6 @@ func TestProcess_AttemptThatFailsIsSaidAtLevelDebug(t *testing.T) {
 		if strings.Contains(log.String(), "not acknowledged") {
 			t.Errorf("said of a success:\n%s", log.String())
 		}
-	})
-}
-
-// What a Router's handler stored and could not publish stays when its messages go to a worker under the same names, and somebody
-// has to hear of it: nothing else says why the message comes again and again.
-func TestProcess_StoredOutputsOfARouterAreKeptAndSaid(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		store := newStore(t)
-		router := newProcessor(t, store, consumer.Config{Handler: "charge"})
-		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
-			return []*message.Message{message.NewMessage("", message.Payload("receipt"))}, nil
-		}}
-		route := router.Middleware(h.handle)
-		send := func() (outputs []*message.Message, msg *message.Message) {
-			msg = message.NewMessage("o1", delivery("o1").Payload)
-			msg.Metadata.Set(producer.HeaderID, "o1")
-			outputs, err := route(msg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return outputs, msg
-		}
-		_, msg := send()
-		msg.Nack() // the broker of the outputs is away
-		synctest.Wait()
-
-		var log strings.Builder
-		worker := newProcessor(t, store, consumer.Config{Handler: "charge", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
-		got := worker.Process(t.Context(), delivery("o1"), func(context.Context) error { t.Error("the handler ran again"); return nil })
-		if got.Action != consumer.RetryLater || got.Delay <= 0 {
-			t.Errorf("%+v, want it to be kept", got)
-		}
-		for _, want := range []string{"level=ERROR", "message waits for its stored outputs", "id=o1", "from=orders", "outputs=1"} {
-			if !strings.Contains(log.String(), want) {
-				t.Errorf("the log does not say %q:\n%s", want, &log)
-			}
-		}
-
-		outputs, msg := send()
-		if len(outputs) != 1 || string(outputs[0].Payload) != "receipt" {
-			t.Errorf("back in the Router its outputs are %v", outputs)
-		}
-		msg.Ack()
-		if err := router.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		h.want(t, 1)
 	})
 }
 

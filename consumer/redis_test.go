@@ -10,12 +10,12 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestProcess_RedisDownAtStartAndInFlight(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	server.Kill() // down at start
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr, DialTimeout: time.Second})
 	t.Cleanup(func() { rdb.Close() })
@@ -23,7 +23,7 @@ func TestProcess_RedisDownAtStartAndInFlight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newProcessor(t, store, consumer.Config{Hold: 200 * time.Millisecond, Policy: oncemill.Policy{Lease: 5 * time.Second}})
+	p := newProcessor(t, store, consumer.Config{MaxWait: 200 * time.Millisecond, Policy: oncemill.Policy{Lease: 5 * time.Second}})
 	runs := 0
 	handle := func(context.Context) error { runs++; return nil }
 
@@ -34,7 +34,7 @@ func TestProcess_RedisDownAtStartAndInFlight(t *testing.T) {
 	}
 	server.Restart()
 	redelivered := func(id string, handle consumer.Handler) (d consumer.Decision) {
-		for range 100 { // on a busy machine a claim may take longer than Hold
+		for range 100 { // on a busy machine a claim may take longer than MaxWait
 			if d = p.Process(t.Context(), delivery(id), handle); d.Action != consumer.RetryLater {
 				break
 			}

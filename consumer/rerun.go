@@ -17,32 +17,33 @@ import (
 // acknowledge the dead letter. Of the dead letter it needs Header and Payload as the broker has them, and Key where the
 // broker keeps that apart, as Kafka does. It changes nothing, and the payload is shared.
 //
-// The message has the ID, topic, key, header and payload of the one that failed, and names the fence of the failure. The
-// consumer's record then begins anew: the handler gets its attempts again, under the same key and with the same Run.ID.
-// That happens once for each dead letter, however often the message is published or delivered, and not if the message
-// has succeeded meanwhile. A rerun that fails ends in a dead letter of its own, which can be run again. The message is
-// marked as a replay, as it would else be a duplicate for JetStream.
+// The message has the ID, topic, key, header and payload of the one that failed, and names the fence of the failure.
+// The consumer's record then begins anew: the handler gets its attempts again, under the same key and with the same
+// Run.ID. That happens once for each dead letter, however often the message is published or delivered, and not if the
+// message has succeeded meanwhile. A rerun that fails ends in a dead letter of its own, which can be run again. The
+// message is marked as a replay, as it would else be a duplicate for JetStream.
 //
 // An outcome that is unknown ("oncemill-outcome: unknown") can be run again like a failure, and its effect may then
-// happen TWICE: nobody knows whether it has happened. Find that out before, for each one; do not call Rerun for whatever
-// lies in the topic. The same holds, outside of an inbox, for failures: a run may have made its effect before it erred or
-// died, also one before the run in which the handler refused the message. docs/operations.md, "Running a dead letter again",
-// says how, and what to do if it has happened.
+// happen TWICE: nobody knows whether it has happened. Find that out before, for each one; do not call Rerun for
+// whatever lies in the topic. The same holds, outside of an inbox, for failures: a run may have made its effect before
+// it erred or died, also one before the run in which the handler refused the message. docs/operations.md, "Running a
+// dead letter again", says how, and what to do if it has happened.
 //
 // It does what it says if
 //
 //   - the failure is still remembered (Policy.FailureWindow). Later a rerun is a first run, even if an earlier one has
 //     succeeded and that is forgotten, too;
 //   - the payload stays as it is: another one is a mismatch;
-//   - the message reaches the same tenant, group and handler. Where a Router subscribes to a pattern, or to a name that a
-//     source gives a meaning, that stands in Topic: set it to a subject that leads there;
+//   - the message reaches the same tenant, group and handler. Where a Router subscribes to a pattern, or to a name that
+//     a source gives a meaning, that stands in Topic: set it to a subject that leads there;
 //   - the consumer finds IDs in the header oncemill-id first, as it does unless Config.Extractors says otherwise. An
 //     extractor that finds another one makes it another message.
 //
 // Every group that consumes the topic gets it. Those that have the message's outcome answer as to any duplicate.
 //
-// The message's topic, ID, key and header are what the dead letter says. Whoever may write to the topic of the dead letters chooses
-// with them what is published, with the rights of who publishes it: look at Topic where you do not trust all of them.
+// The message's topic, ID, key and header are what the dead letter says. Whoever may write to the topic of the dead
+// letters chooses with them what is published, with the rights of who publishes it: look at Topic where you do not
+// trust all of them.
 //
 // The error holds a *producer.InvalidError, which names the header and what to do instead: what is no dead letter, what
 // was never recorded (no usable ID, content that cannot be read, other content under a known ID, or a run without an ID
@@ -86,20 +87,28 @@ func rerunnable(header producer.Header) error {
 		return &producer.InvalidError{Field: "header " + name, Problem: fmt.Sprintf(format, args...)}
 	}
 	if purpose := header.Get(producer.HeaderPurpose); purpose != producer.PurposeDeadLetter {
-		return wrong(producer.HeaderPurpose, "is %.80q, want %q: this is no dead letter", purpose, producer.PurposeDeadLetter)
+		return wrong(producer.HeaderPurpose, "is %.80q, want %q: this is no dead letter", purpose,
+			producer.PurposeDeadLetter)
 	}
-	switch outcome := header.Get(producer.HeaderOutcome); outcome { // before the fence, which earlier versions kept of an earlier dead letter
+	// before the fence, which earlier versions kept of an earlier dead letter
+	switch outcome := header.Get(producer.HeaderOutcome); outcome {
 	case string(dedupstore.Failed), string(dedupstore.Unknown):
 	case outcomeMismatch:
-		return wrong(producer.HeaderOutcome, "is %q: the ID belongs to other content, and what is recorded is of that; if this is a message of its own, publish it with an ID of its own", outcome)
+		return wrong(producer.HeaderOutcome,
+			"is %q: the ID belongs to other content, and what is recorded is of that; if this is a message of its "+
+				"own, publish it with an ID of its own", outcome)
 	case outcomeRejected:
-		return wrong(producer.HeaderOutcome, "is %q: nothing was recorded that could run again; mend what header %s says, and publish it as a new message with an ID", outcome, producer.HeaderReason)
+		return wrong(producer.HeaderOutcome,
+			"is %q: nothing was recorded that could run again; mend what header %s says, and publish it as a new "+
+				"message with an ID", outcome, producer.HeaderReason)
 	default:
 		return wrong(producer.HeaderOutcome, "is %.80q, want %q or %q", outcome, dedupstore.Failed, dedupstore.Unknown)
 	}
 	switch fence := header.Get(producer.HeaderFence); {
 	case fence == "":
-		return wrong(producer.HeaderFence, "is missing: nothing was recorded that could run again, as of a message without an ID under MissingIDBypass; publish it as a new message with an ID")
+		return wrong(producer.HeaderFence,
+			"is missing: nothing was recorded that could run again, as of a message without an ID under "+
+				"MissingIDBypass; publish it as a new message with an ID")
 	case !isFence(fence):
 		return wrong(producer.HeaderFence, "is %.80q, want a number above 0", fence)
 	case header.Get(producer.HeaderOriginalID) == "":
@@ -123,10 +132,12 @@ func unescape(dead producer.Header) (producer.Header, error) {
 		if n := len(producer.HeaderEscaped); len(name) >= n && strings.EqualFold(name[:n], producer.HeaderEscaped) {
 			plain, err := url.QueryUnescape(name[n:])
 			if err != nil {
-				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name), Problem: "has a name that is not URL query escaped"}
+				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name),
+					Problem: "has a name that is not URL query escaped"}
 			}
 			if value, err = url.QueryUnescape(value); err != nil {
-				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name), Problem: "has a value that is not URL query escaped"}
+				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name),
+					Problem: "has a value that is not URL query escaped"}
 			}
 			name = plain
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -331,7 +331,9 @@ func TestRerun_KeyThatTheBrokerKeepsApart(t *testing.T) {
 		in.Header[producer.HeaderKey] = "customer 7"
 		d.err = oncemill.Permanent(errRefused)
 		d.deliver(in)
-		dead := producer.FromWatermillMessage("dead", producer.ToWatermillMessage(t.Context(), d.last()))
+		dead := d.last()
+		dead.Key, dead.Header = dead.Header[producer.HeaderKey], maps.Clone(dead.Header)
+		delete(dead.Header, producer.HeaderKey)
 		if _, kept := dead.Header[producer.HeaderKey]; kept || dead.Key != "customer 7" {
 			t.Fatalf("dead letter %+v, want its key apart", dead)
 		}
@@ -442,7 +444,7 @@ func TestRerun_RefusesWhatCannotRunAgainAndSaysWhy(t *testing.T) {
 // that failed, and copies of one rerun the same.
 func TestRerun_OverJetStreamWithinItsDuplicateWindow(t *testing.T) {
 	t.Parallel()
-	js := testserver.NATS(t).JetStream()
+	js := natstest.Start(t).JetStream()
 	stream := func(name string) jetstream.Stream {
 		t.Helper()
 		s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
@@ -480,7 +482,7 @@ func TestRerun_OverJetStreamWithinItsDuplicateWindow(t *testing.T) {
 			return oncemill.Permanent(errRefused)
 		}
 		return nil
-	}, natsjs.Config{Logger: quiet})
+	}, natsjs.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,20 +3,23 @@ package consumer
 import "context"
 
 // A Source is what a broker delivers, with everything that the broker can do with a delivery. Transports have them:
-// natsjs.NewSource, franz.NewSource.
+// natsjs.NewSource, franz.NewSource. It names no handler: Delivery.Handler is for handle to fill in.
 type Source interface {
+	// Processor returns what the source was made with. Its deliveries are to be guarded by it.
+	Processor() *Processor
+
 	// Check looks at a topic and at how it is to be consumed, and returns an error that says what to set if that cannot
 	// work. It changes nothing.
 	Check(ctx context.Context, topic string) error
 
 	// Run hands the deliveries of a topic to handle, as many at once as the source is configured for, and carries each
-	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it, or
-	// leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which may change
-	// it: what is handed over again gets a new one.
+	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it,
+	// or leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which
+	// may change it: what is handed over again gets a new one.
 	//
 	// The end of ctx begins the drain: nothing new is handed over, what handle is at goes on, its decisions reach the
-	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets ends
-	// only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot go on, by
-	// itself, with the same guarantees.
+	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets
+	// ends only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot
+	// go on, by itself, with the same guarantees.
 	Run(ctx context.Context, topic string, handle func(context.Context, Delivery) Decision) error
 }

@@ -42,7 +42,7 @@ func BenchmarkProcess_Telemetry(b *testing.B) {
 }
 
 func benchmarkProcess(b *testing.B, telemetry oncemill.Telemetry) {
-	p := newProcessor(b, newStore(b), consumer.Config{Handler: "charge", System: "nats", Policy: oncemill.Policy{Telemetry: telemetry}})
+	p := newProcessor(b, newStore(b), consumer.Config{System: "nats", Policy: oncemill.Policy{Telemetry: telemetry}})
 	handle := func(context.Context) error { return nil }
 	ctx := context.Background()
 	n := 0
@@ -52,7 +52,7 @@ func benchmarkProcess(b *testing.B, telemetry oncemill.Telemetry) {
 		id := strconv.Itoa(n)
 		if n%100_000 == 0 { // a store that is full measures something else
 			b.StopTimer()
-			p = newProcessor(b, newStore(b), consumer.Config{Handler: "charge", System: "nats", Policy: oncemill.Policy{Telemetry: telemetry}})
+			p = newProcessor(b, newStore(b), consumer.Config{System: "nats", Policy: oncemill.Policy{Telemetry: telemetry}})
 			b.StartTimer()
 		}
 		header := producer.Header{producer.HeaderID: id, "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}

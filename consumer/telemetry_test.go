@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
@@ -30,7 +29,7 @@ import (
 func traced() (consumer.Config, *tracetest.SpanRecorder, trace.Tracer) {
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
-	c := consumer.Config{Handler: "charge", System: "rabbitmq", Hold: consumer.NoHold}
+	c := consumer.Config{System: "rabbitmq", MaxWait: consumer.NoWait}
 	c.Policy.Telemetry = oncemill.Telemetry{TracerProvider: provider, Propagator: propagation.TraceContext{}}
 	return c, spans, provider.Tracer("outside")
 }
@@ -44,58 +43,6 @@ func attributesOf(s sdktrace.ReadOnlySpan) map[string]string {
 }
 
 const messageTrace = "4bf92f3577b34da6a3ce929d0e0e4736"
-
-// A Router's message is one trace, whether or not a tracing middleware stands outside.
-func TestMiddleware_SpanBelongsToTheMessagesTrace(t *testing.T) {
-	t.Parallel()
-	for name, outside := range map[string]bool{"alone": false, "within a tracing middleware": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c, spans, tracer := traced()
-			msg := order("o1")
-			msg.Metadata.Set("traceparent", "00-"+messageTrace+"-00f067aa0ba902b7-01")
-			msg.Metadata.Set("correlation_id", "c1")
-			msg.SetContext(t.Context())
-			if outside {
-				ctx, _ := tracer.Start(t.Context(), "middleware")
-				msg.SetContext(ctx)
-			}
-			var within trace.SpanContext
-			handle := newProcessor(t, newStore(t), c).Middleware(func(m *message.Message) ([]*message.Message, error) {
-				within = trace.SpanContextFromContext(m.Context())
-				return []*message.Message{message.NewMessage("", []byte("out"))}, nil
-			})
-			out, err := handle(msg)
-			if err != nil || len(out) != 1 {
-				t.Fatal(out, err)
-			}
-			msg.Nack()
-			span := spans.Ended()[0]
-			if !within.Equal(span.SpanContext()) {
-				t.Error("the handler does not work within the process span")
-			}
-			if got := out[0].Metadata.Get("traceparent"); !strings.Contains(got, span.SpanContext().SpanID().String()) {
-				t.Errorf("the output was made by %q, want the process span", got)
-			}
-			if inTrace := within.TraceID().String() == messageTrace; inTrace == outside {
-				t.Errorf("part of the message's trace: %t", inTrace)
-			}
-			if len(span.Links()) != 1 || span.Links()[0].SpanContext.TraceID().String() != messageTrace {
-				t.Errorf("links %v, want one to where the message was made", span.Links())
-			}
-			got := attributesOf(span)
-			for key, want := range map[string]string{
-				"messaging.system": "rabbitmq", "messaging.message.id": "o1", "messaging.message.conversation_id": "c1",
-				"messaging.consumer.group.name": "billing", "oncemill.handler": "charge", "oncemill.key.source": "message_id",
-				"oncemill.outcome": "claimed", "oncemill.action": "ack", "oncemill.attempt": "1",
-			} {
-				if got[key] != want {
-					t.Errorf("%s is %q, want %q", key, got[key], want)
-				}
-			}
-		})
-	}
-}
 
 // What is not an error does not look like one.
 func TestProcess_SpansShowOnlyErrorsAsErrors(t *testing.T) {
@@ -214,7 +161,7 @@ func TestProcess_WhatEndsTheDeliveryIsNoError(t *testing.T) {
 	t.Run("while it is held", func(t *testing.T) {
 		t.Parallel()
 		c, spans, _ := traced()
-		c.Hold = time.Minute
+		c.MaxWait = time.Minute
 		p := newProcessor(t, newStore(t), c)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		p.Process(t.Context(), delivery("m1"), func(context.Context) error {
@@ -338,7 +285,7 @@ func TestProcess_AHeldDeliveryCountsForWhatItWaitedForToo(t *testing.T) {
 	t.Parallel()
 	reader := sdkmetric.NewManualReader()
 	c, spans, _ := traced()
-	c.Hold = time.Minute
+	c.MaxWait = time.Minute
 	c.Policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 	p := newProcessor(t, &stumbling{Store: newStore(t)}, c)
 	if d := p.Process(t.Context(), delivery("m1"), func(context.Context) error { return nil }); d.Action != consumer.Ack {

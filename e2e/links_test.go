@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -154,7 +154,7 @@ func newLeg(t *testing.T, name string) (leg, *consumer.Processor) {
 
 func overJetStream(t *testing.T) leg {
 	l, once := newLeg(t, "JetStream")
-	js := testserver.NATS(t).JetStream()
+	js := natstest.Start(t).JetStream()
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}})
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func overJetStream(t *testing.T) leg {
 	worker, err := natsjs.NewWorker(once, js, cons, func(context.Context, jetstream.Msg) error {
 		l.runs.Add(1)
 		return nil
-	}, natsjs.Config{Logger: quiet})
+	}, natsjs.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func overKafka(t *testing.T) leg {
 	worker, err := franz.NewWorker(once, func(context.Context, *kgo.Record) error {
 		l.runs.Add(1)
 		return nil
-	}, franz.Config{Logger: quiet})
+	}, franz.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/extra/redisotel/v9"
@@ -21,7 +20,8 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -77,7 +77,7 @@ type shop struct {
 
 func newShop(t *testing.T) *shop {
 	t.Helper()
-	rdb := testserver.Redis(t).Client()
+	rdb := redistest.Start(t).Client()
 	if err := redisotel.InstrumentMetrics(rdb); err != nil {
 		t.Fatal(err)
 	}
@@ -109,11 +109,7 @@ func newShop(t *testing.T) *shop {
 func (s *shop) processor(store dedupstore.Store, policy oncemill.Policy) *consumer.Processor {
 	s.t.Helper()
 	policy.Logger = quiet
-	config := consumer.Config{Group: "charge", Policy: policy, Hold: 2 * lease, System: "nats"}
-	if policy.MaxProducedBytes == 1 {
-		config.Handler = "print"
-	}
-	p, err := consumer.New(store, config)
+	p, err := consumer.New(store, consumer.Config{Group: "charge", Policy: policy, MaxWait: 2 * lease, System: "nats"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -124,7 +120,7 @@ func (s *shop) processor(store dedupstore.Store, policy oncemill.Policy) *consum
 // startOutbox runs a relay from SQLite to an embedded JetStream that takes no large messages.
 func (s *shop) startOutbox() {
 	s.t.Helper()
-	js := testserver.NATS(s.t, func(o *server.Options) { o.MaxPayload = 8 << 10 }).JetStream()
+	js := natstest.Start(s.t, func(o *server.Options) { o.MaxPayload = 8 << 10 }).JetStream()
 	if _, err := js.CreateStream(s.t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}}); err != nil {
 		s.t.Fatal(err)
 	}
@@ -283,14 +279,17 @@ func (s *shop) renew(id string) {
 
 // large is a run whose outputs do not fit into its record.
 func (s *shop) large(id string) {
-	msg := message.NewMessage(id, []byte("x"))
-	msg.SetContext(s.t.Context())
-	if _, err := s.routed.Middleware(func(*message.Message) ([]*message.Message, error) {
-		return []*message.Message{message.NewMessage("", []byte("more than a byte"))}, nil
-	})(msg); err != nil {
-		s.t.Errorf("a run with large outputs: %v", err)
+	d := s.routed.ProcessOutputs(s.t.Context(), consumer.Delivery{Handler: "print", Topic: "orders", UUID: id, Payload: []byte("x")},
+		func(context.Context) ([]producer.Message, error) {
+			return []producer.Message{{Topic: "prints", Payload: []byte("more than a byte")}}, nil
+		})
+	if d.Action != consumer.Ack || d.Result.Publication == nil {
+		s.t.Errorf("a run with large outputs: %+v", d)
+		return
 	}
-	msg.Ack()
+	if err := d.Result.Publication.Done(); err != nil {
+		s.t.Errorf("the end of a run with large outputs: %v", err)
+	}
 }
 
 // orders go through the outbox: a good one, and one that the broker refuses. Another one is published past it, twice.

@@ -4,10 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
-
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -59,27 +55,4 @@ func ExampleFingerprintJSON() {
 	other, _ := fingerprint([]byte(`{"order": 4711, "amount": 20, "sent_at": "10:10"}`))
 	fmt.Println(first.Differs(again), first.Differs(other))
 	// Output: false true
-}
-
-func ExampleStampDecorator() {
-	broker := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
-	defer broker.Close()
-	pub, err := producer.StampDecorator(broker)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	if err := pub.Publish("orders", message.NewMessage("order-4711", message.Payload("{}"))); err != nil {
-		fmt.Println(err)
-		return
-	}
-	received, err := broker.Subscribe(context.Background(), "orders")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	msg := <-received
-	msg.Ack()
-	fmt.Println(msg.Metadata.Get(producer.HeaderID))
-	// Output: order-4711
 }

@@ -16,8 +16,8 @@ type Incoming struct {
 	Origin  string // within what a position, or an ID without a namespace of its own, is unique: a stream. Empty: Topic
 	Payload []byte // for CloudEvents in structured mode
 
-	// Position is where the broker keeps the message within its origin, such as partition, offset and epoch, or a stream's
-	// sequence and the time that it has there. Only ExtractPosition looks at it.
+	// Position is where the broker keeps the message within its origin, such as partition, offset and epoch, or a
+	// stream's sequence and the time that it has there. Only ExtractPosition looks at it.
 	Position string
 }
 
@@ -135,10 +135,10 @@ func ExtractHeader(name string) Extractor {
 }
 
 // ExtractPosition takes the broker's position of a message for its ID: origin and Incoming.Position. It tells
-// redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no ID. A Kafka
-// topic that is deleted and made again begins at its first offsets again, and new messages there have the IDs of old ones: wait
-// for the end of the dedup window before, or give their consumer another Handler. Two clusters with topics of one name need two
-// Groups, if they share a store.
+// redeliveries from new messages, but not a producer's second copy. Use it, last, for topics whose producers give no
+// ID. A Kafka topic that is deleted and made again begins at its first offsets again, and new messages there have the
+// IDs of old ones: wait for the end of the dedup window before, or give their consumer another Handler. Two clusters
+// with topics of one name need two Groups, if they share a store.
 func ExtractPosition(in Incoming) (Identity, error) {
 	if in.Position == "" {
 		return Identity{}, ErrNoID
@@ -160,7 +160,8 @@ func extractForeign(in Incoming, header, kind string, s Source) (Identity, error
 	return Identity{id, s}, checkID("Incoming.Origin", id) // the header has been checked
 }
 
-// require returns the value of a header, ErrNoID if it is not there, and an *InvalidError if it cannot be part of an ID.
+// require returns the value of a header, ErrNoID if it is not there, and an *InvalidError if it cannot be part of an
+// ID.
 func (h Header) require(name string) (string, error) {
 	v, found, err := h.lookup(name)
 	switch {

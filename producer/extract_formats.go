@@ -46,7 +46,8 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 		var invalid *InvalidError
 		switch {
 		case errors.Is(attribute.err, ErrNoID):
-			return Identity{}, &InvalidError{place + attribute.name, "is missing: a CloudEvent is identified by id and source"}
+			return Identity{}, &InvalidError{place + attribute.name,
+				"is missing: a CloudEvent is identified by id and source"}
 		case errors.As(attribute.err, &invalid):
 			return Identity{}, &InvalidError{place + attribute.name, invalid.Problem}
 		}
@@ -58,7 +59,8 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 // text, are errors.
 func topMembers(payload []byte, names ...string) (Header, error) {
 	dec := json.NewDecoder(bytes.NewReader(payload))
-	notJSON := &InvalidError{"payload", "is not a JSON object, although the header content-type says that it is a CloudEvent"}
+	notJSON := &InvalidError{"payload",
+		"is not a JSON object, although the header content-type says that it is a CloudEvent"}
 	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
 		return nil, notJSON
 	}
@@ -83,7 +85,8 @@ func topMembers(payload []byte, names ...string) (Header, error) {
 			if json.Unmarshal(value, &text) != nil || value[0] != '"' {
 				return nil, &InvalidError{"payload member " + wanted, "is not a string"}
 			}
-			if _, err := canonicalize(value); err != nil || !utf8.Valid(value) { // encoding/json takes what it cannot read for U+FFFD
+			if _, err := canonicalize(value); err != nil ||
+				!utf8.Valid(value) { // encoding/json takes what it cannot read for U+FFFD
 				return nil, &InvalidError{"payload member " + wanted, "is not UTF-8, or holds half of a surrogate pair"}
 			}
 			members[wanted] = text
@@ -107,7 +110,8 @@ func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 	if v, err = unquoteKey(strings.Trim(v, " \t")); err != nil {
 		return Identity{}, err
 	}
-	return extractForeign(Incoming{Header: Header{name: v}, Topic: in.Topic, Origin: in.Origin}, name, "idem", SourceIdempotencyKey)
+	return extractForeign(Incoming{Header: Header{name: v}, Topic: in.Topic, Origin: in.Origin}, name, "idem",
+		SourceIdempotencyKey)
 }
 
 // unquoteKey returns the text of a structured field's string, or of a bare value.
@@ -152,7 +156,8 @@ func ExtractDebezium(in Incoming) (Identity, error) {
 		return Identity{}, err
 	}
 	if !isUUID(v) {
-		return Identity{}, &InvalidError{"header id", "is not a UUID, as Debezium's would be; if it identifies the message, use ExtractHeader(\"id\")"}
+		return Identity{}, &InvalidError{"header id",
+			"is not a UUID, as Debezium's would be; if it identifies the message, use ExtractHeader(\"id\")"}
 	}
 	return extractForeign(in, "id", "dbz", SourceDebezium)
 }

@@ -2,9 +2,9 @@ package producer
 
 import "errors"
 
-// Failures returns what an error of Publisher.Publish says about the messages of the call, of which there were so many. It
-// reports false if it says nothing about single messages, or nothing that makes sense: then it is unknown which of them
-// were published.
+// Failures returns what an error of Publisher.Publish says about the messages of the call, of which there were so many.
+// It reports false if it says nothing about single messages, or nothing that makes sense: then it is unknown which of
+// them were published.
 func Failures(err error, messages int) ([]Failure, bool) {
 	e := alone(err)
 	if e == nil || len(e.Failures) == 0 {

@@ -14,12 +14,12 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
-// A Fingerprinter identifies the content of a message, so that a reused ID is noticed. It is safe for concurrent use. An
-// error means that the payload cannot be fingerprinted, now or later.
+// A Fingerprinter identifies the content of a message, so that a reused ID is noticed. It is safe for concurrent use.
+// An error means that the payload cannot be fingerprinted, now or later.
 //
-// One of your own names its way in Fingerprint.Scheme. If it comes to compute another sum of the same payload, it needs another
-// Scheme with that: else each message that is known from before is a mismatch, also one that has failed and waits for its next attempt,
-// which is dead-lettered without it.
+// One of your own names its way in Fingerprint.Scheme. If it comes to compute another sum of the same payload, it needs
+// another Scheme with that: else each message that is known from before is a mismatch, also one that has failed and
+// waits for its next attempt, which is dead-lettered without it.
 type Fingerprinter func(payload []byte) (dedupstore.Fingerprint, error)
 
 // FingerprintPayload is the SHA-256 of the whole payload, byte for byte: scheme "sha256". It never fails.
@@ -71,7 +71,9 @@ func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	for i, s := range strip {
 		covers := func(k []string) bool { return len(s) <= len(k) && slices.Equal(s, k[:len(s)]) }
 		if j := slices.IndexFunc(keep, covers); j >= 0 {
-			return nil, &InvalidError{fmt.Sprintf("JSONFields.Strip[%d]", i), fmt.Sprintf("is %q: it covers JSONFields.Keep[%d], %q, of which nothing would be left", fields.Strip[i], j, fields.Keep[j])}
+			return nil, &InvalidError{fmt.Sprintf("JSONFields.Strip[%d]", i),
+				fmt.Sprintf("is %q: it covers JSONFields.Keep[%d], %q, of which nothing would be left", fields.Strip[i],
+					j, fields.Keep[j])}
 		}
 	}
 	scheme := fields.scheme()
@@ -83,7 +85,8 @@ func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 		if keep != nil {
 			kept, some := keepFields(doc, keep)
 			if !some {
-				return dedupstore.Fingerprint{}, &InvalidError{"payload", fmt.Sprintf("has none of the fields %q", fields.Keep)}
+				return dedupstore.Fingerprint{}, &InvalidError{"payload", fmt.Sprintf("has none of the fields %q",
+					fields.Keep)}
 			}
 			doc = kept
 		}
@@ -200,7 +203,8 @@ func stripFields(doc any, paths [][]string) {
 func canonicalize(text []byte) ([]byte, error) {
 	canonical, err := jcs.Transform(text)
 	if err != nil {
-		return nil, &InvalidError{"payload", "has no canonical form (RFC 8785): a string holds half of a surrogate pair, or a number is beyond a double"}
+		return nil, &InvalidError{"payload",
+			"has no canonical form (RFC 8785): a string holds half of a surrogate pair, or a number is beyond a double"}
 	}
 	return canonical, nil
 }

@@ -126,13 +126,14 @@ func numberProblem(number string) string {
 	case digits != "" && double == 0:
 		return "is a number too close to zero for an IEEE 754 double"
 	case exponent >= 0 && (digits != canonical || exponent != canonicalExponent):
-		return "is an integer that becomes another one as an IEEE 754 double, which RFC 8785 makes of it: strip the field, or have it sent as a string"
+		return "is an integer that becomes another one as an IEEE 754 double, which RFC 8785 makes of it: strip the " +
+			"field, or have it sent as a string"
 	}
 	return ""
 }
 
-// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign, without zeros
-// around the digits: however an integer is written, its exponent is not negative. Zero has no digits.
+// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign, without
+// zeros around the digits: however an integer is written, its exponent is not negative. Zero has no digits.
 func decimal(number string) (digits string, exponent int) {
 	mantissa, power, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(number, "-")), "e")
 	whole, fraction, _ := strings.Cut(mantissa, ".")

@@ -35,8 +35,8 @@ type Message struct {
 // differently.
 type Header map[string]string
 
-// Get returns the value of a name, in any case, or "". An exact match wins, then of several spellings the one that comes
-// first in byte order.
+// Get returns the value of a name, in any case, or "". An exact match wins, then of several spellings the one that
+// comes first in byte order.
 func (h Header) Get(name string) string {
 	if v, ok := h[name]; ok {
 		return v
@@ -53,21 +53,24 @@ func (h Header) Get(name string) string {
 
 // Header names of this project. They are lower case; NATS, Kafka and Watermill carry them as they are.
 const (
-	HeaderID         = "oncemill-id"          // the message ID
-	HeaderKey        = "oncemill-key"         // Message.Key, where the broker has no place of its own for it
-	HeaderName       = "oncemill-name"        // the name of an output among its handler's outputs; not sent
-	HeaderPurpose    = "oncemill-purpose"     // why this copy exists, when it is not the first publication
-	HeaderGeneration = "oncemill-generation"  // which deliberate replay this is, a number
-	HeaderResend     = "oncemill-resend"      // a relay sends the message again: how many attempts before got no answer
-	HeaderOriginalID = "oncemill-original-id" // dead letters: the ID of the message, while HeaderID is the dead letter's own
-	HeaderTopic      = "oncemill-topic"       // dead letters: the topic that the message came from
-	HeaderHandler    = "oncemill-handler"     // dead letters: tenant, group and handler that gave up
-	HeaderOutcome    = "oncemill-outcome"     // dead letters: failed, unknown or mismatch
-	HeaderReason     = "oncemill-reason"      // dead letters: why
-	HeaderAttempts   = "oncemill-attempts"    // dead letters: how many runs there were
-	HeaderFence      = "oncemill-fence"       // dead letters: what a rerun has to name
-	HeaderEscaped    = "oncemill-escaped-"    // dead letters: begins the name of a header that not every broker carries; name and value are URL query escaped
-	HeaderRerun      = "oncemill-rerun"       // asks a consumer to run a stored failure again: the fence of that failure
+	HeaderID         = "oncemill-id"         // the message ID
+	HeaderKey        = "oncemill-key"        // Message.Key, where the broker has no place of its own for it
+	HeaderName       = "oncemill-name"       // the name of an output among its handler's outputs; not sent
+	HeaderPurpose    = "oncemill-purpose"    // why this copy exists, when it is not the first publication
+	HeaderGeneration = "oncemill-generation" // which deliberate replay this is, a number
+	HeaderResend     = "oncemill-resend"     // a relay sends the message again: how many attempts before got no answer
+	// dead letters: the ID of the message, while HeaderID is the dead letter's own
+	HeaderOriginalID = "oncemill-original-id"
+	HeaderTopic      = "oncemill-topic"    // dead letters: the topic that the message came from
+	HeaderHandler    = "oncemill-handler"  // dead letters: tenant, group and handler that gave up
+	HeaderOutcome    = "oncemill-outcome"  // dead letters: failed, unknown or mismatch
+	HeaderReason     = "oncemill-reason"   // dead letters: why
+	HeaderAttempts   = "oncemill-attempts" // dead letters: how many runs there were
+	HeaderFence      = "oncemill-fence"    // dead letters: what a rerun has to name
+	// dead letters: begins the name of a header that not every broker carries; name and value are URL query escaped
+	HeaderEscaped = "oncemill-escaped-"
+	// asks a consumer to run a stored failure again: the fence of that failure
+	HeaderRerun = "oncemill-rerun"
 )
 
 // Values of HeaderPurpose.

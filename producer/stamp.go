@@ -14,12 +14,13 @@ import (
 
 // Stamp makes a message ready for its first attempt to be published. A message without an ID takes the one in its
 // header oncemill-id, or else a new one; the header is set; the trace context of ctx is written beside it with
-// OpenTelemetry's global propagator, or that of WithPropagator, unless the header has one. Stamping again changes nothing.
+// OpenTelemetry's global propagator, or that of WithPropagator, unless the header has one. Stamping again changes
+// nothing.
 //
 // It returns an *InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header disagree, or if
-// a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) is not there in this
-// spelling, but in several others with different values.
-// The message's header is replaced, not written to, so that messages may share one.
+// a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) is not there in
+// this spelling, but in several others with different values. The message's header is replaced, not written to, so that
+// messages may share one.
 func Stamp(ctx context.Context, m *Message) error {
 	stamped, found, err := m.Header.lookup(HeaderID)
 	if err != nil {
@@ -55,10 +56,10 @@ func WithPropagator(ctx context.Context, p propagation.TextMapPropagator) contex
 	return telemetry.WithPropagator(ctx, p)
 }
 
-// Outgoing is what a publisher that sends at once does to each message first: it returns the message stamped, as it goes
-// on the wire, without the header oncemill-name. Its header is the one of m where nothing had to change: do not write to
-// it. It returns an *InvalidError for an empty topic, for a missing ID (minted here, it would be another one at the next
-// attempt) and for a NotBefore that lies ahead.
+// Outgoing is what a publisher that sends at once does to each message first: it returns the message stamped, as it
+// goes on the wire, without the header oncemill-name. Its header is the one of m where nothing had to change: do not
+// write to it. It returns an *InvalidError for an empty topic, for a missing ID (minted here, it would be another one
+// at the next attempt) and for a NotBefore that lies ahead.
 func Outgoing(ctx context.Context, m Message) (Message, error) {
 	switch {
 	case m.Topic == "":
@@ -66,7 +67,9 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 	case m.ID == "" && m.Header.Get(HeaderID) == "":
 		return m, &InvalidError{"Message.ID", "is empty: use Stamp, NewID or DeriveID before the first attempt"}
 	case !m.NotBefore.IsZero() && m.NotBefore.After(time.Now()):
-		return m, &InvalidError{"Message.NotBefore", fmt.Sprintf("lies ahead (%s): this publisher sends at once, an outbox can wait", m.NotBefore.Format(time.RFC3339))}
+		return m, &InvalidError{"Message.NotBefore",
+			fmt.Sprintf("lies ahead (%s): this publisher sends at once, an outbox can wait",
+				m.NotBefore.Format(time.RFC3339))}
 	}
 	if m.stamped() && !telemetry.Injects(ctx, m.Header) {
 		return m, checkID("Message.ID", m.ID)
@@ -74,14 +77,20 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 	if err := Stamp(ctx, &m); err != nil {
 		return m, err
 	}
-	maps.DeleteFunc(m.Header, func(k, _ string) bool { return strings.EqualFold(k, HeaderName) }) // Stamp made it a copy
+	maps.DeleteFunc(m.Header, func(k, _ string) bool {
+		return strings.EqualFold(k,
+			HeaderName)
+	}) // Stamp made it a copy
 	return m, nil
 }
 
 // stamped reports whether the header has the ID, and no name of this project that is spelled differently or not sent.
 func (m Message) stamped() bool {
 	for name := range m.Header {
-		if ours(name) && (name == HeaderName || strings.ContainsFunc(name, func(r rune) bool { return r < 'a' && r != '-' || r > 'z' })) {
+		if ours(name) && (name == HeaderName || strings.ContainsFunc(name, func(r rune) bool {
+			return r < 'a' &&
+				r != '-' || r > 'z'
+		})) {
 			return false
 		}
 	}

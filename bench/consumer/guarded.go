@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // window is how many messages are in flight.
@@ -20,11 +24,11 @@ var guardedRouter = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 	if err != nil {
 		return nil, err
 	}
-	source, err := newSource(j)
+	source, err := newSubscriber(once, j)
 	if err != nil {
 		return nil, err
 	}
-	closeRouter, err := runRouter(ctx, j, consumer.Subscriber(source), 1, once.Middleware)
+	closeRouter, err := runRouter(ctx, j, source, 1, oncewatermill.Middleware(once))
 	if err != nil {
 		return nil, err
 	}
@@ -34,13 +38,21 @@ var guardedRouter = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 	}, nil
 }}
 
-// plainRouter is the same without the middleware.
+// plainRouter is the same in shadow mode, which suppresses nothing, over a store that costs next to nothing.
 var plainRouter = way{run: func(ctx context.Context, j *job) (func() error, error) {
-	source, err := newSource(j)
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		return nil, err
 	}
-	return runRouter(ctx, j, consumer.Subscriber(source), 1, nil)
+	once, err := consumer.New(store, consumer.Config{Group: durable, Policy: oncemill.Policy{Shadow: true}})
+	if err != nil {
+		return nil, err
+	}
+	source, err := newSubscriber(once, j)
+	if err != nil {
+		return nil, err
+	}
+	return runRouter(ctx, j, source, 1, oncewatermill.Middleware(once))
 }}
 
 // guardedWorker has no Router. A message is done, here, when its handler is: nobody sees what follows, and that is awaited
@@ -55,7 +67,7 @@ var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 		j.settle(nil)
 		return nil
 	}
-	w, err := natsjs.NewWorker(once, j.js, j.consumer, handle, natsjs.Config{Window: window})
+	w, err := natsjs.NewWorker(once, j.js, j.consumer, handle, natsjs.Config{Handler: "charge", MaxInFlight: window})
 	if err != nil {
 		return nil, err
 	}
@@ -85,9 +97,13 @@ func processor(j *job) (once *consumer.Processor, closeStore func(), err error) 
 	return once, store.Close, err
 }
 
-func newSource(j *job) (*natsjs.Source, error) {
-	return natsjs.NewSource(j.js, natsjs.SourceConfig{
-		Config:   natsjs.Config{Window: window},
+func newSubscriber(once *consumer.Processor, j *job) (message.Subscriber, error) {
+	source, err := natsjs.NewSource(once, j.js, natsjs.SourceConfig{
+		Config:   natsjs.Config{MaxInFlight: window},
 		Consumer: func(context.Context, string) (jetstream.Consumer, error) { return j.consumer, nil },
 	})
+	if err != nil {
+		return nil, err
+	}
+	return oncewatermill.NewSubscriber(source)
 }

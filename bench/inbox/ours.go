@@ -19,12 +19,12 @@ type guarded struct {
 }
 
 func newGuarded(store dedupstore.Store, write func(ctx context.Context, id string) error, end func()) (system, error) {
-	once, err := consumer.New(store, consumer.Config{Group: "bench", Handler: "effect"})
+	once, err := consumer.New(store, consumer.Config{Group: "bench"})
 	return guarded{once, write, end}, err
 }
 
 func (g guarded) handle(ctx context.Context, id string, payload []byte) error {
-	d := consumer.Delivery{Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload}
+	d := consumer.Delivery{Handler: "effect", Topic: "payments", Header: producer.Header{producer.HeaderID: id}, Payload: payload}
 	decision := g.once.Process(ctx, d, func(ctx context.Context) error { return g.write(ctx, id) })
 	if decision.Action != consumer.Ack || decision.Err != nil {
 		return fmt.Errorf("message %s: %s, %w", id, decision.Action, decision.Err)

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 func recordsIn(t testing.TB, pool *pgxpool.Pool) (records, beats int) {
@@ -229,7 +229,7 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 	named := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = beside }
 	var pool *pgxpool.Pool
 	if proof { // with commits as they are in earnest
-		pool = testserver.Postgres(t, "fsync=on").Pool(t, named)
+		pool = postgrestest.Start(t, "fsync=on").Pool(t, named)
 	} else {
 		pool = newPool(t, named)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 func TestStore_Conforms(t *testing.T) {
@@ -39,7 +39,7 @@ func TestStore_ConformsWhereTheDatabaseIsSerializable(t *testing.T) {
 
 func TestStore_ConformsBehindPgBouncer(t *testing.T) {
 	t.Parallel()
-	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()),
+	conformsOn(t, postgrestest.PgBouncerPool(t, postgrestest.Shared(t).NewDatabase(t).DSN()),
 		func(s *Store) dedupstore.Store { return s })
 }
 

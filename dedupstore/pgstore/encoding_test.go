@@ -7,14 +7,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII has outcomes that would otherwise never be recorded: their
 // messages would run again.
 func TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 	t.Parallel()
-	db := testserver.SharedPostgres(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
+	db := postgrestest.Shared(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
 	// pgx leaves it at the database's, so that what it sends is taken for that
 	for _, encoding := range []string{"EUC_JP", "UTF8"} {
 		t.Run(encoding, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // TestInbox_AnEndThatAClaimWroteOutlivesTheServer kills the server after a claim ended the run of a holder that stood
@@ -19,7 +19,7 @@ func TestInbox_AnEndThatAClaimWroteOutlivesTheServer(t *testing.T) {
 	for name, park := range map[string]oncemill.ExpiredLease{"exhausted": oncemill.Retake, "parked": oncemill.Park} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := testserver.Postgres(t, "fsync=on", "wal_writer_delay=10s")
+			server := postgrestest.Start(t, "fsync=on", "wal_writer_delay=10s")
 			pool := server.Pool(t)
 			inbox := newStore(t, pool, Config{}).Inbox()
 			mustExec(t, pool, `CREATE TABLE effects (id text NOT NULL, run bigint NOT NULL)`)

@@ -301,7 +301,7 @@ func TestGuard_OutputsThatFindNoRoomLateArePublishedUnderALease(t *testing.T) {
 	call := callOf("1")
 	call.Publish = func(context.Context, []dedupstore.Produced) error {
 		copied := callOf("1")
-		copied.Hold, copied.Publish = 700*time.Millisecond,
+		copied.MaxWait, copied.Publish = 700*time.Millisecond,
 			func(context.Context, []dedupstore.Produced) error { return nil }
 		_, err := g.Run(context.WithoutCancel(t.Context()), copied, run)
 		if _, busy := errors.AsType[*oncemill.BusyError](err); !busy {

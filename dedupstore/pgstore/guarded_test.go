@@ -12,7 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/txctx"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
@@ -21,7 +21,7 @@ import (
 // began.
 func TestInbox_AtMostOnceOutlivesTheServer(t *testing.T) {
 	t.Parallel()
-	server := testserver.Postgres(t, "fsync=on", "wal_writer_delay=10s")
+	server := postgrestest.Start(t, "fsync=on", "wal_writer_delay=10s")
 	pool := server.Pool(t)
 	s := newStore(t, pool, Config{})
 	mustExec(t, pool, `CHECKPOINT`)

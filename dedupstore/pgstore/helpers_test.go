@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // TestMain lets more tests run at once than there are processors: most of them wait for the end of a lease.
@@ -58,7 +58,7 @@ func newPool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 // poolIn returns a pool of connections to a schema.
 func poolIn(t testing.TB, schema string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	return testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+	return postgrestest.Shared(t).Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns = 16
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 		for _, f := range configure {

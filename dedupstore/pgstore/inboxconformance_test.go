@@ -14,7 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 func TestInbox_Conforms(t *testing.T) {
@@ -59,7 +59,7 @@ func onSQL(ctx context.Context) handle {
 // A commit's answer is lost between PgBouncer and its server.
 func TestInbox_ConformsBehindPgBouncer(t *testing.T) {
 	t.Parallel()
-	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 	direct, err := pgxpool.New(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestInbox_ConformsBehindPgBouncer(t *testing.T) {
 	}
 	p := newProxy(t, u.Host)
 	u.Host = p.addr.String()
-	inboxConformsOn(t, direct, testserver.PgBouncerPool(t, u.String()), p, Config{}, (*Store).Inbox, onPgx)
+	inboxConformsOn(t, direct, postgrestest.PgBouncerPool(t, u.String()), p, Config{}, (*Store).Inbox, onPgx)
 }
 
 func inboxConforms(t *testing.T, cfg Config, form func(*Store) dedupstore.Transactor, on func(context.Context) handle) {

@@ -65,7 +65,7 @@ func TestInbox_ManyRunsInAHandlerLeaveHeartbeatsAConnection(t *testing.T) {
 	outer, inner := guardOf("outer"), guardOf("inner")
 	held := func(id string) oncemill.Call {
 		call := callOf(id)
-		call.Hold = time.Minute
+		call.MaxWait = time.Minute
 		return call
 	}
 	_, err := outer.Run(t.Context(), held("all"), func(ctx context.Context) (dedupstore.Outcome, error) {

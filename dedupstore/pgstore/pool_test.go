@@ -37,7 +37,7 @@ func TestInbox_SmallPoolsGiveNoMessageUp(t *testing.T) {
 			for i := range messages {
 				all.Go(func() {
 					call := callOf(fmt.Sprint(i))
-					call.Hold = time.Minute // a slow machine is no failure
+					call.MaxWait = time.Minute // a slow machine is no failure
 					res, err := g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
 						lasts(2500 * time.Millisecond) // longer than a lease: without heartbeats it is lost
 						_, err := Tx(ctx).Exec(ctx, insertEffect, fmt.Sprint(i))
@@ -74,7 +74,7 @@ func TestInbox_StoresThatShareAPoolLeaveItsHeartbeatsAConnection(t *testing.T) {
 		for i := range 3 { // with the other store's, more than there are connections
 			all.Go(func() {
 				call := callOf(fmt.Sprint(n, "-", i))
-				call.Hold = time.Minute
+				call.MaxWait = time.Minute
 				res, err := g.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
 					lasts(2500 * time.Millisecond) // longer than a lease
 					return dedupstore.Outcome{}, context.Cause(ctx)

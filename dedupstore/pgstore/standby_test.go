@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // TestStore_LeavesAServerThatOnlyReads has the name of the primary lead to a standby for a moment, as after a failover
@@ -19,7 +19,7 @@ import (
 // an hour.
 func TestStore_LeavesAServerThatOnlyReads(t *testing.T) {
 	t.Parallel()
-	old, primary := testserver.Postgres(t), testserver.Postgres(t)
+	old, primary := postgrestest.Start(t), postgrestest.Start(t)
 	old.Process() // they have to be two, and the test's own
 	newStore(t, old.Pool(t), Config{})
 	newStore(t, primary.Pool(t), Config{})

@@ -17,13 +17,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestCheck_RefusesEvictionUnlessItIsAllowed(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []string{"allkeys-lru", "volatile-ttl", "volatile-lfu"} {
-		rdb := testserver.Redis(t, "--maxmemory-policy", policy).Client()
+		rdb := redistest.Start(t, "--maxmemory-policy", policy).Client()
 		s := newStore(t, rdb)
 		_, err := s.Check(t.Context())
 		var refused *ServerError
@@ -61,7 +61,7 @@ func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
 		"once a second":      {"--appendonly", "yes"},
 		"before every reply": {"--appendonly", "yes", "--appendfsync", "always"},
 	} {
-		o := testserver.Redis(t, args...).Options()
+		o := redistest.Start(t, args...).Options()
 		o.ContextTimeoutEnabled = true
 		rdb := redis.NewClient(o)
 		t.Cleanup(func() { rdb.Close() })
@@ -78,7 +78,7 @@ func TestCheck_ReportsWhatSurvivesACrash(t *testing.T) {
 func TestCheck_AServerThatLoadsItsFileStillHasOne(t *testing.T) {
 	t.Parallel()
 	// While it reads the file, for some 5 s, it answers requests after every 1024 commands.
-	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no", "--key-load-delay", "200")
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no", "--key-load-delay", "200")
 	rdb := server.Client()
 	pipe := rdb.Pipeline()
 	for i := range 20_000 {
@@ -111,10 +111,10 @@ func TestCheck_AServerThatLoadsItsFileStillHasOne(t *testing.T) {
 
 func TestCheck_WarnsOfSettingsThatForgetClaims(t *testing.T) {
 	t.Parallel()
-	master := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "yes",
+	master := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "yes",
 		"--repl-diskless-sync-delay", "3")
 	host, port, _ := strings.Cut(master.Addr, ":")
-	testserver.Redis(t, "--replicaof", host+" "+port)
+	redistest.Start(t, "--replicaof", host+" "+port)
 	s := must(New(master.Client(), Config{Replicas: 2}))(t)
 	var report dedupstore.Report
 	eventually(t, func() error {
@@ -161,7 +161,7 @@ func TestCheck_WarnsOfClientsThatMayWaitWithoutEnd(t *testing.T) {
 
 func TestStore_WhatTheFirstClaimIsWarnedOfIsLoggedOnce(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--appendonly", "no")
+	server := redistest.Start(t, "--appendonly", "no")
 	for name, want := range map[string]int{"claimed": 1, "checked": 0} {
 		var log bytes.Buffer
 		s := must(New(server.Client(), Config{Prefix: name, Logger: slog.New(slog.NewTextHandler(&log, nil))}))(t)
@@ -230,7 +230,7 @@ func TestCheck_AsksAServerOnce(t *testing.T) {
 
 func TestCheck_ServerWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
 	t.Parallel()
-	_, err := newStore(t, testserver.Redis(t, "--rename-command", "INFO", "").Client()).Check(t.Context())
+	_, err := newStore(t, redistest.Start(t, "--rename-command", "INFO", "").Client()).Check(t.Context())
 	var unfit *ServerError
 	if !errors.As(err, &unfit) || unfit.Setting != "INFO" || !strings.Contains(err.Error(), "Config.SkipCheck") {
 		t.Errorf("error is %v, want a ServerError for INFO", err)
@@ -239,7 +239,7 @@ func TestCheck_ServerWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
 
 func TestCheck_ServerWithoutConfigIsTakenWithUnknownDurability(t *testing.T) {
 	t.Parallel()
-	report := must(newStore(t, testserver.Redis(t, "--rename-command", "CONFIG", "").Client()).Check(t.Context()))(t)
+	report := must(newStore(t, redistest.Start(t, "--rename-command", "CONFIG", "").Client()).Check(t.Context()))(t)
 	if !strings.Contains(report.Durability, "unknown") {
 		t.Errorf("the durability is %q", report.Durability)
 	}
@@ -249,7 +249,7 @@ func TestCheck_RefusesReplicas(t *testing.T) {
 	t.Parallel()
 	master := ownServer(t)
 	host, port, _ := strings.Cut(master.Addr, ":")
-	replica := testserver.Redis(t, "--replicaof", host+" "+port)
+	replica := redistest.Start(t, "--replicaof", host+" "+port)
 	_, err := newStore(t, replica.Client()).Check(t.Context())
 	var refused *ServerError
 	if !errors.As(err, &refused) || refused.Setting != "role" {

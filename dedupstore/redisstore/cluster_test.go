@@ -14,12 +14,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 	t.Parallel()
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	rdb := cluster.Client()
 	s := newStore(t, rdb)
 
@@ -88,7 +88,7 @@ func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 
 func TestCluster_CheckLooksAtEveryMaster(t *testing.T) {
 	t.Parallel()
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	if err := cluster.Nodes[2].Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-random").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestCluster_CheckLooksAtEveryMaster(t *testing.T) {
 // A client of a single server works with the keys of one node, and messages of the others wait for ever.
 func TestCluster_AClientOfASingleServerIsAWarning(t *testing.T) {
 	t.Parallel()
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	warned := func(rdb redis.UniversalClient) bool {
 		report := must(newStore(t, rdb).Check(t.Context()))(t)
 		return slices.ContainsFunc(report.Warnings, func(w string) bool { return strings.Contains(w, "redis.NewClusterClient") })
@@ -131,7 +131,7 @@ func TestCluster_AClientOfASingleServerIsAWarning(t *testing.T) {
 // WAIT has no key: sent by the client of the cluster, it asks any node, which may have nothing to wait for.
 func TestCluster_AClaimOfWhichTheNodeIsNotKnownIsNotGrantedByTheReplicasOfAnother(t *testing.T) {
 	t.Parallel()
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	for i := range 3 {
 		key := dedupstore.Key{Tenant: "default", Group: "g", Handler: "h", ID: fmt.Sprint("o", i)}
 		client := cluster.Client()

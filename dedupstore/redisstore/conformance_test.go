@@ -10,7 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestStore_ConformsOnASingleServer(t *testing.T) {
@@ -24,7 +24,7 @@ func TestStore_ConformsOnASingleServer(t *testing.T) {
 // All operations of such a client queue.
 func TestStore_ConformsWithAClientThatDoesNotHeedContexts(t *testing.T) {
 	t.Parallel()
-	o := testserver.Redis(t).Options()
+	o := redistest.Start(t).Options()
 	o.ContextTimeoutEnabled = false
 	rdb := redis.NewClient(o)
 	t.Cleanup(func() { rdb.Close() })
@@ -50,7 +50,7 @@ func TestStore_ConformsWithoutPlainClaims(t *testing.T) {
 func TestStore_ConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	// No failover is wanted here, however busy the machine.
-	rdb := testserver.RedisCluster(t, "--cluster-node-timeout", "15000").Client()
+	rdb := redistest.StartCluster(t, "--cluster-node-timeout", "15000").Client()
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}
@@ -59,7 +59,7 @@ func TestStore_ConformsOnACluster(t *testing.T) {
 
 func TestStore_ConformsOnValkey(t *testing.T) {
 	t.Parallel()
-	rdb := testserver.Valkey(t).Client()
+	rdb := redistest.StartValkey(t).Client()
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}

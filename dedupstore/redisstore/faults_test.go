@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // impatient is a client that gives up soon.
@@ -44,14 +44,14 @@ func eventually(t testing.TB, step func() error) {
 func TestStore_LostReplyToClaimGivesTheSameFence(t *testing.T) {
 	t.Parallel()
 	server := ownServer(t)
-	proxy := testserver.Proxy(t, server.Addr)
+	proxy := redistest.StartProxy(t, server.Addr)
 	s := newStore(t, impatient(t, proxy.Addr))
 	claim(t, s, request("first"), dedupstore.AcquiredRun) // the server has been looked at, the script is loaded
 
 	dropNext := func() {
 		first := proxy.Exchanges() + 1
-		proxy.Inject(func(e testserver.Exchange) testserver.Fault {
-			return testserver.Fault{DropReply: e.Has("evalsha") && e.Number <= first}
+		proxy.Inject(func(e redistest.Exchange) redistest.Fault {
+			return redistest.Fault{DropReply: e.Has("evalsha") && e.Number <= first}
 		})
 	}
 	r := request("lost")
@@ -136,7 +136,7 @@ func TestStore_OwnersFormerFenceIsRefused(t *testing.T) {
 
 func TestStore_RedisDownAtStartIsAnErrorUntilItIsUp(t *testing.T) {
 	t.Parallel()
-	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	proxy := redistest.StartProxy(t, ownServer(t).Addr)
 	proxy.Cut()
 	s := newStore(t, impatient(t, proxy.Addr))
 	for range 3 {
@@ -150,7 +150,7 @@ func TestStore_RedisDownAtStartIsAnErrorUntilItIsUp(t *testing.T) {
 
 func TestStore_ServerKilledInFlightForgetsNothingWithAppendFsyncAlways(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "always")
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	s := newStore(t, impatient(t, server.Addr))
 	a := claim(t, s, request("1"), dedupstore.AcquiredRun)
 	server.Kill()
@@ -170,10 +170,10 @@ func TestStore_ServerKilledInFlightForgetsNothingWithAppendFsyncAlways(t *testin
 
 func TestStore_DeadlineEndsAnOperationThatGetsNoReply(t *testing.T) {
 	t.Parallel()
-	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	proxy := redistest.StartProxy(t, ownServer(t).Addr)
 	s := newStore(t, impatient(t, proxy.Addr))
 	claim(t, s, request("1"), dedupstore.AcquiredRun)
-	proxy.Inject(func(testserver.Exchange) testserver.Fault { return testserver.Fault{DelayReply: time.Minute} })
+	proxy.Inject(func(redistest.Exchange) redistest.Fault { return redistest.Fault{DelayReply: time.Minute} })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	// The connection has the deadline, too, and may be the first to say so.
@@ -184,7 +184,7 @@ func TestStore_DeadlineEndsAnOperationThatGetsNoReply(t *testing.T) {
 
 func TestStore_AtMaxmemoryKnownKeysGoOnAndNewOnesAreRefused(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--maxmemory-policy", "noeviction")
+	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	rdb := server.Client()
 	s := newStore(t, rdb)
 	finishing, releasing, publishing, extending, taken, exhausted := request("f"), request("r"), request("p"), request("e"), request("t"), request("x")
@@ -232,7 +232,7 @@ func TestStore_AtMaxmemoryKnownKeysGoOnAndNewOnesAreRefused(t *testing.T) {
 func TestStore_AFormerMasterIsNotBelievedThatAClaimIsLost(t *testing.T) {
 	t.Parallel()
 	former := ownServer(t).Client()
-	there, now := newStore(t, former), newStore(t, testserver.Redis(t).Client())
+	there, now := newStore(t, former), newStore(t, redistest.Start(t).Client())
 	there.config.Prefix = now.config.Prefix
 	claim(t, there, request("known"), dedupstore.AcquiredRun) // of somebody, before
 	if err := former.ReplicaOf(t.Context(), "127.0.0.1", "1").Err(); err != nil {
@@ -279,7 +279,7 @@ func TestStore_ARecordOfAnotherIsKeptAsLongAsBefore(t *testing.T) {
 
 func TestScripts_RefusalsBeginWithTheirCode(t *testing.T) {
 	t.Parallel()
-	rdb := testserver.Redis(t).Client()
+	rdb := redistest.Start(t).Client()
 	for raised, want := range map[string]string{
 		"@user_script: 31: -OOM command not allowed": "OOM command not allowed", // Redis 6.2
 		"READONLY You can't write":                   "READONLY You can't write",

@@ -12,7 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestMain(m *testing.M) {
@@ -35,14 +35,14 @@ func newStore(t testing.TB, rdb redis.UniversalClient) *Store {
 // onServer returns a store on a real server, and a client to look at it.
 func onServer(t testing.TB) (*Store, *redis.Client) {
 	t.Helper()
-	rdb := testserver.Redis(t).Client()
+	rdb := redistest.Start(t).Client()
 	return newStore(t, rdb), rdb
 }
 
 // ownServer starts a server that no other test uses, for tests that change it or stand a proxy before it.
-func ownServer(t testing.TB) *testserver.RedisServer {
+func ownServer(t testing.TB) *redistest.Server {
 	t.Helper()
-	return testserver.Redis(t, "--appendonly", "no")
+	return redistest.Start(t, "--appendonly", "no")
 }
 
 func must[T any](v T, err error) func(testing.TB) T {

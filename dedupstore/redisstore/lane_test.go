@@ -15,34 +15,34 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // behind returns a store on a server behind a proxy, with the scripts loaded and a connection made.
-func behind(t *testing.T) (*Store, *testserver.RedisProxy) {
+func behind(t *testing.T) (*Store, *redistest.Proxy) {
 	t.Helper()
-	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	proxy := redistest.StartProxy(t, ownServer(t).Addr)
 	s := newStore(t, impatient(t, proxy.Addr))
 	settle(t, s, claim(t, s, request("first"), dedupstore.AcquiredRun).Claim, succeeded(""))
 	return s, proxy
 }
 
 // stall holds the next reply until it is released, and says when that reply is there.
-func stall(proxy *testserver.RedisProxy) (there <-chan struct{}, release func()) {
+func stall(proxy *redistest.Proxy) (there <-chan struct{}, release func()) {
 	held, let := make(chan struct{}), make(chan struct{})
 	var first atomic.Bool
-	proxy.Inject(func(e testserver.Exchange) testserver.Fault {
+	proxy.Inject(func(e redistest.Exchange) redistest.Fault {
 		if e.Has(":billing:") && first.CompareAndSwap(false, true) {
 			close(held)
 			<-let
 		}
-		return testserver.Fault{}
+		return redistest.Fault{}
 	})
 	return held, sync.OnceFunc(func() { close(let) })
 }
 
 // underWay is behind, with an operation under way until it is released, which waits for it.
-func underWay(t *testing.T) (s *Store, proxy *testserver.RedisProxy, release func()) {
+func underWay(t *testing.T) (s *Store, proxy *redistest.Proxy, release func()) {
 	t.Helper()
 	s, proxy = behind(t)
 	held, let := stall(proxy)
@@ -163,7 +163,7 @@ func TestLane_LostReplyOfASharedPipelineIsRepeated(t *testing.T) {
 	}
 	queued(t, s, len(answers))
 	var once sync.Once
-	proxy.Inject(func(e testserver.Exchange) (f testserver.Fault) {
+	proxy.Inject(func(e redistest.Exchange) (f redistest.Fault) {
 		if e.Has(":k7") {
 			once.Do(func() { f.DropReply = true })
 		}
@@ -368,7 +368,7 @@ func TestStore_ManyCallersKeepTheirOwnAnswers(t *testing.T) {
 
 func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 	t.Parallel()
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	rdb := cluster.Client()
 	s := newStore(t, rdb)
 	byNode := map[string][]string{}
@@ -413,7 +413,7 @@ func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 		"without a deadline": {ContextTimeoutEnabled: true, ReadTimeout: -2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			proxy := testserver.Proxy(t, server.Addr)
+			proxy := redistest.StartProxy(t, server.Addr)
 			options.Addr = proxy.Addr
 			rdb := redis.NewClient(&options)
 			t.Cleanup(func() { rdb.Close() })
@@ -421,11 +421,11 @@ func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 			let := make(chan struct{})
 			defer close(let)
 			var first atomic.Bool
-			proxy.Inject(func(e testserver.Exchange) testserver.Fault {
+			proxy.Inject(func(e redistest.Exchange) redistest.Fault {
 				if e.Has("\r\ninfo\r\n") && first.CompareAndSwap(false, true) {
 					<-let
 				}
-				return testserver.Fault{}
+				return redistest.Fault{}
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
@@ -444,7 +444,7 @@ func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 // By default go-redis heeds no contexts: a reply that does not come is waited for until ReadTimeout, again and again.
 func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	t.Parallel()
-	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	proxy := redistest.StartProxy(t, ownServer(t).Addr)
 	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
 	t.Cleanup(func() { rdb.Close() })
 	s := newStore(t, rdb)
@@ -489,7 +489,7 @@ func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 	} {
 		for client, options := range clients {
 			t.Run(name+" "+client, func(t *testing.T) {
-				proxy := testserver.Proxy(t, server.Addr)
+				proxy := redistest.StartProxy(t, server.Addr)
 				options.Addr = proxy.Addr
 				rdb := redis.NewClient(&options)
 				t.Cleanup(func() { rdb.Close() })
@@ -514,13 +514,13 @@ func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 // The first claim looks at the server before.
 func TestGate_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	t.Parallel()
-	proxy := testserver.Proxy(t, ownServer(t).Addr)
+	proxy := redistest.StartProxy(t, ownServer(t).Addr)
 	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
 	t.Cleanup(func() { rdb.Close() })
 	s, hung := newStore(t, rdb), make(chan struct{})
-	proxy.Inject(func(testserver.Exchange) testserver.Fault {
+	proxy.Inject(func(redistest.Exchange) redistest.Fault {
 		<-hung
-		return testserver.Fault{}
+		return redistest.Fault{}
 	})
 	release := sync.OnceFunc(func() { close(hung) })
 	defer release()

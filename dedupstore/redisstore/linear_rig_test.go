@@ -12,12 +12,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // A rig is a server behind a proxy that loses replies, and a client for each worker.
 type rig struct {
-	proxy   *testserver.RedisProxy
+	proxy   *redistest.Proxy
 	clients []*redis.Client
 	sent    []*sentLog   // what each client has begun to send
 	scripts atomic.Int64 // scripts that the proxy has seen
@@ -26,7 +26,7 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	server := ownServer(t)
-	r := &rig{proxy: testserver.Proxy(t, server.Addr)}
+	r := &rig{proxy: redistest.StartProxy(t, server.Addr)}
 	for range linearWorkers {
 		sent := new(sentLog)
 		o := server.Options()
@@ -88,10 +88,10 @@ func (c countingConn) Write(b []byte) (int, error) {
 }
 
 // faults drops every so-manieth reply, delays some, and holds some requests so long that their clients have gone.
-func (r *rig) faults(seed uint64) func(testserver.Exchange) testserver.Fault {
+func (r *rig) faults(seed uint64) func(redistest.Exchange) redistest.Fault {
 	var mu sync.Mutex
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	return func(e testserver.Exchange) (f testserver.Fault) {
+	return func(e redistest.Exchange) (f redistest.Fault) {
 		if !e.Has("\r\neval") && !e.Has("\r\nset\r\n") {
 			return f
 		}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // learned returns the store's clock when it knows the server's time, and lets all claims that can be plain be so.
@@ -249,7 +249,7 @@ func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing
 	}
 	claim(t, s, r, dedupstore.Busy) // a late copy of its release could meet its run
 	host, port, _ := net.SplitHostPort(master.Addr)
-	testserver.Redis(t, "--replicaof", host+" "+port)
+	redistest.Start(t, "--replicaof", host+" "+port)
 	var a dedupstore.Answer
 	eventually(t, func() (err error) {
 		a, err = s.Claim(t.Context(), request("k"))
@@ -334,7 +334,7 @@ func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 func TestCheck_AClientOfAnUnknownKindMakesNoPlainClaims(t *testing.T) {
 	t.Parallel()
 	type wrapped struct{ *redis.Client }
-	s := newStore(t, wrapped{testserver.Redis(t).Client()})
+	s := newStore(t, wrapped{redistest.Start(t).Client()})
 	must(s.Check(t.Context()))(t)
 	if s.plain.Load() {
 		t.Error("it may be a cluster of many clocks")

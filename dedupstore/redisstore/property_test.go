@@ -13,14 +13,14 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestScripts_RunTwiceLeaveTheSameRecordAndAnswer(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		rdb := testserver.Redis(t).Client()
+		rdb := redistest.Start(t).Client()
 		rapid.Check(t, func(rt *rapid.T) { runTwice(t, rt, rdb, newStore(t, rdb)) })
 	})
 	t.Run("miniredis", func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestCheck_UserWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
@@ -65,7 +65,7 @@ func TestStore_PasswordThatWasChangedIsSaid(t *testing.T) {
 }
 
 // as returns a client of a user who has what the package doc says that an ACL user needs, and the rules.
-func as(t *testing.T, server *testserver.RedisServer, user string, rules ...string) *redis.Client {
+func as(t *testing.T, server *redistest.Server, user string, rules ...string) *redis.Client {
 	t.Helper()
 	doc := string(must(os.ReadFile("doc.go"))(t))
 	_, needs, ok := strings.Cut(doc, "An ACL user needs")
@@ -172,7 +172,7 @@ func TestCheck_RefusesAUserOrAServerThatCannotStoreOutcomes(t *testing.T) {
 	for _, c := range []string{"GET", "PSETEX", "PEXPIRE", "PTTL", "TYPE", "EVAL"} {
 		refused(newStore(t, as(t, server, "without-"+c, "-"+strings.ToLower(c))), c)
 	}
-	refused(newStore(t, testserver.Redis(t, "--rename-command", "PSETEX", "").Client()), "PSETEX")
+	refused(newStore(t, redistest.Start(t, "--rename-command", "PSETEX", "").Client()), "PSETEX")
 	refused(must(New(as(t, server, "other-keys"), Config{Prefix: "elsewhere"}))(t), "EVAL") // to the key
 }
 

@@ -5,7 +5,7 @@
 //	store, err := sqlitestore.New(db, sqlitestore.Config{})
 //	err = store.Migrate(ctx)
 //	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "billing"})
-//	router.AddMiddleware(once.Middleware)
+//	router.AddMiddleware(oncewatermill.Middleware(once))
 //
 //	func charge(msg *message.Message) error {
 //		tx := sqlitestore.Tx(msg.Context()) // committed together with the outcome

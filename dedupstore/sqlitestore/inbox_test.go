@@ -480,7 +480,7 @@ func TestInbox_ManyRunsAtOnceEachCommitOnce(t *testing.T) {
 	for i := range messages * copies {
 		id := fmt.Sprint(i % messages)
 		all.Go(func() {
-			_, err := guard.Run(t.Context(), oncemill.Call{Key: request(id).Key, Hold: time.Minute}, func(ctx context.Context) (dedupstore.Outcome, error) {
+			_, err := guard.Run(t.Context(), oncemill.Call{Key: request(id).Key, MaxWait: time.Minute}, func(ctx context.Context) (dedupstore.Outcome, error) {
 				var cents int
 				if err := Tx(ctx).QueryRowContext(ctx, `SELECT cents FROM balance`).Scan(&cents); err != nil {
 					return dedupstore.Outcome{}, err

@@ -19,7 +19,7 @@ func commitAndStay(ctx context.Context, s *Store) error {
 	}
 	committed := false
 	for !committed { // on a slow machine, the lease may end before that
-		_, err = guard.Run(ctx, oncemill.Call{Key: request("1").Key, Hold: time.Second}, func(ctx context.Context) (dedupstore.Outcome, error) {
+		_, err = guard.Run(ctx, oncemill.Call{Key: request("1").Key, MaxWait: time.Second}, func(ctx context.Context) (dedupstore.Outcome, error) {
 			err := errors.Join(charge(ctx, Tx(ctx), "1"), Tx(ctx).Commit())
 			if committed = err == nil; committed {
 				<-ctx.Done()
@@ -57,7 +57,7 @@ func TestInbox_WhatAHandlerCommittedByItselfIsNotMadeAgainByAnother(t *testing.T
 			if err != nil {
 				t.Fatal(err)
 			}
-			call := oncemill.Call{Key: request("1").Key, Hold: 20 * time.Second}
+			call := oncemill.Call{Key: request("1").Key, MaxWait: 20 * time.Second}
 			for range 2 {
 				res, err := guard.Run(t.Context(), call, func(ctx context.Context) (dedupstore.Outcome, error) {
 					return dedupstore.Outcome{}, charge(ctx, Tx(ctx), "1")

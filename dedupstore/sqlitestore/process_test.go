@@ -120,7 +120,7 @@ func chargeAll(ctx context.Context, s *Store, messages int) error {
 		return err
 	}
 	for _, i := range rand.Perm(messages) {
-		call := oncemill.Call{Key: request(fmt.Sprint(i)).Key, Hold: 10 * time.Second}
+		call := oncemill.Call{Key: request(fmt.Sprint(i)).Key, MaxWait: 10 * time.Second}
 		for {
 			_, err := guard.Run(ctx, call, func(ctx context.Context) (dedupstore.Outcome, error) {
 				if err := charge(ctx, Tx(ctx), call.Key.ID); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -35,7 +35,7 @@ func (i interrupted) InTx(
 // TestPostgres_ATransactionThatCannotBeginKeepsNoResponse: the handler is not called, and a repeat calls it.
 func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 	t.Parallel()
-	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 	b, closeAll, err := openPostgres(t.Context(), dsn, true)
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			pool := testserver.SharedPostgres(t).NewDatabase(t).Pool(t)
+			pool := postgrestest.Shared(t).NewDatabase(t).Pool(t)
 			s, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
 			if err != nil {
 				t.Fatal(err)

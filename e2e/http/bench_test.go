@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -62,7 +62,7 @@ func handlerOver(b *testing.B, store dedupstore.Store) http.Handler {
 
 // A replay takes one round trip to Redis: compare "replay" with "claim", that round trip alone.
 func BenchmarkRedis(b *testing.B) {
-	rdb := testserver.Redis(b).Client()
+	rdb := redistest.Start(b).Client()
 	store, err := redisstore.New(rdb, redisstore.Config{})
 	if err != nil {
 		b.Fatal(err)

@@ -16,7 +16,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -46,9 +47,9 @@ func newPlace(t testing.TB, kind string) string {
 	t.Helper()
 	switch kind {
 	case onRedis:
-		return testserver.Redis(t).Addr
+		return redistest.Start(t).Addr
 	case onPostgres, onPostgresInbox:
-		return testserver.SharedPostgres(t).NewDatabase(t).DSN()
+		return postgrestest.Shared(t).NewDatabase(t).DSN()
 	}
 	return filepath.Join(t.TempDir(), "shop.db")
 }

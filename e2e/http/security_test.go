@@ -18,7 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -88,7 +88,7 @@ func (s *spy) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupst
 
 func TestSecurity_TheRecordInRedisHasNoCredentials(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t)
+	server := redistest.Start(t)
 	rdb := server.Client()
 	b := openFor(t, onRedis, server.Addr)
 	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{Group: "records"},

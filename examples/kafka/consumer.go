@@ -24,7 +24,6 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
 	once, err := consumer.New(store, consumer.Config{
 		Group:           "billing",
-		Handler:         "charge",
 		DeadLetters:     pub,
 		DeadLetterTopic: n.dead(),
 		Policy:          policy,
@@ -32,7 +31,7 @@ func consume(ctx context.Context, n names, store dedupstore.Store, pub producer.
 	if err != nil {
 		return err
 	}
-	worker, err := franz.NewWorker(once, charge(bank), franz.Config{})
+	worker, err := franz.NewWorker(once, charge(bank), franz.Config{Handler: "charge"})
 	if err != nil {
 		return err
 	}

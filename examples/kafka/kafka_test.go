@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop/shoptest"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -17,7 +17,7 @@ func TestKafka_BooksBalance(t *testing.T) { shoptest.BooksBalance(t, example) }
 func TestKafka_BrokenGuardShowsInTheBooks(t *testing.T) { shoptest.BrokenGuardShows(t, example) }
 
 func TestKafka_OnServersLeavesNothingBehind(t *testing.T) {
-	server := testserver.SharedKafka(t)
+	server := kafkatest.Shared(t)
 	admin := kadm.NewClient(server.Client())
 	before, err := admin.ListTopics(t.Context())
 	if err != nil {

@@ -23,7 +23,6 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 	policy.Backoff.Min = 50 * time.Millisecond // the bank is back at once; the default is 1 s
 	once, err := consumer.New(store, consumer.Config{
 		Group:           "billing",
-		Handler:         "charge",
 		DeadLetters:     pub,
 		DeadLetterTopic: n.dead(),
 		Policy:          policy,
@@ -41,7 +40,7 @@ func consume(ctx context.Context, js jetstream.JetStream, n names, store dedupst
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, js, cons, charge(bank), natsjs.Config{})
+	worker, err := natsjs.NewWorker(once, js, cons, charge(bank), natsjs.Config{Handler: "charge"})
 	if err != nil {
 		return err
 	}

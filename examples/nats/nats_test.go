@@ -6,7 +6,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop/shoptest"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -16,7 +16,7 @@ func TestNATS_BooksBalance(t *testing.T) { shoptest.BooksBalance(t, example) }
 func TestNATS_BrokenGuardShowsInTheBooks(t *testing.T) { shoptest.BrokenGuardShows(t, example) }
 
 func TestNATS_OnServersLeavesNothingBehind(t *testing.T) {
-	servers := testserver.NATS(t)
+	servers := natstest.Start(t)
 	b, status := shoptest.Play(t, example, "-orders", "60", "-nats", servers.URL(), "-redis", shoptest.RedisURL(t))
 	if status != 0 || !b.Balance() {
 		t.Errorf("status %d, %+v", status, b)

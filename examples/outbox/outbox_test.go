@@ -13,7 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -68,7 +69,7 @@ func TestOutbox_BooksBalance(t *testing.T) {
 
 func TestOutbox_BooksBalanceOnPostgresAndNATSAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
-	db, servers := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
+	db, servers := postgrestest.Shared(t).NewDatabase(t), natstest.Start(t)
 	b, status, says := run(t, program{}, "-postgres", db.DSN(), "-nats", servers.URL(), "-orders", full(100, 2000))
 	checkAllHappened(t, b, status, says)
 	for name := range servers.JetStream().StreamNames(t.Context()).Name() {
@@ -77,7 +78,7 @@ func TestOutbox_BooksBalanceOnPostgresAndNATSAndNothingIsLeft(t *testing.T) {
 	checkNoSchema(t, db)
 }
 
-func checkNoSchema(t *testing.T, db *testserver.PostgresDatabase) {
+func checkNoSchema(t *testing.T, db *postgrestest.Database) {
 	t.Helper()
 	var schemas int
 	if err := db.Pool(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'oncemill%'`).Scan(&schemas); err != nil || schemas != 0 {
@@ -197,7 +198,7 @@ func TestOutbox_MistakesAreNamed(t *testing.T) {
 
 func TestOutbox_UnreachableServersAreNamed(t *testing.T) {
 	t.Parallel()
-	db := testserver.SharedPostgres(t).NewDatabase(t)
+	db := postgrestest.Shared(t).NewDatabase(t)
 	for says, args := range map[string][]string{
 		"-postgres postgres://127.0.0.1:1 ": {"-postgres", "postgres://ann:secret@127.0.0.1:1/shop"},
 		"-postgres postgres://127.0.0.1:2 ": {"-postgres", "postgres://127.0.0.1:2/shop?password=secret"},

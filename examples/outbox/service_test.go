@@ -18,7 +18,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -45,7 +46,7 @@ func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) *dat
 	})
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
-		dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+		dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 		test(t, func(reserve reserving) *database {
 			db, err := openPostgres(t.Context(), dsn, "oncemill_test", "orders", reserve)
 			return closing(t, db, err)
@@ -314,7 +315,7 @@ func TestOutbox_ListensUntilInterrupted(t *testing.T) {
 // Copies of the service begin together at a deployment.
 func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	t.Parallel()
-	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 	var copies sync.WaitGroup
 	for range 8 {
 		copies.Go(func() {
@@ -333,7 +334,7 @@ func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
 
 func TestOutbox_ListensAgainOnTheSameServers(t *testing.T) {
 	t.Parallel()
-	db, servers := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
+	db, servers := postgrestest.Shared(t).NewDatabase(t), natstest.Start(t)
 	args := []string{"-postgres", db.DSN(), "-nats", servers.URL()}
 	js := servers.JetStream()
 	// examples/nats keeps its stream: README lets both run on one server.

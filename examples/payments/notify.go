@@ -22,7 +22,7 @@ import (
 // notify tells the API of receipts until ctx ends. Then it drains: calls that have begun are finished.
 func notify(ctx context.Context, o options, b *broker, db *database) error {
 	once, err := consumer.New(db.leased, consumer.Config{
-		Group: "notify", Handler: "notify", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
+		Group: "notify", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
 	})
 	if err != nil {
 		return err
@@ -33,7 +33,8 @@ func notify(ctx context.Context, o options, b *broker, db *database) error {
 	}
 	client := newClient()
 	defer client.CloseIdleConnections()
-	worker, err := natsjs.NewWorker(once, b.js, cons, callAPI(client, o.API), natsjs.Config{Window: window})
+	worker, err := natsjs.NewWorker(once, b.js, cons, callAPI(client, o.API),
+		natsjs.Config{Handler: "notify", MaxInFlight: window})
 	if err != nil {
 		return err
 	}

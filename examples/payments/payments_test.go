@@ -19,7 +19,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // TestMain is a consumer in processes that the tests start.
@@ -74,7 +75,7 @@ func TestPayments_BooksBalanceEmbedded(t *testing.T) {
 
 func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
-	db, broker := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
+	db, broker := postgrestest.Shared(t).NewDatabase(t), natstest.Start(t)
 	b, status, says := play(t, "-postgres", db.DSN(), "-nats", broker.URL(), "-payments", "120", "-kills", "4")
 	checkAllHappened(t, b, status, says)
 	for name := range broker.JetStream().StreamNames(t.Context()).Name() {
@@ -88,7 +89,7 @@ func TestPayments_BooksBalanceOnServersAndNothingIsLeft(t *testing.T) {
 
 func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 	t.Parallel()
-	db, broker := testserver.SharedPostgres(t).NewDatabase(t), testserver.NATS(t)
+	db, broker := postgrestest.Shared(t).NewDatabase(t), natstest.Start(t)
 	for name, shows := range map[string][]string{
 		"forgets":          {`entries of .*: \[(".*" ){3}.*\], want`, `balance of `},
 		"settles_outside":  {`entries of .*: \[\], want`, `receipts of .*: \[\], want`},
@@ -110,7 +111,7 @@ func TestPayments_BrokenVariantsShowInTheBooks(t *testing.T) {
 // The books of a second run said that they do not balance.
 func TestPayments_PlaysInADatabaseOfItsOwn(t *testing.T) {
 	t.Parallel()
-	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", testserver.NATS(t).URL(), "-payments", "30", "-kills", "0"}
+	args := []string{"-sqlite", filepath.Join(t.TempDir(), "payments.db"), "-nats", natstest.Start(t).URL(), "-payments", "30", "-kills", "0"}
 	if b, status, says := play(t, args...); status != 0 || !b.Balance() {
 		t.Fatalf("status %d, %+v\n%s", status, b, says)
 	}
@@ -166,7 +167,7 @@ func post(t *testing.T, h http.Handler, body string, want int) {
 func TestService_AnswersSayWhatHappened(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]options{
-		"PostgreSQL": {Run: "answers", Postgres: testserver.SharedPostgres(t).NewDatabase(t).DSN()},
+		"PostgreSQL": {Run: "answers", Postgres: postgrestest.Shared(t).NewDatabase(t).DSN()},
 		"SQLite":     {SQLite: filepath.Join(t.TempDir(), "payments.db")},
 	} {
 		db, err := openDatabase(t.Context(), o)
@@ -217,7 +218,7 @@ func TestPayments_MistakesAreNamed(t *testing.T) {
 
 func TestPayments_UnreachableServersAreNamed(t *testing.T) {
 	t.Parallel()
-	db := testserver.SharedPostgres(t).NewDatabase(t)
+	db := postgrestest.Shared(t).NewDatabase(t)
 	for says, args := range map[string][]string{
 		"-postgres postgres://127.0.0.1:1": {"-postgres", "postgres://ann:secret@127.0.0.1:1/shop"},
 		"-nats nats://127.0.0.1:1":         {"-postgres", db.DSN(), "-nats", "nats://ann:secret@127.0.0.1:1"},
@@ -287,7 +288,7 @@ func TestAPI_TransfersOnceAKey(t *testing.T) {
 // Copies of a program begin together at a deployment.
 func TestPostgres_ProcessesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	t.Parallel()
-	dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
+	dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {

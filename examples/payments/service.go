@@ -44,7 +44,7 @@ func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) erro
 // charge books payments until ctx ends. Then it drains: what has begun is committed and acknowledged.
 func charge(ctx context.Context, o options, b *broker, db *database) error {
 	once, err := consumer.New(db.inbox, consumer.Config{
-		Group: "ledger", Handler: "charge", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
+		Group: "ledger", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
 	})
 	if err != nil {
 		return err
@@ -53,7 +53,8 @@ func charge(ctx context.Context, o options, b *broker, db *database) error {
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()), natsjs.Config{Window: window})
+	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()),
+		natsjs.Config{Handler: "charge", MaxInFlight: window})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
@@ -43,7 +44,7 @@ func TestCrash_BooksBalance(t *testing.T) {
 		t.Run(store, func(t *testing.T) {
 			t.Parallel()
 			if store == inRedis {
-				testserver.Redis(t) // skips, or fails, where there is no redis-server
+				redistest.Start(t) // skips, or fails, where there is no redis-server
 			}
 			t.Logf("%d kills of each of %v, seed %d", kills, names, seed)
 			c := &crashes{
@@ -130,7 +131,7 @@ func (c *crashes) start(name string) {
 	var err error
 	switch name {
 	case "redis":
-		p, err = testserver.StartRedis(dir, c.redisPort, "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
+		p, err = redistest.StartAt(dir, c.redisPort, "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
 	case "nats":
 		p, err = testserver.StartProgram(dir, self(c.t), natsRole, strconv.Itoa(c.natsPort), dir)
 		if err == nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // playTest plays the quickstart, and returns its books.
@@ -102,14 +102,14 @@ func TestQuickstart_RestartForgetsNothing(t *testing.T) {
 
 func TestQuickstart_OnRedis(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t)
+	server := redistest.Start(t)
 	all, balanced := playTest(t, options{orders: 20, seed: 1, redis: redisURL(server)})
 	if !balanced {
 		t.Errorf("%+v", all[guarded])
 	}
 }
 
-func redisURL(server *testserver.RedisServer) string {
+func redisURL(server *redistest.Server) string {
 	if given := os.Getenv("ONCEMILL_TEST_REDIS"); given != "" {
 		return given
 	}

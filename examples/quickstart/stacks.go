@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -18,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // The stacks that handle the same messages side by side.
@@ -49,15 +51,14 @@ type stack struct {
 // guard is the part that a program of yours would have.
 func (s *stack) guard() (*consumer.Processor, error) {
 	return consumer.New(s.records, consumer.Config{
-		Group:   "billing",
-		Handler: "charge", // several subscriptions share one handler here
+		Group: "billing",
 		Policy: oncemill.Policy{
 			Lease:     lease,
 			Backoff:   oncemill.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond},
 			Logger:    slog.New(slog.DiscardHandler),
 			Telemetry: s.telemetry,
 		},
-		Hold:            3 * lease / 2,
+		MaxWait:         3 * lease / 2,
 		DeadLetters:     s.broker.publisher,
 		DeadLetterTopic: s.broker.names.dead(s.name),
 	})
@@ -70,12 +71,12 @@ func (s *stack) protect(router *message.Router) (end func(context.Context) error
 		if err != nil {
 			return nil, err
 		}
-		router.AddMiddleware(once.Middleware)
+		router.AddMiddleware(oncewatermill.Middleware(once))
 		return once.Close, nil
 	}
 	// The other stacks get a dead-letter topic too: what is compared is what happens to duplicates.
 	dead := s.broker.names.dead(s.name)
-	publisher := producer.ToWatermill(s.broker.publisher)
+	publisher := oncewatermill.NewPublisher(s.broker.publisher)
 	poison, err := middleware.PoisonQueueWithFilter(publisher, dead, func(err error) bool {
 		_, permanent := errors.AsType[*oncemill.PermanentError](err)
 		return permanent
@@ -104,7 +105,7 @@ func (s *stack) start(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var subs []message.Subscriber
+	var subs several
 	defer func() {
 		for _, sub := range subs {
 			if err != nil { // a router that does not run ends none of them
@@ -117,15 +118,15 @@ func (s *stack) start(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range workers {
+	for range workers {
 		sub, err := s.subscriber()
 		if err != nil {
 			return nil, err
 		}
 		subs = append(subs, sub)
-		router.AddHandler(fmt.Sprintf("charge-%d", i), s.broker.names.orders(), sub,
-			s.broker.names.receipts(s.name), producer.ToWatermill(s.broker.publisher), s.charge)
 	}
+	router.AddHandler("charge", s.broker.names.orders(), subs,
+		s.broker.names.receipts(s.name), oncewatermill.NewPublisher(s.broker.publisher), s.charge)
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
 	select {
@@ -138,6 +139,39 @@ func (s *stack) start(ctx context.Context) (stop func() error, err error) {
 		defer cancel()
 		return errors.Join(router.Close(), <-ended, end(ctx))
 	}, nil
+}
+
+// Several subscribers are one to the Router: they share a handler, under whose name records are kept.
+type several []message.Subscriber
+
+func (s several) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	all := make(chan *message.Message)
+	var each sync.WaitGroup
+	for _, sub := range s {
+		messages, err := sub.Subscribe(ctx, topic)
+		if err != nil {
+			return nil, err
+		}
+		each.Go(func() {
+			for msg := range messages {
+				all <- msg
+			}
+		})
+	}
+	go func() {
+		each.Wait()
+		close(all)
+	}()
+	return all, nil
+}
+
+// Close closes all of them.
+func (s several) Close() error {
+	var errs []error
+	for _, sub := range s {
+		errs = append(errs, sub.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func (s *stack) subscriber() (message.Subscriber, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // A sample is one message that was claimed: when, and how long after the first try.
@@ -115,7 +115,7 @@ func clusterError(err error) string {
 }
 
 func (l *load) sampled(k dedupstore.Key, began time.Time) {
-	slot := testserver.Slot(inRedis(k))
+	slot := redistest.Slot(inRedis(k))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.samples = append(l.samples, sample{
@@ -193,7 +193,7 @@ func (w window) String() string {
 // It measures latencies: it does not run beside other tests.
 func TestCluster_ClaimsAreFastAgainWithinFiveSecondsAfterAPrimaryIsKilled(t *testing.T) {
 	after, rate := full(20*time.Second, 7*time.Second), full(2000, 1000)
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	rdb := redis.NewClusterClient(defaultOptions(cluster))
 	t.Cleanup(func() { rdb.Close() })
 	store, err := redisstore.New(rdb, redisstore.Config{})
@@ -239,7 +239,7 @@ func TestCluster_ClaimsAreFastAgainWithinFiveSecondsAfterAPrimaryIsKilled(t *tes
 }
 
 // defaultOptions are those of a user who sets what Check asks for and no more.
-func defaultOptions(c *testserver.Cluster) *redis.ClusterOptions {
+func defaultOptions(c *redistest.Cluster) *redis.ClusterOptions {
 	o := &redis.ClusterOptions{ContextTimeoutEnabled: true}
 	for _, n := range c.Nodes {
 		o.Addrs = append(o.Addrs, n.Addr)
@@ -250,7 +250,7 @@ func defaultOptions(c *testserver.Cluster) *redis.ClusterOptions {
 func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 	t.Parallel()
 	rounds, slots, workers := full(4, 1), full(1500, 500), full(32, 8)
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	store, err := redisstore.New(cluster.Client(), redisstore.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 func inSlots(n, slots int) (list []dedupstore.Key) {
 	for i := 0; len(list) < n; i++ {
 		k := messages(fmt.Sprint("hot-", i), 1)[0]
-		if testserver.Slot(inRedis(k)) < slots {
+		if redistest.Slot(inRedis(k)) < slots {
 			list = append(list, k)
 		}
 	}

@@ -10,15 +10,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // Full: 20 times. Clients follow a name, which moves some time after the master has.
 func TestReplication_FailoverByHandRepeatsNothing(t *testing.T) {
 	t.Parallel()
-	master := testserver.Redis(t, "--appendonly", "no", "--repl-diskless-sync-delay", "0")
+	master := redistest.Start(t, "--appendonly", "no", "--repl-diskless-sync-delay", "0")
 	host, port, _ := strings.Cut(master.Addr, ":")
-	other := testserver.Redis(t, "--appendonly", "no", "--repl-diskless-sync-delay", "0", "--replicaof", host+" "+port)
+	other := redistest.Start(t, "--appendonly", "no", "--repl-diskless-sync-delay", "0", "--replicaof", host+" "+port)
 	var name atomic.Pointer[string]
 	name.Store(&master.Addr)
 	rdb := redis.NewClient(&redis.Options{

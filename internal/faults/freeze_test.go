@@ -9,7 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // A trap holds first runs of messages that come twice, whatever becomes of their leases.
@@ -62,7 +62,7 @@ func (p *trap) hold(_ context.Context, r oncemill.Run) {
 func TestRedis_FrozenLongerThanALeaseZombiesAreRefused(t *testing.T) {
 	t.Parallel()
 	const lease = time.Second
-	server := testserver.Redis(t, "--appendonly", "no")
+	server := redistest.Start(t, "--appendonly", "no")
 	var p trap
 	r := newRig(t, client(t, server.Addr), setup{rate: 200, lease: lease, hold: 2 * lease, work: p.hold})
 	times := full(10, 1)

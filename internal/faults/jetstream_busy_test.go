@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
 // Full: the keys are held for a minute, 120 times the AckWait of the consumer. A process works on other messages
@@ -18,7 +18,7 @@ func TestJetStream_BusyKeysDoNotBurnMaxDeliver(t *testing.T) {
 	t.Parallel()
 	const lease, busy, orders = 500 * time.Millisecond, 8, 40
 	const held = 3 * lease // of somebody else, who may be slow to renew it
-	server := testserver.NATS(t)
+	server := natstest.Start(t)
 	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, job{
 		Handler: "steady", Work: time.Millisecond, Lease: lease, Hold: lease / 5, Grace: shutdownGrace, Window: 20,
 	})
@@ -103,7 +103,7 @@ func TestJetStream_SlowHandlersRunOnce(t *testing.T) {
 	for _, way := range full([]way{{0, true}, {0, false}, {1, false}, {2, false}}, []way{{0, true}}) {
 		t.Run(fmt.Sprintf("%+v", way), func(t *testing.T) {
 			t.Parallel()
-			server := testserver.NATS(t)
+			server := natstest.Start(t)
 			s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, 3*time.Second, job{
 				Handler: "steady", Work: 200 * time.Millisecond, Lease: 3 * time.Second, Hold: 500 * time.Millisecond,
 				Grace: shutdownGrace, Window: way.window, Order: way.order,

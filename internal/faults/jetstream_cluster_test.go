@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
 // Full: 20,000 messages; 20 SIGKILLs of workers, and two of a server that leads. Reduced, the servers are embedded, which
@@ -51,19 +52,19 @@ func TestJetStream_ClusterLeaderAndConsumersKilled(t *testing.T) {
 	m.checkRecovery(lease + full(2*time.Second, 8*time.Second)) // reduced, others use the machine
 }
 
-func newNATSCluster(t *testing.T) *testserver.NATSNodes {
+func newNATSCluster(t *testing.T) *natstest.Cluster {
 	t.Helper()
 	if !proof {
-		return testserver.NATSCluster(t, 3)
+		return natstest.StartCluster(t, 3)
 	}
 	program := testserver.BuildProgram(t, "github.com/nats-io/nats-server/v2")
-	return testserver.NATSClusterOfProcesses(t, 3, program)
+	return natstest.StartClusterOfProcesses(t, 3, program)
 }
 
 // A massacre is what was killed.
 type massacre struct {
 	*shop
-	cluster *testserver.NATSNodes
+	cluster *natstest.Cluster
 	alive   []workerProcess
 	killed  map[int]time.Time // workers by process ID
 	outages []outage          // of a leader

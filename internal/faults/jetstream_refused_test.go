@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -27,7 +27,7 @@ func TestJetStream_WorkerWithoutRightsNamesThem(t *testing.T) {
 	for name, subject := range subjects {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			srv := testserver.NATS(t, func(o *server.Options) {
+			srv := natstest.Start(t, func(o *server.Options) {
 				deny := &server.SubjectPermission{Deny: []string{subject, subject + ".>"}}
 				o.Users = []*server.User{
 					{Username: "owner", Password: "secret"},
@@ -49,7 +49,7 @@ func TestJetStream_WorkerWithoutRightsNamesThem(t *testing.T) {
 	}
 }
 
-func as(user string, srv *testserver.NATSServer) string {
+func as(user string, srv *natstest.Server) string {
 	return strings.Replace(srv.URL(), "nats://", "nats://"+user+":secret@", 1)
 }
 
@@ -77,7 +77,7 @@ func (s *shop) endsByItself(w workerProcess, names ...string) {
 // A worker whose consumer is deleted ends, and names it. What it was at is done, and the next consumer gets the rest.
 func TestJetStream_DeletedConsumerEndsTheWorker(t *testing.T) {
 	t.Parallel()
-	srv := testserver.NATS(t)
+	srv := natstest.Start(t)
 	stream := jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}
 	s := newShop(t, []string{srv.URL()}, srv.JetStream(), stream, time.Second, job{
 		Handler: "steady", Work: 100 * time.Millisecond, Lease: time.Second, Hold: time.Second, Grace: shutdownGrace, Window: 10,
@@ -172,7 +172,7 @@ func (s *shop) mustNotBegin(cons jetstream.Consumer) {
 		s.t.Fatal(err)
 	}
 	handle := func(context.Context, jetstream.Msg) error { return errors.New("not reached") }
-	w, err := natsjs.NewWorker(once, s.js, cons, handle, natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+	w, err := natsjs.NewWorker(once, s.js, cons, handle, natsjs.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -38,7 +40,7 @@ type shop struct {
 // newShop makes streams, with a consumer that gives messages up after five deliveries.
 func newShop(t *testing.T, urls []string, js jetstream.JetStream, stream jetstream.StreamConfig, ackWait time.Duration, j job) *shop {
 	t.Helper()
-	server := testserver.Redis(t, "--appendonly", "yes", "--appendfsync", "everysec")
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "everysec")
 	store, err := redisstore.New(client(t, server.Addr), redisstore.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +74,7 @@ func (s *shop) makeConsumer(stream jetstream.StreamConfig, ackWait time.Duration
 	config := jetstream.ConsumerConfig{
 		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: 5, Replicas: stream.Replicas,
 	}
-	testserver.Ask(s.t, "consumer "+consumerName, func(ctx context.Context) (jetstream.Consumer, error) {
+	natstest.Ask(s.t, "consumer "+consumerName, func(ctx context.Context) (jetstream.Consumer, error) {
 		return s.js.CreateConsumer(ctx, ordersStream, config)
 	})
 }
@@ -306,7 +308,7 @@ func (s *shop) mustHaveGivenUpNothing() {
 // createStream makes a stream.
 func createStream(t *testing.T, js jetstream.JetStream, config jetstream.StreamConfig) {
 	t.Helper()
-	testserver.Ask(t, "stream "+config.Name, func(ctx context.Context) (jetstream.Stream, error) {
+	natstest.Ask(t, "stream "+config.Name, func(ctx context.Context) (jetstream.Stream, error) {
 		return js.CreateOrUpdateStream(ctx, config)
 	})
 }
@@ -314,13 +316,13 @@ func createStream(t *testing.T, js jetstream.JetStream, config jetstream.StreamC
 // lookAt is a stream as it is now.
 func lookAt(t *testing.T, js jetstream.JetStream, name string) jetstream.Stream {
 	t.Helper()
-	return testserver.Ask(t, "stream "+name, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, name) })
+	return natstest.Ask(t, "stream "+name, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, name) })
 }
 
 // messageAt is a message of a stream, or nil if the stream does not hold it any more.
 func messageAt(t *testing.T, stream jetstream.Stream, seq uint64) *jetstream.RawStreamMsg {
 	t.Helper()
-	return testserver.Ask(t, fmt.Sprint("message ", seq), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+	return natstest.Ask(t, fmt.Sprint("message ", seq), func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
 		msg, err := stream.GetMsg(ctx, seq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			return nil, nil

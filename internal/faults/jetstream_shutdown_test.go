@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -19,7 +19,7 @@ const shutdownGrace = 15 * time.Second // much longer than handlers take, on a m
 // is acknowledged.
 func newClosing(t *testing.T, j job) *shop {
 	t.Helper()
-	server := testserver.NATS(t)
+	server := natstest.Start(t)
 	j.Lease, j.Hold, j.Window = 2*time.Second, time.Second, 100
 	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{Retention: jetstream.WorkQueuePolicy}, 2*time.Second, j)
 	s.publishOrders(300)

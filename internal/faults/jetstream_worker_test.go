@@ -121,7 +121,7 @@ func (j job) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*nats
 	if err != nil {
 		return nil, err
 	}
-	config := natsjs.Config{Window: j.Window, Grace: j.Grace}
+	config := natsjs.Config{Handler: "charge", MaxInFlight: j.Window, Grace: j.Grace}
 	if j.Order {
 		config.Order = natsjs.BySubject
 	}
@@ -134,7 +134,7 @@ func (j job) processor(js jetstream.JetStream, journal *journal) (*consumer.Proc
 		return nil, err
 	}
 	return consumer.New(journal, consumer.Config{
-		Group: "billing", Handler: "charge", Hold: j.Hold, DeadLetters: letters, DeadLetterTopic: lettersStream,
+		Group: "billing", MaxWait: j.Hold, DeadLetters: letters, DeadLetterTopic: lettersStream,
 		Policy: oncemill.Policy{Lease: j.Lease, MaxAttempts: 4, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}},
 	})
 }

@@ -174,7 +174,7 @@ func TestKafkaChild(t *testing.T) {
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
-	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Order: c.Order, Window: c.Window, InstanceID: c.Instance, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
+	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Handler: "charge", Order: c.Order, MaxInFlight: c.Window, InstanceID: c.Instance, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func TestKafka_MembersThatComeAndGoLoseNothingAndRepeatOnlyWhatIsExplained(t *te
 func comeAndGo(t *testing.T, k kafka, order franz.Order, serverSide bool) {
 	r := newKafkaRig(t, k, kafkaSetup{
 		partitions: 6, rate: 300, lease: 1500 * time.Millisecond, fails: flaky, opts: balancedBy(serverSide),
-		config: franz.Config{Order: order, Window: 32, CommitEvery: 100 * time.Millisecond},
+		config: franz.Config{Order: order, MaxInFlight: 32, CommitEvery: 100 * time.Millisecond},
 		work:   func(context.Context, oncemill.Run) { lasts(rand.N(4 * time.Millisecond)) },
 	})
 	home := r.serve()
@@ -81,7 +81,7 @@ func TestKafka_MembersThatLeaveRepeatNothing(t *testing.T) {
 
 func leaveInTurn(t *testing.T, k kafka, serverSide bool) {
 	r := newKafkaRig(t, k, kafkaSetup{
-		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, Window: 32},
+		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, MaxInFlight: 32},
 		opts: balancedBy(serverSide),
 		work: func(context.Context, oncemill.Run) { lasts(rand.N(20 * time.Millisecond)) },
 	})

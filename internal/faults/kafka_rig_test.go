@@ -21,7 +21,8 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -40,7 +41,7 @@ func eachKafka(t *testing.T, test func(t *testing.T, k kafka)) {
 	})
 	t.Run("broker", func(t *testing.T) {
 		t.Parallel()
-		test(t, kafka{addr: testserver.SharedKafka(t).Addr})
+		test(t, kafka{addr: kafkatest.Shared(t).Addr})
 	})
 }
 
@@ -116,7 +117,7 @@ const kafkaGrace = 5 * time.Second
 // newKafkaRig starts a rig without members.
 func newKafkaRig(t *testing.T, k kafka, s kafkaSetup) *kafkaRig {
 	t.Helper()
-	store, err := redisstore.New(client(t, testserver.Redis(t).Addr), redisstore.Config{})
+	store, err := redisstore.New(client(t, redistest.Start(t).Addr), redisstore.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func kafkaProcessor(t *testing.T, r *kafkaRig, s kafkaSetup) *consumer.Processor
 // kafkaConsumer is how the consumers of these tests are configured, in this process and in others.
 func kafkaConsumer(letters producer.Publisher, lease time.Duration, attempts int) consumer.Config {
 	return consumer.Config{
-		Group: "billing", Handler: "charge", DeadLetters: letters, DeadLetterTopic: "dead",
+		Group: "billing", DeadLetters: letters, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: lease, MaxAttempts: attempts, Logger: slog.New(slog.DiscardHandler),
 			Backoff: oncemill.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond},
@@ -367,7 +368,7 @@ func (r *kafkaRig) join(opts ...kgo.Opt) *kafkaMember {
 func (r *kafkaRig) joinAs(instance string, opts ...kgo.Opt) *kafkaMember {
 	r.t.Helper()
 	config := r.config
-	config.InstanceID = instance
+	config.Handler, config.InstanceID = "charge", instance
 	config.Grace = kafkaGrace
 	config.Logger = slog.New(slog.DiscardHandler)
 	w, err := franz.NewWorker(r.once, r.handle, config)

@@ -13,7 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -57,7 +57,7 @@ func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(),
 // serverSideKafka is a broker of the test's own.
 func serverSideKafka(t *testing.T) kafka {
 	t.Helper()
-	return kafka{addr: testserver.Kafka(t,
+	return kafka{addr: kafkatest.Start(t,
 		"group.consumer.min.session.timeout.ms="+millis(kafkaSession),
 		"group.consumer.session.timeout.ms="+millis(kafkaSession),
 		"group.consumer.min.heartbeat.interval.ms="+millis(serverSideHeartbeat),
@@ -69,7 +69,7 @@ func serverSideKafka(t *testing.T) kafka {
 // has one of each kind.
 func moveThereAndBack(t *testing.T, k kafka) {
 	r := newKafkaRig(t, k, kafkaSetup{
-		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, Window: 32},
+		partitions: 6, rate: 300, lease: 3 * time.Second, fails: flaky, config: franz.Config{Order: franz.PerKey, MaxInFlight: 32},
 		work: func(context.Context, oncemill.Run) { lasts(rand.N(20 * time.Millisecond)) },
 	})
 	a, b := r.join(), r.join()

@@ -34,7 +34,7 @@ func eachShutdown(t *testing.T, one franz.Order, test func(t *testing.T, k kafka
 func shutdownRig(t *testing.T, k kafka, order franz.Order, work func(context.Context, oncemill.Run)) *kafkaRig {
 	r := newKafkaRig(t, k, kafkaSetup{
 		partitions: shutdownPartitions[order],
-		config:     franz.Config{Order: order, Window: inFlight},
+		config:     franz.Config{Order: order, MaxInFlight: inFlight},
 		work:       work,
 	})
 	var batch []*kgo.Record

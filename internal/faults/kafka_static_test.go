@@ -14,7 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -25,14 +25,14 @@ const staticSession = time.Minute
 func staticSetup(lease time.Duration) kafkaSetup {
 	return kafkaSetup{
 		partitions: 6, rate: 300, lease: lease, fails: flaky,
-		config: franz.Config{Order: franz.PerKey, Window: 32, CommitEvery: 100 * time.Millisecond},
+		config: franz.Config{Order: franz.PerKey, MaxInFlight: 32, CommitEvery: 100 * time.Millisecond},
 		opts:   []kgo.Opt{kgo.SessionTimeout(staticSession)},
 		work:   func(context.Context, oncemill.Run) { lasts(rand.N(4 * time.Millisecond)) },
 	}
 }
 
 // sharedKafka is the broker that the real tests share.
-func sharedKafka(t *testing.T) kafka { return kafka{addr: testserver.SharedKafka(t).Addr} }
+func sharedKafka(t *testing.T) kafka { return kafka{addr: kafkatest.Shared(t).Addr} }
 
 // A deployment stops one member after the other and starts it again. The others keep their partitions, and nothing runs
 // twice. The group is not rebalanced, unless the member is the group's leader, the one that came first: kgo then asks for a

@@ -8,14 +8,14 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // Full: the server stays full for 20 s, and 20,000 messages wait.
 func TestRedis_AtMaxmemoryWhatRunsIsFinishedAndNothingIsBegun(t *testing.T) {
 	t.Parallel()
 	const running, lease = 20, 3 * time.Second
-	server := testserver.Redis(t, "--maxmemory-policy", "noeviction")
+	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
 	admin := server.Client()
 	limit := func(bytes string) {
 		if err := admin.ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -19,7 +20,7 @@ import (
 func TestOutbox_LeaderKilledWhilePublishingLosesNothing(t *testing.T) {
 	t.Parallel()
 	cluster := newNATSCluster(t)
-	db := testserver.SharedPostgres(t).NewDatabase(t)
+	db := postgrestest.Shared(t).NewDatabase(t)
 	cfg := shortLease()
 	cfg.PublishTimeout, cfg.Lease = 2*time.Second, 4*time.Second
 	m := newMint(t, db.DSN(), cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, true, cfg)
@@ -50,8 +51,8 @@ func TestOutbox_LeaderKilledWhilePublishingLosesNothing(t *testing.T) {
 // broker is gone. Refusals make rows dead soon here, which silence must not.
 func TestOutbox_BrokerOutageIsHeldOutAndCaughtUpWith(t *testing.T) {
 	t.Parallel()
-	broker := testserver.NATS(t)
-	db := testserver.SharedPostgres(t).NewDatabase(t)
+	broker := natstest.Start(t)
+	db := postgrestest.Shared(t).NewDatabase(t)
 	short := shortLease()
 	short.Backoff.Max = time.Second
 	cfg := full(outbox.Config{Lease: time.Minute, Backoff: oncemill.Backoff{Max: time.Minute}}, short) // the defaults, and others

@@ -11,7 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // Full: 200 commits: the backend is ended by pg_terminate_backend at 140 of them and by SIGKILL at 50, and the whole server
@@ -19,8 +20,8 @@ import (
 // writer hears nothing of them.
 func TestOutbox_BackendsKilledAtCommitPublishWhatIsInTheTable(t *testing.T) {
 	t.Parallel()
-	server := testserver.Postgres(t, "synchronous_standby_names=nobody", "synchronous_commit=local")
-	broker := testserver.NATS(t)
+	server := postgrestest.Start(t, "synchronous_standby_names=nobody", "synchronous_commit=local")
+	broker := natstest.Start(t)
 	m := newMint(t, server.DSN(), []string{broker.URL()}, broker.JetStream(), jetstream.StreamConfig{}, true, shortLease())
 	relays := m.startAll(2)
 	c := &commits{mint: m, server: server, ends: map[string]int{}}
@@ -45,7 +46,7 @@ func TestOutbox_BackendsKilledAtCommitPublishWhatIsInTheTable(t *testing.T) {
 // A commits kills who commits.
 type commits struct {
 	*mint
-	server *testserver.PostgresServer
+	server *postgrestest.Server
 	ends   map[string]int // what became of transactions
 }
 

@@ -9,7 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // Full: 20,000 messages, 8 relays, 100 SIGKILLs and 100 SIGSTOPs, half of them longer than a lease.
@@ -18,8 +19,8 @@ func TestOutbox_RelaysKilledAndStoppedLoseNothingAndRepeatOnlyWhatIsExplained(t 
 	for name, ordered := range map[string]bool{"unordered": false, "ordered": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := testserver.SharedPostgres(t).NewDatabase(t)
-			broker := testserver.NATS(t)
+			db := postgrestest.Shared(t).NewDatabase(t)
+			broker := natstest.Start(t)
 			m := newMint(t, db.DSN(), []string{broker.URL()}, broker.JetStream(), jetstream.StreamConfig{}, ordered, shortLease())
 			m.job.Linger = 50 * time.Millisecond
 			c := &chaos{mint: m, alive: m.startAll(full(8, 4))}

@@ -10,7 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -36,8 +37,8 @@ var poisons = map[string]struct {
 }
 
 func poisoned(t *testing.T, ordered bool) {
-	broker := testserver.NATS(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
-	db := testserver.SharedPostgres(t).NewDatabase(t)
+	broker := natstest.Start(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
+	db := postgrestest.Shared(t).NewDatabase(t)
 	cfg := shortLease()
 	cfg.BatchSize, cfg.MaxAttempts = 100, 3
 	cfg.PublishTimeout, cfg.Lease = 20*time.Second, time.Minute // nothing but the poison comes twice

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -367,7 +368,7 @@ func (m *mint) stream() (ids []string) {
 	if last == 0 {
 		return nil
 	}
-	cons := testserver.Ask(m.t, "a reader of the stream", func(ctx context.Context) (jetstream.Consumer, error) {
+	cons := natstest.Ask(m.t, "a reader of the stream", func(ctx context.Context) (jetstream.Consumer, error) {
 		return s.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
 	})
 	messages, err := cons.Messages()

@@ -10,14 +10,15 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // Whatever is wrong with the tables, a relay says so in words that tell what to do, and goes on when that is done.
 func TestOutbox_WrongTablesAndPrivilegesAreClearErrorsUntilTheyAreMended(t *testing.T) {
 	t.Parallel()
-	broker := testserver.NATS(t)
-	db := testserver.SharedPostgres(t).NewDatabase(t)
+	broker := natstest.Start(t)
+	db := postgrestest.Shared(t).NewDatabase(t)
 	m := newMint(t, db.DSN(), []string{broker.URL()}, broker.JetStream(), jetstream.StreamConfig{}, false, shortLease())
 	role := m.newRole()
 	u, err := url.Parse(db.DSN())

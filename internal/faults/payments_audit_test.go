@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
@@ -99,7 +99,7 @@ func auditPayments(ctx context.Context, count counting, payments, charged int) (
 
 func TestPaymentsAudit_FindsEachKindOfMistake(t *testing.T) {
 	t.Parallel()
-	pool := testserver.SharedPostgres(t).NewDatabase(t).Pool(t)
+	pool := postgrestest.Shared(t).NewDatabase(t).Pool(t)
 	checkAudit(t, inPostgres(pool, "a"), "a.", "bytea", func(statement string) error {
 		_, err := pool.Exec(t.Context(), statement)
 		return err

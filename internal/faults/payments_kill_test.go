@@ -8,7 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // Each payment is booked once, whatever is killed. Reduced it is a look at whether all of it works.
@@ -28,8 +29,8 @@ func TestPayments_KilledConsumersBookEachPaymentOnce(t *testing.T) {
 // killed with SIGKILL.
 func killOnPostgres(t *testing.T, program string) {
 	payments, kills, crashes := full(20_000, 60), full(300, 3), full(5, 1)
-	server := testserver.Postgres(t, "max_connections=200")
-	run := startPayments(t, program, "-postgres", server.DSN(), "-nats", testserver.NATS(t).URL(),
+	server := postgrestest.Start(t, "max_connections=200")
+	run := startPayments(t, program, "-postgres", server.DSN(), "-nats", natstest.Start(t).URL(),
 		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills), "-keep", "proof")
 	pool := server.Pool(t)
 	var down time.Duration
@@ -60,7 +61,7 @@ func killOnPostgres(t *testing.T, program string) {
 func killOnSQLite(t *testing.T, program string) {
 	payments, kills := full(20_000, 60), full(100, 2)
 	file := filepath.Join(t.TempDir(), "payments.db")
-	run := startPayments(t, program, "-sqlite", file, "-nats", testserver.NATS(t).URL(),
+	run := startPayments(t, program, "-sqlite", file, "-nats", natstest.Start(t).URL(),
 		"-payments", fmt.Sprint(payments), "-kills", fmt.Sprint(kills))
 	b := run.finish(full(30*time.Minute, paymentsPatience))
 	b.mustBalance(t, payments, kills)

@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // messages makes keys of their own.
@@ -148,9 +148,9 @@ func (l *ledger) replicationRefusals() (n int) {
 
 func TestReplication_WithTooFewReplicasClaimsFailClosedAndGoOnByThemselves(t *testing.T) {
 	t.Parallel()
-	master := testserver.Redis(t, "--min-replicas-to-write", "1")
+	master := redistest.Start(t, "--min-replicas-to-write", "1")
 	host, port, _ := strings.Cut(master.Addr, ":")
-	replica := testserver.Redis(t, "--replicaof", host, port)
+	replica := redistest.Start(t, "--replicaof", host, port)
 	master.AwaitReplicas(1)
 	c := newCourier(t, master.Client(), redisstore.Config{}, time.Minute)
 	before, during, running := messages("before", 100), messages("during", 50), messages("running", 1)
@@ -192,13 +192,13 @@ func TestReplication_WithTooFewReplicasClaimsFailClosedAndGoOnByThemselves(t *te
 
 func TestReplication_TheBarrierOfAClusterAsksTheReplicaOfTheKey(t *testing.T) {
 	t.Parallel()
-	cluster := testserver.RedisCluster(t)
+	cluster := redistest.StartCluster(t)
 	rdb := cluster.Client()
 	c := newCourier(t, rdb, redisstore.Config{Replicas: 1}, time.Minute)
 	frozen := inSlots(8, 16384/3)
 	var others []dedupstore.Key
 	for _, k := range messages("other", 60) {
-		if testserver.Slot(inRedis(k)) > 16384/3 {
+		if redistest.Slot(inRedis(k)) > 16384/3 {
 			others = append(others, k)
 		}
 	}

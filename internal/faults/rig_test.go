@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -110,7 +110,7 @@ func newRig(t *testing.T, rdb redis.UniversalClient, s setup) *rig {
 	}
 	r := &rig{setup: s, t: t, ledger: newLedger(store), queue: make(chan string, 1<<19)}
 	r.processor, err = consumer.New(r.ledger, consumer.Config{
-		Group: "billing", Hold: s.hold, DeadLetters: r.ledger, DeadLetterTopic: "dead",
+		Group: "billing", MaxWait: s.hold, DeadLetters: r.ledger, DeadLetterTopic: "dead",
 		Policy: oncemill.Policy{
 			Lease: s.lease, Backoff: oncemill.Backoff{Min: 100 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler),
 		},
@@ -280,7 +280,7 @@ func client(t *testing.T, addr string) *redis.Client {
 
 // A durable is a server whose append-only file the test knows.
 type durable struct {
-	*testserver.RedisServer
+	*redistest.Server
 	dir string
 }
 
@@ -288,7 +288,7 @@ type durable struct {
 func newDurable(t *testing.T, fsync string) durable {
 	t.Helper()
 	dir := t.TempDir()
-	return durable{testserver.Redis(t, "--appendonly", "yes", "--appendfsync", fsync, "--dir", dir), dir}
+	return durable{redistest.Start(t, "--appendonly", "yes", "--appendfsync", fsync, "--dir", dir), dir}
 }
 
 // log is the part of the append-only file that grows.

@@ -5,13 +5,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // Full: for 30 seconds.
 func TestRedis_FlushedScriptsAreNoticedByNobody(t *testing.T) {
 	t.Parallel()
-	server := testserver.Redis(t, "--appendonly", "no")
+	server := redistest.Start(t, "--appendonly", "no")
 	r := newRig(t, client(t, server.Addr), setup{rate: 1000})
 	admin, flushes := server.Client(), 0
 	end := make(chan struct{})

@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // failoverLease is short: a run that the new master knows without its outcome has to wait for the end of its lease.
@@ -32,7 +32,7 @@ type forgotten struct {
 
 // forgottenBy asks a new master for every run that the old one had granted. Nobody may deliver meanwhile.
 func forgottenBy(
-	t *testing.T, c *courier, master *testserver.RedisServer, granted, finished []dedupstore.Key,
+	t *testing.T, c *courier, master *redistest.Server, granted, finished []dedupstore.Key,
 ) (f forgotten) {
 	t.Helper()
 	rdb := master.Client()
@@ -60,7 +60,7 @@ func forgottenBy(
 
 // kill ends the master in the middle of deliveries, and returns what the next one does not know. Replication is
 // released for what comes after.
-func kill(t *testing.T, trio *testserver.Sentinel, c *courier) forgotten {
+func kill(t *testing.T, trio *redistest.Sentinel, c *courier) forgotten {
 	t.Helper()
 	old := trio.KillMaster()
 	trio.ReleaseReplication()
@@ -77,7 +77,7 @@ func kill(t *testing.T, trio *testserver.Sentinel, c *courier) forgotten {
 
 func TestSentinel_FailoverToReplicasThatAreBehindRepeatsNoMoreThanTheyMissed(t *testing.T) {
 	t.Parallel()
-	trio := testserver.RedisSentinel(t)
+	trio := redistest.StartSentinel(t)
 	c := newCourier(t, trio.Client(), redisstore.Config{}, failoverLease)
 	n := full(2000, 200)
 	before, behind, during := messages("before", n), messages("behind", n), messages("during", 2*n)
@@ -108,7 +108,7 @@ func TestSentinel_FailoverToReplicasThatAreBehindRepeatsNoMoreThanTheyMissed(t *
 
 func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *testing.T) {
 	t.Parallel()
-	trio := testserver.RedisSentinel(t)
+	trio := redistest.StartSentinel(t)
 	options := trio.FailoverOptions()
 	options.ClientName = "oncemill"
 	options.ReadTimeout = 300 * time.Millisecond // of which replicas have a third: connections break meanwhile

@@ -25,6 +25,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // A ledgerJob is what a process is to do that keeps a tally.
@@ -79,7 +80,7 @@ func TestTelemetry_LedgerProcess(t *testing.T) {
 }
 
 func (j ledgerJob) processor(t *testing.T, store dedupstore.Store, telemetry oncemill.Telemetry, change func(*consumer.Config)) *consumer.Processor {
-	c := consumer.Config{Group: "billing", Handler: "charge", Hold: consumer.NoHold, Policy: oncemill.Policy{
+	c := consumer.Config{Group: "billing", MaxWait: consumer.NoWait, Policy: oncemill.Policy{
 		Lease: 300 * time.Millisecond, Telemetry: telemetry, Logger: slog.New(slog.DiscardHandler),
 		Backoff: oncemill.Backoff{Min: 10 * time.Millisecond, Max: 30 * time.Millisecond},
 	}}
@@ -214,7 +215,7 @@ func TestTelemetry_CountersAreWhatHappened(t *testing.T) {
 	t.Parallel()
 	const processes = 3
 	dir := t.TempDir()
-	job := ledgerJob{Redis: testserver.Redis(t).Addr, Messages: full(4000, 320), File: filepath.Join(dir, "held")}
+	job := ledgerJob{Redis: redistest.Start(t).Addr, Messages: full(4000, 320), File: filepath.Join(dir, "held")}
 	holder := job.start(t, dir)
 	until(t, "a process to hold claims", func() bool { return exists(job.File) || hasEnded(holder) })
 	if err := holder.Kill(); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -37,7 +37,7 @@ type tracedBroker struct {
 func TestTelemetry_ADuplicateLinksToTheRun_JetStream(t *testing.T) {
 	t.Parallel()
 	duplicatesLink(t, "nats", func(o *observatory, once *consumer.Processor, handle consumer.Handler) tracedBroker {
-		js := testserver.NATS(t).JetStream()
+		js := natstest.Start(t).JetStream()
 		// Without much memory of IDs, so that copies are seen.
 		stream := jetstream.StreamConfig{Name: ordersStream, Subjects: []string{ordersStream}, Duplicates: 100 * time.Millisecond, MaxAge: time.Hour}
 		createStream(t, js, stream)
@@ -50,7 +50,7 @@ func TestTelemetry_ADuplicateLinksToTheRun_JetStream(t *testing.T) {
 			t.Fatal(err)
 		}
 		w, err := natsjs.NewWorker(once, js, cons, func(ctx context.Context, _ jetstream.Msg) error { return handle(ctx) },
-			natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+			natsjs.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestTelemetry_ADuplicateLinksToTheRun_Kafka(t *testing.T) {
 			t.Fatal(err)
 		}
 		w, err := franz.NewWorker(once, func(ctx context.Context, _ *kgo.Record) error { return handle(ctx) },
-			franz.Config{Logger: slog.New(slog.DiscardHandler), Grace: kafkaGrace})
+			franz.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler), Grace: kafkaGrace})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func duplicatesLink(t *testing.T, system string, start func(*observatory, *consu
 	if err != nil {
 		t.Fatal(err)
 	}
-	once, err := consumer.New(store, consumer.Config{Group: "billing", Handler: "charge", Policy: oncemill.Policy{
+	once, err := consumer.New(store, consumer.Config{Group: "billing", Policy: oncemill.Policy{
 		Telemetry: o.Telemetry, Logger: slog.New(slog.DiscardHandler),
 	}})
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
 	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // listings are the queries of docs/operations.md.
@@ -39,7 +39,7 @@ func TestParked_TheDocumentedQueriesListThem(t *testing.T) {
 	}
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
-		pool := testserver.SharedPostgres(t).NewDatabase(t).Pool(t)
+		pool := postgrestest.Shared(t).NewDatabase(t).Pool(t)
 		store, err := pgstore.New(pool, pgstore.Config{})
 		if err == nil {
 			err = store.Migrate(t.Context())
@@ -83,7 +83,7 @@ func (l listings) check(t *testing.T, store dedupstore.Store, db *sql.DB) {
 	}
 	calls := 0
 	call := func(id string, result error) (uint64, error) {
-		c := oncemill.Call{Key: keyOf(id), Hold: 10 * time.Second}
+		c := oncemill.Call{Key: keyOf(id), MaxWait: 10 * time.Second}
 		_, err := oncemill.Do(t.Context(), guard, c, func(context.Context) (int, error) { calls++; return 0, result })
 		if failure, ok := errors.AsType[*oncemill.FailedError](err); ok {
 			return failure.Fence, err
@@ -113,7 +113,7 @@ func (l listings) check(t *testing.T, store dedupstore.Store, db *sql.DB) {
 	l.want(t, db, l.dead)
 	l.want(t, db, l.parked, "parked", "died")
 	for id, fence := range decided {
-		c := oncemill.Call{Key: keyOf(id), Rerun: fence, Hold: 10 * time.Second}
+		c := oncemill.Call{Key: keyOf(id), Rerun: fence, MaxWait: 10 * time.Second}
 		if _, err := oncemill.Do(t.Context(), guard, c, func(context.Context) (int, error) { return 0, nil }); err != nil {
 			t.Errorf("the rerun of %s: %v", id, err)
 		}

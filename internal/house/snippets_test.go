@@ -30,6 +30,7 @@ var imported = []string{
 	module, module + "/consumer", module + "/dedupstore", module + "/dedupstore/pgstore", module + "/dedupstore/redisstore",
 	module + "/dedupstore/sqlitestore", module + "/outbox", module + "/outbox/pgoutbox", module + "/outbox/sqliteoutbox", module + "/producer",
 	module + "/producer/idempotencykey", module + "/producer/webhook", module + "/transport/franz", module + "/transport/natsjs",
+	module + "/transport/oncewatermill",
 }
 
 // The pages with snippets, and what they take for given: at 0 all of a page, at n its snippet n alone.
@@ -146,12 +147,12 @@ func TestDocs_SnippetsCompile(t *testing.T) {
 }
 
 // retryThenTimeout is a Timeout inside of a Retry, as a chain shows it, and what that Retry is given.
-var retryThenTimeout = regexp.MustCompile(`consumer\.Retry\(middleware\.Retry\{([^}]*)\}\),.*\n.*consumer\.Timeout\(`)
+var retryThenTimeout = regexp.MustCompile(`oncewatermill\.Retry\(middleware\.Retry\{([^}]*)\}\),.*\n.*oncewatermill\.Timeout\(`)
 
 func TestDocs_ChainsAreNotRefused(t *testing.T) {
 	t.Parallel()
 	shown := 0
-	for _, page := range []string{"README.md", "docs/brokers.md", "consumer/chain.go"} {
+	for _, page := range []string{"README.md", "docs/brokers.md", "transport/oncewatermill/chain.go"} {
 		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(page)))
 		if err != nil {
 			t.Fatal(err)
@@ -159,7 +160,7 @@ func TestDocs_ChainsAreNotRefused(t *testing.T) {
 		for _, chain := range retryThenTimeout.FindAllStringSubmatch(string(text), -1) {
 			shown++
 			if !strings.Contains(chain[1], "ResetContextOnRetry: true") {
-				t.Errorf("%s: consumer.Chain refuses a Timeout inside of Retry{%s}: it wants ResetContextOnRetry", page, chain[1])
+				t.Errorf("%s: oncewatermill.Chain refuses a Timeout inside of Retry{%s}: it wants ResetContextOnRetry", page, chain[1])
 			}
 		}
 	}

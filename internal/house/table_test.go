@@ -17,24 +17,27 @@ var house = table{
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
 	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},
 	{0, "internal/contexts", "contexts that cost little", nil},
+	{0, "internal/headers", "what headers other brokers carry", nil},
+	{0, "internal/isnil", "nils that an interface hides", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", pgx},
 	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
-	{1, "producer", "messages and publishers; the Watermill faces of a publisher", these(watermill, jcs, otelAPI)},
+	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{1, "dedupstore/sqlitestore", "records in SQLite", sqlite},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
-	{2, "consumer", "one delivery, one decision; the Watermill middleware", these(watermill, otelAPI)},
+	{2, "consumer", "one delivery, one decision", otelAPI},
 	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
 
 	{2, "internal/outgoing", "one call of a publisher by a relay of an outbox", nil},
 
 	{3, "outbox", "the relay and its contract", otelAPI},
+	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},
 

@@ -195,7 +195,7 @@ func TestKafka_FailedMessageIsDeadLetteredAndItsPartitionGoesOn(t *testing.T) {
 func TestBareKafka_FailedMessageWithoutDeadLettersBlocksItsPartition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	r.consumer.Hold = 20 * time.Millisecond
+	r.consumer.MaxWait = 20 * time.Millisecond
 	r.handle = func(msg *message.Message, _ int) error { return oncemill.Permanent(errDeclined) }
 	r.publish(0, "bad", "behind")
 	r.serve()
@@ -284,7 +284,7 @@ func TestKafka_NothingRunsOrIsCommittedWhileTheStoreIsDown(t *testing.T) {
 	store := &downStore{Store: r.store}
 	store.down.Store(true)
 	r.store = store
-	r.consumer.Hold = 50 * time.Millisecond
+	r.consumer.MaxWait = 50 * time.Millisecond
 	r.consumer.Policy.Backoff.Min = 20 * time.Millisecond
 	r.publish(0, "o1", "o2")
 	r.serve()

@@ -23,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func TestMain(m *testing.M) {
@@ -180,7 +181,7 @@ func (r *rig) serve() *service {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	router.AddMiddleware(r.count, once.Middleware)
+	router.AddMiddleware(r.count, oncewatermill.Middleware(once))
 	router.AddConsumerHandler("charge", "orders", sub, r.run)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

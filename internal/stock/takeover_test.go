@@ -23,7 +23,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -43,7 +43,7 @@ func TestKafka_GroupOfAStockSubscriberIsTakenOver(t *testing.T) {
 		},
 	}
 	if os.Getenv("ONCEMILL_PROOF") == "1" { // it takes some seconds to start
-		brokers["broker"] = func(t *testing.T) string { return testserver.SharedKafka(t).Addr }
+		brokers["broker"] = func(t *testing.T) string { return kafkatest.Shared(t).Addr }
 	}
 	for name, addr := range brokers {
 		each := func(how string, partitions int32, test func(*testing.T, *handover)) {
@@ -269,7 +269,7 @@ func (h *handover) worker(opts ...kgo.Opt) newMember {
 		defer h.mu.Unlock()
 		h.runs[string(r.Value)]++
 		return nil
-	}, franz.Config{Logger: quiet})
+	}, franz.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		h.t.Fatal(err)
 	}

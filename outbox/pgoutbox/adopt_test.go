@@ -13,7 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -24,7 +24,7 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 	t.Parallel()
 	box, pool := newBox(t)
 	mustExec(t, pool, `CREATE TABLE old_outbox (id text PRIMARY KEY, payload bytea NOT NULL, sent boolean NOT NULL DEFAULT false)`)
-	server := testserver.NATS(t)
+	server := natstest.Start(t)
 	js := server.JetStream()
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 		defer mu.Unlock()
 		effects[string(msg.Data())]++
 		return nil
-	}, natsjs.Config{Logger: quiet})
+	}, natsjs.Config{Handler: "charge", Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

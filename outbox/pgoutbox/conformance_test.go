@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/outboxtest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -32,7 +32,7 @@ func TestOutbox_ConformsWithTheColumnsOfDebezium(t *testing.T) {
 
 func TestOutbox_ConformsBehindPgBouncer(t *testing.T) {
 	t.Parallel()
-	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()), pgoutbox.Config{Ordered: true})
+	conformsOn(t, postgrestest.PgBouncerPool(t, postgrestest.Shared(t).NewDatabase(t).DSN()), pgoutbox.Config{Ordered: true})
 }
 
 func conforms(t *testing.T, cfg pgoutbox.Config) {

@@ -6,14 +6,14 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
 
 func TestWriter_WhatARelayGetsSurvivesACrashOfTheServer(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
-		server := testserver.Postgres(t, "synchronous_commit=off", "wal_writer_delay=10s")
+		server := postgrestest.Start(t, "synchronous_commit=off", "wal_writer_delay=10s")
 		pool := server.Pool(t)
 		mustExec(t, pool, `CREATE TABLE orders (id text PRIMARY KEY)`)
 		box := boxIn(t, pool, pgoutbox.Config{Ordered: ordered})

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -41,7 +41,7 @@ func newPool(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 // poolIn returns a pool of connections to a schema.
 func poolIn(t testing.TB, schema string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	return testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+	return postgrestest.Shared(t).Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns = 16
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 		for _, f := range configure {

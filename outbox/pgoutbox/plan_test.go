@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // retained is how many published rows lie in the table while statements look for others.
@@ -36,7 +36,7 @@ func TestStatements_ReadOnlyWhatTheyWant(t *testing.T) {
 
 func testPlans(t *testing.T, ordered, analyzed bool) {
 	schema := fmt.Sprintf("plans_%d_%v_%v", os.Getpid(), ordered, analyzed)
-	pool := testserver.SharedPostgres(t).Pool(t)
+	pool := postgrestest.Shared(t).Pool(t)
 	box, err := New(pool, Config{Schema: schema, Ordered: ordered})
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -54,7 +54,7 @@ func TestRowNumber_OfMessagesOfOneTimeLieTogether(t *testing.T) {
 
 func TestIn_MessagesWithOneNumberAreTwoRows(t *testing.T) {
 	t.Parallel()
-	pool := testserver.SharedPostgres(t).Pool(t)
+	pool := postgrestest.Shared(t).Pool(t)
 	schema := fmt.Sprintf("numbers_%d", os.Getpid())
 	box, err := New(pool, Config{Schema: schema})
 	if err != nil {

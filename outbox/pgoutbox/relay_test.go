@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -194,7 +194,7 @@ func TestRelay_Retention(t *testing.T) {
 // published again and again.
 func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	t.Parallel()
-	pool := testserver.SharedPostgres(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`).Pool(t)
+	pool := postgrestest.Shared(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`).Pool(t)
 	box := boxIn(t, pool, pgoutbox.Config{})
 	write(t, box, pool, message("order"), message("poison"))
 	rows, err := box.Lease(t.Context(), outbox.LeaseRequest{Token: "1", Limit: 10, Lease: time.Minute})

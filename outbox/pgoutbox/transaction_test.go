@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func awkward() []producer.Message {
@@ -164,50 +165,44 @@ func TestPublish_OfAWatermillHandlerJoinsTheTransactionOfItsInbox(t *testing.T) 
 	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "billing", Handler: "pay", Policy: oncemill.Policy{
+	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "billing", Policy: oncemill.Policy{
 		Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	publisher := producer.ToWatermill(box)
+	publisher := oncewatermill.NewPublisher(box)
 	runs := 0
-	handle := once.Middleware(func(msg *watermill.Message) ([]*watermill.Message, error) {
+	handle := func(ctx context.Context) ([]producer.Message, error) {
 		runs++
-		event := watermill.NewMessage(oncemill.FromContext(msg.Context()).ID("paid"), nil)
-		event.SetContext(msg.Context())
+		event := watermill.NewMessageWithContext(ctx, oncemill.FromContext(ctx).ID("paid"), nil)
 		if err := publisher.Publish("events", event); err != nil {
 			return nil, err
 		}
 		if runs < 3 {
 			return nil, errors.New("after it has published")
 		}
-		return []*watermill.Message{event}, nil
-	})
-	deliver := func() (*watermill.Message, []*watermill.Message, error) {
-		msg := watermill.NewMessageWithContext(t.Context(), "order-1", nil)
-		returned, err := handle(msg)
-		return msg, returned, err
+		return []producer.Message{oncewatermill.FromMessage("events", event)}, nil
 	}
-	if _, _, err := deliver(); err == nil || stats(t, box).Pending != 0 {
-		t.Fatalf("error %v, %d rows after a run that failed, want none", err, stats(t, box).Pending)
+	deliver := func() consumer.Decision {
+		return once.ProcessOutputs(t.Context(), consumer.Delivery{Handler: "pay", UUID: "order-1"}, handle)
 	}
-	var msg *watermill.Message
-	var returned []*watermill.Message
+	if d := deliver(); d.Err == nil || stats(t, box).Pending != 0 {
+		t.Fatalf("error %v, %d rows after a run that failed, want none", d.Err, stats(t, box).Pending)
+	}
+	var done consumer.Decision
 	eventually(t, "a run that succeeds", func() bool {
-		msg, returned, err = deliver()
-		return err == nil
+		done = deliver()
+		return done.Err == nil
 	})
+	returned := watermill.NewMessageWithContext(t.Context(), done.Result.Publication.Messages()[0].ID, nil)
 	if n := stats(t, box).Pending; n != 1 || runs != 3 {
 		t.Errorf("%d rows after %d runs, want 1 after 3", n, runs)
 	}
-	if err := publisher.Publish("events", returned...); err == nil || stats(t, box).Pending != 1 {
+	if err := publisher.Publish("events", returned); err == nil || stats(t, box).Pending != 1 {
 		t.Errorf("error %v, %d rows: what is published after the handler has no transaction", err, stats(t, box).Pending)
 	}
-	msg.Nack()
-	if err := once.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	done.Result.Publication.Abandon()
 }
 
 func TestPublish_JoinsTheTransactionOfTheContext(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
@@ -44,7 +44,7 @@ func (c *counter) Publish(ctx context.Context, messages ...producer.Message) err
 }
 
 func natsPublisher(b *testing.B) producer.Publisher {
-	js := testserver.NATS(b).JetStream()
+	js := natstest.Start(b).JetStream()
 	if _, err := js.CreateStream(b.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders"}}); err != nil {
 		b.Fatal(err)
 	}

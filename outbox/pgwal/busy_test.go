@@ -6,14 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // The server decodes a transaction in one of its own, which lasts for as long as the relay takes it in.
 func TestRelay_ATimeoutForTransactionsDoesNotEndTheLog(t *testing.T) {
 	t.Parallel()
-	g := newRigOn(t, testserver.Postgres(t), func(c *settings) { c.BatchSize, c.MaxPending, c.MaxInFlight = 100, 200, 1 })
+	g := newRigOn(t, postgrestest.Start(t), func(c *settings) { c.BatchSize, c.MaxPending, c.MaxInFlight = 100, 200, 1 })
 	if version := value[int](g, `SELECT current_setting('server_version_num')::int`); version < 170000 {
 		t.Skip("transaction_timeout came with PostgreSQL 17")
 	}

@@ -12,25 +12,25 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
 
 // A failoverRig is an outbox on a primary whose standby can take over. The relays' pool goes by a name, which leads to one of them.
 type failoverRig struct {
-	*rig                              // on the primary
-	after  *rig                       // on the standby
-	server *testserver.PostgresServer // the primary
+	*rig                        // on the primary
+	after  *rig                 // on the standby
+	server *postgrestest.Server // the primary
 	named  *pgxpool.Pool
 	moved  atomic.Bool
 }
 
 func newFailoverRig(t *testing.T, configure ...func(*settings)) *failoverRig {
 	t.Helper()
-	return newFailoverRigOn(t, testserver.Postgres(t), configure...)
+	return newFailoverRigOn(t, postgrestest.Start(t), configure...)
 }
 
-func newFailoverRigOn(t *testing.T, primary *testserver.PostgresServer, configure ...func(*settings)) *failoverRig {
+func newFailoverRigOn(t *testing.T, primary *postgrestest.Server, configure ...func(*settings)) *failoverRig {
 	t.Helper()
 	primary.Process() // they have to be two, and the test's own
 	f := &failoverRig{rig: newRigOn(t, primary, configure...), server: primary}
@@ -202,7 +202,7 @@ func TestRelay_LivesThroughAFailoverThatLosesTransactions(t *testing.T) {
 func needCopies(t *testing.T) {
 	t.Helper()
 	var version int
-	if err := testserver.SharedPostgres(t).Pool(t).QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
+	if err := postgrestest.Shared(t).Pool(t).QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
 		t.Fatal(err)
 	}
 	if version < 170000 {
@@ -214,7 +214,7 @@ func needCopies(t *testing.T) {
 // written, and not published, goes out there.
 func TestRelay_GoesOnWithTheSlotThatAStandbyHasCopied(t *testing.T) {
 	needCopies(t)
-	primary := testserver.Postgres(t, "primary_slot_name=standby", "hot_standby_feedback=on")
+	primary := postgrestest.Start(t, "primary_slot_name=standby", "hot_standby_feedback=on")
 	if _, err := primary.Pool(t).Exec(t.Context(), `SELECT pg_create_physical_replication_slot('standby', true)`); err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestRelay_GoesOnWithTheSlotThatAStandbyHasCopied(t *testing.T) {
 // A file of the table that is not there is no log that is not there, and comes back, as with a disk that was not mounted.
 func TestRelay_LivesThroughATableWhoseFileIsAway(t *testing.T) {
 	t.Parallel()
-	server := testserver.Postgres(t)
+	server := postgrestest.Start(t)
 	server.Process()
 	g := newRigOn(t, server)
 	g.write(message("order"))

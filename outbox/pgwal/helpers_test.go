@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
@@ -77,7 +77,7 @@ type settings struct {
 
 func newRig(t testing.TB, configure ...func(*settings)) *rig {
 	t.Helper()
-	return newRigOn(t, testserver.SharedPostgres(t), configure...)
+	return newRigOn(t, postgrestest.Shared(t), configure...)
 }
 
 // A server is one, or a database of it.

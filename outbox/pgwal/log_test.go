@@ -12,7 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -38,7 +38,7 @@ func TestRelay_AnswersTheServerWhileThePublisherHangs(t *testing.T) {
 	g := newRig(t, func(c *settings) {
 		config := c.Pool.Config()
 		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = strconv.FormatInt(timeout.Milliseconds(), 10)
-		c.Pool = testserver.SharedPostgres(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
+		c.Pool = postgrestest.Shared(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
 		c.BatchSize, c.MaxPending, c.MaxInFlight = 10, 10, 1
 	})
 	hang := make(chan struct{})
@@ -84,7 +84,7 @@ func TestRelay_WarnsOfRetainedLog(t *testing.T) {
 
 func TestRelay_WarnsBeforeTheSlotIsLost(t *testing.T) {
 	t.Parallel()
-	g := newRigOn(t, testserver.Postgres(t, "max_slot_wal_keep_size=32"))
+	g := newRigOn(t, postgrestest.Start(t, "max_slot_wal_keep_size=32"))
 	g.exec(`SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000)) FROM generate_series(1, 20)`)
 	g.start()
 	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "keep much log") })

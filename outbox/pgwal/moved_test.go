@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -19,7 +19,7 @@ import (
 // confirmed further than the new one's goes.
 func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 	t.Parallel()
-	before, after := testserver.Postgres(t), testserver.Postgres(t)
+	before, after := postgrestest.Start(t), postgrestest.Start(t)
 	after.Process() // they have to be two
 	advance := before.Pool(t)
 	for range 3 {
@@ -70,7 +70,7 @@ func TestRelay_ConfirmsToAServerWhatThatHasShown(t *testing.T) {
 // keep them for an hour.
 func TestRelay_LeavesAStandbyWhenTheNameLeadsToThePrimary(t *testing.T) {
 	t.Parallel()
-	standby, primary := testserver.Postgres(t), testserver.Postgres(t)
+	standby, primary := postgrestest.Start(t), postgrestest.Start(t)
 	standby.Process() // they have to be two, and the test's own
 	var data string
 	if err := standby.Pool(t).QueryRow(t.Context(), `SHOW data_directory`).Scan(&data); err != nil {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -71,7 +71,7 @@ type program struct {
 // startProgram runs a relay whose publications go to the rig's broker.
 func (g *rig) startProgram() *program {
 	g.t.Helper()
-	u, err := url.Parse(testserver.SharedPostgres(g.t).DSN())
+	u, err := url.Parse(postgrestest.Shared(g.t).DSN())
 	if err != nil {
 		g.t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -129,7 +129,7 @@ func TestRelay_LargeRowsOfTheTableNeedBoundedMemory(t *testing.T) {
 // PostgreSQL has one code for that limit and for that of slots.
 func TestRelay_LimitOfTheServerIsNamedAndRowsAreFoundInParts(t *testing.T) {
 	t.Parallel()
-	server := testserver.Postgres(t, "max_replication_slots=1")
+	server := postgrestest.Start(t, "max_replication_slots=1")
 	g := newRigOn(t, server)
 	if err := g.relay(func(c *settings) { c.Slot = "other" }).Setup(t.Context()); err == nil || !strings.Contains(err.Error(), "slots are in use") {
 		t.Errorf("Setup without a slot: %v", err)
@@ -409,7 +409,7 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 			t.Parallel()
 			g := newRig(t)
 			g.write(message("1")) // is looked up
-			pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+			pool := postgrestest.Shared(t).Pool(t, func(c *pgxpool.Config) {
 				c.ConnConfig.DefaultQueryExecMode = mode
 				c.ConnConfig.RuntimeParams["search_path"] = g.config.Slot
 				c.ConnConfig.RuntimeParams["datestyle"] = "SQL, DMY"
@@ -432,7 +432,7 @@ func TestRelay_WorksWithAnyStyleOfText(t *testing.T) {
 // What the table cannot keep must not stop the records of all.
 func TestRelay_ErrorsInAnotherEncodingAreRecordedInASCII(t *testing.T) {
 	t.Parallel()
-	db := testserver.SharedPostgres(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
+	db := postgrestest.Shared(t).NewDatabase(t, `ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0`)
 	g := newRigOn(t, db, func(c *settings) { c.MaxAttempts = 1 })
 	g.broker.set(func(_ context.Context, messages []producer.Message) error {
 		for i, m := range messages {

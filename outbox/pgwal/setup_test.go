@@ -15,7 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
@@ -144,7 +144,7 @@ func TestRun_RefusesASlotThatShowsPreparedTransactions(t *testing.T) {
 // Another process may end, or another server take over, between PREPARE and COMMIT.
 func TestRelay_PreparedTransactionsArePublishedWhenTheyAreCommitted(t *testing.T) {
 	t.Parallel()
-	s := testserver.Postgres(t, "max_prepared_transactions=4")
+	s := postgrestest.Start(t, "max_prepared_transactions=4")
 	g := newRigOn(t, s, func(c *settings) { c.MaxInFlight = 1 }) // keeps the order of commits
 	stop := g.start()
 	for _, end := range []string{"COMMIT", "ROLLBACK"} {
@@ -177,7 +177,7 @@ func TestRun_NamesAMissingRight(t *testing.T) {
 	g.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + user)
 	g.exec(`GRANT ALL ON ALL TABLES IN SCHEMA ` + schema + ` TO ` + user)
 	t.Cleanup(func() { g.exec(`DROP OWNED BY ` + user); g.exec(`DROP ROLE ` + user) })
-	pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+	pool := postgrestest.Shared(t).Pool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User = user
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
@@ -199,7 +199,7 @@ func TestRun_RightsThatTheDocsNameAreEnough(t *testing.T) {
 	g.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + user)
 	g.exec(`GRANT SELECT, INSERT, UPDATE, DELETE ON oncemill_outbox, oncemill_outbox_lease TO ` + user)
 	g.exec(`GRANT SELECT ON oncemill_outbox_settings TO ` + user)
-	pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+	pool := postgrestest.Shared(t).Pool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User = user
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
@@ -221,7 +221,7 @@ func TestRun_RefusesATableThatHidesRows(t *testing.T) {
 	t.Cleanup(func() { g.exec(`DROP OWNED BY ` + user); g.exec(`DROP ROLE ` + user) })
 	g.exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + user)
 	g.exec(`GRANT ALL ON ALL TABLES IN SCHEMA ` + schema + ` TO ` + user)
-	pool := testserver.SharedPostgres(t).Pool(t, func(c *pgxpool.Config) {
+	pool := postgrestest.Shared(t).Pool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.User = user
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
@@ -240,7 +240,7 @@ func TestRun_RefusesATableThatHidesRows(t *testing.T) {
 // relayOn is a relay of a server that has settings of its own, with an outbox.
 func relayOn(t *testing.T, settings ...string) *pgwal.Relay {
 	t.Helper()
-	s := testserver.Postgres(t, settings...)
+	s := postgrestest.Start(t, settings...)
 	pool := s.Pool(t)
 	box, err := pgoutbox.New(pool, pgoutbox.Config{})
 	if err != nil {
@@ -273,7 +273,7 @@ func TestSetup_RefusesToBeASynchronousStandby(t *testing.T) {
 
 func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 	t.Parallel()
-	s := testserver.Postgres(t, "max_slot_wal_keep_size=1", "max_wal_size=32", "min_wal_size=32", "wal_keep_size=0")
+	s := postgrestest.Start(t, "max_slot_wal_keep_size=1", "max_wal_size=32", "min_wal_size=32", "wal_keep_size=0")
 	table := newRigOn(t, s)
 	table.write(numbered(10)...)
 	until(t, "the loss", func() bool {
@@ -294,7 +294,7 @@ func TestRelay_LostSlotIsNamedAndItsRowsArePublished(t *testing.T) {
 // While another server takes over, a name may lead to one that has no slot.
 func TestRelay_WaitsWhereTheServerIsAStandby(t *testing.T) {
 	t.Parallel()
-	s := testserver.Postgres(t)
+	s := postgrestest.Start(t)
 	s.Process() // it has to be the test's own
 	g := newRigOn(t, s)
 	if err := g.relay().Drop(t.Context()); err != nil {

@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
 // The server stops when the relay has confirmed all of the log, or has gone: what waits for the broker must not hold it up.
 func TestRelay_LetsTheServerStop(t *testing.T) {
 	t.Parallel()
-	s := testserver.Postgres(t)
+	s := postgrestest.Start(t)
 	p := s.Process()
 	g := newRigOn(t, s, func(c *settings) {
 		c.Backoff.Min, c.Backoff.Max, c.StopTimeout = time.Hour, time.Hour, time.Hour

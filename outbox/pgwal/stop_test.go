@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -45,7 +45,7 @@ func TestRelay_AnswersTheServerWhileItStops(t *testing.T) {
 	g := newRig(t, func(c *settings) {
 		config := c.Pool.Config()
 		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = "1500ms"
-		c.Pool = testserver.SharedPostgres(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
+		c.Pool = postgrestest.Shared(t).Pool(t, func(p *pgxpool.Config) { *p = *config })
 	})
 	g.broker.set(func(context.Context, []producer.Message) error {
 		lasts(3 * time.Second)

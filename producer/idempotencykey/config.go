@@ -48,12 +48,12 @@ type Config struct {
 	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
 	ServerErrors ServerErrors
 
-	// Hold is how long a request waits for another one with its key before it is answered with 409, and for a store
+	// MaxWait is how long a request waits for another one with its key before it is answered with 409, and for a store
 	// that does not answer. Zero: not at all.
-	Hold time.Duration
+	MaxWait time.Duration
 
-	// Holds bounds how many requests wait at once. Nil: no bound.
-	Holds *oncemill.Holds
+	// WaitLimit bounds how many requests wait at once. Nil: no bound.
+	WaitLimit *oncemill.WaitLimit
 
 	// WriteProblem answers a request that the middleware refuses. It also writes what takes the place of a response
 	// that is refused (CodeRefused), which is stored. Set Problem.DocsURL here to where your API describes its use of
@@ -141,8 +141,8 @@ func (c *Config) validate(p oncemill.Policy) error {
 	case c.MaxResponseBody < 1 || c.MaxResponseBody > most:
 		return fmt.Errorf("idempotencykey: Config.MaxResponseBody is %d, want 1 to %d (Policy.MaxResultBytes less %d)",
 			c.MaxResponseBody, most, headerRoom)
-	case c.Hold < 0:
-		return fmt.Errorf("idempotencykey: Config.Hold is %v, want at least 0", c.Hold)
+	case c.MaxWait < 0:
+		return fmt.Errorf("idempotencykey: Config.MaxWait is %v, want at least 0", c.MaxWait)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 		{"ServerErrors", func(c *idempotencykey.Config) { c.ServerErrors = "perhaps" }},
 		{"MaxRequestBody", func(c *idempotencykey.Config) { c.MaxRequestBody = -1 }},
 		{"MaxResponseBody", func(c *idempotencykey.Config) { c.MaxResponseBody = 64 << 10 }},
-		{"Hold", func(c *idempotencykey.Config) { c.Hold = -1 }},
+		{"MaxWait", func(c *idempotencykey.Config) { c.MaxWait = -1 }},
 	} {
 		c := idempotencykey.Config{Account: idempotencykey.SingleTenant}
 		tc.change(&c)

@@ -106,7 +106,7 @@ func (x *exchange) prepare() *Problem {
 	}
 	x.call = oncemill.Call{
 		Key: c.key(account, r.Method, route, id), Fingerprint: fingerprint(r, route, x.body),
-		Hold: c.Hold, Holds: c.Holds,
+		MaxWait: c.MaxWait, WaitLimit: c.WaitLimit,
 	}
 	return nil
 }

@@ -216,7 +216,7 @@ func TestMiddleware_HeldRequestsGetTheResponseOfTheFirst(t *testing.T) {
 	t.Parallel()
 	l := &ledger{}
 	begun, end := make(chan struct{}), make(chan struct{})
-	rg := serveMemory(t, idempotencykey.Config{Hold: 1 << 40, Holds: oncemill.NewHolds(1)},
+	rg := serveMemory(t, idempotencykey.Config{MaxWait: 1 << 40, WaitLimit: oncemill.NewWaitLimit(1)},
 		func(w http.ResponseWriter, r *http.Request) {
 			close(begun)
 			<-end

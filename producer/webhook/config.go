@@ -34,9 +34,9 @@ type Config struct {
 	// MaxBody is how many bytes a body may have. GitHub sends up to 25 MB. Zero: 1 MiB.
 	MaxBody int64
 
-	// Hold is how long a request waits for another one of the same event before it is answered with 503. Zero: not at
+	// MaxWait is how long a request waits for another one of the same event before it is answered with 503. Zero: not at
 	// all.
-	Hold time.Duration
+	MaxWait time.Duration
 
 	// Wake is called after an event was published and recorded, such as an outbox's Wake. Nil: nothing is.
 	Wake func()
@@ -46,7 +46,7 @@ const (
 	// tolerance is how far the signed time of a request may be from this machine's clock, either way.
 	tolerance = 5 * time.Minute
 
-	// timeout bounds claiming and publishing, beside Config.Hold. They go on when the sender hangs up.
+	// timeout bounds claiming and publishing, beside Config.MaxWait. They go on when the sender hangs up.
 	timeout = 10 * time.Second
 )
 
@@ -75,8 +75,8 @@ func (c Config) validate(p oncemill.Policy) error {
 		return errors.New("webhook: Config.Topic is empty")
 	case c.MaxBody < 1:
 		return fmt.Errorf("webhook: Config.MaxBody is %d, want at least 1", c.MaxBody)
-	case c.Hold < 0:
-		return fmt.Errorf("webhook: Config.Hold is %v, want at least 0", c.Hold)
+	case c.MaxWait < 0:
+		return fmt.Errorf("webhook: Config.MaxWait is %v, want at least 0", c.MaxWait)
 	case invalid != nil:
 		return fmt.Errorf("webhook: Config.Tenant, Group or Sender (as handler): %w", invalid)
 	case p.Window < 2*tolerance:

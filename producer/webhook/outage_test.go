@@ -93,7 +93,7 @@ func TestReceiver_ExhaustedEventIsRunAgainByOneRequest(t *testing.T) {
 			webhook.PublisherFunc(func(ctx context.Context, m ...producer.Message) error {
 				time.Sleep(time.Second)
 				return write(ctx, m...)
-			}), webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 5 * time.Second})
+			}), webhook.Config{Verifier: must(webhook.GitHub(secret)), MaxWait: 5 * time.Second})
 		var all sync.WaitGroup
 		for range 10 {
 			all.Go(func() { send(t, slow, fromGitHub("d1", "a"), http.StatusOK) })
@@ -238,7 +238,7 @@ func TestReceiver_PublisherThatHangsIsNotWaitedForForEver(t *testing.T) {
 		}}
 		began := time.Now()
 		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q,
-			webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 3 * time.Second})
+			webhook.Config{Verifier: must(webhook.GitHub(secret)), MaxWait: 3 * time.Second})
 		send(t, rc, fromGitHub("d1", "a"), http.StatusServiceUnavailable)
 		if took := time.Since(began); took != 13*time.Second {
 			t.Errorf("took %v", took)

@@ -144,9 +144,9 @@ func (rc *Receiver) enqueue(ctx context.Context, e Event, m producer.Message) (o
 	if content.IsZero() {
 		content, _ = producer.FingerprintPayload(m.Payload) // never fails
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout+rc.config.Hold)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout+rc.config.MaxWait)
 	defer cancel()
-	call := oncemill.Call{Key: rc.key(e), Fingerprint: content, Hold: rc.config.Hold}
+	call := oncemill.Call{Key: rc.key(e), Fingerprint: content, MaxWait: rc.config.MaxWait}
 	run := func(ctx context.Context) (dedupstore.Outcome, error) {
 		return dedupstore.Outcome{}, rc.publish(ctx, m)
 	}

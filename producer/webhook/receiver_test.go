@@ -172,7 +172,7 @@ func TestReceiver_HoldWaitsForTheCopyInFlight(t *testing.T) {
 			return nil
 		}}
 		rc := receiver(t, newGuard(t, newStore(t), oncemill.Policy{}), &q,
-			webhook.Config{Verifier: must(webhook.GitHub(secret)), Hold: 4 * time.Second})
+			webhook.Config{Verifier: must(webhook.GitHub(secret)), MaxWait: 4 * time.Second})
 		var first sync.WaitGroup
 		first.Go(func() { send(t, rc, fromGitHub("d1", "a"), http.StatusOK) })
 		<-entered
@@ -290,7 +290,7 @@ func TestNew_NamesWhatIsWrong(t *testing.T) {
 		"Config.Sender is \"~a\"": func(c *webhook.Config) { c.Sender = "~a" },
 		"Key.Tenant":              func(c *webhook.Config) { c.Tenant = "a\n" },
 		"Config.MaxBody is -1":    func(c *webhook.Config) { c.MaxBody = -1 },
-		"Config.Hold is -1s":      func(c *webhook.Config) { c.Hold = -time.Second },
+		"Config.MaxWait is -1s":   func(c *webhook.Config) { c.MaxWait = -time.Second },
 	} {
 		c := good
 		change(&c)

@@ -43,7 +43,7 @@ func TestWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			w, err := franz.NewWorker(b.processor(consumer.Config{DeadLetters: tc.letters, DeadLetterTopic: "orders-dead"}), nothing, franz.Config{Logger: b.logger})
+			w, err := franz.NewWorker(b.processor(consumer.Config{DeadLetters: tc.letters, DeadLetterTopic: "orders-dead"}), nothing, franz.Config{Handler: "charge", Logger: b.logger})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,13 +68,14 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	const n = 3
 	b := newBench(t, 1, kfake.SeedTopics(1, "later"))
 	b.produce(0, n, 1, 0)
-	once := b.processor(consumer.Config{Handler: "charge", DeadLetters: b.publisher(), DeadLetterTopic: "later", Policy: oncemill.Policy{Logger: b.logger}})
-	s := b.source(franz.SourceConfig{Policy: once.Policy(), Config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: b.publisher()}})
+	once := b.processor(consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "later", Policy: oncemill.Policy{Logger: b.logger}})
+	s := b.source(once, franz.SourceConfig{Config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: b.publisher()}})
 	run := b.handler(byRecord, func(context.Context, string, int) error { return oncemill.Permanent(errors.New("declined")) })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- s.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+			d.Handler = "charge"
 			return once.Process(ctx, d, func(ctx context.Context) error { return run(ctx, &kgo.Record{Value: d.Payload}) })
 		})
 	}()

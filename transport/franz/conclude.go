@@ -11,66 +11,75 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
 
 // conclude carries a decision out. It reports whether the record is settled, and else after which delay it is to be
 // offered again.
-func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision, tries int) (settled bool, delay time.Duration) {
+func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision,
+	tries int) (settled bool, delay time.Duration) {
 	s := p.s
 	switch decision.Action {
 	case consumer.Ack:
 		return true, 0
 	case consumer.Reject:
-		s.log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: record rejected: it is passed over, and nobody has it as a dead letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+		s.log.ErrorContext(telemetry.Located(ctx, d.Header),
+			"franz: record rejected: it is passed over, and nobody has it as a dead "+
+				"letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 			"id", decision.ID, "error", decision.Err)
 		return true, 0
 	case consumer.Leave:
 		return false, delayOf(decision, s.policy, tries)
 	}
-	if retry, ok := decision.Err.(*oncemill.RetryError); ok && !retry.Uncounted { //nolint:errorlint // the guard's own error
+	if retry, ok := decision.Err.(*oncemill.RetryError); ok &&
+		!retry.Uncounted { //nolint:errorlint // the guard's own error
 		sent, err := s.postpone(ctx, d, rec, decision)
 		if sent {
 			return true, 0
 		}
 		if err != nil {
-			s.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record cannot be published to its retry topic, and waits in its place", "id", decision.ID, "partition", p.name(), "offset", rec.Offset, "error", err)
+			s.log.WarnContext(telemetry.Located(ctx, d.Header),
+				"franz: record cannot be published to its retry topic, and waits in its "+
+					"place", "id", decision.ID, "partition", p.name(), "offset", rec.Offset, "error", err)
 		}
 	}
 	s.stalled(ctx, d, rec, decision, tries)
 	return false, delayOf(decision, s.policy, tries)
 }
 
-// After manyTries offers of a record somebody is told, then again after twice as many, and so on; of many records that wait for
-// the same, of one each tellEvery.
+// After manyTries offers of a record somebody is told, then again after twice as many, and so on; of many records that
+// wait for the same, of one each tellEvery.
 const (
 	manyTries = 8
 	tellEvery = time.Second
 )
 
-// stalled says that a record waits for long: nobody else does. A topic that cannot be guarded at all ends the run,
-// because no other try mends that; a single record, of which a fingerprint is wrong, does not: others would wait too.
-func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision, tries int) {
-	if wrong, ok := decision.Err.(*dedupstore.InvalidError); ok && wrong.Field == "Key.Handler" { //nolint:errorlint // the guard's own error
-		a.fail(&SetupError{Problem: fmt.Sprintf("records of topic %q cannot be guarded: if its name is too long for a handler's, set consumer.Config.Handler", rec.Topic), Err: wrong})
-	}
+// stalled says that a record waits for long: nobody else does.
+func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision,
+	tries int) {
 	if tries < manyTries || tries&(tries-1) != 0 {
 		return
 	}
-	if now, last := time.Now().UnixNano(), a.told.Load(); now-last >= int64(tellEvery) && a.told.CompareAndSwap(last, now) {
-		a.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record has been offered many times and waits; there may be more", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+	if now, last := time.Now().UnixNano(), a.told.Load(); now-last >= int64(tellEvery) && a.told.CompareAndSwap(last,
+		now) {
+		a.log.WarnContext(telemetry.Located(ctx, d.Header),
+			"franz: record has been offered many times and waits; there may be "+
+				"more", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 			"id", decision.ID, "offers", tries, "error", decision.Err)
 	}
 }
 
-// postponed says that a record of a retry topic is not due for longer than retries take: what is behind it waits, too, and after
-// a clock that was wrong that is for ever.
+// postponed says that a record of a retry topic is not due for longer than retries take: what is behind it waits, too,
+// and after a clock that was wrong that is for ever.
 func (s *session) postponed(ctx context.Context, d consumer.Delivery, rec *kgo.Record, due time.Time) {
 	i := s.config.retryIndex(rec.Topic)
 	if i >= 0 && time.Until(due) > max(s.policy.Backoff.Max, s.config.Retry[i].Delay)+sayEvery {
-		s.log.WarnContext(telemetry.Located(ctx, d.Header), "franz: record of a retry topic is not due for long, and what is behind it in its partition waits, too: its handler asked for that (RetryAfter), the clock of the process that copied it was wrong, or somebody else has put it there",
+		s.log.WarnContext(telemetry.Located(ctx, d.Header),
+			"franz: record of a retry topic is not due for long, and what is behind it in its partition waits, too: "+
+				"its handler asked for that (RetryAfter), the clock of the process that copied it was wrong, or "+
+				"somebody "+
+				"else has put it there",
 			"topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "due", due)
 	}
 }
@@ -94,12 +103,14 @@ const (
 	maxDelay = 10 * time.Second
 )
 
-// longCopy is after which time somebody is told of a copy whose publisher does not return. Publisher gives up before, by default.
+// longCopy is after which time somebody is told of a copy whose publisher does not return. Publisher gives up before,
+// by default.
 const longCopy = time.Minute
 
-// postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the copy is
-// confirmed.
-func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision) (sent bool, err error) {
+// postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the
+// copy is confirmed.
+func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record,
+	decision consumer.Decision) (sent bool, err error) {
 	defer func() {
 		if v := recover(); v != nil { // as unbroken does
 			sent, err = false, fmt.Errorf("franz: Config.RetryPublisher panicked: %v", v)
@@ -129,10 +140,14 @@ func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Re
 	}
 	located := telemetry.Located(ctx, d.Header)
 	late := time.AfterFunc(longCopy, func() {
-		s.log.ErrorContext(located, "franz: record is still being published to its retry topic: Config.RetryPublisher has not returned, and until it does the record holds up others",
-			"id", id, "retry_topic", next.Topic, "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "for", longCopy)
+		s.log.ErrorContext(located,
+			"franz: record is still being published to its retry topic: Config.RetryPublisher has not returned, and "+
+				"until it does the record holds up others",
+			"id", id, "retry_topic", next.Topic, "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+			"for", longCopy)
 	})
 	defer late.Stop() // also of one that panics
-	err = s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key), Header: header, Payload: rec.Value})
+	err = s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key),
+		Header: header, Payload: rec.Value})
 	return err == nil, err
 }

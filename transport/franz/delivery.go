@@ -26,7 +26,7 @@ const (
 type intake struct {
 	copies   func(topic string) bool // whether a topic holds copies of records of others
 	consumed func(topic string) bool
-	holds    *oncemill.Holds
+	waits    *oncemill.WaitLimit
 }
 
 // consumed reports whether a client consumes a topic that it knows by name: from the start, or by now.
@@ -40,12 +40,12 @@ func consumed(cl *kgo.Client) func(topic string) bool {
 // delivery turns a record into a delivery, and says when it is due.
 func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time, err error) {
 	d = consumer.Delivery{
-		Topic:    rec.Topic,
-		System:   telemetry.SystemKafka,
-		Position: position(rec),
-		Header:   header(rec.Headers),
-		Holds:    in.holds,
-		Payload:  rec.Value,
+		Topic:     rec.Topic,
+		System:    telemetry.SystemKafka,
+		Position:  position(rec),
+		Header:    header(rec.Headers),
+		WaitLimit: in.waits,
+		Payload:   rec.Value,
 	}
 	if in.copies(rec.Topic) {
 		if due, err = in.restore(&d); err != nil {
@@ -57,12 +57,12 @@ func (in *intake) delivery(rec *kgo.Record) (d consumer.Delivery, due time.Time,
 	if len(rec.Key) > 0 {
 		d.Header[producer.HeaderKey] = string(rec.Key) // for dead letters, and for handlers in a Router
 	}
-	d.Handler, d.Origin = d.Topic, d.Topic
+	d.Origin = d.Topic
 	return d, due, nil
 }
 
-// position is where a record lies in its topic. A partition that has lost the end of its log uses offsets again, in a later
-// epoch.
+// position is where a record lies in its topic. A partition that has lost the end of its log uses offsets again, in a
+// later epoch.
 func position(rec *kgo.Record) string {
 	return fmt.Sprintf("%d-%d-%d", rec.Partition, rec.Offset, rec.LeaderEpoch)
 }
@@ -75,7 +75,8 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	}
 	if !in.consumed(topic) { // a retry topic is one, too, of what others have put there
 		return due, &SetupError{Problem: fmt.Sprintf(
-			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics retry topics of its own", d.Topic, topic)}
+			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics "+
+				"retry topics of its own", d.Topic, topic)}
 	}
 	if ms, err := strconv.ParseInt(d.Header[headerNotBefore], 10, 64); err == nil {
 		due = time.UnixMilli(ms)
@@ -87,8 +88,8 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 	return due, nil
 }
 
-// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110: at the end, since
-// who sends a hundred thousand of one name must not have them copied as often.
+// header returns a record's headers by name. Different values of one name are joined with ", ", as in RFC 9110: at the
+// end, since who sends a hundred thousand of one name must not have them copied as often.
 func header(headers []kgo.RecordHeader) producer.Header {
 	first := make(producer.Header, len(headers))
 	var all map[string][]string // of names that are there more than once

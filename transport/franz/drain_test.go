@@ -31,7 +31,7 @@ func TestWorker_FinishedHandlersAreCommittedOnShutdown(t *testing.T) {
 		<-release
 		return ctx.Err() // Run's context has ended, the handler's has not
 	})
-	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{Order: franz.PerKey, Window: inFlight})
+	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{Order: franz.PerKey, MaxInFlight: inFlight})
 	until(t, "a full window", func() bool { return b.started() == inFlight })
 	m.stop()
 	lasts(50 * time.Millisecond)
@@ -221,7 +221,7 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 	b := newBench(t, 2)
 	store := &counting{Store: b.store, id: orderID(0)}
 	b.store = store
-	key := dedupstore.Key{Tenant: "default", Group: group, Handler: "orders", ID: orderID(0)}
+	key := dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: orderID(0)}
 	const lease = 2 * time.Second
 	fingerprint, err := producer.FingerprintPayload([]byte(orderID(0)))
 	if err != nil {
@@ -241,7 +241,7 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 	})
 	began := time.Now()
 	b.produce(0, 1200, 2, 0)
-	m := b.start(b.processor(consumer.Config{Hold: 100 * time.Millisecond}), b.handler(byPartition, nil), franz.Config{}, kgo.SessionTimeout(time.Second), kgo.RebalanceTimeout(time.Minute))
+	m := b.start(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), b.handler(byPartition, nil), franz.Config{}, kgo.SessionTimeout(time.Second), kgo.RebalanceTimeout(time.Minute))
 	until(t, "the other partition", func() bool { return b.finished() == 600 })
 	joined := joins.Load()
 	store.claims.Store(0)

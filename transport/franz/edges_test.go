@@ -132,7 +132,7 @@ func TestSource_SeveralTopics(t *testing.T) {
 			if c.config.Retry != nil {
 				c.config.RetryPublisher = b.publisher()
 			}
-			s := b.source(franz.SourceConfig{Config: c.config})
+			s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{Config: c.config})
 			b.produce(0, 1, 1, 0)
 			if err := b.publisher().Publish(t.Context(), producer.Message{ID: "p", Topic: "payments"}); err != nil {
 				t.Fatal(err)

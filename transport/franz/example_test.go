@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // A program has its own brokers, a store that outlives it, such as redisstore, and handles errors.
@@ -53,7 +54,7 @@ func ExampleNewWorker() {
 		}
 		return nil
 	}
-	w, err := franz.NewWorker(processor(), charge, franz.Config{Logger: slog.New(slog.DiscardHandler)})
+	w, err := franz.NewWorker(processor(), charge, franz.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -88,7 +89,7 @@ func ExampleNewShareWorker() {
 		stop()
 		return nil
 	}
-	w, err := franz.NewShareWorker(processor(), charge, franz.ShareConfig{RetryTopic: "billing-retry", Logger: slog.New(slog.DiscardHandler)})
+	w, err := franz.NewShareWorker(processor(), charge, franz.ShareConfig{Handler: "charge", RetryTopic: "billing-retry", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -111,19 +112,23 @@ func ExampleNewSource() {
 	publish(seed, producer.Message{ID: "order-17", Topic: "orders", Payload: []byte("two shoes")})
 
 	once := processor()
-	source, err := franz.NewSource(franz.SourceConfig{
+	source, err := franz.NewSource(once, franz.SourceConfig{
 		Config: franz.Config{Logger: slog.New(slog.DiscardHandler)},
 		Opts:   []kgo.Opt{seed, kgo.ConsumerGroup("billing")},
-		Policy: once.Policy(),
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
+	subscriber, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	router, _ := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	router.AddMiddleware(once.Middleware)
+	router.AddMiddleware(oncewatermill.Middleware(once))
 	ctx, stop := context.WithCancel(context.Background())
-	router.AddConsumerHandler("charge", "orders", consumer.Subscriber(source), func(msg *message.Message) error {
+	router.AddConsumerHandler("charge", "orders", subscriber, func(msg *message.Message) error {
 		fmt.Printf("%s: %s\n", msg.UUID, msg.Payload)
 		stop()
 		return nil

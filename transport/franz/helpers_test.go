@@ -203,6 +203,7 @@ type member struct {
 // start runs a worker. The defaults of the tests are short.
 func (b *bench) start(once *consumer.Processor, handle franz.Handler, config franz.Config, opts ...kgo.Opt) *member {
 	b.t.Helper()
+	config.Handler = "charge"
 	if config.CommitEvery == 0 {
 		config.CommitEvery = 20 * time.Millisecond
 	}

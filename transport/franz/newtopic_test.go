@@ -19,7 +19,7 @@ import (
 func TestSource_CheckWaitsForATopicThatWasJustCreated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
-	source, err := franz.NewSource(franz.SourceConfig{
+	source, err := franz.NewSource(b.processor(consumer.Config{}), franz.SourceConfig{
 		Config: franz.Config{Logger: b.logger},
 		Opts:   []kgo.Opt{kgo.SeedBrokers(b.addrs...), kgo.ConsumerGroup(group)},
 	})

@@ -12,14 +12,14 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
 // The broker gives a static member that leads its group what it had before, and no other member looks for partitions.
 func TestWorker_PartitionsThatAreAddedWhileAStaticMemberIsAwayAreConsumed(t *testing.T) {
 	t.Parallel()
-	server := testserver.SharedKafka(t)
+	server := kafkatest.Shared(t)
 	b := newBench(t, 1)
 	b.addrs = []string{server.Addr}
 	b.admin = kadm.NewClient(b.newClient())

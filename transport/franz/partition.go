@@ -57,7 +57,7 @@ func (p *partition) add(records []*kgo.Record) {
 		return
 	}
 	p.queue = append(p.queue, records...)
-	if !p.paused && len(p.queue) > p.s.config.Window {
+	if !p.paused && len(p.queue) > p.s.config.MaxInFlight {
 		p.paused = true
 		p.s.cl.PauseFetchPartitions(p.only())
 	}
@@ -92,7 +92,7 @@ func (p *partition) pop(ctx context.Context) (*kgo.Record, *entry) {
 	rec := p.queue[0]
 	p.queue[0] = nil
 	p.queue = p.queue[1:]
-	if p.paused && len(p.queue) <= p.s.config.Window/2 {
+	if p.paused && len(p.queue) <= p.s.config.MaxInFlight/2 {
 		p.paused = false
 		p.s.cl.ResumeFetchPartitions(p.only())
 	}
@@ -131,7 +131,7 @@ func (p *partition) run(ctx context.Context) {
 func (p *partition) runLanes(ctx context.Context) {
 	var set lanes.Set
 	defer set.Wait()
-	room := make(chan struct{}, p.s.config.Window)
+	room := make(chan struct{}, p.s.config.MaxInFlight)
 	for {
 		select {
 		case room <- struct{}{}:

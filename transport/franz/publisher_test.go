@@ -19,7 +19,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -276,7 +276,7 @@ func (r *produceRequests) OnBrokerWrite(_ kgo.BrokerMetadata, key int16, _ int, 
 func TestPublisher_BatchesLargerThanATopicTakesAreNotSentMessageByMessage(t *testing.T) {
 	t.Parallel()
 	topic := fmt.Sprintf("small-batches-%d", shareBenches.Add(1)) // of the shared broker
-	server := testserver.SharedKafka(t)
+	server := kafkatest.Shared(t)
 	server.CreateTopic(topic, 1)
 	changed, err := kadm.NewClient(server.Client()).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Name: "max.message.bytes", Value: kadm.StringPtr("20000")}}, topic)
 	if err == nil {

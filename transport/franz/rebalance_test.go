@@ -121,7 +121,7 @@ func TestWorker_RevocationDropsRecordsThatWait(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2)
 	b.produce(0, 2, 2, 0)
-	once := b.processor(consumer.Config{Hold: time.Minute})
+	once := b.processor(consumer.Config{MaxWait: time.Minute})
 	later := b.handler(byPartition, func(context.Context, string, int) error {
 		return oncemill.RetryAfter(10*time.Minute, errors.New("the bank is closed"))
 	})
@@ -484,7 +484,7 @@ func TestWorker_FetchingIsPausedWhileRecordsWait(t *testing.T) {
 		<-release
 		return nil
 	})
-	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{Window: 50}, kgo.FetchMaxPartitionBytes(1<<10))
+	m := b.start(b.processor(consumer.Config{}), handle, franz.Config{MaxInFlight: 50}, kgo.FetchMaxPartitionBytes(1<<10))
 	until(t, "the first", func() bool { return b.started() == 1 })
 	lasts(300 * time.Millisecond)
 	if got := fetches.Load(); got > 10 {

@@ -97,7 +97,7 @@ func TestWorker_FailedRecordsGoThroughRetryTopicsToTheDeadLetters(t *testing.T) 
 		t.Errorf("%d runs, want %d", runs, attempts)
 	}
 	for i, run := range seen {
-		if run.Attempt != i+1 || run.Key.Handler != "orders" || run.Key.ID != orderID(7) {
+		if run.Attempt != i+1 || run.Key.Handler != "charge" || run.Key.ID != orderID(7) {
 			t.Errorf("run %d is attempt %d of %v", i+1, run.Attempt, run.Key)
 		}
 	}

@@ -29,12 +29,14 @@ type session struct {
 	running    sync.WaitGroup
 	look       time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
 
-	mu          sync.Mutex
-	draining    bool
-	unconfirmed error               // why something was given up in the drain that is settled and not confirmed; nil: nothing was
+	mu       sync.Mutex
+	draining bool
+	// why something was given up in the drain that is settled and not confirmed; nil: nothing was
+	unconfirmed error
 	ids         map[string][16]byte // of topics that records were fetched of; a broker before Kafka 3.1 tells none
 	partitions  map[place]*partition
-	ending      map[place]<-chan struct{} // assignments that were given up while something ran: closed when that has ended
+	// assignments that were given up while something ran: closed when that has ended
+	ending map[place]<-chan struct{}
 }
 
 // A place is a partition's name.
@@ -52,10 +54,10 @@ func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.
 		intake: intake{
 			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },
 			consumed: consumed(cl),
-			holds:    oncemill.NewHolds(max(1, config.Window/2)), // others need the room
+			waits:    oncemill.NewWaitLimit(max(1, config.MaxInFlight/2)), // others need the room
 		},
 		rebalance:  option[time.Duration](cl, kgo.RebalanceTimeout),
-		slots:      make(chan struct{}, config.Window),
+		slots:      make(chan struct{}, config.MaxInFlight),
 		ids:        map[string][16]byte{},
 		partitions: map[place]*partition{},
 		ending:     map[place]<-chan struct{}{},
@@ -101,7 +103,8 @@ func (s *session) run(ctx context.Context) error {
 	case err == nil:
 		err = confirmed
 	case confirmed != nil:
-		s.log.WarnContext(detached, "franz: offsets are not confirmed: records are delivered again that are settled", "group", s.group, "error", confirmed)
+		s.log.WarnContext(detached, "franz: offsets are not confirmed: records are delivered again that are settled",
+			"group", s.group, "error", confirmed)
 	}
 	helpers.Wait()
 	s.running.Wait()

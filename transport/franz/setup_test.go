@@ -32,8 +32,10 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, c := range map[string]franz.Config{
+		"Config.Handler is":     {Handler: "~x"},
+		"holds a nil":           {RetryPublisher: (*franz.Publisher)(nil), Retry: []franz.RetryTopic{{Topic: "later"}}},
 		"Config.Order":          {Order: "random"},
-		"Config.Window":         {Window: -1},
+		"Config.MaxInFlight":    {MaxInFlight: -1},
 		"Config.Grace":          {Grace: -1},
 		"Config.Grace is 300h":  {Grace: 300 * time.Hour},
 		"Config.Grace is 25":    {Grace: math.MaxInt64},
@@ -45,14 +47,21 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 		"Config.Retry[1].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: 2}, {Topic: "b", Delay: 1}}},
 		"Config.Retry[1].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a"}, {Topic: "a"}}},
 	} {
+		if c.Handler == "" {
+			c.Handler = "charge"
+		}
 		if _, err := franz.NewWorker(once, nothing, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
 		}
 	}
-	if _, err := franz.NewWorker(nil, nothing, franz.Config{}); err == nil {
+	_, err = franz.NewWorker(once, nothing, franz.Config{})
+	if want := "franz: Config.Handler is empty: records are kept under it, and another name runs everything again"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	if _, err := franz.NewWorker(nil, nothing, franz.Config{Handler: "charge"}); err == nil {
 		t.Error("no error without a Processor")
 	}
-	if _, err := franz.NewWorker(once, nil, franz.Config{}); err == nil {
+	if _, err := franz.NewWorker(once, nil, franz.Config{Handler: "charge"}); err == nil {
 		t.Error("no error without a Handler")
 	}
 }
@@ -76,7 +85,7 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"without Opts", "worker's Opts", franz.Config{}, func(*franz.Worker) []kgo.Opt { return []kgo.Opt{theGroup, topics} }},
 		{"without a group", "kgo.ConsumerGroup", franz.Config{}, func(*franz.Worker) []kgo.Opt { return []kgo.Opt{topics} }},
 		{"of another worker", "worker's Opts", franz.Config{}, func(*franz.Worker) []kgo.Opt {
-			other, err := franz.NewWorker(once, nothing, franz.Config{})
+			other, err := franz.NewWorker(once, nothing, franz.Config{Handler: "charge"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -132,6 +141,7 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
+			tc.config.Handler = "charge"
 			w, err := franz.NewWorker(once, nothing, tc.config)
 			if err != nil {
 				t.Fatal(err)
@@ -174,7 +184,7 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 				t.Fatal(err)
 			}
 			once := b.processor(consumer.Config{Policy: oncemill.Policy{Backoff: tc.backoff}})
-			w, err := franz.NewWorker(once, nothing, franz.Config{
+			w, err := franz.NewWorker(once, nothing, franz.Config{Handler: "charge",
 				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, RetryPublisher: b.publisher(), Logger: b.logger,
 			})
 			if err != nil {
@@ -201,7 +211,7 @@ func TestWorker_RunsOnce(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
 	b.produce(0, 1, 1, 0)
-	w, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{Logger: b.logger})
+	w, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{Handler: "charge", Logger: b.logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +312,7 @@ func TestWorker_WarnsOfCompactedTopicsThatOutliveTheWindow(t *testing.T) {
 	if _, err := b.admin.CreateTopic(t.Context(), 1, 1, settings, "latest"); err != nil {
 		t.Fatal(err)
 	}
-	w, err := franz.NewWorker(b.processor(consumer.Config{}), nothing, franz.Config{Logger: b.logger})
+	w, err := franz.NewWorker(b.processor(consumer.Config{}), nothing, franz.Config{Handler: "charge", Logger: b.logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +374,7 @@ func TestWorker_RightThatTheLastCommitLacksIsNamed(t *testing.T) {
 func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 2)
-	refused, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{Logger: b.logger})
+	refused, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{Handler: "charge", Logger: b.logger})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,19 +14,23 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// ShareConfig configures a ShareWorker. RetryTopic is required.
+// ShareConfig configures a ShareWorker. Handler and RetryTopic are required.
 type ShareConfig struct {
-	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the broker
-	// allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more than half of
-	// them. So does one that waits for its next attempt while many come after it: see package doc. The worker's client must
-	// consume the topic, and be allowed to write to it. All its records should belong to one group: another group would handle
-	// them too. It should take what the source topics take, and some hundred bytes more (max.message.bytes), and so should the
-	// client (kgo.ProducerBatchMaxBytes). It must not be compacted. Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
+	// Handler names the handler within the group: see Config.Handler. Required.
+	Handler string
+
+	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the
+	// broker allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more
+	// than half of them. So does one that waits for its next attempt while many come after it: see package doc. The
+	// worker's client must consume the topic, and be allowed to write to it. All its records should belong to one
+	// group: another group would handle them too. It should take what the source topics take, and some hundred bytes
+	// more (max.message.bytes), and so should the client (kgo.ProducerBatchMaxBytes). It must not be compacted. Nobody
+	// else has the messages that wait in it: docs/operations.md says how to replace it. Required.
 	RetryTopic string
 
-	// Window is how many records are handled at once. Records that wait take no room in it; up to ten times as many are in
-	// the worker's hands. When so many wait, nothing more comes. Zero: 256.
-	Window int
+	// MaxInFlight is how many records are handled at once. Records that wait take no room in it; up to ten times as
+	// many are in the worker's hands. When so many wait, nothing more comes. Zero: 256.
+	MaxInFlight int
 
 	// Grace is how long running handlers may go on when Run's context has ended, before their contexts are cancelled.
 	// Zero: 30 s.
@@ -37,8 +41,8 @@ type ShareConfig struct {
 }
 
 func (c ShareConfig) withDefaults() ShareConfig {
-	if c.Window == 0 {
-		c.Window = 256
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = 256
 	}
 	if c.Grace == 0 {
 		c.Grace = 30 * time.Second
@@ -52,12 +56,15 @@ func (c ShareConfig) withDefaults() ShareConfig {
 
 // validate checks a config after its defaults were filled in.
 func (c ShareConfig) validate() error {
+	if problem := consumer.HandlerProblem(c.Handler); problem != "" {
+		return fmt.Errorf("franz: ShareConfig.Handler %s", problem)
+	}
 	if problem := topicProblem(c.RetryTopic); problem != "" {
 		return fmt.Errorf("franz: ShareConfig.RetryTopic %s", problem)
 	}
 	switch {
-	case c.Window < 1:
-		return fmt.Errorf("franz: ShareConfig.Window is %d, want at least 1, or zero", c.Window)
+	case c.MaxInFlight < 1:
+		return fmt.Errorf("franz: ShareConfig.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
 	case c.Grace < 0:
 		return fmt.Errorf("franz: ShareConfig.Grace is %v, want at least 0", c.Grace)
 	}
@@ -65,8 +72,8 @@ func (c ShareConfig) validate() error {
 }
 
 // A ShareWorker consumes topics as a member of a share group (KIP-932), and handles each record under a Processor: many
-// members can work on one partition, and others pass a record that waits, within a limit of the broker's. It is made first,
-// then the client with the worker's Opts, then it runs, once.
+// members can work on one partition, and others pass a record that waits, within a limit of the broker's. It is made
+// first, then the client with the worker's Opts, then it runs, once.
 type ShareWorker struct {
 	config  ShareConfig
 	once    *consumer.Processor
@@ -79,8 +86,8 @@ type ShareWorker struct {
 	session *shareSession
 }
 
-// NewShareWorker returns a worker whose records are handled by handle, guarded by once. The handler must leave Record.Ack
-// alone. The error names the field of the config that is wrong.
+// NewShareWorker returns a worker whose records are handled by handle, guarded by once. The handler must leave
+// Record.Ack alone. The error names the field of the config that is wrong.
 func NewShareWorker(once *consumer.Processor, handle Handler, config ShareConfig) (*ShareWorker, error) {
 	switch {
 	case once == nil:
@@ -92,7 +99,7 @@ func NewShareWorker(once *consumer.Processor, handle Handler, config ShareConfig
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &ShareWorker{config: config, once: once, process: guarded(once, handle)}, nil
+	return &ShareWorker{config: config, once: once, process: guarded(once, config.Handler, handle)}, nil
 }
 
 // maxShareFetch is how many records one fetch brings at most.
@@ -101,13 +108,13 @@ const maxShareFetch = 500
 // Opts returns the options that a worker's client must be made with, beside those of its own: seed brokers,
 // kgo.ShareGroup, kgo.ConsumeTopics with the source topics and the retry topic, TLS. They are for one client at a time.
 //
-// They bound what one fetch brings, let the client fetch nothing ahead, as nobody prolongs the locks of what lies there, set
-// the callback for acknowledgements, and what PublisherOpts does. Options behind them win; Check refuses what would break
-// a guarantee.
+// They bound what one fetch brings, let the client fetch nothing ahead, as nobody prolongs the locks of what lies
+// there, set the callback for acknowledgements, and what PublisherOpts does. Options behind them win; Check refuses
+// what would break a guarantee.
 func (w *ShareWorker) Opts() []kgo.Opt {
 	return append(PublisherOpts(),
 		kgo.WithHooks(shareHooks{w}, &throttle{log: w.config.Logger}),
-		kgo.ShareMaxRecords(int32(min(w.config.Window, maxShareFetch))),
+		kgo.ShareMaxRecords(int32(min(w.config.MaxInFlight, maxShareFetch))),
 		kgo.ShareMaxRecordsStrict(),
 		kgo.MaxConcurrentFetches(0),
 		kgo.ShareAckCallback(w.onAcked),
@@ -134,16 +141,16 @@ var (
 )
 
 // Run consumes until ctx ends, and then drains: no record is started any more, running handlers may go on for
-// ShareConfig.Grace until their contexts are cancelled, what is settled is acknowledged, and the rest is released. It returns
-// nil when the broker has answered all that, and a *CommitError if it has not, or has refused some. It waits for every handler,
-// also for one that ignores its context.
+// ShareConfig.Grace until their contexts are cancelled, what is settled is acknowledged, and the rest is released. It
+// returns nil when the broker has answered all that, and a *CommitError if it has not, or has refused some. It waits
+// for every handler, also for one that ignores its context.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, a *SetupError, or
 // kgo.ErrClientClosed.
 //
-// The client stays the caller's. Close it soon after Run returns, also where Check refuses it: it is a member of its group from when it
-// is made on, partitions that it has alone rest until it leaves, and what it may have fetched last is locked. A client and a worker are
-// for one Run.
+// The client stays the caller's. Close it soon after Run returns, also where Check refuses it: it is a member of its
+// group from when it is made on, partitions that it has alone rest until it leaves, and what it may have fetched last
+// is locked. A client and a worker are for one Run.
 func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 	rules, err := w.check(ctx, cl)
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -43,10 +44,10 @@ var shareBenches atomic.Int64
 // newShareBench makes topics, and a share group with settings, "name=value", that win over those of the tests.
 func newShareBench(t testing.TB, partitions int, settings ...string) *shareBench {
 	t.Helper()
-	return newShareBenchOn(t, testserver.SharedKafka(t), partitions, settings...)
+	return newShareBenchOn(t, kafkatest.Shared(t), partitions, settings...)
 }
 
-func newShareBenchOn(t testing.TB, server *testserver.KafkaServer, partitions int, settings ...string) *shareBench {
+func newShareBenchOn(t testing.TB, server *kafkatest.Server, partitions int, settings ...string) *shareBench {
 	t.Helper()
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
@@ -149,7 +150,7 @@ func (b *shareBench) begin(once *consumer.Processor, handle franz.Handler, confi
 	if config.Logger == nil {
 		config.Logger = b.logger
 	}
-	config.RetryTopic = b.retry
+	config.Handler, config.RetryTopic = "charge", b.retry
 	w, err := franz.NewShareWorker(once, handle, config)
 	if err != nil {
 		b.t.Fatal(err)
@@ -223,7 +224,7 @@ func TestShareWorker_EachMessageRunsOnceOverCopiesAndMembers(t *testing.T) {
 			runs[i].Add(1)
 			lasts(5 * time.Millisecond)
 			return nil
-		}), franz.ShareConfig{Window: 8}))
+		}), franz.ShareConfig{MaxInFlight: 8}))
 	}
 	b.await(2) // others may have the retry topic alone
 	b.put(0, n, 2)
@@ -266,7 +267,7 @@ func beShareMember(args []string) {
 	w, err := franz.NewShareWorker(once, func(context.Context, *kgo.Record) error {
 		fmt.Println("started")
 		select {}
-	}, franz.ShareConfig{RetryTopic: retry})
+	}, franz.ShareConfig{Handler: "charge", RetryTopic: retry})
 	if err != nil {
 		panic(err)
 	}
@@ -391,7 +392,7 @@ func TestShareWorker_WhatAMemberThatIsCutOffHadIsDeliveredAgainAndRunsOnce(t *te
 	w := &wire{frozen: make(chan struct{})}
 	store := &counting{Store: b.store, id: orderID(0)}
 	b.store = store
-	once := b.processor(consumer.Config{Hold: patience}) // else the second would wait for the lease of the first
+	once := b.processor(consumer.Config{MaxWait: patience}) // else the second would wait for the lease of the first
 	lost := b.begin(once, handle("lost"), franz.ShareConfig{}, kgo.Dialer(w.dial), kgo.RetryTimeout(time.Second), kgo.RequestTimeoutOverhead(time.Second))
 	until(t, "the run", func() bool { return b.started() == 1 })
 	close(w.frozen)
@@ -423,7 +424,7 @@ func TestShareWorker_BrokenConnectionsRunNothingTwice(t *testing.T) {
 	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(context.Context, string, int) error {
 		lasts(300 * time.Millisecond)
 		return nil
-	}), franz.ShareConfig{Window: 20}, kgo.Dialer(w.dial))
+	}), franz.ShareConfig{MaxInFlight: 20}, kgo.Dialer(w.dial))
 	for run := range 3 {
 		until(t, "runs", func() bool { return b.started() > run*20 })
 		w.cut()
@@ -475,7 +476,7 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 	b := newShareBench(t, 1)
 	const lease = shareLock + time.Second
 	for i := range busy {
-		key := dedupstore.Key{Tenant: "default", Group: group, Handler: b.topic, ID: orderID(i)}
+		key := dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: orderID(i)}
 		fingerprint, err := producer.FingerprintPayload([]byte(orderID(i)))
 		if err != nil {
 			t.Fatal(err)
@@ -494,12 +495,12 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 		}
 		return nil
 	})
-	m := b.begin(b.processor(consumer.Config{Hold: consumer.NoHold}), func(ctx context.Context, rec *kgo.Record) error {
+	m := b.begin(b.processor(consumer.Config{MaxWait: consumer.NoWait}), func(ctx context.Context, rec *kgo.Record) error {
 		if rec.DeliveryCount() != 1 {
 			again.Add(1)
 		}
 		return work(ctx, rec)
-	}, franz.ShareConfig{Window: window})
+	}, franz.ShareConfig{MaxInFlight: window})
 	until(t, "all, the busy ones after their leases", func() bool { return b.finished() == n })
 	b.wantSettled(b.topic)
 	m.leave()
@@ -539,7 +540,7 @@ func TestShareWorker_RecordsThatWaitHoldUpNoOthers(t *testing.T) {
 			others.Add(1)
 		}
 		return nil
-	}), franz.ShareConfig{Window: window})
+	}), franz.ShareConfig{MaxInFlight: window})
 	until(t, "all", func() bool { return b.finished() == n })
 	b.wantSettled(b.topic)
 	m.leave()
@@ -556,7 +557,7 @@ func TestShareWorker_OutageOfTheStoreUsesUpNoDelivery(t *testing.T) {
 	b.put(0, n, 1)
 	var again atomic.Int32
 	work := b.handler(byRecord, nil)
-	m := b.begin(b.processor(consumer.Config{Hold: 100 * time.Millisecond}), func(ctx context.Context, rec *kgo.Record) error {
+	m := b.begin(b.processor(consumer.Config{MaxWait: 100 * time.Millisecond}), func(ctx context.Context, rec *kgo.Record) error {
 		if rec.DeliveryCount() != 1 {
 			again.Add(1)
 		}
@@ -652,7 +653,7 @@ func TestShareWorker_FinishedHandlersAreAcknowledgedOnShutdownAndTheRestIsGivenB
 		<-release
 		return ctx.Err() // Run's context has ended, the handler's has not
 	})
-	m := b.begin(b.processor(consumer.Config{}), handle, franz.ShareConfig{Window: inFlight}, kgo.ShareMaxRecords(n))
+	m := b.begin(b.processor(consumer.Config{}), handle, franz.ShareConfig{MaxInFlight: inFlight}, kgo.ShareMaxRecords(n))
 	until(t, "a full window", func() bool { return b.started() == inFlight })
 	m.stop()
 	lasts(50 * time.Millisecond)
@@ -788,8 +789,8 @@ func TestShareWorker_RecordThatHasUsedUpMostDeliveriesGoesOnAsACopy(t *testing.T
 			t.Errorf("%s ran as %+v, want a copy in the retry topic", orderID(i), rec)
 		}
 	}
-	if handlers := store.handlers(); !slices.Equal(handlers, []string{b.topic}) {
-		t.Errorf("claims were made for %q, want %q: else a copy and its original were two messages", handlers, b.topic)
+	if handlers := store.handlers(); !slices.Equal(handlers, []string{"charge"}) {
+		t.Errorf("claims were made for %q, want one name: else a copy and its original were two messages", handlers)
 	}
 	wantLog(t, b.bench, "level=WARN", "goes on as a copy", "topic="+b.topic, "deliveries=3")
 }
@@ -1038,7 +1039,7 @@ func (c doorkept) Write(request []byte) (int, error) {
 // fetches nothing any more, without a word, also when the right is back.
 func TestShareWorker_RightToReadThatIsTakenAwayEndsTheRun(t *testing.T) {
 	t.Parallel()
-	server := testserver.Kafka(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
+	server := kafkatest.Start(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
 	for name, inHand := range map[string]int{"with a record in hand": 1, "with none": 0} {
 		t.Run(name, func(t *testing.T) {
 			b := newShareBenchOn(t, server, 1)
@@ -1068,7 +1069,7 @@ func TestShareWorker_RightToReadThatIsTakenAwayEndsTheRun(t *testing.T) {
 // Kafka tells nothing of a group to who may not see a topic of one of its members.
 func TestShareWorker_MemberWithATopicThatIsNotForThisOneIsNoAlarm(t *testing.T) {
 	t.Parallel()
-	server := testserver.Kafka(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
+	server := kafkatest.Start(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
 	b := newShareBenchOn(t, server, 1)
 	others := b.topic + "-others"
 	server.CreateTopic(others, 1)
@@ -1097,11 +1098,11 @@ func TestShareWorker_MemberWithATopicThatIsNotForThisOneIsNoAlarm(t *testing.T) 
 }
 
 // Ten times the largest number overflows, and there was never room for a record.
-func TestShareWorker_WindowWithoutBound(t *testing.T) {
+func TestShareWorker_MaxInFlightWithoutBound(t *testing.T) {
 	t.Parallel()
 	b := newShareBench(t, 1)
 	b.put(0, 3, 1)
-	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{Window: math.MaxInt})
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{MaxInFlight: math.MaxInt})
 	until(t, "all records", func() bool { return b.finished() == 3 })
 	m.leave()
 }

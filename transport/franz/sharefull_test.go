@@ -43,7 +43,7 @@ func TestShareWorker_RecordsThatKeepAllOthersFromBeingDeliveredAreSaid(t *testin
 					return context.Cause(ctx)
 				}
 				return c.first
-			}), franz.ShareConfig{Window: c.window, Grace: time.Second}, kgo.FetchMaxWait(50*time.Millisecond))
+			}), franz.ShareConfig{MaxInFlight: c.window, Grace: time.Second}, kgo.FetchMaxWait(50*time.Millisecond))
 			until(t, "a line in the log", func() bool {
 				return strings.Contains(b.log.String(), c.want)
 			})

@@ -37,7 +37,8 @@ type shareSession struct {
 	running   sync.WaitGroup
 }
 
-func newShareSession(config ShareConfig, policy oncemill.Policy, process process, cl *kgo.Client, publisher *Publisher, rules shareRules) *shareSession {
+func newShareSession(config ShareConfig, policy oncemill.Policy, process process, cl *kgo.Client, publisher *Publisher,
+	rules shareRules) *shareSession {
 	a := newAlarm(option[string](cl, kgo.ShareGroup), config.Logger)
 	return &shareSession{
 		alarm: a, gate: newGate(),
@@ -46,14 +47,16 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		intake: intake{
 			copies:   func(topic string) bool { return topic == config.RetryTopic },
 			consumed: consumed(cl),
-			holds:    oncemill.NewHolds(max(1, config.Window/2)),
+			waits:    oncemill.NewWaitLimit(max(1, config.MaxInFlight/2)),
 		},
-		slots: make(chan struct{}, config.Window),
+		slots: make(chan struct{}, config.MaxInFlight),
 		locks: locks{
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
-			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{}, astray: map[string]bool{}, strayed: make(chan struct{}, 1),
+			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{},
+			astray: map[string]bool{}, strayed: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.Window, changed: make(chan struct{}, 1), resting: map[*kgo.Record]chan struct{}{}},
+		hands: hands{window: config.MaxInFlight, changed: make(chan struct{}, 1),
+			resting: map[*kgo.Record]chan struct{}{}},
 	}
 }
 
@@ -77,7 +80,8 @@ func (s *shareSession) run(ctx context.Context) error {
 		}
 	})
 	helpers.Go(func() {
-		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal, func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
+		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal,
+			func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
 	helpers.Go(func() {
 		select {
@@ -100,7 +104,9 @@ func (s *shareSession) run(ctx context.Context) error {
 	case err == nil:
 		err = confirmed
 	case confirmed != nil:
-		s.log.WarnContext(detached, "franz: acknowledgements are not confirmed: records are delivered again that are settled", "group", s.group, "error", confirmed)
+		s.log.WarnContext(detached,
+			"franz: acknowledgements are not confirmed: records are delivered again that are "+
+				"settled", "group", s.group, "error", confirmed)
 	}
 	return err
 }
@@ -125,7 +131,8 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 	select {
 	case <-ended:
 	case <-grace.C:
-		s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled", "group", s.group, "after", s.config.Grace)
+		s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled", "group", s.group,
+			"after", s.config.Grace)
 		cancel(errGrace)
 		<-ended
 	}
@@ -174,7 +181,9 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 }
 
 // knowing says that the client cannot be used.
-const knowing = "the client does not leave its records to this worker, and would accept them by itself with its next poll: use the version of franz-go that this module asks for, and no hook that replaces the contexts of records with others than those made of them"
+const knowing = "the client does not leave its records to this worker, and would accept them by itself with its next " +
+	"poll: use the version of franz-go that this module asks for, and no hook that replaces the contexts of records " +
+	"with others than those made of them"
 
 // prove makes records known to the client that it has handed out without knowing, and first makes sure that it did not.
 func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
@@ -189,8 +198,8 @@ func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 	return nil
 }
 
-// start has records handled. Those that have had most of their deliveries come first, and alone: a handler that takes the
-// process with it would use up another.
+// start has records handled. Those that have had most of their deliveries come first, and alone: a handler that takes
+// the process with it would use up another.
 func (s *shareSession) start(ctx context.Context, records []*kgo.Record) {
 	var copying sync.WaitGroup
 	stays := make([]bool, len(records))
@@ -235,7 +244,9 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 			s.settle(rec, kgo.AckAccept)
 			return
 		case consumer.Reject:
-			s.log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: record rejected: nobody has it as a dead letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+			s.log.ErrorContext(telemetry.Located(ctx, d.Header),
+				"franz: record rejected: nobody has it as a dead "+
+					"letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 				"id", decision.ID, "error", decision.Err)
 			s.settle(rec, kgo.AckReject)
 			return
@@ -252,10 +263,11 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 	}
 }
 
-// rest lets a record wait until it is due, which takes no room. It reports false if the record is settled then: given back, as the
-// worker stops, or gone on as a copy, if it moves, as too many have come after it. Records move whose own attempt failed: where a store
-// or what handlers call is away, others would have to wait as well. Those of the retry topic stay in any case, or the copies would go
-// round, so do dead letters, as copies would not say of what they are, and what the retry topic has refused.
+// rest lets a record wait until it is due, which takes no room. It reports false if the record is settled then: given
+// back, as the worker stops, or gone on as a copy, if it moves, as too many have come after it. Records move whose own
+// attempt failed: where a store or what handlers call is away, others would have to wait as well. Those of the retry
+// topic stay in any case, or the copies would go round, so do dead letters, as copies would not say of what they are,
+// and what the retry topic has refused.
 func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time, moves *bool) bool {
 	if time.Until(due) > 0 {
 		passed := s.hands.rest(rec, *moves)
@@ -295,30 +307,39 @@ func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
 // giveBack has a record delivered again, to whoever comes first.
 func (s *shareSession) giveBack(ctx context.Context, rec *kgo.Record) {
 	if int(rec.DeliveryCount()) >= s.rules.limit {
-		s.log.ErrorContext(ctx, "franz: record is lost: it has used up its deliveries, and could not be copied to the retry topic before the shutdown", "topic", rec.Topic, "partition", rec.Partition,
+		s.log.ErrorContext(ctx,
+			"franz: record is lost: it has used up its deliveries, and could not be copied to the retry topic before "+
+				"the shutdown", "topic", rec.Topic, "partition", rec.Partition,
 			"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
 	}
 	s.settle(rec, kgo.AckRelease)
 }
 
 // carry copies a record to the retry topic, where it has all its deliveries before it, and settles it when that is
-// confirmed. It tries until it can, or the worker stops. It reports false if the topic does not take such a record: no other
-// try would change that, and nothing else could be begun any more.
+// confirmed. It tries until it can, or the worker stops. It reports false if the topic does not take such a record: no
+// other try would change that, and nothing else could be begun any more.
 func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	again := s.copyOf(rec)
-	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
+	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries",
+		rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
 	for tries := 1; ; tries++ {
 		refused, err := s.publisher.relay(ctx, again)
 		switch {
 		case err == nil:
-			log.WarnContext(ctx, "franz: record was delivered often without being settled, and goes on as a copy in the retry topic")
+			log.WarnContext(ctx,
+				"franz: record was delivered often without being settled, and goes on as a copy in the retry topic")
 			s.settle(rec, kgo.AckAccept)
 			return true
 		case refused:
-			log.ErrorContext(ctx, "franz: the retry topic refuses a record that has few deliveries left: it is handled here, and lost if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, take what the source topics do", "error", err)
+			log.ErrorContext(ctx,
+				"franz: the retry topic refuses a record that has few deliveries left: it is handled here, and lost "+
+					"if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, take "+
+					"what the source topics do", "error", err)
 			return false
 		}
-		log.ErrorContext(ctx, "franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is begun", "error", err)
+		log.ErrorContext(ctx,
+			"franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is "+
+				"begun", "error", err)
 		if !s.wait(backoff(tries)) {
 			s.giveBack(ctx, rec)
 			return true
@@ -326,18 +347,22 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	}
 }
 
-// moveOn copies a record that waits to the retry topic, where it waits on, and settles it when that is confirmed. That copies cannot be
-// made is said once a minute: they may be as many as there are records in hand.
+// moveOn copies a record that waits to the retry topic, where it waits on, and settles it when that is confirmed. That
+// copies cannot be made is said once a minute: they may be as many as there are records in hand.
 func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Time) (moved, refused bool) {
 	again := s.copyOf(rec)
-	again.Headers = append(again.Headers, kgo.RecordHeader{Key: headerNotBefore, Value: strconv.AppendInt(nil, due.UnixMilli(), 10)})
+	again.Headers = append(again.Headers, kgo.RecordHeader{Key: headerNotBefore, Value: strconv.AppendInt(nil,
+		due.UnixMilli(), 10)})
 	refused, err := s.publisher.relay(ctx, again)
 	if err == nil {
 		s.settle(rec, kgo.AckAccept)
 		return true, false
 	}
-	if now, last := time.Now().UnixNano(), s.unmoved.Load(); now-last >= int64(sayEvery) && s.unmoved.CompareAndSwap(last, now) {
-		s.log.WarnContext(ctx, "franz: record that waits cannot be copied to the retry topic, and may soon keep others from being delivered; there may be more", "topic", rec.Topic, "partition", rec.Partition,
+	if now, last := time.Now().UnixNano(), s.unmoved.Load(); now-last >= int64(sayEvery) &&
+		s.unmoved.CompareAndSwap(last, now) {
+		s.log.WarnContext(ctx,
+			"franz: record that waits cannot be copied to the retry topic, and may soon keep others from being "+
+				"delivered; there may be more", "topic", rec.Topic, "partition", rec.Partition,
 			"offset", rec.Offset, "retry_topic", s.config.RetryTopic, "error", err)
 	}
 	return false, refused
@@ -356,7 +381,8 @@ func (s *shareSession) copyOf(rec *kgo.Record) *kgo.Record {
 	for _, h := range rec.Headers {
 		switch {
 		case strings.EqualFold(h.Key, producer.HeaderResend): // it is said of the copy that is given up here
-		case !copied && (h.Key == producer.HeaderPurpose || h.Key == producer.HeaderTopic || h.Key == headerPosition || h.Key == headerNotBefore):
+		case !copied && (h.Key == producer.HeaderPurpose || h.Key == producer.HeaderTopic || h.Key == headerPosition ||
+			h.Key == headerNotBefore):
 		default:
 			again.Headers = append(again.Headers, h)
 		}

@@ -17,19 +17,20 @@ func TestNewShareWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	once := newBench(t, 1).processor(consumer.Config{})
 	for want, c := range map[string]franz.ShareConfig{
-		"ShareConfig.RetryTopic is empty": {},
-		"ShareConfig.RetryTopic is \"a b": {RetryTopic: "a b"},
-		"ShareConfig.Window":              {RetryTopic: "later", Window: -1},
-		"ShareConfig.Grace":               {RetryTopic: "later", Grace: -1},
+		"ShareConfig.Handler is empty":    {RetryTopic: "later"},
+		"ShareConfig.RetryTopic is empty": {Handler: "charge"},
+		"ShareConfig.RetryTopic is \"a b": {Handler: "charge", RetryTopic: "a b"},
+		"ShareConfig.MaxInFlight":         {Handler: "charge", RetryTopic: "later", MaxInFlight: -1},
+		"ShareConfig.Grace":               {Handler: "charge", RetryTopic: "later", Grace: -1},
 	} {
 		if _, err := franz.NewShareWorker(once, nothing, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
 		}
 	}
-	if _, err := franz.NewShareWorker(nil, nothing, franz.ShareConfig{RetryTopic: "later"}); err == nil {
+	if _, err := franz.NewShareWorker(nil, nothing, franz.ShareConfig{Handler: "charge", RetryTopic: "later"}); err == nil {
 		t.Error("no error without a Processor")
 	}
-	if _, err := franz.NewShareWorker(once, nil, franz.ShareConfig{RetryTopic: "later"}); err == nil {
+	if _, err := franz.NewShareWorker(once, nil, franz.ShareConfig{Handler: "charge", RetryTopic: "later"}); err == nil {
 		t.Error("no error without a Handler")
 	}
 }
@@ -39,7 +40,7 @@ func TestShareWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
 	b := newBench(t, 1, kfake.SeedTopics(1, "later", "dead"))
 	shareGroup(b, nil)
 	once := b.processor(consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "dead"})
-	w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{RetryTopic: "later", Logger: b.logger})
+	w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{Handler: "charge", RetryTopic: "later", Logger: b.logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func TestShareWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 	}{
 		{"without Opts", "worker's Opts", func(*franz.ShareWorker) []kgo.Opt { return []kgo.Opt{theGroup, topics} }},
 		{"of another worker", "worker's Opts", func(*franz.ShareWorker) []kgo.Opt {
-			other, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{RetryTopic: "later"})
+			other, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{Handler: "charge", RetryTopic: "later"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +115,7 @@ func TestShareWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 			return append(w.Opts(), theGroup, kgo.ConsumeTopics("orders", "later", "missing"))
 		}},
 	} {
-		w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{RetryTopic: "later", Logger: b.logger})
+		w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{Handler: "charge", RetryTopic: "later", Logger: b.logger})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +123,7 @@ func TestShareWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 			t.Errorf("a client %s: %v, want an error with %q", tc.name, err, tc.want)
 		}
 	}
-	w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{RetryTopic: "later", Logger: b.logger})
+	w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{Handler: "charge", RetryTopic: "later", Logger: b.logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func TestShareWorker_RefusesGroupsThatWouldLoseRecords(t *testing.T) {
 	b := newShareBench(t, 1)
 	once := b.processor(consumer.Config{})
 	check := func() error {
-		w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{RetryTopic: b.retry, Logger: b.logger})
+		w, err := franz.NewShareWorker(once, nothing, franz.ShareConfig{Handler: "charge", RetryTopic: b.retry, Logger: b.logger})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,31 +9,25 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // SourceConfig configures a Source. Opts is required.
 type SourceConfig struct {
 	Config
 
-	// Opts are the options of the clients: seed brokers, kgo.ConsumerGroup, TLS. Topics are not among them: Run names its
-	// topic. Members of one group should all consume the same topic: give each topic a group of its own.
+	// Opts are the options of the clients: seed brokers, kgo.ConsumerGroup, TLS. Topics are not among them: Run names
+	// its topic. Members of one group should all consume the same topic: give each topic a group of its own.
 	Opts []kgo.Opt
-
-	// Policy is the one of the Processor that guards what the source delivers (Processor.Policy). Check compares it with
-	// the settings of client and broker. Zero: as for a Processor.
-	Policy oncemill.Policy
 }
 
 // A Source is a consumer.Source for Kafka. Each Run has a client of its own. It is safe for concurrent use.
 //
-// The source cannot see when a handler in a Router starts: what it has handed over counts as running, so that a drain or a
-// revocation waits for deliveries that the guard holds too.
+// The source cannot see when a handler in a Router starts: what it has handed over counts as running, so that a drain
+// or a revocation waits for deliveries that the guard holds too.
 type Source struct {
+	once   *consumer.Processor
 	config SourceConfig
-	policy oncemill.Policy
 
 	mu      sync.Mutex
 	running map[string]int // calls of Run by topic
@@ -41,21 +35,25 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// NewSource returns a source. The error names the field of the config that is wrong, or what kgo does not like about the
-// options. It does not talk to a broker.
-func NewSource(config SourceConfig) (*Source, error) {
-	policy, err := completed(config.Policy)
-	if err != nil {
-		return nil, err
+// NewSource returns a source whose deliveries once guards. The error names the field of the config that is wrong, or
+// what kgo does not like about the options. It does not talk to a broker.
+func NewSource(once *consumer.Processor, config SourceConfig) (*Source, error) {
+	switch {
+	case once == nil:
+		return nil, errors.New("franz: NewSource needs a Processor")
+	case config.Handler != "":
+		return nil, fmt.Errorf("franz: SourceConfig.Handler is %q: leave it empty, a Router names its handlers",
+			config.Handler)
 	}
-	s := &Source{config: config, policy: policy, running: map[string]int{}}
+	s := &Source{once: once, config: config, running: map[string]int{}}
 	w, cl, err := s.open(nil)
 	if err != nil {
 		return nil, err
 	}
 	defer cl.Close()
 	if len(cl.GetConsumeTopics()) > 0 || option[bool](cl, kgo.ConsumeRegex) {
-		return nil, errors.New("franz: SourceConfig.Opts has kgo.ConsumeTopics or kgo.ConsumeRegex, but the topic is Run's to name")
+		return nil, errors.New("franz: SourceConfig.Opts has kgo.ConsumeTopics or kgo.ConsumeRegex, but the topic is " +
+			"Run's to name")
 	}
 	if err := w.checkClient(cl); err != nil {
 		return nil, err
@@ -63,31 +61,24 @@ func NewSource(config SourceConfig) (*Source, error) {
 	return s, nil
 }
 
-// completed fills in a policy's defaults.
-func completed(policy oncemill.Policy) (oncemill.Policy, error) {
-	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	if err != nil {
-		return policy, err
-	}
-	guard, err := oncemill.NewGuard(store, policy)
-	if err != nil {
-		return policy, fmt.Errorf("franz: SourceConfig.Policy: %w", err)
-	}
-	return guard.Policy(), nil
-}
+// Processor returns what the source was made with.
+func (s *Source) Processor() *consumer.Processor { return s.once }
 
 // open returns a worker and its client. Without a handle they are to look only.
-func (s *Source) open(handle func(context.Context, consumer.Delivery) consumer.Decision, topics ...string) (*Worker, *kgo.Client, error) {
+func (s *Source) open(
+	handle func(context.Context, consumer.Delivery) consumer.Decision, topics ...string,
+) (*Worker, *kgo.Client, error) {
 	config := s.config.Config
 	if config.InstanceID != "" && len(topics) > 0 {
 		config.InstanceID += "-" + topics[0] // each client is a member of its own
 	}
-	w, err := newWorker(s.policy, config, func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
+	started := func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
 		if err := start(); err != nil {
 			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
 		}
 		return handle(ctx, d)
-	})
+	}
+	w, err := newWorker(s.once.Policy(), config, started)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -130,7 +121,9 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 // Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group. With
 // Config.InstanceID the member is called InstanceID-topic. A source with Config.Retry is for one topic at a time: it
 // returns a *SetupError for a second one.
-func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+func (s *Source) Run(
+	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
+) error {
 	if err := s.begin(topic); err != nil {
 		return err
 	}
@@ -148,7 +141,8 @@ func (s *Source) begin(topic string) error {
 	defer s.mu.Unlock()
 	for other := range s.running {
 		if other != topic && len(s.config.Retry) > 0 {
-			return &SetupError{Problem: fmt.Sprintf("the source consumes topic %q already, and its retry topics hold records of that: make another source, with retry topics of its own, for topic %q", other, topic)}
+			return &SetupError{Problem: fmt.Sprintf("the source consumes topic %q already, and its retry topics hold "+
+				"records of that: make another source, with retry topics of its own, for topic %q", other, topic)}
 		}
 	}
 	s.running[topic]++

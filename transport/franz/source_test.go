@@ -19,9 +19,10 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
-func (b *bench) source(c franz.SourceConfig, opts ...kgo.Opt) *franz.Source {
+func (b *bench) source(once *consumer.Processor, c franz.SourceConfig, opts ...kgo.Opt) *franz.Source {
 	b.t.Helper()
 	if c.CommitEvery == 0 {
 		c.CommitEvery = 20 * time.Millisecond
@@ -31,32 +32,46 @@ func (b *bench) source(c franz.SourceConfig, opts ...kgo.Opt) *franz.Source {
 		kgo.SeedBrokers(b.cluster.ListenAddrs()...), kgo.ConsumerGroup(group), kgo.MetadataMinAge(50 * time.Millisecond),
 		kgo.HeartbeatInterval(50 * time.Millisecond), kgo.FetchMaxWait(100 * time.Millisecond),
 	}, opts...)
-	s, err := franz.NewSource(c)
+	s, err := franz.NewSource(once, c)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return s
 }
 
+// subscriber makes a Watermill Subscriber over a source.
+func (b *bench) subscriber(source consumer.Source) message.Subscriber {
+	b.t.Helper()
+	sub, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return sub
+}
+
 func TestNewSource_RefusesOptionsThatDoNotFit(t *testing.T) {
 	t.Parallel()
+	once := newBench(t, 1).processor(consumer.Config{})
 	for want, c := range map[string]franz.SourceConfig{
 		"group was not specified": {},
 		"kgo.ConsumeTopics":       {Opts: []kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders")}},
 		"kgo.RebalanceTimeout":    {Opts: []kgo.Opt{kgo.ConsumerGroup(group), kgo.RebalanceTimeout(time.Second)}},
-		"Config.Window":           {Config: franz.Config{Window: -1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
-		"Policy.Lease":            {Policy: oncemill.Policy{Lease: 1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
+		"Config.MaxInFlight":      {Config: franz.Config{MaxInFlight: -1}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
+		"SourceConfig.Handler":    {Config: franz.Config{Handler: "charge"}, Opts: []kgo.Opt{kgo.ConsumerGroup(group)}},
 	} {
-		if _, err := franz.NewSource(c); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := franz.NewSource(once, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that names %s", err, want)
 		}
+	}
+	if _, err := franz.NewSource(nil, franz.SourceConfig{Opts: []kgo.Opt{kgo.ConsumerGroup(group)}}); err == nil {
+		t.Error("no error without a Processor")
 	}
 }
 
 func TestSource_ChecksItsTopicWithoutJoiningTheGroup(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
-	s := b.source(franz.SourceConfig{})
+	s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{})
 	if err := s.Check(t.Context(), "orders"); err != nil {
 		t.Error(err)
 	}
@@ -73,7 +88,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
 	b.produce(0, 4, 1, 0)
-	s := b.source(franz.SourceConfig{Policy: oncemill.Policy{Lease: 300 * time.Millisecond}})
+	s := b.source(b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 300 * time.Millisecond}}), franz.SourceConfig{})
 	var mu sync.Mutex
 	var seen []string
 	last := time.Now()
@@ -86,7 +101,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 			defer mu.Unlock()
 			id := d.Header.Get(producer.HeaderID)
 			tries[id]++
-			seen = append(seen, fmt.Sprintf("%s at %s in %s for %s", id, d.Position, d.Topic, d.Handler))
+			seen = append(seen, fmt.Sprintf("%s at %s in %s", id, d.Position, d.Topic))
 			since := time.Since(last)
 			last = time.Now()
 			first := tries[id] == 1
@@ -113,7 +128,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	want := "o0 at 0-0-0 in orders for orders; o1 at 0-1-0 in orders for orders; o1 at 0-1-0 in orders for orders; o2 at 0-2-0 in orders for orders; o2 at 0-2-0 in orders for orders; o3 at 0-3-0 in orders for orders"
+	want := "o0 at 0-0-0 in orders; o1 at 0-1-0 in orders; o1 at 0-1-0 in orders; o2 at 0-2-0 in orders; o2 at 0-2-0 in orders; o3 at 0-3-0 in orders"
 	if got := strings.Join(seen, "; "); got != want {
 		t.Errorf("delivered %s\nwant %s", got, want)
 	}
@@ -142,12 +157,13 @@ func TestSource_DeliversHeadersAsTheyAre(t *testing.T) {
 	got := map[string]consumer.Delivery{}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	s := b.source(franz.SourceConfig{Policy: once.Policy()})
+	s := b.source(once, franz.SourceConfig{})
 	go func() {
 		ended <- s.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
 			mu.Lock()
 			got[d.Header.Get(producer.HeaderID)] = d
 			mu.Unlock()
+			d.Handler = "charge"
 			return once.Process(ctx, d, func(context.Context) error { return oncemill.Permanent(errors.New("no")) })
 		})
 	}()
@@ -188,11 +204,11 @@ func TestSource_UnderARouter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	router.AddMiddleware(once.Middleware)
+	router.AddMiddleware(oncewatermill.Middleware(once))
 	var mu sync.Mutex
 	runs := map[string]int{}
-	source := consumer.Subscriber(b.source(franz.SourceConfig{Config: franz.Config{Order: franz.PerKey}, Policy: once.Policy()}))
-	router.AddHandler("charge", "orders", source, "receipts", producer.ToWatermill(b.publisher()), func(msg *message.Message) ([]*message.Message, error) {
+	source := b.subscriber(b.source(once, franz.SourceConfig{Config: franz.Config{Order: franz.PerKey}}))
+	router.AddHandler("charge", "orders", source, "receipts", oncewatermill.NewPublisher(b.publisher()), func(msg *message.Message) ([]*message.Message, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		id := string(msg.Payload)
@@ -267,9 +283,9 @@ func (s subscribing) Close() error { return s.Subscriber.Close() }
 func pubSubs(b *bench) tests.ConsumerGroupPubSubConstructor {
 	return func(t *testing.T, name string) (message.Publisher, message.Subscriber) {
 		t.Helper()
-		source := b.source(franz.SourceConfig{Config: franz.Config{Grace: time.Second}}, kgo.ConsumerGroup(name)) // the suite leaves messages without an answer
-		c := creating{producer.ToWatermill(b.publisher()), b.cluster}
-		sub := subscribing{consumer.Subscriber(source), c}
+		source := b.source(b.processor(consumer.Config{Group: name}), franz.SourceConfig{Config: franz.Config{Grace: time.Second}}, kgo.ConsumerGroup(name)) // the suite leaves messages without an answer
+		c := creating{oncewatermill.NewPublisher(b.publisher()), b.cluster}
+		sub := subscribing{b.subscriber(source), c}
 		t.Cleanup(func() { _ = sub.Close() }) // the suite forgets some
 		return c, sub
 	}

@@ -11,14 +11,14 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
 func TestWorker_HandlesOnlyWhatTransactionsHaveCommitted(t *testing.T) {
 	t.Parallel()
 	topic := fmt.Sprintf("transactions-%d", shareBenches.Add(1)) // of the shared broker
-	server := testserver.SharedKafka(t)
+	server := kafkatest.Shared(t)
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)

@@ -21,8 +21,8 @@ import (
 // comes from a retry topic has that topic, partition and offset. The record is not changed, and must not be.
 type Handler func(ctx context.Context, rec *kgo.Record) error
 
-// A Worker consumes topics as a member of a group, and handles each record under a Processor. It is made first, then the
-// client with the worker's Opts, then it runs, once.
+// A Worker consumes topics as a member of a group, and handles each record under a Processor. It is made first, then
+// the client with the worker's Opts, then it runs, once.
 type Worker struct {
 	config  Config
 	policy  oncemill.Policy
@@ -37,8 +37,8 @@ type Worker struct {
 	session *session
 }
 
-// A process makes one decision about one record. It calls start when it is about to run the handler, and does not run it
-// if start returns an error, which it hands to the guard.
+// A process makes one decision about one record. It calls start when it is about to run the handler, and does not run
+// it if start returns an error, which it hands to the guard.
 type process func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision
 
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
@@ -50,7 +50,10 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	case handle == nil:
 		return nil, errors.New("franz: NewWorker needs a Handler")
 	}
-	w, err := newWorker(once.Policy(), config, guarded(once, handle))
+	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
+		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
+	}
+	w, err := newWorker(once.Policy(), config, guarded(once, config.Handler, handle))
 	if err != nil {
 		return nil, err
 	}
@@ -59,8 +62,9 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 }
 
 // guarded runs a handler under a Processor.
-func guarded(once *consumer.Processor, handle Handler) process {
+func guarded(once *consumer.Processor, name string, handle Handler) process {
 	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
+		d.Handler = name
 		return once.Process(ctx, d, func(ctx context.Context) error {
 			if err := start(); err != nil {
 				return err
@@ -70,20 +74,24 @@ func guarded(once *consumer.Processor, handle Handler) process {
 	}
 }
 
-// unbroken makes a retry of a panic that is not the handler's, whose panics the guard turns into errors, but such as one of
-// consumer.Config.DeadLetters: it would end the process, and at each start again. A handler that ends its goroutine takes that of its
-// partition along, so that nothing of it would be handled any more, without a word: that ends the run.
+// unbroken makes a retry of a panic that is not the handler's, whose panics the guard turns into errors, but such as
+// one of consumer.Config.DeadLetters: it would end the process, and at each start again. A handler that ends its
+// goroutine takes that of its partition along, so that nothing of it would be handled any more, without a word: that
+// ends the run.
 func unbroken(process process, log *slog.Logger, fail func(error)) process {
-	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) (decision consumer.Decision) {
+	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record,
+		start func() error) (decision consumer.Decision) {
 		returned := false
 		defer func() {
 			if v := recover(); v != nil {
 				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
-				log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: panic while a record was processed", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
+				log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: panic while a record was processed", "topic",
+					rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 					"id", d.Header.Get(producer.HeaderID), "error", err, "stack", string(err.Stack))
 				decision = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
 			} else if !returned {
-				fail(fmt.Errorf("franz: the handler of the record of %s at offset %d has ended its goroutine (runtime.Goexit): have it return an error", placeName(rec.Topic, rec.Partition), rec.Offset))
+				fail(fmt.Errorf("franz: the handler of the record of %s at offset %d has ended its goroutine "+
+					"(runtime.Goexit): have it return an error", placeName(rec.Topic, rec.Partition), rec.Offset))
 			}
 		}()
 		decision = process(ctx, d, rec, start)
@@ -106,8 +114,8 @@ const defaultRebalanceTimeout = time.Minute // kgo's
 // kgo.ConsumerGroup, kgo.ConsumeTopics, TLS. They are for one client at a time.
 //
 // They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer, the rebalance timeout
-// (see Config.Grace), the instance ID, and that only committed records of transactions are read. Options behind them win;
-// Check refuses what would break a guarantee.
+// (see Config.Grace), the instance ID, and that only committed records of transactions are read. Options behind them
+// win; Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.WithHooks(birth{w}, &throttle{log: w.config.Logger}),
@@ -133,25 +141,28 @@ func (b birth) OnNewClient(cl *kgo.Client) {
 	b.w.mu.Lock()
 	defer b.w.mu.Unlock()
 	b.w.made = cl
-	b.w.intact = sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) && sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost)
+	b.w.intact = sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) &&
+		sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost)
 }
 
 var _ kgo.HookNewClient = birth{}
 
 // Run consumes until ctx ends, and then drains: no record is started any more, those that wait are dropped, running
-// handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns nil
-// when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout, or within 5 s
-// where that fails only because topics are gone; behind connections that are taken and not answered, kgo 1.22.2 may hold that up for the
-// better part of a minute more. It waits for every handler, also for one that ignores its context.
+// handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns
+// nil when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout, or
+// within 5 s where that fails only because topics are gone; behind connections that are taken and not answered, kgo
+// 1.22.2 may hold that up for the better part of a minute more. It waits for every handler, also for one that ignores
+// its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, kgo.ErrClientClosed, or that
-// a handler has ended its goroutine (runtime.Goexit).
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, kgo.ErrClientClosed,
+// or that a handler has ended its goroutine (runtime.Goexit).
 //
-// Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all that was
-// fetched for done, and what was not handled of it would be passed over.
+// Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
+// that was fetched for done, and what was not handled of it would be passed over.
 //
-// The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns, also where Check refuses it: it
-// is a member of its group from when it is made on, and its partitions rest until it leaves. A client and a worker are for one Run.
+// The client stays the caller's. Close it (kgo.Client.CloseAllowingRebalance) soon after Run returns, also where Check
+// refuses it: it is a member of its group from when it is made on, and its partitions rest until it leaves. A client
+// and a worker are for one Run.
 func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 	if err := w.Check(ctx, cl); err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {
@@ -171,7 +182,8 @@ func (w *Worker) begin(cl *kgo.Client) (*session, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.used {
-		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its Opts, because records that were fetched and not handled would be passed over"}
+		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its " +
+			"Opts, because records that were fetched and not handled would be passed over"}
 	}
 	w.used = true
 	w.session = newSession(w.config, w.policy, w.process, cl)

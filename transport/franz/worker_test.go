@@ -118,7 +118,7 @@ func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := c.ended(t.Context())
 			defer cancel()
-			w, err := franz.NewWorker(once, handle, franz.Config{})
+			w, err := franz.NewWorker(once, handle, franz.Config{Handler: "charge"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -186,7 +186,7 @@ func TestPublisher_MissingRightIsNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testserver.NATS(t, func(o *server.Options) {
+			s := natstest.Start(t, func(o *server.Options) {
 				o.Users = []*server.User{{Username: "limited", Password: "limited", Permissions: &tc.rights}}
 			})
 			quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})
@@ -312,7 +312,7 @@ func TestPublisher_BrokenConnectionEndsAllCalls(t *testing.T) {
 func TestPublisher_RefusedSubscriptionToAnswersIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	const limit = 5
-	s := testserver.NATS(t, func(o *server.Options) { o.MaxSubs = limit })
+	s := natstest.Start(t, func(o *server.Options) { o.MaxSubs = limit })
 	b := &bench{server: s, js: s.JetStream(nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))}
 	b.stream(t, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}})
 	pub, err := natsjs.NewPublisher(b.js, natsjs.PublisherConfig{AckTimeout: 200 * time.Millisecond})

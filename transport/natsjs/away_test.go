@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -48,7 +49,7 @@ func TestPublisher_SaysForAsLongAsItLastsThatThereIsNoConnection(t *testing.T) {
 		t.Cleanup(nc.Close)
 		pub := publisherOn(t, nc)
 		saysNoConnection(t, pub)
-		server := testserver.NATS(t, func(o *server.Options) { o.Port = port })
+		server := natstest.Start(t, func(o *server.Options) { o.Port = port })
 		if _, err := server.JetStream().CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
 			t.Fatal(err)
 		}

@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A burial is where dead letters go, as far as it is known. No topic: nowhere.
+// A burial is where dead letters go. No topic: nowhere.
 type burial struct {
-	publisher producer.Publisher // nil: not known
+	publisher producer.Publisher
 	topic     string
 }
 
@@ -26,8 +26,8 @@ func (b burial) elsewhere() bool {
 	return says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemNATS
 }
 
-// checkBurial says when dead letters come back to the consumer, or arrive nowhere. The guard knows its own dead letters and
-// acknowledges them, which is the end of them in a work-queue stream. A stream of nil is not known.
+// checkBurial says when dead letters come back to the consumer, or arrive nowhere. The guard knows its own dead letters
+// and acknowledges them, which is the end of them in a work-queue stream. A stream of nil is not known.
 func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.StreamConfig, dead burial) error {
 	if dead.topic == "" || dead.elsewhere() {
 		return nil
@@ -37,29 +37,32 @@ func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.St
 		return err
 	}
 	if field, covered := l.delivers(stream, dead.topic); covered {
-		log.ErrorContext(ctx, "natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of other handlers on the same subject are handled: set filters without that subject, or another DeadLetterTopic",
+		log.ErrorContext(ctx,
+			"natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of "+
+				"other handlers on the same subject are handled: set filters without that subject, or another "+
+				"DeadLetterTopic",
 			"field", field)
 	}
 	p, ours := dead.publisher.(*Publisher)
-	js := e.js
-	switch {
-	case ours:
-		js = p.js
-	case dead.publisher != nil:
+	if !ours {
 		return nil // of another make, which may publish anywhere
 	}
-	switch err := l.listens(ctx, js, dead.topic); {
+	switch err := l.listens(ctx, p.js, dead.topic); {
 	case errors.Is(err, errNoInterest):
-		log.ErrorContext(ctx, "natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or only the one that makes them: dead letters are gone at once, and their messages with them; make a consumer, or another stream")
-	case err != nil && ours:
-		log.ErrorContext(ctx, "natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
-	case err != nil: // they may be published elsewhere
-		log.WarnContext(ctx, "natsjs: no stream is seen here to listen on DeadLetterTopic: unless dead letters are published elsewhere, the first message that has to be dead-lettered will hold up others; make the stream", "error", err)
+		log.ErrorContext(ctx,
+			"natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or "+
+				"only the one that makes them: dead letters are gone at once, and their messages with them; make a "+
+				"consumer, or another stream")
+	case err != nil:
+		log.ErrorContext(ctx,
+			"natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered "+
+				"will hold up others; make the stream", "error", err)
 	}
 	return nil
 }
 
-// digsUp returns an error if a consumer that is set up so has its own dead letters from a work-queue stream, which deletes them.
+// digsUp returns an error if a consumer that is set up so has its own dead letters from a work-queue stream, which
+// deletes them.
 func (l limits) digsUp(config jetstream.ConsumerConfig) error {
 	if l.queue == nil {
 		return nil
@@ -69,7 +72,8 @@ func (l limits) digsUp(config jetstream.ConsumerConfig) error {
 		return nil
 	}
 	return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field,
-		Problem: fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what it has had: set filters without that subject, or another DeadLetterTopic", l.buried)}
+		Problem: fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what it has "+
+			"had: set filters without that subject, or another DeadLetterTopic", l.buried)}
 }
 
 // delivers reports whether a consumer delivers a subject, and which field of its configuration says so.
@@ -108,8 +112,8 @@ const lookPatience = 5 * time.Second
 // errNoInterest says that a stream acknowledges messages and keeps none.
 var errNoInterest = errors.New("natsjs: a stream with retention interest has no consumer of the subject")
 
-// listens returns an error if no stream is seen to listen on a subject, or to keep what comes. It returns nil also if that
-// cannot be found out.
+// listens returns an error if no stream is seen to listen on a subject, or to keep what comes. It returns nil also if
+// that cannot be found out.
 func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
 	defer cancel()
@@ -126,8 +130,9 @@ func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject str
 	return l.keeps(ctx, js, name, subject)
 }
 
-// keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject. The consumer of
-// the limits is none: it acknowledges its own dead letters, and the stream deletes what all who wanted it have acknowledged.
+// keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject. The
+// consumer of the limits is none: it acknowledges its own dead letters, and the stream deletes what all who wanted it
+// have acknowledged.
 func (l limits) keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) error {
 	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
 		if refusal(ctx, js.Conn(), api(js)+look+stream, probeInfo) != nil {

@@ -93,7 +93,7 @@ func TestWorker_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 			w, err := natsjs.NewWorker(once, r.js, cons, func(_ context.Context, msg jetstream.Msg) error {
 				r.count(r.finished, msg.Headers().Get(producer.HeaderOriginalID))
 				return nil
-			}, natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+			}, natsjs.Config{Handler: "bury", Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,8 +139,9 @@ func TestWorker_DeadLettersThatAWorkQueueWouldDeleteAreRefused(t *testing.T) {
 		if r.cons, err = r.js.CreateConsumer(t.Context(), "jobs", config); err != nil {
 			t.Fatal(err)
 		}
-		source, err := natsjs.NewSource(r.js, natsjs.SourceConfig{DeadLetterTopic: "jobs.dead",
-			Consumer: func(context.Context, string) (jetstream.Consumer, error) { return r.cons, nil }})
+		source, err := natsjs.NewSource(r.processor(), r.js, natsjs.SourceConfig{
+			Consumer: func(context.Context, string) (jetstream.Consumer, error) { return r.cons, nil },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,6 @@ func TestWorker_DeadLetterTopicWithoutAStreamIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
-// A Source knows the topic of the dead letters alone, which may be published elsewhere.
 func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{}).buried("letters.dead")
@@ -190,7 +190,7 @@ func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 			t.Errorf("want %q %d times:\n%s", what, want, log)
 		}
 	}
-	said(`level=WARN msg="natsjs: no stream is seen here to listen on DeadLetterTopic`, 1)
+	said(`level=ERROR msg="natsjs: no stream is seen to listen on DeadLetterTopic`, 1)
 	letters := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
 	if _, err := r.js.CreateStream(t.Context(), letters); err != nil {
 		t.Fatal(err)

@@ -18,9 +18,8 @@ import (
 // limits is what a run has to know of a consumer.
 type limits struct {
 	stream, consumer string
-	handler          string // the name of both
 
-	window        int
+	maxInFlight   int
 	batch         int           // of one request
 	expires       time.Duration // of one request
 	progress      time.Duration // how often to say that messages are in progress
@@ -59,7 +58,9 @@ func (e *ConfigError) Error() string {
 }
 
 // check looks at a consumer and its stream.
-func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy, dead burial) (limits, error) {
+func (e *engine) check(
+	ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy, dead burial,
+) (limits, error) {
 	info, err := e.info(ctx, cons)
 	if err != nil {
 		return limits{}, err
@@ -76,20 +77,29 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 		return limits{}, err
 	}
 	if idle := l.config.InactiveThreshold; idle > 0 {
-		e.config.Logger.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or leaves some out; make it Durable, without an InactiveThreshold",
+		e.config.Logger.WarnContext(ctx,
+			"natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was "+
+				"acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or "+
+				"leaves "+
+				"some out; make it Durable, without an InactiveThreshold",
 			"stream", l.stream, "consumer", l.consumer, "inactiveThreshold", idle)
 	}
 	if info.Paused {
-		e.config.Logger.WarnContext(ctx, "natsjs: the consumer is paused: the server delivers nothing until it is resumed, or its time has come",
+		e.config.Logger.WarnContext(ctx,
+			"natsjs: the consumer is paused: the server delivers nothing until it is resumed, or its time has come",
 			"stream", l.stream, "consumer", l.consumer, "remaining", info.PauseRemaining)
 	}
 	if l.config.HeadersOnly {
-		e.config.Logger.WarnContext(ctx, "natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have none; a work-queue stream deletes them with their messages",
+		e.config.Logger.WarnContext(ctx,
+			"natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have none; a "+
+				"work-queue stream deletes them with their messages",
 			"stream", l.stream, "consumer", l.consumer)
 	}
 	stream := e.checkStream(ctx, l, info.AckFloor.Stream, policy)
 	if l.config.MemoryStorage && (stream == nil || stream.Storage != jetstream.MemoryStorage) {
-		e.config.Logger.WarnContext(ctx, "natsjs: the consumer has MemoryStorage: a restart of its server forgets what was acknowledged, and messages whose outcomes may be forgotten come again; make it without",
+		e.config.Logger.WarnContext(ctx,
+			"natsjs: the consumer has MemoryStorage: a restart of its server forgets what was acknowledged, and "+
+				"messages whose outcomes may be forgotten come again; make it without",
 			"stream", l.stream, "consumer", l.consumer)
 	}
 	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
@@ -101,14 +111,16 @@ func (e *engine) check(ctx context.Context, cons jetstream.Consumer, policy once
 	return l, nil
 }
 
-// sees returns an error if the JetStream of the engine, which asks for the messages, does not see the consumer that was looked
-// at: one of another domain or account would be asked for in vain, or its namesake here for its messages.
+// sees returns an error if the JetStream of the engine, which asks for the messages, does not see the consumer that was
+// looked at: one of another domain or account would be asked for in vain, or its namesake here for its messages.
 func (e *engine) sees(ctx context.Context, l limits, info *jetstream.ConsumerInfo) error {
 	cons, err := e.js.Consumer(ctx, l.stream, l.consumer)
 	switch {
-	case errors.Is(err, nats.ErrNoResponders), missing(err), err == nil && !cons.CachedInfo().Created.Equal(info.Created):
+	case errors.Is(err, nats.ErrNoResponders), missing(err), err == nil &&
+		!cons.CachedInfo().Created.Equal(info.Created):
 		return errors.Join(&ConfigError{Stream: l.stream, Consumer: l.consumer, Field: "Config",
-			Problem: "is not that of the JetStream given: take the consumer from the same one, of its domain and account"}, err)
+			Problem: "is not that of the JetStream given: take the consumer from the same one, of its domain and " +
+				"account"}, err)
 	case err != nil:
 		return fmt.Errorf("natsjs: consumer %q of stream %q: cannot be looked at: %w", l.consumer, l.stream, err)
 	}
@@ -157,19 +169,19 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 		ackWait = slices.Min(consumer.BackOff)
 	}
 	l := limits{
-		stream: info.Stream, consumer: info.Name, handler: info.Stream + "/" + info.Name,
-		window:        c.Window,
-		batch:         c.Window,
+		stream: info.Stream, consumer: info.Name,
+		maxInFlight:   c.MaxInFlight,
+		batch:         c.MaxInFlight,
 		expires:       fetchWait,
 		progress:      ackWait / ticksPerAckWait,
 		maxDeliver:    max(consumer.MaxDeliver, 0),
 		reserve:       cmp.Or(policy.MaxAttempts, defaultMaxAttempts),
 		maxAckPending: max(consumer.MaxAckPending, 0),
 	}
-	if l.window == 0 {
-		l.window = defaultWindow
+	if l.maxInFlight == 0 {
+		l.maxInFlight = defaultMaxInFlight
 		if l.maxAckPending > 0 {
-			l.window = min(l.window, l.maxAckPending)
+			l.maxInFlight = min(l.maxInFlight, l.maxAckPending)
 		}
 	}
 	l.created = info.Created
@@ -182,7 +194,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	if consumer.MaxWaiting > 0 {
 		l.fetches = min(l.fetches, consumer.MaxWaiting)
 	}
-	l.batch = l.window
+	l.batch = l.maxInFlight
 	if consumer.MaxRequestBatch > 0 {
 		l.batch = min(l.batch, consumer.MaxRequestBatch)
 	}
@@ -206,29 +218,37 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	attempts := l.reserve
 	switch {
 	case consumer.DeliverSubject != "":
-		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without DeliverSubject", consumer.DeliverSubject)
+		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without "+
+			"DeliverSubject", consumer.DeliverSubject)
 	case consumer.AckPolicy != jetstream.AckExplicitPolicy:
-		return "AckPolicy", fmt.Sprintf("is %v: set it to AckExplicit, so that each message is acknowledged by itself", consumer.AckPolicy)
+		return "AckPolicy", fmt.Sprintf("is %v: set it to AckExplicit, so that each message is acknowledged by itself",
+			consumer.AckPolicy)
 	case len(consumer.PriorityGroups) > 0:
 		return "PriorityGroups", fmt.Sprintf("is %q: leave it out, groups are not asked for", consumer.PriorityGroups)
 	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
-		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back until nobody waits for them", consumer.ReplayPolicy)
+		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back "+
+			"until nobody waits for them", consumer.ReplayPolicy)
 	case ackWait < minAckWait && len(consumer.BackOff) > 0:
-		return "BackOff", fmt.Sprintf("has %v, which is an AckWait: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
+		return "BackOff", fmt.Sprintf("has %v, which is an AckWait: set at least %v, so that messages in progress "+
+			"can be reported in time", ackWait, minAckWait)
 	case ackWait < minAckWait:
-		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time", ackWait, minAckWait)
+		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time",
+			ackWait, minAckWait)
 	case l.maxDeliver > 0 && l.maxDeliver <= attempts:
-		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)
-	case l.maxAckPending > 0 && l.window > l.maxAckPending:
-		return "MaxAckPending", fmt.Sprintf("is %d although Config.Window is %d: set it to at least %d, or Config.Window to at most %d", l.maxAckPending, l.window, l.window, l.maxAckPending)
+		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, "+
+			"or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)
+	case l.maxAckPending > 0 && l.maxInFlight > l.maxAckPending:
+		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least %d, or "+
+			"Config.MaxInFlight to at most %d", l.maxAckPending, l.maxInFlight, l.maxInFlight, l.maxAckPending)
 	}
 	return "", ""
 }
 
-// checkStream warns of a stream that keeps messages longer than their outcomes are remembered, and says which it has deleted that
-// the consumer, with all up to done acknowledged, has not done with. It returns the stream's configuration, or nil if that cannot
-// be had.
-func (e *engine) checkStream(ctx context.Context, l limits, done uint64, policy oncemill.Policy) *jetstream.StreamConfig {
+// checkStream warns of a stream that keeps messages longer than their outcomes are remembered, and says which it has
+// deleted that the consumer, with all up to done acknowledged, has not done with. It returns the stream's
+// configuration, or nil if that cannot be had.
+func (e *engine) checkStream(ctx context.Context, l limits, done uint64,
+	policy oncemill.Policy) *jetstream.StreamConfig {
 	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	err := refusal(ctx, e.js.Conn(), e.api()+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
@@ -236,26 +256,33 @@ func (e *engine) checkStream(ctx context.Context, l limits, done uint64, policy 
 		stream, err = e.js.Stream(ctx, l.stream)
 	}
 	if err != nil {
-		log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with Policy.Window", "error", err)
+		log.WarnContext(ctx, "natsjs: the stream cannot be looked at, so nobody compares its MaxAge with Policy.Window",
+			"error", err)
 		return nil
 	}
 	config, first := stream.CachedInfo().Config, stream.CachedInfo().State.FirstSeq
 	if done+1 < first && l.losesWhatIsDeleted(&config) {
-		log.ErrorContext(ctx, "natsjs: the stream has deleted messages before the consumer was done with them: nobody gets them; publish them again, and raise what bounds the stream",
-			"first", done+1, "last", first-1, "maxAge", config.MaxAge, "maxMsgs", config.MaxMsgs, "maxBytes", config.MaxBytes)
+		log.ErrorContext(ctx,
+			"natsjs: the stream has deleted messages before the consumer was done with them: nobody gets them; "+
+				"publish them again, and raise what bounds the stream",
+			"first", done+1, "last", first-1, "maxAge", config.MaxAge, "maxMsgs", config.MaxMsgs, "maxBytes",
+			config.MaxBytes)
 	}
 	window := cmp.Or(policy.Window, oncemill.LowValue().Window)
 	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > window) {
-		log.WarnContext(ctx, "natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that runs handlers again; set MaxAge to at most the window, or a longer window",
+		log.WarnContext(ctx,
+			"natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that "+
+				"runs handlers again; set MaxAge to at most the window, or a longer window",
 			"maxAge", config.MaxAge, "window", window)
 	}
 	return &config
 }
 
-// losesWhatIsDeleted reports whether what a stream deletes at its beginning is what the consumer has not done with: with filters it
-// may be others', a consumer of the last of each subject wants no older ones, where each subject has a limit newer messages are to
-// replace it, and a mirror begins where it likes.
+// losesWhatIsDeleted reports whether what a stream deletes at its beginning is what the consumer has not done with:
+// with filters it may be others', a consumer of the last of each subject wants no older ones, where each subject has a
+// limit newer messages are to replace it, and a mirror begins where it likes.
 func (l limits) losesWhatIsDeleted(stream *jetstream.StreamConfig) bool {
 	return stream.Retention == jetstream.LimitsPolicy && stream.Mirror == nil && stream.MaxMsgsPerSubject <= 0 &&
-		l.config.DeliverPolicy != jetstream.DeliverLastPerSubjectPolicy && l.config.FilterSubject == "" && len(l.config.FilterSubjects) == 0
+		l.config.DeliverPolicy != jetstream.DeliverLastPerSubjectPolicy && l.config.FilterSubject == "" &&
+		len(l.config.FilterSubjects) == 0
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -33,9 +33,9 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 		{name: "short BackOff", consumer: jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 300 * time.Millisecond}, MaxDeliver: 20}, field: "BackOff", says: []string{"300ms", "500ms"}},
 		{name: "few deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 10}, field: "MaxDeliver", says: []string{"is 10", "-1", "more than 10"}},
 		{name: "enough deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 11}},
-		{name: "wide window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{Window: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
+		{name: "wide window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{MaxInFlight: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
 		{name: "default window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}},
-		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{Window: 10000}},
+		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{MaxInFlight: 10000}},
 		{name: "groups", consumer: jetstream.ConsumerConfig{PriorityPolicy: jetstream.PriorityPolicyOverflow, PriorityGroups: []string{"a"}}, field: "PriorityGroups", says: []string{"a"}},
 		{name: "replay", consumer: jetstream.ConsumerConfig{ReplayPolicy: jetstream.ReplayOriginalPolicy}, field: "ReplayPolicy", says: []string{"original", "instant"}},
 		{name: "limits of requests", consumer: jetstream.ConsumerConfig{MaxRequestBatch: 3, MaxRequestExpires: 200 * time.Millisecond}},
@@ -136,26 +136,51 @@ func TestWorker_ConfigsAreRefused(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{})
 	once := r.processor()
 	for says, make := range map[string]func() error{
-		"Config.Window is -1": func() error {
-			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Window: -1})
+		"Config.MaxInFlight is -1": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "charge", MaxInFlight: -1})
 			return err
 		},
 		"Config.Grace is -1s": func() error {
-			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Grace: -time.Second})
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "charge", Grace: -time.Second})
 			return err
 		},
-		"Processor":                    func() error { _, err := natsjs.NewWorker(nil, r.js, r.cons, succeed, natsjs.Config{}); return err },
-		"JetStream":                    func() error { _, err := natsjs.NewWorker(once, nil, r.cons, succeed, natsjs.Config{}); return err },
-		"needs a consumer":             func() error { _, err := natsjs.NewWorker(once, r.js, nil, succeed, natsjs.Config{}); return err },
-		"handler":                      func() error { _, err := natsjs.NewWorker(once, r.js, r.cons, nil, natsjs.Config{}); return err },
-		"SourceConfig.Consumer is nil": func() error { _, err := natsjs.NewSource(r.js, natsjs.SourceConfig{}); return err },
-		"NewSource needs a JetStream":  func() error { _, err := natsjs.NewSource(nil, natsjs.SourceConfig{}); return err },
+		"Processor": func() error {
+			_, err := natsjs.NewWorker(nil, r.js, r.cons, succeed, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"JetStream": func() error {
+			_, err := natsjs.NewWorker(once, nil, r.cons, succeed, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"needs a consumer": func() error {
+			_, err := natsjs.NewWorker(once, r.js, nil, succeed, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"handler": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, nil, natsjs.Config{Handler: "charge"})
+			return err
+		},
+		"SourceConfig.Consumer is nil": func() error { _, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{}); return err },
+		"NewSource needs a Processor":  func() error { _, err := natsjs.NewSource(nil, r.js, natsjs.SourceConfig{}); return err },
+		"SourceConfig.Handler": func() error {
+			_, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{Config: natsjs.Config{Handler: "charge"}})
+			return err
+		},
+		"natsjs: Config.Handler is empty: records are kept under it, and another name runs everything again": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{})
+			return err
+		},
+		"Config.Handler is \"~x\"": func() error {
+			_, err := natsjs.NewWorker(once, r.js, r.cons, succeed, natsjs.Config{Handler: "~x"})
+			return err
+		},
+		"NewSource needs a JetStream": func() error { _, err := natsjs.NewSource(once, nil, natsjs.SourceConfig{}); return err },
 	} {
 		if err := make(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want it to say %q", err, says)
 		}
 	}
-	s, err := natsjs.NewSource(r.js, natsjs.SourceConfig{Consumer: func(context.Context, string) (jetstream.Consumer, error) { return nil, nil }})
+	s, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{Consumer: func(context.Context, string) (jetstream.Consumer, error) { return nil, nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +275,9 @@ func TestWorker_RightToLookIsNamed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	js := r.server.JetStream(nats.UserInfo("few", "few"))
-	w, err := natsjs.NewWorker(r.processor(), js, r.cons, succeed, r.config)
+	config := r.config
+	config.Handler = "charge"
+	w, err := natsjs.NewWorker(r.processor(), js, r.cons, succeed, config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +323,7 @@ func TestWorker_MessagesThatTheServerGivesUpAreReported(t *testing.T) {
 // The JetStream given asks for the messages: it must be the one in which the consumer is.
 func TestWorker_CheckRefusesConsumersOfAnotherJetStream(t *testing.T) {
 	t.Parallel()
-	namesake := testserver.NATS(t).JetStream()
+	namesake := natstest.Start(t).JetStream()
 	for name, other := range map[string]func(*testing.T, *rig) jetstream.JetStream{
 		"of a domain that is not there": func(t *testing.T, r *rig) jetstream.JetStream {
 			js, err := jetstream.NewWithDomain(r.js.Conn(), "leaf")
@@ -305,7 +332,7 @@ func TestWorker_CheckRefusesConsumersOfAnotherJetStream(t *testing.T) {
 			}
 			return js
 		},
-		"without it":      func(t *testing.T, _ *rig) jetstream.JetStream { return testserver.NATS(t).JetStream() },
+		"without it":      func(t *testing.T, _ *rig) jetstream.JetStream { return natstest.Start(t).JetStream() },
 		"with a namesake": func(*testing.T, *rig) jetstream.JetStream { return namesake },
 	} {
 		t.Run(name, func(t *testing.T) {

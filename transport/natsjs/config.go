@@ -8,38 +8,42 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Config configures how a Worker or a Source consumes. The zero value is usable.
+// Config configures how a Worker or a Source consumes. A Worker needs a Handler, everything else has a safe default.
 type Config struct {
-	// Window is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or asked for.
-	// 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending. Zero: 256, or the
-	// consumer's MaxAckPending if that is less.
-	Window int
+	// Handler names a Worker's handler within the group: consumer.Delivery.Handler. It is data: records are kept under
+	// it, and under another name everything within the policy's Window runs again. Workers that share it share the
+	// work. Required for a Worker. A Source has none: a Router names its handlers.
+	Handler string
 
-	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer, all
-	// others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See BySubject,
-	// BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
+	// MaxInFlight is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or
+	// asked for. 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending.
+	// Zero: 256, or the consumer's MaxAckPending if that is less.
+	MaxInFlight int
+
+	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer,
+	// all others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See
+	// BySubject, BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
 	Order func(jetstream.Msg) string
 
-	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make it
-	// longer than the longest handler, above all under a policy that parks: a run that is cut off, and that does not return
-	// oncemill.NoEffect, ends as unknown there. Zero: 30 s.
+	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make
+	// it longer than the longest handler, above all under a policy that parks: a run that is cut off, and that does not
+	// return oncemill.NoEffect, ends as unknown there. Zero: 30 s.
 	Grace time.Duration
 
 	// DoubleAck waits until the server has confirmed each ack, which costs a round trip, and repeats it for up to 10 s.
-	// Without it an ack that gets lost, as while a server restarts, is answered by a redelivery after AckWait, which the
-	// record of the message recognises.
+	// Without it an ack that gets lost, as while a server restarts, is answered by a redelivery after AckWait, which
+	// the record of the message recognises.
 	DoubleAck bool
 
 	// Logger gets what operators must know. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
-// defaultWindow is the Window of a zero Config.
-const defaultWindow = 256
+// defaultMaxInFlight is the MaxInFlight of a zero Config.
+const defaultMaxInFlight = 256
 
 func (c Config) withDefaults() Config {
 	if c.Grace == 0 {
@@ -54,8 +58,8 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	switch {
-	case c.Window < 0:
-		return fmt.Errorf("natsjs: Config.Window is %d, want at least 1, or zero", c.Window)
+	case c.MaxInFlight < 0:
+		return fmt.Errorf("natsjs: Config.MaxInFlight is %d, want at least 1, or zero", c.MaxInFlight)
 	case c.Grace < 0:
 		return fmt.Errorf("natsjs: Config.Grace is %v, want more than 0, or zero", c.Grace)
 	}
@@ -66,16 +70,7 @@ func (c Config) validate() error {
 type SourceConfig struct {
 	Config
 
-	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which asks for
-	// them. It is called by each Check and Run. Required.
+	// Consumer returns the consumer whose messages a topic stands for: one of the JetStream that NewSource got, which
+	// asks for them. It is called by each Check and Run. Required.
 	Consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
-
-	// Policy is what the guard behind the source uses, for Check to compare it with the consumer's settings: see
-	// consumer.Processor.Policy. Zero: oncemill.LowValue.
-	Policy oncemill.Policy
-
-	// DeadLetterTopic is consumer.Config.DeadLetterTopic of that guard, for Check to see that the consumer does not deliver
-	// it, and that a stream keeps what comes there. Empty: not looked at, as suits dead letters that go to another system.
-	// Needed with a work-queue stream, from which dead letters that come back are deleted.
-	DeadLetterTopic string
 }

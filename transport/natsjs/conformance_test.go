@@ -14,15 +14,17 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // A pubSubs makes what Watermill's suite tests: a stream for each topic, and a durable for each group of it.
 type pubSubs struct {
-	server  *testserver.NATSServer
+	server  *natstest.Server
 	config  natsjs.Config
 	streams *sync.Map // of topics; made once
 }
@@ -50,7 +52,15 @@ func (p pubSubs) make(t *testing.T, group string) (message.Publisher, message.Su
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := natsjs.NewSource(js, natsjs.SourceConfig{Config: config, Consumer: func(ctx context.Context, topic string) (jetstream.Consumer, error) {
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	once, err := consumer.New(store, consumer.Config{Group: group, Policy: oncemill.Policy{Logger: config.Logger}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := natsjs.NewSource(once, js, natsjs.SourceConfig{Config: config, Consumer: func(ctx context.Context, topic string) (jetstream.Consumer, error) {
 		stream, err := p.stream(ctx, js, topic)
 		if err != nil {
 			return nil, err
@@ -60,9 +70,12 @@ func (p pubSubs) make(t *testing.T, group string) (message.Publisher, message.Su
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub := consumer.Subscriber(source)
+	sub, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = sub.Close() }) // the suite forgets some
-	return streaming{producer.ToWatermill(pub), func(topic string) error {
+	return streaming{oncewatermill.NewPublisher(pub), func(topic string) error {
 		_, err := p.stream(context.Background(), js, topic)
 		return err
 	}}, sub
@@ -87,7 +100,7 @@ func TestConformance_Watermill(t *testing.T) {
 		config natsjs.Config
 		order  bool
 	}{
-		"ordered": {config: natsjs.Config{Window: 1}, order: true},
+		"ordered": {config: natsjs.Config{MaxInFlight: 1}, order: true},
 		"wide":    {config: natsjs.Config{}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +108,7 @@ func TestConformance_Watermill(t *testing.T) {
 				t.Skip("set ONCEMILL_PROOF=1 for all of it")
 			}
 			t.Parallel()
-			p := pubSubs{testserver.NATS(t), c.config, &sync.Map{}}
+			p := pubSubs{natstest.Start(t), c.config, &sync.Map{}}
 			one := func(t *testing.T) (message.Publisher, message.Subscriber) { return p.make(t, "group") }
 			features := tests.Features{ConsumerGroups: true, Persistent: true, GuaranteedOrder: c.order, GuaranteedOrderWithSingleSubscriber: c.order, ForceShort: !proof}
 			tests.TestPubSub(t, features, one, p.make)
@@ -105,7 +118,7 @@ func TestConformance_Watermill(t *testing.T) {
 
 func TestConformance_WatermillNewSubscribersGetOldMessages(t *testing.T) {
 	t.Parallel()
-	p := pubSubs{server: testserver.NATS(t), streams: &sync.Map{}}
+	p := pubSubs{server: natstest.Start(t), streams: &sync.Map{}}
 	each := func(t *testing.T) (message.Publisher, message.Subscriber) { return p.make(t, watermill.NewShortUUID()) }
 	tests.TestNewSubscriberReceivesOldMessages(t, tests.TestContext{
 		TestID: tests.NewTestID(), Features: tests.Features{NewSubscriberReceivesOldMessages: true, Persistent: true},

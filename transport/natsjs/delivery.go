@@ -18,21 +18,20 @@ const headerUUID = "_watermill_message_uuid"
 func (s *session) delivery(msg *nats.Msg, meta *nats.MsgMetadata) consumer.Delivery {
 	header, uuid := headers(msg.Header)
 	return consumer.Delivery{
-		Handler:  s.limits.handler,
-		Topic:    msg.Subject,
-		Origin:   s.limits.stream,
-		System:   telemetry.SystemNATS,
-		Header:   header,
-		UUID:     uuid,
-		Position: position(meta),
-		Count:    int(min(meta.NumDelivered, 1<<31-1)),
-		Holds:    s.holds,
-		Payload:  msg.Data,
+		Topic:     msg.Subject,
+		Origin:    s.limits.stream,
+		System:    telemetry.SystemNATS,
+		Header:    header,
+		UUID:      uuid,
+		Position:  position(meta),
+		Count:     int(min(meta.NumDelivered, 1<<31-1)),
+		WaitLimit: s.waits,
+		Payload:   msg.Data,
 	}
 }
 
-// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so does one of
-// the same name in another cluster: the time tells them apart.
+// position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so
+// does one of the same name in another cluster: the time tells them apart.
 func position(meta *nats.MsgMetadata) string {
 	return strconv.FormatUint(meta.Sequence.Stream, 10) + "@" + strconv.FormatInt(meta.Timestamp.UnixNano(), 10)
 }

@@ -36,7 +36,7 @@ func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
 		}
 	}
 	got := make(chan consumer.Delivery, 3)
-	r.config.Window = 1
+	r.config.MaxInFlight = 1
 	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
 		got <- d
 		return consumer.Decision{Action: consumer.Ack}
@@ -48,13 +48,13 @@ func TestSource_DeliveriesHoldWhatTheMessageDoes(t *testing.T) {
 		}},
 		{Topic: "orders.long", Position: "3", Header: producer.Header{"Long": long}},
 	} {
-		want.Handler, want.Origin, want.System, want.Count = "orders/billing", "orders", "nats", 1
+		want.Origin, want.System, want.Count = "orders", "nats", 1
 		d := <-got
 		d.Position, _, _ = strings.Cut(d.Position, "@") // the time
-		if d.Holds == nil {
-			t.Error("no bound of holds")
+		if d.WaitLimit == nil {
+			t.Error("no bound of waits")
 		}
-		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(consumer.Delivery{}, "Holds")); diff != "" {
+		if diff := cmp.Diff(want, d, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(consumer.Delivery{}, "WaitLimit")); diff != "" {
 			t.Errorf("(-want +got):\n%.2000s", diff)
 		}
 	}
@@ -97,7 +97,7 @@ func TestWorker_PositionsOfAStreamThatIsMadeAgainAreOthers(t *testing.T) {
 	}
 	runs := 0
 	for range 2 {
-		w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Window: 1})
+		w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Handler: "charge", MaxInFlight: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,9 +127,9 @@ func TestWorker_PositionsOfAStreamThatIsMadeAgainAreOthers(t *testing.T) {
 }
 
 // A mirror has other names: only a handler that is named is the same one there.
-func TestWorker_MirrorRunsNothingAgainForAHandlerThatIsNamed(t *testing.T) {
+func TestWorker_MirrorRunsNothingAgainUnderTheSameHandler(t *testing.T) {
 	t.Parallel()
-	for handler, want := range map[string]int{"charge": 3, "": 6} {
+	for handler, want := range map[string]int{"charge": 3, "another": 6} {
 		r := newRig(t, jetstream.ConsumerConfig{})
 		r.publish(3, oneLane)
 		if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "mirror", Mirror: &jetstream.StreamSource{Name: "orders"}}); err != nil {
@@ -139,22 +139,23 @@ func TestWorker_MirrorRunsNothingAgainForAHandlerThatIsNamed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		once, err := consumer.New(r.store, consumer.Config{Group: "billing", Handler: handler})
+		once, err := consumer.New(r.store, consumer.Config{Group: "billing"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		runs := 0
+		runs, name := 0, "charge"
 		for _, r.cons = range []jetstream.Consumer{r.cons, mirror} {
-			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Window: 1})
+			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs++; return nil }, natsjs.Config{Handler: name, MaxInFlight: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
 			stop := r.start(w)
 			r.acked(3)
 			r.stops(stop)
+			name = handler
 		}
 		if runs != want {
-			t.Errorf("%d runs for handler %q, want %d", runs, handler, want)
+			t.Errorf("%d runs with handler %q over the mirror, want %d", runs, handler, want)
 		}
 	}
 }
@@ -227,7 +228,7 @@ func TestWorker_MessagesOfASchedule(t *testing.T) {
 				t.Fatal(err)
 			}
 			var runs atomic.Int32
-			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs.Add(1); return nil }, natsjs.Config{Logger: slog.New(slog.DiscardHandler)})
+			w, err := natsjs.NewWorker(once, r.js, r.cons, func(context.Context, jetstream.Msg) error { runs.Add(1); return nil }, natsjs.Config{Handler: "charge", Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -22,7 +22,7 @@ func TestWorker_FinishedHandlersAreAckedOnShutdown(t *testing.T) {
 		t.Run(fmt.Sprint("DoubleAck ", double), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.Window, r.config.DoubleAck = 100, double
+			r.config.MaxInFlight, r.config.DoubleAck = 100, double
 			r.publish(150, oneLane)
 			stopping := make(chan struct{})
 			stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
@@ -98,7 +98,7 @@ func (r *rig) inOrder(n int) {
 func TestWorker_RestartKeepsTheOrderOfALane(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]natsjs.Config{
-		"lanes": {Order: natsjs.BySubject}, "window 1": {Window: 1},
+		"lanes": {Order: natsjs.BySubject}, "window 1": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func ExampleNewPublisher() {
@@ -71,7 +72,7 @@ func ExampleNewWorker() {
 		stop() // enough for an example
 		return nil
 	}
-	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{Order: natsjs.ByHeader(producer.HeaderKey)})
+	w, err := natsjs.NewWorker(once, js, cons, charge, natsjs.Config{Handler: "charge", Order: natsjs.ByHeader(producer.HeaderKey)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -98,10 +99,14 @@ func ExampleNewSource() {
 		fmt.Println(err)
 		return
 	}
-	source, err := natsjs.NewSource(js, natsjs.SourceConfig{
+	source, err := natsjs.NewSource(once, js, natsjs.SourceConfig{
 		Consumer: func(context.Context, string) (jetstream.Consumer, error) { return cons, nil }, // one topic only
-		Policy:   once.Policy(),
 	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	subscriber, err := oncewatermill.NewSubscriber(source)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -111,8 +116,8 @@ func ExampleNewSource() {
 		fmt.Println(err)
 		return
 	}
-	router.AddMiddleware(once.Middleware)
-	router.AddConsumerHandler("charge", "orders", consumer.Subscriber(source), func(msg *message.Message) error {
+	router.AddMiddleware(oncewatermill.Middleware(once))
+	router.AddConsumerHandler("charge", "orders", subscriber, func(msg *message.Message) error {
 		fmt.Printf("charged for %s\n", msg.Payload)
 		stop() // enough for an example
 		return nil

@@ -44,7 +44,7 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 	}
 	f := &held{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
 	f.lane = s.lane(work, f)
-	f.ordered = f.lane != "" || s.limits.window == 1
+	f.ordered = f.lane != "" || s.limits.maxInFlight == 1
 	f.scarce = s.limits.backsOff
 	if limit := uint64(s.limits.maxDeliver); limit > 0 {
 		f.last = meta.NumDelivered >= limit

@@ -12,14 +12,14 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // A bench is a server with the stream "orders" on the subjects orders and orders.>, and a publisher to it.
 type bench struct {
-	server *testserver.NATSServer
+	server *natstest.Server
 	js     jetstream.JetStream
 	pub    *natsjs.Publisher
 	log    lockedBuffer
@@ -44,7 +44,7 @@ func (l *lockedBuffer) String() string {
 
 func newBench(t *testing.T, config natsjs.PublisherConfig, configure ...func(*server.Options)) *bench {
 	t.Helper()
-	b := &bench{server: testserver.NATS(t, configure...)}
+	b := &bench{server: natstest.Start(t, configure...)}
 	b.js = b.server.JetStream()
 	b.stream(t, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders", "orders.>"}})
 	config.Logger = slog.New(slog.NewTextHandler(&b.log, nil))

@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -34,7 +35,7 @@ func leafed(t *testing.T, c jetstream.ConsumerConfig, dialer *holdingDialer) (r 
 		o.JetStreamDomain = "hub"
 		o.LeafNode.Host, o.LeafNode.Port = "127.0.0.1", port
 	})
-	leaf := testserver.NATS(t, func(o *server.Options) {
+	leaf := natstest.Start(t, func(o *server.Options) {
 		o.JetStream = false
 		o.LeafNode.ReconnectInterval = 50 * time.Millisecond
 		o.LeafNode.Remotes = []*server.RemoteLeafOpts{{URLs: []*url.URL{{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}}}}
@@ -155,7 +156,7 @@ func TestPublisher_StreamOfAnotherDomainSpeaksForItselfOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := func(domain string, o *server.Options) *nats.Conn {
-		return testserver.NATS(t, func(all *server.Options) {
+		return natstest.Start(t, func(all *server.Options) {
 			all.JetStreamDomain, all.LeafNode = domain, o.LeafNode
 		}).Connect(nats.MaxReconnects(-1))
 	}
@@ -214,10 +215,10 @@ func TestPublisher_WithoutTheRightToAskForTheDomainHardlyAsks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hub := testserver.NATS(t, func(o *server.Options) {
+	hub := natstest.Start(t, func(o *server.Options) {
 		o.JetStreamDomain, o.LeafNode = "hub", server.LeafNodeOpts{Host: "127.0.0.1", Port: port}
 	})
-	leaf := testserver.NATS(t, func(o *server.Options) {
+	leaf := natstest.Start(t, func(o *server.Options) {
 		o.JetStreamDomain, o.LeafNode = "leaf", server.LeafNodeOpts{
 			ReconnectInterval: 50 * time.Millisecond,
 			Remotes:           []*server.RemoteLeafOpts{{URLs: []*url.URL{{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}}}},

@@ -26,10 +26,10 @@ func bad(good *atomic.Int32) func(context.Context, consumer.Delivery) consumer.D
 }
 
 // However many messages wait for their retry, as long as MaxAckPending has room others come through.
-func TestSource_WaitingMessagesDoNotTakeTheWholeWindow(t *testing.T) {
+func TestSource_WaitingMessagesLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: 100})
-	r.config.Window = 10
+	r.config.MaxInFlight = 10
 	r.publish(70, func(int) string { return "bad" })
 	var good atomic.Int32
 	stop := r.start(deciding{r.source(), bad(&good)})
@@ -113,7 +113,7 @@ func TestWorker_ChangedConsumerEndsTheRun(t *testing.T) {
 func TestWorker_AsksForNoMoreAtATimeThanTheConsumerAllows(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxWaiting: 1})
-	r.config.Window = 16
+	r.config.MaxInFlight = 16
 	r.publish(500, func(int) string { return "a" })
 	stop := r.start(r.worker(succeed))
 	r.finishes(500)

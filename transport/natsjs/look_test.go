@@ -272,7 +272,7 @@ func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) 
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.Window = window
+			r.config.MaxInFlight = window
 			r.publish(1, oneLane)
 			release := make(chan struct{})
 			w := r.worker(func(_ context.Context, msg jetstream.Msg) error {
@@ -317,7 +317,7 @@ func TestWorker_AcksAfterItsConsumerWasDeletedAreNotForItsNamesakesMessages(t *t
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.Window = window
+			r.config.MaxInFlight = window
 			r.publish(1, oneLane)
 			release := make(chan struct{})
 			w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })

@@ -70,7 +70,7 @@ func TestWorker_SurvivesRestartsOfTheServer(t *testing.T) {
 	t.Parallel()
 	n := full(3000, 300)
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
-	r.config.Window = 20
+	r.config.MaxInFlight = 20
 	r.publish(n, oneLane)
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(5 * time.Millisecond); return nil }))
 	for i := range full(5, 2) {
@@ -173,10 +173,10 @@ func TestWorker_LeaderWithoutAMajorityIsNotAskedAgain(t *testing.T) {
 }
 
 // What is in flight leaves no room for a request that would tell.
-func TestWorker_ClosedConnectionEndsTheRunAlsoWithAFullWindow(t *testing.T) {
+func TestWorker_ClosedConnectionEndsTheRunAlsoWithNoRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config.Window = 1
+	r.config.MaxInFlight = 1
 	r.publish(1, oneLane)
 	ended := make(chan error, 1)
 	w := r.worker(func(context.Context, jetstream.Msg) error {
@@ -220,10 +220,10 @@ func TestWorker_MessagesInProgressDoNotFillTheBufferOfAConnectionThatIsAway(t *t
 }
 
 // What is in flight leaves no room for a request that would tell.
-func TestWorker_DeletedConsumerEndsTheRunAlsoWithAFullWindow(t *testing.T) {
+func TestWorker_DeletedConsumerEndsTheRunAlsoWithNoRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config.Window = 1
+	r.config.MaxInFlight = 1
 	r.publish(1, oneLane)
 	w := r.worker(func(context.Context, jetstream.Msg) error {
 		return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // A stock publisher makes all metadata headers, as that of Watermill's adapters does.
@@ -45,7 +46,7 @@ var publishers = map[string]func(*testing.T, jetstream.JetStream) message.Publis
 		if err != nil {
 			t.Fatal(err)
 		}
-		return producer.ToWatermill(p)
+		return oncewatermill.NewPublisher(p)
 	},
 }
 
@@ -60,11 +61,12 @@ func TestSource_PoisonGivesNoOrdersToTheStream(t *testing.T) {
 				if _, err := r.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, AllowRollup: true}); err != nil {
 					t.Fatal(err)
 				}
-				mws, err := consumer.Chain(consumer.PoisonQueue(publisher(t, r.js), "orders.poison"), consumer.Guarded(r.processor()))
+				once := r.processor()
+				mws, err := oncewatermill.Chain(oncewatermill.PoisonQueue(publisher(t, r.js), "orders.poison"), oncewatermill.Guarded(once))
 				if err != nil {
 					t.Fatal(err)
 				}
-				r.poisons(r.source(), mws, errors.New("bad"))
+				r.poisons(r.sourceOf(once), mws, errors.New("bad"))
 				msg := &nats.Msg{Subject: "orders.new", Header: nats.Header{name: {value}}, Data: []byte("x")}
 				if name != jetstream.MsgIDHeader {
 					msg.Header.Set(producer.HeaderID, "m1")
@@ -102,8 +104,8 @@ func TestSource_OutputsOfABypassGiveNoOrdersToTheStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	router.AddMiddleware(once.Middleware)
-	router.AddHandler("charge", "orders", consumer.Subscriber(r.source()), "orders.charged", stock{r.js}, func(msg *message.Message) ([]*message.Message, error) {
+	router.AddMiddleware(oncewatermill.Middleware(once))
+	router.AddHandler("charge", "orders", r.subscriber(r.sourceOf(once)), "orders.charged", stock{r.js}, func(msg *message.Message) ([]*message.Message, error) {
 		return message.Messages{msg}, nil
 	})
 	r.routes(router)
@@ -129,7 +131,7 @@ func (r *rig) poisons(source consumer.Source, mws []message.HandlerMiddleware, r
 		r.t.Fatal(err)
 	}
 	router.AddMiddleware(mws...)
-	router.AddConsumerHandler("charge", "orders", consumer.Subscriber(source), func(*message.Message) error {
+	router.AddConsumerHandler("charge", "orders", r.subscriber(source), func(*message.Message) error {
 		runs.Add(1)
 		return oncemill.Permanent(reason)
 	})
@@ -160,11 +162,12 @@ func TestSource_PoisonThatIsSentBackIsPoisonAgainWithoutARun(t *testing.T) {
 				t.Parallel()
 				r := newRig(t, jetstream.ConsumerConfig{FilterSubject: "orders.new"})
 				pub := publisher(t, r.js)
-				mws, err := consumer.Chain(consumer.PoisonQueue(pub, "orders.poison"), consumer.Guarded(r.processor()))
+				once := r.processor()
+				mws, err := oncewatermill.Chain(oncewatermill.PoisonQueue(pub, "orders.poison"), oncewatermill.Guarded(once))
 				if err != nil {
 					t.Fatal(err)
 				}
-				runs := r.poisons(r.source(), mws, errors.New("bad"))
+				runs := r.poisons(r.sourceOf(once), mws, errors.New("bad"))
 				if _, err := r.js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders.new", Header: nats.Header{name: {"m1"}}, Data: []byte("x")}); err != nil {
 					t.Fatal(err)
 				}
@@ -220,11 +223,11 @@ func TestSource_PoisonLeavesWhateverItsErrorSays(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				mws, err := consumer.Chain(consumer.PoisonQueue(publisher(t, r.js), "orders.poison"), consumer.Guarded(once))
+				mws, err := oncewatermill.Chain(oncewatermill.PoisonQueue(publisher(t, r.js), "orders.poison"), oncewatermill.Guarded(once))
 				if err != nil {
 					t.Fatal(err)
 				}
-				r.poisons(r.source(), mws, tc.permanent)
+				r.poisons(r.sourceOf(once), mws, tc.permanent)
 				if _, err := r.js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders.new", Header: nats.Header{"Idempotency-Key": {"m1"}}}); err != nil {
 					t.Fatal(err)
 				}
@@ -258,13 +261,13 @@ func TestSource_PoisonOfTwoGroupsIsNoDuplicateToTheStream(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				source, err := natsjs.NewSource(r.js, natsjs.SourceConfig{Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
+				source, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
 					return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: group, FilterSubject: "orders.new", AckPolicy: jetstream.AckExplicitPolicy})
 				}})
 				if err != nil {
 					t.Fatal(err)
 				}
-				mws, err := consumer.Chain(consumer.PoisonQueue(pub, "orders.poison"), consumer.Guarded(once))
+				mws, err := oncewatermill.Chain(oncewatermill.PoisonQueue(pub, "orders.poison"), oncewatermill.Guarded(once))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -313,11 +316,12 @@ func TestSource_PoisonLeavesWhateverItsMessageHas(t *testing.T) {
 				if kind == "stock" && tc.header["Idempotency-Key"] != nil {
 					t.Skip("nats.go refuses it")
 				}
-				mws, err := consumer.Chain(consumer.Other("named", named), consumer.PoisonQueue(publisher(t, r.js), "orders.poison"), consumer.Guarded(r.processor()))
+				once := r.processor()
+				mws, err := oncewatermill.Chain(oncewatermill.Other("named", named), oncewatermill.PoisonQueue(publisher(t, r.js), "orders.poison"), oncewatermill.Guarded(once))
 				if err != nil {
 					t.Fatal(err)
 				}
-				r.poisons(r.source(), mws, errors.New("bad"))
+				r.poisons(r.sourceOf(once), mws, errors.New("bad"))
 				if _, err := r.js.PublishMsg(t.Context(), &nats.Msg{Subject: "orders.new", Header: tc.header, Data: []byte("x")}); err != nil {
 					t.Fatal(err)
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -84,7 +85,7 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	if js == nil || js.Conn() == nil {
+	if isnil.Nil(js) || js.Conn() == nil {
 		return nil, errors.New("natsjs: NewPublisher needs a JetStream with a connection")
 	}
 	sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemNATS)

@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -264,7 +264,7 @@ func TestPublisher_ReasonForPeopleDoesNotHoldADeadLetterBack(t *testing.T) {
 
 func TestNewPublisher_BadConfigIsNamed(t *testing.T) {
 	t.Parallel()
-	js := testserver.NATS(t).JetStream()
+	js := natstest.Start(t).JetStream()
 	for _, tc := range []struct {
 		js     jetstream.JetStream
 		config natsjs.PublisherConfig
@@ -283,7 +283,7 @@ func TestNewPublisher_BadConfigIsNamed(t *testing.T) {
 
 func TestNewPublisher_WarnsOfAConnectionThatGivesUp(t *testing.T) {
 	t.Parallel()
-	server := testserver.NATS(t)
+	server := natstest.Start(t)
 	for name, tc := range map[string]struct {
 		option nats.Option
 		warns  bool

@@ -129,8 +129,8 @@ func (s *session) learn(size int) {
 // free is how many messages a request may ask for now, and whether that is little. The session is locked.
 func (s *session) free() (n int, small bool) {
 	onTheWay := s.onTheWay()
-	n = min(s.limits.window-len(s.flights), onTheWay) - s.credit
-	small = 3*n < 2*min(s.limits.window, onTheWay)
+	n = min(s.limits.maxInFlight-len(s.flights), onTheWay) - s.credit
+	small = 3*n < 2*min(s.limits.maxInFlight, onTheWay)
 	// The server takes requests by turns. Only the messages of one request come in their order.
 	full := s.outstanding >= s.limits.fetches || s.config.Order != nil && s.outstanding > 0
 	if full || small && s.outstanding > 0 {

@@ -11,14 +11,14 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // newRedisRig starts a rig with its records in Redis.
 func newRedisRig(t *testing.T, c jetstream.ConsumerConfig) *rig {
 	t.Helper()
 	r := newRig(t, c)
-	rdb := redis.NewClient(&redis.Options{Addr: testserver.Redis(t).Addr})
+	rdb := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr})
 	t.Cleanup(func() { rdb.Close() })
 	store, err := redisstore.New(rdb, redisstore.Config{})
 	if err != nil {
@@ -65,7 +65,7 @@ func TestWorker_HandlersThatCannotAckAreNotRepeatedByOthers(t *testing.T) {
 func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 	t.Parallel()
 	r := newRedisRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
-	r.config.Window = 32
+	r.config.MaxInFlight = 32
 	n := full(5000, 600)
 	r.publish(n, oneLane)
 	r.publish(n/2, oneLane) // duplicates
@@ -89,7 +89,7 @@ func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 func TestSource_MiddlewareSteersIt(t *testing.T) {
 	t.Parallel()
 	r := newRedisRig(t, jetstream.ConsumerConfig{MaxDeliver: 20})
-	r.hold = consumer.NoHold
+	r.hold = consumer.NoWait
 	r.policy.MaxAttempts, r.policy.Backoff = 5, oncemill.Backoff{Min: 20 * time.Millisecond}
 	runs := r.routed(4)
 	r.publish(1, oneLane)

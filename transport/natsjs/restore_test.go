@@ -37,7 +37,7 @@ func TestWorker_AcksOfBeforeARestoreAreNotForWhatComesAfterIt(t *testing.T) {
 			r.server.Restart()
 			until(t, "the server", func() bool { _, err := r.cons.Info(t.Context()); return err == nil })
 
-			r.config.Window = window
+			r.config.MaxInFlight = window
 			r.publish(2, oneLane)
 			release := make(chan struct{})
 			w := r.worker(func(_ context.Context, msg jetstream.Msg) error {

@@ -24,12 +24,12 @@ import (
 func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 5})
-	r.policy.MaxAttempts, r.policy.Lease, r.hold = 4, time.Second, consumer.NoHold
+	r.policy.MaxAttempts, r.policy.Lease, r.hold = 4, time.Second, consumer.NoWait
 	r.publish(1, oneLane)
 	polls := &counting{Store: r.store}
 	r.store = polls
 	// Another owner has the key, and keeps it for a while.
-	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "orders/billing", ID: "o0"}
+	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o0"}
 	other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
 	answer, err := r.store.Claim(t.Context(), other)
 	if err != nil {
@@ -57,9 +57,9 @@ func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
 	t.Parallel()
 	const busy, orders, window = 8, 24, 8
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 6})
-	r.policy.MaxAttempts, r.hold, r.config.Window = 4, consumer.NoHold, window
+	r.policy.MaxAttempts, r.hold, r.config.MaxInFlight = 4, consumer.NoWait, window
 	for i := range busy {
-		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "orders/billing", ID: fmt.Sprint("o", i)}
+		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint("o", i)}
 		other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
 		if _, err := r.store.Claim(t.Context(), other); err != nil {
 			t.Fatal(err)
@@ -94,7 +94,7 @@ func (c *counting) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.
 func TestWorker_FailuresUpToTheOutcomeTakeOneDelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 4})
-	r.policy.MaxAttempts, r.hold = 3, consumer.NoHold
+	r.policy.MaxAttempts, r.hold = 3, consumer.NoWait
 	r.publish(1, oneLane)
 	w := r.worker(func(context.Context, jetstream.Msg) error { return errors.New("no") })
 	stop := r.start(w)
@@ -109,7 +109,7 @@ func TestWorker_LanesKeepTheirOrderThroughFailures(t *testing.T) {
 	t.Parallel()
 	n := full(400, 120)
 	for name, config := range map[string]natsjs.Config{
-		"by subject": {Order: natsjs.BySubject}, "small window": {Window: 8, Order: natsjs.BySubjectToken(1)}, "window 1": {Window: 1},
+		"by subject": {Order: natsjs.BySubject}, "small window": {MaxInFlight: 8, Order: natsjs.BySubjectToken(1)}, "window 1": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -178,7 +178,7 @@ func TestSource_RetryComesNotBeforeItsDelay(t *testing.T) {
 func TestSource_RetriesLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: 20})
-	r.config.Window = 16
+	r.config.MaxInFlight = 16
 	r.publish(100, oneLane)
 	retried := map[string]bool{}
 	for i := range 12 { // 10 naks, half of MaxAckPending, and two that are kept
@@ -211,10 +211,10 @@ func TestSource_RetriesLeaveRoomForOthers(t *testing.T) {
 	}
 }
 
-func TestSource_KeepTakesHalfTheWindow(t *testing.T) {
+func TestSource_KeepTakesHalfOfWhatMayBeInFlight(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config.Window = 8
+	r.config.MaxInFlight = 8
 	r.publish(20, oneLane)
 	var calls atomic.Int32
 	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
@@ -225,10 +225,10 @@ func TestSource_KeepTakesHalfTheWindow(t *testing.T) {
 	r.stops(stop)
 }
 
-func TestWorker_WindowIsNeverExceeded(t *testing.T) {
+func TestWorker_MaxInFlightIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]natsjs.Config{
-		"lanes": {Window: 10, Order: natsjs.BySubject}, "none": {Window: 10}, "one": {Window: 1},
+		"lanes": {MaxInFlight: 10, Order: natsjs.BySubject}, "none": {MaxInFlight: 10}, "one": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -244,8 +244,8 @@ func TestWorker_WindowIsNeverExceeded(t *testing.T) {
 				return finished == 200
 			})
 			r.stops(stop)
-			if most > config.Window {
-				t.Errorf("%d in flight, the window is %d", most, config.Window)
+			if most > config.MaxInFlight {
+				t.Errorf("%d in flight, the window is %d", most, config.MaxInFlight)
 			}
 		})
 	}
@@ -254,7 +254,7 @@ func TestWorker_WindowIsNeverExceeded(t *testing.T) {
 func TestWorker_StoreThatDoesNotAnswerBurnsNoDelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.hold = consumer.NoHold
+	r.hold = consumer.NoWait
 	store := &failing{Store: r.store}
 	store.down.Store(true)
 	r.store = store
@@ -336,7 +336,7 @@ func TestWorker_PanicOfAHandlerIsAFailedAttempt(t *testing.T) {
 func TestWorker_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
-	r.config.Window, r.policy.Lease = 1, 3*time.Second
+	r.config.MaxInFlight, r.policy.Lease = 1, 3*time.Second
 	r.publish(2, oneLane)
 	var runs atomic.Int32
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -19,9 +20,10 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // Nothing that the tests start outlives them.
@@ -65,7 +67,7 @@ func lasts(d time.Duration) { <-time.After(d) }
 // A rig is a server with the stream "orders", a consumer "billing" of it, a store, and what handlers have done.
 type rig struct {
 	t      *testing.T
-	server *testserver.NATSServer
+	server *natstest.Server
 	js     jetstream.JetStream
 	cons   jetstream.Consumer
 	store  dedupstore.Store
@@ -84,7 +86,7 @@ type rig struct {
 // newRig starts a rig. The consumer has an AckWait of 30 s unless it says otherwise.
 func newRig(t *testing.T, c jetstream.ConsumerConfig, configure ...func(*server.Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, server: testserver.NATS(t, configure...), started: map[string]int{}, finished: map[string]int{}}
+	r := &rig{t: t, server: natstest.Start(t, configure...), started: map[string]int{}, finished: map[string]int{}}
 	r.js = r.server.JetStream()
 	r.open(c)
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
@@ -136,7 +138,7 @@ func (r *rig) processor() *consumer.Processor {
 	r.t.Helper()
 	policy := r.policy
 	policy.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
-	once, err := consumer.New(r.store, consumer.Config{Group: "billing", Hold: r.hold, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
+	once, err := consumer.New(r.store, consumer.Config{Group: "billing", MaxWait: r.hold, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -147,6 +149,7 @@ func (r *rig) processor() *consumer.Processor {
 func (r *rig) worker(handle natsjs.Handler) *natsjs.Worker {
 	r.t.Helper()
 	config := r.config
+	config.Handler = "charge"
 	config.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
 	w, err := natsjs.NewWorker(r.processor(), r.js, r.cons, func(ctx context.Context, msg jetstream.Msg) error {
 		id := msg.Headers().Get(producer.HeaderID)
@@ -244,10 +247,25 @@ func (r *rig) acked(n int) {
 // source makes a source of the consumer.
 func (r *rig) source() *natsjs.Source {
 	r.t.Helper()
+	return r.sourceOf(r.processor())
+}
+
+// subscriber makes a Watermill Subscriber over a source.
+func (r *rig) subscriber(source consumer.Source) message.Subscriber {
+	r.t.Helper()
+	sub, err := oncewatermill.NewSubscriber(source)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return sub
+}
+
+func (r *rig) sourceOf(once *consumer.Processor) *natsjs.Source {
+	r.t.Helper()
 	config := r.config
 	config.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
-	s, err := natsjs.NewSource(r.js, natsjs.SourceConfig{
-		Config: config, Policy: r.policy, DeadLetterTopic: r.dead.DeadLetterTopic,
+	s, err := natsjs.NewSource(once, r.js, natsjs.SourceConfig{
+		Config: config,
 		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
 			return r.js.Consumer(ctx, "orders", "billing")
 		},

@@ -8,7 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // routed runs a Router over the source until the test ends. Its handler succeeds at the nth run; it returns the runs.
@@ -19,8 +19,9 @@ func (r *rig) routed(nth int32) *atomic.Int32 {
 		r.t.Fatal(err)
 	}
 	var runs atomic.Int32
-	router.AddMiddleware(r.processor().Middleware)
-	router.AddConsumerHandler("charge", "orders", consumer.Subscriber(r.source()), func(*message.Message) error {
+	once := r.processor()
+	router.AddMiddleware(oncewatermill.Middleware(once))
+	router.AddConsumerHandler("charge", "orders", r.subscriber(r.sourceOf(once)), func(*message.Message) error {
 		if runs.Add(1) < nth {
 			return errors.New("not yet")
 		}

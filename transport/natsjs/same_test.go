@@ -13,7 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
 )
 
 // What programs do when they start, and what happens to servers, does not make the consumer again.
@@ -50,19 +50,19 @@ func TestWorker_ConsumerOfAnotherLeaderIsTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := testserver.NATSCluster(t, 3)
+	cluster := natstest.StartCluster(t, 3)
 	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{}, finished: map[string]int{}}
-	testserver.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
+	natstest.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
 		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Replicas: 3})
 	})
 	open := func(description string) jetstream.Consumer {
-		return testserver.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
+		return natstest.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
 			return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy, Description: description})
 		})
 	}
 	looks := &looked{Consumer: open("")}
 	r.cons = looks
-	testserver.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
+	natstest.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
 		return r.js.Publish(ctx, "orders.all", nil, jetstream.WithMsgID("o0"))
 	})
 	release := make(chan struct{})
@@ -100,16 +100,16 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := testserver.NATSCluster(t, 3)
+	cluster := natstest.StartCluster(t, 3)
 	r := &rig{t: t, js: cluster.JetStream(nats.MaxReconnects(-1)), store: store, started: map[string]int{}, finished: map[string]int{}}
-	testserver.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
+	natstest.Ask(t, "the stream", func(ctx context.Context) (jetstream.Stream, error) {
 		return r.js.CreateStream(ctx, jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders.>"}, Storage: jetstream.MemoryStorage})
 	})
-	r.cons = testserver.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
+	r.cons = natstest.Ask(t, "the consumer", func(ctx context.Context) (jetstream.Consumer, error) {
 		return r.js.CreateOrUpdateConsumer(ctx, "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
 	})
 	publish := func(id, subject string) {
-		testserver.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
+		natstest.Ask(t, "a message in the stream", func(ctx context.Context) (*jetstream.PubAck, error) {
 			return r.js.Publish(ctx, subject, nil, jetstream.WithMsgID(id))
 		})
 	}
@@ -132,7 +132,7 @@ func TestWorker_AcksOfAStreamThatIsLostAreNotForWhatComesAfterIt(t *testing.T) {
 	until(t, "the other message", func() bool { _, runs := r.done(); return runs == before+1 })
 	close(release)
 	r.stops(stop)
-	info := testserver.Ask(t, "the consumer", func(ctx context.Context) (*jetstream.ConsumerInfo, error) { return r.cons.Info(ctx) })
+	info := natstest.Ask(t, "the consumer", func(ctx context.Context) (*jetstream.ConsumerInfo, error) { return r.cons.Info(ctx) })
 	if info.NumAckPending != 1 {
 		t.Errorf("%d messages are pending, want that without an outcome: %+v", info.NumAckPending, info.AckFloor)
 	}
@@ -144,7 +144,7 @@ func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T)
 	t.Parallel()
 	const n = 5
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config.Window = n // no request is outstanding that would be answered with the messages again
+	r.config.MaxInFlight = n // no request is outstanding that would be answered with the messages again
 	r.publish(n, oneLane)
 	release := make(chan struct{})
 	w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })

@@ -25,7 +25,7 @@ type session struct {
 	config  Config
 	limits  limits
 	log     *slog.Logger
-	holds   *oncemill.Holds
+	waits   *oncemill.WaitLimit
 	look    time.Duration // how often the consumer is looked at again
 
 	lanes      lanes.Set
@@ -59,7 +59,7 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 	return &session{
 		nc: e.js.Conn(), cons: cons, process: p, config: e.config, limits: l,
 		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
-		holds:    oncemill.NewHolds(max(1, l.window/2)),
+		waits:    oncemill.NewWaitLimit(max(1, l.maxInFlight/2)),
 		look:     e.lookEvery,
 		wake:     make(chan struct{}, 1),
 		ended:    make(chan fetched, maxFetches),
@@ -76,15 +76,16 @@ var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is o
 
 // A CutShortError says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and
 // Run has waited for them. The message of a handler that then returned an error was given back, and the run did not use
-// up an attempt, unless the policy parks (oncemill.Irreversible): then its outcome is unknown, and it does not run again.
-// Make Grace longer than the longest handler.
+// up an attempt, unless the policy parks (oncemill.Irreversible): then its outcome is unknown, and it does not run
+// again. Make Grace longer than the longest handler.
 type CutShortError struct {
 	Handlers int
 	Grace    time.Duration
 }
 
 func (e *CutShortError) Error() string {
-	return fmt.Sprintf("natsjs: %d handlers took longer than Config.Grace (%v) after the end of Run's context: their contexts were cancelled", e.Handlers, e.Grace)
+	return fmt.Sprintf("natsjs: %d handlers took longer than Config.Grace (%v) after the end of Run's context: their "+
+		"contexts were cancelled", e.Handlers, e.Grace)
 }
 
 // flushTimeout bounds the wait for acks to reach the server at the end of a run, and for the confirmation of an ack.

@@ -193,7 +193,7 @@ func (s *session) keep(f *held, d consumer.Decision, due time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	tooMany := s.delayed.outstanding(time.Now()) >= s.limits.delayed
-	roomy := s.kept < s.limits.window/2
+	roomy := s.kept < s.limits.maxInFlight/2
 	keep := false
 	switch {
 	case f.ordered, f.scarce: // others would overtake it; it would use up deliveries

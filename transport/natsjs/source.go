@@ -7,36 +7,45 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// A Source is a consumer.Source of JetStream pull consumers: with consumer.Subscriber it is a Watermill Subscriber. It
-// is safe for concurrent use.
+// A Source is a consumer.Source of JetStream pull consumers: with oncewatermill.NewSubscriber it is a Watermill
+// Subscriber. It is safe for concurrent use.
 type Source struct {
+	once     *consumer.Processor
 	consumer func(ctx context.Context, topic string) (jetstream.Consumer, error)
-	policy   oncemill.Policy
 	engine   engine
-
-	deadLetters string // topic
 }
 
 var _ consumer.Source = (*Source)(nil)
 
-// NewSource returns a Source. The error names the field of the config that is wrong. Nothing is sent to the server.
-func NewSource(js jetstream.JetStream, config SourceConfig) (*Source, error) {
+// NewSource returns a Source whose deliveries once guards. The error names the field of the config that is wrong.
+// Nothing is sent to the server.
+func NewSource(once *consumer.Processor, js jetstream.JetStream, config SourceConfig) (*Source, error) {
 	config.Config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
 	switch {
-	case js == nil || js.Conn() == nil:
+	case once == nil:
+		return nil, errors.New("natsjs: NewSource needs a Processor")
+	case config.Handler != "":
+		return nil, fmt.Errorf("natsjs: SourceConfig.Handler is %q: leave it empty, a Router names its handlers",
+			config.Handler)
+	case isnil.Nil(js) || js.Conn() == nil:
 		return nil, errors.New("natsjs: NewSource needs a JetStream with a connection")
 	case config.Consumer == nil:
 		return nil, errors.New("natsjs: SourceConfig.Consumer is nil, want what returns the consumer of a topic")
 	}
-	return &Source{consumer: config.Consumer, policy: config.Policy, deadLetters: config.DeadLetterTopic, engine: engine{js: js, config: config.Config, lookEvery: lookEvery}}, nil
+	return &Source{
+		once: once, consumer: config.Consumer, engine: engine{js: js, config: config.Config, lookEvery: lookEvery},
+	}, nil
 }
+
+// Processor returns what the source was made with.
+func (s *Source) Processor() *consumer.Processor { return s.once }
 
 // Check is Worker.Check for the consumer of a topic.
 func (s *Source) Check(ctx context.Context, topic string) error {
@@ -49,19 +58,24 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 	if err != nil {
 		return nil, limits{}, fmt.Errorf("natsjs: consumer of topic %q: %w", topic, err)
 	}
-	if cons == nil {
+	if isnil.Nil(cons) {
 		return nil, limits{}, fmt.Errorf("natsjs: SourceConfig.Consumer returned none for topic %q", topic)
 	}
-	l, err := s.engine.check(ctx, cons, s.policy, burial{topic: s.deadLetters})
+	publisher, dead := s.once.DeadLetters()
+	l, err := s.engine.check(ctx, cons, s.once.Policy(), burial{publisher, dead})
 	if err == nil && l.maxDeliver > 0 {
-		s.engine.config.Logger.WarnContext(ctx, "natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a delivery; set it to -1",
+		s.engine.config.Logger.WarnContext(ctx,
+			"natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a "+
+				"delivery; set it to -1",
 			"stream", l.stream, "consumer", l.consumer, "maxDeliver", l.maxDeliver)
 	}
 	return cons, l, err
 }
 
 // Run is Worker.Run for the consumer of a topic. Several at once may share a consumer, but then no order is kept.
-func (s *Source) Run(ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+func (s *Source) Run(
+	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
+) error {
 	cons, limits, err := s.open(ctx, topic)
 	if err != nil {
 		if errors.Is(ctx.Err(), context.Canceled) {
@@ -69,9 +83,10 @@ func (s *Source) Run(ctx context.Context, topic string, handle func(context.Cont
 		}
 		return err
 	}
-	return s.engine.run(ctx, cons, limits, func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {
+	process := func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {
 		return handle(ctx, d)
-	})
+	}
+	return s.engine.run(ctx, cons, limits, process)
 }
 
 // MaxDeliveries is Worker.MaxDeliveries for all topics.

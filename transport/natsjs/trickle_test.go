@@ -14,7 +14,7 @@ import (
 func TestWorker_LanesKeepTheOrderOfWhatTricklesIn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.config = natsjs.Config{Window: 16, Order: natsjs.BySubject}
+	r.config = natsjs.Config{MaxInFlight: 16, Order: natsjs.BySubject}
 	n := full(10_000, 2000)
 	stop := r.start(r.worker(succeed))
 	for i := range n { // while requests are outstanding that each take a part

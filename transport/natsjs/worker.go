@@ -3,16 +3,18 @@ package natsjs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
-// settles the message: its acks return ErrWorkerSettles, except InProgress, which the worker sends by itself. The message must
-// not be changed.
+// settles the message: its acks return ErrWorkerSettles, except InProgress, which the worker sends by itself. The
+// message must not be changed.
 type Handler func(ctx context.Context, msg jetstream.Msg) error
 
 // A Worker guards the messages of one pull consumer to a handler.
@@ -24,25 +26,30 @@ type Worker struct {
 	running atomic.Bool
 }
 
-// NewWorker returns a Worker for a pull consumer, which must be one of js: its messages are asked for and settled by js and its
-// connection, not by methods of cons, which only says what it is. The error names the field of the config, or the argument,
-// that is wrong. Nothing is sent to the server.
-func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle Handler, config Config) (*Worker, error) {
+// NewWorker returns a Worker for a pull consumer, which must be one of js: its messages are asked for and settled by js
+// and its connection, not by methods of cons, which only says what it is. The error names the field of the config, or
+// the argument, that is wrong. Nothing is sent to the server.
+func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle Handler,
+	config Config) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
+	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
+		return nil, fmt.Errorf("natsjs: Config.Handler %s", problem)
+	}
 	switch {
 	case once == nil:
 		return nil, errors.New("natsjs: NewWorker needs a Processor")
-	case js == nil || js.Conn() == nil:
+	case isnil.Nil(js) || js.Conn() == nil:
 		return nil, errors.New("natsjs: NewWorker needs a JetStream with a connection")
-	case cons == nil:
+	case isnil.Nil(cons):
 		return nil, errors.New("natsjs: NewWorker needs a consumer")
 	case handle == nil:
 		return nil, errors.New("natsjs: NewWorker needs a handler")
 	}
-	return &Worker{once: once, handle: handle, cons: cons, engine: engine{js: js, config: config, lookEvery: lookEvery}}, nil
+	return &Worker{once: once, handle: handle, cons: cons, engine: engine{js: js, config: config,
+		lookEvery: lookEvery}}, nil
 }
 
 // Check looks at the consumer and its stream, and returns an error that says what to set if the worker's guarantees
@@ -57,7 +64,9 @@ func (w *Worker) check(ctx context.Context) (limits, error) {
 	policy := w.once.Policy()
 	l, err := w.engine.check(ctx, w.cons, policy, burial{publisher, topic})
 	if err == nil && publisher == nil && !policy.Shadow {
-		w.engine.config.Logger.WarnContext(ctx, "natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable ID or other content under a known ID are terminated, and only this log has them; a work-queue stream deletes them",
+		w.engine.config.Logger.WarnContext(ctx,
+			"natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable ID or other content "+
+				"under a known ID are terminated, and only this log has them; a work-queue stream deletes them",
 			"stream", l.stream, "consumer", l.consumer)
 	}
 	return l, err
@@ -68,9 +77,9 @@ var ErrRunning = errors.New("natsjs: Worker is running")
 
 // Run calls Check and then works until ctx ends, which begins the drain: nothing new is started, handlers go on, acks
 // reach the server, and everything else is given back, once no request for messages is outstanding, which takes up to
-// about a second. It returns nil after a clean drain, or if ctx was cancelled while it still checked, a *CutShortError if handlers
-// took longer than Config.Grace, and otherwise an error that says why it cannot go on, after a drain too. It may be called
-// again when it has returned.
+// about a second. It returns nil after a clean drain, or if ctx was cancelled while it still checked, a *CutShortError
+// if handlers took longer than Config.Grace, and otherwise an error that says why it cannot go on, after a drain too.
+// It may be called again when it has returned.
 func (w *Worker) Run(ctx context.Context) error {
 	if !w.running.CompareAndSwap(false, true) {
 		return ErrRunning
@@ -83,9 +92,11 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	return w.engine.run(ctx, w.cons, limits, func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery) consumer.Decision {
+	process := func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery) consumer.Decision {
+		d.Handler = w.engine.config.Handler
 		return w.once.Process(ctx, d, func(ctx context.Context) error { return w.handle(ctx, msg) })
-	})
+	}
+	return w.engine.run(ctx, w.cons, limits, process)
 }
 
 // MaxDeliveries is how many messages the server has given up, while the worker ran, because they had the consumer's

@@ -21,7 +21,7 @@ func TestWorker_EachMessageRunsOnceAndIsAcked(t *testing.T) {
 		t.Run(fmt.Sprint("window ", window), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.Window = window
+			r.config.MaxInFlight = window
 			r.publish(300, oneLane)
 			stop := r.start(r.worker(succeed))
 			r.finishes(300)
@@ -43,7 +43,7 @@ func TestWorker_SlowHandlersAreNotOvertakenByAckWait(t *testing.T) {
 		t.Run(fmt.Sprintf("window %d, lanes %v", c.window, c.order != nil), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{AckWait: 3 * time.Second}) // half of it is the margin of a machine that is busy
-			r.config.Window, r.config.Order = c.window, c.order
+			r.config.MaxInFlight, r.config.Order = c.window, c.order
 			r.publish(20, oneLane)
 			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(200 * time.Millisecond); return nil }))
 			r.finishes(20)
@@ -89,7 +89,7 @@ func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
 	if err := r.worker(succeed).Run(ctx); err != nil {
 		t.Errorf("the worker ended with %v", err)
 	}
-	source, err := natsjs.NewSource(r.js, natsjs.SourceConfig{
+	source, err := natsjs.NewSource(r.processor(), r.js, natsjs.SourceConfig{
 		Consumer: func(ctx context.Context, _ string) (jetstream.Consumer, error) {
 			return r.js.Consumer(ctx, "orders", "billing")
 		},

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 // A Redis is a server of this program's own, empty at first, that keeps nothing on disk.
@@ -35,7 +36,7 @@ func StartRedis() (*Redis, error) {
 			continue
 		}
 		var p *testserver.Process
-		if p, err = testserver.StartRedis(dir, port, "--appendonly", "no"); err == nil {
+		if p, err = redistest.StartAt(dir, port, "--appendonly", "no"); err == nil {
 			addr := "127.0.0.1:" + strconv.Itoa(port)
 			admin := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 1, ReadTimeout: time.Minute})
 			return &Redis{Addr: addr, Admin: admin, process: p, dir: dir}, nil

@@ -45,7 +45,7 @@ func TestGuard_ARepeatedClaimIsNoTakeover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call := oncemill.Call{Key: dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: "o1"}, Hold: 10 * time.Second}
+	call := oncemill.Call{Key: dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: "o1"}, MaxWait: 10 * time.Second}
 	if _, err := guard.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) { return dedupstore.Outcome{}, nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 					policy.Telemetry.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
 					g := newGuard(t, store, policy)
 					c := call("m1")
-					c.Hold = time.Second
+					c.MaxWait = time.Second
 					if tc.publish != nil {
 						c.DeadLetter = func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
 							return []dedupstore.Produced{{ID: "dead", Topic: "dead", Payload: []byte("more than a byte")}}
@@ -247,7 +247,7 @@ func TestInbox_TransactionThatBeginsLateAndCannotIsAStoreError(t *testing.T) {
 			MaxAttempts: 1, Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
 		})
 		c := call("m1")
-		c.Hold = time.Hour // until it is due
+		c.MaxWait = time.Hour // until it is due
 		for range 5 {
 			if _, err := g.Run(t.Context(), c, failing(oncemill.Permanent(errRefused))); !errors.Is(err, errDown) {
 				t.Errorf("the run returned %v", err)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -110,6 +110,6 @@ func MistakesAreNamed(t *testing.T, e shop.Example, nowhere string) {
 // RedisURL is where a Redis server for tests is.
 func RedisURL(t *testing.T) string {
 	t.Helper()
-	server := testserver.Redis(t)
+	server := redistest.Start(t)
 	return cmp.Or(os.Getenv("ONCEMILL_TEST_REDIS"), "redis://"+server.Addr)
 }

@@ -1,4 +1,4 @@
-package producer_test
+package oncewatermill_test
 
 import (
 	"context"
@@ -10,11 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func decorated(t testing.TB, b *broker) message.Publisher {
 	t.Helper()
-	pub, err := producer.StampDecorator(b)
+	pub, err := oncewatermill.StampDecorator(b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +24,7 @@ func decorated(t testing.TB, b *broker) message.Publisher {
 
 func TestStampDecorator_StampsWhatIsNotStamped(t *testing.T) {
 	t.Parallel()
-	ctx, traceparent := traced(t, 1)
+	ctx, traceparent := withSpan(t, 1)
 	for _, tc := range []struct{ name, uuid, id, want string }{
 		{"UUID", "u1", "", "u1"},
 		{"metadata", "", "o1", "o1"},
@@ -101,7 +102,7 @@ func TestStampDecorator_RefusesTheWholeCall(t *testing.T) {
 			t.Parallel()
 			b, p := &broker{}, &published{}
 			wantInvalid(t, decorated(t, b).Publish(tc.topic, tc.messages...), tc.field)
-			wantInvalid(t, producer.ToWatermill(p).Publish(tc.topic, tc.messages...), tc.field)
+			wantInvalid(t, oncewatermill.NewPublisher(p).Publish(tc.topic, tc.messages...), tc.field)
 			if len(b.sent)+len(p.messages) != 0 {
 				t.Errorf("sent %d messages", len(b.sent)+len(p.messages))
 			}
@@ -110,15 +111,15 @@ func TestStampDecorator_RefusesTheWholeCall(t *testing.T) {
 	if err := decorated(t, &broker{}).Publish("orders", good, good); err != nil {
 		t.Errorf("the same message twice: %v", err)
 	}
-	_, err := producer.StampDecorator(nil)
+	_, err := oncewatermill.StampDecorator(nil)
 	wantInvalid(t, err, "publisher")
 }
 
-func TestToWatermill_PublishesStampedMessages(t *testing.T) {
+func TestNewPublisher_PublishesStampedMessages(t *testing.T) {
 	t.Parallel()
-	ctx, traceparent := traced(t, 1)
+	ctx, traceparent := withSpan(t, 1)
 	p := &published{err: context.DeadlineExceeded}
-	pub := producer.ToWatermill(p)
+	pub := oncewatermill.NewPublisher(p)
 	msg := message.NewMessageWithContext(ctx, "u1", message.Payload("x"))
 	msg.Metadata["oncemill-key"] = "customer 7"
 	if err := pub.Publish("orders", msg); !errors.Is(err, context.DeadlineExceeded) {
@@ -136,10 +137,10 @@ func TestToWatermill_PublishesStampedMessages(t *testing.T) {
 	}
 }
 
-func TestFromWatermill_KeepsOrderPerTopic(t *testing.T) {
+func TestFromPublisher_KeepsOrderPerTopic(t *testing.T) {
 	t.Parallel()
 	b := &broker{}
-	err := producer.FromWatermill(b).Publish(t.Context(),
+	err := oncewatermill.FromPublisher(b).Publish(t.Context(),
 		producer.Message{ID: "1", Topic: "a", Key: "k"}, producer.Message{ID: "2", Topic: "b"},
 		producer.Message{ID: "3", Topic: "a"}, producer.Message{ID: "4", Topic: "b"},
 	)
@@ -154,11 +155,11 @@ func TestFromWatermill_KeepsOrderPerTopic(t *testing.T) {
 	}
 }
 
-func TestFromWatermill_FailureIsUnknownForItsTopicOnly(t *testing.T) {
+func TestFromPublisher_FailureIsUnknownForItsTopicOnly(t *testing.T) {
 	t.Parallel()
 	down := errors.New("broker down")
 	b := &broker{fail: map[string]error{"a": down}}
-	err := producer.FromWatermill(b).Publish(t.Context(),
+	err := oncewatermill.FromPublisher(b).Publish(t.Context(),
 		producer.Message{ID: "1", Topic: "a"}, producer.Message{ID: "2", Topic: "b"}, producer.Message{ID: "3", Topic: "a"},
 		producer.Message{Topic: "b"}, producer.Message{ID: "5", Topic: "b", NotBefore: time.Now().Add(time.Hour)},
 	)
@@ -185,13 +186,13 @@ func TestFromWatermill_FailureIsUnknownForItsTopicOnly(t *testing.T) {
 	}
 }
 
-func TestFromWatermill_EndedContextSendsNothingAndIsNobodysRefusal(t *testing.T) {
+func TestFromPublisher_EndedContextSendsNothingAndIsNobodysRefusal(t *testing.T) {
 	t.Parallel()
 	why := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
 	b := &broker{}
-	err := producer.FromWatermill(b).Publish(ctx, producer.Message{ID: "1", Topic: "a"}, producer.Message{Topic: "a"})
+	err := oncewatermill.FromPublisher(b).Publish(ctx, producer.Message{ID: "1", Topic: "a"}, producer.Message{Topic: "a"})
 	var failed *producer.PublishError
 	if !errors.As(err, &failed) || !errors.Is(err, why) || len(failed.Failures) != 2 || len(b.sent) != 0 {
 		t.Fatalf("error %v, sent %d", err, len(b.sent))
@@ -201,13 +202,13 @@ func TestFromWatermill_EndedContextSendsNothingAndIsNobodysRefusal(t *testing.T)
 	}
 }
 
-func TestWatermillMessage_RoundTrip(t *testing.T) {
+func TestMessage_RoundTrip(t *testing.T) {
 	t.Parallel()
 	m := producer.Message{
 		ID: "o1", Topic: "orders", Key: "k", Payload: []byte("x"), Header: producer.Header{"oncemill-id": "o1", "color": "blue"},
 	}
-	msg := producer.ToWatermillMessage(t.Context(), m)
-	if diff := cmp.Diff(m, producer.FromWatermillMessage("orders", msg)); diff != "" {
+	msg := oncewatermill.ToMessage(t.Context(), m)
+	if diff := cmp.Diff(m, oncewatermill.FromMessage("orders", msg)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	msg.Metadata["color"] = "red"

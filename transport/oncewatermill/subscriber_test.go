@@ -1,12 +1,9 @@
-package consumer_test
+package oncewatermill_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	stdlog "log"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -22,10 +19,12 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // A source delivers what it is given, all at once, and carries decisions out as the contract says.
 type source struct {
+	once  *consumer.Processor
 	queue chan consumer.Delivery
 	grace time.Duration
 	stops int   // so many calls of Run fail at once
@@ -37,13 +36,15 @@ type source struct {
 	givenBack []string
 }
 
-func newSource(deliveries ...consumer.Delivery) *source {
-	s := &source{queue: make(chan consumer.Delivery, 100), grace: 10 * time.Second}
+func newSource(once *consumer.Processor, deliveries ...consumer.Delivery) *source {
+	s := &source{once: once, queue: make(chan consumer.Delivery, 100), grace: 10 * time.Second}
 	for _, d := range deliveries {
 		s.queue <- d
 	}
 	return s
 }
+
+func (s *source) Processor() *consumer.Processor { return s.once }
 
 func (s *source) Check(context.Context, string) error { return s.check }
 
@@ -106,17 +107,25 @@ func (s *source) want(t *testing.T, actions ...consumer.Action) {
 	}
 }
 
-// over starts a Router with the middleware over a source, with a handler.
-func over(t *testing.T, s *source, p *consumer.Processor, handle message.NoPublishHandlerFunc) (stop func()) {
+// subscriber is one over a source.
+func subscriber(t *testing.T, s consumer.Source) message.Subscriber {
+	t.Helper()
+	sub, err := oncewatermill.NewSubscriber(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sub
+}
+
+// over starts a Router over a source, with middlewares and a handler.
+func over(t *testing.T, s consumer.Source, handle message.NoPublishHandlerFunc, mws ...message.HandlerMiddleware) (stop func()) {
 	t.Helper()
 	r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p != nil {
-		r.AddMiddleware(p.Middleware)
-	}
-	r.AddConsumerHandler("charge", "orders", consumer.Subscriber(s), handle)
+	r.AddMiddleware(mws...)
+	r.AddConsumerHandler("charge", "orders", subscriber(t, s), handle)
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(context.Background()) }()
 	<-r.Running()
@@ -133,15 +142,16 @@ func over(t *testing.T, s *source, p *consumer.Processor, handle message.NoPubli
 func TestSubscriber_MessagesAreWhatTheBrokerHas(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		foreign := consumer.Delivery{Topic: "orders", Header: producer.Header{"color": "red"}, UUID: "from-watermill", Payload: []byte("x")}
-		s := newSource(delivery("a"), foreign, consumer.Delivery{Topic: "orders"})
+		p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		s := newSource(p, delivery("a"), foreign, consumer.Delivery{Topic: "orders"})
 		var got []string
 		var mu sync.Mutex
-		stop := over(t, s, nil, func(m *message.Message) error {
+		stop := over(t, s, func(m *message.Message) error {
 			mu.Lock()
 			defer mu.Unlock()
 			got = append(got, fmt.Sprintf("%s|%s|%s", m.UUID, m.Metadata.Get("color"), m.Payload))
 			return nil
-		})
+		}, oncewatermill.Middleware(p))
 		synctest.Wait()
 		stop()
 		slices.Sort(got)
@@ -167,10 +177,10 @@ func TestSubscriber_TheMiddlewaresDecisionReachesTheSource(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				s := newSource(delivery("a"))
 				p := newProcessor(t, newStore(t), consumer.Config{Policy: c.policy})
+				s := newSource(p, delivery("a"))
 				began := time.Now()
-				stop := over(t, s, p, func(*message.Message) error { return c.err })
+				stop := over(t, s, func(*message.Message) error { return c.err }, oncewatermill.Middleware(p))
 				synctest.Wait()
 				if spent := time.Since(began); spent > time.Second {
 					t.Errorf("the middleware spent %v; it is for the source to delay", spent)
@@ -187,8 +197,9 @@ func TestSubscriber_TheMiddlewaresDecisionReachesTheSource(t *testing.T) {
 
 func TestSubscriber_LostClaimIsLeftAlone(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
-		stop := over(t, s, newProcessor(t, lossy{newStore(t)}, consumer.Config{}), func(*message.Message) error { return nil })
+		p := newProcessor(t, lossy{newStore(t)}, consumer.Config{})
+		s := newSource(p, delivery("a"))
+		stop := over(t, s, func(*message.Message) error { return nil }, oncewatermill.Middleware(p))
 		synctest.Wait()
 		stop()
 		s.want(t, consumer.Leave)
@@ -197,9 +208,9 @@ func TestSubscriber_LostClaimIsLeftAlone(t *testing.T) {
 
 func TestSubscriber_DownStoreSaysThatTheDeliveryIsToBeKept(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
-		p := newProcessor(t, deadStore{newStore(t)}, consumer.Config{Hold: consumer.NoHold})
-		stop := over(t, s, p, func(*message.Message) error { t.Error("the handler ran"); return nil })
+		p := newProcessor(t, deadStore{newStore(t)}, consumer.Config{MaxWait: consumer.NoWait})
+		s := newSource(p, delivery("a"))
+		stop := over(t, s, func(*message.Message) error { t.Error("the handler ran"); return nil }, oncewatermill.Middleware(p))
 		synctest.Wait()
 		stop()
 		s.want(t, consumer.RetryLater)
@@ -218,9 +229,9 @@ func (deadStore) Claim(context.Context, dedupstore.Request) (dedupstore.Answer, 
 // Without the middleware a nack is not the broker's bare nak, and grows.
 func TestSubscriber_NacksWithoutADecisionAreDelayedMoreAndMore(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
+		s := newSource(newProcessor(t, newStore(t), consumer.Config{}), delivery("a"))
 		runs := 0
-		stop := over(t, s, nil, func(*message.Message) error {
+		stop := over(t, s, func(*message.Message) error {
 			if runs++; runs <= 12 {
 				return errors.New("not yet")
 			}
@@ -247,10 +258,10 @@ func TestSubscriber_DrainLetsHandlersFinish(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				s := newSource(delivery("a"), delivery("b"))
+				s := newSource(newProcessor(t, newStore(t), consumer.Config{}), delivery("a"), delivery("b"))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				sub := consumer.Subscriber(s)
+				sub := subscriber(t, s)
 				messages, err := sub.Subscribe(ctx, "orders")
 				if err != nil {
 					t.Fatal(err)
@@ -282,8 +293,8 @@ func TestSubscriber_DrainLetsHandlersFinish(t *testing.T) {
 // A handler that never ends is cut short by the source's grace, and its message is neither acked nor nacked.
 func TestSubscriber_DrainIsBounded(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
-		sub := consumer.Subscriber(s)
+		s := newSource(newProcessor(t, newStore(t), consumer.Config{}), delivery("a"))
+		sub := subscriber(t, s)
 		messages, err := sub.Subscribe(t.Context(), "orders")
 		if err != nil {
 			t.Fatal(err)
@@ -306,9 +317,9 @@ func TestSubscriber_DrainIsBounded(t *testing.T) {
 
 func TestSubscriber_BeginsAgainWhenTheSourceCannotGoOn(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
+		s := newSource(newProcessor(t, newStore(t), consumer.Config{}), delivery("a"))
 		s.stops = 5
-		stop := over(t, s, nil, func(*message.Message) error { return nil })
+		stop := over(t, s, func(*message.Message) error { return nil })
 		<-time.After(5 * time.Minute)
 		s.want(t, consumer.Ack)
 		stop()
@@ -320,52 +331,10 @@ func TestSubscriber_BeginsAgainWhenTheSourceCannotGoOn(t *testing.T) {
 
 func TestSubscriber_ReturnsWhatIsWrongWithTheTopic(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := newSource()
+		s := newSource(newProcessor(t, newStore(t), consumer.Config{}))
 		s.check = errors.New("no stream")
-		if _, err := consumer.Subscriber(s).Subscribe(t.Context(), "orders"); !errors.Is(err, s.check) {
+		if _, err := subscriber(t, s).Subscribe(t.Context(), "orders"); !errors.Is(err, s.check) {
 			t.Errorf("error %v, want the source's", err)
-		}
-	})
-}
-
-// Deliveries that share Holds wait for busy keys as many as it allows; the others come back at once.
-func TestProcess_HoldsAreBoundedInNumber(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: time.Minute})
-		release := make(chan struct{})
-		var work sync.WaitGroup
-		d := delivery("busy")
-		d.Handler, d.Holds = "charge", oncemill.NewHolds(3)
-		work.Go(func() {
-			p.Process(t.Context(), d, func(context.Context) error { <-release; return nil })
-		})
-		synctest.Wait()
-		var mu sync.Mutex
-		var back, acked int
-		for range 10 {
-			work.Go(func() {
-				decision := p.Process(t.Context(), d, func(context.Context) error { t.Error("the handler ran twice"); return nil })
-				mu.Lock()
-				defer mu.Unlock()
-				switch decision.Action {
-				case consumer.RetryLater:
-					back++
-				case consumer.Ack:
-					acked++
-				}
-			})
-		}
-		synctest.Wait()
-		if back != 7 {
-			t.Errorf("%d deliveries came back at once, want 7", back)
-		}
-		close(release)
-		work.Wait()
-		if acked != 3 {
-			t.Errorf("%d deliveries held until the outcome, want 3", acked)
-		}
-		if decision := p.Process(t.Context(), d, nil); decision.Action != consumer.Ack {
-			t.Errorf("decision %v for a duplicate", decision)
 		}
 	})
 }
@@ -374,15 +343,15 @@ func TestProcess_HoldsAreBoundedInNumber(t *testing.T) {
 // by that: it comes again. What the guard has rejected for good is the poison queue's.
 func TestSubscriber_WhatHasToComeAgainDoesSoThoughAnOuterMiddlewareAcknowledgesIt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s, poison := newSource(delivery("a"), delivery("b")), nowhere{}
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s, poison := newSource(p, delivery("a"), delivery("b")), nowhere{}
 		stock, err := middleware.PoisonQueue(poison, "poison")
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := newProcessor(t, newStore(t), consumer.Config{})
 		runs := map[string]int{}
 		var mu sync.Mutex
-		stop := over(t, s, nil, consuming(stock(p.Middleware(func(m *message.Message) ([]*message.Message, error) {
+		stop := over(t, s, consuming(stock(oncewatermill.Middleware(p)(func(m *message.Message) ([]*message.Message, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			id := m.Metadata.Get(producer.HeaderID)
@@ -425,65 +394,52 @@ func consuming(h message.HandlerFunc) message.NoPublishHandlerFunc {
 	}
 }
 
-// A middleware outside that calls again until the message is done has not swallowed anything.
-func TestSubscriber_RetryOutsideOfTheGuardThatEndsWellIsAnAck(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
-		p := newProcessor(t, newStore(t), consumer.Config{})
-		h := &handler{then: func(_ *message.Message, n int) ([]*message.Message, error) {
-			if n == 1 {
-				return nil, errors.New("not yet")
-			}
-			return nil, nil
-		}}
-		retry := middleware.Retry{MaxRetries: 10, InitialInterval: time.Second}
-		stop := over(t, s, nil, consuming(retry.Middleware(p.Middleware(h.handle))))
-		<-time.After(time.Minute)
-		stop()
-		h.want(t, 2)
-		s.want(t, consumer.Ack)
-	})
-}
-
-// The last word of a guard that was called again may be an ack, and its outputs are published after it.
-func TestSubscriber_OutputsThatCannotBePublishedAfterARetryOutsideOfTheGuardAreNotLost(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		s := newSource(delivery("a"))
-		p := newProcessor(t, newStore(t), consumer.Config{})
-		h := &handler{then: func(_ *message.Message, n int) ([]*message.Message, error) {
-			if n == 1 {
-				return nil, errors.New("not yet")
-			}
-			return []*message.Message{message.NewMessage("receipt", nil)}, nil
-		}}
-		r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		retry := middleware.Retry{MaxRetries: 10, InitialInterval: time.Second}
-		r.AddMiddleware(retry.Middleware, p.Middleware)
-		r.AddHandler("charge", "orders", consumer.Subscriber(s), "receipts", &flaky{Publisher: nowhere{}, fails: 1}, h.handle)
-		ended := make(chan error, 1)
-		go func() { ended <- r.Run(context.Background()) }()
-		<-time.After(time.Minute)
-		if err := errors.Join(r.Close(), <-ended); err != nil {
-			t.Error(err)
-		}
-		h.want(t, 2)
-		s.want(t, consumer.RetryLater, consumer.Ack)
-	})
+// The guard has said that the message comes again, and when. A Retry outside that calls again in place would burn its attempts.
+func TestSubscriber_RetryOutsideOfTheGuardIsRefusedAndSaid(t *testing.T) {
+	for name, reset := range map[string]bool{"keeps its context": false, "gets its context back": true} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				p, log := logged(t, consumer.Config{})
+				s := newSource(p, delivery("a"))
+				h := &handler{then: func(_ *message.Message, n int) ([]*message.Message, error) {
+					if n == 1 {
+						return nil, oncemill.RetryAfter(time.Minute, errors.New("not yet"))
+					}
+					return []*message.Message{message.NewMessage("receipt", nil)}, nil
+				}}
+				r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				retry := middleware.Retry{MaxRetries: 10, InitialInterval: time.Second, ResetContextOnRetry: reset}
+				r.AddMiddleware(retry.Middleware, oncewatermill.Middleware(p))
+				r.AddHandler("charge", "orders", subscriber(t, s), "receipts", &flaky{Publisher: nowhere{}, fails: 1}, h.handle)
+				ended := make(chan error, 1)
+				go func() { ended <- r.Run(context.Background()) }()
+				<-time.After(time.Hour)
+				if err := errors.Join(r.Close(), <-ended); err != nil {
+					t.Error(err)
+				}
+				h.want(t, 2)
+				s.want(t, consumer.RetryLater, consumer.RetryLater, consumer.Ack) // the second for outputs that were not published
+				if n := strings.Count(log.String(), "a Retry outside of the guard"); n != 1 || !strings.Contains(log.String(), "level=ERROR") {
+					t.Errorf("said %d times, want once: %s", n, log)
+				}
+			})
+		})
+	}
 }
 
 // What has been acknowledged stays so, whatever becomes of it.
 func TestSubscriber_MessageThatWasAcknowledgedBeforeItFailedDoesNotComeAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s, want := newSource(), []consumer.Action(nil)
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s, want := newSource(p), []consumer.Action(nil)
 		for i := range 50 { // it is a race whether the failure is seen together with the ack
 			s.queue <- delivery(fmt.Sprintf("m%d", i))
 			want = append(want, consumer.Ack)
 		}
-		p := newProcessor(t, newStore(t), consumer.Config{})
-		stop := over(t, s, nil, consuming(middleware.InstantAck(p.Middleware(func(*message.Message) ([]*message.Message, error) {
+		stop := over(t, s, consuming(middleware.InstantAck(oncewatermill.Middleware(p)(func(*message.Message) ([]*message.Message, error) {
 			return nil, errors.New("no answer")
 		}))))
 		<-time.After(time.Minute)
@@ -493,7 +449,12 @@ func TestSubscriber_MessageThatWasAcknowledgedBeforeItFailedDoesNotComeAgain(t *
 }
 
 // revoking is a source whose delivery is taken away before anybody takes it.
-type revoking struct{ decided chan consumer.Decision }
+type revoking struct {
+	once    *consumer.Processor
+	decided chan consumer.Decision
+}
+
+func (r revoking) Processor() *consumer.Processor { return r.once }
 
 func (revoking) Check(context.Context, string) error { return nil }
 
@@ -507,8 +468,8 @@ func (r revoking) Run(ctx context.Context, _ string, handle func(context.Context
 
 func TestSubscriber_DeliveryThatIsTakenAwayBeforeItIsHandedOverDoesNotWaitForAReader(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		s := revoking{make(chan consumer.Decision, 1)}
-		sub := consumer.Subscriber(s)
+		s := revoking{newProcessor(t, newStore(t), consumer.Config{}), make(chan consumer.Decision, 1)}
+		sub := subscriber(t, s)
 		if _, err := sub.Subscribe(t.Context(), "orders"); err != nil {
 			t.Fatal(err)
 		}
@@ -519,88 +480,38 @@ func TestSubscriber_DeliveryThatIsTakenAwayBeforeItIsHandedOverDoesNotWaitForARe
 	})
 }
 
-// brokenOnce is a publisher that fails the first time.
-type brokenOnce struct{ calls int }
-
-func (b *brokenOnce) Publish(string, ...*message.Message) error {
-	if b.calls++; b.calls == 1 {
-		return errors.New("broker is away")
-	}
-	return nil
-}
-
-func (*brokenOnce) Close() error { return nil }
-
-// The middleware has told the source to end the message, but what should have taken it did not.
-func TestPoisonQueue_ThatCannotPublishDoesNotLoseTheMessage(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		s, poison := newSource(delivery("a")), &brokenOnce{}
-		mws, err := consumer.Chain(consumer.PoisonQueue(poison, "poison"), consumer.Guarded(newProcessor(t, newStore(t), consumer.Config{})))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.AddMiddleware(mws...)
-		r.AddConsumerHandler("charge", "orders", consumer.Subscriber(s), func(*message.Message) error {
-			return oncemill.Permanent(errors.New("never"))
-		})
-		ended := make(chan error, 1)
-		go func() { ended <- r.Run(context.Background()) }()
-		<-r.Running()
-		<-time.After(time.Minute)
-		s.want(t, consumer.RetryLater, consumer.Ack)
-		if poison.calls != 2 {
-			t.Errorf("%d calls of the poison queue's publisher, want 2", poison.calls)
-		}
-		if err := errors.Join(r.Close(), <-ended); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// Some brokers keep the context of a produced message, and with it what steers the message that it was produced for.
+// Some brokers keep the context of a produced message, and with it what is known of the message that it was produced for.
 func TestMiddleware_PassageOfAnotherMessageIsNotUsed(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Extractors: []producer.Extractor{producer.ExtractMessageID, producer.ExtractPosition}})
-		source := newSource(consumer.Delivery{UUID: "a", Header: producer.Header{producer.HeaderID: "a"}, Topic: "orders", Position: "7"})
-		sub := consumer.Subscriber(source)
-		messages, err := sub.Subscribe(t.Context(), "orders")
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := <-messages
+		p := newProcessor(t, newStore(t), consumer.Config{
+			Extractors: []producer.Extractor{producer.ExtractMessageID, producer.ExtractPosition},
+		})
+		d := delivery("a")
+		d.Position = "7"
+		s := newSource(p, d)
 		var kept context.Context
-		if _, err := p.Middleware(func(m *message.Message) ([]*message.Message, error) {
+		stop := over(t, s, func(m *message.Message) error {
 			kept = m.Context() //nolint:fatcontext // as such brokers do
-			return nil, nil
-		})(a); err != nil {
-			t.Fatal(err)
-		}
+			return nil
+		}, oncewatermill.Middleware(p))
+		synctest.Wait()
+		stop()
 		b := message.NewMessage("", nil) // no ID but, perhaps, the position of the other one
 		b.SetContext(context.WithoutCancel(kept))
 		began := time.Now()
-		_, err = p.Middleware((&handler{}).handle)(b)
+		_, err := oncewatermill.Middleware(p)((&handler{}).handle)(b)
 		as[*consumer.MissingIDError](t, err)
 		if time.Since(began) < time.Second {
 			t.Errorf("nacked after %v, want a pause", time.Since(began))
 		}
-		a.Ack() // what was decided about b would stand against it
-		if err := sub.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if len(source.decisions) != 1 || source.decisions[0].Action != consumer.Ack {
-			t.Errorf("decisions %v, want an ack", source.decisions)
-		}
+		s.want(t, consumer.Ack)
 	})
 }
 
 // Logs and mocks print contexts while others use them. What is printed is no content of messages.
 func TestSubscriber_ContextOfAMessageCanBePrinted(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		sub := consumer.Subscriber(newSource(consumer.Delivery{UUID: "o1", Header: producer.Header{"authorization": "secret"}}))
+		sub := subscriber(t, newSource(newProcessor(t, newStore(t), consumer.Config{}), consumer.Delivery{UUID: "o1", Header: producer.Header{"authorization": "secret"}}))
 		messages, err := sub.Subscribe(t.Context(), "orders")
 		if err != nil {
 			t.Fatal(err)
@@ -618,15 +529,10 @@ func TestSubscriber_ContextOfAMessageCanBePrinted(t *testing.T) {
 	})
 }
 
-func TestSubscriber_SecondSubscriptionOfATopicIsAWarning(t *testing.T) { // not parallel: the logger is the process's
-	var log bytes.Buffer
-	usual, output := slog.Default(), stdlog.Writer()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	defer func() {
-		slog.SetDefault(usual)
-		stdlog.SetOutput(output)
-	}()
-	subscriber := consumer.Subscriber(newSource())
+func TestSubscriber_SecondSubscriptionOfATopicIsAWarning(t *testing.T) {
+	t.Parallel()
+	p, log := logged(t, consumer.Config{})
+	subscriber := subscriber(t, newSource(p))
 	subscribe := func(ctx context.Context, topic string) <-chan *message.Message {
 		messages, err := subscriber.Subscribe(ctx, topic)
 		if err != nil {
@@ -643,13 +549,143 @@ func TestSubscriber_SecondSubscriptionOfATopicIsAWarning(t *testing.T) { // not 
 	subscribe(t.Context(), "orders")
 	subscribe(t.Context(), "receipts")
 	if log.Len() > 0 {
-		t.Errorf("of subscriptions that share nothing: %s", &log)
+		t.Errorf("of subscriptions that share nothing: %s", log)
 	}
 	subscribe(t.Context(), "orders")
 	if !strings.Contains(log.String(), "subscribed to twice") {
-		t.Errorf("nobody was told: %q", &log)
+		t.Errorf("nobody was told: %q", log)
 	}
 	if err := subscriber.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A Router without the middleware would lose what the source promises. The subscription notices at the first ack.
+func TestSubscriber_WithoutTheMiddlewareItGuardsByItself(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p, log := logged(t, consumer.Config{})
+		s := newSource(p, delivery("a"))
+		h, failed := &handler{}, false
+		stop := over(t, s, func(m *message.Message) error {
+			if id := m.Metadata.Get(producer.HeaderID); id == "c" && !failed {
+				failed = true
+				return errors.New("not yet")
+			}
+			m.Metadata.Set(producer.HeaderID, "changed") // which must not become of the message
+			copy(m.Payload, "XXXXX")
+			_, err := h.handle(m)
+			return err
+		})
+		synctest.Wait()
+		for _, id := range []string{"a", "b", "b", "c"} { // a copy of the first, which nobody claimed, is a duplicate
+			s.queue <- delivery(id)
+			<-time.After(time.Minute)
+		}
+		stop()
+		h.want(t, 3)
+		s.want(t, consumer.Ack, consumer.Ack, consumer.Ack, consumer.Ack, consumer.RetryLater, consumer.Ack)
+		if _, retried := s.decisions[4].Err.(*oncemill.RetryError); !retried { //nolint:errorlint // the guard's own
+			t.Errorf("of a nack the source was told %v, want a retry that counts an attempt", s.decisions[4].Err)
+		}
+		said := log.String()
+		if n := strings.Count(said, "level=ERROR"); n != 1 || !strings.Contains(said, "add oncewatermill.Middleware") {
+			t.Errorf("want one error in the log that says what to add:\n%s", said)
+		}
+		again := delivery("b") // it is a record like any other
+		again.Handler = "charge"
+		if d := p.Process(t.Context(), again, func(context.Context) error { t.Error("the handler ran again"); return nil }); !d.Result.Duplicate {
+			t.Errorf("%+v, want a duplicate under the Router's name", d)
+		}
+	})
+}
+
+// While the Router is at a message that the subscription has claimed, no copy of it gets there.
+func TestSubscriber_WithoutTheMiddlewareItClaimsBeforeItHandsOver(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s, release := newSource(p, delivery("first")), make(chan struct{})
+		h := &handler{then: func(m *message.Message, n int) ([]*message.Message, error) {
+			if n == 2 {
+				<-release
+				if oncemill.FromContext(m.Context()).Attempt != 1 {
+					t.Error("the handler has no run in its context")
+				}
+			}
+			return nil, nil
+		}}
+		stop := over(t, s, consuming(h.handle))
+		synctest.Wait()
+		for range 3 {
+			s.queue <- delivery("a")
+		}
+		synctest.Wait()
+		close(release)
+		<-time.After(time.Minute)
+		stop()
+		h.want(t, 2)
+		s.want(t, consumer.Ack, consumer.Ack, consumer.Ack, consumer.Ack)
+	})
+}
+
+// One that was acknowledged too early was not refused by anybody: its handler runs.
+func TestMiddleware_MessageThatWasAcknowledgedOutsideOfTheGuardRuns(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p, log := logged(t, consumer.Config{})
+		s, h := newSource(p, delivery("a"), delivery("b")), &handler{}
+		late := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				m.Ack()
+				<-time.After(time.Second)
+				return next(m)
+			}
+		}
+		stop := over(t, s, consuming(h.handle), late, oncewatermill.Middleware(p))
+		<-time.After(time.Minute)
+		stop()
+		h.want(t, 2)
+		if n := strings.Count(log.String(), "put nothing outside of the guard that acknowledges"); n != 1 {
+			t.Errorf("said %d times, want once: %s", n, log)
+		}
+	})
+}
+
+func TestMiddleware_TimeoutOutsideOfTheGuardIsSaid(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p, log := logged(t, consumer.Config{})
+		s, h := newSource(p, delivery("a"), delivery("b")), &handler{}
+		stop := over(t, s, consuming(h.handle), middleware.Timeout(time.Minute), oncewatermill.Middleware(p))
+		synctest.Wait()
+		stop()
+		h.want(t, 2)
+		if n := strings.Count(log.String(), "a Timeout stands outside of the guard"); n != 1 {
+			t.Errorf("said %d times, want once: %s", n, log)
+		}
+	})
+}
+
+func TestNew_RefusesWhatIsNil(t *testing.T) {
+	t.Parallel()
+	if _, err := oncewatermill.NewSubscriber((*source)(nil)); err == nil {
+		t.Error("a Subscriber over a nil Source")
+	}
+	if _, err := oncewatermill.NewSubscriber(newSource(nil)); err == nil || !strings.Contains(err.Error(), "Processor") {
+		t.Errorf("over a Source without a Processor: %v", err)
+	}
+	if _, err := oncewatermill.StampDecorator((*flaky)(nil)); err == nil {
+		t.Error("a nil publisher is decorated")
+	}
+	for name, build := range map[string]func(){
+		"Middleware":    func() { oncewatermill.Middleware(nil) },
+		"NewPublisher":  func() { oncewatermill.NewPublisher((*letters)(nil)) },
+		"FromPublisher": func() { oncewatermill.FromPublisher((*flaky)(nil)) },
+	} {
+		func() {
+			defer func() {
+				if said, _ := recover().(string); !strings.Contains(said, name) {
+					t.Errorf("%s panics with %q, want it to name itself", name, said)
+				}
+			}()
+			build()
+		}()
 	}
 }

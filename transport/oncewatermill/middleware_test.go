@@ -1,4 +1,4 @@
-package consumer_test
+package oncewatermill_test
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func TestMiddleware_FirstAttemptFailsAndTheRedeliveryRuns(t *testing.T) {
@@ -32,7 +33,7 @@ func TestMiddleware_FirstAttemptFailsAndTheRedeliveryRuns(t *testing.T) {
 			return nil, nil
 		}}
 		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			r.AddMiddleware(p.Middleware)
+			r.AddMiddleware(oncewatermill.Middleware(p))
 			r.AddHandler("charge", "orders", ps, "receipts", ps, h.handle)
 		})
 		for range 3 { // two of them are duplicates
@@ -54,7 +55,7 @@ func TestMiddleware_FailedPublishOfOutputsIsRepeatedByTheRedeliveryWithoutARun(t
 			return []*message.Message{message.NewMessage("invented", msg.Payload)}, nil
 		}}
 		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			r.AddMiddleware(p.Middleware)
+			r.AddMiddleware(oncewatermill.Middleware(p))
 			r.AddHandler("charge", "orders", ps, "receipts", &flaky{Publisher: ps, fails: 3}, h.handle)
 		})
 		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
@@ -79,11 +80,11 @@ func TestMiddleware_FailedPublishOfOutputsIsRepeatedByTheRedeliveryWithoutARun(t
 
 func TestMiddleware_ClaimIsHeldUntilTheRouterHasPublished(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Hold: consumer.NoHold})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("", nil)}, nil
 		}}
-		mw := p.Middleware(h.handle)
+		mw := oncewatermill.Middleware(p)(h.handle)
 		first := order("o1")
 		outputs, err := mw(first)
 		if err != nil || len(outputs) != 1 {
@@ -108,7 +109,7 @@ func TestMiddleware_HandlerThatReturnsItsInput(t *testing.T) {
 			return []*message.Message{msg, msg}, nil
 		}}
 		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			r.AddMiddleware(p.Middleware)
+			r.AddMiddleware(oncewatermill.Middleware(p))
 			r.AddHandler("copy", "orders", ps, "receipts", ps, h.handle)
 		})
 		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
@@ -126,10 +127,10 @@ func TestMiddleware_HandlerThatReturnsItsInput(t *testing.T) {
 func TestMiddleware_OutputIDsFollowFromTheInputAndTheirName(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		ids := func(store dedupstore.Store, outputs ...*message.Message) []string {
-			p := newProcessor(t, store, consumer.Config{Handler: "charge"})
+			p := newProcessor(t, store, consumer.Config{})
 			h := handler{then: func(*message.Message, int) ([]*message.Message, error) { return outputs, nil }}
 			msg := order("o1")
-			got, err := p.Middleware(h.handle)(msg)
+			got, err := oncewatermill.Middleware(p)(h.handle)(msg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,11 +175,11 @@ func TestMiddleware_OutputIDsFollowFromTheInputAndTheirName(t *testing.T) {
 func TestMiddleware_ShutdownWhileAHandlerRuns(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		p := newProcessor(t, store, consumer.Config{Handler: "charge", Policy: oncemill.Policy{MaxAttempts: 1}})
+		p := newProcessor(t, store, consumer.Config{Policy: oncemill.Policy{MaxAttempts: 1}})
 		ctx, shutdown := context.WithCancel(t.Context())
 		msg := order("o1")
-		msg.SetContext(ctx)
-		_, err := p.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		msg.SetContext(ending{msg.Context(), ctx})
+		_, err := oncewatermill.Middleware(p)(func(msg *message.Message) ([]*message.Message, error) {
 			shutdown()
 			<-msg.Context().Done()
 			return nil, msg.Context().Err()
@@ -187,7 +188,7 @@ func TestMiddleware_ShutdownWhileAHandlerRuns(t *testing.T) {
 			t.Errorf("%+v, want an attempt that does not count", e)
 		}
 		var h handler
-		if _, err := p.Middleware(h.handle)(order("o1")); err != nil {
+		if _, err := oncewatermill.Middleware(p)(h.handle)(order("o1")); err != nil {
 			t.Errorf("after the restart: %v", err)
 		}
 		h.want(t, 1)
@@ -199,7 +200,7 @@ func TestMiddleware_TwoHandlersOfOneGroupOnOneTopicBothRun(t *testing.T) {
 		p := newProcessor(t, newStore(t), consumer.Config{})
 		var charge, mail handler
 		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			r.AddMiddleware(p.Middleware)
+			r.AddMiddleware(oncewatermill.Middleware(p))
 			r.AddHandler("charge", "orders", ps, "receipts", ps, charge.handle)
 			r.AddHandler("mail", "orders", ps, "receipts", ps, mail.handle)
 		})
@@ -219,18 +220,18 @@ func TestMiddleware_SecondGuardInOneDeliveryIsAnErrorThatCostsNoAttempt(t *testi
 	virtual(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := newProcessor(t, newStore(t), consumer.Config{
-			Handler: "charge", Policy: oncemill.Policy{MaxAttempts: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))},
+			Policy: oncemill.Policy{MaxAttempts: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))},
 		})
 		var h handler
 		for range 3 {
-			_, err := p.Middleware(p.Middleware(h.handle))(order("o1"))
+			_, err := oncewatermill.Middleware(p)(oncewatermill.Middleware(p)(h.handle))(order("o1"))
 			as[*consumer.NestedError](t, err)
 		}
 		h.want(t, 0)
 		if got := log.String(); strings.Count(got, "level=ERROR") != 1 || !strings.Contains(got, "guarded twice") || !strings.Contains(got, "id=o1") {
 			t.Errorf("want one error in the log:\n%s", got)
 		}
-		if _, err := p.Middleware(h.handle)(order("o1")); err != nil {
+		if _, err := oncewatermill.Middleware(p)(h.handle)(order("o1")); err != nil {
 			t.Error(err)
 		}
 		h.want(t, 1)
@@ -241,7 +242,7 @@ func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters
 		p := newProcessor(t, newStore(t), consumer.Config{
-			Handler: "charge", Policy: oncemill.Policy{Shadow: true}, DeadLetters: &l, DeadLetterTopic: "dead",
+			Policy: oncemill.Policy{Shadow: true}, DeadLetters: &l, DeadLetterTopic: "dead",
 		})
 		boom := oncemill.Permanent(errors.New("boom"))
 		output := message.NewMessage("invented", nil)
@@ -252,12 +253,12 @@ func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
 			return []*message.Message{output}, nil
 		}}
 		for run := 1; run <= 3; run++ {
-			got, err := p.Middleware(h.handle)(order("o1"))
+			got, err := oncewatermill.Middleware(p)(h.handle)(order("o1"))
 			if run == 2 && !errors.Is(err, boom) || run != 2 && (err != nil || len(got) != 1 || got[0] != output) {
 				t.Errorf("run %d: %v, %v", run, got, err)
 			}
 		}
-		if got, err := p.Middleware(h.handle)(message.NewMessage("", nil)); err != nil || len(got) != 1 {
+		if got, err := oncewatermill.Middleware(p)(h.handle)(inRouter("", nil)); err != nil || len(got) != 1 {
 			t.Errorf("without an ID: %v, %v", got, err)
 		}
 		h.want(t, 4)
@@ -270,13 +271,13 @@ func TestMiddleware_ShadowLeavesEverythingAsItIs(t *testing.T) {
 func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		p := newProcessor(t, store, consumer.Config{Handler: "charge"})
+		p := newProcessor(t, store, consumer.Config{})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
 			return []*message.Message{message.NewMessage("", nil)}, nil
 		}}
 		acked, stuck := order("o1"), order("o2")
 		for _, m := range []*message.Message{acked, stuck} {
-			if _, err := p.Middleware(h.handle)(m); err != nil {
+			if _, err := oncewatermill.Middleware(p)(h.handle)(m); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -289,12 +290,12 @@ func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
 		if err := p.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if outputs, err := p.Middleware(h.handle)(order("o2")); err == nil {
+		if outputs, err := oncewatermill.Middleware(p)(h.handle)(order("o2")); err == nil {
 			t.Errorf("a closed processor returned %v to be published", outputs)
 		}
-		other := newProcessor(t, store, consumer.Config{Handler: "charge"})
+		other := newProcessor(t, store, consumer.Config{})
 		redelivered := order("o2")
-		outputs, err := other.Middleware(h.handle)(redelivered)
+		outputs, err := oncewatermill.Middleware(other)(h.handle)(redelivered)
 		if err != nil || len(outputs) != 1 {
 			t.Errorf("redelivery of what was given up: %v, %v; want the outputs again", outputs, err)
 		}
@@ -306,16 +307,16 @@ func TestClose_WaitsForOutputsThatTheRouterHasPublished(t *testing.T) {
 func TestMiddleware_EmptyUUIDIsNotAnID(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var h handler
-		foreign := func(body string) *message.Message { return message.NewMessage("", message.Payload(body)) }
-		reject := newProcessor(t, newStore(t), consumer.Config{Handler: "charge"})
-		bypass := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
+		foreign := func(body string) *message.Message { return inRouter("", []byte(body)) }
+		reject := newProcessor(t, newStore(t), consumer.Config{})
+		bypass := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{MissingID: oncemill.MissingIDBypass}})
 		for _, body := range []string{"one order", "another order"} {
-			_, err := reject.Middleware(h.handle)(foreign(body))
+			_, err := oncewatermill.Middleware(reject)(h.handle)(foreign(body))
 			as[*consumer.MissingIDError](t, err)
 			h.want(t, 0)
 		}
 		for _, body := range []string{"one order", "another order"} {
-			if _, err := bypass.Middleware(h.handle)(foreign(body)); err != nil {
+			if _, err := oncewatermill.Middleware(bypass)(h.handle)(foreign(body)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -326,7 +327,7 @@ func TestMiddleware_EmptyUUIDIsNotAnID(t *testing.T) {
 func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		var l letters
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", DeadLetters: &l, DeadLetterTopic: "dead"})
+		p := newProcessor(t, newStore(t), consumer.Config{DeadLetters: &l, DeadLetterTopic: "dead"})
 		h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
 			msg.Payload = message.Payload("changed")
 			msg.Metadata.Set(producer.HeaderID, "changed")
@@ -337,40 +338,14 @@ func TestMiddleware_HandlerMayChangeItsMessage(t *testing.T) {
 			return nil, oncemill.Permanent(errors.New("no"))
 		}}
 		msg := order("o1")
-		_, err := p.Middleware(h.handle)(msg)
+		_, err := oncewatermill.Middleware(p)(h.handle)(msg)
 		as[*oncemill.RetryError](t, err)
-		if _, err := p.Middleware(h.handle)(msg.Copy()); err != nil { // as in-process resends do
+		if _, err := oncewatermill.Middleware(p)(h.handle)(msg.CopyWithContext()); err != nil { // as in-process resends do
 			t.Fatal(err)
 		}
 		h.want(t, 2)
 		if got := l.only(t); got.Header[producer.HeaderOriginalID] != "o1" || string(got.Payload) != "order o1" {
 			t.Errorf("dead letter %+v, want the message as it came", got)
-		}
-	})
-}
-
-func TestMiddleware_HandlersThatShareAConfiguredNameAreAWarning(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		var log bytes.Buffer
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "orders", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
-		var charge, mail handler
-		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			r.AddMiddleware(p.Middleware)
-			r.AddHandler("charge", "orders", ps, "receipts", ps, charge.handle)
-			r.AddHandler("mail", "orders", ps, "receipts", ps, mail.handle)
-		})
-		for _, id := range []string{"o1", "o2"} {
-			if err := r.pubsub.Publish("orders", order(id)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		synctest.Wait()
-		r.stop(t, p)
-		if n := charge.runs + mail.runs; n != 2 {
-			t.Errorf("two messages ran %d times in handlers of one name, want 2", n)
-		}
-		if n := strings.Count(log.String(), "several handlers of a Router have one name"); n != 1 {
-			t.Errorf("%d warnings, want 1: %s", n, log.String())
 		}
 	})
 }
@@ -385,7 +360,7 @@ func TestMiddleware_MessageThatItsHandlerNackedHasNotSucceeded(t *testing.T) {
 			return nil, nil
 		}}
 		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			r.AddMiddleware(p.Middleware)
+			r.AddMiddleware(oncewatermill.Middleware(p))
 			r.AddHandler("charge", "orders", ps, "receipts", ps, h.handle)
 		})
 		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
@@ -400,14 +375,14 @@ func TestMiddleware_MessageThatItsHandlerNackedHasNotSucceeded(t *testing.T) {
 // A second nack of a message is silent.
 func TestMiddleware_MessageThatWasNackedIsNotHandledAgainUntilItComesAgain(t *testing.T) {
 	inside := func(p *consumer.Processor) []message.HandlerMiddleware {
-		chain, err := consumer.Chain(consumer.Guarded(p), consumer.Retry(middleware.Retry{MaxRetries: 3}))
+		chain, err := oncewatermill.Chain(oncewatermill.Guarded(p), oncewatermill.Retry(middleware.Retry{MaxRetries: 3}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return chain
 	}
 	outside := func(p *consumer.Processor) []message.HandlerMiddleware {
-		return []message.HandlerMiddleware{middleware.Retry{MaxRetries: 3, InitialInterval: 2 * time.Second}.Middleware, p.Middleware}
+		return []message.HandlerMiddleware{middleware.Retry{MaxRetries: 3, InitialInterval: 2 * time.Second}.Middleware, oncewatermill.Middleware(p)}
 	}
 	for name, test := range map[string]struct {
 		chain func(*consumer.Processor) []message.HandlerMiddleware
@@ -420,7 +395,7 @@ func TestMiddleware_MessageThatWasNackedIsNotHandledAgainUntilItComesAgain(t *te
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T) {
-				p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge"})
+				p := newProcessor(t, newStore(t), consumer.Config{})
 				effects := 0
 				h := handler{then: func(msg *message.Message, run int) ([]*message.Message, error) {
 					if run <= 2 {
@@ -448,9 +423,9 @@ func TestMiddleware_MessageThatWasNackedIsNotHandledAgainUntilItComesAgain(t *te
 	}
 }
 
-func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
+func TestMiddleware_WithoutAWaitNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{Hold: consumer.NoHold})
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait})
 		h := handler{then: func(*message.Message, int) ([]*message.Message, error) {
 			return nil, oncemill.RetryAfter(time.Minute, errors.New("not yet"))
 		}}
@@ -464,7 +439,7 @@ func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 					}
 					return next(msg)
 				}
-			}, p.Middleware)
+			}, oncewatermill.Middleware(p))
 			r.AddHandler("charge", "orders", ps, "receipts", ps, h.handle)
 		})
 		if err := r.pubsub.Publish("orders", order("o1")); err != nil {
@@ -481,51 +456,17 @@ func TestMiddleware_WithoutHoldNoMessageIsDeliveredWithoutAPause(t *testing.T) {
 	})
 }
 
-func TestMiddleware_WithoutHoldNoPauseIsLongerThanTheUsualHold(t *testing.T) {
+func TestMiddleware_WithoutAWaitNoPauseIsLongerThanTheUsualWait(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		backoff := oncemill.Backoff{Min: time.Hour, Max: time.Hour}
-		p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Hold: consumer.NoHold, Policy: oncemill.Policy{Backoff: backoff}})
-		handle := p.Middleware(func(*message.Message) ([]*message.Message, error) { return nil, errors.New("no answer") })
+		p := newProcessor(t, newStore(t), consumer.Config{MaxWait: consumer.NoWait, Policy: oncemill.Policy{Backoff: backoff}})
+		handle := oncewatermill.Middleware(p)(func(*message.Message) ([]*message.Message, error) { return nil, errors.New("no answer") })
 		for _, what := range []string{"failed", "not due"} {
 			began := time.Now()
 			if _, err := handle(order("o1")); err == nil || time.Since(began) > 10*time.Second {
 				t.Errorf("%s: %v after %v: it holds up what is behind it, and its ack deadline passes", what, err, time.Since(began))
 			}
 		}
-	})
-}
-
-func TestChain_PoisonedMessageHoldsUpNoOtherUnlessItCannotBePublished(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		p := newProcessor(t, newStore(t), consumer.Config{})
-		poison := &flaky{fails: 2}
-		r := startRouter(t, func(r *message.Router, ps *gochannel.GoChannel) {
-			poison.Publisher = ps
-			mws, err := consumer.Chain(consumer.PoisonQueue(poison, "poison"), consumer.Guarded(p))
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.AddMiddleware(mws...)
-			r.AddConsumerHandler("charge", "orders", ps, func(*message.Message) error { return oncemill.Permanent(errors.New("declined")) })
-		})
-		began := time.Now()
-		poisonedAfter := func(id string) time.Duration {
-			if err := r.pubsub.Publish("orders", order(id)); err != nil {
-				t.Fatal(err)
-			}
-			for !slices.ContainsFunc(r.received(t, "poison"), func(m *message.Message) bool { return m.UUID == id }) {
-				time.Sleep(100 * time.Millisecond)
-			}
-			defer func() { began = time.Now() }()
-			return time.Since(began)
-		}
-		if after := poisonedAfter("o1"); after < 2*time.Second || after > time.Minute {
-			t.Errorf("after %v of a poison queue that failed twice, want pauses in between", after)
-		}
-		if after := poisonedAfter("o2"); after > time.Second {
-			t.Errorf("after %v, want it to hold up nothing", after)
-		}
-		r.stop(t, p)
 	})
 }
 
@@ -541,8 +482,8 @@ func TestMiddleware_MessageThatWasAcknowledgedBeforeItFailedIsSaid(t *testing.T)
 			"failed":                  {false, errors.New("no answer"), false},
 		} {
 			var log bytes.Buffer
-			p := newProcessor(t, newStore(t), consumer.Config{Handler: "charge", Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
-			handle := p.Middleware(func(msg *message.Message) ([]*message.Message, error) {
+			p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Policy{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+			handle := oncewatermill.Middleware(p)(func(msg *message.Message) ([]*message.Message, error) {
 				if tc.acks {
 					msg.Ack()
 				}
@@ -555,3 +496,12 @@ func TestMiddleware_MessageThatWasAcknowledgedBeforeItFailedIsSaid(t *testing.T)
 		}
 	})
 }
+
+// ending is a context with the end of another one.
+type ending struct {
+	context.Context
+	end context.Context
+}
+
+func (e ending) Done() <-chan struct{} { return e.end.Done() }
+func (e ending) Err() error            { return e.end.Err() }

@@ -1,0 +1,87 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// errClosed refuses to publish outputs whose publication nobody would record.
+var errClosed = errors.New("consumer: Processor is closed")
+
+// longestPublish bounds how long outputs may take to be published before they are given up to a redelivery. It is met
+// only by a message that is never settled, such as one that somebody swapped for a copy.
+const longestPublish = 15 * time.Minute
+
+// Watch keeps a publication's claim until acked is closed, which says that its messages are published, and records
+// that. When nacked is closed it gives them up to a redelivery. It is for callers of ProcessOutputs that hand the
+// messages on, and returns at once. It returns an error, and gives them up, if the Processor is closed: hand nothing on
+// then.
+func (p *Processor) Watch(ctx context.Context, d Delivery, publication *oncemill.Publication,
+	acked, nacked <-chan struct{}) error {
+	p.mu.Lock()
+	open := !p.closing
+	if open {
+		p.watchers.Add(1)
+	}
+	p.mu.Unlock()
+	if !open {
+		publication.Abandon()
+		return errClosed
+	}
+	ctx = context.WithoutCancel(ctx)
+	go func() {
+		defer p.watchers.Done()
+		p.watch(ctx, d, publication, acked, nacked)
+	}()
+	return nil
+}
+
+func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill.Publication,
+	acked, nacked <-chan struct{}) {
+	limit := time.NewTimer(longestPublish)
+	defer limit.Stop()
+	select {
+	case <-acked:
+		// The guard has logged an error loudly; the message is acknowledged, so there is nobody to return it to.
+		_ = publication.Done()
+		return
+	case <-nacked:
+		outputs := publication.Messages()
+		p.log.WarnContext(ctx,
+			"oncemill: outputs were not published, so their message comes again for them, without a run, and may "+
+				"hold up others; the Router's log says why: outputs that their broker refuses for good are tried for "+
+				"ever",
+			"uuid", d.UUID, "topic", d.Topic, "to", outputs[0].Topic, "outputs", len(outputs))
+	case <-p.closed:
+	case <-limit.C:
+		p.log.ErrorContext(ctx, "oncemill: message neither acked nor nacked, its outputs are given up to a redelivery",
+			"uuid", d.UUID, "after", longestPublish)
+	}
+	publication.Abandon()
+}
+
+// Close waits until it is recorded that the outputs of all deliveries are published. Call it when their transport has
+// stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, it gives the rest
+// up, to be published by redeliveries, and returns the context's error. Afterwards deliveries whose outputs have to be
+// published are refused.
+func (p *Processor) Close(ctx context.Context) error {
+	p.mu.Lock()
+	p.closing = true
+	p.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.watchers.Wait()
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		p.giveUp.Do(func() { close(p.closed) })
+		<-ended
+		return context.Cause(ctx)
+	}
+}

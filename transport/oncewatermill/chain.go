@@ -1,0 +1,307 @@
+package oncewatermill
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
+	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A Step is one middleware of a chain, as made by Guarded, PoisonQueue, Retry, Timeout and Other.
+type Step struct {
+	kind       stepKind
+	name       string
+	middleware message.HandlerMiddleware
+	poisoned   message.HandlerMiddleware // of Guarded: inside a PoisonQueue, which has what is rejected
+	err        error
+
+	parks        bool // of Guarded: at most once
+	transacts    bool // of Guarded: over an inbox
+	buries       bool // of Guarded: with dead letters
+	keepsContext bool // of a Retry: the second try gets the context of the first
+}
+
+type stepKind int
+
+const (
+	otherStep stepKind = iota
+	poisonStep
+	guardStep
+	retryStep
+	timeoutStep
+)
+
+// Guarded is the step at which a Processor guards what stands inside it.
+func Guarded(once *consumer.Processor) Step {
+	if once == nil {
+		return Step{err: &OrderError{Problem: "Guarded needs a Processor"}}
+	}
+	dead, _ := once.DeadLetters()
+	return Step{
+		kind: guardStep, name: "Guarded",
+		middleware: newGuard(once, false).middleware, poisoned: newGuard(once, true).middleware,
+		parks: once.Policy().ExpiredLease == oncemill.Park, transacts: once.Transacts(), buries: dead != nil,
+	}
+}
+
+// PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
+// unknown outcomes, mismatches and messages without an ID. Errors that a redelivery mends pass it by. It belongs
+// outside the guard. consumer.Config.DeadLetters is the stronger way, and Chain refuses both: a PoisonQueue may publish
+// several copies, and consumer.Rerun knows nothing to do with them. One that is sent back as it is, as by Watermill's
+// Requeuer, is a duplicate of the failure that is stored, and becomes poison again, at once, until Policy.FailureWindow
+// is over. A Requeuer must not be guarded itself: the second time a message comes to it, it is a duplicate, and lost.
+// So it is with any handler of poison that is guarded: to it, poison that comes again, or that another handler made of
+// the same message, is a duplicate. Groups that get what is sent back, too, have to find IDs in the same places: to one
+// that knew the message by another ID it is a new message.
+//
+// Over a Source use this one, not Watermill's own: when that cannot publish, the message is gone, because the source
+// has been told to end it. And headers of the NATS server ("Nats-…") are left out, which a stream takes for orders:
+// with an equal Nats-Msg-Id it drops the message. Poison of a message whose ID was found elsewhere has it as
+// oncemill-id, and all poison a number of its own as oncemill-generation: a natsjs.Publisher tells it from what another
+// handler published, and what was sent back. A publisher of watermill-nats must not have TrackMsgID or TrackMessageID.
+// Where a publisher of this module refuses the message for its headers or its ID, what of them it may have refused is
+// escaped, as in a dead letter, and an ID that cannot be used replaced.
+func PoisonQueue(pub message.Publisher, topic string) Step {
+	if isnil.Nil(pub) {
+		return Step{err: &OrderError{Problem: "PoisonQueue needs a publisher"}}
+	}
+	mw, err := middleware.PoisonQueueWithFilter(poisonPublisher{pub}, topic, final)
+	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
+}
+
+// A poisonPublisher publishes messages as poison: without orders, and as copies on purpose, each of which is another to
+// a stream that knows messages by their IDs. Poison of another handler may be there already, or what was sent back.
+type poisonPublisher struct{ message.Publisher }
+
+func (p poisonPublisher) Publish(topic string, messages ...*message.Message) error {
+	messages = withoutOrders(messages)
+	for _, msg := range messages {
+		msg.Metadata.Set(producer.HeaderGeneration, strconv.Itoa(int(rand.Int32())))
+		msg.Metadata.Set(middleware.ReasonForPoisonedKey,
+			headers.Text(msg.Metadata.Get(middleware.ReasonForPoisonedKey), dedupstore.MaxReason))
+	}
+	err := p.Publisher.Publish(topic, messages...)
+	// the message would come again for it, for ever
+	if _, refused := errors.AsType[*producer.InvalidError](err); refused {
+		for _, msg := range messages {
+			escapeHeader(msg)
+		}
+		err = p.Publisher.Publish(topic, messages...)
+	}
+	return err
+}
+
+// escapeHeader makes a message what each publisher of this module takes: one with usable IDs or none, without headers
+// that some broker does not carry, or that have a meaning and are there in several spellings.
+func escapeHeader(msg *message.Message) {
+	header := producer.Header(msg.Metadata)
+	_, noID := producer.ExtractMessageID(producer.Incoming{Header: header})
+	if _, err := producer.ExtractWatermillUUID(producer.Incoming{UUID: msg.UUID}); err != nil {
+		msg.UUID = "" // it gets a new one
+	}
+	msg.Metadata = message.Metadata{}
+	for name, value := range header {
+		lower := strings.ToLower(name)
+		keep := headers.Portable(name, value) && (name == lower || !strings.HasPrefix(lower, "oncemill-"))
+		if lower == producer.HeaderID {
+			keep = noID == nil
+		}
+		if !keep {
+			name, value = producer.HeaderEscaped+url.QueryEscape(name), url.QueryEscape(value)
+		}
+		msg.Metadata[name] = value
+	}
+}
+
+// withoutOrders returns copies of messages without what is an order to the stream that they go to.
+func withoutOrders(messages []*message.Message) []*message.Message {
+	plain := make([]*message.Message, len(messages))
+	for i, msg := range messages {
+		plain[i] = message.NewMessageWithContext(msg.Context(), msg.UUID, msg.Payload)
+		maps.Copy(plain[i].Metadata, msg.Metadata)
+		maps.DeleteFunc(plain[i].Metadata, func(name, _ string) bool { return headers.Order(name) })
+	}
+	return plain
+}
+
+// unlessPoisoned takes back the guard's decision to end a message that could not be published as poison, and has the
+// nack wait where nothing else delays it.
+func unlessPoisoned(poison message.HandlerMiddleware) message.HandlerMiddleware {
+	return func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			var cause error
+			outputs, err := poison(func(msg *message.Message) (outputs []*message.Message, err error) {
+				outputs, cause = next(msg)
+				return outputs, cause
+			})(msg)
+			if err == nil || !final(cause) {
+				return outputs, err
+			}
+			if p := passageOf(msg.Context()); p != nil {
+				again := consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(p.delivery.Count), Err: err}
+				p.decided.Store(&again)
+			} else {
+				pause(msg.Context(), maxNackDelay) // the guard has not paused
+			}
+			return outputs, err
+		}
+	}
+}
+
+// final reports whether no redelivery can mend an error of the guard: the outermost one, since a handler's error may
+// hold errors of guards that the handler used.
+func final(err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		switch err.(type) { //nolint:errorlint // this is the search
+		case *oncemill.FailedError, *oncemill.MismatchError, *consumer.MissingIDError, *consumer.ContentError:
+			return true
+		case *oncemill.RetryError, *oncemill.BusyError, *oncemill.StoreError,
+			*oncemill.UnpublishedError, *oncemill.UnrecordedError, *oncemill.ClaimLostError:
+			return false
+		}
+	}
+	return false
+}
+
+// Retry repeats the handler within one run, which counts as one attempt. It belongs inside the guard, and outside
+// Timeout only with ResetContextOnRetry. Over an inbox it is refused, as it makes effects twice there, with a chain or
+// without: what a try wrote before it failed is in the transaction that the next one commits. Unless ShouldRetry is
+// set, errors that the handler marked with oncemill.Permanent or oncemill.RetryAfter are not repeated. Nor is, in any
+// case, a handler that has nacked its message: nobody could tell whether the next try has, too.
+func Retry(r middleware.Retry) Step {
+	if r.ShouldRetry == nil {
+		r.ShouldRetry = func(p middleware.RetryParams) bool {
+			var (
+				permanent *oncemill.PermanentError
+				after     *oncemill.RetryAfterError
+			)
+			return !errors.As(p.Err, &permanent) && !errors.As(p.Err, &after)
+		}
+	}
+	should := r.ShouldRetry
+	r.ShouldRetry = func(p middleware.RetryParams) bool {
+		var nacked *nackedError
+		return !errors.As(p.Err, &nacked) && should(p)
+	}
+	retry := func(next message.HandlerFunc) message.HandlerFunc { return r.Middleware(tellNacked(next)) }
+	return Step{kind: retryStep, name: "Retry", middleware: retry, keepsContext: !r.ResetContextOnRetry}
+}
+
+// A nackedError is the error of a handler that has nacked its message.
+type nackedError struct{ error }
+
+func (e *nackedError) Unwrap() error { return e.error }
+
+// tellNacked marks the errors of a handler that has nacked its message.
+func tellNacked(next message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		outputs, err := next(msg)
+		if err != nil && isClosed(msg.Nacked()) {
+			err = &nackedError{err}
+		}
+		return outputs, err
+	}
+}
+
+// Timeout ends the handler's context after d. It belongs inside the guard.
+func Timeout(d time.Duration) Step {
+	s := Step{kind: timeoutStep, name: "Timeout", middleware: middleware.Timeout(d)}
+	if d <= 0 {
+		s.err = &OrderError{Problem: fmt.Sprintf("Timeout of %v: want more than 0", d)}
+	}
+	return s
+}
+
+// Other is any other middleware. Outside the guard it must not change what the handler returns or turn errors into
+// success; inside it may. What remembers messages by itself and drops those that it has seen, as Watermill's
+// Deduplicator does, belongs on neither side: it drops the second attempt of a message whose first one failed, and that
+// is lost. What refuses to run the handler, as Watermill's CircuitBreaker does, belongs inside, and its refusals have
+// to become oncemill.Uncounted(oncemill.NoEffect(err)): without that they use up attempts, and a policy that parks
+// takes them for unknown outcomes.
+func Other(name string, mw message.HandlerMiddleware) Step {
+	return Step{name: fmt.Sprintf("Other(%q)", name), middleware: mw}
+}
+
+// Chain checks the order of middlewares, outermost first, and returns them for Router.AddMiddleware. It refuses an
+// order that loses messages, or runs handlers in vain, with an *OrderError that says what to move:
+//
+//	mws, err := oncewatermill.Chain(
+//		oncewatermill.PoisonQueue(pub, "poison"), // if there is no consumer.Config.DeadLetters
+//		oncewatermill.Guarded(once),
+//		oncewatermill.Retry(middleware.Retry{MaxRetries: 3, ResetContextOnRetry: true}),
+//		oncewatermill.Timeout(10*time.Second),
+//	)
+func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
+	guard := -1
+	for i, s := range steps {
+		if s.err != nil {
+			return nil, s.err
+		}
+		if s.middleware == nil {
+			return nil, &OrderError{Problem: fmt.Sprintf("step %d, %s, has no middleware", i, s.name)}
+		}
+		if s.kind != guardStep {
+			continue
+		}
+		if guard >= 0 {
+			return nil, &OrderError{Problem: "Guarded stands there twice: a delivery enters one guard, once"}
+		}
+		guard = i
+	}
+	if guard < 0 {
+		return nil, &OrderError{Problem: "Guarded is missing: add oncewatermill.Guarded(processor)"}
+	}
+	var retry *Step
+	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.kind == poisonStep }) {
+		steps = slices.Clone(steps)
+		steps[guard].middleware = steps[guard].poisoned
+	}
+	middlewares := make([]message.HandlerMiddleware, len(steps))
+	for i, s := range steps {
+		middlewares[i] = s.middleware
+		if s.kind == retryStep {
+			retry = &s
+		}
+		switch {
+		case s.kind == poisonStep && steps[guard].buries:
+			return nil, &OrderError{Problem: "PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to " +
+				"be published once; remove the PoisonQueue, or leave DeadLetters out"}
+		case s.kind == poisonStep && i > guard:
+			return nil, &OrderError{Problem: "PoisonQueue stands inside Guarded: a poisoned message would be stored " +
+				"as a success, and a crash before that would publish it again; move it before Guarded"}
+		case s.kind == retryStep && i < guard:
+			return nil, &OrderError{Problem: "Retry stands outside Guarded: it would repeat answers such as busy and " +
+				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded"}
+		case s.kind == retryStep && steps[guard].parks:
+			return nil, &OrderError{Problem: "Retry stands inside a guard whose policy parks (at most once): it " +
+				"would repeat the handler after an error that proves nothing; remove it, and let the handler return " +
+				"oncemill.NoEffect"}
+		case s.kind == retryStep && steps[guard].transacts:
+			return nil, &OrderError{Problem: "Retry stands inside a guard over an inbox: its second try would write " +
+				"in the transaction of the first, beside what that had written before it failed, and both would be " +
+				"committed; remove it: the guard tries again, in a new transaction"}
+		case s.kind == timeoutStep && i < guard:
+			return nil, &OrderError{Problem: "Timeout stands outside Guarded: it would end the wait for a busy key, " +
+				"and look like a shutdown to a running handler; move it after Guarded"}
+		case s.kind == timeoutStep && retry != nil && retry.keepsContext:
+			return nil, &OrderError{Problem: "Timeout stands inside Retry, whose ResetContextOnRetry is false: the " +
+				"second try would begin with the first one's ended context; set it, or move Retry after Timeout"}
+		}
+	}
+	return middlewares, nil
+}

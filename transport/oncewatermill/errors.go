@@ -1,0 +1,23 @@
+package oncewatermill
+
+import "errors"
+
+// OrderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
+// twice.
+type OrderError struct{ Problem string }
+
+func (e *OrderError) Error() string { return "oncewatermill: chain: " + e.Problem }
+
+var (
+	// errNacked says that nobody but the Router has decided.
+	errNacked = errors.New("oncewatermill: message nacked")
+
+	// errNackedBefore is the error of a message for which the broker has been asked to deliver it again.
+	errNackedBefore = errors.New("oncewatermill: the message was nacked before its handler was called")
+
+	// errHandlerNacked is the error of a handler that says with a nack that it has failed.
+	errHandlerNacked = errors.New("oncewatermill: the handler has nacked its message, and returned no error")
+
+	// errSubscriberClosed refuses what comes after Close.
+	errSubscriberClosed = errors.New("oncewatermill: Subscriber is closed")
+)

@@ -1,0 +1,292 @@
+package oncewatermill
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// Middleware guards handlers in a Watermill Router; add it once, to the Router or to single handlers. Records are kept
+// under the Router's name of the handler. See Chain for its place among Retry, Timeout and PoisonQueue. It panics
+// without a Processor.
+//
+// What the handler returns is stored with the outcome, stamped with IDs that follow from the consumed message, and
+// handed to the Router, which publishes it after the middleware has returned. The delivery's claim is held until the
+// Router has acknowledged the message, which says that the outputs are published, or has not, and then a redelivery
+// publishes them without running the handler. This needs a publisher that returns from Publish only when the broker has
+// the message, and that no middleware outside this one changes the outputs. Of an output's context nothing is stored:
+// what its publisher has to know belongs into its metadata. Call Processor.Close after the Router has stopped.
+//
+// A handler that nacks its message has failed, also if it returns nil. Watermill's own Retry inside of this middleware
+// makes a handler that nacks and returns an error succeed at times, which is not believed, so that its effect is made
+// again: let it do one or the other, or use Retry of this package. A message that has been nacked before is not
+// handled. Nor is one that is given to the middleware again after an answer other than an ack, as by a Retry outside:
+// the guard has decided that it comes again, and when.
+//
+// A duplicate of a success returns nil. Everything else that must not be acknowledged returns an error, which the
+// Router answers with a nack: *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError when there is no
+// consumer.Config.DeadLetters, and so on as listed at oncemill.Guard.Run.
+//
+// Without consumer.Config.DeadLetters it logs a warning.
+func Middleware(once *consumer.Processor) message.HandlerMiddleware {
+	if isnil.Nil(once) {
+		panic("oncewatermill: Middleware needs a Processor")
+	}
+	return newGuard(once, false).middleware
+}
+
+// A guard is a Processor in a Router.
+type guard struct {
+	once     *consumer.Processor
+	policy   oncemill.Policy
+	log      *slog.Logger
+	poisoned bool // it stands inside a PoisonQueue, which has what is rejected
+
+	begun, retried, timed, passed sync.Once // of what they say
+}
+
+func newGuard(once *consumer.Processor, poisoned bool) *guard {
+	policy := once.Policy()
+	return &guard{once: once, policy: policy, log: policy.Logger, poisoned: poisoned}
+}
+
+func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
+	if dead, _ := g.once.DeadLetters(); dead == nil && !g.policy.Shadow && !g.poisoned {
+		g.begun.Do(func() {
+			g.log.Warn("oncemill: no Config.DeadLetters: what fails for good, has no usable ID or other content " +
+				"under a known ID is rejected, and nobody has it; unless a poison queue outside of the middleware " +
+				"does, workers and sources end it, and only this log has it")
+		})
+	}
+	return func(msg *message.Message) ([]*message.Message, error) {
+		p := passageOf(msg.Context())
+		switch {
+		case p != nil && !p.enter():
+			return g.passOn(msg, next)
+		case !g.policy.Shadow && answeredBefore(msg, p):
+			return nil, g.calledAgain(msg)
+		case p != nil && p.timed(msg.Context()):
+			g.timed.Do(func() {
+				g.log.ErrorContext(msg.Context(),
+					"oncemill: a Timeout stands outside of the guard: it ends the wait for a busy key, and looks "+
+						"like a shutdown to a running handler, whose attempt is not counted: move it inside, see "+
+						"oncewatermill.Chain",
+					"handler", message.HandlerNameFromCtx(msg.Context()))
+			})
+		}
+		return g.handle(msg, p, next)
+	}
+}
+
+// passOn gives a message to its handler that is not for this guard any more.
+func (g *guard) passOn(msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
+	g.passed.Do(func() {
+		g.log.ErrorContext(msg.Context(),
+			"oncemill: message does not come to the middleware before it is acknowledged: put nothing outside of the "+
+				"guard that acknowledges messages, such as InstantAck; if their handlers fail, they are lost",
+			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
+	})
+	outputs, err := next(msg)
+	return withoutOrders(outputs), err
+}
+
+type answeredKey struct{}
+
+// answeredBefore reports whether a guard has said of this very message that it must not be acknowledged.
+func answeredBefore(msg *message.Message, p *passage) bool {
+	return p != nil && p.decided.Load() != nil || msg.Context().Value(answeredKey{}) == msg
+}
+
+func (g *guard) calledAgain(msg *message.Message) error {
+	g.retried.Do(func() {
+		g.log.ErrorContext(msg.Context(),
+			"oncemill: a message was given to the guard again before it was nacked, as by a Retry outside of the "+
+				"guard: it is not handled, and comes again as the guard has decided; move Retry inside, see "+
+				"oncewatermill.Chain",
+			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
+	})
+	return &OrderError{Problem: "a message was given to the guard again before it was nacked: move what repeats it, " +
+		"such as Retry, inside"}
+}
+
+// handle guards a message to its handler.
+func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFunc) ([]*message.Message, error) {
+	ctx := msg.Context()
+	d := consumer.Delivery{
+		Handler: message.HandlerNameFromCtx(ctx),
+		Topic:   message.SubscribeTopicFromCtx(ctx),
+		Header:  producer.Header(msg.Metadata),
+		UUID:    msg.UUID,
+		Payload: msg.Payload,
+		Message: msg,
+	}
+	if p != nil { // a Router may have another name for the topic
+		known := &p.delivery
+		d.Topic, d.Origin, d.Position = known.Topic, known.Origin, known.Position
+		d.Count, d.WaitLimit, d.System = known.Count, known.WaitLimit, known.System
+	}
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		if v := recover(); v != nil {
+			panic(v) // somebody outside may make an error of it
+		}
+		msg.Nack() // the handler has ended its goroutine, which is the Router's
+	}()
+	var outputs []*message.Message
+	decision := g.once.ProcessOutputs(ctx, d, func(ctx context.Context) (_ []producer.Message, err error) {
+		if outputs, err = g.run(ctx, msg, next); err != nil || g.policy.Shadow {
+			return nil, err
+		}
+		return outgoing(ctx, outputs)
+	})
+	returned = true
+	return g.answer(msg, p, d, decision, outputs)
+}
+
+// run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process
+// send a copy of it, which must be the same message again. Payload and metadata are the handler's own for that reason:
+// outputs may have them, and goroutines that outlive it may write to them.
+func (g *guard) run(
+	ctx context.Context, msg *message.Message, next message.HandlerFunc,
+) (outputs []*message.Message, err error) {
+	uuid, metadata, payload, before := msg.UUID, msg.Metadata, msg.Payload, msg.Context()
+	defer func() {
+		msg.UUID, msg.Metadata, msg.Payload = uuid, metadata, payload
+		msg.SetContext(before)
+	}()
+	if isClosed(msg.Nacked()) && !g.policy.Shadow { // it comes again, and of a second nack nobody would know
+		return nil, oncemill.Uncounted(oncemill.NoEffect(errNackedBefore))
+	}
+	msg.Metadata, msg.Payload = maps.Clone(metadata), bytes.Clone(payload)
+	msg.SetContext(pastPassage(ctx))
+	outputs, err = next(msg)
+	if err == nil && isClosed(msg.Nacked()) && !g.policy.Shadow {
+		return nil, errHandlerNacked
+	}
+	for i, m := range outputs {
+		if m == msg { // as the handler leaves it
+			outputs[i] = m.CopyWithContext()
+		}
+	}
+	return outputs, err
+}
+
+// answer carries a decision out as far as a Router lets a middleware do so.
+func (g *guard) answer(
+	msg *message.Message, p *passage, d consumer.Delivery, decision consumer.Decision, outputs []*message.Message,
+) ([]*message.Message, error) {
+	ctx := msg.Context()
+	publication := decision.Result.Publication
+	switch {
+	case decision.Action == consumer.Ack && publication != nil:
+		if err := g.once.Watch(ctx, d, publication, msg.Acked(), msg.Nacked()); err != nil {
+			return nil, err
+		}
+		return produced(publication.Messages(), outputs), nil
+	case decision.Action == consumer.Ack && decision.Result.Bypassed && !g.policy.Shadow:
+		return withoutOrders(outputs), nil
+	case decision.Action == consumer.Ack && decision.Result.Bypassed:
+		return outputs, nil
+	case decision.Action == consumer.Ack:
+		return nil, nil
+	case g.policy.Shadow:
+		return outputs, decision.Err
+	}
+	return nil, g.refuse(msg, p, decision)
+}
+
+// refuse has a message not acknowledged, and returns the error for the Router.
+func (g *guard) refuse(msg *message.Message, p *passage, decision consumer.Decision) error {
+	ctx := msg.Context()
+	_, busy := decision.Err.(*oncemill.BusyError) //nolint:errorlint // the guard's own error
+	acked := isClosed(msg.Acked())                // which nothing takes back
+	if decision.Action == consumer.RetryLater && !busy && acked {
+		g.log.ErrorContext(ctx,
+			"oncemill: message was acknowledged before it had succeeded, by its handler or a middleware such as "+
+				"InstantAck: its broker will not deliver it again",
+			"id", decision.ID, "uuid", msg.UUID, "topic", message.SubscribeTopicFromCtx(ctx), "error", decision.Err)
+	}
+	poison := g.poisoned && final(decision.Err)
+	if poison && decision.ID != "" && producer.Header(msg.Metadata).Get(producer.HeaderID) == "" {
+		msg.Metadata.Set(producer.HeaderID, decision.ID) // the poison's: where it was found need not be carried along
+	}
+	switch {
+	case p != nil && acked:
+		return decision.Err
+	case p != nil:
+		p.decided.Store(&decision) // it is for the source to delay
+		return decision.Err
+	}
+	msg.SetContext(context.WithValue(ctx, answeredKey{}, msg))
+	if poison {
+		return decision.Err // the message is acknowledged
+	}
+	// A Router can only nack, and most adapters deliver again at once. Where the record makes the next delivery wait,
+	// by a lease or a retry that is not due, its wait spends the delay, if there is one; else it is spent here.
+	_, retry := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
+	if g.once.MaxWait() == 0 || !retry && !busy {
+		pause(ctx, g.beforeNack(decision))
+	}
+	return decision.Err
+}
+
+// beforeNack is how long a delivery that is answered by a nack is kept, at most the Processor's MaxWait, or without one
+// Backoff.Min and no longer than most.
+func (g *guard) beforeNack(decision consumer.Decision) time.Duration {
+	const most = 10 * time.Second
+	bound := g.once.MaxWait()
+	if bound == 0 {
+		bound = min(g.policy.Backoff.Min, most)
+	}
+	if decision.Action == consumer.RetryLater {
+		return min(decision.Delay, bound)
+	}
+	return bound
+}
+
+// Delays of messages that are nacked without a decision.
+const (
+	minNackDelay = 50 * time.Millisecond
+	maxNackDelay = 10 * time.Second
+)
+
+// nackDelay is the delay after the nth delivery.
+func nackDelay(n int) time.Duration {
+	d := maxNackDelay
+	if n < 8 {
+		d = min(minNackDelay<<max(n-1, 0), maxNackDelay)
+	}
+	return d + rand.N(d/10)
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+func isClosed(signal <-chan struct{}) bool {
+	select {
+	case <-signal:
+		return true
+	default:
+		return false
+	}
+}

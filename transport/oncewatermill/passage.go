@@ -1,0 +1,85 @@
+package oncewatermill
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/contexts"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A passage is a delivery's way from a Source through a Router: the context of its message. A Router only acks and
+// nacks; by the passage, the guard tells the subscription what it has decided.
+type passage struct {
+	contexts.Lazy
+	delivery consumer.Delivery
+	owner    atomic.Int32                      // who guards the delivery
+	decided  atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
+}
+
+const (
+	noOwner           int32 = iota // the middleware has not seen it, yet
+	ownedByMiddleware              // it has
+	// the middleware must not guard it: the subscription does, or the message is acknowledged
+	ownedBySubscriber
+)
+
+// newPassage makes a message of a delivery. The passage ends with Cancel.
+func newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage, *message.Message) {
+	p := &passage{delivery: d}
+	p.owner.Store(owner)
+	p.Init(ctx)
+	msg := message.NewMessage(d.UUID, d.Payload)
+	if msg.UUID == "" {
+		msg.UUID = d.Header.Get(producer.HeaderID)
+	}
+	if d.Header != nil { // it is ours
+		msg.Metadata = message.Metadata(d.Header)
+	}
+	msg.SetContext(p)
+	return p, msg
+}
+
+type passageKey struct{}
+
+// Value implements context.Context.
+func (p *passage) Value(key any) any {
+	if key == (passageKey{}) {
+		return p
+	}
+	return p.Lazy.Value(key)
+}
+
+// passageOf returns the passage of a message with this context, or nil.
+func passageOf(ctx context.Context) *passage {
+	p, _ := ctx.Value(passageKey{}).(*passage)
+	return p
+}
+
+// pastPassage returns the context for a handler: some brokers keep contexts, and what the handler publishes is another
+// message.
+func pastPassage(ctx context.Context) context.Context {
+	if passageOf(ctx) == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, passageKey{}, (*passage)(nil))
+}
+
+// enter reports whether the delivery is the middleware's to guard.
+func (p *passage) enter() bool {
+	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
+}
+
+// leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
+// it now.
+func (p *passage) leave() bool { return !p.owner.CompareAndSwap(noOwner, ownedBySubscriber) }
+
+// timed reports whether a middleware outside has set an end to the message's context.
+func (p *passage) timed(ctx context.Context) bool {
+	end, has := ctx.Deadline()
+	own, had := p.Deadline()
+	return has && (!had || end.Before(own))
+}

@@ -1,0 +1,247 @@
+package oncewatermill
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/isnil"
+)
+
+// NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, everything that the
+// middleware decides is carried out by the source: delays, rejections, deliveries that are left alone. When an outer
+// middleware nacks, a message is delivered again after a delay that grows with its deliveries. When one makes a success
+// of an error of the guard's, as Watermill's own PoisonQueue does, the message is delivered again all the same, with an
+// error in the log, unless the guard has rejected it for good.
+//
+// Without Middleware in the Router, the subscription notices at the first ack, and says in the log what to add. It
+// records that message's outcome, and from then on claims each message by itself before it hands it to the Router,
+// under the Router's name of the handler. What it cannot do is to store the handler's outputs: a run whose outputs
+// could not be published is repeated. Without a Router nobody names the handler, so that nothing can be recorded, and
+// messages are acknowledged as they are.
+//
+// Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of
+// them need Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second
+// subscription is a warning.
+//
+// It delivers messages as many at once as the source does. A message's UUID is the delivery's, or else its message ID.
+// Subscribe returns the error of Source.Check. When the source cannot go on, the subscription logs the error and begins
+// again, after pauses of up to 30 s, until it is closed.
+//
+// The context of Subscribe and Close begin the drain that Source.Run describes: messages that a handler is at keep
+// their contexts, and their acks reach the broker. Close returns after that, and then the channels are closed. A
+// handler that is still running when the source's grace is over has its context cancelled and is not waited for: that
+// is the Router's part.
+func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
+	if isnil.Nil(source) {
+		return nil, errors.New("oncewatermill: NewSubscriber needs a Source")
+	}
+	once := source.Processor()
+	if once == nil {
+		return nil, errors.New("oncewatermill: NewSubscriber needs a Source that was made with a Processor")
+	}
+	return &subscriber{
+		source: source, once: once, log: once.Policy().Logger, closing: make(chan struct{}), topics: map[string]int{},
+	}, nil
+}
+
+type subscriber struct {
+	source  consumer.Source
+	once    *consumer.Processor
+	log     *slog.Logger
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{}
+	topics  map[string]int // subscriptions that go on
+	runs    sync.WaitGroup
+	warned  sync.Once
+}
+
+func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if err := s.source.Check(ctx, topic); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errSubscriberClosed
+	}
+	if s.topics[topic]++; s.topics[topic] == 2 {
+		s.log.WarnContext(ctx,
+			"oncemill: a topic is subscribed to twice: the subscriptions share its messages, and each is handled by "+
+				"one of them; handlers that are to get all of them need sources of their own, with another consumer "+
+				"or "+
+				"group",
+			"topic", topic)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s.runs.Go(func() {
+		defer cancel()
+		select {
+		case <-s.closing:
+		case <-ctx.Done():
+		}
+	})
+	out := make(chan *message.Message)
+	s.runs.Go(func() {
+		defer close(out)
+		defer cancel()
+		(&subscription{subscriber: s, topic: topic, out: out, draining: ctx.Done()}).run(ctx)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.topics[topic]--
+	})
+	return out, nil
+}
+
+// Close ends all subscriptions and waits for them.
+func (s *subscriber) Close() error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
+	}
+	s.mu.Unlock()
+	s.runs.Wait()
+	return nil
+}
+
+// A subscription is one of a topic, for one handler.
+type subscription struct {
+	*subscriber
+	topic    string
+	out      chan<- *message.Message
+	draining <-chan struct{}
+
+	seen    atomic.Bool            // the middleware has had a message
+	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
+	missing sync.Once              // says that it is
+}
+
+// run keeps a subscription going until ctx ends.
+func (s *subscription) run(ctx context.Context) {
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+		began := time.Now()
+		err := s.source.Run(ctx, s.topic, s.deliver)
+		if ctx.Err() != nil {
+			if err != nil {
+				s.log.ErrorContext(ctx, "oncemill: subscription did not end well", "topic", s.topic, "error", err)
+			}
+			return
+		}
+		if time.Since(began) > time.Minute {
+			wait = time.Second
+		}
+		s.log.ErrorContext(ctx, "oncemill: subscription cannot go on; it begins again", "topic", s.topic, "error", err,
+			"after", wait)
+		pause(ctx, wait/2+rand.N(wait/2))
+	}
+}
+
+// deliver hands a message to the Router and waits for what becomes of it.
+func (s *subscription) deliver(ctx context.Context, d consumer.Delivery) consumer.Decision {
+	if name := s.handler.Load(); name != nil {
+		d.Handler = *name
+		return s.once.Process(ctx, d, func(ctx context.Context) error { return s.handle(ctx, d) })
+	}
+	given := d
+	if !s.seen.Load() {
+		given = ownCopy(d)
+	}
+	p, msg := newPassage(ctx, given, noOwner)
+	defer p.Cancel(nil) // as Watermill's adapters do it: the context of a message ends with its ack
+	if err := s.hand(ctx, msg); err != nil {
+		return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
+	}
+	select {
+	case <-msg.Acked():
+		return s.acked(ctx, d, p, msg)
+	case <-msg.Nacked():
+	case <-ctx.Done():
+		return consumer.Decision{Action: consumer.Leave, Err: context.Cause(ctx)}
+	}
+	if decision := p.decided.Load(); decision != nil {
+		return *decision
+	}
+	return consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(d.Count), Err: errNacked}
+}
+
+// hand gives a message to the Router. It returns why the Router has not taken it, or nil.
+func (s *subscription) hand(ctx context.Context, msg *message.Message) error {
+	select {
+	case s.out <- msg:
+		return nil
+	case <-s.draining:
+		return errSubscriberClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// acked is what to do with a message that was acknowledged.
+func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passage,
+	msg *message.Message) consumer.Decision {
+	if decision := p.decided.Load(); decision != nil && (decision.Action == consumer.RetryLater ||
+		decision.Action == consumer.Leave) {
+		s.warned.Do(func() {
+			s.log.ErrorContext(ctx,
+				"oncemill: a middleware outside of the guard makes a success of the guard's errors; such messages "+
+					"come again all the same: put oncewatermill.PoisonQueue in place of Watermill's, and see "+
+					"oncewatermill.Chain",
+				"id", decision.ID, "topic", d.Topic, "error", decision.Err)
+		})
+		return *decision
+	}
+	if p.leave() {
+		s.seen.Store(true)
+		return consumer.Decision{Action: consumer.Ack}
+	}
+	d.Handler = message.HandlerNameFromCtx(msg.Context())
+	s.missing.Do(func() {
+		s.log.ErrorContext(ctx,
+			"oncemill: message was acknowledged that the guard has not seen: add oncewatermill.Middleware to the "+
+				"Router, or what oncewatermill.Chain returns, and nothing outside of it that acknowledges; until then "+
+				"the subscription claims messages by itself, and a handler whose outputs cannot be published runs "+
+				"again; "+
+				"without a Router nothing is guarded",
+			"topic", s.topic, "handler", d.Handler)
+	})
+	if d.Handler == "" {
+		return consumer.Decision{Action: consumer.Ack}
+	}
+	s.handler.Store(&d.Handler)
+	return s.once.Process(ctx, d, func(context.Context) error { return nil }) // it has been handled
+}
+
+// handle has the Router handle a message that is guarded here.
+func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
+	p, msg := newPassage(ctx, ownCopy(d), ownedBySubscriber)
+	defer p.Cancel(nil)
+	if err := s.hand(ctx, msg); err != nil {
+		return oncemill.Uncounted(oncemill.NoEffect(err))
+	}
+	select {
+	case <-msg.Acked():
+		return nil
+	case <-msg.Nacked():
+		return errNacked
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// ownCopy returns a delivery whose message its handler may change.
+func ownCopy(d consumer.Delivery) consumer.Delivery {
+	d.Header, d.Payload = maps.Clone(d.Header), bytes.Clone(d.Payload)
+	return d
+}
