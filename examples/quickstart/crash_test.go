@@ -38,7 +38,7 @@ func TestCrash_BooksBalance(t *testing.T) {
 	stores := map[string][]string{inSQLite: {"quickstart", "nats"}}
 	if os.Getenv("ONCEMILL_PROOF") != "" {
 		kills, seed = 12, uint64(time.Now().UnixNano())
-		stores[inRedis] = []string{"redis", "quickstart", "nats"} // which internal/faults kills in any case
+		stores[inRedis] = []string{"redis", "quickstart", "nats"} // which e2e/faults kills in any case
 	}
 	for store, names := range stores {
 		t.Run(store, func(t *testing.T) {

@@ -49,10 +49,10 @@ var house = table{
 
 	{programs, "cmd/...", "programs", everything},
 	{programs, "examples/...", "programs to learn from", everything},
-	{programs, "internal/faults", "promises under faults of real servers", everything},
+	{programs, "e2e/faults", "promises under faults of real servers", everything},
 	{programs, "internal/house", "these tests", nil},
 	{programs, "scripts/...", "what the scripts run", nil},
-	{programs, "internal/stock", "promises about Watermill's stock Kafka adapter", everything},
+	{programs, "e2e/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
 // What a row can allow: import paths, where "x/..." is x and all below it.
