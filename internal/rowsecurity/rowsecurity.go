@@ -1,16 +1,13 @@
-// Package rowsecurity finds tables whose row-level security may hide rows from the database user. What works on all rows of a table
-// takes hidden ones for gone, without an error.
+// Package rowsecurity finds tables whose row-level security may hide rows from the database user. What works on all
+// rows of a table takes hidden ones for gone, without an error.
 package rowsecurity
 
-import (
-	"context"
-
-	"github.com/jackc/pgx/v5"
-)
+import "context"
 
 // Advice is what to do about a table that has been found.
-const Advice = "has row-level security, which may hide rows from the database user: connect as the table's owner or a role with BYPASSRLS, " +
-	"give the role a policy USING (true) for all commands and drop restrictive ones, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+const Advice = "has row-level security, which may hide rows from the database user: connect as the table's owner or " +
+	"a role with BYPASSRLS, give the role a policy USING (true) for all commands and drop restrictive ones, " +
+	"or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
 
 // A policy for all rows and commands is as good as none, unless another one restricts it. Those for other roles say nothing.
 const hiddenSQL = `
@@ -22,8 +19,15 @@ WHERE row_security_active(t.name) AND NOT coalesce((
 	WHERE p.polrelid = t.name::regclass
 		AND EXISTS (SELECT FROM unnest(p.polroles) AS r (role) WHERE r.role = 0 OR pg_has_role(r.role, 'USAGE'))), false)`
 
-// Hidden returns the first of the tables, whose names are as statements have them, of which the user may not see all rows, or "".
-func Hidden(ctx context.Context, conn *pgx.Conn, tables ...string) (table string, err error) {
+// A querier is a *pgx.Conn, seen without its package: internal packages belong to a module that has no driver.
+type querier[R interface{ Scan(dest ...any) error }] interface {
+	QueryRow(ctx context.Context, sql string, args ...any) R
+}
+
+// Hidden returns the first table of which the user may not see all rows, or "". Names are as statements have them.
+func Hidden[R interface{ Scan(dest ...any) error }](
+	ctx context.Context, conn querier[R], tables ...string,
+) (table string, err error) {
 	err = conn.QueryRow(ctx, hiddenSQL, tables).Scan(&table)
 	return table, err
 }
