@@ -38,3 +38,24 @@ type RecordError struct {
 func (e *RecordError) Error() string {
 	return fmt.Sprintf("dedupstore: record %q: %s", e.Key, e.Problem)
 }
+
+// SetupError says why a server, table, stream or topic cannot serve as it is: it is missing, too old, has a setting
+// that does not fit, or its user lacks a right. Stores, outboxes and transports return it. Repeating the call is
+// useless until somebody acts as it says.
+type SetupError struct {
+	Package string // whose requirement it is, such as "pgstore"
+	Subject string // such as `table "oncemill_dedup"`
+	Problem string // what is wrong with it, and what to do
+	Err     error  // what the server said; nil if it had no part in it
+}
+
+func (e *SetupError) Error() string {
+	s := e.Package + ": " + e.Subject + " " + e.Problem
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what the server said.
+func (e *SetupError) Unwrap() error { return e.Err }
