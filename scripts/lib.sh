@@ -78,11 +78,15 @@ own_requirements() {
 		index($1, root "/") == 1 && $2 ~ /^v/ { print substr($1, length(root) + 2) }' "$1/go.mod"
 }
 
-# need_packages: sets `packages` to what names the packages of the modules that go.work ties together, but not those of bench
-# and e2e, which have steps of their own; without go.work, of the root module.
-need_packages() {
-	packages=(./...)
-	[ ! -f go.work ] || packages=($(go list work | grep -Ev '/(bench|e2e)(/|$)')) || exit 1
+# need_packages: sets `packages` to the packages of all modules but bench, and but those of e2e that compile Prometheus,
+# which have a step of their own.
+need_packages() { packages=($(go list work | grep -Ev '/bench(/|$)|/e2e(/dashboard)?$')) || exit 1; }
+
+# alone: each module is built and vetted without the workspace, as its users build it.
+alone() {
+	local dir status=0
+	for dir in $(module_dirs); do GOWORK=off go -C "$dir" vet "${race[@]}" ./... || status=1; done
+	return $status
 }
 
 can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }

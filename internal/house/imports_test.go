@@ -24,6 +24,7 @@ type pkg struct {
 	Name       string
 	GoFiles    []string
 	Imports    []string
+	Module     struct{ Path, GoMod string }
 }
 
 func (p pkg) path() string { return below(p.ImportPath) }
@@ -38,10 +39,10 @@ func below(importPath string) string {
 
 func own(importPath string) bool { return matches(module+"/...", importPath) }
 
-// packages returns all packages of the module.
+// packages returns all packages of all modules: "./..." would mean those of the root module only.
 var packages = sync.OnceValues(func() ([]pkg, error) {
 	// -e: what does not build is the build's to say; the rules are checked all the same.
-	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,Name,GoFiles,Imports", "./...")
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Dir,Name,GoFiles,Imports,Module", "work")
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {

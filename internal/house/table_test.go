@@ -5,8 +5,8 @@ import "strings"
 // programs is the top floor.
 const programs = 6
 
-// The house as it is planned: a package imports only lower floors of this module, and beside them the standard library
-// and what its row says. Packages that are not written yet have their place already.
+// The house as it is planned: a package imports only lower floors of this repository, and beside them the standard
+// library and what its row says. Packages that are not written yet have their place already.
 var house = table{
 	{0, "dedupstore", "the contract for store authors, and the in-memory store", nil},
 	{0, "internal/ids", "derives IDs", uuid},
@@ -21,7 +21,11 @@ var house = table{
 	{0, "internal/isnil", "nils that an interface hides", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", nil},
-	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
+	{0, "internal/testserver", "real servers for tests", testLib},
+	{0, "internal/testserver/redistest", "Redis and Valkey, alone, as a cluster, behind a proxy that loses", these(testLib, goRedis)},
+	{0, "internal/testserver/natstest", "NATS with JetStream, alone and as a cluster", these(testLib, natsServer, natsGo)},
+	{0, "internal/testserver/postgrestest", "PostgreSQL and PgBouncer", these(testLib, pgx)},
+	{0, "internal/testserver/kafkatest", "Kafka", these(testLib, franz)},
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
@@ -49,10 +53,10 @@ var house = table{
 
 	{programs, "cmd/...", "programs", everything},
 	{programs, "examples/...", "programs to learn from", everything},
-	{programs, "e2e/faults", "promises under faults of real servers", everything},
+	{programs, "bench/...", "figures", everything},
+	{programs, "e2e/...", "tests that need servers or modules of several kinds", everything},
 	{programs, "internal/house", "these tests", nil},
 	{programs, "scripts/...", "what the scripts run", nil},
-	{programs, "e2e/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
 // What a row can allow: import paths, where "x/..." is x and all below it.
