@@ -21,13 +21,14 @@ var house = table{
 	{0, "internal/isnil", "nils that an interface hides", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", pgx},
-	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
+	{0, "internal/testserver", "programs that tests start", testLib},
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
 	{1, "producer", "messages and publishers", these(jcs, otelAPI)},
 	{1, "dedupstore/redisstore", "records in Redis", these(goRedis)},
 	{1, "dedupstore/pgstore", "records in PostgreSQL", pgx},
 	{1, "dedupstore/sqlitestore", "records in SQLite", sqlite},
+	{1, "internal/testserver/...", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
 	{1, "dedupstore/storetest", "the conformance suite of stores", testLib},
 
 	{2, "consumer", "one delivery, one decision", otelAPI},
@@ -49,10 +50,8 @@ var house = table{
 
 	{programs, "cmd/...", "programs", everything},
 	{programs, "examples/...", "programs to learn from", everything},
-	{programs, "e2e/faults", "promises under faults of real servers", everything},
 	{programs, "internal/house", "these tests", nil},
 	{programs, "scripts/...", "what the scripts run", nil},
-	{programs, "e2e/stock", "promises about Watermill's stock Kafka adapter", everything},
 }
 
 // What a row can allow: import paths, where "x/..." is x and all below it.
