@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -16,9 +15,6 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
-	"github.com/oncemill/oncemill/internal/ids"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 func TestGuard_DuplicateGetsTheOutcomeWithoutARun(t *testing.T) {
@@ -638,63 +634,6 @@ func TestGuard_ClaimOfAnotherThatIsLostBeforeTheHandlerStartsGivesThisOneBack(t 
 			}
 		}
 	})
-}
-
-// A store that answers with the cause of the context, as those in SQLite do, says nothing of the claim.
-func TestGuard_ClaimOfAnotherThatIsLostIsNotThisOneWhateverTheStoreAnswers(t *testing.T) {
-	t.Parallel()
-	db, err := sqliteoutbox.Open(t.Context(), filepath.Join(t.TempDir(), "claims.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	records, err := sqlitestore.New(db, sqlitestore.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := records.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for name, guard := range map[string]func(end func()) *oncemill.Guard{
-		"before it is marked as started": func(end func()) *oncemill.Guard {
-			return newGuard(t, endsBeforeExtend{records, end}, oncemill.Irreversible())
-		},
-		"before its transaction begins": func(end func()) *oncemill.Guard {
-			return newGuard(t, endsBeforeInTx{records.Inbox(), end}, oncemill.Policy{})
-		},
-	} {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		g := guard(func() { cancel(oncemill.ErrClaimLost) })
-		h := counter{}
-		if _, err := g.Run(ctx, call(name), h.run); !errors.Is(err, oncemill.ErrClaimLost) {
-			t.Errorf("%s: %v", name, err)
-		}
-		h.want(t, 0)
-		answer, err := records.Claim(t.Context(), dedupstore.Request{Key: call(name).Key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3})
-		if err != nil || answer.Status != dedupstore.AcquiredRun || answer.Claim.Attempt != 1 {
-			t.Errorf("%s: then %+v, %v; want attempt 1 at once", name, answer, err)
-		}
-	}
-}
-
-type endsBeforeExtend struct {
-	dedupstore.Store
-	end func()
-}
-
-func (s endsBeforeExtend) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	s.end()
-	return s.Store.Extend(ctx, c, lease)
-}
-
-type endsBeforeInTx struct {
-	dedupstore.Transactor
-	end func()
-}
-
-func (s endsBeforeInTx) InTx(ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error)) error {
-	s.end()
-	return s.Transactor.InTx(ctx, c, work)
 }
 
 // A panic in a hook of the store's client must not keep an outcome from being stored: its effect would be made twice.

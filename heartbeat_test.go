@@ -2,17 +2,11 @@ package oncemill_test
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
 func TestGuard_HandlerIsCancelledInTimeThoughTheStoreHeedsNoContext(t *testing.T) {
@@ -56,123 +50,6 @@ func TestGuard_HeartbeatThatIsAnsweredLateKeepsTheClaim(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-// The client's default is not to heed contexts: what waits for the network waits for its ReadTimeout, again and again.
-func TestGuard_HandlerIsCancelledBeforeATakeoverThoughRedisDoesNotAnswerItsHeartbeat(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t, "--appendonly", "no")
-	proxy := redistest.StartProxy(t, server.Addr)
-	guard := func(addr string) *oncemill.Guard {
-		rdb := redis.NewClient(&redis.Options{Addr: addr})
-		t.Cleanup(func() { rdb.Close() })
-		store, err := redisstore.New(rdb, redisstore.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second})
-	}
-	zombie, successor := guard(proxy.Addr), guard(server.Addr)
-	began, cancelled := make(chan struct{}), make(chan time.Time, 1)
-	ended := make(chan error, 1)
-	go func() {
-		_, err := zombie.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-			proxy.Inject(func(redistest.Exchange) redistest.Fault { return redistest.Fault{HoldRequest: time.Hour} })
-			close(began)
-			<-ctx.Done()
-			cancelled <- time.Now()
-			return dedupstore.Outcome{}, context.Cause(ctx)
-		})
-		ended <- err
-	}()
-	<-began
-	late := call("m1")
-	late.MaxWait = time.Minute
-	if _, err := successor.Run(t.Context(), late, func(context.Context) (dedupstore.Outcome, error) {
-		takeover := time.Now()
-		select {
-		case at := <-cancelled:
-			if at.After(takeover) {
-				t.Errorf("cancelled %v after another run began", at.Sub(takeover))
-			}
-		case <-time.After(5 * time.Second):
-			t.Error("another run has begun, and the first one was not cancelled within 5 s")
-		}
-		return dedupstore.Outcome{}, nil
-	}); err != nil {
-		t.Error(err)
-	}
-	proxy.Cut()
-	if err := <-ended; err == nil || errors.Is(err, context.Canceled) {
-		t.Errorf("the run that was cancelled ended with %v", err)
-	}
-}
-
-// One connection that stalls must not keep an outcome from being stored until the lease is over.
-func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerAHeartbeat(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t, "--appendonly", "no")
-	proxy := redistest.StartProxy(t, server.Addr)
-	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
-	t.Cleanup(func() { rdb.Close() })
-	store, err := redisstore.New(rdb, redisstore.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second})
-	stalled := make(chan struct{})
-	var once sync.Once
-	start := time.Now()
-	_, err = g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
-		proxy.Inject(func(redistest.Exchange) redistest.Fault {
-			var fault redistest.Fault
-			once.Do(func() {
-				fault.HoldRequest = time.Hour
-				close(stalled)
-			})
-			return fault
-		})
-		select {
-		case <-stalled:
-		case <-ctx.Done():
-		}
-		return dedupstore.Outcome{}, nil
-	})
-	if took := time.Since(start); err != nil || took >= 2*time.Second {
-		t.Errorf("%v after %v, want the outcome stored before the lease of 2 s ends", err, took)
-	}
-	proxy.Cut()
-}
-
-// The client's default is not to heed contexts: it would be known too late that the outcome is not stored.
-func TestGuard_OutcomeIsStoredInTimeThoughRedisDoesNotAnswerTheFirstTime(t *testing.T) {
-	t.Parallel()
-	for _, size := range []int{0, 100 << 10} {
-		server := redistest.Start(t, "--appendonly", "no")
-		proxy := redistest.StartProxy(t, server.Addr)
-		rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
-		t.Cleanup(func() { rdb.Close() })
-		store, err := redisstore.New(rdb, redisstore.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		g := newGuard(t, store, oncemill.Policy{Lease: 2 * time.Second, MaxResultBytes: 1 << 20})
-		var ended time.Time
-		_, err = g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
-			var once sync.Once
-			proxy.Inject(func(redistest.Exchange) redistest.Fault {
-				var fault redistest.Fault
-				once.Do(func() { fault.HoldRequest = time.Hour })
-				return fault
-			})
-			ended = time.Now()
-			return dedupstore.Outcome{Result: make([]byte, size)}, nil
-		})
-		if took := time.Since(ended); err != nil || took >= 2*time.Second {
-			t.Errorf("result of %d bytes: %v after %v, want the outcome stored before the lease of 2 s ends", size, err, took)
-		}
-		proxy.Cut()
-	}
 }
 
 // Nobody could recover from a panic in a heartbeat: it is a renewal that failed.

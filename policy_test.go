@@ -6,11 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/redisstore"
 )
 
 func TestPolicy_BadValuesNameTheirField(t *testing.T) {
@@ -192,35 +189,4 @@ func TestShadow_RunsEverythingAndTouchesNothing(t *testing.T) {
 			t.Errorf("shadow claimed %v", store.claims)
 		}
 	})
-}
-
-// A claim that is given up while the server waits for replicas is granted all the same, and counts.
-func TestNewGuard_RefusesALeaseTooShortForAStoreThatWaits(t *testing.T) {
-	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer rdb.Close()
-	for _, tc := range []struct {
-		config redisstore.Config
-		policy oncemill.Policy
-		ok     bool
-	}{
-		{redisstore.Config{Replicas: 1}, oncemill.Policy{}, true},
-		{redisstore.Config{Replicas: 1}, oncemill.Policy{Lease: 6 * time.Second}, false},
-		{redisstore.Config{Replicas: 1}, oncemill.Policy{Lease: 7 * time.Second}, true},
-		{redisstore.Config{}, oncemill.Policy{Lease: time.Second}, true},
-		{redisstore.Config{Replicas: 1}, oncemill.Policy{Lease: time.Second, Shadow: true}, true},
-	} {
-		store, err := redisstore.New(rdb, tc.config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = oncemill.NewGuard(store, tc.policy)
-		if tc.ok && err != nil {
-			t.Errorf("%+v, lease %v: %v", tc.config, tc.policy.Lease, err)
-		} else if !tc.ok {
-			if e := as[*dedupstore.InvalidError](t, err); e.Field != "Policy.Lease" {
-				t.Errorf("field %q", e.Field)
-			}
-		}
-	}
 }

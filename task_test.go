@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -61,8 +59,8 @@ func TestPartial_EveryCallerGetsToKnowWhatRemainsAndNothingIsDoneTwice(t *testin
 				}
 			}
 		}
-		if diff := cmp.Diff(all, done); diff != "" {
-			t.Errorf("done (-want +got):\n%s", diff)
+		if !slices.Equal(done, all) {
+			t.Errorf("done %v, want %v", done, all)
 		}
 	})
 }

@@ -5,13 +5,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -124,8 +123,8 @@ func TestProcess_OwnDeadLetterThatIsSentToItsHandlerGoesBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := consumer.Rerun(back); err != nil || !cmp.Equal(got, want) {
-			t.Errorf("cannot be run again as the first: %v\n%s", err, cmp.Diff(want, got))
+		if got, err := consumer.Rerun(back); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("run again as %+v, %v; want it as the first, %+v", got, err, want)
 		}
 		generations := map[string]bool{back.Header.Get(producer.HeaderGeneration): true}
 		for n := 3; n <= 11; n++ { // by somebody who tries again

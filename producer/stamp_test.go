@@ -3,12 +3,12 @@ package producer_test
 import (
 	"context"
 	"maps"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
@@ -43,15 +43,15 @@ func TestStamp_GivesIDAndTraceContextOnce(t *testing.T) {
 		t.Errorf("ID %q is no UUIDv7", m.ID)
 	}
 	want := producer.Header{"oncemill-id": m.ID, "traceparent": traceparent}
-	if diff := cmp.Diff(want, m.Header); diff != "" {
-		t.Errorf("header (-want +got):\n%s", diff)
+	if !reflect.DeepEqual(m.Header, want) {
+		t.Errorf("header %v, want %v", m.Header, want)
 	}
 	again := m
 	if err := producer.Stamp(second, &again); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(m, again); diff != "" {
-		t.Errorf("stamping again changed the message (-first +second):\n%s", diff)
+	if !reflect.DeepEqual(again, m) {
+		t.Errorf("stamping again made %+v of %+v", again, m)
 	}
 }
 
@@ -66,12 +66,12 @@ func TestStamp_KeepsWhatIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := producer.Header{"color": "blue", "Traceparent": "another client's", "oncemill-id": "o1"}
-		if diff := cmp.Diff(want, m.Header); diff != "" || m.ID != "o1" {
-			t.Errorf("ID %q, header (-want +got):\n%s", m.ID, diff)
+		if !reflect.DeepEqual(m.Header, want) || m.ID != "o1" {
+			t.Errorf("ID %q, header %v; want o1, %v", m.ID, m.Header, want)
 		}
 	}
-	if diff := cmp.Diff(before, shared); diff != "" {
-		t.Errorf("the caller's header was written to (-before +after):\n%s", diff)
+	if !reflect.DeepEqual(shared, before) {
+		t.Errorf("the caller's header was written to: %v, before %v", shared, before)
 	}
 }
 
@@ -111,8 +111,8 @@ func TestStamp_UnusableIDIsNamedAndChangesNothing(t *testing.T) {
 			t.Parallel()
 			m := producer.Message{ID: tc.id, Header: maps.Clone(tc.header)}
 			wantInvalid(t, producer.Stamp(t.Context(), &m), tc.field)
-			if diff := cmp.Diff(producer.Message{ID: tc.id, Header: tc.header}, m); diff != "" {
-				t.Errorf("the message was changed (-before +after):\n%s", diff)
+			if want := (producer.Message{ID: tc.id, Header: tc.header}); !reflect.DeepEqual(m, want) {
+				t.Errorf("the message was changed to %+v from %+v", m, want)
 			}
 		})
 	}
@@ -140,8 +140,8 @@ func TestOutgoing_IsWhatGoesOnTheWire(t *testing.T) {
 	want := in
 	want.Header = producer.Header{"oncemill-id": "o1", "oncemill-rerun": "7", "color": "blue"}
 	got, err := producer.Outgoing(t.Context(), in)
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("error %v, message (-want +got):\n%s", err, diff)
+	if !reflect.DeepEqual(got, want) || err != nil {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	if len(in.Header) != 3 {
 		t.Errorf("the caller's header was written to: %v", in.Header)
@@ -168,16 +168,16 @@ func TestOutgoing_CopiesAHeaderOnlyToChangeIt(t *testing.T) {
 	} {
 		before := maps.Clone(tc.in)
 		got, err := producer.Outgoing(tc.ctx, producer.Message{ID: "o1", Topic: "orders", Header: tc.in})
-		if diff := cmp.Diff(tc.want, got.Header); diff != "" || err != nil {
-			t.Errorf("%s: error %v, header (-want +got):\n%s", name, err, diff)
+		if !reflect.DeepEqual(got.Header, tc.want) || err != nil {
+			t.Errorf("%s: header %v, %v; want %v", name, got.Header, err, tc.want)
 		}
 		got.Header["written"] = "afterwards"
 		if _, shared := tc.in["written"]; shared == tc.copied {
 			t.Errorf("%s: the header is the caller's: %v, want %v", name, shared, !tc.copied)
 		}
 		delete(tc.in, "written")
-		if diff := cmp.Diff(before, tc.in); diff != "" {
-			t.Errorf("%s: the caller's header was written to (-before +after):\n%s", name, diff)
+		if !reflect.DeepEqual(tc.in, before) {
+			t.Errorf("%s: the caller's header was written to: %v, before %v", name, tc.in, before)
 		}
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -15,7 +13,6 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
-	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // A program has its own brokers, a store that outlives it, such as redisstore, and handles errors.
@@ -120,22 +117,17 @@ func ExampleNewSource() {
 		fmt.Println(err)
 		return
 	}
-	subscriber, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	router, _ := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	router.AddMiddleware(oncewatermill.Middleware(once))
 	ctx, stop := context.WithCancel(context.Background())
-	router.AddConsumerHandler("charge", "orders", subscriber, func(msg *message.Message) error {
-		fmt.Printf("%s: %s\n", msg.UUID, msg.Payload)
-		stop()
-		return nil
-	})
-	fmt.Println(router.Run(ctx))
+	fmt.Println(source.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		d.Handler = "charge"
+		return once.Process(ctx, d, func(context.Context) error {
+			fmt.Printf("charged for %s\n", d.Payload)
+			stop()
+			return nil
+		})
+	}))
 	// Output:
-	// order-17: two shoes
+	// charged for two shoes
 	// <nil>
 }
 

@@ -26,7 +26,7 @@ import (
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
-// Nothing that the tests start outlives them, except for what Watermill's suite does not wait for itself.
+// Nothing that the tests start outlives them.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == shareMember {
 		beShareMember(os.Args[2:])
@@ -36,8 +36,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
 		panic(err)
 	}
-	const multiplier = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe."
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction(multiplier+"func2"), goleak.IgnoreAnyFunction(multiplier+"func3"))
+	goleak.VerifyTestMain(m)
 }
 
 // proof says whether time does not matter.

@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -19,7 +16,6 @@ import (
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
-	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func (b *bench) source(once *consumer.Processor, c franz.SourceConfig, opts ...kgo.Opt) *franz.Source {
@@ -37,16 +33,6 @@ func (b *bench) source(once *consumer.Processor, c franz.SourceConfig, opts ...k
 		b.t.Fatal(err)
 	}
 	return s
-}
-
-// subscriber makes a Watermill Subscriber over a source.
-func (b *bench) subscriber(source consumer.Source) message.Subscriber {
-	b.t.Helper()
-	sub, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return sub
 }
 
 func TestNewSource_RefusesOptionsThatDoNotFit(t *testing.T) {
@@ -191,131 +177,5 @@ func TestSource_DeliversHeadersAsTheyAre(t *testing.T) {
 	}
 	if got := headerOf(letters["long"], "long"); len(got) != len(long) {
 		t.Errorf("the dead letter's long header has %d bytes", len(got))
-	}
-}
-
-func TestSource_UnderARouter(t *testing.T) {
-	t.Parallel()
-	const n = 100
-	b := newBench(t, 2, kfake.SeedTopics(1, "receipts"))
-	b.produce(0, n, 2, 0)
-	once := b.processor(consumer.Config{})
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	router.AddMiddleware(oncewatermill.Middleware(once))
-	var mu sync.Mutex
-	runs := map[string]int{}
-	source := b.subscriber(b.source(once, franz.SourceConfig{Config: franz.Config{Order: franz.PerKey}}))
-	router.AddHandler("charge", "orders", source, "receipts", oncewatermill.NewPublisher(b.publisher()), func(msg *message.Message) ([]*message.Message, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		id := string(msg.Payload)
-		if runs[id]++; runs[id] == 1 && strings.HasSuffix(id, "3") {
-			return nil, errors.New("the bank is closed")
-		}
-		return []*message.Message{message.NewMessage("", msg.Payload)}, nil
-	})
-	ended := make(chan error, 1)
-	go func() { ended <- router.Run(context.Background()) }()
-	until(t, "the commits", func() bool { got := b.committed("orders"); return got[0] == n/2 && got[1] == n/2 })
-	if err := router.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	if err := once.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	receipts := map[string]int{}
-	for _, rec := range b.records("receipts") {
-		receipts[string(rec.Value)]++
-	}
-	for i := range n {
-		want := 1
-		if i%10 == 3 {
-			want = 2
-		}
-		if id := orderID(i); runs[id] != want || receipts[id] != 1 {
-			t.Errorf("%s: %d runs and %d receipts, want %d and one", id, runs[id], receipts[id], want)
-		}
-	}
-}
-
-// creating creates topics of one partition when they are first used, as a broker may be configured to do.
-type creating struct {
-	message.Publisher
-	cluster *kfake.Cluster
-}
-
-func (c creating) create(topic string) error {
-	if err := c.cluster.CreateTopic(topic, 1, nil); err != nil && c.cluster.TopicInfo(topic) == nil {
-		return err
-	}
-	return nil
-}
-
-func (c creating) Publish(topic string, messages ...*message.Message) error {
-	if err := c.create(topic); err != nil {
-		return err
-	}
-	return c.Publisher.Publish(topic, messages...)
-}
-
-// subscribing creates topics before it subscribes to them.
-type subscribing struct {
-	message.Subscriber
-	creating
-}
-
-func (s subscribing) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	if err := s.create(topic); err != nil {
-		return nil, err
-	}
-	return s.Subscriber.Subscribe(ctx, topic)
-}
-
-func (s subscribing) Close() error { return s.Subscriber.Close() }
-
-// pubSubs returns the constructor of what Watermill's suite tests.
-func pubSubs(b *bench) tests.ConsumerGroupPubSubConstructor {
-	return func(t *testing.T, name string) (message.Publisher, message.Subscriber) {
-		t.Helper()
-		source := b.source(b.processor(consumer.Config{Group: name}), franz.SourceConfig{Config: franz.Config{Grace: time.Second}}, kgo.ConsumerGroup(name)) // the suite leaves messages without an answer
-		c := creating{oncewatermill.NewPublisher(b.publisher()), b.cluster}
-		sub := subscribing{b.subscriber(source), c}
-		t.Cleanup(func() { _ = sub.Close() }) // the suite forgets some
-		return c, sub
-	}
-}
-
-func TestSource_PassesWatermillsSuite(t *testing.T) {
-	t.Parallel()
-	if !proof {
-		t.Skip("set ONCEMILL_PROOF=1: it takes 40 s")
-	}
-	open := pubSubs(newBench(t, 1))
-	one := func(t *testing.T) (message.Publisher, message.Subscriber) { return open(t, "test") }
-	tests.TestPubSub(t, tests.Features{ConsumerGroups: true, Persistent: true, GuaranteedOrder: true}, one, open)
-}
-
-func TestSource_PassesWatermillsTestsOfResendsAndOldMessages(t *testing.T) {
-	t.Parallel()
-	open := pubSubs(newBench(t, 1))
-	each := func(t *testing.T) (message.Publisher, message.Subscriber) { return open(t, watermill.NewShortUUID()) }
-	for name, test := range map[string]func(*testing.T, tests.TestContext, tests.PubSubConstructor){
-		"resends":      tests.TestResendOnError,
-		"no ack":       tests.TestNoAck,
-		"old messages": tests.TestNewSubscriberReceivesOldMessages,
-		"context":      tests.TestMessageCtx,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tests.TestContext{TestID: tests.NewTestID(), Features: tests.Features{
-				Persistent: true, GuaranteedOrder: true, NewSubscriberReceivesOldMessages: true, ForceShort: true,
-			}}, each)
-		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -109,7 +110,12 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{}).buried("orders.dead")
 	r.policy.MaxAttempts = 2
 	r.publish(1, oneLane)
-	runs := r.routed(20)
+	once := r.processor()
+	var runs atomic.Int32
+	r.start(deciding{r.sourceOf(once), func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		d.Handler = "charge"
+		return once.Process(ctx, d, func(context.Context) error { runs.Add(1); return errors.New("not yet") })
+	}})
 	r.acked(2)
 	if n := runs.Load(); n != 2 {
 		t.Errorf("%d runs, want the two attempts", n)

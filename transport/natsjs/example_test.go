@@ -7,8 +7,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,7 +15,6 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
-	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func ExampleNewPublisher() {
@@ -106,23 +103,14 @@ func ExampleNewSource() {
 		fmt.Println(err)
 		return
 	}
-	subscriber, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	router.AddMiddleware(oncewatermill.Middleware(once))
-	router.AddConsumerHandler("charge", "orders", subscriber, func(msg *message.Message) error {
-		fmt.Printf("charged for %s\n", msg.Payload)
-		stop() // enough for an example
-		return nil
-	})
-	fmt.Println(router.Run(ctx))
+	fmt.Println(source.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		d.Handler = "charge"
+		return once.Process(ctx, d, func(context.Context) error {
+			fmt.Printf("charged for %s\n", d.Payload)
+			stop() // enough for an example
+			return nil
+		})
+	}))
 	// Output:
 	// charged for order 4711
 	// <nil>

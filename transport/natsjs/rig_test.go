@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -23,7 +22,6 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
-	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 // Nothing that the tests start outlives them.
@@ -248,16 +246,6 @@ func (r *rig) acked(n int) {
 func (r *rig) source() *natsjs.Source {
 	r.t.Helper()
 	return r.sourceOf(r.processor())
-}
-
-// subscriber makes a Watermill Subscriber over a source.
-func (r *rig) subscriber(source consumer.Source) message.Subscriber {
-	r.t.Helper()
-	sub, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return sub
 }
 
 func (r *rig) sourceOf(once *consumer.Processor) *natsjs.Source {

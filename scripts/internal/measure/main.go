@@ -49,7 +49,7 @@ func main() {
 var notLibrary = []string{
 	"bench", "docs", "e2e", "examples", "model", "scripts",
 	"dedupstore/storetest", "outbox/outboxtest",
-	"e2e/faults", "internal/house", "e2e/stock", "internal/testserver",
+	"internal/house", "internal/testserver",
 }
 
 type sizes struct {

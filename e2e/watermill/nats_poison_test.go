@@ -1,4 +1,4 @@
-package natsjs_test
+package watermill_test
 
 import (
 	"context"
@@ -51,7 +51,7 @@ var publishers = map[string]func(*testing.T, jetstream.JetStream) message.Publis
 }
 
 // What somebody else has told the stream is said of the message, not of its poison: as a duplicate of the message it would be lost.
-func TestSource_PoisonGivesNoOrdersToTheStream(t *testing.T) {
+func TestNATS_PoisonGivesNoOrdersToTheStream(t *testing.T) {
 	t.Parallel()
 	for kind, publisher := range publishers {
 		for name, value := range map[string]string{"Nats-Msg-Id": "m1", "Nats-Rollup": "all", "Nats-Expected-Last-Subject-Sequence": "0"} {
@@ -92,7 +92,7 @@ func TestSource_PoisonGivesNoOrdersToTheStream(t *testing.T) {
 
 // Handlers often make an output of what came in, with all its metadata. The guard takes out what the server has put there, also
 // for a message that it bypasses: the output would be lost as a duplicate of what came in.
-func TestSource_OutputsOfABypassGiveNoOrdersToTheStream(t *testing.T) {
+func TestNATS_OutputsOfABypassGiveNoOrdersToTheStream(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{FilterSubject: "orders.new"})
 	r.policy.MissingID = oncemill.MissingIDBypass
@@ -105,7 +105,7 @@ func TestSource_OutputsOfABypassGiveNoOrdersToTheStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	router.AddMiddleware(oncewatermill.Middleware(once))
-	router.AddHandler("charge", "orders", r.subscriber(r.sourceOf(once)), "orders.charged", stock{r.js}, func(msg *message.Message) ([]*message.Message, error) {
+	router.AddHandler("charge", "orders", subscriber(r.t, r.sourceOf(once)), "orders.charged", stock{r.js}, func(msg *message.Message) ([]*message.Message, error) {
 		return message.Messages{msg}, nil
 	})
 	r.routes(router)
@@ -131,7 +131,7 @@ func (r *rig) poisons(source consumer.Source, mws []message.HandlerMiddleware, r
 		r.t.Fatal(err)
 	}
 	router.AddMiddleware(mws...)
-	router.AddConsumerHandler("charge", "orders", r.subscriber(source), func(*message.Message) error {
+	router.AddConsumerHandler("charge", "orders", subscriber(r.t, source), func(*message.Message) error {
 		runs.Add(1)
 		return oncemill.Permanent(reason)
 	})
@@ -154,7 +154,7 @@ func (r *rig) routes(router *message.Router) {
 
 // As it is means with its headers. To the guard it is a duplicate of the failure, wherever it had its ID, and it becomes poison again:
 // neither may be taken for a duplicate by the stream.
-func TestSource_PoisonThatIsSentBackIsPoisonAgainWithoutARun(t *testing.T) {
+func TestNATS_PoisonThatIsSentBackIsPoisonAgainWithoutARun(t *testing.T) {
 	t.Parallel()
 	for kind, publisher := range publishers {
 		for _, name := range []string{jetstream.MsgIDHeader, "Idempotency-Key", producer.HeaderID} {
@@ -206,7 +206,7 @@ func TestSource_PoisonThatIsSentBackIsPoisonAgainWithoutARun(t *testing.T) {
 }
 
 // Why it is poison stands in its metadata. No text of an error may keep it from leaving: its message would come again for ever.
-func TestSource_PoisonLeavesWhateverItsErrorSays(t *testing.T) {
+func TestNATS_PoisonLeavesWhateverItsErrorSays(t *testing.T) {
 	t.Parallel()
 	for kind, publisher := range publishers {
 		for name, tc := range map[string]struct{ permanent, content error }{
@@ -249,7 +249,7 @@ func TestSource_PoisonLeavesWhateverItsErrorSays(t *testing.T) {
 }
 
 // Handlers of several groups may share a poison queue.
-func TestSource_PoisonOfTwoGroupsIsNoDuplicateToTheStream(t *testing.T) {
+func TestNATS_PoisonOfTwoGroupsIsNoDuplicateToTheStream(t *testing.T) {
 	t.Parallel()
 	for kind, publisher := range publishers {
 		t.Run(kind, func(t *testing.T) {
@@ -290,7 +290,7 @@ func TestSource_PoisonOfTwoGroupsIsNoDuplicateToTheStream(t *testing.T) {
 }
 
 // Nor may what a message has, which its stream took: others check neither headers nor IDs.
-func TestSource_PoisonLeavesWhateverItsMessageHas(t *testing.T) {
+func TestNATS_PoisonLeavesWhateverItsMessageHas(t *testing.T) {
 	t.Parallel()
 	const id = producer.HeaderID
 	long := strings.Repeat("m", dedupstore.MaxID+1)

@@ -6,31 +6,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
-
-// newRedisRig starts a rig with its records in Redis.
-func newRedisRig(t *testing.T, c jetstream.ConsumerConfig) *rig {
-	t.Helper()
-	r := newRig(t, c)
-	rdb := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr})
-	t.Cleanup(func() { rdb.Close() })
-	store, err := redisstore.New(rdb, redisstore.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.store = store
-	return r
-}
 
 func TestWorker_HandlersThatCannotAckAreNotRepeatedByOthers(t *testing.T) {
 	t.Parallel()
-	r := newRedisRig(t, jetstream.ConsumerConfig{AckWait: time.Second, MaxDeliver: 20})
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second, MaxDeliver: 20})
 	const n = 20
 	r.publish(n, oneLane)
 	healthy := r.js
@@ -64,7 +44,7 @@ func TestWorker_HandlersThatCannotAckAreNotRepeatedByOthers(t *testing.T) {
 
 func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 	t.Parallel()
-	r := newRedisRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
+	r := newRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
 	r.config.MaxInFlight = 32
 	n := full(5000, 600)
 	r.publish(n, oneLane)
@@ -83,19 +63,5 @@ func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 	}
 	if _, runs := r.done(); runs != n {
 		t.Errorf("%d runs of %d messages", runs, n)
-	}
-}
-
-func TestSource_MiddlewareSteersIt(t *testing.T) {
-	t.Parallel()
-	r := newRedisRig(t, jetstream.ConsumerConfig{MaxDeliver: 20})
-	r.hold = consumer.NoWait
-	r.policy.MaxAttempts, r.policy.Backoff = 5, oncemill.Backoff{Min: 20 * time.Millisecond}
-	runs := r.routed(4)
-	r.publish(1, oneLane)
-	until(t, "the success", func() bool { return runs.Load() == 4 })
-	r.acked(1)
-	if deliveries := r.info().Delivered.Consumer; deliveries != 1 {
-		t.Errorf("%d deliveries, want the attempts of one", deliveries)
 	}
 }

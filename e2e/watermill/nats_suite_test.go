@@ -1,4 +1,4 @@
-package natsjs_test
+package watermill_test
 
 import (
 	"context"
@@ -22,15 +22,15 @@ import (
 	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
-// A pubSubs makes what Watermill's suite tests: a stream for each topic, and a durable for each group of it.
-type pubSubs struct {
+// A natsPubSubs makes what Watermill's suite tests: a stream for each topic, and a durable for each group of it.
+type natsPubSubs struct {
 	server  *natstest.Server
 	config  natsjs.Config
 	streams *sync.Map // of topics; made once
 }
 
 // stream makes the stream of a topic.
-func (p pubSubs) stream(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Stream, error) {
+func (p natsPubSubs) stream(ctx context.Context, js jetstream.JetStream, topic string) (jetstream.Stream, error) {
 	sum := sha256.Sum256([]byte(topic))
 	if made, ok := p.streams.Load(topic); ok {
 		return made.(jetstream.Stream), nil
@@ -42,7 +42,7 @@ func (p pubSubs) stream(ctx context.Context, js jetstream.JetStream, topic strin
 	return stream, err
 }
 
-func (p pubSubs) make(t *testing.T, group string) (message.Publisher, message.Subscriber) {
+func (p natsPubSubs) make(t *testing.T, group string) (message.Publisher, message.Subscriber) {
 	t.Helper()
 	js := p.server.JetStream()
 	config := p.config
@@ -70,10 +70,7 @@ func (p pubSubs) make(t *testing.T, group string) (message.Publisher, message.Su
 	if err != nil {
 		t.Fatal(err)
 	}
-	sub, err := oncewatermill.NewSubscriber(source)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sub := subscriber(t, source)
 	t.Cleanup(func() { _ = sub.Close() }) // the suite forgets some
 	return streaming{oncewatermill.NewPublisher(pub), func(topic string) error {
 		_, err := p.stream(context.Background(), js, topic)
@@ -94,7 +91,7 @@ func (s streaming) Publish(topic string, messages ...*message.Message) error {
 	return s.Publisher.Publish(topic, messages...)
 }
 
-func TestConformance_Watermill(t *testing.T) {
+func TestNATS_PassesWatermillsSuite(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		config natsjs.Config
@@ -108,7 +105,7 @@ func TestConformance_Watermill(t *testing.T) {
 				t.Skip("set ONCEMILL_PROOF=1 for all of it")
 			}
 			t.Parallel()
-			p := pubSubs{natstest.Start(t), c.config, &sync.Map{}}
+			p := natsPubSubs{natstest.Start(t), c.config, &sync.Map{}}
 			one := func(t *testing.T) (message.Publisher, message.Subscriber) { return p.make(t, "group") }
 			features := tests.Features{ConsumerGroups: true, Persistent: true, GuaranteedOrder: c.order, GuaranteedOrderWithSingleSubscriber: c.order, ForceShort: !proof}
 			tests.TestPubSub(t, features, one, p.make)
@@ -116,9 +113,9 @@ func TestConformance_Watermill(t *testing.T) {
 	}
 }
 
-func TestConformance_WatermillNewSubscribersGetOldMessages(t *testing.T) {
+func TestNATS_NewSubscribersGetOldMessages(t *testing.T) {
 	t.Parallel()
-	p := pubSubs{server: natstest.Start(t), streams: &sync.Map{}}
+	p := natsPubSubs{server: natstest.Start(t), streams: &sync.Map{}}
 	each := func(t *testing.T) (message.Publisher, message.Subscriber) { return p.make(t, watermill.NewShortUUID()) }
 	tests.TestNewSubscriberReceivesOldMessages(t, tests.TestContext{
 		TestID: tests.NewTestID(), Features: tests.Features{NewSubscriberReceivesOldMessages: true, Persistent: true},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +68,30 @@ func newGuard(t *testing.T, store dedupstore.Store, p oncemill.Policy) *oncemill
 
 func call(id string) oncemill.Call {
 	return oncemill.Call{Key: dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: id}}
+}
+
+// counter is a handler that counts its runs.
+type counter struct{ runs atomic.Int32 }
+
+func (c *counter) run(context.Context) (dedupstore.Outcome, error) {
+	c.runs.Add(1)
+	return dedupstore.Outcome{}, nil
+}
+
+func (c *counter) want(t testing.TB, runs int) {
+	t.Helper()
+	if got := int(c.runs.Load()); got != runs {
+		t.Errorf("handler ran %d times, want %d", got, runs)
+	}
+}
+
+func as[E error](t testing.TB, err error) E {
+	t.Helper()
+	var e E
+	if !errors.As(err, &e) {
+		t.Fatalf("error %v (%T), want a %T", err, err, e)
+	}
+	return e
 }
 
 func failing(err error) func(context.Context) (dedupstore.Outcome, error) {

@@ -223,26 +223,25 @@ func TestGuard_RerunThatFailsIsCountedAgain(t *testing.T) {
 	})
 }
 
-// lateInbox has transactions whose work is called, and which then turn out not to have begun.
-type lateInbox struct {
+// closedInbox has transactions that cannot begin.
+type closedInbox struct {
 	*storetest.MemoryInbox
-	late bool
+	closed bool
 }
 
-func (i *lateInbox) InTx(
+func (i *closedInbox) InTx(
 	ctx context.Context, c dedupstore.Claim, work func(context.Context) (dedupstore.Settlement, error),
 ) error {
-	if !i.late {
-		return i.MemoryInbox.InTx(ctx, c, work)
+	if i.closed {
+		return errDown
 	}
-	_, _ = work(ctx)
-	return oncemill.Uncounted(errDown)
+	return i.MemoryInbox.InTx(ctx, c, work)
 }
 
-func TestInbox_TransactionThatBeginsLateAndCannotIsAStoreError(t *testing.T) {
+func TestInbox_TransactionThatCannotBeginIsAStoreErrorAndNoAttempt(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
-		inbox := &lateInbox{storetest.NewMemoryInbox(newStore(t)), true}
+		inbox := &closedInbox{storetest.NewMemoryInbox(newStore(t)), true}
 		g := newGuard(t, inbox, oncemill.Policy{
 			MaxAttempts: 1, Telemetry: oncemill.Telemetry{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))},
 		})
@@ -253,7 +252,7 @@ func TestInbox_TransactionThatBeginsLateAndCannotIsAStoreError(t *testing.T) {
 				t.Errorf("the run returned %v", err)
 			}
 		}
-		inbox.late = false
+		inbox.closed = false
 		if _, err := g.Run(t.Context(), c, failing(nil)); err != nil {
 			t.Error(err)
 		}

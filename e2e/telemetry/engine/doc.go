@@ -1,2 +1,0 @@
-// Package engine tests what a guard counts, with OpenTelemetry's SDK.
-package engine
