@@ -17,6 +17,7 @@ var house = table{
 	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},
 	{0, "internal/contexts", "contexts that cost little", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
+	{0, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", pgx},
 	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
 
@@ -31,7 +32,7 @@ var house = table{
 	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
 
-	{2, "internal/outgoing", "one call of a publisher by a relay of an outbox", nil},
+	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", nil},
 
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},

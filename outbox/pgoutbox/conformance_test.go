@@ -25,11 +25,6 @@ func TestOutbox_ConformsWhenItKeepsOrder(t *testing.T) {
 	conforms(t, pgoutbox.Config{Ordered: true})
 }
 
-func TestOutbox_ConformsWithTheColumnsOfDebezium(t *testing.T) {
-	t.Parallel()
-	conforms(t, pgoutbox.Config{Ordered: true, Debezium: true})
-}
-
 func TestOutbox_ConformsBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	conformsOn(t, testserver.PgBouncerPool(t, testserver.SharedPostgres(t).NewDatabase(t).DSN()), pgoutbox.Config{Ordered: true})

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 const (
@@ -30,26 +32,21 @@ func (o *Outbox) Notify(ctx context.Context) error {
 // connection out of the pool for itself, and another one when that fails, for as long as it runs: errors are logged.
 // LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work.
 func (o *Outbox) Listen(ctx context.Context) error {
-	retry := shortestRetry
-	for ctx.Err() == nil {
+	retry := pace.Pace{Shortest: shortestRetry, Longest: longestRetry}
+	for {
 		began := time.Now()
 		err := o.listen(ctx)
 		if ctx.Err() != nil {
-			break
+			return nil //nolint:nilerr // it was to end
 		}
 		if time.Since(began) > longestRetry {
-			retry = shortestRetry
+			retry.Reset()
 		}
+		pause := retry.Next()
 		o.log.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in",
-			retry, "error", err)
-		select {
-		case <-time.After(retry):
-		case <-ctx.Done():
-			return nil
-		}
-		retry = min(2*retry, longestRetry)
+			pause, "error", err)
+		pace.Sleep(ctx, pause)
 	}
-	return nil //nolint:nilerr // it was logged
 }
 
 // listen listens on one connection until that fails.

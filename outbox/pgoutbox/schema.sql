@@ -15,10 +15,9 @@ CREATE TABLE IF NOT EXISTS {table} (
 	replays      integer,               -- how often the row was published once more
 	payload      bytea       NOT NULL,
 	id           text        NOT NULL,  -- message ID
-	{topic}      text        NOT NULL,  -- topic
-	{type}
+	topic        text        NOT NULL,
 	copy         text,                  -- purpose and generation of a deliberate copy
-	{key}        text,                  -- key
+	key          text,
 	header       json,                  -- headers, without the one that repeats the ID
 	last_error   text,
 	CONSTRAINT {pkey} PRIMARY KEY (number)
@@ -43,9 +42,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
 
 -- One row: what all programs that share the outbox must agree about.
 CREATE TABLE IF NOT EXISTS {settings} (
-	one        boolean PRIMARY KEY DEFAULT true CHECK (one),
-	version    integer NOT NULL, -- of the schema
-	ordered    boolean NOT NULL,
-	partitions integer NOT NULL, -- how many locks the keys of an ordered outbox share
-	debezium   boolean NOT NULL
+	one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+	version integer NOT NULL, -- of the schema
+	ordered boolean NOT NULL
 );

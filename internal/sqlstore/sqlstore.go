@@ -1,0 +1,25 @@
+// Package sqlstore is what stores and outboxes on SQL databases share, without a driver.
+package sqlstore
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+)
+
+var simpleName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// NameProblem says why statements cannot hold the name of a table or schema as it is, or "".
+func NameProblem(name string, longest int) string {
+	if len(name) <= longest && simpleName.MatchString(name) {
+		return ""
+	}
+	return fmt.Sprintf("is %q, want up to %d ASCII letters, digits and underscores, not beginning with a digit",
+		name, longest)
+}
+
+// IsNil reports whether v is nil or holds a nil pointer, as a pool or transaction does that was never made.
+func IsNil(v any) bool {
+	r := reflect.ValueOf(v)
+	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
+}
