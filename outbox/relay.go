@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -40,9 +41,9 @@ type Relay struct {
 // has been acknowledged by the broker. The error names the field of the config that is wrong.
 func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, error) {
 	switch {
-	case store == nil:
+	case sqlstore.IsNil(store):
 		return nil, &InvalidError{"store", "is nil"}
-	case publisher == nil:
+	case sqlstore.IsNil(publisher):
 		return nil, &InvalidError{"publisher", "is nil"}
 	}
 	cfg = cfg.withDefaults()

@@ -18,8 +18,9 @@ func NameProblem(name string, longest int) string {
 		name, longest)
 }
 
-// IsNil reports whether v is nil or holds a nil pointer, as a pool or transaction does that was never made.
+// IsNil reports whether v is nil or holds a nil pointer or function, as a transaction or publisher does that was never
+// made.
 func IsNil(v any) bool {
 	r := reflect.ValueOf(v)
-	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
+	return v == nil || (r.Kind() == reflect.Pointer || r.Kind() == reflect.Func) && r.IsNil()
 }

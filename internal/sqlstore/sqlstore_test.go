@@ -24,7 +24,8 @@ func TestNameProblem_RefusesWhatNeedsEscaping(t *testing.T) {
 func TestIsNil_KnowsNilInsideOfAnInterface(t *testing.T) {
 	t.Parallel()
 	var pointer *strings.Builder
-	if !sqlstore.IsNil(nil) || !sqlstore.IsNil(pointer) {
+	var function func()
+	if !sqlstore.IsNil(nil) || !sqlstore.IsNil(pointer) || !sqlstore.IsNil(function) {
 		t.Error("nil is taken for something")
 	}
 	if sqlstore.IsNil(new(strings.Builder)) || sqlstore.IsNil(struct{}{}) {

@@ -59,7 +59,7 @@ var inspectCases = []testCase{
 			k.Errorf("stats %+v, %v, want 2 pending, the oldest for at least %v, and 1 dead", s, err, short)
 		}
 	}},
-	{"inspect/delayed-rows-are-not-late", "the alert for an outbox that stands still fires for nothing", func(k *kit) {
+	{"inspect/delayed-rows-are-not-late", "the alert for an outbox that stands still fires in vain", func(k *kit) {
 		later := message("later")
 		later.NotBefore = time.Now().Add(long)
 		k.write(later)
@@ -166,7 +166,8 @@ var replayCases = []testCase{
 				k.same("replayed", l.ids(), []string{"1", "2"})
 				for _, row := range l.rows {
 					h := row.Message.Header
-					if h.Get(producer.HeaderID) != row.Message.ID || h.Get(producer.HeaderPurpose) != producer.PurposeReplay ||
+					if h.Get(producer.HeaderID) != row.Message.ID ||
+						h.Get(producer.HeaderPurpose) != producer.PurposeReplay ||
 						h.Get(producer.HeaderGeneration) != strconv.Itoa(generation) || row.Failures+row.Unknowns != 0 {
 						k.Errorf("row %+v, want the purpose %s, generation %d and nothing counted", row,
 							producer.PurposeReplay, generation)

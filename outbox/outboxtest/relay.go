@@ -201,7 +201,7 @@ var relayCases = []testCase{
 				k.Errorf("dead rows %+v, %v", dead, err)
 			}
 		}},
-	{"relay/that-dies-before-it-settles-loses-nothing", "what a crashed relay held is never published, or under a new ID",
+	{"relay/that-dies-before-it-settles-loses-nothing", "what a crashed relay held is lost, or gets a new ID",
 		func(k *kit) {
 			k.write(producer.Message{Topic: "orders"}, producer.Message{Topic: "orders"})
 			b := newBroker()
@@ -231,7 +231,7 @@ var relayCases = []testCase{
 				k.Errorf("%d different IDs, want 2", b.ids())
 			}
 		}},
-	{"relay/that-stops-gives-back-what-hangs", "each deployment delays messages, or publishes them twice", func(k *kit) {
+	{"relay/that-stops-gives-back-what-hangs", "each deployment delays messages, or doubles them", func(k *kit) {
 		k.write(message("acknowledged"), message("hanging"))
 		entered := make(chan struct{})
 		b := newBroker()

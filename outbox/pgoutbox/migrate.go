@@ -14,7 +14,8 @@ const version = 1
 const (
 	settingsSQL = `SELECT version, ordered FROM {settings}`
 	presentSQL  = `
-SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL, to_regclass('{lease}') IS NOT NULL`
+SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL,
+	to_regclass('{lease}') IS NOT NULL`
 
 	// What is missing belongs where the tables are, whatever else the search path leads to first.
 	staySQL = `

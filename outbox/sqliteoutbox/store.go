@@ -58,8 +58,8 @@ func collect(found *sql.Rows, err error) ([]leasedRow, error) {
 		var header []byte
 		var replays int
 		m := &l.Message
-		if err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &header, &replays, &m.Payload, &l.Failures, &l.Unknowns,
-			&l.notBefore); err != nil {
+		if err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &header, &replays, &m.Payload, &l.Failures,
+			&l.Unknowns, &l.notBefore); err != nil {
 			return nil, err
 		}
 		if m.Header, err = outgoing.Header(m.ID, header, replays); err != nil { // it must not hold up other rows
