@@ -64,14 +64,6 @@ func (c Config) validate() error {
 	return nil
 }
 
-// name is what metrics call the outbox.
-func (c Config) name() string {
-	if c.Schema != "" {
-		return c.Schema + "." + c.Table
-	}
-	return c.Table
-}
-
 // hash names the outbox where a number or a short name is needed.
 func (c Config) hash() uint64 {
 	h := fnv.New64a()

@@ -229,47 +229,14 @@ unsent AS (
 	WHERE o.number = mine.number)
 SELECT count(*) FROM held`
 
-// settleAlikeSQL is for the usual batch, in which all rows had one outcome. The array is compared first: it is the
-// whole lease, in its order.
-const settleAlikeSQL = `
-WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers)
-{outcome} WHERE number = ANY((
-	SELECT CASE WHEN numbers = $2::bigint[] THEN numbers
-		ELSE ARRAY(SELECT unnest(numbers) INTERSECT SELECT unnest($2::bigint[])) END
-	FROM held)::bigint[])`
-
 // Settle implements [outbox.Store]. It is one round trip.
 func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
-	settle, err := o.settlement(token, results)
+	s, err := sortResults(results)
 	if err != nil {
 		return err
 	}
-	return o.pipeline(ctx, 4, nil, begin, statement{query: byIndexSQL}, settle, commit)
-}
-
-// settlement is the statement that records results.
-func (o *Outbox) settlement(token string, results []outbox.Result) (statement, error) {
-	switch state, numbers := alike(results); state {
-	case outbox.Published:
-		return statement{o.sql.settlePublished, []any{token, numbers}}, nil
-	case outbox.Removed:
-		return statement{o.sql.settleRemoved, []any{token, numbers}}, nil
-	}
-	s, err := sortResults(results)
-	return statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures,
-		s.unknowns, s.errors}}, err
-}
-
-// alike returns the state that all results have, and their numbers, or "".
-func alike(results []outbox.Result) (state outbox.State, numbers []int64) {
-	numbers = make([]int64, 0, len(results))
-	for _, r := range results {
-		if r.State != results[0].State {
-			return "", nil
-		}
-		state, numbers = r.State, append(numbers, r.Number)
-	}
-	return state, numbers
+	return o.pipeline(ctx, 4, nil, begin, statement{query: byIndexSQL}, statement{o.sql.settle, []any{token, s.removed,
+		s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}, commit)
 }
 
 // sorted are results as the statement takes them.
@@ -294,12 +261,10 @@ func sortResults(results []outbox.Result) (s sorted, err error) {
 			s.published = append(s.published, r.Number)
 		case outbox.Removed:
 			s.removed = append(s.removed, r.Number)
-		case outbox.Failed:
+		case outbox.Failed, outbox.Dead:
 			s.add(r, 1, 0)
 		case outbox.Unknown:
 			s.add(r, 0, 1)
-		case outbox.Dead:
-			s.add(r, 1, 0)
 		default:
 			return sorted{}, &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
 		}

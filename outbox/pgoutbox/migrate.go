@@ -31,8 +31,9 @@ ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version);
 // Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
 // be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives
 // up on any other lock after a few seconds, with an error, after which it can be repeated. Writers wait behind it for
-// as long, and behind each of several in turn: let one process do it. An outbox that is there is only looked at: run SQL
-// to get an index again that somebody dropped. A newer version than this package's is welcome, as versions only add.
+// as long, and behind each of several in turn: let one process do it. An outbox that is there is only looked at:
+// run SQL to get an index again that somebody dropped. A newer version than this package's is welcome, as versions only
+// add.
 //
 // It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs
 // that use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings,

@@ -13,7 +13,6 @@ import (
 const (
 	shortestRetry = 100 * time.Millisecond
 	longestRetry  = 10 * time.Second
-	lookAlive     = 30 * time.Second // how often a silent connection is tried
 	endTimeout    = time.Second
 )
 
@@ -30,7 +29,8 @@ func (o *Outbox) Notify(ctx context.Context) error {
 
 // Listen turns the notifications of other processes into Woken, until ctx ends; then it returns nil. It takes a
 // connection out of the pool for itself, and another one when that fails, for as long as it runs: errors are logged.
-// LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work.
+// LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work. That a silent network
+// has lost the connection, TCP's keepalive notices; relays poll meanwhile.
 func (o *Outbox) Listen(ctx context.Context) error {
 	retry := pace.Pace{Shortest: shortestRetry, Longest: longestRetry}
 	for {
@@ -62,27 +62,11 @@ func (o *Outbox) listen(ctx context.Context) error {
 	}
 	o.Wake() // what was told before is lost
 	for {
-		if err := o.await(ctx, conn); err != nil {
+		if _, err := conn.WaitForNotification(ctx); err != nil {
 			return err
 		}
-	}
-}
-
-// await wakes a relay at the next notification, or makes sure that the connection lives.
-func (o *Outbox) await(ctx context.Context, conn *pgx.Conn) error {
-	bounded, cancel := context.WithTimeout(ctx, lookAlive)
-	defer cancel()
-	_, err := conn.WaitForNotification(bounded)
-	switch {
-	case err == nil:
 		o.Wake()
-		return nil
-	case ctx.Err() != nil || bounded.Err() == nil || conn.IsClosed():
-		return err
 	}
-	alive, cancel := context.WithTimeout(ctx, lookAlive)
-	defer cancel()
-	return conn.Ping(alive)
 }
 
 func closeConn(ctx context.Context, conn *pgx.Conn) {

@@ -21,7 +21,6 @@ type statements struct {
 	insert, lock, find, revive           string
 	leaseLock, takeOver, lease, suspects string
 	read, settle                         string
-	settlePublished, settleRemoved       string
 	tidyLock, clean, replay              string
 	stats, dead, requeue, discard        string
 }
@@ -33,9 +32,7 @@ func statementsFor(cfg Config) statements {
 		insert: in(insertSQL), lock: in(lockSQL), find: in(findSQL), revive: in(reviveSQL),
 		leaseLock: in(leaseLockSQL), takeOver: in(takeOverSQL), lease: in(leaseSQL), suspects: in(suspectsSQL),
 		read: in(readSQL), settle: in(settleSQL),
-		settlePublished: settleAlike(in, `UPDATE {table} SET published_at = (SELECT clock_timestamp())`),
-		settleRemoved:   settleAlike(in, `DELETE FROM {table}`),
-		tidyLock:        in(tidyLockSQL), clean: in(cleanSQL), replay: in(replaySQL),
+		tidyLock: in(tidyLockSQL), clean: in(cleanSQL), replay: in(replaySQL),
 		stats: in(statsSQL), dead: in(deadSQL), requeue: in(requeueSQL), discard: in(discardSQL),
 	}
 	schema := schemaSQL
@@ -45,10 +42,6 @@ func statementsFor(cfg Config) statements {
 	}
 	s.schema = in(schema + fmt.Sprintf(keepSQL, version, cfg.Ordered))
 	return s
-}
-
-func settleAlike(in func(string) string, outcome string) string {
-	return in(strings.Replace(settleAlikeSQL, "{outcome}", outcome, 1))
 }
 
 // namesOf fills in the names of one outbox. They need no escaping: see Config.validate.
