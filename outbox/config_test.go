@@ -34,7 +34,7 @@ func TestNewRelay_ErrorNamesTheField(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"store":     second(outbox.NewRelay(nil, &broker{}, outbox.Config{})),
-		"publisher": second(outbox.NewRelay(new(fakeStore), nil, outbox.Config{})),
+		"publisher": second(outbox.NewRelay(new(fakeStore), (*broker)(nil), outbox.Config{})),
 	} {
 		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != name {
 			t.Errorf("nil %s: error %v", name, err)

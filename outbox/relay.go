@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -40,9 +41,9 @@ type Relay struct {
 // has been acknowledged by the broker. The error names the field of the config that is wrong.
 func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, error) {
 	switch {
-	case store == nil:
+	case isnil.Nil(store):
 		return nil, &InvalidError{"store", "is nil"}
-	case publisher == nil:
+	case isnil.Nil(publisher):
 		return nil, &InvalidError{"publisher", "is nil"}
 	}
 	cfg = cfg.withDefaults()

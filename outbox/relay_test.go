@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -12,8 +13,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
@@ -26,8 +25,8 @@ func TestRelay_PublishesEachRowOnceAndKeepsIt(t *testing.T) {
 		stop := start(t, newRelay(t, s, b, outbox.Config{BatchSize: 2}))
 		after(t, time.Minute)
 		stop()
-		if diff := cmp.Diff([][]string{{"a", "b"}, {"c"}}, [][]string{b.calls[0].ids, b.calls[1].ids}); diff != "" || len(b.calls) != 2 {
-			t.Errorf("%d calls, want a batch of two and one of one: %s", len(b.calls), diff)
+		if got := [][]string{b.calls[0].ids, b.calls[1].ids}; !reflect.DeepEqual(got, [][]string{{"a", "b"}, {"c"}}) || len(b.calls) != 2 {
+			t.Errorf("%d calls, want a batch of two and one of one: %v", len(b.calls), got)
 		}
 		for _, id := range []string{"a", "b", "c"} {
 			if r := s.row(t, id); r.state != "published" || r.token != "" {
@@ -361,8 +360,8 @@ func TestRelay_LanesKeepTheirOrder(t *testing.T) {
 		for _, c := range b.calls {
 			sent = append(sent, c.ids)
 		}
-		if diff := cmp.Diff([][]string{{"a1", "b1", "x1", "x2"}, {"a2", "b2"}}, sent[:2]); diff != "" {
-			t.Errorf("the first calls (-want +got):\n%s", diff)
+		if want := [][]string{{"a1", "b1", "x1", "x2"}, {"a2", "b2"}}; !reflect.DeepEqual(sent[:2], want) {
+			t.Errorf("the first calls are %v, want %v", sent[:2], want)
 		}
 		if got := s.row(t, "a2"); got.Failures != 1 {
 			t.Errorf("a2 has %d failures, want 1", got.Failures)
@@ -423,8 +422,8 @@ func TestRelay_TopicThatHangsHoldsUpNoOtherLane(t *testing.T) {
 				for i := range want {
 					want[i] = fmt.Sprint("a", i)
 				}
-				if diff := cmp.Diff(want, sent); diff != "" {
-					t.Errorf("rows of a lane that were sent within 100 s (-want +got):\n%s", diff)
+				if !reflect.DeepEqual(sent, want) {
+					t.Errorf("rows of a lane that were sent within 100 s: %v, want %v", sent, want)
 				}
 			})
 		})

@@ -20,6 +20,7 @@ var house = table{
 	{0, "internal/headers", "what headers other brokers carry", nil},
 	{0, "internal/isnil", "nils that an interface hides", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
+	{0, "internal/sqlstore", "what stores and outboxes on SQL databases share, without a driver", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", nil},
 	{0, "internal/testserver", "real servers for tests", testLib},
 
@@ -38,7 +39,7 @@ var house = table{
 	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
 
-	{2, "internal/outgoing", "one call of a publisher by a relay of an outbox", nil},
+	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", nil},
 
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},

@@ -1,5 +1,5 @@
-// Package outgoing is the step that all relays of outboxes share: one call of a publisher, what it said about each
-// message, and the lines of the log about that.
+// Package outgoing is what outboxes and their relays share: how a message becomes a row and comes back, and one call of
+// a publisher, what it said about each message, and the lines of the log about that.
 package outgoing
 
 import (

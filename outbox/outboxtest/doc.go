@@ -9,7 +9,7 @@
 //	}
 //
 // A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. Cases for a Store that
-// is an [outbox.Inspector] or an [outbox.Replayer], or that keeps order, are skipped for others and say so.
+// is an [outbox.Inspector] or an [outbox.Replayer], has Wake, or keeps order, are skipped for others and say so.
 //
 // # Guarantees
 //

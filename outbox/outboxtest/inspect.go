@@ -59,6 +59,15 @@ var inspectCases = []testCase{
 			k.Errorf("stats %+v, %v, want 2 pending, the oldest for at least %v, and 1 dead", s, err, short)
 		}
 	}},
+	{"inspect/delayed-rows-are-not-late", "the alert for an outbox that stands still fires in vain", func(k *kit) {
+		later := message("later")
+		later.NotBefore = time.Now().Add(long)
+		k.write(later)
+		k.pass()
+		if s, err := k.inspector().Stats(k.Context()); err != nil || s.Pending != 1 || s.Oldest != 0 {
+			k.Errorf("stats %+v, %v, want one pending row that is not late", s, err)
+		}
+	}},
 	{"inspect/dead-rows-tell-why", "an operator cannot see why a message was not published", func(k *kit) {
 		i := k.inspector()
 		k.writeIDs("first", "second")
@@ -111,10 +120,12 @@ var inspectCases = []testCase{
 	{"inspect/written-again-revives", "an action that is repeated to get its message out leaves it dead", func(k *kit) {
 		k.writeIDs("1")
 		k.settleAll(k.lease(), outbox.Result{State: outbox.Dead, Error: "no"})
-		k.writeIDs("1")
+		again := message("1")
+		again.Header = producer.Header{"again": "yes"}
+		k.write(again)
 		l := k.lease()
-		if r := l.row(k, "1"); r.Failures != 0 || r.Unknowns != 0 {
-			k.Errorf("row %+v, want nothing counted", r)
+		if r := l.row(k, "1"); r.Failures != 0 || r.Unknowns != 0 || r.Message.Header.Get("again") != "yes" {
+			k.Errorf("row %+v, want nothing counted, and the new header", r)
 		}
 	}},
 	{"inspect/revived-if-and-only-if-committed", "a dead message is published by a transaction that was rolled back",
@@ -155,7 +166,8 @@ var replayCases = []testCase{
 				k.same("replayed", l.ids(), []string{"1", "2"})
 				for _, row := range l.rows {
 					h := row.Message.Header
-					if h.Get(producer.HeaderPurpose) != producer.PurposeReplay ||
+					if h.Get(producer.HeaderID) != row.Message.ID ||
+						h.Get(producer.HeaderPurpose) != producer.PurposeReplay ||
 						h.Get(producer.HeaderGeneration) != strconv.Itoa(generation) || row.Failures+row.Unknowns != 0 {
 						k.Errorf("row %+v, want the purpose %s, generation %d and nothing counted", row,
 							producer.PurposeReplay, generation)

@@ -89,6 +89,22 @@ var leaseCases = []testCase{
 		k.wants("no suspects", "new", "refused")
 		k.wantsSuspects("suspects", "unanswered")
 	}},
+	{"lease/unreadable-row-blocks-nobody", "a row that somebody else spoiled stops all others", func(k *kit) {
+		if k.Spoil == nil {
+			k.Skip("skipped: Subject.Spoil is not set")
+		}
+		k.writeIDs("1", "odd", "2")
+		if err := k.Spoil("odd"); err != nil {
+			k.Fatalf("spoil: %v", err)
+		}
+		l := k.lease()
+		k.same("beside an unreadable row", l.ids(), []string{"1", "odd", "2"})
+		for _, r := range l.rows {
+			if (r.Problem != "") != (r.Message.ID == "odd") {
+				k.Errorf("row %q has the problem %q", r.Message.ID, r.Problem)
+			}
+		}
+	}},
 	{"lease/writers-are-not-blocked", "a slow broker stops the business", func(k *kit) {
 		k.writeIDs("1")
 		k.lease()

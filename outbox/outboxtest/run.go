@@ -26,6 +26,12 @@ type Subject struct {
 	// Ordered says that the store keeps the order of messages with a key: the key is their lane.
 	Ordered bool
 
+	// Reopen returns the same outbox as another process has it. Nil: Store.
+	Reopen func() outbox.Store
+
+	// Spoil makes the header of a message's row unreadable, as somebody else may. Nil: the case for that is skipped.
+	Spoil func(id string) error
+
 	// Advance makes at least d pass on the store's clock, and returns then. Nil: the suite waits for d, which suits
 	// real servers, and stores that are tested by RunVirtual.
 	Advance func(d time.Duration)
@@ -63,7 +69,7 @@ func each(t *testing.T, test func(t *testing.T, c testCase)) {
 
 // cases are all cases, in the order in which to read their failures: a store that fails an early one fails many.
 var cases = slices.Concat(writeCases, leaseCases, settleCases, concurrencyCases, cleanCases, inspectCases, replayCases,
-	orderCases, contextCases)
+	orderCases, contextCases, relayCases)
 
 type testCase struct {
 	name string // area/promise

@@ -3,12 +3,15 @@ package outboxtest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -22,6 +25,8 @@ type toy struct {
 	rows []*toyRow // in the order of their numbers
 	last int64     // number
 	read int64     // the greatest number that was handed out
+
+	woken chan struct{}
 }
 
 type toyRow struct {
@@ -35,14 +40,37 @@ type toyRow struct {
 	text                string
 }
 
-func newToy(broken string) *toy { return &toy{broken: broken} }
+func newToy(broken string) *toy { return &toy{broken: broken, woken: make(chan struct{}, 1)} }
+
+func (s *toy) Woken() <-chan struct{} { return s.woken }
+
+func (s *toy) Wake() {
+	if s.is("wake-is-lost") {
+		return
+	}
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+}
+
+func (s *toy) spoil(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		if r.Message.ID == id && !s.is("unreadable-row-looks-fine") {
+			r.Problem = "header cannot be read"
+		}
+	}
+	return nil
+}
 
 // is tells whether the toy breaks the rule.
 func (s *toy) is(rule string) bool { return s.broken == rule }
 
 func (s *toy) subject() Subject {
 	return Subject{
-		Store: s, Ordered: true, Concurrent: true,
+		Store: s, Ordered: true, Concurrent: true, Spoil: s.spoil,
 		Begin: func(context.Context) (Tx, error) { return &toyTx{toy: s}, nil },
 	}
 }
@@ -51,22 +79,40 @@ type toyTx struct {
 	toy     *toy
 	rows    []*toyRow
 	revived []*toyRow
+	header  map[*toyRow]producer.Header // of those that were revived
+	over    bool
 }
 
 func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) error {
 	s := tx.toy
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if tx.over && !s.is("writes-after-the-commit") {
+		return errors.New("the transaction is over")
+	}
+	if s.is("calls-are-cut") {
+		messages = messages[:min(len(messages), 100)]
+	}
 	var rows []*toyRow
 	for i, m := range messages {
+		if m.ID == "" && s.is("missing-IDs-are-one") {
+			m.ID = "minted"
+		}
+		own := m.Header
 		if err := producer.Stamp(ctx, &m); err != nil {
 			return err
 		}
-		if m.Topic == "" {
+		if s.is("stamps-the-callers-header") && own != nil {
+			own[producer.HeaderID] = m.ID
+		}
+		if !s.is("resend-is-copied") {
+			maps.DeleteFunc(m.Header, func(name, _ string) bool { return strings.EqualFold(name, producer.HeaderResend) })
+		}
+		if field := s.problem(m); field != "" {
 			if s.is("refused-call-writes-a-part") {
 				tx.rows = append(tx.rows, rows...)
 			}
-			return fmt.Errorf("message %d: %w", i, &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"})
+			return fmt.Errorf("message %d: %w", i, &producer.InvalidError{Field: field, Problem: "cannot be kept"})
 		}
 		s.last++
 		r := &toyRow{written: time.Now(), first: time.Now()}
@@ -83,7 +129,10 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 			delete(r.Message.Header, "A")
 		}
 		if !s.is("copies-are-one") {
-			r.copy = m.Header.Get(producer.HeaderPurpose) + m.Header.Get(producer.HeaderGeneration)
+			r.copy = m.Header.Get(producer.HeaderPurpose) + "\x00" + m.Header.Get(producer.HeaderGeneration)
+			if s.is("copies-look-alike") {
+				r.copy = strings.ReplaceAll(r.copy, "\x00", "")
+			}
 		}
 		if m.NotBefore.After(r.first) && !s.is("delay-ignored") {
 			r.first = m.NotBefore
@@ -104,12 +153,38 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 			return &outbox.ConflictError{ID: r.Message.ID, Topic: r.Message.Topic}
 		case known.state == outbox.Dead && !s.is("dead-stays-dead"):
 			tx.revived = append(tx.revived, known)
+			if tx.header == nil {
+				tx.header = map[*toyRow]producer.Header{}
+			}
+			tx.header[known] = r.Message.Header
 		}
+	}
+	if tx.over {
+		tx.apply()
 	}
 	if s.is("visible-before-commit") || s.is("revived-before-commit") && len(rows) > 0 && len(tx.rows) == 0 {
 		tx.apply()
 	}
 	return nil
+}
+
+// problem names the field of a message that cannot be kept, or "".
+func (s *toy) problem(m producer.Message) string {
+	switch {
+	case m.Topic == "":
+		return "Message.Topic"
+	case !utf8.ValidString(m.Key) && !s.is("keys-are-any-bytes"):
+		return "Message.Key"
+	case !m.NotBefore.IsZero() && (m.NotBefore.Before(time.Unix(0, 0)) || m.NotBefore.UTC().Year() > 9999) &&
+		!s.is("far-delays-wrap"):
+		return "Message.NotBefore"
+	}
+	for name, value := range m.Header {
+		if !utf8.ValidString(value) {
+			return fmt.Sprintf("header %q", name)
+		}
+	}
+	return ""
 }
 
 func (r *toyRow) same(o *toyRow) bool {
@@ -130,6 +205,9 @@ func (tx *toyTx) apply() {
 	s.rows = append(s.rows, tx.rows...)
 	for _, r := range tx.revived {
 		r.state, r.Failures, r.Unknowns, r.due = "", 0, 0, time.Now()
+		if !s.is("revived-keeps-its-header") {
+			r.Message.Header = tx.header[r]
+		}
 	}
 	tx.rows, tx.revived = nil, nil
 	slices.SortFunc(s.rows, func(a, b *toyRow) int { return int(a.Number - b.Number) })
@@ -139,6 +217,7 @@ func (tx *toyTx) Commit(context.Context) error {
 	tx.toy.mu.Lock()
 	defer tx.toy.mu.Unlock()
 	tx.apply()
+	tx.over = true
 	return nil
 }
 
@@ -347,7 +426,11 @@ func (s *toy) Stats(context.Context) (outbox.Stats, error) {
 				continue
 			}
 			stats.Pending++
-			stats.Oldest = max(stats.Oldest, time.Since(r.first))
+			due := r.first
+			if s.is("delayed-rows-are-late") {
+				due = r.written
+			}
+			stats.Oldest = max(stats.Oldest, time.Since(due))
 		}
 	}
 	return stats, nil

@@ -51,13 +51,14 @@ var writeCases = []testCase{
 			{ID: "empty", Topic: "t", Payload: []byte{}},
 			{ID: "nil", Topic: "t"},
 			{ID: "text that looks like JSON", Topic: "t", Payload: []byte(`{"a": 1.0,  "b":2}`)},
+			{ID: "large", Topic: "t", Payload: make([]byte, 1<<20)},
 		} {
 			k.write(m)
 			l := k.lease()
 			got := l.row(k, m.ID).Message
 			if got.Topic != m.Topic || got.Key != m.Key || !bytes.Equal(got.Payload, m.Payload) ||
 				!got.NotBefore.IsZero() {
-				k.Errorf("got %+v, want %+v", got, m)
+				k.Errorf("got %.300v, want %.300v", got, m)
 			}
 			if got.Payload == nil {
 				k.Errorf("the payload of %q is nil, want an empty one: Kafka takes nil for a tombstone", m.ID)
@@ -79,8 +80,10 @@ var writeCases = []testCase{
 		tx := k.begin()
 		k.publish(tx, message("2"))
 		k.publish(tx, message("2"))
+		k.publish(tx, message("3"), message("3"))
+		k.publish(tx)
 		k.commit(tx)
-		k.wants("after repeated writes", "1", "2")
+		k.wants("after repeated writes", "1", "2", "3")
 		l := k.lease()
 		k.settleAll(l, outbox.Result{State: outbox.Published})
 		k.write(message("1"))
@@ -100,11 +103,14 @@ var writeCases = []testCase{
 			payload, key := message("1"), message("1")
 			payload.Payload = []byte("something else")
 			key.Key = "somebody else"
-			for _, other := range []producer.Message{payload, key} {
+			twice := message("twice")
+			twice.Payload = payload.Payload
+			for _, others := range [][]producer.Message{{payload}, {key}, {message("twice"), twice}} {
 				tx := k.begin()
-				err := tx.Publish(k.Context(), other)
+				err := tx.Publish(k.Context(), others...)
+				want := others[len(others)-1]
 				var conflict *outbox.ConflictError
-				if !errors.As(err, &conflict) || conflict.ID != "1" {
+				if !errors.As(err, &conflict) || conflict.ID != want.ID || conflict.Topic != want.Topic {
 					k.Errorf("error %v, want a ConflictError that names the message", err)
 				}
 				k.rollback(tx)
@@ -113,12 +119,16 @@ var writeCases = []testCase{
 	{"write/refused-message-writes-nothing", "a transaction goes on without one of the messages that it was to publish",
 		func(k *kit) {
 			tx := k.begin()
-			bad := message("bad")
-			bad.Topic = ""
-			err := tx.Publish(k.Context(), message("good"), bad)
-			var invalid *producer.InvalidError
-			if !errors.As(err, &invalid) {
-				k.Errorf("error %v, want an InvalidError", err)
+			for field, bad := range map[string]producer.Message{
+				"Message.Topic": {ID: "1"},
+				"Message.Key":   {ID: "1", Topic: "orders", Key: "\xff"},
+				`header "x"`:    {ID: "1", Topic: "orders", Header: producer.Header{"x": "\xff"}},
+			} {
+				err := tx.Publish(k.Context(), message("good"), bad)
+				var invalid *producer.InvalidError
+				if !errors.As(err, &invalid) || invalid.Field != field {
+					k.Errorf("error %v, want an InvalidError for %s", err, field)
+				}
 			}
 			k.publish(tx, message("later"))
 			k.commit(tx)
@@ -144,6 +154,79 @@ var writeCases = []testCase{
 		}
 		k.Error("never handed out")
 	}},
+	{"write/delays-that-times-cannot-hold-are-refused", "a message for the far future is published now, or never",
+		func(k *kit) {
+			year := func(n int) time.Time { return time.Date(n, 1, 1, 0, 0, 0, 0, time.UTC) }
+			for _, far := range []time.Time{
+				time.Unix(1<<63-1, 0), time.Unix(1<<60, 0), time.Unix(-1<<60, 0), time.Unix(-1, 0),
+				year(300_000), year(10_000), year(1).AddDate(0, 1, 2),
+			} {
+				tx := k.begin()
+				m := message("1")
+				m.NotBefore = far
+				err := tx.Publish(k.Context(), m)
+				var invalid *producer.InvalidError
+				if !errors.As(err, &invalid) || invalid.Field != "Message.NotBefore" {
+					k.Errorf("not before %v: error %v, want an InvalidError for Message.NotBefore", far, err)
+				}
+				k.rollback(tx)
+			}
+			m := message("longest delay")
+			m.NotBefore = year(10_000).Add(-1)
+			k.write(m)
+			k.wants("before the year 10000")
+		}},
+	{"write/missing-IDs-are-minted", "messages without an ID are taken for one, or the caller's change under its hands",
+		func(k *kit) {
+			m := producer.Message{Topic: "orders", Header: producer.Header{"a": "b"}}
+			k.write(m, m)
+			if m.ID != "" || len(m.Header) != 1 {
+				k.Errorf("the caller's message became %+v", m)
+			}
+			if l := k.lease(); len(l.rows) != 2 || l.ids()[0] == "" || l.ids()[0] == l.ids()[1] {
+				k.Errorf("IDs %q, want two different ones", l.ids())
+			}
+		}},
+	{"write/many-in-one-call", "a call that is larger than a statement loses some of its messages", func(k *kit) {
+		ids := numbered("order ", 500)
+		messages := make([]producer.Message, len(ids))
+		for i, id := range ids {
+			messages[i] = message(id)
+		}
+		k.write(messages...)
+		l := k.leaseAs(outbox.LeaseRequest{Token: newToken(), Limit: 1000, Lease: long})
+		k.same("of one call", l.ids(), ids)
+	}},
+	{"write/in-an-ended-transaction-is-an-error", "a message is published without what was to be written with it",
+		func(k *kit) {
+			tx := k.begin()
+			k.commit(tx)
+			if err := tx.Publish(k.Context(), message("1")); err == nil {
+				k.Error("no error after the commit")
+			}
+			k.wants("after the error")
+		}},
+	{"write/copies-that-only-look-alike-are-two-rows", "one of two deliberate copies is swallowed", func(k *kit) {
+		a, b := message("1"), message("1")
+		a.Header = producer.Header{producer.HeaderPurpose: "replay 2"}
+		b.Header = producer.Header{producer.HeaderPurpose: "replay", producer.HeaderGeneration: " 2"}
+		k.write(a)
+		k.write(b)
+		k.wants("two copies", "1", "1")
+	}},
+	{"write/message-is-no-resend-of-another",
+		"the first copy is counted as a repeated one, because its handler copied a header", func(k *kit) {
+			m := message("1")
+			m.Header = producer.Header{"Oncemill-Resend": "3", "color": "blue"}
+			k.write(m)
+			h := k.lease().row(k, "1").Message.Header
+			if h.Get(producer.HeaderResend) != "" || h.Get("Oncemill-Resend") != "" || h.Get("color") != "blue" {
+				k.Errorf("header %v, want no resend", h)
+			}
+			if len(m.Header) != 2 {
+				k.Errorf("the caller's header became %v", m.Header)
+			}
+		}},
 }
 
 // everyOrder walks through orders of the steps of three writers, with a look between all steps.

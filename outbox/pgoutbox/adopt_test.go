@@ -2,20 +2,15 @@ package pgoutbox_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
-	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
 // TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect is what docs/adopting.md says of a hand-written outbox that drains
@@ -24,15 +19,6 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 	t.Parallel()
 	box, pool := newBox(t)
 	mustExec(t, pool, `CREATE TABLE old_outbox (id text PRIMARY KEY, payload bytea NOT NULL, sent boolean NOT NULL DEFAULT false)`)
-	server := natstest.Start(t)
-	js := server.JetStream()
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "orders", Subjects: []string{"orders"}}); err != nil {
-		t.Fatal(err)
-	}
-	cons, err := js.CreateConsumer(t.Context(), "orders", jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
-	if err != nil {
-		t.Fatal(err)
-	}
 
 	// Of ten orders in a row, five are in the old table alone, three in the new one alone, and two in both.
 	ids := numbered(60)
@@ -45,89 +31,67 @@ func TestRelay_BesideAnOldOutboxWithTheSameIDsEachMessageHasOneEffect(t *testing
 		}
 	}
 
-	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
-	if err != nil {
-		t.Fatal(err)
+	b := &broker{}
+	stop := start(t, box, b, quick())
+	type oldRow struct {
+		ID      string
+		Payload []byte
 	}
-	stop := start(t, box, pub, quick())
-	drain := func() (n int, err error) { // as hand-written relays do
-		rows, err := pool.Query(context.Background(), `SELECT id, payload FROM old_outbox WHERE NOT sent ORDER BY id LIMIT 7`)
-		if err != nil {
-			return 0, err
-		}
-		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
-			ID      string
-			Payload []byte
-		}])
-		for _, row := range found {
-			msg := &nats.Msg{Subject: "orders", Data: row.Payload, Header: nats.Header{producer.HeaderID: {row.ID}}}
-			for range 2 { // the first acknowledgement was lost
-				if _, err := js.PublishMsg(context.Background(), msg); err != nil {
-					return n, err
-				}
-			}
-			if _, err := pool.Exec(context.Background(), `UPDATE old_outbox SET sent = true WHERE id = $1`, row.ID); err != nil {
-				return n, err
-			}
-			n++
-		}
-		return n, err
-	}
-	for {
-		n, err := drain()
+	for { // as hand-written relays drain
+		rows, err := pool.Query(t.Context(), `SELECT id, payload FROM old_outbox WHERE NOT sent ORDER BY id LIMIT 7`)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n == 0 {
+		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[oldRow])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) == 0 {
 			break
+		}
+		for _, row := range found {
+			m := producer.Message{Topic: "orders", Payload: row.Payload, Header: producer.Header{producer.HeaderID: row.ID}}
+			for range 2 { // the first acknowledgement was lost
+				b.Publish(t.Context(), m)
+			}
+			mustExec(t, pool, `UPDATE old_outbox SET sent = true WHERE id = $1`, row.ID)
 		}
 	}
 	eventually(t, "the new outbox is empty", func() bool { return stats(t, box).Pending == 0 })
 	stop()
+	const old, both, fresh = 30, 12, 18
+	if n := len(b.got); n < 2*(old+both)+fresh+both {
+		t.Errorf("%d messages were published: some had no copy", n)
+	}
 
 	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	config := consumer.Config{Group: "billing"}
-	config.Policy.Logger = quiet
+	config.Policy.Logger = slog.New(slog.DiscardHandler)
 	once, err := consumer.New(store, config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var mu sync.Mutex
 	effects := map[string]int{}
-	w, err := natsjs.NewWorker(once, js, cons, func(_ context.Context, msg jetstream.Msg) error {
-		mu.Lock()
-		defer mu.Unlock()
-		effects[string(msg.Data())]++
-		return nil
-	}, natsjs.Config{Handler: "charge", Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
+	var all sync.WaitGroup
+	for _, m := range b.got {
+		all.Go(func() {
+			d := once.Process(context.Background(), consumer.Delivery{Handler: "charge", Topic: m.Topic, Header: m.Header, Payload: m.Payload},
+				func(context.Context) error {
+					mu.Lock()
+					defer mu.Unlock()
+					effects[string(m.Payload)]++
+					return nil
+				})
+			if d.Action != consumer.Ack {
+				t.Errorf("a delivery was not acknowledged: %+v", d)
+			}
+		})
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- w.Run(ctx) }()
-	stream, err := js.Stream(t.Context(), "orders")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const old, both, fresh = 30, 12, 18
-	if n := stream.CachedInfo().State.Msgs; n < 2*(old+both)+fresh {
-		t.Errorf("%d messages in the stream: some had no copy", n)
-	}
-	eventually(t, "all to be handled", func() bool {
-		info, err := cons.Info(context.Background())
-		return err == nil && info.AckFloor.Stream == stream.CachedInfo().State.LastSeq
-	})
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	mu.Lock()
-	defer mu.Unlock()
+	all.Wait()
 	for _, id := range ids {
 		if n := effects[string(message(id).Payload)]; n != 1 {
 			t.Errorf("%s had %d effects, want one", id, n)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/outboxtest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -23,11 +24,6 @@ func TestOutbox_Conforms(t *testing.T) {
 func TestOutbox_ConformsWhenItKeepsOrder(t *testing.T) {
 	t.Parallel()
 	conforms(t, pgoutbox.Config{Ordered: true})
-}
-
-func TestOutbox_ConformsWithTheColumnsOfDebezium(t *testing.T) {
-	t.Parallel()
-	conforms(t, pgoutbox.Config{Ordered: true, Debezium: true})
 }
 
 func TestOutbox_ConformsBehindPgBouncer(t *testing.T) {
@@ -49,10 +45,18 @@ func conformsOn(t *testing.T, pool *pgxpool.Pool, cfg pgoutbox.Config) {
 			own := cfg
 			own.Table = fmt.Sprintf("outbox_%d", tables.Add(1))
 			box := boxIn(t, pool, own)
-			return outboxtest.Subject{Store: box, Concurrent: true, Ordered: cfg.Ordered, Begin: func(ctx context.Context) (outboxtest.Tx, error) {
-				tx, err := pool.Begin(ctx)
-				return writerTx{box.In(tx), tx}, err
-			}}
+			return outboxtest.Subject{
+				Store: box, Concurrent: true, Ordered: cfg.Ordered,
+				Begin: func(ctx context.Context) (outboxtest.Tx, error) {
+					tx, err := pool.Begin(ctx)
+					return writerTx{box.In(tx), tx}, err
+				},
+				Reopen: func() outbox.Store { return unmigrated(t, pool, own) },
+				Spoil: func(id string) error {
+					_, err := pool.Exec(t.Context(), `UPDATE `+own.Table+` SET header = '[1]' WHERE id = $1`, id)
+					return err
+				},
+			}
 		})
 	})
 }

@@ -64,17 +64,8 @@
 //
 // # Debezium
 //
-// With [Config.Debezium] the table has the columns that Debezium's outbox event router reads by default: id,
-// aggregatetype (the topic), aggregateid (the key), type (the header ce_type, or else the topic) and payload. The
-// router passes over the relay's updates (table.op.invalid.behavior=warn) and deletions. To take over, start the
-// connector without a snapshot of the table: from then on both publish, with the same IDs. When what was written before
-// is published, stop the relays, and clean the table by some other means, as nobody marks rows as published. For
-// consumers to see the same ID and topic as from a relay, the router needs
-//
-//	route.topic.replacement=${routedByValue}
-//	table.fields.additional.placement=id:header:oncemill-id,type:header:ce_type
-//
-// and the connector a value.converter that passes bytes on as they are, such as Debezium's BinaryDataConverter.
-// The other headers stay in the column header, as one JSON object. NotBefore, order across partitions and dead rows are
-// nothing that Debezium knows.
+// Debezium's outbox event router can read the table instead of a relay: its options route.by.field=topic,
+// table.field.event.key=key and route.topic.replacement=${routedByValue} name the columns, and
+// table.fields.additional.placement=id:header:oncemill-id keeps the ID. Never run both. It knows nothing of NotBefore,
+// order across partitions and dead rows, and marks no row as published: clean the table yourself.
 package pgoutbox

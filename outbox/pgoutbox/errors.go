@@ -7,10 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrNoTx says that Publish was called with a context that carries no transaction: use In, InSQL, WithTx or WithSQLTx,
-// or pass the context that the handler of an inbox got.
-var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), put the transaction into " +
-	"the context with WithTx, or pass the context that " +
+// ErrNoTx says that Publish was called with a context that carries no transaction: use In or InSQL, or pass the context
+// that the handler of an inbox got.
+var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), or pass the context that " +
 	"the handler of a pgstore inbox got")
 
 // A SchemaError says that the tables are missing, older than this package, made for another config, or hide rows.
@@ -38,16 +37,8 @@ const (
 	codeUndefinedColumn  = "42703"
 	codeUndefinedSchema  = "3F000"
 	codeNoPrivilege      = "42501"
-	codeLimitExceeded    = "54000"
 	codeLockNotAvailable = "55P03"
-	codeNoSuchText       = "22021"
-	codeNoTranslation    = "22P05"
 )
-
-func hasCode(err error, code string) bool {
-	e, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && e.Code == code
-}
 
 // explain names the cause of an error that PostgreSQL knows only by its own words.
 func (o *Outbox) explain(err error) error {
@@ -65,8 +56,6 @@ func (o *Outbox) explain(err error) error {
 	case codeNoPrivilege:
 		return fmt.Errorf("pgoutbox: the database user lacks a privilege on outbox table %q, see Migrate: %w",
 			o.cfg.Table, err)
-	case codeLimitExceeded:
-		return fmt.Errorf("pgoutbox: a value is larger than PostgreSQL can keep: %w", err)
 	case codeLockNotAvailable:
 		return fmt.Errorf("pgoutbox: somebody else holds a lock on outbox table %q for too long: %w", o.cfg.Table, err)
 	}

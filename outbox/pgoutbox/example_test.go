@@ -39,30 +39,6 @@ func ExampleNew() {
 	box.Wake() // a relay of this process publishes now what was committed
 }
 
-func ExampleWithTx() {
-	ctx := context.Background()
-	pool, err := pgxpool.New(ctx, "postgres://localhost/shop")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer pool.Close()
-	box, err := pgoutbox.New(pool, pgoutbox.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	// Code that knows a producer.Publisher and no database joins the transaction of its caller.
-	announce := func(ctx context.Context, p producer.Publisher, order string) error {
-		return p.Publish(ctx, producer.Message{ID: producer.DeriveID("orders", order), Topic: "orders.created"})
-	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		return announce(pgoutbox.WithTx(ctx, tx), box, "4711")
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-}
-
 func ExampleOutbox_Listen() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

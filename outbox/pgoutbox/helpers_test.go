@@ -2,6 +2,7 @@ package pgoutbox_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,7 +24,10 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Set("test.parallel", "8") // unless -parallel says otherwise: tests wait for the server, and for leases to end
+	goleak.VerifyTestMain(m)
+}
 
 var schemas atomic.Int64
 

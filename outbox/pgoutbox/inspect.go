@@ -15,7 +15,7 @@ SELECT count(*),
 FROM {table} WHERE published_at IS NULL AND dead_at IS NULL`
 
 	deadSQL = `
-SELECT id, {topic}, written_at, dead_at, coalesce(failures, 0), coalesce(unknowns, 0), coalesce(last_error, '')
+SELECT id, topic, written_at, dead_at, coalesce(failures, 0), coalesce(unknowns, 0), coalesce(last_error, '')
 FROM {table} WHERE dead_at IS NOT NULL ORDER BY dead_at LIMIT $1::bigint`
 
 	requeueSQL = `

@@ -75,7 +75,7 @@ SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config(
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 
 	// What Lease reads of a row: as it is, because a NULL costs the server nothing, and what is made of it does.
-	rowSQL = `number, id, {topic}, {key}, header, payload, failures, unknowns, replays, not_before,
+	rowSQL = `number, id, topic, key, header, payload, failures, unknowns, replays, not_before,
 	written_at, due_at, ctid`
 
 	// The rows come in the order of their numbers. The client sorts them as the index of leaseSQL does, by ctid where
@@ -97,7 +97,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	if r.Suspects {
 		lease = o.sql.suspects
 	}
-	read := reader{ordered: o.cfg.Ordered, limit: r.Limit}
+	read := reader{ordered: o.cfg.Ordered}
 	err := o.pipeline(ctx, 5, []eachRowFunc{read.clock, read.row},
 		begin,
 		statement{o.sql.leaseLock, []any{lockTimeoutOf(ctx)}},
@@ -126,12 +126,11 @@ func lockTimeoutOf(ctx context.Context) string {
 // A reader makes rows of what the server sends, one after the other in the same memory.
 type reader struct {
 	ordered  bool      // the rows come in their order
-	limit    int       // the most rows there can be
 	now      time.Time // by the server's clock
 	fields   []any     // where scan puts what follows
 	number   int64
 	id       string
-	topic    pgtype.DriverBytes // most rows have that of the row before
+	topic    string
 	key      pgtype.Text
 	header   pgtype.DriverBytes // most rows have none
 	payload  []byte
@@ -142,9 +141,8 @@ type reader struct {
 	notBefore, written, due pgtype.Timestamptz
 	at                      pgtype.TID
 
-	lastTopic string
-	rows      []outbox.Row
-	turns     []turn
+	rows  []outbox.Row
+	turns []turn
 }
 
 // A turn says when a row is due, where it lies in the table, and which one it is.
@@ -159,15 +157,10 @@ func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil,
 func (r *reader) row(scan func(...any) error) error {
 	if r.fields == nil {
 		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns,
-			&r.replays,
-			&r.notBefore, &r.written, &r.due, &r.at}
+			&r.replays, &r.notBefore, &r.written, &r.due, &r.at}
 	}
 	if err := scan(r.fields...); err != nil {
 		return err
-	}
-	if n := len(r.rows); n == cap(r.rows) { // a few rows, or as many as there can be
-		more := max(1, min(max(16, 8*n), r.limit-n))
-		r.rows, r.turns = slices.Grow(r.rows, more), slices.Grow(r.turns, more)
 	}
 	r.turns = append(r.turns, turn{timeOr(r.due, r.written).UnixMicro(),
 		uint64(r.at.BlockNumber)<<16 | uint64(r.at.OffsetNumber), len(r.rows)})
@@ -184,12 +177,9 @@ func timeOr(t, instead pgtype.Timestamptz) time.Time {
 
 // made is the row that was scanned.
 func (r *reader) made() outbox.Row {
-	if string(r.topic) != r.lastTopic {
-		r.lastTopic = string(r.topic)
-	}
 	row := outbox.Row{
 		Number:   r.number,
-		Message:  producer.Message{ID: r.id, Topic: r.lastTopic, Key: r.key.String, Payload: r.payload},
+		Message:  producer.Message{ID: r.id, Topic: r.topic, Key: r.key.String, Payload: r.payload},
 		Failures: int(r.failures.Int32), Unknowns: int(r.unknowns.Int32),
 		Age: max(0, r.now.Sub(timeOr(r.notBefore, r.written))),
 	}
@@ -210,15 +200,11 @@ func (r *reader) inTurn() []outbox.Row {
 		return r.rows
 	}
 	slices.SortFunc(r.turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.at, b.at)) })
-	for i := range r.turns { // each cycle of places once, without a second list
-		at := i
-		for from := r.turns[at].index; from != i; from = r.turns[at].index {
-			r.rows[at], r.rows[from] = r.rows[from], r.rows[at]
-			r.turns[at].index, at = at, from
-		}
-		r.turns[at].index = at
+	rows := make([]outbox.Row, len(r.rows))
+	for i, t := range r.turns {
+		rows[i] = r.rows[t.index]
 	}
-	return r.rows
+	return rows
 }
 
 // Results that are not there any more, or not the token's, are passed over.
@@ -243,59 +229,14 @@ unsent AS (
 	WHERE o.number = mine.number)
 SELECT count(*) FROM held`
 
-// settleAlikeSQL is for the usual batch, in which all rows had one outcome. The array is compared first: it is the
-// whole lease, in its order.
-const settleAlikeSQL = `
-WITH held AS (DELETE FROM {lease} WHERE token = $1::text RETURNING numbers)
-{outcome} WHERE number = ANY((
-	SELECT CASE WHEN numbers = $2::bigint[] THEN numbers
-		ELSE ARRAY(SELECT unnest(numbers) INTERSECT SELECT unnest($2::bigint[])) END
-	FROM held)::bigint[])`
-
 // Settle implements [outbox.Store]. It is one round trip.
 func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Result) error {
-	err := o.settle(ctx, token, results)
-	if hasCode(err, codeNoSuchText) || hasCode(err, codeNoTranslation) { // the database has another encoding than UTF-8
-		results = slices.Clone(results)
-		for i := range results {
-			results[i].Error = errtext.ASCII(results[i].Error)
-		}
-		err = o.settle(ctx, token, results)
-	}
-	return err
-}
-
-func (o *Outbox) settle(ctx context.Context, token string, results []outbox.Result) error {
-	settle, err := o.settlement(token, results)
+	s, err := sortResults(results)
 	if err != nil {
 		return err
 	}
-	return o.pipeline(ctx, 4, nil, begin, statement{query: byIndexSQL}, settle, commit)
-}
-
-// settlement is the statement that records results.
-func (o *Outbox) settlement(token string, results []outbox.Result) (statement, error) {
-	switch state, numbers := alike(results); state {
-	case outbox.Published:
-		return statement{o.sql.settlePublished, []any{token, numbers}}, nil
-	case outbox.Removed:
-		return statement{o.sql.settleRemoved, []any{token, numbers}}, nil
-	}
-	s, err := sortResults(results)
-	return statement{o.sql.settle, []any{token, s.removed, s.published, s.unsent, s.delays, s.dead, s.failures,
-		s.unknowns, s.errors}}, err
-}
-
-// alike returns the state that all results have, and their numbers, or "".
-func alike(results []outbox.Result) (state outbox.State, numbers []int64) {
-	numbers = make([]int64, 0, len(results))
-	for _, r := range results {
-		if r.State != results[0].State {
-			return "", nil
-		}
-		state, numbers = r.State, append(numbers, r.Number)
-	}
-	return state, numbers
+	return o.pipeline(ctx, 4, nil, begin, statement{query: byIndexSQL}, statement{o.sql.settle, []any{token, s.removed,
+		s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}, commit)
 }
 
 // sorted are results as the statement takes them.
@@ -320,12 +261,10 @@ func sortResults(results []outbox.Result) (s sorted, err error) {
 			s.published = append(s.published, r.Number)
 		case outbox.Removed:
 			s.removed = append(s.removed, r.Number)
-		case outbox.Failed:
+		case outbox.Failed, outbox.Dead:
 			s.add(r, 1, 0)
 		case outbox.Unknown:
 			s.add(r, 0, 1)
-		case outbox.Dead:
-			s.add(r, 1, 0)
 		default:
 			return sorted{}, &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
 		}
@@ -339,6 +278,6 @@ func (s *sorted) add(r outbox.Result, failures, unknowns int64) {
 	s.dead = append(s.dead, r.State == outbox.Dead)
 	s.failures = append(s.failures, failures)
 	s.unknowns = append(s.unknowns, unknowns)
-	// An error text that PostgreSQL does not take would make the whole batch fail for ever.
-	s.errors = append(s.errors, strings.ReplaceAll(strings.ToValidUTF8(r.Error, "\uFFFD"), "\x00", "\uFFFD"))
+	// A text that the database's encoding does not take would make the whole batch fail for ever.
+	s.errors = append(s.errors, strings.ReplaceAll(errtext.ASCII(r.Error), "\x00", "?"))
 }

@@ -12,8 +12,10 @@ import (
 const version = 1
 
 const (
-	settingsSQL = `SELECT version, ordered, partitions, debezium FROM {settings}`
-	presentSQL  = `SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL, {complete}`
+	settingsSQL = `SELECT version, ordered FROM {settings}`
+	presentSQL  = `
+SELECT to_regclass('{settings}') IS NOT NULL, to_regclass('{table}') IS NOT NULL,
+	to_regclass('{lease}') IS NOT NULL`
 
 	// What is missing belongs where the tables are, whatever else the search path leads to first.
 	staySQL = `
@@ -21,16 +23,17 @@ SELECT set_config('search_path', quote_ident(n.nspname), true)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{settings}')`
 
 	keepSQL = `
-INSERT INTO {settings} (version, ordered, partitions, debezium) VALUES ($1, $2, $3, $4)
-ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.version)`
+INSERT INTO {settings} AS s (version, ordered) VALUES (%d, %v)
+ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version);
+`
 )
 
 // Migrate makes the schema, the tables and their indexes where they are missing. It only adds, may be repeated, and may
 // be called by several processes at once, while others use the outbox: it waits for the others who migrate, and gives
 // up on any other lock after a few seconds, with an error, after which it can be repeated. Writers wait behind it for
-// as long, and behind each of several in turn: let one process do it. An outbox that is complete is only looked at. An
-// index that somebody dropped is made again, and writers wait for that. A newer version than this package's is welcome,
-// as versions only add.
+// as long, and behind each of several in turn: let one process do it. An outbox that is there is only looked at:
+// run SQL to get an index again that somebody dropped. A newer version than this package's is welcome, as versions only
+// add.
 //
 // It needs the privilege to create tables in the schema, and the schema in the database if that is missing. Programs
 // that use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings,
@@ -51,15 +54,7 @@ func (o *Outbox) Migrate(ctx context.Context) error {
 // schema must be there. They may be repeated, but unlike Migrate they do not look first: CREATE INDEX waits for open
 // transactions that wrote to the outbox, also where the index is there, and who writes meanwhile waits behind it. Set a
 // lock_timeout before.
-func (o *Outbox) SQL() string {
-	s := o.sql.schema
-	if o.cfg.Ordered {
-		s += "\n" + o.sql.ordered
-	}
-	return s + fmt.Sprintf("\nINSERT INTO %s (version, ordered, partitions, debezium) VALUES (%d, %v, %d, %v) ON "+
-		"CONFLICT DO NOTHING;\n",
-		namesOf(o.cfg).Replace("{settings}"), version, o.cfg.Ordered, o.cfg.Partitions, o.cfg.Debezium)
-}
+func (o *Outbox) SQL() string { return o.sql.schema }
 
 // lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
 const lockTimeout = "3s"
@@ -81,25 +76,24 @@ func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
-	var settings, table, complete bool
-	if err := tx.QueryRow(ctx, o.sql.present).Scan(&settings, &table, &complete); err != nil {
+	var settings, table, lease bool
+	if err := tx.QueryRow(ctx, o.sql.present).Scan(&settings, &table, &lease); err != nil {
 		return err
 	}
-	if settings {
-		found, err := o.readSettings(ctx, pgxSession{tx})
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return err
+	if !settings {
+		if table {
+			return &SchemaError{Table: o.cfg.Table,
+				Problem: "is there, and is no outbox: name another one by Config.Table"}
 		}
-		if err == nil {
-			if problem := found.problem(o.cfg); problem != "" {
-				return &SchemaError{Table: o.cfg.Table, Problem: problem}
-			}
-			if found.version >= version && complete {
-				return nil
-			}
-		}
-	} else if table {
-		return &SchemaError{Table: o.cfg.Table, Problem: "is there, and is no outbox: name another one by Config.Table"}
+		return o.create(ctx, tx)
+	}
+	switch found, err := o.readSettings(ctx, pgxSession{tx}); {
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+		return err
+	case err == nil && found.ordered != o.cfg.Ordered:
+		return found.mismatch(o.cfg)
+	case err == nil && found.version >= version && table && lease:
+		return nil
 	}
 	return o.create(ctx, tx)
 }
@@ -111,16 +105,7 @@ func (o *Outbox) create(ctx context.Context, tx pgx.Tx) error {
 	if err := o.createSchema(ctx, tx); err != nil {
 		return err
 	}
-	ddl := []string{o.sql.schema}
-	if o.cfg.Ordered {
-		ddl = append(ddl, o.sql.ordered)
-	}
-	for _, statements := range ddl {
-		if _, err := tx.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol); err != nil { // several in one
-			return err
-		}
-	}
-	_, err := tx.Exec(ctx, o.sql.keep, version, o.cfg.Ordered, o.cfg.Partitions, o.cfg.Debezium)
+	_, err := tx.Exec(ctx, o.sql.schema, pgx.QueryExecModeSimpleProtocol) // several statements in one
 	return err
 }
 
@@ -140,30 +125,20 @@ func (o *Outbox) createSchema(ctx context.Context, tx pgx.Tx) error {
 
 // settings are what all programs that share an outbox agree about.
 type settings struct {
-	version, partitions int
-	ordered, debezium   bool
+	version int
+	ordered bool
 }
 
-// problem says what of the tables does not fit the config, or "".
-func (s settings) problem(cfg Config) string {
-	const other = "; all programs must say the same, and for another setting there must be another table"
-	switch {
-	case s.ordered != cfg.Ordered:
-		return fmt.Sprintf("was made with Ordered %v, but Config.Ordered is %v", s.ordered, cfg.Ordered) + other
-	case s.ordered && s.partitions != cfg.Partitions:
-		return fmt.Sprintf("was made with %d partitions, but Config.Partitions is %d", s.partitions, cfg.Partitions) +
-			other
-	case s.debezium != cfg.Debezium:
-		return fmt.Sprintf("was made with Debezium %v, but Config.Debezium is %v", s.debezium, cfg.Debezium) + other
-	}
-	return ""
+func (s settings) mismatch(cfg Config) error {
+	return &SchemaError{Table: cfg.Table, Problem: fmt.Sprintf("was made with Ordered %v, but Config.Ordered is %v; "+
+		"all programs must say the same, and for another setting there must be another table", s.ordered, cfg.Ordered)}
 }
 
 func (o *Outbox) readSettings(ctx context.Context, s session) (found settings, err error) {
 	rows := 0
 	err = s.each(ctx, statement{query: o.sql.settings}, func(scan func(...any) error) error {
 		rows++
-		return scan(&found.version, &found.ordered, &found.partitions, &found.debezium)
+		return scan(&found.version, &found.ordered)
 	})
 	if err == nil && rows == 0 {
 		err = pgx.ErrNoRows
@@ -185,9 +160,8 @@ func (o *Outbox) check(ctx context.Context, s session) error {
 	case found.version < version:
 		return &SchemaError{Table: o.cfg.Table,
 			Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found.version, version)}
-	}
-	if problem := found.problem(o.cfg); problem != "" {
-		return &SchemaError{Table: o.cfg.Table, Problem: problem}
+	case found.ordered != o.cfg.Ordered:
+		return found.mismatch(o.cfg)
 	}
 	o.checked.Store(true)
 	return nil

@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 const (
 	shortestRetry = 100 * time.Millisecond
 	longestRetry  = 10 * time.Second
-	lookAlive     = 30 * time.Second // how often a silent connection is tried
 	endTimeout    = time.Second
 )
 
@@ -28,28 +29,24 @@ func (o *Outbox) Notify(ctx context.Context) error {
 
 // Listen turns the notifications of other processes into Woken, until ctx ends; then it returns nil. It takes a
 // connection out of the pool for itself, and another one when that fails, for as long as it runs: errors are logged.
-// LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work.
+// LISTEN needs a connection for itself; behind PgBouncer in transaction mode it does not work. That a silent network
+// has lost the connection, TCP's keepalive notices; relays poll meanwhile.
 func (o *Outbox) Listen(ctx context.Context) error {
-	retry := shortestRetry
-	for ctx.Err() == nil {
+	retry := pace.Pace{Shortest: shortestRetry, Longest: longestRetry}
+	for {
 		began := time.Now()
 		err := o.listen(ctx)
 		if ctx.Err() != nil {
-			break
+			return nil //nolint:nilerr // it was to end
 		}
 		if time.Since(began) > longestRetry {
-			retry = shortestRetry
+			retry.Reset()
 		}
+		pause := retry.Next()
 		o.log.WarnContext(ctx, "outbox: listening for notifications failed, will try again", "table", o.cfg.Table, "in",
-			retry, "error", err)
-		select {
-		case <-time.After(retry):
-		case <-ctx.Done():
-			return nil
-		}
-		retry = min(2*retry, longestRetry)
+			pause, "error", err)
+		pace.Sleep(ctx, pause)
 	}
-	return nil //nolint:nilerr // it was logged
 }
 
 // listen listens on one connection until that fails.
@@ -65,27 +62,11 @@ func (o *Outbox) listen(ctx context.Context) error {
 	}
 	o.Wake() // what was told before is lost
 	for {
-		if err := o.await(ctx, conn); err != nil {
+		if _, err := conn.WaitForNotification(ctx); err != nil {
 			return err
 		}
-	}
-}
-
-// await wakes a relay at the next notification, or makes sure that the connection lives.
-func (o *Outbox) await(ctx context.Context, conn *pgx.Conn) error {
-	bounded, cancel := context.WithTimeout(ctx, lookAlive)
-	defer cancel()
-	_, err := conn.WaitForNotification(bounded)
-	switch {
-	case err == nil:
 		o.Wake()
-		return nil
-	case ctx.Err() != nil || bounded.Err() == nil || conn.IsClosed():
-		return err
 	}
-	alive, cancel := context.WithTimeout(ctx, lookAlive)
-	defer cancel()
-	return conn.Ping(alive)
 }
 
 func closeConn(ctx context.Context, conn *pgx.Conn) {

@@ -5,7 +5,7 @@ CREATE SEQUENCE IF NOT EXISTS {places} OWNED BY {table}.place CACHE 1;
 
 CREATE INDEX IF NOT EXISTS {lanes} ON {table} (place)
 	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL;
-CREATE INDEX IF NOT EXISTS {keys} ON {table} ({key}, place)
+CREATE INDEX IF NOT EXISTS {keys} ON {table} (key, place)
 	WHERE published_at IS NULL AND place IS NOT NULL;
 
 -- Rows that may have to wait, and with them the later ones of their keys.

@@ -269,7 +269,7 @@ func TestOrdered_SeveralRelaysAndFaultsKeepTheOrderOfFirstCopies(t *testing.T) {
 		each = 1000
 	}
 	const writers, keys = 4, 5
-	box, pool := orderedBox(t, pgoutbox.Config{Partitions: 3})
+	box, pool := orderedBox(t, pgoutbox.Config{})
 	mustExec(t, pool, `CREATE TABLE counters AS SELECT k::text AS key, 0 AS n FROM generate_series(0, $1::integer) AS k`, keys)
 	b := &lanesBroker{arrived: map[string][]int{}, seen: map[string]bool{}}
 	b.faults.Store(true)
@@ -277,7 +277,7 @@ func TestOrdered_SeveralRelaysAndFaultsKeepTheOrderOfFirstCopies(t *testing.T) {
 	cfg.BatchSize, cfg.MaxAttempts = 10, 1000
 	cfg.PublishTimeout, cfg.Lease = time.Second, 11*time.Second
 	for range 4 {
-		start(t, boxIn(t, pool, pgoutbox.Config{Ordered: true, Partitions: 3}), b, cfg)
+		start(t, boxIn(t, pool, pgoutbox.Config{Ordered: true}), b, cfg)
 	}
 	var all sync.WaitGroup
 	for range writers {

@@ -43,7 +43,12 @@ func New(pool *pgxpool.Pool, cfg Config) (*Outbox, error) {
 }
 
 // Name implements [outbox.Named].
-func (o *Outbox) Name() string { return o.cfg.name() }
+func (o *Outbox) Name() string {
+	if o.cfg.Schema == "" {
+		return o.cfg.Table
+	}
+	return o.cfg.Schema + "." + o.cfg.Table
+}
 
 // Wake makes a relay of this process look at the outbox now instead of at its next poll. Call it after the commit. It
 // never blocks; several calls may be one look. Notify does the same for other processes.

@@ -37,7 +37,7 @@ func (o *Outbox) pipeline(ctx context.Context, index int, fns []eachRowFunc, sta
 }
 
 // checkOn checks the schema in a transaction of its own, and that who relays sees all rows: what it does not see waits
-// for ever. It warns, once, of a table whose rows a crash would take along.
+// for ever.
 func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	names := namesOf(o.cfg)
 	hidden, err := rowsecurity.Hidden(ctx, conn, names.Replace("{table}"), names.Replace("{lease}"),
@@ -51,14 +51,6 @@ func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	if err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) }); err != nil {
 		return err
 	}
-	var logged bool
-	if err := conn.QueryRow(ctx, loggedSQL, names.Replace("{table}")).Scan(&logged); err != nil {
-		return err
-	}
-	if o.whole.CompareAndSwap(false, true) && !logged {
-		o.log.WarnContext(ctx, "outbox: the table is UNLOGGED, a crash of the server empties it", "table", o.cfg.Table)
-	}
+	o.whole.Store(true)
 	return nil
 }
-
-const loggedSQL = `SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1::text)`

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -23,12 +24,12 @@ func TestRowNumber_NeverChanges(t *testing.T) {
 	}{
 		{"1", 0, -3417366358987141230}, {"1", 1, -1275229631330612205}, {"0198c5b0-5b3c-7c0e-8f00-000000000000", 0, 1639714675008680751},
 	} {
-		r := record{message: producer.Message{ID: tc.id, Topic: "orders"}}
+		r := record{Record: outgoing.Record{Message: producer.Message{ID: tc.id, Topic: "orders"}}}
 		if got := rowNumber(r, tc.try); got != tc.want {
 			t.Errorf("rowNumber(%q, %d) = %d, want %d", tc.id, tc.try, got, tc.want)
 		}
 	}
-	if got := partition("customer 7", 64); got != 36 {
+	if got := partition("customer 7"); got != 36 {
 		t.Errorf("partition = %d, want 36", got)
 	}
 }
@@ -38,7 +39,7 @@ func TestRowNumber_OfMessagesOfOneTimeLieTogether(t *testing.T) {
 	seen := map[int64]bool{}
 	var first int64
 	for i := range 1000 {
-		n := rowNumber(record{message: producer.Message{ID: producer.NewID(), Topic: "orders"}}, 0)
+		n := rowNumber(record{Record: outgoing.Record{Message: producer.Message{ID: producer.NewID(), Topic: "orders"}}}, 0)
 		if i == 0 {
 			first = n
 		}
@@ -65,10 +66,11 @@ func TestIn_MessagesWithOneNumberAreTwoRows(t *testing.T) {
 	}
 	t.Cleanup(func() { pool.Exec(context.Background(), "DROP SCHEMA "+schema+" CASCADE") })
 	m := producer.Message{ID: "1", Topic: "orders", Payload: []byte("x")}
-	r, err := box.newRecord(t.Context(), m)
+	records, err := box.records(t.Context(), []producer.Message{m})
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := records[0]
 	if _, err := pool.Exec(t.Context(), `INSERT INTO `+schema+`.oncemill_outbox (number, id, topic, payload) VALUES ($1, 'foreign', 'orders', 'x')`, r.number); err != nil {
 		t.Fatal(err)
 	}

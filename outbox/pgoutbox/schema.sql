@@ -1,5 +1,5 @@
--- The tables of an outbox. Every statement may be repeated. CREATE INDEX waits for open transactions that wrote to the table, also
--- where the index is there, and who writes meanwhile waits behind it: Migrate looks first, and sets a lock_timeout.
+-- The tables of an outbox. Every statement may be repeated. CREATE INDEX waits for open transactions that wrote to the
+-- table, also where the index is there, and writers wait behind it: Migrate looks first, and sets a lock_timeout.
 
 -- Columns that most rows do not need are NULL there, which costs nothing: rows are as small as they can be.
 CREATE TABLE IF NOT EXISTS {table} (
@@ -9,16 +9,15 @@ CREATE TABLE IF NOT EXISTS {table} (
 	not_before   timestamptz,           -- of a message that was delayed: when it was due for the first time
 	published_at timestamptz,
 	dead_at      timestamptz,
-	place        bigint,                -- in an ordered outbox, of a message with a key: its place among those of its key
+	place        bigint,                -- in an ordered outbox, of a message with a key: among those of its key
 	failures     integer,               -- attempts that were refused
 	unknowns     integer CHECK (unknowns > 0), -- attempts without an answer; a row that has one is a suspect
 	replays      integer,               -- how often the row was published once more
 	payload      bytea       NOT NULL,
 	id           text        NOT NULL,  -- message ID
-	{topic}      text        NOT NULL,  -- topic
-	{type}
+	topic        text        NOT NULL,
 	copy         text,                  -- purpose and generation of a deliberate copy
-	{key}        text,                  -- key
+	key          text,
 	header       json,                  -- headers, without the one that repeats the ID
 	last_error   text,
 	CONSTRAINT {pkey} PRIMARY KEY (number)
@@ -43,9 +42,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
 
 -- One row: what all programs that share the outbox must agree about.
 CREATE TABLE IF NOT EXISTS {settings} (
-	one        boolean PRIMARY KEY DEFAULT true CHECK (one),
-	version    integer NOT NULL, -- of the schema
-	ordered    boolean NOT NULL,
-	partitions integer NOT NULL, -- how many locks the keys of an ordered outbox share
-	debezium   boolean NOT NULL
+	one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+	version integer NOT NULL, -- of the schema
+	ordered boolean NOT NULL
 );

@@ -19,7 +19,7 @@ type statement struct {
 // A session is the caller's transaction, of pgx or of database/sql.
 type session interface {
 	// each runs statements in one round trip if it can, and calls fn for each row of the last one.
-	each(ctx context.Context, last statement, fn func(scan func(...any) error) error, before ...statement) error
+	each(ctx context.Context, last statement, fn eachRowFunc, before ...statement) error
 
 	// Arrays as the driver takes them.
 	texts([]string) any
@@ -30,15 +30,7 @@ type session interface {
 // pgxSession is a transaction of pgx.
 type pgxSession struct{ tx pgx.Tx }
 
-func (s pgxSession) each(ctx context.Context, last statement, fn func(scan func(...any) error) error,
-	before ...statement) error {
-	if len(before) == 0 {
-		rows, err := s.tx.Query(ctx, last.query, last.args...)
-		if err != nil {
-			return err
-		}
-		return eachRow(rows, fn)
-	}
+func (s pgxSession) each(ctx context.Context, last statement, fn eachRowFunc, before ...statement) error {
 	var batch pgx.Batch
 	for _, b := range append(before, last) {
 		batch.Queue(b.query, b.args...)
@@ -94,8 +86,7 @@ func (pgxSession) blobs(v [][]byte) any  { return v }
 // because drivers differ there.
 type sqlSession struct{ tx *sql.Tx }
 
-func (s sqlSession) each(ctx context.Context, last statement, fn func(scan func(...any) error) error,
-	before ...statement) error {
+func (s sqlSession) each(ctx context.Context, last statement, fn eachRowFunc, before ...statement) error {
 	for _, b := range before {
 		if _, err := s.tx.ExecContext(ctx, b.query, b.args...); err != nil {
 			return err

@@ -48,10 +48,10 @@ func TestRelay_BatchThatTakesTooLongToReadIsReadInParts(t *testing.T) {
 		}
 		write(t, box, pool, messages...)
 	}
-	slow := slowPool(t, pool, 3<<18) // all rows take 3.4 s
+	slow := slowPool(t, pool, 1<<21) // all rows take 1.3 s
 	cfg := quick()
-	cfg.BatchSize, cfg.PublishTimeout = len(ids), 2*time.Second
-	cfg.Lease = 6 * time.Second // rows that cannot be given back in time come again then
+	cfg.BatchSize, cfg.PublishTimeout = len(ids), 500*time.Millisecond
+	cfg.Lease = 1500 * time.Millisecond // rows that cannot be given back in time come again then
 	b := &broker{}
 	start(t, unmigrated(t, slow, pgoutbox.Config{}), b, cfg)
 	eventually(t, "all rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
@@ -66,10 +66,10 @@ func TestRelay_RowThatCannotBeReadInTimeHoldsUpNoOther(t *testing.T) {
 		write(t, box, pool, message(id))
 	}
 	cfg := quick()
-	cfg.BatchSize, cfg.PublishTimeout = 2, time.Second
-	cfg.Lease = 3 * time.Second
+	cfg.BatchSize, cfg.PublishTimeout = 2, 500*time.Millisecond
+	cfg.Lease = 1500 * time.Millisecond
 	b := &broker{}
-	start(t, unmigrated(t, slowPool(t, pool, 3<<18), pgoutbox.Config{}), b, cfg) // it takes 5.3 s
+	start(t, unmigrated(t, slowPool(t, pool, 3<<19), pgoutbox.Config{}), b, cfg) // it takes 2.7 s
 	eventually(t, "all other rows are published", func() bool { return slices.Equal(sorted(b.copies()), ids) })
 }
 
@@ -78,11 +78,11 @@ func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)
 	mustExec(t, pool, `INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
-		SELECT n, now() - interval '1 hour', n, 'orders', '' FROM generate_series(1, 1000) AS n`)
+		SELECT n, now() - interval '1 hour', n, 'orders', '' FROM generate_series(1, 500) AS n`)
 	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
 	mustExec(t, pool, `CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
 	cfg := quick()
-	cfg.PublishTimeout, cfg.Retention = time.Second, time.Second // it cleans every second
+	cfg.PublishTimeout, cfg.Retention = 500*time.Millisecond, 500*time.Millisecond // all take twice as long
 	start(t, box, &broker{}, cfg)
 	eventually(t, "all rows are removed", func() bool { return count(t, pool, `true`) == 0 })
 }
@@ -91,14 +91,14 @@ func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 func TestRelay_LeasesThatTakeTooLongToTakeOverAreTakenOverInParts(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)
-	const rows = 2000
+	const rows = 1000
 	mustExec(t, pool, `INSERT INTO oncemill_outbox (number, id, topic, payload) SELECT n, n, 'orders', '' FROM generate_series(1, $1::integer) AS n`, rows)
 	mustExec(t, pool, `INSERT INTO oncemill_outbox_lease (token, ends_at, numbers)
 		SELECT number % 40, clock_timestamp(), array_agg(number) FROM oncemill_outbox GROUP BY 1`)
 	mustExec(t, pool, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.0006); RETURN new; END'`)
 	mustExec(t, pool, `CREATE TRIGGER slow BEFORE UPDATE ON oncemill_outbox FOR EACH ROW WHEN (new.unknowns IS DISTINCT FROM old.unknowns) EXECUTE FUNCTION slow()`)
 	cfg := quick()
-	cfg.BatchSize, cfg.PublishTimeout = 100, time.Second
+	cfg.BatchSize, cfg.PublishTimeout = 100, 500*time.Millisecond
 	start(t, box, &broker{}, cfg)
 	eventually(t, "all rows are taken over", func() bool { return count(t, pool, `unknowns IS NULL`) == 0 })
 }

@@ -36,7 +36,7 @@ WITH again AS (
 		SELECT number FROM {table}
 		WHERE published_at IS NOT NULL AND published_at >= coalesce($1::timestamptz, '-infinity')
 			AND published_at < $2::timestamptz
-			AND ($3::text = '' OR {topic} = $3::text) AND (coalesce(cardinality($4::text[]),
+			AND ($3::text = '' OR topic = $3::text) AND (coalesce(cardinality($4::text[]),
 				0) = 0 OR id = ANY($4::text[]))
 		ORDER BY published_at, place LIMIT $5::bigint))
 		AND published_at IS NOT NULL

@@ -9,18 +9,17 @@ import (
 	"testing"
 	"time"
 
-	watermill "github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
-	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
 func awkward() []producer.Message {
@@ -154,8 +153,7 @@ func TestInSQL_WritesInATransactionOfDatabaseSQL(t *testing.T) {
 	}
 }
 
-// A bus of Watermill's package cqrs publishes while its handler runs, a Router what its handler returned, afterwards.
-func TestPublish_OfAWatermillHandlerJoinsTheTransactionOfItsInbox(t *testing.T) {
+func TestPublish_JoinsTheTransactionOfTheInboxOfTheContext(t *testing.T) {
 	t.Parallel()
 	box, pool := newBox(t)
 	store, err := pgstore.New(pool, pgstore.Config{})
@@ -165,74 +163,46 @@ func TestPublish_OfAWatermillHandlerJoinsTheTransactionOfItsInbox(t *testing.T) 
 	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	once, err := consumer.New(store.Inbox(), consumer.Config{Group: "billing", Policy: oncemill.Policy{
-		Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	publisher := oncewatermill.NewPublisher(box)
-	runs := 0
-	handle := func(ctx context.Context) ([]producer.Message, error) {
-		runs++
-		event := watermill.NewMessageWithContext(ctx, oncemill.FromContext(ctx).ID("paid"), nil)
-		if err := publisher.Publish("events", event); err != nil {
-			return nil, err
+	for handler, inbox := range map[string]dedupstore.Transactor{"pgx": store.Inbox(), "sql": store.InboxSQL()} {
+		before := stats(t, box).Pending
+		once, err := consumer.New(inbox, consumer.Config{Group: "billing", Policy: oncemill.Policy{
+			Backoff: oncemill.Backoff{Min: time.Millisecond, Max: time.Millisecond},
+		}})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if runs < 3 {
-			return nil, errors.New("after it has published")
+		runs := 0
+		deliver := func() consumer.Decision {
+			return once.Process(t.Context(), consumer.Delivery{
+				Handler: handler, Topic: "orders", Header: producer.Header{producer.HeaderID: "order-1"},
+			}, func(ctx context.Context) error {
+				runs++
+				paid := producer.Message{ID: oncemill.FromContext(ctx).ID("paid"), Topic: "events"}
+				if err := box.Publish(ctx, paid); err != nil {
+					return err
+				}
+				if stats(t, box).Pending != before {
+					t.Error("the row is there before the commit")
+				}
+				if runs < 3 {
+					return errors.New("after it has published")
+				}
+				return nil
+			})
 		}
-		return []producer.Message{oncewatermill.FromMessage("events", event)}, nil
+		if d := deliver(); d.Action == consumer.Ack || stats(t, box).Pending != before {
+			t.Fatalf("decision %+v, %d rows after a run that failed, want %d", d, stats(t, box).Pending, before)
+		}
+		eventually(t, "a run that succeeds", func() bool { return deliver().Action == consumer.Ack })
+		if n := stats(t, box).Pending; n != before+1 || runs != 3 {
+			t.Errorf("%d rows after %d runs, want %d after 3", n, runs, before+1)
+		}
+		if err := once.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
-	deliver := func() consumer.Decision {
-		return once.ProcessOutputs(t.Context(), consumer.Delivery{Handler: "pay", UUID: "order-1"}, handle)
-	}
-	if d := deliver(); d.Err == nil || stats(t, box).Pending != 0 {
-		t.Fatalf("error %v, %d rows after a run that failed, want none", d.Err, stats(t, box).Pending)
-	}
-	var done consumer.Decision
-	eventually(t, "a run that succeeds", func() bool {
-		done = deliver()
-		return done.Err == nil
-	})
-	returned := watermill.NewMessageWithContext(t.Context(), done.Result.Publication.Messages()[0].ID, nil)
-	if n := stats(t, box).Pending; n != 1 || runs != 3 {
-		t.Errorf("%d rows after %d runs, want 1 after 3", n, runs)
-	}
-	if err := publisher.Publish("events", returned); err == nil || stats(t, box).Pending != 1 {
-		t.Errorf("error %v, %d rows: what is published after the handler has no transaction", err, stats(t, box).Pending)
-	}
-	done.Result.Publication.Abandon()
-}
-
-func TestPublish_JoinsTheTransactionOfTheContext(t *testing.T) {
-	t.Parallel()
-	box, pool := newBox(t)
 	if err := box.Publish(t.Context(), message("1")); !errors.Is(err, pgoutbox.ErrNoTx) || !strings.Contains(err.Error(), "write with In(tx)") {
 		t.Errorf("error %v, want ErrNoTx, which says what to do", err)
-	}
-	tx := begin(t, pool)
-	if err := box.Publish(pgoutbox.WithTx(t.Context(), tx), message("1")); err != nil {
-		t.Fatal(err)
-	}
-	if n := stats(t, box).Pending; n != 0 {
-		t.Error("the row is there before the commit")
-	}
-	commit(t, tx)
-	db := stdlib.OpenDBFromPool(pool)
-	defer db.Close()
-	sqlTx, err := db.BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := box.Publish(pgoutbox.WithSQLTx(t.Context(), sqlTx), message("2")); err != nil {
-		t.Fatal(err)
-	}
-	if err := sqlTx.Rollback(); err != nil {
-		t.Fatal(err)
-	}
-	if n := stats(t, box).Pending; n != 1 {
-		t.Errorf("%d rows, want the one of the transaction that committed", n)
 	}
 }
 

@@ -1,7 +1,6 @@
 package pgoutbox
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"database/sql"
@@ -11,12 +10,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/txctx"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
-// In returns a publisher that writes rows in the caller's transaction. All messages of a call go in one round trip.
+// In returns a publisher that writes rows in the caller's transaction. All messages of a call go in one round trip;
+// their payloads have at most 256 MB.
 //
 // A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what
 // Config.Baggage names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
@@ -33,7 +34,7 @@ import (
 // other are a ConflictError: then nothing of the call was written, and the transaction can go on. After any other error
 // it must be rolled back.
 func (o *Outbox) In(tx pgx.Tx) producer.Publisher {
-	if tx == nil {
+	if isnil.Nil(tx) {
 		return writer{outbox: o}
 	}
 	return writer{o, pgxSession{tx}}
@@ -48,15 +49,8 @@ func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher {
 	return writer{o, sqlSession{tx}}
 }
 
-// WithTx returns a context that carries a transaction: Publish with this context joins it.
-func WithTx(ctx context.Context, tx pgx.Tx) context.Context { return txctx.With(ctx, tx) }
-
-// WithSQLTx is WithTx for a transaction of database/sql. If a context carries one of each, Publish joins the one of
-// pgx.
-func WithSQLTx(ctx context.Context, tx *sql.Tx) context.Context { return txctx.With(ctx, tx) }
-
-// Publish writes rows in the transaction that ctx carries, as In does. Without one it returns ErrNoTx, and writes
-// nothing.
+// Publish writes rows as In does, in the transaction of the pgstore inbox whose handler got ctx. Without one it returns
+// ErrNoTx, and writes nothing.
 func (o *Outbox) Publish(ctx context.Context, messages ...producer.Message) error {
 	if tx, found := txctx.From[pgx.Tx](ctx); found {
 		return o.In(tx).Publish(ctx, messages...)
@@ -85,78 +79,24 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	if err := w.outbox.check(ctx, w.session); err != nil {
 		return fmt.Errorf("write outbox: %w", err)
 	}
-	for part := range chunks(records) {
-		if err := w.write(ctx, part); err != nil {
-			return fmt.Errorf("write outbox: %w", w.outbox.explain(err))
-		}
+	if err := w.write(ctx, records); err != nil {
+		return fmt.Errorf("write outbox: %w", w.outbox.explain(err))
 	}
 	return nil
-}
-
-// records turns the messages of a call into what is written, each once.
-func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]record, error) {
-	records := make([]record, 0, len(messages))
-	index := make(map[name]int, len(messages))
-	for i, m := range messages {
-		r, err := o.newRecord(ctx, m)
-		if err != nil {
-			return nil, fmt.Errorf("messages[%d]: %w", i, err)
-		}
-		if first, found := index[r.name()]; found {
-			if !records[first].same(r.message.Key, r.message.Payload) {
-				return nil, fmt.Errorf("messages[%d]: %w", i, &outbox.ConflictError{ID: r.message.ID, Topic: m.Topic})
-			}
-			continue
-		}
-		r.index = len(records)
-		index[r.name()] = r.index
-		records = append(records, r)
-	}
-	return records, nil
-}
-
-// A name is what names a row: messages with equal ones are one.
-type name struct{ topic, id, copy string }
-
-func (r record) name() name { return name{r.message.Topic, r.message.ID, r.copy} }
-
-func (r record) same(key string, payload []byte) bool {
-	return key == r.message.Key && bytes.Equal(payload, r.message.Payload)
-}
-
-// chunkSize keeps the arguments of a statement far from PostgreSQL's limit of 1 GB for a value.
-const chunkSize = 64 << 20
-
-// chunks splits records by the bytes of their payloads.
-func chunks(records []record) func(yield func([]record) bool) {
-	return func(yield func([]record) bool) {
-		for len(records) > 0 {
-			n, size := 1, len(records[0].message.Payload)
-			for n < len(records) && size+len(records[n].message.Payload) <= chunkSize {
-				size += len(records[n].message.Payload)
-				n++
-			}
-			if !yield(records[:n]) {
-				return
-			}
-			records = records[n:]
-		}
-	}
 }
 
 const (
 	// The condition is always true. What it does: the commit waits for the disk, because a relay publishes what it can
 	// see, and a server that crashed would have forgotten the rest of the transaction.
 	insertSQL = `
-INSERT INTO {table} (number, due_at, not_before, place, id, {topic}, {type_column}copy, {key}, header, payload)
+INSERT INTO {table} (number, due_at, not_before, place, id, topic, copy, key, header, payload)
 SELECT m.number, m.not_before, m.not_before, {place},
-	m.id, m.topic, {type_value}nullif(m.copy, ''), nullif(m.key, ''), nullif(m.header, '')::json, m.payload
+	m.id, m.topic, nullif(m.copy, ''), nullif(m.key, ''), nullif(m.header, '')::json, m.payload
 FROM (
 	SELECT u.*, CASE WHEN timestamptz 'epoch' + u.delayed * interval '1 microsecond' > clock_timestamp()
 		THEN timestamptz 'epoch' + u.delayed * interval '1 microsecond' END AS not_before
-	FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-		$9::bytea[])
-		WITH ORDINALITY AS u (number, delayed, id, topic, type, copy, key, header, payload, n)
+	FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
+		WITH ORDINALITY AS u (number, delayed, id, topic, copy, key, header, payload, n)
 	ORDER BY u.n) AS m
 WHERE (SELECT CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on',
 	true) END)
@@ -169,7 +109,7 @@ RETURNING number`
 FROM unnest($1::bigint[]) AS p`
 
 	findSQL = `
-SELECT number, id, {topic}, coalesce(copy, ''), coalesce({key}, ''), payload, dead_at IS NOT NULL
+SELECT number, id, topic, coalesce(copy, ''), coalesce(key, ''), payload, dead_at IS NOT NULL
 FROM {table} WHERE number = ANY($1::bigint[])`
 
 	reviveSQL = `
@@ -207,22 +147,15 @@ func (w writer) write(ctx context.Context, records []record) error {
 func (w writer) insert(ctx context.Context, records []record) (map[int64]bool, error) {
 	n := len(records)
 	numbers, times := make([]int64, n), make([]int64, n)
-	messageIDs, topics, kinds := make([]string, n), make([]string, n), make([]string, n)
-	copies, keys, headers := make([]string, n), make([]string, n), make([]string, n)
-	payloads := make([][]byte, n)
+	messageIDs, topics, copies := make([]string, n), make([]string, n), make([]string, n)
+	keys, headers, payloads := make([]string, n), make([]string, n), make([][]byte, n)
 	for i, r := range records {
-		m := r.message
-		numbers[i], messageIDs[i], topics[i], kinds[i] = r.number, m.ID, m.Topic, r.kind
-		copies[i], keys[i], headers[i], times[i] = r.copy, m.Key, r.header, r.notBefore
-		if payloads[i] = m.Payload; m.Payload == nil {
-			payloads[i] = []byte{} // nil would be NULL
-		}
+		numbers[i], times[i], messageIDs[i], topics[i] = r.number, r.Due, r.ID, r.Topic
+		copies[i], keys[i], headers[i], payloads[i] = r.Copy, r.Key, r.Text, r.Payload
 	}
 	s := w.session
-	return w.returned(ctx, statement{w.outbox.sql.insert, []any{
-		s.numbers(numbers), s.numbers(times), s.texts(messageIDs), s.texts(topics), s.texts(kinds), s.texts(copies),
-		s.texts(keys),
-		s.texts(headers), s.blobs(payloads),
+	return w.returned(ctx, statement{w.outbox.sql.insert, []any{s.numbers(numbers), s.numbers(times),
+		s.texts(messageIDs), s.texts(topics), s.texts(copies), s.texts(keys), s.texts(headers), s.blobs(payloads),
 	}}, w.locks(records)...)
 }
 
@@ -231,17 +164,17 @@ func (w writer) locks(records []record) []statement {
 	if !w.outbox.cfg.Ordered {
 		return nil
 	}
-	var partitions []int64
+	var locks []int64
 	for _, r := range records {
-		if key := r.message.Key; key != "" {
-			partitions = append(partitions, partition(key, w.outbox.cfg.Partitions))
+		if r.Key != "" {
+			locks = append(locks, partition(r.Key))
 		}
 	}
-	if len(partitions) == 0 {
+	if len(locks) == 0 {
 		return nil
 	}
-	slices.Sort(partitions)
-	return []statement{{w.outbox.sql.lock, []any{w.session.numbers(slices.Compact(partitions))}}}
+	slices.Sort(locks)
+	return []statement{{w.outbox.sql.lock, []any{w.session.numbers(slices.Compact(locks))}}}
 }
 
 // returned runs a statement that returns numbers of rows.
@@ -274,7 +207,7 @@ func (w writer) compare(ctx context.Context, records []record) (again []record, 
 			r.number = rowNumber(r, r.tries)
 			again = append(again, r)
 		case !r.same(row.key, row.payload):
-			return nil, &outbox.ConflictError{ID: r.message.ID, Topic: r.message.Topic}
+			return nil, &outbox.ConflictError{ID: r.ID, Topic: r.Topic}
 		case row.dead:
 			dead = append(dead, r)
 		}
@@ -321,9 +254,9 @@ func (w writer) revive(ctx context.Context, dead []record) (map[int64]bool, erro
 	var numbers, times []int64
 	var headers []string
 	for _, r := range dead {
-		numbers, headers, times = append(numbers, r.number), append(headers, r.header), append(times, r.notBefore)
+		numbers, headers, times = append(numbers, r.number), append(headers, r.Text), append(times, r.Due)
 	}
 	s := w.session
-	return w.returned(ctx, statement{w.outbox.sql.revive, []any{s.numbers(numbers), s.texts(headers),
-		s.numbers(times)}})
+	return w.returned(ctx,
+		statement{w.outbox.sql.revive, []any{s.numbers(numbers), s.texts(headers), s.numbers(times)}})
 }

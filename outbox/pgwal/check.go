@@ -24,7 +24,6 @@ type facts struct {
 
 	table    uint32 // OID; 0: missing
 	settings bool   // the table is an outbox
-	debezium bool
 	hidden   string // a table of which the user may not see all rows; empty: none
 
 	publication, publishes, covers bool   // it is there, has inserts, has the table
@@ -55,7 +54,7 @@ SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
 		SELECT m.nspname || '.' || c.relname
 		FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace m ON m.oid = c.relnamespace
 		WHERE r.prpubid = p.oid AND c.oid <> coalesce(n.relation, 0)
-			AND EXISTS (SELECT FROM pg_class s JOIN pg_attribute a ON a.attrelid = s.oid AND a.attname = 'debezium'
+			AND EXISTS (SELECT FROM pg_class s JOIN pg_attribute a ON a.attrelid = s.oid AND a.attname = 'ordered'
 				WHERE s.relnamespace = c.relnamespace AND s.relname = c.relname || '_settings')
 		LIMIT 1), ''),
 	s.slot_name IS NOT NULL, coalesce(s.active, false), coalesce(s.active_pid, 0),
@@ -93,10 +92,7 @@ func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
 	if err != nil || !f.settings {
 		return f, err
 	}
-	err = c.QueryRow(ctx, `SELECT coalesce(bool_or(debezium), false) FROM `+settings).Scan(&f.debezium)
-	if err == nil {
-		f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), table, r.cfg.located("_lease"), settings)
-	}
+	f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), table, r.cfg.located("_lease"), settings)
 	return f, err
 }
 

@@ -54,7 +54,7 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
 	r := &Relay{
-		cfg: cfg, limits: cfg.limits(), box: box, sql: statementsFor(cfg, false), log: cfg.Logger, telemetry: observer,
+		cfg: cfg, limits: cfg.limits(), box: box, sql: statementsFor(cfg), log: cfg.Logger, telemetry: observer,
 		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
 			Timeout: cfg.PublishTimeout},
 		said: map[string]time.Time{},
@@ -156,7 +156,6 @@ func (r *Relay) once(ctx context.Context) error {
 		r.warn(ctx, "pgwal: max_slot_wal_keep_size is unlimited: if no relay runs or the broker is away for long, "+
 			"the log fills the server's disk; set it to what the disk can spare")
 	}
-	r.sql = statementsFor(r.cfg, facts.debezium)
 	return newSession(r, stream, facts).run(ctx)
 }
 

@@ -8,13 +8,8 @@ type statements struct {
 	settle                    string
 }
 
-func statementsFor(cfg Config, debezium bool) statements {
-	topic, key := "topic", "key"
-	if debezium {
-		topic, key = "aggregatetype", "aggregateid"
-	}
-	in := strings.NewReplacer(
-		"{table}", cfg.located(""), "{lease}", cfg.located("_lease"), "{topic}", topic, "{key}", key).Replace
+func statementsFor(cfg Config) statements {
+	in := strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease")).Replace
 	return statements{
 		known: in(knownSQL), rest: in(restSQL), unseen: in(unseenSQL), mark: in(markSQL),
 		settle: in(settleSQL),

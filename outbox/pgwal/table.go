@@ -37,7 +37,7 @@ due AS MATERIALIZED (
 		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp()) AND due_at IS NOT NULL
 		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
 	ORDER BY coalesce(due_at, written_at) LIMIT $2::bigint))
-SELECT number, written_at, id, {topic}, coalesce({key}, ''), coalesce(header::text, ''), payload,
+SELECT number, written_at, id, topic, coalesce(key, ''), coalesce(header::text, ''), payload,
 	coalesce(failures, 0), coalesce(unknowns, 0), coalesce(replays, 0)
 FROM (
 	SELECT o.*,

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -202,13 +201,5 @@ func numbered(n int) (ids []string) {
 	for i := range n {
 		ids = append(ids, fmt.Sprintf("order-%03d", i))
 	}
-	return ids
-}
-
-func sorted(m map[string]int) (ids []string) {
-	for id := range m {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
 	return ids
 }

@@ -55,23 +55,34 @@ WHERE dead_at IS NOT NULL AND id IN (SELECT value FROM json_each(?2))`
 
 // Requeue implements [outbox.Inspector], and wakes a relay of this process.
 func (o *Outbox) Requeue(ctx context.Context, ids ...string) (int, error) {
-	result, err := o.db.ExecContext(ctx, o.sql.requeue, now(), list(ids))
-	if err != nil {
-		return 0, err
-	}
-	o.Wake()
-	n, err := result.RowsAffected()
-	return int(n), err
+	defer o.Wake()
+	return change(ctx, o.db, o.sql.requeue, now(), list(ids))
 }
 
 const discardSQL = `DELETE FROM "{table}" WHERE dead_at IS NOT NULL AND id IN (SELECT value FROM json_each(?1))`
 
 // Discard implements [outbox.Inspector].
 func (o *Outbox) Discard(ctx context.Context, ids ...string) (int, error) {
-	result, err := o.db.ExecContext(ctx, o.sql.discard, list(ids))
-	if err != nil {
+	return change(ctx, o.db, o.sql.discard, list(ids))
+}
+
+const replaySQL = `
+UPDATE "{table}" SET published_at = NULL, due_at = ?1, failures = 0, unknowns = 0, replays = replays + 1
+WHERE number IN (
+	SELECT number FROM "{table}"
+	WHERE published_at >= ?2 AND published_at < ?3 AND (?4 = '' OR topic = ?4)
+		AND (?5 = '[]' OR id IN (SELECT value FROM json_each(?5)))
+	ORDER BY published_at LIMIT ?6)`
+
+// Replay implements [outbox.Replayer], and wakes a relay of this process.
+func (o *Outbox) Replay(ctx context.Context, r outbox.ReplayRequest) (int, error) {
+	if err := r.Validate(); err != nil {
 		return 0, err
 	}
-	n, err := result.RowsAffected()
-	return int(n), err
+	since := int64(0)
+	if !r.Since.IsZero() {
+		since = r.Since.UnixMicro()
+	}
+	defer o.Wake()
+	return change(ctx, o.db, o.sql.replay, now(), since, r.Before.UnixMicro(), r.Topic, list(r.IDs), r.Limit)
 }

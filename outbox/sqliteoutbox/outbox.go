@@ -1,13 +1,16 @@
 package sqliteoutbox
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -35,9 +38,9 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if db == nil {
 		return nil, &outbox.InvalidError{Field: "db", Problem: "is nil"}
 	}
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
+	cfg.Table = cmp.Or(cfg.Table, "oncemill_outbox")
+	if problem := sqlstore.NameProblem(cfg.Table, 48); problem != "" {
+		return nil, &outbox.InvalidError{Field: "Config.Table", Problem: problem}
 	}
 	return &Outbox{db: db, table: cfg.Table, baggage: cfg.Baggage, sql: statementsFor(cfg.Table),
 		woken: make(chan struct{}, 1)}, nil
@@ -73,7 +76,26 @@ func (o *Outbox) Woken() <-chan struct{} { return o.woken }
 // now is the store's clock: the process's, in microseconds.
 func now() int64 { return time.Now().UnixMicro() }
 
-func micros(d time.Duration) int64 { return d.Microseconds() }
+// list is a JSON array, for json_each.
+func list[T int64 | string](values []T) string {
+	b, _ := json.Marshal(append([]T{}, values...)) // never null; it cannot fail for numbers and strings
+	return string(b)
+}
+
+// An execer is a database, a connection or a transaction.
+type execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// change runs a statement and says how many rows it changed.
+func change(ctx context.Context, db execer, query string, args ...any) (int, error) {
+	result, err := db.ExecContext(ctx, query, args...)
+	if err != nil {
+		return 0, err
+	}
+	n, err := result.RowsAffected()
+	return int(n), err
+}
 
 // statements are the SQL of one table.
 type statements struct {

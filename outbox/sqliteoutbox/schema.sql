@@ -5,7 +5,8 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	topic        TEXT    NOT NULL,
 	copy         TEXT    NOT NULL DEFAULT '',  -- purpose and generation of a deliberate copy
 	key          TEXT    NOT NULL DEFAULT '',
-	header       TEXT    NOT NULL DEFAULT '{}' CHECK (json_valid(header)),
+	header       TEXT    NOT NULL DEFAULT '',  -- JSON, without the one that repeats the ID; empty: no other
+	replays      INTEGER NOT NULL DEFAULT 0,   -- how often the row was published once more
 	payload      BLOB    NOT NULL,
 	written_at   INTEGER NOT NULL,
 	not_before   INTEGER NOT NULL,             -- when the row is due for the first time

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -18,14 +18,15 @@ WHERE number IN (
 	SELECT number FROM "{table}"
 	WHERE published_at IS NULL AND dead_at IS NULL AND (unknowns > 0 OR token IS NOT NULL) = ?5 AND due_at <= ?3
 	ORDER BY due_at LIMIT ?4)
-RETURNING number, id, topic, key, header, payload, failures, unknowns, not_before`
+RETURNING number, id, topic, key, header, replays, payload, failures, unknowns, not_before`
 
 // Lease implements [outbox.Store].
 func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
 	var leased []leasedRow
 	err := o.patiently(ctx, func(conn *sql.Conn) (err error) {
 		at := now()
-		leased, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+micros(r.Lease), at, r.Limit, r.Suspects))
+		leased, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+r.Lease.Microseconds(), at, r.Limit,
+			r.Suspects))
 		return err
 	})
 	if err != nil {
@@ -34,7 +35,16 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	slices.SortFunc(leased, func(a, b leasedRow) int {
 		return cmp.Or(cmp.Compare(a.notBefore, b.notBefore), cmp.Compare(a.Number, b.Number))
 	})
-	return readable(leased), nil
+	rows := make([]outbox.Row, len(leased))
+	for i, l := range leased {
+		rows[i] = l.Row
+	}
+	return rows, nil
+}
+
+type leasedRow struct {
+	outbox.Row
+	notBefore int64
 }
 
 func collect(found *sql.Rows, err error) ([]leasedRow, error) {
@@ -45,38 +55,23 @@ func collect(found *sql.Rows, err error) ([]leasedRow, error) {
 	var leased []leasedRow
 	for found.Next() {
 		var l leasedRow
+		var header []byte
+		var replays int
 		m := &l.Message
-		err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &l.header, &m.Payload, &l.Failures, &l.Unknowns,
-			&l.notBefore)
-		if err != nil {
+		if err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &header, &replays, &m.Payload, &l.Failures,
+			&l.Unknowns, &l.notBefore); err != nil {
 			return nil, err
+		}
+		if m.Header, err = outgoing.Header(m.ID, header, replays); err != nil { // it must not hold up other rows
+			l.Problem = err.Error()
 		}
 		if m.Payload == nil {
 			m.Payload = []byte{} // which the driver does not tell from nil, and Kafka takes nil for a tombstone
 		}
+		l.Age = max(0, time.Since(time.UnixMicro(l.notBefore)))
 		leased = append(leased, l)
 	}
 	return leased, found.Err()
-}
-
-type leasedRow struct {
-	outbox.Row
-	header    []byte
-	notBefore int64
-}
-
-// readable decodes headers. A row with one that cannot be read, which only somebody else can have written, says so: an
-// error would hold up all others.
-func readable(leased []leasedRow) []outbox.Row {
-	rows := make([]outbox.Row, len(leased))
-	for i, l := range leased {
-		rows[i] = l.Row
-		rows[i].Age = max(0, time.Since(time.UnixMicro(l.notBefore)))
-		if err := json.Unmarshal(l.header, &rows[i].Message.Header); err != nil {
-			rows[i].Problem = "header cannot be read: " + err.Error()
-		}
-	}
-	return rows
 }
 
 const (
@@ -144,29 +139,17 @@ func (o *Outbox) record(ctx context.Context, tx *sql.Tx, token string, results [
 		default:
 			return &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
 		}
-		due := at + micros(r.Delay)
+		due := at + r.Delay.Microseconds()
 		if _, err := tx.ExecContext(ctx, o.sql.unsent, due, dead, failures, unknowns, r.Error, token,
 			r.Number); err != nil {
 			return err
 		}
 	}
-	if len(published) > 0 {
-		if _, err := tx.ExecContext(ctx, o.sql.published, at, token, list(published)); err != nil {
-			return err
-		}
+	if _, err := tx.ExecContext(ctx, o.sql.published, at, token, list(published)); err != nil {
+		return err
 	}
-	if len(removed) > 0 {
-		if _, err := tx.ExecContext(ctx, o.sql.removed, token, list(removed)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// list is a JSON array, for json_each.
-func list[T int64 | string](values []T) string {
-	b, _ := json.Marshal(values) // cannot fail for numbers and strings
-	return string(b)
+	_, err := tx.ExecContext(ctx, o.sql.removed, token, list(removed))
+	return err
 }
 
 const cleanSQL = `
@@ -175,13 +158,8 @@ DELETE FROM "{table}" WHERE number IN (
 
 // Clean implements [outbox.Store].
 func (o *Outbox) Clean(ctx context.Context, age time.Duration, limit int) (removed int, err error) {
-	err = o.patiently(ctx, func(conn *sql.Conn) error {
-		result, err := conn.ExecContext(ctx, o.sql.clean, now()-micros(age), limit)
-		if err != nil {
-			return err
-		}
-		n, err := result.RowsAffected()
-		removed = int(n)
+	err = o.patiently(ctx, func(conn *sql.Conn) (err error) {
+		removed, err = change(ctx, conn, o.sql.clean, now()-age.Microseconds(), limit)
 		return err
 	})
 	return removed, err

@@ -4,13 +4,10 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
-	"unicode/utf8"
 
-	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -55,9 +52,9 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	if w.tx == nil {
 		return &outbox.InvalidError{Field: "tx", Problem: "is nil"}
 	}
-	records := make([]record, len(messages))
+	records := make([]outgoing.Record, len(messages))
 	for i, m := range messages {
-		r, err := w.outbox.newRecord(ctx, m)
+		r, err := outgoing.NewRecord(ctx, m, w.outbox.baggage)
 		if err != nil {
 			return fmt.Errorf("messages[%d]: %w", i, err)
 		}
@@ -76,7 +73,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	defer insert.Close()
 	for _, r := range records {
 		if err := w.write(ctx, insert, r); err != nil {
-			return fmt.Errorf("write message %q to outbox: %w", r.message.ID, err)
+			return fmt.Errorf("write message %q to outbox: %w", r.ID, err)
 		}
 	}
 	return nil
@@ -84,8 +81,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 
 // errOver keeps messages from being committed by themselves.
 var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
-	"interrupted or a constraint " +
-	"says ROLLBACK; return the errors of its statements")
+	"interrupted or a constraint says ROLLBACK; return the errors of its statements")
 
 // within checks that there still is a transaction to write in.
 func (w writer) within(ctx context.Context) error {
@@ -96,9 +92,10 @@ func (w writer) within(ctx context.Context) error {
 	return errors.Join(errOver, err)
 }
 
-func (w writer) write(ctx context.Context, insert *sql.Stmt, r record) error {
-	m := r.message
-	result, err := insert.ExecContext(ctx, m.ID, m.Topic, r.copy, m.Key, r.header, m.Payload, r.written, r.due, r.due)
+func (w writer) write(ctx context.Context, insert *sql.Stmt, r outgoing.Record) error {
+	at := now()
+	due := max(at, r.Due)
+	result, err := insert.ExecContext(ctx, r.ID, r.Topic, r.Copy, r.Key, r.Text, r.Payload, at, due, due)
 	if err != nil {
 		return err
 	}
@@ -108,82 +105,14 @@ func (w writer) write(ctx context.Context, insert *sql.Stmt, r record) error {
 	var key string
 	var payload []byte
 	var dead bool
-	if err := w.tx.QueryRowContext(ctx, w.outbox.sql.find, m.Topic, m.ID, r.copy).Scan(&key, &payload,
-		&dead); err != nil {
+	err = w.tx.QueryRowContext(ctx, w.outbox.sql.find, r.Topic, r.ID, r.Copy).Scan(&key, &payload, &dead)
+	switch {
+	case err != nil:
 		return err
+	case key != r.Key || !bytes.Equal(payload, r.Payload):
+		return &outbox.ConflictError{ID: r.ID, Topic: r.Topic}
+	case dead:
+		_, err = w.tx.ExecContext(ctx, w.outbox.sql.revive, r.Text, due, r.Topic, r.ID, r.Copy)
 	}
-	if key != m.Key || !bytes.Equal(payload, m.Payload) {
-		return &outbox.ConflictError{ID: m.ID, Topic: m.Topic}
-	}
-	if dead {
-		_, err := w.tx.ExecContext(ctx, w.outbox.sql.revive, r.header, r.due, m.Topic, m.ID, r.copy)
-		return err
-	}
-	return nil
-}
-
-// A record is a message as it is written.
-type record struct {
-	message      producer.Message
-	copy, header string
-	written, due int64
-}
-
-func (o *Outbox) newRecord(ctx context.Context, m producer.Message) (record, error) {
-	ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
-	err := producer.Stamp(telemetry.KeepBaggage(ctx, o.baggage), &m)
-	created(m.ID)
-	if err != nil {
-		return record{}, err
-	}
-	telemetry.Forget(m.Header, producer.HeaderResend)
-	if err := validate(m); err != nil {
-		return record{}, err
-	}
-	header, err := json.Marshal(m.Header)
-	if err != nil {
-		return record{}, err
-	}
-	if m.Payload == nil {
-		m.Payload = []byte{} // nil would be NULL
-	}
-	r := record{message: m, header: string(header), written: now()}
-	if purpose, generation := m.Header.Get(producer.HeaderPurpose),
-		m.Header.Get(producer.HeaderGeneration); purpose+generation != "" {
-		r.copy = fmt.Sprintf("%q %q", purpose, generation) // quoted: no two pairs look alike
-	}
-	r.due = r.written
-	if !m.NotBefore.IsZero() {
-		r.due = max(r.due, m.NotBefore.Add(time.Microsecond-1).UnixMicro()) // rounded up: never early
-	}
-	return r, nil
-}
-
-// Times are kept as microseconds since 1970, which those of far years overflow.
-var (
-	firstTime = time.Unix(0, 0)
-	endOfTime = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)
-)
-
-// validate refuses what would not come back from the database as it is.
-func validate(m producer.Message) error {
-	if m.Topic == "" {
-		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
-	}
-	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
-		return &producer.InvalidError{Field: "Message.NotBefore",
-			Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
-	}
-	for _, text := range [...]struct{ field, value string }{{"Message.Topic", m.Topic}, {"Message.Key", m.Key}} {
-		if !utf8.ValidString(text.value) {
-			return &producer.InvalidError{Field: text.field, Problem: fmt.Sprintf("is not valid UTF-8: %q", text.value)}
-		}
-	}
-	for name, value := range m.Header {
-		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name),
-				Problem: fmt.Sprintf("is not valid UTF-8: %q", value)}
-		}
-	}
-	return nil
+	return err
 }
