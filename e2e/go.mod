@@ -12,6 +12,18 @@ require (
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/nats-io/nats.go v1.55.0
 	github.com/oncemill/oncemill v0.0.0
+	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
+	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
+	github.com/oncemill/oncemill/dedupstore/sqlitestore v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/natstest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/postgrestest v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
+	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
+	github.com/oncemill/oncemill/outbox/sqliteoutbox v0.0.0
+	github.com/oncemill/oncemill/transport/franz v0.0.0
+	github.com/oncemill/oncemill/transport/natsjs v0.0.0
+	github.com/oncemill/oncemill/transport/oncewatermill v0.0.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/prometheus/prometheus v0.315.0
 	github.com/redis/go-redis/extra/redisotel/v9 v9.23.0
@@ -112,4 +124,18 @@ require (
 	modernc.org/memory v1.12.1 // indirect
 )
 
-replace github.com/oncemill/oncemill => ..
+replace (
+	github.com/oncemill/oncemill => ..
+	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
+	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
+	github.com/oncemill/oncemill/dedupstore/sqlitestore => ../dedupstore/sqlitestore
+	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
+	github.com/oncemill/oncemill/internal/testserver/natstest => ../internal/testserver/natstest
+	github.com/oncemill/oncemill/internal/testserver/postgrestest => ../internal/testserver/postgrestest
+	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
+	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
+	github.com/oncemill/oncemill/outbox/sqliteoutbox => ../outbox/sqliteoutbox
+	github.com/oncemill/oncemill/transport/franz => ../transport/franz
+	github.com/oncemill/oncemill/transport/natsjs => ../transport/natsjs
+	github.com/oncemill/oncemill/transport/oncewatermill => ../transport/oncewatermill
+)
