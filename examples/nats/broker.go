@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -72,15 +71,6 @@ func (b *broker) makeStreams(ctx context.Context) error {
 // Place implements shop.Broker.
 func (b *broker) Place(ctx context.Context, o shop.Order) error {
 	return place(ctx, b.pub, b.orders(), o)
-}
-
-// Repeat implements shop.Broker. Without a Nats-Msg-Id the stream takes every copy.
-func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
-	msg := nats.NewMsg(b.orders())
-	msg.Header.Set(producer.HeaderID, producer.DeriveID("shop/orders", o.ID, "placed"))
-	msg.Data = o.JSON()
-	_, err := b.js.PublishMsg(ctx, msg)
-	return err
 }
 
 // Consume implements shop.Broker.

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -18,11 +20,11 @@ import (
 // A database keeps orders and, in a table beside them, the outbox of their events. Its statements are the same on
 // PostgreSQL and SQLite. (With pgx, a transaction's outbox is box.In(tx).) It is safe for concurrent use.
 type database struct {
-	db      *sql.DB
-	box     box
-	topic   string
-	reserve reserving
-	close   func(ctx context.Context, remove bool) error // removes what the run has made, if it is told to
+	db        *sql.DB
+	box       box
+	topic     string
+	warehouse warehouse
+	close     func(ctx context.Context, remove bool) error // removes what the run has made, if it is told to
 }
 
 // A box is an outbox that can be written, woken and looked into.
@@ -50,7 +52,7 @@ func (d *database) place(ctx context.Context, o shop.Order) (placed bool, err er
 	if err := d.box.InSQL(tx).Publish(ctx, event(d.topic, o)); err != nil {
 		return false, err
 	}
-	if err := d.reserve(ctx, o); err != nil {
+	if err := d.warehouse.reserve(o); err != nil {
 		return false, err // takes back the order and its event
 	}
 	if err := tx.Commit(); err != nil {
@@ -78,31 +80,33 @@ func insertOrder(ctx context.Context, tx *sql.Tx, o shop.Order) (inserted bool, 
 	return false, err
 }
 
-// orders returns what is committed, by ID.
-func (d *database) orders(ctx context.Context) (map[string]shop.Order, error) {
-	rows, err := d.db.QueryContext(ctx, `SELECT id, cents FROM orders`)
-	if err != nil {
-		return nil, err
+// A warehouse has what it is asked for, unless the amount says otherwise. It is safe for concurrent use.
+type warehouse struct {
+	asked      sync.Map // orders
+	rolledBack atomic.Int64
+}
+
+// reserve takes the goods of an order. Its error takes back the transaction that it is called in.
+func (w *warehouse) reserve(o shop.Order) error {
+	_, again := w.asked.LoadOrStore(o.ID, true)
+	switch {
+	case o.Cents%20 == 13:
+		w.rolledBack.Add(1)
+		return errSoldOut
+	case o.Cents%10 == 7 && !again:
+		w.rolledBack.Add(1)
+		return errors.New("the warehouse does not answer")
 	}
-	defer rows.Close()
-	all := map[string]shop.Order{}
-	for rows.Next() {
-		var o shop.Order
-		if err := rows.Scan(&o.ID, &o.Cents); err != nil {
-			return nil, err
-		}
-		all[o.ID] = o
-	}
-	return all, rows.Err()
+	return nil
 }
 
 // openPostgres connects, and makes what is missing: a schema for the run, the orders and their outbox.
-func openPostgres(ctx context.Context, url, schema, topic string, reserve reserving) (*database, error) {
+func openPostgres(ctx context.Context, url, schema, topic string) (*database, error) {
 	pool, err := shop.OpenPostgres(ctx, url, schema, table)
 	if err != nil {
 		return nil, err
 	}
-	d := &database{db: stdlib.OpenDBFromPool(pool), topic: topic, reserve: reserve}
+	d := &database{db: stdlib.OpenDBFromPool(pool), topic: topic}
 	d.close = func(ctx context.Context, remove bool) (err error) {
 		if remove {
 			_, err = d.db.ExecContext(ctx, `DROP SCHEMA IF EXISTS `+schema+` CASCADE`)
@@ -121,12 +125,12 @@ func openPostgres(ctx context.Context, url, schema, topic string, reserve reserv
 }
 
 // openSQLite stands in for PostgreSQL where nothing is installed. The file is in a temporary folder.
-func openSQLite(ctx context.Context, dir, topic string, reserve reserving) (*database, error) {
+func openSQLite(ctx context.Context, dir, topic string) (*database, error) {
 	db, err := sqliteoutbox.Open(ctx, filepath.Join(dir, "shop.db"))
 	if err != nil {
 		return nil, err
 	}
-	d := &database{db: db, topic: topic, reserve: reserve}
+	d := &database{db: db, topic: topic}
 	d.close = func(context.Context, bool) error { return db.Close() }
 	if _, err = db.ExecContext(ctx, table); err == nil {
 		d.box, err = sqliteoutbox.New(db, sqliteoutbox.Config{})

@@ -1,13 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -28,8 +29,8 @@ type database struct {
 	inbox  dedupstore.Transactor // whose transactions book is for
 	leased leased                // for handlers whose effects are elsewhere
 
-	// book writes the ledger, and publish the outbox, in the transaction that ctx carries.
-	book    func(ctx context.Context, p payment) error
+	// exec writes the ledger, and publish the outbox, in the transaction that ctx carries.
+	exec    func(ctx context.Context, statement string, args ...any) error
 	publish func(ctx context.Context, messages ...producer.Message) error
 
 	// close removes what the run has made, if it is told to.
@@ -62,15 +63,14 @@ var tables = []string{
 	`CREATE TABLE IF NOT EXISTS balances (account text PRIMARY KEY, cents bigint NOT NULL)`,
 }
 
-// openDatabase opens the database of the flags, and makes what is missing. Consumers, which may start while it is away,
-// find what they need.
-func openDatabase(ctx context.Context, o options) (d *database, err error) {
+// openDatabase opens the database of the flags. Without tables to make, as for consumers, it may be away.
+func openDatabase(ctx context.Context, o options, tables ...string) (d *database, err error) {
 	if o.SQLite != "" {
-		d, err = openSQLite(ctx, o)
+		d, err = openSQLite(ctx, o.SQLite)
 	} else {
-		d, err = openPostgres(ctx, o)
+		d, err = openPostgres(ctx, o.Postgres, "oncemill_"+o.Run, tables...)
 	}
-	if err != nil || o.Role != "" {
+	if err != nil || tables == nil {
 		return d, err
 	}
 	for _, table := range tables {
@@ -130,6 +130,24 @@ func insertPayment(ctx context.Context, tx *sql.Tx, p payment) (inserted bool, e
 	return false, err
 }
 
+// book writes the ledger, in the transaction that ctx carries.
+func (d *database) book(ctx context.Context, p payment) error {
+	lines := []entry{{p.ID, p.Account, -p.Cents}, {p.ID, p.Merchant, p.Cents}}
+	slices.SortFunc(lines, func(a, b entry) int { return cmp.Compare(a.account, b.account) }) // against deadlocks
+	for _, e := range lines {
+		err := d.exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3)`, e.payment, e.account, e.cents)
+		if err != nil {
+			return err
+		}
+		err = d.exec(ctx, `INSERT INTO balances (account, cents) VALUES ($1, $2)
+			ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, e.account, e.cents)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // A ledger is what the books are made from.
 type ledger struct {
 	payments map[string]payment // by ID
@@ -176,12 +194,8 @@ func (d *database) each(ctx context.Context, query string, into []any, do func()
 }
 
 // openPostgres returns a database in PostgreSQL, in a schema of the run's own. Handlers use pgx, the rest database/sql.
-func openPostgres(ctx context.Context, o options) (*database, error) {
-	schema, missing := "oncemill_"+o.Run, tables
-	if o.Role != "" {
-		missing = nil
-	}
-	pool, err := shop.OpenPostgres(ctx, o.Postgres, schema, missing...)
+func openPostgres(ctx context.Context, url, schema string, tables ...string) (*database, error) {
+	pool, err := shop.OpenPostgres(ctx, url, schema, tables...)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +209,11 @@ func openPostgres(ctx context.Context, o options) (*database, error) {
 	}
 	db := stdlib.OpenDBFromPool(pool)
 	return &database{
-		db: db, box: outbox, inbox: store.Inbox(), leased: store, book: bookPostgres,
+		db: db, box: outbox, inbox: store.Inbox(), leased: store,
+		exec: func(ctx context.Context, statement string, args ...any) error {
+			_, err := pgstore.Tx(ctx).Exec(ctx, statement, args...)
+			return err
+		},
 		publish: outbox.Publish, // finds the transaction in the context
 		close: func(ctx context.Context, remove bool) (err error) {
 			if remove {
@@ -208,20 +226,9 @@ func openPostgres(ctx context.Context, o options) (*database, error) {
 	}, nil
 }
 
-// bookPostgres writes the ledger.
-func bookPostgres(ctx context.Context, p payment) error {
-	var b pgx.Batch
-	b.Queue(`INSERT INTO entries (payment, account, cents) VALUES ($1, $2, -$4::bigint), ($1, $3, $4)`,
-		p.ID, p.Account, p.Merchant, p.Cents)
-	b.Queue(`INSERT INTO balances (account, cents)
-		SELECT a, c FROM (VALUES ($1, -$3::bigint), ($2, $3)) AS v (a, c) ORDER BY a
-		ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, p.Account, p.Merchant, p.Cents)
-	return pgstore.Tx(ctx).SendBatch(ctx, &b).Close()
-}
-
 // openSQLite returns a database in a file, which all processes of the run share. It belongs to whoever named it.
-func openSQLite(ctx context.Context, o options) (*database, error) {
-	db, err := sqliteoutbox.Open(ctx, o.SQLite)
+func openSQLite(ctx context.Context, file string) (*database, error) {
+	db, err := sqliteoutbox.Open(ctx, file)
 	if err != nil {
 		return nil, fmt.Errorf("-sqlite: %w", err)
 	}
@@ -234,28 +241,14 @@ func openSQLite(ctx context.Context, o options) (*database, error) {
 		return nil, err
 	}
 	return &database{
-		db: db, box: outbox, inbox: store.Inbox(), leased: store, book: bookSQLite,
+		db: db, box: outbox, inbox: store.Inbox(), leased: store,
+		exec: func(ctx context.Context, statement string, args ...any) error {
+			_, err := sqlitestore.Tx(ctx).ExecContext(ctx, statement, args...)
+			return err
+		},
 		publish: func(ctx context.Context, messages ...producer.Message) error {
 			return outbox.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
 		},
 		close: func(context.Context, bool) error { return db.Close() },
 	}, nil
-}
-
-// bookSQLite writes the ledger.
-func bookSQLite(ctx context.Context, p payment) error {
-	tx := sqlitestore.Tx(ctx)
-	for _, line := range []entry{{p.ID, p.Account, -p.Cents}, {p.ID, p.Merchant, p.Cents}} {
-		_, err := tx.ExecContext(ctx, `INSERT INTO entries (payment, account, cents) VALUES (?, ?, ?)`,
-			line.payment, line.account, line.cents)
-		if err != nil {
-			return err
-		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO balances (account, cents) VALUES (?, ?)
-			ON CONFLICT (account) DO UPDATE SET cents = cents + excluded.cents`, line.account, line.cents)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

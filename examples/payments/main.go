@@ -13,9 +13,9 @@
 //	    between the call and its outcome makes a second call, which has the same idempotency key, the ID of the run.
 //	  - api is a stub of that API, which honours idempotency keys.
 //
-// charge and notify are two processes each. The example starts them, sends payments and duplicates of every kind
-// (clients that ask again, acknowledgements that relays and consumers lose, messages that somebody publishes again),
-// kills consumers with SIGKILL, and closes the books at the end.
+// Three processes charge and notify. The example starts them, sends payments and duplicates of every kind (clients that
+// ask again, acknowledgements that relays and consumers lose, messages that somebody publishes again), kills some of
+// them with SIGKILL, and closes the books at the end.
 //
 //	go run ./examples/payments -embedded
 //
@@ -70,7 +70,6 @@ type options struct {
 	Run   string // part of all names at servers
 	Seed  uint64
 	Lease time.Duration
-	Role  string // of a consumer
 	API   string // which notify calls
 }
 
@@ -128,7 +127,7 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 		defer stop()
 		o.NATS, o.SQLite = url, filepath.Join(dir, "payments.db")
 	}
-	db, err := openDatabase(ctx, o)
+	db, err := openDatabase(ctx, o, tables...)
 	if err != nil {
 		return b, err
 	}
@@ -147,11 +146,11 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 		return b, err
 	}
 	defer br.js.Conn().Close()
-	if o.Keep == "" {
-		defer shop.Finish(ctx, &err, br.remove)
-	}
-	if err := br.makeStreams(ctx); err != nil {
+	if err := br.makeStream(ctx); err != nil {
 		return b, shop.NoServer("nats", shop.Redacted(o.NATS), err)
+	}
+	if o.Keep == "" {
+		defer shop.Finish(ctx, &err, func(ctx context.Context) error { return br.js.DeleteStream(ctx, br.stream()) })
 	}
 	return o.play(ctx, db, br, out)
 }
@@ -190,32 +189,17 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	shop.Say(out, "%d payments by HTTP; %d times a consumer is killed\n", len(all), o.Kills)
 	client := shop.NewClient(url + "/payments")
 	defer client.Close()
-	var done, kills, republished atomic.Int64
-	storm := []func(context.Context) error{
-		func(ctx context.Context) error {
-			return shop.Each(ctx, len(all), 8, func(ctx context.Context, i int) error {
-				err := shop.Poll(ctx, tick, func() (bool, error) { // each kill meets some payments
-					return o.Kills == 0 || i*o.Kills <= len(all)*(int(kills.Load())+1), nil
-				})
-				if err != nil {
-					return err
-				}
-				n, err := pay(ctx, client, br, all[i])
-				republished.Add(int64(n))
-				done.Add(1)
-				return err
-			})
-		},
-		func(ctx context.Context) error {
-			due := func() (bool, error) { return int(done.Load())*o.Kills >= len(all)*int(kills.Load()), nil }
-			return c.rage(ctx, o, due, func() {
-				if n := kills.Add(1); n%10 == 0 {
-					shop.Say(out, "%d of %d payments have an answer; %d processes killed\n", done.Load(), len(all), n)
-				}
-			})
-		},
-	}
-	err = shop.Each(ctx, len(storm), len(storm), func(ctx context.Context, i int) error { return storm[i](ctx) })
+	var done atomic.Int64
+	err = shop.Each(ctx, len(all), 8, func(paying context.Context, i int) error {
+		if err := pay(paying, client, br, all[i]); err != nil {
+			return fmt.Errorf("payment %s: %w", all[i].ID, err)
+		}
+		n := int(done.Add(1))
+		if n%1000 == 0 {
+			shop.Say(out, "%d of %d payments have an answer\n", n, len(all))
+		}
+		return c.kill(ctx, n*o.Kills/len(all))
+	})
 	if err != nil {
 		return b, err
 	}
@@ -223,48 +207,59 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	if err := settled(ctx, db, br, c); err != nil {
 		return b, err
 	}
-	if err := c.dismiss(); err != nil {
+	if err := c.dismiss(ctx); err != nil {
 		return b, err
 	}
-	if b, err = readBooks(ctx, all, db, br, api); err != nil {
-		return b, err
-	}
-	b.Requests, b.Repeated, b.Republished, b.Kills =
-		int(client.Requests.Load()), int(client.Repeated.Load()), int(republished.Load()), int(kills.Load())
-	return b, nil
+	b, err = readBooks(ctx, all, db, br, api)
+	b.Requests, b.Kills = int(client.Requests.Load()), c.killed
+	return b, err
 }
 
-// tick is how often conditions are looked at.
-const tick = 5 * time.Millisecond
-
-// lateness is how long after a payment its message is published again: longer than the stream looks for copies.
-const lateness = 400 * time.Millisecond
-
-// pay is one client's payment, with its luck. It returns how often its message was published again.
-func pay(ctx context.Context, client *shop.Client, br *broker, p planned) (republished int, err error) {
-	if taken, err := client.Send(ctx, p.luck, p.JSON()); err != nil || !taken {
-		return 0, fmt.Errorf("payment %s: taken: %v, %w", p.ID, taken, err)
+// pay is one client's payment, with its luck.
+func pay(ctx context.Context, client *shop.Client, br *broker, p planned) error {
+	ask := func(ctx context.Context, _ int) error {
+		status, err := client.Insist(ctx, p.JSON())
+		if err == nil && status != http.StatusCreated && status != http.StatusOK {
+			err = fmt.Errorf("the service answers %d", status)
+		}
+		return err
 	}
-	if p.luck == late {
-		err = shop.Pause(ctx, lateness)
+	switch p.luck {
+	case missed:
+		return shop.Each(ctx, 2, 1, ask)
+	case doubled:
+		return shop.Each(ctx, 2, 2, ask)
+	case hungUp:
+		brief, cancel := context.WithTimeout(ctx, 2*time.Millisecond)
+		defer cancel()
+		_, _ = client.Post(brief, p.JSON()) // whatever came of it, it asks again
 	}
-	if err != nil || p.luck != late && p.luck != repeated {
-		return 0, err
+	if err := ask(ctx, 0); err != nil {
+		return err
 	}
-	return 1, br.repeat(ctx, p.payment)
+	switch p.luck {
+	case late:
+		if err := shop.Pause(ctx, 400*time.Millisecond); err != nil { // longer than the stream looks for copies
+			return err
+		}
+		return br.repeat(ctx, p.payment)
+	case repeated:
+		return br.repeat(ctx, p.payment)
+	}
+	return nil
 }
 
 // settled waits until everything is published, everything published is acknowledged, and still so a moment later. When
 // it cannot be told, as servers may be away, something is under way.
-func settled(ctx context.Context, db *database, br *broker, c crew) error {
+func settled(ctx context.Context, db *database, br *broker, c *crew) error {
 	quiet := 0
 	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
 		quiet++
-		for _, stream := range []string{br.paymentStream(), br.receiptStream()} { // in the order in which work flows
+		for _, durable := range []string{charge, notify} { // in the order in which work flows
 			if stats, err := db.box.Stats(ctx); err != nil || stats.Pending > 0 {
 				quiet = 0
 			}
-			if rest, _, err := shop.AtRest(ctx, br.js, stream, durable); err != nil || !rest {
+			if rest, _, err := shop.AtRest(ctx, br.js, br.stream(), durable); err != nil || !rest {
 				quiet = 0
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"regexp"
 
-	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -68,17 +67,23 @@ func (r receipt) message(id, topic string) producer.Message {
 	return producer.Message{ID: id, Topic: topic, Key: r.Payment, Payload: b}
 }
 
-// What happens to payments. What clients do is in package shop.
+// luck is what happens to a payment on its way.
+type luck string
+
 const (
-	repeated shop.Luck = "somebody publishes its message once more"
-	late     shop.Luck = "somebody publishes its message once more, much later"
-	declined shop.Luck = "it is over the limit"
+	fine     luck = "it is sent once"
+	missed   luck = "the client misses the answer, and asks again"
+	doubled  luck = "the client asks twice at the same time"
+	hungUp   luck = "the client hangs up before the answer, and asks again"
+	repeated luck = "somebody publishes its message once more"
+	late     luck = "somebody publishes its message once more, much later"
+	declined luck = "it is over the limit"
 )
 
 // A planned payment is a payment and its luck.
 type planned struct {
 	payment
-	luck shop.Luck
+	luck luck
 }
 
 // plan draws payments from the seed. The first ones meet every kind of luck, so that a short run does too. Accounts are
@@ -86,10 +91,10 @@ type planned struct {
 // from consumers.
 func plan(o options) []planned {
 	rng := rand.New(rand.NewPCG(o.Seed, 0))
-	kinds := []shop.Luck{shop.Missed, shop.Doubled, shop.HungUp, repeated, late, declined}
+	kinds := []luck{missed, doubled, hungUp, repeated, late, declined}
 	all := make([]planned, o.Payments)
 	for i := range all {
-		luck := shop.Fine
+		luck := fine
 		switch n := rng.IntN(100); {
 		case i < len(kinds):
 			luck = kinds[i]

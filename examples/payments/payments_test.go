@@ -53,7 +53,7 @@ func checkAllHappened(t *testing.T, b Books, status int, says string) {
 	if status != 0 || !b.Balance() {
 		t.Errorf("status %d, %+v; want 0 and balanced books\n%s", status, b, says)
 	}
-	if b.Charged == 0 || b.Declined == 0 || b.Repeated == 0 || b.Republished == 0 || b.Kills == 0 || b.Deliveries <= b.Messages ||
+	if b.Charged == 0 || b.Declined == 0 || b.Requests <= b.Payments || b.Republished == 0 || b.Kills == 0 || b.Deliveries <= b.Messages ||
 		b.Messages <= b.Payments || b.ReceiptMore == 0 || b.Calls <= b.Transfers || b.Redelivered <= b.ReceiptMore {
 		t.Errorf("%+v; want everything to have happened", b)
 	}
@@ -169,7 +169,7 @@ func TestService_AnswersSayWhatHappened(t *testing.T) {
 		"PostgreSQL": {Run: "answers", Postgres: testserver.SharedPostgres(t).NewDatabase(t).DSN()},
 		"SQLite":     {SQLite: filepath.Join(t.TempDir(), "payments.db")},
 	} {
-		db, err := openDatabase(t.Context(), o)
+		db, err := openDatabase(t.Context(), o, tables...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,12 +252,12 @@ func TestPlan_SeedDrawsTheSamePayments(t *testing.T) {
 
 func TestPlan_ThirtyPercentMeetADuplicate(t *testing.T) {
 	t.Parallel()
-	n := map[shop.Luck]int{}
+	n := map[luck]int{}
 	all := plan(options{Payments: 20_000, Seed: 1})
 	for _, p := range all {
 		n[p.luck]++
 	}
-	share := float64(n[shop.Missed]+n[shop.Doubled]+n[shop.HungUp]+n[repeated]+n[late]) / float64(len(all))
+	share := float64(n[missed]+n[doubled]+n[hungUp]+n[repeated]+n[late]) / float64(len(all))
 	if share < .28 || share > .32 {
 		t.Errorf("%.2f of the payments have a duplicate, want .3: %v", share, n)
 	}
@@ -291,7 +291,7 @@ func TestPostgres_ProcessesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			db, err := openDatabase(t.Context(), options{Postgres: dsn, Run: "together"})
+			db, err := openDatabase(t.Context(), options{Postgres: dsn, Run: "together"}, tables...)
 			if err != nil {
 				t.Error(err)
 				return

@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -41,19 +42,27 @@ func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) erro
 	return r.Run(ctx)
 }
 
-// charge books payments until ctx ends. Then it drains: what has begun is committed and acknowledged.
-func charge(ctx context.Context, o options, b *broker, db *database) error {
-	once, err := consumer.New(db.inbox, consumer.Config{
-		Group: "ledger", Handler: "charge", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
+// work gives the messages of a subject to a handler until ctx ends. Then it drains: what has begun is acknowledged.
+func (b *broker) work(
+	ctx context.Context, o options, store dedupstore.Store, name, subject string, handle natsjs.Handler,
+) error {
+	once, err := consumer.New(store, consumer.Config{
+		Group: "payments", Handler: name, DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
 	})
 	if err != nil {
 		return err
 	}
-	cons, err := b.consumer(ctx, b.paymentStream(), o.Lease)
+	cons, err := b.js.CreateOrUpdateConsumer(ctx, b.stream(), jetstream.ConsumerConfig{
+		Durable:       name,
+		FilterSubject: subject,
+		AckPolicy:     jetstream.AckExplicitPolicy,
+		AckWait:       o.Lease, // workers extend it for what they work on: so long a crashed one's messages wait
+		MaxDeliver:    -1,      // Oncemill counts attempts, and gives up with a dead letter
+	})
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()), natsjs.Config{Window: window})
+	worker, err := natsjs.NewWorker(once, b.js, cons, handle, natsjs.Config{Window: window})
 	if err != nil {
 		return err
 	}
