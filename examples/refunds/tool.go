@@ -32,19 +32,12 @@ type arguments struct {
 type answer struct {
 	Says  string
 	Again time.Duration // ask again after this time; zero: no need to
-	Busy  bool          // another agent is at it
 	Known bool          // what became of this call; false: perhaps it was not even begun
 }
 
-// How an order was paid.
-const (
-	card    = "card"
-	voucher = "voucher"
-)
-
-// A payment is a part of an order, and how it was paid.
+// A payment is a part of an order.
 type payment struct {
-	Part  string `json:"part"`
+	Part  string `json:"part"` // card or voucher: how it was paid
 	Cents int    `json:"cents"`
 }
 
@@ -65,6 +58,12 @@ type tool struct {
 	paid   func() // is called after each payment, before anybody knows of it
 	wrong  string // the mistake that a test makes
 }
+
+// How an order was paid.
+const (
+	card    = "card"
+	voucher = "voucher"
+)
 
 // Mistakes that tests make, which show in the books.
 const (
@@ -164,7 +163,8 @@ func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo [
 		}
 	}
 	if len(p.Done) == 0 {
-		return partial{}, oncemill.RetryAfter(closedPause, closedError{})
+		// It uses up no attempt: a night is longer than Policy.MaxAttempts.
+		return partial{}, oncemill.RetryAfter(closedPause, oncemill.Uncounted(oncemill.NoEffect(errClosed)))
 	}
 	return p, nil
 }
@@ -172,20 +172,13 @@ func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo [
 // closedPause is how often the voucher service may be asked at night.
 const closedPause = 100 * time.Millisecond
 
-// closedError uses up no attempt: a night is longer than Policy.MaxAttempts.
-type closedError struct{}
-
-func (closedError) Error() string   { return errClosed.Error() }
-func (closedError) Unwrap() error   { return oncemill.NoEffect(errClosed) }
-func (closedError) Uncounted() bool { return true }
-
 // explain makes of an error what a model can act on.
 func explain(err error) (answer, error) {
 	if busy, ok := errors.AsType[*oncemill.BusyError](err); ok {
 		if busy.NotDue {
 			return answer{Says: "not all is refunded, and it is too early to try again", Again: busy.Wait}, nil
 		}
-		return answer{Says: "another agent is at it", Again: busy.Wait, Busy: true}, nil
+		return answer{Says: "another agent is at it", Again: busy.Wait}, nil
 	}
 	if retry, ok := errors.AsType[*oncemill.RetryError](err); ok {
 		return answer{Says: "not all is refunded: " + retry.Err.Error(), Again: retry.Delay, Known: true}, nil
