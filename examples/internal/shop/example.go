@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -88,11 +87,18 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 		return b, err
 	}
 	defer stop(ctx)
-	store, closeStore, err := openStore(ctx, o)
+	var store dedupstore.Store
+	if o.Embedded {
+		store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	} else {
+		var closing func() error
+		if store, closing, err = OpenRedis(ctx, o.Redis); err == nil {
+			defer func() { err = errors.Join(err, closing()) }()
+		}
+	}
 	if err != nil {
 		return b, err
 	}
-	defer func() { err = errors.Join(err, closeStore()) }()
 	if e.Wrap != nil {
 		store = e.Wrap(store)
 	}
@@ -101,78 +107,57 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 		return b, err
 	}
 	defer Finish(ctx, &err, broker.Close)
-	r := &run{out: out, orders: plan(o), bank: NewBank(), store: store, broker: broker}
-	if err := r.play(ctx); err != nil {
+	orders, bank := plan(o), NewBank()
+	if err := play(ctx, broker, store, bank, orders, out); err != nil {
 		return b, err
 	}
 	dead, err := broker.DeadLetters(ctx)
 	if err != nil {
 		return b, fmt.Errorf("read the dead letters: %w", err)
 	}
-	b = closeBooks(r.orders, r.bank, dead)
+	b = closeBooks(orders, bank, dead)
 	claims, err := observe.Claims(ctx, reader)
 	b.Suppressed = claims["duplicate_completed"] + claims["duplicate_failed"]
 	return b, err
 }
 
-// openStore opens the store of outcomes: in memory if embedded, else Redis.
-func openStore(ctx context.Context, o Options) (dedupstore.Store, func() error, error) {
-	if !o.Embedded {
-		return OpenRedis(ctx, o.Redis)
-	}
-	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	return store, func() error { return nil }, err
-}
-
-// A run is an example at work.
-type run struct {
-	out    io.Writer // for people
-	orders []Order
-	bank   *Bank
-	store  dedupstore.Store
-	broker Broker
-}
-
 // play runs the producer, and one consumer after another: the first is stopped in the middle.
-func (r *run) play(ctx context.Context) error {
-	Say(r.out, "%d orders; the consumer restarts half way\n", len(r.orders))
-	ctx, cancel := context.WithCancelCause(ctx)
+func play(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []Order, out io.Writer) error {
+	Say(out, "%d orders; the consumer restarts half way\n", len(orders))
 	var produced atomic.Bool
-	var producing sync.WaitGroup
-	producing.Go(func() {
-		if err := r.produce(ctx); err != nil {
-			cancel(err) // nobody waits for orders that will not come
-		}
-		produced.Store(true)
-	})
-	defer producing.Wait()
-	defer cancel(nil)
-	err := r.consumeUntil(ctx, func() bool { return r.bank.charged() >= len(r.orders)/2 })
-	if err != nil {
-		return err
-	}
-	Say(r.out, "the consumer has drained and stopped; the next one starts\n")
-	return r.consumeUntil(ctx, func() bool {
+	half := func() bool { return bank.charged() >= len(orders)/2 }
+	rest := func() bool {
 		if !produced.Load() {
 			return false
 		}
-		rest, err := r.broker.AtRest(ctx)
+		rest, err := br.AtRest(ctx)
 		return rest && err == nil
+	}
+	return Each(ctx, 2, 2, func(ctx context.Context, i int) error {
+		if i == 0 {
+			err := produce(ctx, br, orders, out)
+			produced.Store(true)
+			return err
+		}
+		if err := consumeUntil(ctx, br, store, bank, half); err != nil {
+			return err
+		}
+		Say(out, "the consumer has drained and stopped; the next one starts\n")
+		return consumeUntil(ctx, br, store, bank, rest)
 	})
 }
 
 // produce places the orders, and some of them again, as a producer does that missed the acknowledgement.
-func (r *run) produce(ctx context.Context) error {
-	for i, o := range r.orders {
-		err := Pause(ctx, 4*time.Millisecond)
-		if err == nil {
-			err = r.broker.Place(ctx, o)
+func produce(ctx context.Context, br Broker, orders []Order, out io.Writer) error {
+	for i, o := range orders {
+		if err := Pause(ctx, 4*time.Millisecond); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("stopped at order %d of %d: %w", i, len(r.orders), err)
+		if err := br.Place(ctx, o); err != nil {
+			return fmt.Errorf("stopped at order %d of %d: %w", i, len(orders), err)
 		}
 		if i%250 == 249 {
-			Say(r.out, "placed %d, charged %d\n", i+1, r.bank.charged())
+			Say(out, "placed %d\n", i+1)
 		}
 	}
 	// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this, as in
@@ -180,8 +165,8 @@ func (r *run) produce(ctx context.Context) error {
 	if err := Pause(ctx, 400*time.Millisecond); err != nil {
 		return err
 	}
-	for i := 0; i < len(r.orders); i += placedAgain {
-		if err := r.broker.Place(ctx, r.orders[i]); err != nil {
+	for i := 0; i < len(orders); i += placedAgain {
+		if err := br.Place(ctx, orders[i]); err != nil {
 			return fmt.Errorf("stopped at placing order %d again: %w", i, err)
 		}
 	}
@@ -189,11 +174,11 @@ func (r *run) produce(ctx context.Context) error {
 }
 
 // consumeUntil runs one consumer until the condition is met, and lets it drain.
-func (r *run) consumeUntil(ctx context.Context, met func() bool) error {
+func consumeUntil(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, met func() bool) error {
 	work, drain := context.WithCancelCause(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		err := r.broker.Consume(work, r.store, r.bank)
+		err := br.Consume(work, store, bank)
 		drain(errors.Join(errors.New("the consumer ended"), err))
 		ended <- err
 	}()
