@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -80,15 +79,6 @@ func (b *broker) publishCopy(ctx context.Context, o order) error {
 	}
 	_, err = b.js.PublishMsg(ctx, msg)
 	return err
-}
-
-// deadLetters returns the messages that a stack has dead-lettered.
-func (b *broker) deadLetters(ctx context.Context, stack string) ([]jetstream.Msg, error) {
-	letters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(stack))
-	if err != nil {
-		return nil, fmt.Errorf("read dead letters of %s: %w", stack, err)
-	}
-	return letters, nil
 }
 
 // rest waits until the outbox is empty and every stack has acknowledged all there is, and still so a moment later. When

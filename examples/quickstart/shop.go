@@ -153,16 +153,3 @@ func (s *store) count(ctx context.Context, query string, args ...any) (n int, er
 	err = s.db.QueryRowContext(ctx, query, args...).Scan(&n)
 	return n, err
 }
-
-// progress is what the stacks have charged so far.
-func (s *store) progress(ctx context.Context) string {
-	text := ""
-	for _, name := range stacks {
-		n, err := s.count(ctx, `SELECT count(*) FROM ledger WHERE stack = ?`, name)
-		if err != nil {
-			return err.Error()
-		}
-		text += fmt.Sprintf(" %s %d", name, n)
-	}
-	return text
-}
