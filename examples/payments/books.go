@@ -155,7 +155,7 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 	b = closeBooks(all, l, receipts, dead, a.transfers)
 	b.Messages, b.Deliveries, b.Redelivered, b.Calls = len(taken), charged, notified-b.Receipts, a.calls
 	for _, p := range all {
-		if p.luck == repeated || p.luck == late {
+		if p.luck == repeated {
 			b.Republished++
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
@@ -89,25 +90,66 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 // A process is a consumer in a process of its own.
 type process struct {
 	cmd    *exec.Cmd
-	stdin  io.Closer     // closed: it drains
-	stderr bytes.Buffer  // to be read once it has ended
-	ended  chan struct{} // closed when it has ended
-	err    error         // why, then
+	stdin  io.Closer   // closed: it drains
+	leaves atomic.Bool // it is to end
+	ended  chan struct{}
+	err    error // of its end
 }
 
-// start starts a process of this program, and waits until it works. It is killed when ctx ends.
-func start(ctx context.Context, o options) (*process, error) {
+// kill ends the process at once (SIGKILL), and waits for its end.
+func (p *process) kill() {
+	p.leaves.Store(true)
+	_ = p.cmd.Process.Kill() // fails only if it has ended
+	<-p.ended
+}
+
+// drain lets the process finish its work. It must end well, and in time.
+func (p *process) drain() error {
+	p.leaves.Store(true)
+	_ = p.stdin.Close() // fails only if it has ended
+	late := time.AfterFunc(closeTime, func() { _ = p.cmd.Process.Kill() })
+	defer late.Stop()
+	<-p.ended
+	return p.err
+}
+
+// A crew is the consumers of a run. It is safe for concurrent use.
+type crew struct {
+	o      options
+	fail   context.CancelCauseFunc // is told of a process that ends, and was not to
+	rng    *rand.Rand
+	mu     sync.Mutex
+	all    []*process
+	killed int
+}
+
+// hire starts three consumers. They are killed when ctx ends.
+func hire(ctx context.Context, o options, fail context.CancelCauseFunc) (*crew, error) {
+	c := &crew{o: o, fail: fail, rng: rand.New(rand.NewPCG(o.Seed, 1))}
+	for range 3 {
+		p, err := c.start(ctx)
+		if err != nil {
+			c.killAll()
+			return nil, err
+		}
+		c.all = append(c.all, p)
+	}
+	return c, nil
+}
+
+// start starts this program as a consumer, and waits until it works.
+func (c *crew) start(ctx context.Context) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(o)
+	text, err := json.Marshal(c.o)
 	if err != nil {
 		return nil, err
 	}
 	p := &process{cmd: exec.CommandContext(ctx, self), ended: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
-	p.cmd.Stderr = &p.stderr
+	var stderr bytes.Buffer
+	p.cmd.Env, p.cmd.Stderr = append(os.Environ(), childEnv+"="+string(text)), &stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -120,64 +162,19 @@ func start(ctx context.Context, o options) (*process, error) {
 	}
 	_, notReady := io.ReadFull(stdout, make([]byte, len(ready)))
 	go func() {
-		p.err = p.cmd.Wait()
-		close(p.ended)
+		defer close(p.ended)
+		if err := p.cmd.Wait(); err != nil || !p.leaves.Load() {
+			p.err = errors.Join(fmt.Errorf("a consumer ended, and said %q", &stderr), err)
+		}
+		if !p.leaves.Load() {
+			c.fail(p.err)
+		}
 	}()
 	if notReady != nil {
 		<-p.ended
-		return nil, p.broken()
+		return nil, p.err
 	}
 	return p, nil
-}
-
-// broken returns why the process has ended, if it has, and nobody asked it to.
-func (p *process) broken() error {
-	select {
-	case <-p.ended:
-		return fmt.Errorf("a consumer has ended, and nobody asked it to: %w\n%s", p.err, &p.stderr)
-	default:
-		return nil
-	}
-}
-
-// kill ends the process at once (SIGKILL), and waits for its end.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // fails only if it has ended
-	<-p.ended
-}
-
-// stop lets the process drain. It must end well, and in time.
-func (p *process) stop() error {
-	_ = p.stdin.Close() // fails only if it has ended
-	late := time.AfterFunc(closeTime, func() { _ = p.cmd.Process.Kill() })
-	defer late.Stop()
-	if <-p.ended; p.err != nil {
-		return fmt.Errorf("a consumer did not end well in %v: %w\n%s", closeTime, p.err, &p.stderr)
-	}
-	return nil
-}
-
-// A crew is the consumers of a run. It is safe for concurrent use.
-type crew struct {
-	o      options
-	rng    *rand.Rand
-	mu     sync.Mutex
-	all    []*process
-	killed int
-}
-
-// hire starts three consumers.
-func hire(ctx context.Context, o options) (*crew, error) {
-	c := &crew{o: o, rng: rand.New(rand.NewPCG(o.Seed, 1))}
-	for range 3 {
-		p, err := start(ctx, o)
-		if err != nil {
-			c.killAll()
-			return nil, err
-		}
-		c.all = append(c.all, p)
-	}
-	return c, nil
 }
 
 // kill kills consumers at random, and replaces each, until so many were killed in all.
@@ -188,12 +185,9 @@ func (c *crew) kill(ctx context.Context, inAll int) error {
 		if err := shop.Pause(ctx, time.Duration(20+c.rng.IntN(200))*time.Millisecond); err != nil {
 			return err
 		}
-		if err := c.broken(); err != nil {
-			return err
-		}
 		i := c.rng.IntN(len(c.all))
 		c.all[i].kill()
-		p, err := start(ctx, c.o)
+		p, err := c.start(ctx)
 		if err != nil {
 			return err
 		}
@@ -202,17 +196,9 @@ func (c *crew) kill(ctx context.Context, inAll int) error {
 	return nil
 }
 
-// broken returns why a process has ended, if one has.
-func (c *crew) broken() (err error) {
-	for _, p := range c.all {
-		err = errors.Join(err, p.broken())
-	}
-	return err
-}
-
 // dismiss lets all processes drain.
 func (c *crew) dismiss(ctx context.Context) error {
-	return shop.Each(ctx, len(c.all), len(c.all), func(_ context.Context, i int) error { return c.all[i].stop() })
+	return shop.Each(ctx, len(c.all), len(c.all), func(_ context.Context, i int) error { return c.all[i].drain() })
 }
 
 func (c *crew) killAll() {

@@ -37,6 +37,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -180,7 +181,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	}()
 
 	o.API = url
-	c, err := hire(ctx, o)
+	c, err := hire(ctx, o, stop)
 	if err != nil {
 		return b, err
 	}
@@ -204,7 +205,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 		return b, err
 	}
 	shop.Say(out, "all payments have an answer; waiting until every message is acknowledged\n")
-	if err := settled(ctx, db, br, c); err != nil {
+	if err := settled(ctx, db, br); err != nil {
 		return b, err
 	}
 	if err := c.dismiss(ctx); err != nil {
@@ -225,8 +226,6 @@ func pay(ctx context.Context, client *shop.Client, br *broker, p planned) error 
 		return err
 	}
 	switch p.luck {
-	case missed:
-		return shop.Each(ctx, 2, 1, ask)
 	case doubled:
 		return shop.Each(ctx, 2, 2, ask)
 	case hungUp:
@@ -234,24 +233,19 @@ func pay(ctx context.Context, client *shop.Client, br *broker, p planned) error 
 		defer cancel()
 		_, _ = client.Post(brief, p.JSON()) // whatever came of it, it asks again
 	}
-	if err := ask(ctx, 0); err != nil {
+	if err := ask(ctx, 0); err != nil || p.luck != repeated {
 		return err
 	}
-	switch p.luck {
-	case late:
-		if err := shop.Pause(ctx, 400*time.Millisecond); err != nil { // longer than the stream looks for copies
-			return err
-		}
-		return br.repeat(ctx, p.payment)
-	case repeated:
-		return br.repeat(ctx, p.payment)
+	// Some copies come while the payment is booked, others after the stream has stopped looking for copies.
+	if err := shop.Pause(ctx, rand.N(400*time.Millisecond)); err != nil {
+		return err
 	}
-	return nil
+	return br.repeat(ctx, p.payment)
 }
 
 // settled waits until everything is published, everything published is acknowledged, and still so a moment later. When
 // it cannot be told, as servers may be away, something is under way.
-func settled(ctx context.Context, db *database, br *broker, c *crew) error {
+func settled(ctx context.Context, db *database, br *broker) error {
 	quiet := 0
 	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
 		quiet++
@@ -263,6 +257,6 @@ func settled(ctx context.Context, db *database, br *broker, c *crew) error {
 				quiet = 0
 			}
 		}
-		return quiet == 3, c.broken()
+		return quiet == 3, nil
 	})
 }

@@ -72,11 +72,9 @@ type luck string
 
 const (
 	fine     luck = "it is sent once"
-	missed   luck = "the client misses the answer, and asks again"
 	doubled  luck = "the client asks twice at the same time"
 	hungUp   luck = "the client hangs up before the answer, and asks again"
 	repeated luck = "somebody publishes its message once more"
-	late     luck = "somebody publishes its message once more, much later"
 	declined luck = "it is over the limit"
 )
 
@@ -91,32 +89,29 @@ type planned struct {
 // from consumers.
 func plan(o options) []planned {
 	rng := rand.New(rand.NewPCG(o.Seed, 0))
-	kinds := []luck{missed, doubled, hungUp, repeated, late, declined}
+	kinds := []luck{doubled, hungUp, repeated, declined}
 	all := make([]planned, o.Payments)
 	for i := range all {
-		luck := fine
-		switch n := rng.IntN(100); {
-		case i < len(kinds):
-			luck = kinds[i]
-		case n < 15:
-			luck = kinds[n%3] // clients
-		case n < 25:
-			luck = repeated
-		case n < 30:
-			luck = late
-		case n < 33:
-			luck = declined
-		}
-		cents := int64(100 + rng.IntN(9900))
-		if luck == declined {
-			cents += limit
-		}
-		all[i] = planned{payment{
+		p := planned{payment{
 			ID:       fmt.Sprintf("%s-%d-%06d", o.Run, o.Seed, i),
 			Account:  fmt.Sprintf("customer-%02d", rng.IntN(40)),
 			Merchant: fmt.Sprintf("merchant-%d", rng.IntN(8)),
-			Cents:    cents,
-		}, luck}
+			Cents:    int64(100 + rng.IntN(9900)),
+		}, fine}
+		switch n := rng.IntN(100); {
+		case i < len(kinds):
+			p.luck = kinds[i]
+		case n < 15:
+			p.luck = kinds[n%2] // clients
+		case n < 30:
+			p.luck = repeated
+		case n < 33:
+			p.luck = declined
+		}
+		if p.luck == declined {
+			p.Cents += limit
+		}
+		all[i] = p
 	}
 	return all
 }
