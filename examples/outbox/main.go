@@ -27,6 +27,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -84,17 +85,20 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 	defer stop(ctx)
 
 	// Orders and their outbox are in one database.
-	var db *database
+	db := &database{topic: topic}
 	if o.embedded {
 		shop.Say(out, "-embedded: orders are kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")
-		db, err = openSQLite(ctx, dir, topic)
+		db.Database, err = shop.OpenSQLite(ctx, filepath.Join(dir, "shop.db"), table)
 	} else {
-		db, err = openPostgres(ctx, o.postgres, "oncemill_"+run, topic)
+		db.Database, err = shop.OpenPostgres(ctx, o.postgres, "oncemill_"+run, table)
 	}
 	if err != nil {
 		return false, err
 	}
-	defer shop.Finish(ctx, &err, func(ctx context.Context) error { return db.close(ctx, o.listen == "") })
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if o.listen == "" {
+		defer shop.Finish(ctx, &err, db.Remove)
+	}
 
 	// The events go to a stream.
 	if o.embedded {
@@ -139,7 +143,7 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 		if err := shop.Serve(ctx, l, handler(s.place), s.relay); err != nil {
 			return false, err
 		}
-		stats, err := db.box.Stats(context.WithoutCancel(ctx))
+		stats, err := db.Box.Stats(context.WithoutCancel(ctx))
 		shop.Say(out, "drained; %d events wait in the outbox, %d are dead\n", stats.Pending, stats.Dead)
 		return true, err
 	}

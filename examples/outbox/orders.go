@@ -4,43 +4,25 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5/stdlib"
-
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/outbox/pgoutbox"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // A database keeps orders and, in a table beside them, the outbox of their events. Its statements are the same on
 // PostgreSQL and SQLite. (With pgx, a transaction's outbox is box.In(tx).) It is safe for concurrent use.
 type database struct {
-	db        *sql.DB
-	box       box
+	*shop.Database
 	topic     string
 	warehouse warehouse
-	close     func(ctx context.Context, remove bool) error // removes what the run has made, if it is told to
-}
-
-// A box is an outbox that can be written, woken and looked into.
-type box interface {
-	outbox.Store
-	outbox.Inspector
-	InSQL(tx *sql.Tx) producer.Publisher
-	Migrate(ctx context.Context) error
-	Wake()
 }
 
 const table = `CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, cents bigint NOT NULL)`
 
 // place implements placing. It is one transaction: the order, its event, and what may still go wrong.
 func (d *database) place(ctx context.Context, o shop.Order) (placed bool, err error) {
-	tx, err := d.db.BeginTx(ctx, nil)
+	tx, err := d.SQL.BeginTx(ctx, nil)
 	if err != nil {
 		return false, err
 	}
@@ -49,7 +31,7 @@ func (d *database) place(ctx context.Context, o shop.Order) (placed bool, err er
 	if err != nil || !placed {
 		return false, err
 	}
-	if err := d.box.InSQL(tx).Publish(ctx, event(d.topic, o)); err != nil {
+	if err := d.Box.InSQL(tx).Publish(ctx, event(d.topic, o)); err != nil {
 		return false, err
 	}
 	if err := d.warehouse.reserve(o); err != nil {
@@ -58,7 +40,7 @@ func (d *database) place(ctx context.Context, o shop.Order) (placed bool, err er
 	if err := tx.Commit(); err != nil {
 		return false, err
 	}
-	d.box.Wake() // the relay of this process publishes now what was committed
+	d.Box.Wake() // the relay of this process publishes now what was committed
 	return true, nil
 }
 
@@ -98,48 +80,4 @@ func (w *warehouse) reserve(o shop.Order) error {
 		return errors.New("the warehouse does not answer")
 	}
 	return nil
-}
-
-// openPostgres connects, and makes what is missing: a schema for the run, the orders and their outbox.
-func openPostgres(ctx context.Context, url, schema, topic string) (*database, error) {
-	pool, err := shop.OpenPostgres(ctx, url, schema, table)
-	if err != nil {
-		return nil, err
-	}
-	d := &database{db: stdlib.OpenDBFromPool(pool), topic: topic}
-	d.close = func(ctx context.Context, remove bool) (err error) {
-		if remove {
-			_, err = d.db.ExecContext(ctx, `DROP SCHEMA IF EXISTS `+schema+` CASCADE`)
-		}
-		err = errors.Join(err, d.db.Close())
-		pool.Close()
-		return err
-	}
-	if d.box, err = pgoutbox.New(pool, pgoutbox.Config{}); err == nil {
-		err = d.box.Migrate(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.close(ctx, false))
-	}
-	return d, nil
-}
-
-// openSQLite stands in for PostgreSQL where nothing is installed. The file is in a temporary folder.
-func openSQLite(ctx context.Context, dir, topic string) (*database, error) {
-	db, err := sqliteoutbox.Open(ctx, filepath.Join(dir, "shop.db"))
-	if err != nil {
-		return nil, err
-	}
-	d := &database{db: db, topic: topic}
-	d.close = func(context.Context, bool) error { return db.Close() }
-	if _, err = db.ExecContext(ctx, table); err == nil {
-		d.box, err = sqliteoutbox.New(db, sqliteoutbox.Config{})
-	}
-	if err == nil {
-		err = d.box.Migrate(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return d, nil
 }

@@ -35,7 +35,7 @@ func play(ctx context.Context, s *service, l net.Listener, orders int, out io.Wr
 		case <-ctx.Done():
 			return nil
 		}
-		stats, err := s.db.box.Stats(ctx)
+		stats, err := s.db.Box.Stats(ctx)
 		if err != nil {
 			return fmt.Errorf("look into the outbox: %w", err)
 		}
@@ -82,7 +82,7 @@ func play(ctx context.Context, s *service, l net.Listener, orders int, out io.Wr
 	})
 	if err == nil {
 		err = shop.Poll(working, 5*time.Millisecond, func() (bool, error) {
-			stats, err := s.db.box.Stats(working)
+			stats, err := s.db.Box.Stats(working)
 			return stats.Pending == 0, err
 		})
 	}

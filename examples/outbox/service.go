@@ -55,7 +55,7 @@ type service struct {
 
 // relay publishes the events of the outbox until ctx ends, and then drains.
 func (s *service) relay(ctx context.Context) error {
-	r, err := outbox.NewRelay(s.db.box, s.publisher, outbox.Config{
+	r, err := outbox.NewRelay(s.db.Box, s.publisher, outbox.Config{
 		Backoff: oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -24,22 +25,22 @@ import (
 
 // onDatabases runs a test on SQLite and on PostgreSQL.
 func onDatabases(t *testing.T, test func(t *testing.T, open func() *database)) {
-	closing := func(t *testing.T, db *database, err error) *database {
+	closing := func(t *testing.T, db *shop.Database, err error) *database {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := db.close(context.WithoutCancel(t.Context()), false); err != nil {
+			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
 		})
-		return db
+		return &database{Database: db, topic: "orders"}
 	}
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
 		test(t, func() *database {
-			db, err := openSQLite(t.Context(), t.TempDir(), "orders")
+			db, err := shop.OpenSQLite(t.Context(), filepath.Join(t.TempDir(), "shop.db"), table)
 			return closing(t, db, err)
 		})
 	})
@@ -47,7 +48,7 @@ func onDatabases(t *testing.T, test func(t *testing.T, open func() *database)) {
 		t.Parallel()
 		dsn := testserver.SharedPostgres(t).NewDatabase(t).DSN()
 		test(t, func() *database {
-			db, err := openPostgres(t.Context(), dsn, "oncemill_test", "orders")
+			db, err := shop.OpenPostgres(t.Context(), dsn, "oncemill_test", table)
 			return closing(t, db, err)
 		})
 	})
@@ -65,7 +66,7 @@ func until(t *testing.T, what string, met func() bool) {
 
 func pending(t *testing.T, db *database) int {
 	t.Helper()
-	stats, err := db.box.Stats(t.Context())
+	stats, err := db.Box.Stats(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +102,7 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 			}
 		}
 		var orders, cents int
-		err := db.db.QueryRowContext(t.Context(), `SELECT count(*), sum(cents) FROM orders`).Scan(&orders, &cents)
+		err := db.SQL.QueryRowContext(t.Context(), `SELECT count(*), sum(cents) FROM orders`).Scan(&orders, &cents)
 		if err != nil || orders != 2 || cents != 100+117 {
 			t.Errorf("%d orders of %d cents, %v", orders, cents, err)
 		}
@@ -316,12 +317,12 @@ func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	var copies sync.WaitGroup
 	for range 8 {
 		copies.Go(func() {
-			db, err := openPostgres(t.Context(), dsn, "oncemill_together", "orders")
+			db, err := shop.OpenPostgres(t.Context(), dsn, "oncemill_together", table)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if err := db.close(t.Context(), false); err != nil {
+			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
 		})

@@ -59,7 +59,7 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.close(context.WithoutCancel(ctx), false)) }()
+	defer func() { err = errors.Join(err, db.Close()) }()
 	if tamper != nil {
 		tamper(o, db)
 	}
@@ -74,15 +74,15 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 	defer cleaning.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	cleaning.Go(func() { _ = db.leased.RunCleaning(ctx) })
+	cleaning.Go(func() { _ = db.Leased.RunCleaning(ctx) })
 	client := newClient()
 	defer client.CloseIdleConnections()
 	notified := make(chan error, 1)
 	go func() {
 		defer stop()
-		notified <- b.work(ctx, o, db.leased, notify, b.receipts(), callAPI(client, o.API))
+		notified <- b.work(ctx, o, db.Leased, notify, b.receipts(), callAPI(client, o.API))
 	}()
-	err = b.work(ctx, o, db.inbox, charge, b.payments(), bookPayment(db, b.receipts()))
+	err = b.work(ctx, o, db.Inbox, charge, b.payments(), bookPayment(db, b.receipts()))
 	stop()
 	return errors.Join(err, <-notified)
 }

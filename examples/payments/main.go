@@ -132,8 +132,7 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 	if err != nil {
 		return b, err
 	}
-	remove := false
-	defer shop.Finish(ctx, &err, func(ctx context.Context) error { return db.close(ctx, remove) })
+	defer func() { err = errors.Join(err, db.Close()) }()
 	before, err := db.ledger(ctx)
 	if err != nil {
 		return b, err
@@ -141,7 +140,9 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 	if len(before.payments) > 0 { // nobody has sent them, the books would say; they are not this run's to remove
 		return b, errors.New("the database has payments of another run: want a new file for -sqlite, or another -keep")
 	}
-	remove = o.Keep == ""
+	if o.Keep == "" {
+		defer shop.Finish(ctx, &err, db.Remove)
+	}
 	br, err := connect(o, false)
 	if err != nil {
 		return b, err
@@ -170,7 +171,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	served := make(chan error, 1)
 	go func() {
 		err := shop.Serve(ctx, l, mux, func(ctx context.Context) error {
-			return relay(ctx, db.box, shop.ForgetTenth(br.pub))
+			return relay(ctx, db.Box, shop.ForgetTenth(br.pub))
 		})
 		stop(fmt.Errorf("the service broke: %w", err))
 		served <- err
@@ -250,7 +251,7 @@ func settled(ctx context.Context, db *database, br *broker) error {
 	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
 		quiet++
 		for _, durable := range []string{charge, notify} { // in the order in which work flows
-			if stats, err := db.box.Stats(ctx); err != nil || stats.Pending > 0 {
+			if stats, err := db.Box.Stats(ctx); err != nil || stats.Pending > 0 {
 				quiet = 0
 			}
 			if rest, _, err := shop.AtRest(ctx, br.js, br.stream(), durable); err != nil || !rest {

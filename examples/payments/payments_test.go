@@ -190,10 +190,10 @@ func TestService_AnswersSayWhatHappened(t *testing.T) {
 		} {
 			post(t, h, body, want)
 		}
-		if stats, err := db.box.Stats(t.Context()); err != nil || stats.Pending != 1 {
+		if stats, err := db.Box.Stats(t.Context()); err != nil || stats.Pending != 1 {
 			t.Errorf("%s: %d events, %v; want 1", name, stats.Pending, err)
 		}
-		if err := db.close(t.Context(), true); err != nil {
+		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -301,7 +301,7 @@ func TestPostgres_ProcessesThatBeginTogetherMakeTheirTables(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if err := db.close(t.Context(), false); err != nil {
+			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
 		})

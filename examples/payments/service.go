@@ -83,7 +83,7 @@ func bookPayment(db *database, receipts string) natsjs.Handler {
 			return oncemill.Permanent(errOverLimit) // takes back what was booked; that it failed is remembered
 		}
 		id := oncemill.FromContext(ctx).ID("receipt") // the same in all attempts
-		return db.publish(ctx, receipt{p.ID, p.Cents}.message(id, receipts))
+		return db.Publish(ctx, receipt{p.ID, p.Cents}.message(id, receipts))
 	}
 }
 

@@ -174,5 +174,9 @@ func openRecords(ctx context.Context, o options) (dedupstore.Store, func() error
 	if o.redis != "" {
 		return shop.OpenRedis(ctx, o.redis)
 	}
-	return shop.OpenSQLite(ctx, filepath.Join(o.dir, "dedup.db"))
+	db, err := shop.OpenSQLite(ctx, filepath.Join(o.dir, "dedup.db"))
+	if err != nil {
+		return nil, nil, err
+	}
+	return db.Leased, db.Close, nil
 }

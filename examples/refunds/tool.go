@@ -83,15 +83,15 @@ func openTool(
 	if err != nil {
 		return nil, nil, err
 	}
-	// The payments are in another database than the claims, so this is the leased store and not its Inbox.
-	store, closeStore, err := shop.OpenSQLite(ctx, filepath.Join(dir, "claims.db"))
+	// The payments are in another database than the claims, so this is the leased store and not the inbox.
+	claims, err := shop.OpenSQLite(ctx, filepath.Join(dir, "claims.db"))
 	if err != nil {
 		return nil, nil, errors.Join(err, b.db.Close())
 	}
-	closing = func() error { return errors.Join(closeStore(), b.db.Close()) }
+	closing = func() error { return errors.Join(claims.Close(), b.db.Close()) }
 	policy := oncemill.HighValue()
 	policy.Lease, policy.Backoff.Min = lease, 100*time.Millisecond
-	guard, err := oncemill.NewGuard(store, policy)
+	guard, err := oncemill.NewGuard(claims.Leased, policy)
 	if err != nil {
 		return nil, nil, errors.Join(err, closing())
 	}

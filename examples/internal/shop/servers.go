@@ -7,16 +7,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 // AnswerTime is how long a server has to answer at the start.
@@ -111,62 +107,4 @@ func OpenRedis(ctx context.Context, url string) (*redisstore.Store, func() error
 		return nil, nil, errors.Join(NoServer("redis", Redacted(url), err), rdb.Close())
 	}
 	return store, rdb.Close, nil
-}
-
-// OpenSQLite opens a store in a file. Call the function when it is not used any more.
-func OpenSQLite(ctx context.Context, path string) (*sqlitestore.Store, func() error, error) {
-	db, err := sqliteoutbox.Open(ctx, path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open the dedup store: %w", err)
-	}
-	store, err := sqlitestore.New(db, sqlitestore.Config{})
-	if err == nil {
-		err = store.Migrate(ctx)
-	}
-	if err == nil {
-		_, err = store.Check(ctx) // whether the file keeps what it confirms
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, db.Close())
-	}
-	return store, db.Close, nil
-}
-
-// OpenPostgres returns connections to a database in which a run has a schema of its own. If there are statements that
-// make tables, it connects, and makes what is missing; else the server may be away.
-func OpenPostgres(ctx context.Context, url, schema string, tables ...string) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, NoServer("postgres", Redacted(url), err)
-	}
-	cfg.ConnConfig.RuntimeParams["search_path"] = schema // where all statements of the example look for tables
-	cfg.MaxConns = max(cfg.MaxConns, 8)
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err == nil && len(tables) > 0 {
-		if err = createTables(ctx, pool, schema, tables); err != nil {
-			pool.Close()
-		}
-	}
-	if err != nil {
-		return nil, NoServer("postgres", Redacted(url), err)
-	}
-	return pool, nil
-}
-
-// createTables lets processes that begin together take turns: to PostgreSQL, IF NOT EXISTS is no promise about what
-// others are making at the same moment.
-func createTables(ctx context.Context, pool *pgxpool.Pool, schema string, tables []string) error {
-	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
-	defer cancel()
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, schema); err != nil {
-			return err
-		}
-		for _, statement := range append([]string{`CREATE SCHEMA IF NOT EXISTS ` + schema}, tables...) {
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
