@@ -24,28 +24,24 @@ func (n names) dead() string       { return "shop." + n.run + ".dead" }
 // A broker is a connection to NATS, and the server if it is in this process.
 type broker struct {
 	names
-	js   jetstream.JetStream
-	pub  producer.Publisher
-	stop func() // the server
+	js      jetstream.JetStream
+	pub     producer.Publisher
+	closing func()
 }
 
-func open(ctx context.Context, o shop.Options, dir string) (shop.Broker, error) {
-	b := &broker{names: names{o.Run}, stop: func() {}}
-	var err error
+func open(ctx context.Context, o shop.Options, dir string) (_ shop.Broker, err error) {
+	b := &broker{names: names{o.Run}}
 	if o.Embedded {
-		if o.Address, b.stop, err = shop.StartNATS(dir); err != nil {
-			return nil, err
-		}
+		o.Address = ""
 	}
-	if b.js, err = shop.ConnectNATS(o.Address); err != nil {
-		b.stop()
+	if b.js, b.closing, err = shop.OpenNATS(o.Address, dir); err != nil {
 		return nil, err
 	}
 	if err = b.makeStreams(ctx); err == nil {
 		b.pub, err = natsjs.NewPublisher(b.js, natsjs.PublisherConfig{})
 	}
 	if err != nil {
-		b.disconnect()
+		b.closing()
 		return nil, shop.NoServer("nats", shop.Redacted(o.Address), err)
 	}
 	return b, nil
@@ -98,11 +94,6 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 
 // Close implements shop.Broker.
 func (b *broker) Close(ctx context.Context) error {
-	defer b.disconnect()
+	defer b.closing()
 	return errors.Join(b.js.DeleteStream(ctx, b.stream()), b.js.DeleteStream(ctx, b.deadStream()))
-}
-
-func (b *broker) disconnect() {
-	b.js.Conn().Close()
-	b.stop()
 }

@@ -102,18 +102,13 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 
 	// The events go to a stream.
 	if o.embedded {
-		url, stopServer, err := shop.StartNATS(dir)
-		if err != nil {
-			return false, err
-		}
-		defer stopServer()
-		o.nats = url
+		o.nats = ""
 	}
-	js, err := shop.ConnectNATS(o.nats)
+	js, closeNATS, err := shop.OpenNATS(o.nats, dir)
 	if err != nil {
 		return false, err
 	}
-	defer js.Conn().Close()
+	defer closeNATS()
 	settings := jetstream.StreamConfig{Name: stream, Subjects: []string{topic}, MaxAge: 24 * time.Hour}
 	if o.listen == "" {
 		// The stream's own deduplication, by default two minutes, is shortened, so that the books show the copies that

@@ -30,19 +30,13 @@ type broker struct {
 	pub producer.Publisher
 }
 
-// connect connects to the server. A connection that loses is that of a consumer: one in ten of its acknowledgements is
-// lost.
-func connect(o options, loses bool) (*broker, error) {
-	var settings []nats.Option
-	if loses {
-		settings = append(settings, nats.SetCustomDialer(losingDialer{}))
-	}
-	js, err := shop.ConnectNATS(o.NATS, settings...)
+func connect(o options, dir string, settings ...nats.Option) (*broker, func(), error) {
+	js, closing, err := shop.OpenNATS(o.NATS, dir, settings...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
-	return &broker{names{o.Run}, js, pub}, err
+	return &broker{names{o.Run}, js, pub}, closing, err
 }
 
 func (b *broker) makeStream(ctx context.Context) error {

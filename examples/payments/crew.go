@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
@@ -63,11 +65,11 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 	if tamper != nil {
 		tamper(o, db)
 	}
-	b, err := connect(o, true)
+	b, closing, err := connect(o, "", nats.SetCustomDialer(losingDialer{}))
 	if err != nil {
 		return err
 	}
-	defer b.js.Conn().Close()
+	defer closing()
 	b.pub = shop.ForgetTenth(b.pub)
 	shop.Say(os.Stdout, ready)
 	var cleaning sync.WaitGroup

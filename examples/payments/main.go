@@ -32,6 +32,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -121,12 +122,7 @@ const closeTime = 30 * time.Second
 func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Books, err error) {
 	if o.Embedded {
 		shop.Say(out, "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")
-		url, stop, err := shop.StartNATS(dir)
-		if err != nil {
-			return b, err
-		}
-		defer stop()
-		o.NATS, o.SQLite = url, filepath.Join(dir, "payments.db")
+		o.NATS, o.SQLite = "", filepath.Join(dir, "payments.db")
 	}
 	db, err := openDatabase(ctx, o, tables...)
 	if err != nil {
@@ -143,11 +139,12 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 	if o.Keep == "" {
 		defer shop.Finish(ctx, &err, db.Remove)
 	}
-	br, err := connect(o, false)
+	br, closing, err := connect(o, dir)
 	if err != nil {
 		return b, err
 	}
-	defer br.js.Conn().Close()
+	defer closing()
+	o.NATS = cmp.Or(o.NATS, br.js.Conn().ConnectedUrl())
 	if err := br.makeStream(ctx); err != nil {
 		return b, shop.NoServer("nats", shop.Redacted(o.NATS), err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -141,7 +142,7 @@ func (s *stack) start(ctx context.Context) (stop func() error, err error) {
 }
 
 func (s *stack) subscriber() (message.Subscriber, error) {
-	js, err := s.broker.connect() // the adapter closes its connection
+	js, _, err := shop.OpenNATS(s.broker.url, "", reconnects) // the adapter closes its connection
 	if err != nil {
 		return nil, err
 	}

@@ -22,14 +22,8 @@ import (
 // A Database is PostgreSQL or SQLite, with an outbox and a dedup store beside the example's own tables. A program of
 // yours has one of the two, and needs none of this. It is safe for concurrent use.
 type Database struct {
-	SQL *sql.DB
-	Box interface {
-		outbox.Store
-		outbox.Inspector
-		InSQL(tx *sql.Tx) producer.Publisher
-		Migrate(ctx context.Context) error
-		Wake()
-	}
+	SQL    *sql.DB
+	Box    Box
 	Inbox  dedupstore.Transactor
 	Leased interface { // for handlers whose effects are elsewhere
 		dedupstore.Store
@@ -44,6 +38,15 @@ type Database struct {
 
 	Remove func(ctx context.Context) error // removes what the run has made
 	Close  func() error
+}
+
+// A Box is an outbox that can be written, woken and looked into.
+type Box interface {
+	outbox.Store
+	outbox.Inspector
+	InSQL(tx *sql.Tx) producer.Publisher
+	Migrate(ctx context.Context) error
+	Wake()
 }
 
 // makeTables makes what is missing: the tables of the outbox, of the store, and those of the example.

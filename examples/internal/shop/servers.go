@@ -18,35 +18,40 @@ import (
 // AnswerTime is how long a server has to answer at the start.
 const AnswerTime = 5 * time.Second
 
-// StartNATS starts a NATS server with JetStream in this process. Call stop when it is not used any more.
-func StartNATS(dir string) (url string, stop func(), err error) {
-	srv, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
-		JetStream: true, StoreDir: filepath.Join(dir, "nats"),
-	})
-	if err != nil {
-		return "", nil, fmt.Errorf("embedded NATS server: %w", err)
+// OpenNATS connects to a server that has to be there at the beginning; later the connection comes back by itself. Without
+// a URL it starts a server with JetStream in this process, which keeps its files in dir. Call closing at the end.
+func OpenNATS(url, dir string, options ...nats.Option) (js jetstream.JetStream, closing func(), err error) {
+	stop := func() {}
+	if url == "" {
+		srv, err := server.NewServer(&server.Options{
+			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+			JetStream: true, StoreDir: filepath.Join(dir, "nats"),
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("embedded NATS server: %w", err)
+		}
+		srv.Start()
+		stop = func() {
+			srv.Shutdown()
+			srv.WaitForShutdown()
+		}
+		if !srv.ReadyForConnections(10 * time.Second) {
+			stop()
+			return nil, nil, errors.New("embedded NATS server was not ready within 10 s")
+		}
+		url = srv.ClientURL()
 	}
-	srv.Start()
-	stop = func() {
-		srv.Shutdown()
-		srv.WaitForShutdown()
-	}
-	if !srv.ReadyForConnections(10 * time.Second) {
-		stop()
-		return "", nil, errors.New("embedded NATS server was not ready within 10 s")
-	}
-	return srv.ClientURL(), stop, nil
-}
-
-// ConnectNATS connects to a server that has to be there at the beginning. Later the connection comes back by itself.
-func ConnectNATS(url string, options ...nats.Option) (jetstream.JetStream, error) {
 	options = append(options, nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(), nats.Timeout(AnswerTime))
 	conn, err := nats.Connect(url, options...)
 	if err != nil {
-		return nil, NoServer("nats", Redacted(url), err)
+		stop()
+		return nil, nil, NoServer("nats", Redacted(url), err)
 	}
-	return jetstream.New(conn)
+	js, err = jetstream.New(conn)
+	return js, func() {
+		conn.Close()
+		stop()
+	}, err
 }
 
 // Messages returns all that a stream has of a subject, copies included.
