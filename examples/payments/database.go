@@ -82,7 +82,8 @@ func (d *database) book(ctx context.Context, p payment) error {
 	lines := []entry{{p.ID, p.Account, -p.Cents}, {p.ID, p.Merchant, p.Cents}}
 	slices.SortFunc(lines, func(a, b entry) int { return cmp.Compare(a.account, b.account) }) // against deadlocks
 	for _, e := range lines {
-		err := d.Exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3)`, e.payment, e.account, e.cents)
+		err := d.Exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3)`,
+			e.payment, e.account, e.cents)
 		if err != nil {
 			return err
 		}

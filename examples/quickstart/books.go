@@ -152,7 +152,8 @@ func (r report) table() string {
 
 func (b books) verdict() string {
 	if b.balance() {
-		return fmt.Sprintf("oncemill's ledger balances: each order is charged once; %d dead letters to look at.\n", b.DeadLetters)
+		return fmt.Sprintf("oncemill's ledger balances: each order is charged once; %d dead letters to look at.\n",
+			b.DeadLetters)
 	}
 	s := fmt.Sprintf("oncemill's ledger does not balance: %d double charges, %d lost orders, %d wrong amounts.\n",
 		b.DoubleCharges, b.LostOrders, b.WrongAmounts)

@@ -26,8 +26,8 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Start makes providers for an example of this name; the readers get its metrics as well. Nothing global is changed: give
-// the result to policies, relays and publishers, or use Global.
+// Start makes providers for an example of this name; the readers get its metrics as well. Nothing global is changed:
+// give the result to policies, relays and publishers, or use Global.
 //
 // It reads the variables of the exporters (HTTP with protobuf only), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER, OTEL_METRIC_EXPORT_INTERVAL and OTEL_SDK_DISABLED.
@@ -63,7 +63,7 @@ func Start(
 		exporter, err := otlpmetrichttp.New(ctx)
 		if err != nil {
 			end(ctx, ends)
-			return oncemill.Telemetry{}, nil, err
+			return t, nil, err
 		}
 		metrics = append(metrics, metric.WithReader(metric.NewPeriodicReader(exporter)))
 	}

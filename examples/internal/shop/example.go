@@ -160,8 +160,8 @@ func produce(ctx context.Context, br Broker, orders []Order, out io.Writer) erro
 			Say(out, "placed %d\n", i+1)
 		}
 	}
-	// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this, as in
-	// production they are shorter than the retries of people, phones and outboxes.
+	// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this, as
+	// in production they are shorter than the retries of people, phones and outboxes.
 	if err := Pause(ctx, 400*time.Millisecond); err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ import (
 // AnswerTime is how long a server has to answer at the start.
 const AnswerTime = 5 * time.Second
 
-// OpenNATS connects to a server that has to be there at the beginning; later the connection comes back by itself. Without
-// a URL it starts a server with JetStream in this process, which keeps its files in dir. Call closing at the end.
+// OpenNATS connects to a server that has to be there at the beginning; later the connection comes back. Without a URL
+// it starts a server with JetStream in this process, which keeps its files in dir. Call closing at the end.
 func OpenNATS(url, dir string, options ...nats.Option) (js jetstream.JetStream, closing func(), err error) {
 	stop := func() {}
 	if url == "" {
