@@ -16,12 +16,12 @@ import (
 
 // paymentsBooks is what examples/payments says in the end, of what the tests look at.
 type paymentsBooks struct {
-	Payments, Requests, Repeated, Republished, Kills int
-	Messages, Deliveries                             int // of payments: in the stream, to charge
-	Charged, Declined                                int
-	Receipts, ReceiptMore, Redelivered               int // different IDs, copies, further deliveries to notify
-	Transfers, Calls                                 int // of the API: done, and asked for
-	Mistakes                                         []string
+	Payments, Requests, Republished, Kills int
+	Messages, Deliveries                   int // of payments: in the stream, to charge
+	Charged, Declined                      int
+	Receipts, ReceiptMore, Redelivered     int // different IDs, copies, further deliveries to notify
+	Transfers, Calls                       int // of the API: done, and asked for
+	Mistakes                               []string
 }
 
 // paymentsPatience bounds waits for the example: several processes with the race detector on a machine that is busy.
@@ -127,7 +127,7 @@ func (b paymentsBooks) mustBalance(t *testing.T, payments, kills int) {
 	if b.Payments != payments || b.Charged+b.Declined != payments || b.Receipts != b.Charged || b.Transfers != b.Charged || b.Kills != kills {
 		t.Errorf("%+v: want %d payments, %d kills, and as many receipts and transfers as charges", b, payments, kills)
 	}
-	if b.Repeated == 0 || b.Republished == 0 || b.Messages <= payments || b.Deliveries <= b.Messages || b.Redelivered <= b.ReceiptMore || b.Calls <= b.Transfers {
+	if b.Requests <= payments || b.Republished == 0 || b.Messages <= payments || b.Deliveries <= b.Messages || b.Redelivered <= b.ReceiptMore || b.Calls <= b.Transfers {
 		t.Errorf("%+v: want duplicates of every kind", b)
 	}
 }

@@ -71,15 +71,6 @@ func (b *broker) Place(ctx context.Context, o shop.Order) error {
 	return place(ctx, b.pub, b.orders(), o)
 }
 
-// Repeat implements shop.Broker: the copy lands wherever the relay likes.
-func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
-	id := producer.DeriveID("shop/orders", o.ID, "placed")
-	return b.client.ProduceSync(ctx, &kgo.Record{
-		Topic: b.orders(), Value: o.JSON(),
-		Headers: []kgo.RecordHeader{{Key: producer.HeaderID, Value: []byte(id)}},
-	}).FirstErr()
-}
-
 // Consume implements shop.Broker.
 func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
 	return consume(ctx, b.names, store, b.pub, bank, kgo.SeedBrokers(b.brokers...))
@@ -137,9 +128,6 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 // Close implements shop.Broker.
 func (b *broker) Close(ctx context.Context) error {
 	defer b.disconnect()
-	if b.embedded != nil {
-		return nil
-	}
 	topics, err := b.admin.DeleteTopics(ctx, b.orders(), b.dead())
 	group, err2 := b.admin.DeleteGroup(ctx, b.group())
 	return errors.Join(err, topics.Error(), err2, group.Err)

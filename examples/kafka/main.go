@@ -1,6 +1,6 @@
 // The Kafka example is two services on one topic: a producer that places orders and a consumer that charges for them.
-// The producer publishes some orders again, a relay repeats others, the bank times out and declines, the consumer
-// restarts half way. At the end it closes the books.
+// The producer publishes some orders again, the bank times out and declines, the consumer restarts half way. At the end
+// it closes the books.
 //
 //	go run ./examples/kafka -embedded
 //
@@ -23,4 +23,4 @@ import (
 
 func main() { os.Exit(example.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-var example = shop.Example{Name: "kafka", AddressFlag: "brokers", Address: "127.0.0.1:9092", Open: open, Seed: 1}
+var example = shop.Example{Name: "kafka", AddressFlag: "brokers", Address: "127.0.0.1:9092", Open: open}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -25,28 +24,24 @@ func (n names) dead() string       { return "shop." + n.run + ".dead" }
 // A broker is a connection to NATS, and the server if it is in this process.
 type broker struct {
 	names
-	js   jetstream.JetStream
-	pub  producer.Publisher
-	stop func() // the server
+	js      jetstream.JetStream
+	pub     producer.Publisher
+	closing func()
 }
 
-func open(ctx context.Context, o shop.Options, dir string) (shop.Broker, error) {
-	b := &broker{names: names{o.Run}, stop: func() {}}
-	var err error
+func open(ctx context.Context, o shop.Options, dir string) (_ shop.Broker, err error) {
+	b := &broker{names: names{o.Run}}
 	if o.Embedded {
-		if o.Address, b.stop, err = shop.StartNATS(dir); err != nil {
-			return nil, err
-		}
+		o.Address = ""
 	}
-	if b.js, err = shop.ConnectNATS(o.Address); err != nil {
-		b.stop()
+	if b.js, b.closing, err = shop.OpenNATS(o.Address, dir); err != nil {
 		return nil, err
 	}
 	if err = b.makeStreams(ctx); err == nil {
 		b.pub, err = natsjs.NewPublisher(b.js, natsjs.PublisherConfig{})
 	}
 	if err != nil {
-		b.disconnect()
+		b.closing()
 		return nil, shop.NoServer("nats", shop.Redacted(o.Address), err)
 	}
 	return b, nil
@@ -74,15 +69,6 @@ func (b *broker) Place(ctx context.Context, o shop.Order) error {
 	return place(ctx, b.pub, b.orders(), o)
 }
 
-// Repeat implements shop.Broker. Without a Nats-Msg-Id the stream takes every copy.
-func (b *broker) Repeat(ctx context.Context, o shop.Order) error {
-	msg := nats.NewMsg(b.orders())
-	msg.Header.Set(producer.HeaderID, producer.DeriveID("shop/orders", o.ID, "placed"))
-	msg.Data = o.JSON()
-	_, err := b.js.PublishMsg(ctx, msg)
-	return err
-}
-
 // Consume implements shop.Broker.
 func (b *broker) Consume(ctx context.Context, store dedupstore.Store, bank *shop.Bank) error {
 	return consume(ctx, b.js, b.names, store, b.pub, bank)
@@ -108,11 +94,6 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 
 // Close implements shop.Broker.
 func (b *broker) Close(ctx context.Context) error {
-	defer b.disconnect()
+	defer b.closing()
 	return errors.Join(b.js.DeleteStream(ctx, b.stream()), b.js.DeleteStream(ctx, b.deadStream()))
-}
-
-func (b *broker) disconnect() {
-	b.js.Conn().Close()
-	b.stop()
 }

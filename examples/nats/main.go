@@ -1,6 +1,6 @@
 // The NATS example is two services on one JetStream stream: a producer that places orders and a consumer that charges
-// for them. The producer publishes some orders again, a relay repeats others, the bank times out and declines, the
-// consumer restarts half way. At the end it closes the books.
+// for them. The producer publishes some orders again, the bank times out and declines, the consumer restarts half way.
+// At the end it closes the books.
 //
 //	go run ./examples/nats -embedded
 //
@@ -22,4 +22,4 @@ import (
 
 func main() { os.Exit(example.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-var example = shop.Example{Name: "nats", AddressFlag: "nats", Address: "nats://127.0.0.1:4222", Open: open, Seed: 1}
+var example = shop.Example{Name: "nats", AddressFlag: "nats", Address: "nats://127.0.0.1:4222", Open: open}

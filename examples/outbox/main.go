@@ -27,23 +27,22 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/examples/internal/observe"
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-func main() { os.Exit(program{seed: 1}.main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(program{}.main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-// A program is the example.
+// A program is the example. Tests break something in it, and get its books.
 type program struct {
-	seed   uint64
-	tamper func(*rig)  // breaks something, for tests of the books; nil: nothing
-	closed func(Books) // gets the books, for tests; nil: nothing does
+	tamper func(*service)
+	closed func(Books)
 }
 
 // options are the flags.
@@ -53,14 +52,10 @@ type options struct {
 	nats     string
 	listen   string // empty: play the load
 	orders   int
-	run      string // part of all names, so that runs keep out of each other's way
 }
 
-// topic is where events go: a name of this example alone, so that others can use the same servers.
-func (o options) topic() string { return "outbox." + o.run + ".orders" }
-
 func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	o := options{run: shop.RunName()}
+	var o options
 	flags := flag.NewFlagSet("outbox", flag.ContinueOnError)
 	flags.BoolVar(&o.embedded, "embedded", false, "install nothing: use SQLite, not PostgreSQL, and a NATS in here")
 	flags.StringVar(&o.postgres, "postgres", "postgres://postgres@127.0.0.1:5432/shop", "keep orders at this `URL`")
@@ -72,114 +67,93 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 		if err := errors.Join(err, shop.CheckRange("orders", o.orders, 10, 100_000)); err != nil {
 			return false, err
 		}
-		if o.listen != "" {
-			o.run = "demo"
-		}
 		return p.run(ctx, o, dir, stdout, stderr)
 	})
 }
 
 // run serves, or plays the load and reports whether the books balance. What it says to people goes to out.
 func (p program) run(ctx context.Context, o options, dir string, stdout, out io.Writer) (balanced bool, err error) {
+	run, address := "demo", o.listen
+	if o.listen == "" {
+		run, address = shop.RunName(), "127.0.0.1:0" // names of its own: it keeps out of the way of other runs
+	}
+	topic, stream := "outbox."+run+".orders", "OUTBOX-"+run
 	stop, err := observe.Global(ctx, "outbox")
 	if err != nil {
 		return false, err
 	}
 	defer stop(ctx)
-	g := newGame(out, plan(o, p.seed))
-	r, err := openRig(ctx, o, dir, g.reserve)
-	if err != nil {
-		return false, err
-	}
-	defer shop.Finish(ctx, &err, r.close)
-	if p.tamper != nil {
-		p.tamper(r)
-	}
+
+	// Orders and their outbox are in one database.
+	db := &database{topic: topic}
 	if o.embedded {
 		shop.Say(out, "-embedded: orders are kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")
+		db.Database, err = shop.OpenSQLite(ctx, filepath.Join(dir, "shop.db"), table)
+	} else {
+		db.Database, err = shop.OpenPostgres(ctx, o.postgres, "oncemill_"+run, table)
 	}
-	if o.listen != "" {
-		return true, listen(ctx, o, r, out)
-	}
-	b, err := g.play(ctx, r)
 	if err != nil {
 		return false, err
 	}
-	if p.closed != nil {
-		p.closed(b)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if o.listen == "" {
+		defer shop.Finish(ctx, &err, db.Remove)
 	}
-	return b.Balance(), b.print(stdout)
-}
 
-// listen takes orders until ctx ends.
-func listen(ctx context.Context, o options, r *rig, out io.Writer) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
-	if err != nil {
-		return fmt.Errorf("-listen: %w", err)
-	}
-	shop.Say(out, "taking orders until interrupted; events go to %s\n", o.topic())
-	shop.Say(out, "  curl -d '{\"id\":\"4711\",\"cents\":1200}' http://%s/orders\n", l.Addr())
-	publish := func(ctx context.Context) error { return relay(ctx, r.db.box, r.publisher) }
-	if err := shop.Serve(ctx, l, handler(r.place), publish); err != nil {
-		return err
-	}
-	stats, err := r.db.box.Stats(context.WithoutCancel(ctx))
-	shop.Say(out, "drained; %d events wait in the outbox, %d are dead\n", stats.Pending, stats.Dead)
-	return err
-}
-
-// A rig is what the service stands on.
-type rig struct {
-	db        *database
-	place     placing
-	js        jetstream.JetStream
-	publisher producer.Publisher
-	close     func(context.Context) error
-	stream    string
-	topic     string
-}
-
-func openRig(ctx context.Context, o options, dir string, reserve reserving) (_ *rig, err error) {
-	r := &rig{stream: "OUTBOX-" + o.run, topic: o.topic()}
+	// The events go to a stream.
 	if o.embedded {
-		r.db, err = openSQLite(ctx, dir, r.topic, reserve)
-	} else {
-		r.db, err = openPostgres(ctx, o.postgres, "oncemill_"+o.run, r.topic, reserve)
+		o.nats = ""
 	}
+	js, closeNATS, err := shop.OpenNATS(o.nats, dir)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	stopServer := func() {}
-	r.close = func(ctx context.Context) (err error) {
-		if r.js != nil {
-			if o.listen == "" {
-				err = r.js.DeleteStream(ctx, r.stream)
-			}
-			r.js.Conn().Close()
-		}
-		stopServer()
-		return errors.Join(err, r.db.close(ctx, o.listen == ""))
-	}
-	if o.embedded {
-		if o.nats, stopServer, err = shop.StartNATS(dir); err != nil {
-			return nil, err
-		}
-	}
-	if r.js, err = shop.ConnectNATS(o.nats); err != nil {
-		return nil, errors.Join(err, r.close(ctx))
-	}
-	settings := jetstream.StreamConfig{Name: r.stream, Subjects: []string{r.topic}, MaxAge: 24 * time.Hour}
+	defer closeNATS()
+	settings := jetstream.StreamConfig{Name: stream, Subjects: []string{topic}, MaxAge: 24 * time.Hour}
 	if o.listen == "" {
 		// The stream's own deduplication, by default two minutes, is shortened, so that the books show the copies that
 		// relays make: here they come in tenths of a second, after an outage in hours.
 		settings.Duplicates = 100 * time.Millisecond
 	}
-	if _, err = r.js.CreateOrUpdateStream(ctx, settings); err == nil {
-		r.publisher, err = natsjs.NewPublisher(r.js, natsjs.PublisherConfig{})
+	if _, err := js.CreateOrUpdateStream(ctx, settings); err != nil {
+		return false, shop.NoServer("nats", shop.Redacted(o.nats), err)
 	}
+	publisher, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
 	if err != nil {
-		return nil, errors.Join(shop.NoServer("nats", shop.Redacted(o.nats), err), r.close(ctx))
+		return false, err
 	}
-	r.place = r.db.place
-	return r, nil
+
+	// The service writes both at once.
+	s := &service{db: db, place: db.place, publisher: publisher}
+	if p.tamper != nil {
+		p.tamper(s)
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return false, fmt.Errorf("-listen: %w", err)
+	}
+	if o.listen != "" {
+		shop.Say(out, "taking orders until interrupted; events go to %s\n", topic)
+		shop.Say(out, "  curl -d '{\"id\":\"4711\",\"cents\":1200}' http://%s/orders\n", l.Addr())
+		if err := shop.Serve(ctx, l, handler(s.place), s.relay); err != nil {
+			return false, err
+		}
+		stats, err := db.Box.Stats(context.WithoutCancel(ctx))
+		shop.Say(out, "drained; %d events wait in the outbox, %d are dead\n", stats.Pending, stats.Dead)
+		return true, err
+	}
+	defer shop.Finish(ctx, &err, func(ctx context.Context) error { return js.DeleteStream(ctx, stream) })
+	b, err := play(ctx, s, l, o.orders, out)
+	if err != nil {
+		return false, err
+	}
+	events, err := shop.Messages(ctx, js, stream, topic)
+	if err != nil {
+		return false, fmt.Errorf("read the events: %w", err)
+	}
+	b.close(events)
+	if p.closed != nil {
+		p.closed(b)
+	}
+	return b.Balance(), b.print(stdout)
 }

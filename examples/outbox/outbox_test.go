@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -26,7 +25,7 @@ func run(t *testing.T, p program, args ...string) (b Books, status int, says str
 	p.closed = func(closed Books) { b = closed }
 	var stdout, stderr bytes.Buffer
 	status = p.main(t.Context(), args, &stdout, &stderr)
-	if b.Ordered == 0 || !strings.Contains(stdout.String(), "LOST EVENTS") {
+	if b.Orders == 0 || !strings.Contains(stdout.String(), "LOST EVENTS") {
 		t.Fatalf("no books\n%s%s", &stdout, &stderr)
 	}
 	return b, status, stderr.String()
@@ -46,7 +45,7 @@ func checkAllHappened(t *testing.T, b Books, status int, says string) {
 	if status != 0 || !b.Balance() {
 		t.Errorf("status %d, %+v; want 0 and balanced books\n%s", status, b, says)
 	}
-	if b.Repeated == 0 || b.RolledBack == 0 || b.Refused == 0 || b.Copies == 0 || b.Waited == 0 || b.Events == 0 {
+	if b.Requests <= b.Orders || b.RolledBack == 0 || len(b.taken) == b.Orders || b.Copies == 0 || b.Waited == 0 || b.Events == 0 {
 		t.Errorf("%+v; want everything to have happened", b)
 	}
 	if !strings.Contains(says, "the next relay starts") {
@@ -56,14 +55,10 @@ func checkAllHappened(t *testing.T, b Books, status int, says string) {
 
 func TestOutbox_BooksBalance(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(3) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			b, status, says := run(t, program{seed: seed}, "-embedded", "-orders", full(60, 2000))
-			checkAllHappened(t, b, status, says)
-			if !strings.Contains(says, "SQLITE INSTEAD OF POSTGRESQL") {
-				t.Errorf("it is not said that SQLite is used:\n%s", says)
-			}
-		})
+	b, status, says := run(t, program{}, "-embedded", "-orders", full(60, 5000))
+	checkAllHappened(t, b, status, says)
+	if !strings.Contains(says, "SQLITE INSTEAD OF POSTGRESQL") {
+		t.Errorf("it is not said that SQLite is used:\n%s", says)
 	}
 }
 
@@ -89,13 +84,13 @@ func checkNoSchema(t *testing.T, db *postgrestest.Database) {
 func TestOutbox_BrokenVariantsShowInTheBooks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		tamper func(*rig)
+		tamper func(*service)
 		shows  func(Books) bool
 	}{
 		"events published before the commit": {publishFirst, func(b Books) bool { return b.Phantoms > 0 }},
 		"acknowledged but not sent":          {sendNotAll, func(b Books) bool { return b.Lost > 0 }},
-		"events with another content":        {changeContent, func(b Books) bool { return b.Wrong > 0 }},
-		"answers before the commit":          {confirmAll, func(b Books) bool { return b.Broken > 0 }},
+		"events with another content":        {changeContent, func(b Books) bool { return b.Lost > 0 && b.Phantoms > 0 }},
+		"answers before the commit":          {confirmAll, func(b Books) bool { return b.Lost > 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,10 +103,10 @@ func TestOutbox_BrokenVariantsShowInTheBooks(t *testing.T) {
 }
 
 // publishFirst is what the outbox is there to replace: a broker and a database are written one after the other.
-func publishFirst(r *rig) {
-	place := r.place
-	r.place = func(ctx context.Context, o shop.Order) (bool, error) {
-		if err := r.publisher.Publish(ctx, event(r.topic, o)); err != nil {
+func publishFirst(s *service) {
+	place := s.place
+	s.place = func(ctx context.Context, o shop.Order) (bool, error) {
+		if err := s.publisher.Publish(ctx, event(s.db.topic, o)); err != nil {
 			return false, err
 		}
 		return place(ctx, o)
@@ -119,9 +114,9 @@ func publishFirst(r *rig) {
 }
 
 // confirmAll tells clients that all is well before it is.
-func confirmAll(r *rig) {
-	place := r.place
-	r.place = func(ctx context.Context, o shop.Order) (bool, error) {
+func confirmAll(s *service) {
+	place := s.place
+	s.place = func(ctx context.Context, o shop.Order) (bool, error) {
 		_, err := place(ctx, o)
 		return err == nil, nil
 	}
@@ -134,16 +129,16 @@ func (p publishing) Publish(ctx context.Context, messages ...producer.Message) e
 	return p(ctx, messages...)
 }
 
-func sendNotAll(r *rig) {
-	pub := r.publisher
-	r.publisher = publishing(func(ctx context.Context, messages ...producer.Message) error {
+func sendNotAll(s *service) {
+	pub := s.publisher
+	s.publisher = publishing(func(ctx context.Context, messages ...producer.Message) error {
 		return pub.Publish(ctx, messages[1:]...)
 	})
 }
 
-func changeContent(r *rig) {
-	pub := r.publisher
-	r.publisher = publishing(func(ctx context.Context, messages ...producer.Message) error {
+func changeContent(s *service) {
+	pub := s.publisher
+	s.publisher = publishing(func(ctx context.Context, messages ...producer.Message) error {
 		changed := append([]producer.Message(nil), messages...)
 		for i, m := range changed {
 			o, err := shop.ParseOrder(m.Payload)
@@ -161,9 +156,9 @@ func TestOutbox_InterruptedRunStopsAndSaysSo(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	p := program{tamper: func(r *rig) {
-		place := r.place
-		r.place = func(ctx context.Context, o shop.Order) (bool, error) {
+	p := program{tamper: func(s *service) {
+		place := s.place
+		s.place = func(ctx context.Context, o shop.Order) (bool, error) {
 			if strings.HasSuffix(o.ID, "30") {
 				cancel()
 			}
@@ -216,19 +211,4 @@ func TestOutbox_UnreachableServersAreNamed(t *testing.T) {
 		}
 	}
 	checkNoSchema(t, db)
-}
-
-func TestPlan_SeedDrawsTheSameOrders(t *testing.T) {
-	t.Parallel()
-	first, again, other := plan(options{orders: 50}, 1), plan(options{orders: 50}, 1), plan(options{orders: 50}, 2)
-	same := true
-	for i := range first {
-		if first[i] != again[i] {
-			t.Errorf("order %d is %+v, and then %+v", i, first[i], again[i])
-		}
-		same = same && first[i].Cents == other[i].Cents
-	}
-	if same {
-		t.Error("two seeds draw the same amounts")
-	}
 }

@@ -16,9 +16,6 @@ import (
 // error, whoever wants the order has to ask again.
 type placing func(ctx context.Context, o shop.Order) (placed bool, err error)
 
-// reserving takes goods from the warehouse. Its error takes back the transaction that it is called in.
-type reserving func(ctx context.Context, o shop.Order) error
-
 // What placing can answer beside errors of the database. Asking again is useless.
 var (
 	errSoldOut = shop.Refusal{Status: http.StatusUnprocessableEntity, Text: "sold out"}
@@ -49,13 +46,17 @@ func handler(place placing) http.Handler {
 
 var orderID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// relay publishes the events of an outbox until ctx ends, and then drains.
-func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) error {
-	r, err := outbox.NewRelay(store, pub, outbox.Config{
+// A service takes orders, and publishes their events.
+type service struct {
+	db        *database
+	place     placing
+	publisher producer.Publisher
+}
+
+// relay publishes the events of the outbox until ctx ends, and then drains.
+func (s *service) relay(ctx context.Context) error {
+	r, err := outbox.NewRelay(s.db.Box, s.publisher, outbox.Config{
 		Backoff: oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
-		// What a relay held when it died is taken over after 10 s. The defaults suit brokers that fail over: 30 s, 10
-		// s, 1 min.
-		PublishTimeout: 4 * time.Second, Lease: 10 * time.Second,
 	})
 	if err != nil {
 		return err

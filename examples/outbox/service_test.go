@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -24,31 +25,31 @@ import (
 )
 
 // onDatabases runs a test on SQLite and on PostgreSQL.
-func onDatabases(t *testing.T, test func(t *testing.T, open func(reserving) *database)) {
-	closing := func(t *testing.T, db *database, err error) *database {
+func onDatabases(t *testing.T, test func(t *testing.T, open func() *database)) {
+	closing := func(t *testing.T, db *shop.Database, err error) *database {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := db.close(context.WithoutCancel(t.Context()), false); err != nil {
+			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
 		})
-		return db
+		return &database{Database: db, topic: "orders"}
 	}
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
-		test(t, func(reserve reserving) *database {
-			db, err := openSQLite(t.Context(), t.TempDir(), "orders", reserve)
+		test(t, func() *database {
+			db, err := shop.OpenSQLite(t.Context(), filepath.Join(t.TempDir(), "shop.db"), table)
 			return closing(t, db, err)
 		})
 	})
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
 		dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
-		test(t, func(reserve reserving) *database {
-			db, err := openPostgres(t.Context(), dsn, "oncemill_test", "orders", reserve)
+		test(t, func() *database {
+			db, err := shop.OpenPostgres(t.Context(), dsn, "oncemill_test", table)
 			return closing(t, db, err)
 		})
 	})
@@ -59,17 +60,14 @@ func until(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := shop.Poll(ctx, tick, func() (bool, error) { return met(), nil }); err != nil {
+	if err := shop.Poll(ctx, 5*time.Millisecond, func() (bool, error) { return met(), nil }); err != nil {
 		t.Fatalf("waited too long for %s", what)
 	}
 }
 
-// free is a warehouse that has everything.
-func free(context.Context, shop.Order) error { return nil }
-
 func pending(t *testing.T, db *database) int {
 	t.Helper()
-	stats, err := db.box.Stats(t.Context())
+	stats, err := db.Box.Stats(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,9 +76,8 @@ func pending(t *testing.T, db *database) int {
 
 func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testing.T) {
 	t.Parallel()
-	onDatabases(t, func(t *testing.T, open func(reserving) *database) {
-		g := &game{orders: []planned{{luck: soldOut}, {luck: busy}}, asked: map[string]bool{}}
-		db := open(g.reserve)
+	onDatabases(t, func(t *testing.T, open func() *database) {
+		db := open()
 		h := handler(db.place)
 		for i, step := range []struct {
 			method, body    string
@@ -89,9 +86,9 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 			{"POST", `{"id":"a","cents":100}`, http.StatusCreated, 1},
 			{"POST", `{"id":"a","cents":100}`, http.StatusOK, 1},
 			{"POST", `{"id":"a","cents":101}`, http.StatusConflict, 1},
-			{"POST", `{"id":"order-1-0","cents":100}`, http.StatusUnprocessableEntity, 1},
-			{"POST", `{"id":"order-1-1","cents":100}`, http.StatusServiceUnavailable, 1},
-			{"POST", `{"id":"order-1-1","cents":100}`, http.StatusCreated, 2},
+			{"POST", `{"id":"none-left","cents":113}`, http.StatusUnprocessableEntity, 1},
+			{"POST", `{"id":"not-yet","cents":117}`, http.StatusServiceUnavailable, 1},
+			{"POST", `{"id":"not-yet","cents":117}`, http.StatusCreated, 2},
 			{"POST", `{"id":"","cents":100}`, http.StatusBadRequest, 2},
 			{"POST", `{"id":"a b","cents":100}`, http.StatusBadRequest, 2},
 			{"POST", `{"id":"b","cents":0}`, http.StatusBadRequest, 2},
@@ -105,8 +102,10 @@ func TestHandler_AnswersSayWhatHappenedAndOnlyCommittedOrdersHaveEvents(t *testi
 				t.Errorf("step %d: status %d, %d events; want %d, %d\n%s", i, answer.Code, n, step.status, step.pending, answer.Body)
 			}
 		}
-		if orders, err := db.orders(t.Context()); err != nil || len(orders) != 2 || orders["order-1-1"].Cents != 100 {
-			t.Errorf("orders %v, %v", orders, err)
+		var orders, cents int
+		err := db.SQL.QueryRowContext(t.Context(), `SELECT count(*), sum(cents) FROM orders`).Scan(&orders, &cents)
+		if err != nil || orders != 2 || cents != 100+117 {
+			t.Errorf("%d orders of %d cents, %v", orders, cents, err)
 		}
 	})
 }
@@ -153,7 +152,7 @@ func startService(t *testing.T, db *database, pub producer.Publisher) *running {
 		inner.ServeHTTP(w, r)
 	})
 	go func() {
-		s.ended <- shop.Serve(ctx, l, counting, func(ctx context.Context) error { return relay(ctx, db.box, pub) })
+		s.ended <- shop.Serve(ctx, l, counting, (&service{db: db, publisher: pub}).relay)
 	}()
 	return s
 }
@@ -182,8 +181,8 @@ func (s *running) send(t *testing.T, body io.Reader) <-chan int {
 
 func TestServe_ShutdownFinishesRequestsWhileTheRelayWorksOn(t *testing.T) {
 	t.Parallel()
-	onDatabases(t, func(t *testing.T, open func(reserving) *database) {
-		db := open(free)
+	onDatabases(t, func(t *testing.T, open func() *database) {
+		db := open()
 		var published atomic.Int64
 		s := startService(t, db, publishing(func(_ context.Context, messages ...producer.Message) error {
 			published.Add(int64(len(messages)))
@@ -217,8 +216,8 @@ func TestServe_ShutdownFinishesRequestsWhileTheRelayWorksOn(t *testing.T) {
 
 func TestServe_ShutdownWaitsForTheRelaysBatch(t *testing.T) {
 	t.Parallel()
-	onDatabases(t, func(t *testing.T, open func(reserving) *database) {
-		db, pub := open(free), newHeld()
+	onDatabases(t, func(t *testing.T, open func() *database) {
+		db, pub := open(), newHeld()
 		s := startService(t, db, pub)
 		if status, err := s.Post(t.Context(), shop.Order{ID: "first", Cents: 1}.JSON()); err != nil || status != http.StatusCreated {
 			t.Fatal(status, err)
@@ -275,7 +274,7 @@ func whileListening(t *testing.T, do func(*shop.Client), args ...string) {
 	ended := make(chan int, 1)
 	go func() {
 		defer write.Close()
-		ended <- program{seed: 1}.main(ctx, append(args, "-listen", "127.0.0.1:0"), io.Discard, write)
+		ended <- program{}.main(ctx, append(args, "-listen", "127.0.0.1:0"), io.Discard, write)
 	}()
 	var said bytes.Buffer
 	buffer := make([]byte, 1024)
@@ -319,12 +318,12 @@ func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	var copies sync.WaitGroup
 	for range 8 {
 		copies.Go(func() {
-			db, err := openPostgres(t.Context(), dsn, "oncemill_together", "orders", nil)
+			db, err := shop.OpenPostgres(t.Context(), dsn, "oncemill_together", table)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if err := db.close(t.Context(), false); err != nil {
+			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
 		})

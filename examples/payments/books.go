@@ -16,7 +16,6 @@ import (
 type Books struct {
 	Payments    int // that were sent
 	Requests    int // that clients made
-	Repeated    int // of them, beyond the first of a payment
 	Republished int // messages that somebody published again
 	Kills       int
 	Messages    int // of payments in the stream, copies included
@@ -139,23 +138,27 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	l, err := db.ledger(ctx)
-	letters := func(stream, subject string) (found []letter) {
-		messages, e := shop.Messages(ctx, br.js, stream, subject)
+	letters := func(subject string) (found []letter) {
+		messages, e := shop.Messages(ctx, br.js, br.stream(), subject)
 		err = errors.Join(err, e)
 		for _, m := range messages {
 			found = append(found, letter{m.Headers().Get(producer.HeaderID), m.Data()})
 		}
 		return found
 	}
-	taken := letters(br.paymentStream(), br.payments())
-	receipts, dead := letters(br.receiptStream(), br.receipts()), letters(br.deadStream(), br.dead())
-	_, charge, err1 := shop.AtRest(ctx, br.js, br.paymentStream(), durable)
-	_, notify, err2 := shop.AtRest(ctx, br.js, br.receiptStream(), durable)
+	taken, receipts, dead := letters(br.payments()), letters(br.receipts()), letters(br.dead())
+	_, charged, err1 := shop.AtRest(ctx, br.js, br.stream(), charge)
+	_, notified, err2 := shop.AtRest(ctx, br.js, br.stream(), notify)
 	if err := errors.Join(err, err1, err2); err != nil {
 		return b, err
 	}
 	b = closeBooks(all, l, receipts, dead, a.transfers)
-	b.Messages, b.Deliveries, b.Redelivered, b.Calls = len(taken), charge, notify-b.Receipts, a.calls
+	b.Messages, b.Deliveries, b.Redelivered, b.Calls = len(taken), charged, notified-b.Receipts, a.calls
+	for _, p := range all {
+		if p.luck == repeated {
+			b.Republished++
+		}
+	}
 	return b, nil
 }
 
@@ -170,7 +173,7 @@ func (b Books) print(w io.Writer, format string) error {
 	}
 	return shop.Table(w, verdict,
 		"payments", b.Payments, "  charged", b.Charged, "  declined", b.Declined,
-		"requests", b.Requests, "  of them repeated", b.Repeated,
+		"requests", b.Requests,
 		"messages", b.Messages, "  published again by others", b.Republished, "  deliveries to charge", b.Deliveries,
 		"receipts", b.Receipts, "  copies beyond that", b.ReceiptMore, "  further deliveries to notify", b.Redelivered,
 		"transfers of the API", b.Transfers, "  calls", b.Calls,

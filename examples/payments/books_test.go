@@ -3,8 +3,6 @@ package main
 import (
 	"encoding/json"
 	"testing"
-
-	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
 // evidence is what books are made from.
@@ -16,7 +14,7 @@ type evidence struct {
 }
 
 var twoPlanned = []planned{
-	{payment: payment{ID: "p1", Account: "ann", Merchant: "shop", Cents: 10}, luck: shop.Fine},
+	{payment: payment{ID: "p1", Account: "ann", Merchant: "shop", Cents: 10}, luck: fine},
 	{payment: payment{ID: "p2", Account: "bob", Merchant: "shop", Cents: limit + 1}, luck: declined},
 }
 

@@ -9,22 +9,22 @@ import (
 
 // tamper breaks the database of a consumer, as the name of its run says.
 func tamper(o options, db *database) {
-	inbox, publish := db.inbox, db.publish
+	inbox, publish := db.Inbox, db.Publish
 	switch o.Run {
 	case "forgets":
-		db.inbox = forgetfulInbox{inbox}
+		db.Inbox = forgetfulInbox{inbox}
 	case "settles_outside":
-		db.inbox = outsideInbox{inbox}
+		db.Inbox = outsideInbox{inbox}
 	case "drops_receipts":
-		db.publish = func(ctx context.Context, messages ...producer.Message) error {
+		db.Publish = func(ctx context.Context, messages ...producer.Message) error {
 			if key := messages[0].Key; key[len(key)-1] == '7' {
 				return nil
 			}
 			return publish(ctx, messages...)
 		}
 	case "renames_receipts": // with an inbox that forgets, there are several of a payment
-		db.inbox = forgetfulInbox{inbox}
-		db.publish = func(ctx context.Context, messages ...producer.Message) error {
+		db.Inbox = forgetfulInbox{inbox}
+		db.Publish = func(ctx context.Context, messages ...producer.Message) error {
 			messages[0].ID = producer.NewID()
 			return publish(ctx, messages...)
 		}

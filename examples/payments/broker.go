@@ -1,10 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"net"
+	"regexp"
 	"sync/atomic"
 	"time"
 
@@ -19,16 +18,10 @@ import (
 // names are what a run calls its things in NATS.
 type names struct{ run string }
 
+func (n names) stream() string   { return "PAYMENTS-" + n.run }
 func (n names) payments() string { return "payments." + n.run + ".taken" }
 func (n names) receipts() string { return "payments." + n.run + ".receipts" }
 func (n names) dead() string     { return "payments." + n.run + ".dead" }
-
-func (n names) paymentStream() string { return "PAYMENTS-" + n.run }
-func (n names) receiptStream() string { return "RECEIPTS-" + n.run }
-func (n names) deadStream() string    { return "PAYMENTS-DEAD-" + n.run }
-
-// durable is the consumer of a stream.
-const durable = "consumer"
 
 // A broker is a connection to NATS JetStream.
 type broker struct {
@@ -37,49 +30,26 @@ type broker struct {
 	pub producer.Publisher
 }
 
-// connect connects to the server. A connection that loses is that of a consumer: one in ten of its acknowledgements is
-// lost.
-func connect(o options, loses bool) (*broker, error) {
-	var settings []nats.Option
-	if loses {
-		settings = append(settings, nats.SetCustomDialer(losingDialer{}))
-	}
-	js, err := shop.ConnectNATS(o.NATS, settings...)
+func connect(o options, dir string, settings ...nats.Option) (*broker, func(), error) {
+	js, closing, err := shop.OpenNATS(o.NATS, dir, settings...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	pub, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
-	return &broker{names{o.Run}, js, pub}, err
+	return &broker{names{o.Run}, js, pub}, closing, err
 }
 
-func (b *broker) makeStreams(ctx context.Context) error {
+func (b *broker) makeStream(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, shop.AnswerTime)
 	defer cancel()
-	for _, stream := range [][2]string{
-		{b.paymentStream(), b.payments()}, {b.receiptStream(), b.receipts()}, {b.deadStream(), b.dead()},
-	} {
-		_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-			Name: stream[0], Subjects: []string{stream[1]},
-			MaxAge: 7 * 24 * time.Hour, // not longer than outcomes are remembered: older messages would run again
-			// The stream's own deduplication, by default two minutes, is shortened, so that copies get to the
-			// consumers: here they come in tenths of a second, after an outage in hours.
-			Duplicates: 100 * time.Millisecond,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// consumer makes the durable consumer of a stream, or returns what is there.
-func (b *broker) consumer(ctx context.Context, stream string, ackWait time.Duration) (jetstream.Consumer, error) {
-	return b.js.CreateOrUpdateConsumer(ctx, stream, jetstream.ConsumerConfig{
-		Durable:    durable,
-		AckPolicy:  jetstream.AckExplicitPolicy,
-		AckWait:    ackWait, // workers extend it for what they work on: this is how long a crashed one's messages wait
-		MaxDeliver: -1,      // Oncemill counts attempts, and gives up with a dead letter
+	_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: b.stream(), Subjects: []string{b.payments(), b.receipts(), b.dead()},
+		MaxAge: 7 * 24 * time.Hour, // not longer than outcomes are remembered: older messages would run again
+		// The stream's own deduplication, by default two minutes, is shortened, so that copies get to the
+		// consumers: here they come in tenths of a second, after an outage in hours.
+		Duplicates: 100 * time.Millisecond,
 	})
+	return err
 }
 
 // repeat publishes a payment's message once more, as somebody does who does not know that it is there. Without a
@@ -92,18 +62,7 @@ func (b *broker) repeat(ctx context.Context, p payment) error {
 	return err
 }
 
-// remove deletes the streams of the run.
-func (b *broker) remove(ctx context.Context) (err error) {
-	for _, stream := range []string{b.paymentStream(), b.receiptStream(), b.deadStream()} {
-		if e := b.js.DeleteStream(ctx, stream); !errors.Is(e, jetstream.ErrStreamNotFound) {
-			err = errors.Join(err, e)
-		}
-	}
-	return err
-}
-
-// A losingDialer makes connections that lose one in ten acknowledgements of consumers: they go to a subject where
-// nobody listens, and the server delivers the messages again.
+// A losingDialer makes connections that lose one in ten acknowledgements of consumers.
 type losingDialer struct{}
 
 // Dial implements nats.CustomDialer.
@@ -122,26 +81,17 @@ type losingConn struct {
 	seen  atomic.Int64
 }
 
-var (
-	ackCommand  = []byte("PUB $JS.ACK.")
-	lostCommand = []byte("PUB LOST.AC.") // of the same length
-	endOfLine   = []byte("\r\n")
-	ackPayload  = []byte("+ACK\r\n") // unlike that of messages in progress
-)
+// ack is the command that acknowledges a message, unlike that which says that it is in progress.
+var ack = regexp.MustCompile(`PUB \$JS\.ACK\.[^\r]*\r\n\+ACK\r\n`)
 
-// Write implements net.Conn. The client writes whole commands.
+// Write implements net.Conn. The client writes whole commands. Those that are to get lost go to a subject of the same
+// length where nobody listens, and the server delivers the messages again.
 func (c *losingConn) Write(p []byte) (int, error) {
-	out := bytes.Clone(p) // a writer must not change what it is given
-	for from := 0; ; {
-		i := bytes.Index(out[from:], ackCommand)
-		if i < 0 {
-			return c.Conn.Write(out)
+	return c.Conn.Write(ack.ReplaceAllFunc(p, func(command []byte) []byte {
+		if c.seen.Add(1)%c.every != 0 {
+			return command
 		}
-		at := from + i
-		from = at + len(ackCommand)
-		_, content, _ := bytes.Cut(out[from:], endOfLine)
-		if bytes.HasPrefix(content, ackPayload) && c.seen.Add(1)%c.every == 0 {
-			copy(out[at:], lostCommand)
-		}
-	}
+		const lost = "PUB LOST.AC."
+		return append([]byte(lost), command[len(lost):]...)
+	}))
 }

@@ -13,15 +13,18 @@ import (
 	"os/exec"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
 )
 
-// What consumers do.
+// The handlers, and the durable consumers that feed them.
 const (
-	roleCharge = "charge"
-	roleNotify = "notify"
+	charge = "charge"
+	notify = "notify"
 )
 
 // childEnv holds the options of a consumer, as JSON.
@@ -49,58 +52,106 @@ func child(ctx context.Context, text string, tamper func(options, *database)) in
 	return 0
 }
 
-// consume does what the consumer's role is until ctx ends.
+// ready is what a consumer writes when it works.
+const ready = "ready\n"
+
+// consume charges and notifies until ctx ends.
 func (o options) consume(ctx context.Context, tamper func(options, *database)) (err error) {
 	db, err := openDatabase(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.close(context.WithoutCancel(ctx), false)) }()
+	defer func() { err = errors.Join(err, db.Close()) }()
 	if tamper != nil {
 		tamper(o, db)
 	}
-	b, err := connect(o, true)
+	b, closing, err := connect(o, "", nats.SetCustomDialer(losingDialer{}))
 	if err != nil {
 		return err
 	}
-	defer b.js.Conn().Close()
+	defer closing()
 	b.pub = shop.ForgetTenth(b.pub)
-	shop.Say(os.Stdout, "ready\n")
-	if o.Role == roleNotify {
-		return notify(ctx, o, b, db)
-	}
+	shop.Say(os.Stdout, ready)
 	var cleaning sync.WaitGroup
 	defer cleaning.Wait()
-	cleaning.Go(func() { _ = db.leased.RunCleaning(ctx) })
-	return charge(ctx, o, b, db)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	cleaning.Go(func() { _ = db.Leased.RunCleaning(ctx) })
+	client := newClient()
+	defer client.CloseIdleConnections()
+	notified := make(chan error, 1)
+	go func() {
+		defer stop()
+		notified <- b.work(ctx, o, db.Leased, notify, b.receipts(), callAPI(client, o.API))
+	}()
+	err = b.work(ctx, o, db.Inbox, charge, b.payments(), bookPayment(db, b.receipts()))
+	stop()
+	return errors.Join(err, <-notified)
 }
 
 // A process is a consumer in a process of its own.
 type process struct {
-	role   string
 	cmd    *exec.Cmd
-	stdin  io.Closer     // closed: it drains
-	stderr bytes.Buffer  // to be read once it has ended
-	ready  chan struct{} // closed when it works
-	ended  chan struct{} // closed when it has ended
-	err    error         // why, then
+	stdin  io.Closer   // closed: it drains
+	leaves atomic.Bool // it is to end
+	ended  chan struct{}
+	err    error // of its end
 }
 
-// start starts a process of this program. It does not wait until that works.
-func start(o options, role string) (*process, error) {
+// kill ends the process at once (SIGKILL), and waits for its end.
+func (p *process) kill() {
+	p.leaves.Store(true)
+	_ = p.cmd.Process.Kill() // fails only if it has ended
+	<-p.ended
+}
+
+// drain lets the process finish its work. It must end well, and in time.
+func (p *process) drain() error {
+	p.leaves.Store(true)
+	_ = p.stdin.Close() // fails only if it has ended
+	late := time.AfterFunc(closeTime, func() { _ = p.cmd.Process.Kill() })
+	defer late.Stop()
+	<-p.ended
+	return p.err
+}
+
+// A crew is the consumers of a run. It is safe for concurrent use.
+type crew struct {
+	o      options
+	fail   context.CancelCauseFunc // is told of a process that ends, and was not to
+	rng    *rand.Rand
+	mu     sync.Mutex
+	all    []*process
+	killed int
+}
+
+// hire starts three consumers. They are killed when ctx ends.
+func hire(ctx context.Context, o options, fail context.CancelCauseFunc) (*crew, error) {
+	c := &crew{o: o, fail: fail, rng: rand.New(rand.NewPCG(o.Seed, 1))}
+	for range 3 {
+		p, err := c.start(ctx)
+		if err != nil {
+			c.killAll()
+			return nil, err
+		}
+		c.all = append(c.all, p)
+	}
+	return c, nil
+}
+
+// start starts this program as a consumer, and waits until it works.
+func (c *crew) start(ctx context.Context) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	o.Role = role
-	text, err := json.Marshal(o)
+	text, err := json.Marshal(c.o)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{role: role, ready: make(chan struct{}), ended: make(chan struct{})}
-	p.cmd = exec.CommandContext(context.Background(), self) // it ends when it is told to
-	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
-	p.cmd.Stderr = &p.stderr
+	p := &process{cmd: exec.CommandContext(ctx, self), ended: make(chan struct{})}
+	var stderr bytes.Buffer
+	p.cmd.Env, p.cmd.Stderr = append(os.Environ(), childEnv+"="+string(text)), &stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -111,121 +162,49 @@ func start(o options, role string) (*process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
+	_, notReady := io.ReadFull(stdout, make([]byte, len(ready)))
 	go func() {
-		if n, _ := io.ReadFull(stdout, make([]byte, len("ready\n"))); n > 0 {
-			close(p.ready)
+		defer close(p.ended)
+		if err := p.cmd.Wait(); err != nil || !p.leaves.Load() {
+			p.err = errors.Join(fmt.Errorf("a consumer ended, and said %q", &stderr), err)
 		}
-		_, _ = io.Copy(io.Discard, stdout)
-		p.err = p.cmd.Wait()
-		close(p.ended)
+		if !p.leaves.Load() {
+			c.fail(p.err)
+		}
 	}()
+	if notReady != nil {
+		<-p.ended
+		return nil, p.err
+	}
 	return p, nil
 }
 
-// await waits until the process works.
-func (p *process) await(ctx context.Context) error {
-	select {
-	case <-p.ready:
-		return nil
-	case <-p.ended:
-		return p.broken()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// broken returns why the process has ended, if it has, and nobody asked it to.
-func (p *process) broken() error {
-	select {
-	case <-p.ended:
-		return fmt.Errorf("a process that is to %s has ended, and nobody asked it to: %w\n%s", p.role, p.err, &p.stderr)
-	default:
-		return nil
-	}
-}
-
-// kill ends the process at once (SIGKILL), and waits for its end.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // fails only if it has ended
-	<-p.ended
-}
-
-// stop lets the process drain. It must end well, and in time.
-func (p *process) stop() error {
-	_ = p.stdin.Close() // fails only if it has ended
-	late := time.AfterFunc(closeTime, func() { _ = p.cmd.Process.Kill() })
-	defer late.Stop()
-	if <-p.ended; p.err != nil {
-		return fmt.Errorf("a process that is to %s did not end well in %v: %w\n%s", p.role, closeTime, p.err, &p.stderr)
-	}
-	return nil
-}
-
-// A crew is the consumers of a run.
-type crew []*process
-
-// hire starts two processes of each kind, and waits until they work.
-func hire(ctx context.Context, o options) (c crew, err error) {
-	for _, role := range []string{roleCharge, roleNotify, roleCharge, roleNotify} {
-		p, err := start(o, role)
-		if err != nil {
-			c.killAll()
-			return nil, err
-		}
-		c = append(c, p)
-	}
-	for _, p := range c {
-		if err := p.await(ctx); err != nil {
-			c.killAll()
-			return nil, err
-		}
-	}
-	return c, nil
-}
-
-// rage kills consumers at random, each when it is due, replaces it at once, and says so.
-func (c crew) rage(ctx context.Context, o options, due func() (bool, error), killed func()) error {
-	rng := rand.New(rand.NewPCG(o.Seed, 1))
-	for range o.Kills {
-		victim := &c[rng.IntN(len(c))]
-		if err := (*victim).await(ctx); err != nil {
+// kill kills consumers at random, and replaces each, until so many were killed in all.
+func (c *crew) kill(ctx context.Context, inAll int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ; c.killed < inAll; c.killed++ {
+		if err := shop.Pause(ctx, time.Duration(20+c.rng.IntN(200))*time.Millisecond); err != nil {
 			return err
 		}
-		if err := shop.Poll(ctx, tick, due); err != nil {
-			return err
-		}
-		if err := shop.Pause(ctx, time.Duration(20+rng.IntN(200))*time.Millisecond); err != nil {
-			return err
-		}
-		if err := c.broken(); err != nil {
-			return err
-		}
-		(*victim).kill()
-		p, err := start(o, (*victim).role)
+		i := c.rng.IntN(len(c.all))
+		c.all[i].kill()
+		p, err := c.start(ctx)
 		if err != nil {
 			return err
 		}
-		*victim = p
-		killed()
+		c.all[i] = p
 	}
 	return nil
-}
-
-// broken returns why a process has ended, if one has.
-func (c crew) broken() (err error) {
-	for _, p := range c {
-		err = errors.Join(err, p.broken())
-	}
-	return err
 }
 
 // dismiss lets all processes drain.
-func (c crew) dismiss() error {
-	return shop.Each(context.Background(), len(c), len(c), func(_ context.Context, i int) error { return c[i].stop() })
+func (c *crew) dismiss(ctx context.Context) error {
+	return shop.Each(ctx, len(c.all), len(c.all), func(_ context.Context, i int) error { return c.all[i].drain() })
 }
 
-func (c crew) killAll() {
-	for _, p := range c {
+func (c *crew) killAll() {
+	for _, p := range c.all {
 		p.kill()
 	}
 }

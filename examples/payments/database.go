@@ -1,57 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"net/http"
+	"slices"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
-
-	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/dedupstore/pgstore"
-	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/outbox/pgoutbox"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
-	"github.com/oncemill/oncemill/producer"
 )
 
-// A database keeps payments, the ledger, the outbox and the inbox, in PostgreSQL or SQLite: see openPostgres and
-// openSQLite. It is safe for concurrent use.
-type database struct {
-	db     *sql.DB
-	box    box
-	inbox  dedupstore.Transactor // whose transactions book is for
-	leased leased                // for handlers whose effects are elsewhere
-
-	// book writes the ledger, and publish the outbox, in the transaction that ctx carries.
-	book    func(ctx context.Context, p payment) error
-	publish func(ctx context.Context, messages ...producer.Message) error
-
-	// close removes what the run has made, if it is told to.
-	close func(ctx context.Context, remove bool) error
-}
-
-// A box is an outbox that can be written, woken and looked into.
-type box interface {
-	outbox.Store
-	outbox.Inspector
-	InSQL(tx *sql.Tx) producer.Publisher
-	Migrate(ctx context.Context) error
-	Wake()
-}
-
-// A leased store claims by leases, and forgets old outcomes while RunCleaning runs.
-type leased interface {
-	dedupstore.Store
-	Migrate(ctx context.Context) error
-	Check(ctx context.Context) (dedupstore.Report, error)
-	RunCleaning(ctx context.Context) error
-}
+// A database keeps payments, the ledger, the outbox and the inbox, in PostgreSQL or SQLite.
+type database struct{ *shop.Database }
 
 // tables are the example's own, in the words of both databases. No unique index in them would notice a second booking:
 // that is the inbox's work.
@@ -62,28 +23,14 @@ var tables = []string{
 	`CREATE TABLE IF NOT EXISTS balances (account text PRIMARY KEY, cents bigint NOT NULL)`,
 }
 
-// openDatabase opens the database of the flags, and makes what is missing. Consumers, which may start while it is away,
-// find what they need.
-func openDatabase(ctx context.Context, o options) (d *database, err error) {
+// openDatabase opens the database of the flags. Without tables to make, as for consumers, it may be away.
+func openDatabase(ctx context.Context, o options, tables ...string) (*database, error) {
 	if o.SQLite != "" {
-		d, err = openSQLite(ctx, o)
-	} else {
-		d, err = openPostgres(ctx, o)
+		db, err := shop.OpenSQLite(ctx, o.SQLite, tables...)
+		return &database{db}, err
 	}
-	if err != nil || o.Role != "" {
-		return d, err
-	}
-	for _, table := range tables {
-		_, e := d.db.ExecContext(ctx, table)
-		err = errors.Join(err, e)
-	}
-	if err = errors.Join(err, d.box.Migrate(ctx), d.leased.Migrate(ctx)); err == nil {
-		_, err = d.leased.Check(ctx) // whether the server keeps what it confirms
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.close(ctx, false))
-	}
-	return d, nil
+	db, err := shop.OpenPostgres(ctx, o.Postgres, "oncemill_"+o.Run, tables...)
+	return &database{db}, err
 }
 
 // errOther says that a payment's ID belongs to one that differs. Asking again is useless.
@@ -92,7 +39,7 @@ var errOther = shop.Refusal{Status: http.StatusConflict, Text: "the ID belongs t
 // place writes a payment and its event, both or neither. It reports false for a payment that is there already. After an
 // error other than errOther, whoever wants to pay has to ask again.
 func (d *database) place(ctx context.Context, p payment, topic string) (placed bool, err error) {
-	tx, err := d.db.BeginTx(ctx, nil)
+	tx, err := d.SQL.BeginTx(ctx, nil)
 	if err != nil {
 		return false, err
 	}
@@ -100,13 +47,13 @@ func (d *database) place(ctx context.Context, p payment, topic string) (placed b
 	if placed, err = insertPayment(ctx, tx, p); err != nil || !placed {
 		return false, err
 	}
-	if err := d.box.InSQL(tx).Publish(ctx, p.event(topic)); err != nil {
+	if err := d.Box.InSQL(tx).Publish(ctx, p.event(topic)); err != nil {
 		return false, err
 	}
 	if err := tx.Commit(); err != nil {
 		return false, err
 	}
-	d.box.Wake() // a relay of this process publishes now what was committed
+	d.Box.Wake() // a relay of this process publishes now what was committed
 	return true, nil
 }
 
@@ -128,6 +75,25 @@ func insertPayment(ctx context.Context, tx *sql.Tx, p payment) (inserted bool, e
 		err = errOther
 	}
 	return false, err
+}
+
+// book writes the ledger, in the transaction that ctx carries.
+func (d *database) book(ctx context.Context, p payment) error {
+	lines := []entry{{p.ID, p.Account, -p.Cents}, {p.ID, p.Merchant, p.Cents}}
+	slices.SortFunc(lines, func(a, b entry) int { return cmp.Compare(a.account, b.account) }) // against deadlocks
+	for _, e := range lines {
+		err := d.Exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3)`,
+			e.payment, e.account, e.cents)
+		if err != nil {
+			return err
+		}
+		err = d.Exec(ctx, `INSERT INTO balances (account, cents) VALUES ($1, $2)
+			ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, e.account, e.cents)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A ledger is what the books are made from.
@@ -161,7 +127,7 @@ func (d *database) ledger(ctx context.Context) (*ledger, error) {
 }
 
 func (d *database) each(ctx context.Context, query string, into []any, do func()) error {
-	rows, err := d.db.QueryContext(ctx, query)
+	rows, err := d.SQL.QueryContext(ctx, query)
 	if err != nil {
 		return err
 	}
@@ -173,89 +139,4 @@ func (d *database) each(ctx context.Context, query string, into []any, do func()
 		do()
 	}
 	return rows.Err()
-}
-
-// openPostgres returns a database in PostgreSQL, in a schema of the run's own. Handlers use pgx, the rest database/sql.
-func openPostgres(ctx context.Context, o options) (*database, error) {
-	schema, missing := "oncemill_"+o.Run, tables
-	if o.Role != "" {
-		missing = nil
-	}
-	pool, err := shop.OpenPostgres(ctx, o.Postgres, schema, missing...)
-	if err != nil {
-		return nil, err
-	}
-	outbox, err := pgoutbox.New(pool, pgoutbox.Config{})
-	if err != nil {
-		return nil, err
-	}
-	store, err := pgstore.New(pool, pgstore.Config{})
-	if err != nil {
-		return nil, err
-	}
-	db := stdlib.OpenDBFromPool(pool)
-	return &database{
-		db: db, box: outbox, inbox: store.Inbox(), leased: store, book: bookPostgres,
-		publish: outbox.Publish, // finds the transaction in the context
-		close: func(ctx context.Context, remove bool) (err error) {
-			if remove {
-				_, err = db.ExecContext(ctx, `DROP SCHEMA IF EXISTS `+schema+` CASCADE`)
-			}
-			err = errors.Join(err, db.Close())
-			pool.Close()
-			return err
-		},
-	}, nil
-}
-
-// bookPostgres writes the ledger.
-func bookPostgres(ctx context.Context, p payment) error {
-	var b pgx.Batch
-	b.Queue(`INSERT INTO entries (payment, account, cents) VALUES ($1, $2, -$4::bigint), ($1, $3, $4)`,
-		p.ID, p.Account, p.Merchant, p.Cents)
-	b.Queue(`INSERT INTO balances (account, cents)
-		SELECT a, c FROM (VALUES ($1, -$3::bigint), ($2, $3)) AS v (a, c) ORDER BY a
-		ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, p.Account, p.Merchant, p.Cents)
-	return pgstore.Tx(ctx).SendBatch(ctx, &b).Close()
-}
-
-// openSQLite returns a database in a file, which all processes of the run share. It belongs to whoever named it.
-func openSQLite(ctx context.Context, o options) (*database, error) {
-	db, err := sqliteoutbox.Open(ctx, o.SQLite)
-	if err != nil {
-		return nil, fmt.Errorf("-sqlite: %w", err)
-	}
-	outbox, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
-	if err != nil {
-		return nil, err
-	}
-	store, err := sqlitestore.New(db, sqlitestore.Config{})
-	if err != nil {
-		return nil, err
-	}
-	return &database{
-		db: db, box: outbox, inbox: store.Inbox(), leased: store, book: bookSQLite,
-		publish: func(ctx context.Context, messages ...producer.Message) error {
-			return outbox.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
-		},
-		close: func(context.Context, bool) error { return db.Close() },
-	}, nil
-}
-
-// bookSQLite writes the ledger.
-func bookSQLite(ctx context.Context, p payment) error {
-	tx := sqlitestore.Tx(ctx)
-	for _, line := range []entry{{p.ID, p.Account, -p.Cents}, {p.ID, p.Merchant, p.Cents}} {
-		_, err := tx.ExecContext(ctx, `INSERT INTO entries (payment, account, cents) VALUES (?, ?, ?)`,
-			line.payment, line.account, line.cents)
-		if err != nil {
-			return err
-		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO balances (account, cents) VALUES (?, ?)
-			ON CONFLICT (account) DO UPDATE SET cents = cents + excluded.cents`, line.account, line.cents)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

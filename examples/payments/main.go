@@ -13,9 +13,9 @@
 //	    between the call and its outcome makes a second call, which has the same idempotency key, the ID of the run.
 //	  - api is a stub of that API, which honours idempotency keys.
 //
-// charge and notify are two processes each. The example starts them, sends payments and duplicates of every kind
-// (clients that ask again, acknowledgements that relays and consumers lose, messages that somebody publishes again),
-// kills consumers with SIGKILL, and closes the books at the end.
+// Three processes charge and notify. The example starts them, sends payments and duplicates of every kind (clients that
+// ask again, acknowledgements that relays and consumers lose, messages that somebody publishes again), kills some of
+// them with SIGKILL, and closes the books at the end.
 //
 //	go run ./examples/payments -embedded
 //
@@ -32,11 +32,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -70,7 +72,6 @@ type options struct {
 	Run   string // part of all names at servers
 	Seed  uint64
 	Lease time.Duration
-	Role  string // of a consumer
 	API   string // which notify calls
 }
 
@@ -121,19 +122,13 @@ const closeTime = 30 * time.Second
 func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Books, err error) {
 	if o.Embedded {
 		shop.Say(out, "-embedded: everything is kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")
-		url, stop, err := shop.StartNATS(dir)
-		if err != nil {
-			return b, err
-		}
-		defer stop()
-		o.NATS, o.SQLite = url, filepath.Join(dir, "payments.db")
+		o.NATS, o.SQLite = "", filepath.Join(dir, "payments.db")
 	}
-	db, err := openDatabase(ctx, o)
+	db, err := openDatabase(ctx, o, tables...)
 	if err != nil {
 		return b, err
 	}
-	remove := false
-	defer shop.Finish(ctx, &err, func(ctx context.Context) error { return db.close(ctx, remove) })
+	defer func() { err = errors.Join(err, db.Close()) }()
 	before, err := db.ledger(ctx)
 	if err != nil {
 		return b, err
@@ -141,17 +136,20 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 	if len(before.payments) > 0 { // nobody has sent them, the books would say; they are not this run's to remove
 		return b, errors.New("the database has payments of another run: want a new file for -sqlite, or another -keep")
 	}
-	remove = o.Keep == ""
-	br, err := connect(o, false)
+	if o.Keep == "" {
+		defer shop.Finish(ctx, &err, db.Remove)
+	}
+	br, closing, err := connect(o, dir)
 	if err != nil {
 		return b, err
 	}
-	defer br.js.Conn().Close()
-	if o.Keep == "" {
-		defer shop.Finish(ctx, &err, br.remove)
-	}
-	if err := br.makeStreams(ctx); err != nil {
+	defer closing()
+	o.NATS = cmp.Or(o.NATS, br.js.Conn().ConnectedUrl())
+	if err := br.makeStream(ctx); err != nil {
 		return b, shop.NoServer("nats", shop.Redacted(o.NATS), err)
+	}
+	if o.Keep == "" {
+		defer shop.Finish(ctx, &err, func(ctx context.Context) error { return br.js.DeleteStream(ctx, br.stream()) })
 	}
 	return o.play(ctx, db, br, out)
 }
@@ -170,7 +168,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	served := make(chan error, 1)
 	go func() {
 		err := shop.Serve(ctx, l, mux, func(ctx context.Context) error {
-			return relay(ctx, db.box, shop.ForgetTenth(br.pub))
+			return relay(ctx, db.Box, shop.ForgetTenth(br.pub))
 		})
 		stop(fmt.Errorf("the service broke: %w", err))
 		served <- err
@@ -181,7 +179,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	}()
 
 	o.API = url
-	c, err := hire(ctx, o)
+	c, err := hire(ctx, o, stop)
 	if err != nil {
 		return b, err
 	}
@@ -190,84 +188,73 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	shop.Say(out, "%d payments by HTTP; %d times a consumer is killed\n", len(all), o.Kills)
 	client := shop.NewClient(url + "/payments")
 	defer client.Close()
-	var done, kills, republished atomic.Int64
-	storm := []func(context.Context) error{
-		func(ctx context.Context) error {
-			return shop.Each(ctx, len(all), 8, func(ctx context.Context, i int) error {
-				err := shop.Poll(ctx, tick, func() (bool, error) { // each kill meets some payments
-					return o.Kills == 0 || i*o.Kills <= len(all)*(int(kills.Load())+1), nil
-				})
-				if err != nil {
-					return err
-				}
-				n, err := pay(ctx, client, br, all[i])
-				republished.Add(int64(n))
-				done.Add(1)
-				return err
-			})
-		},
-		func(ctx context.Context) error {
-			due := func() (bool, error) { return int(done.Load())*o.Kills >= len(all)*int(kills.Load()), nil }
-			return c.rage(ctx, o, due, func() {
-				if n := kills.Add(1); n%10 == 0 {
-					shop.Say(out, "%d of %d payments have an answer; %d processes killed\n", done.Load(), len(all), n)
-				}
-			})
-		},
-	}
-	err = shop.Each(ctx, len(storm), len(storm), func(ctx context.Context, i int) error { return storm[i](ctx) })
+	var done atomic.Int64
+	err = shop.Each(ctx, len(all), 8, func(paying context.Context, i int) error {
+		if err := pay(paying, client, br, all[i]); err != nil {
+			return fmt.Errorf("payment %s: %w", all[i].ID, err)
+		}
+		n := int(done.Add(1))
+		if n%1000 == 0 {
+			shop.Say(out, "%d of %d payments have an answer\n", n, len(all))
+		}
+		return c.kill(ctx, n*o.Kills/len(all))
+	})
 	if err != nil {
 		return b, err
 	}
 	shop.Say(out, "all payments have an answer; waiting until every message is acknowledged\n")
-	if err := settled(ctx, db, br, c); err != nil {
+	if err := settled(ctx, db, br); err != nil {
 		return b, err
 	}
-	if err := c.dismiss(); err != nil {
+	if err := c.dismiss(ctx); err != nil {
 		return b, err
 	}
-	if b, err = readBooks(ctx, all, db, br, api); err != nil {
-		return b, err
-	}
-	b.Requests, b.Repeated, b.Republished, b.Kills =
-		int(client.Requests.Load()), int(client.Repeated.Load()), int(republished.Load()), int(kills.Load())
-	return b, nil
+	b, err = readBooks(ctx, all, db, br, api)
+	b.Requests, b.Kills = int(client.Requests.Load()), c.killed
+	return b, err
 }
 
-// tick is how often conditions are looked at.
-const tick = 5 * time.Millisecond
-
-// lateness is how long after a payment its message is published again: longer than the stream looks for copies.
-const lateness = 400 * time.Millisecond
-
-// pay is one client's payment, with its luck. It returns how often its message was published again.
-func pay(ctx context.Context, client *shop.Client, br *broker, p planned) (republished int, err error) {
-	if taken, err := client.Send(ctx, p.luck, p.JSON()); err != nil || !taken {
-		return 0, fmt.Errorf("payment %s: taken: %v, %w", p.ID, taken, err)
+// pay is one client's payment, with its luck.
+func pay(ctx context.Context, client *shop.Client, br *broker, p planned) error {
+	ask := func(ctx context.Context, _ int) error {
+		status, err := client.Insist(ctx, p.JSON())
+		if err == nil && status != http.StatusCreated && status != http.StatusOK {
+			err = fmt.Errorf("the service answers %d", status)
+		}
+		return err
 	}
-	if p.luck == late {
-		err = shop.Pause(ctx, lateness)
+	switch p.luck {
+	case doubled:
+		return shop.Each(ctx, 2, 2, ask)
+	case hungUp:
+		brief, cancel := context.WithTimeout(ctx, 2*time.Millisecond)
+		defer cancel()
+		_, _ = client.Post(brief, p.JSON()) // whatever came of it, it asks again
 	}
-	if err != nil || p.luck != late && p.luck != repeated {
-		return 0, err
+	if err := ask(ctx, 0); err != nil || p.luck != repeated {
+		return err
 	}
-	return 1, br.repeat(ctx, p.payment)
+	// Some copies come while the payment is booked, others after the stream has stopped looking for copies.
+	if err := shop.Pause(ctx, rand.N(400*time.Millisecond)); err != nil {
+		return err
+	}
+	return br.repeat(ctx, p.payment)
 }
 
 // settled waits until everything is published, everything published is acknowledged, and still so a moment later. When
 // it cannot be told, as servers may be away, something is under way.
-func settled(ctx context.Context, db *database, br *broker, c crew) error {
+func settled(ctx context.Context, db *database, br *broker) error {
 	quiet := 0
 	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
 		quiet++
-		for _, stream := range []string{br.paymentStream(), br.receiptStream()} { // in the order in which work flows
-			if stats, err := db.box.Stats(ctx); err != nil || stats.Pending > 0 {
+		for _, durable := range []string{charge, notify} { // in the order in which work flows
+			if stats, err := db.Box.Stats(ctx); err != nil || stats.Pending > 0 {
 				quiet = 0
 			}
-			if rest, _, err := shop.AtRest(ctx, br.js, stream, durable); err != nil || !rest {
+			if rest, _, err := shop.AtRest(ctx, br.js, br.stream(), durable); err != nil || !rest {
 				quiet = 0
 			}
 		}
-		return quiet == 3, c.broken()
+		return quiet == 3, nil
 	})
 }

@@ -14,32 +14,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
-
-// notify tells the API of receipts until ctx ends. Then it drains: calls that have begun are finished.
-func notify(ctx context.Context, o options, b *broker, db *database) error {
-	once, err := consumer.New(db.leased, consumer.Config{
-		Group: "notify", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
-	})
-	if err != nil {
-		return err
-	}
-	cons, err := b.consumer(ctx, b.receiptStream(), o.Lease)
-	if err != nil {
-		return err
-	}
-	client := newClient()
-	defer client.CloseIdleConnections()
-	worker, err := natsjs.NewWorker(once, b.js, cons, callAPI(client, o.API),
-		natsjs.Config{Handler: "notify", MaxInFlight: window})
-	if err != nil {
-		return err
-	}
-	return worker.Run(ctx)
-}
 
 // newClient returns a client that takes a redirect for an answer: it would follow one by GET, and what it finds there,
 // such as the page of a login, would be taken for a transfer.

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"regexp"
 
-	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -61,24 +60,25 @@ type receipt struct {
 
 // message is the receipt of one run of charge.
 func (r receipt) message(id, topic string) producer.Message {
-	b, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // a string and a number
-	}
-	return producer.Message{ID: id, Topic: topic, Key: r.Payment, Payload: b}
+	payload := fmt.Appendf(nil, `{"payment":%q,"cents":%d}`, r.Payment, r.Cents)
+	return producer.Message{ID: id, Topic: topic, Key: r.Payment, Payload: payload}
 }
 
-// What happens to payments. What clients do is in package shop.
+// luck is what happens to a payment on its way.
+type luck string
+
 const (
-	repeated shop.Luck = "somebody publishes its message once more"
-	late     shop.Luck = "somebody publishes its message once more, much later"
-	declined shop.Luck = "it is over the limit"
+	fine     luck = "it is sent once"
+	doubled  luck = "the client asks twice at the same time"
+	hungUp   luck = "the client hangs up before the answer, and asks again"
+	repeated luck = "somebody publishes its message once more"
+	declined luck = "it is over the limit"
 )
 
 // A planned payment is a payment and its luck.
 type planned struct {
 	payment
-	luck shop.Luck
+	luck luck
 }
 
 // plan draws payments from the seed. The first ones meet every kind of luck, so that a short run does too. Accounts are
@@ -86,32 +86,29 @@ type planned struct {
 // from consumers.
 func plan(o options) []planned {
 	rng := rand.New(rand.NewPCG(o.Seed, 0))
-	kinds := []shop.Luck{shop.Missed, shop.Doubled, shop.HungUp, repeated, late, declined}
+	kinds := []luck{doubled, hungUp, repeated, declined}
 	all := make([]planned, o.Payments)
 	for i := range all {
-		luck := shop.Fine
-		switch n := rng.IntN(100); {
-		case i < len(kinds):
-			luck = kinds[i]
-		case n < 15:
-			luck = kinds[n%3] // clients
-		case n < 25:
-			luck = repeated
-		case n < 30:
-			luck = late
-		case n < 33:
-			luck = declined
-		}
-		cents := int64(100 + rng.IntN(9900))
-		if luck == declined {
-			cents += limit
-		}
-		all[i] = planned{payment{
+		p := planned{payment{
 			ID:       fmt.Sprintf("%s-%d-%06d", o.Run, o.Seed, i),
 			Account:  fmt.Sprintf("customer-%02d", rng.IntN(40)),
 			Merchant: fmt.Sprintf("merchant-%d", rng.IntN(8)),
-			Cents:    cents,
-		}, luck}
+			Cents:    int64(100 + rng.IntN(9900)),
+		}, fine}
+		switch n := rng.IntN(100); {
+		case i < len(kinds):
+			p.luck = kinds[i]
+		case n < 15:
+			p.luck = kinds[n%2] // clients
+		case n < 30:
+			p.luck = repeated
+		case n < 33:
+			p.luck = declined
+		}
+		if p.luck == declined {
+			p.Cents += limit
+		}
+		all[i] = p
 	}
 	return all
 }

@@ -54,7 +54,7 @@ func checkAllHappened(t *testing.T, b Books, status int, says string) {
 	if status != 0 || !b.Balance() {
 		t.Errorf("status %d, %+v; want 0 and balanced books\n%s", status, b, says)
 	}
-	if b.Charged == 0 || b.Declined == 0 || b.Repeated == 0 || b.Republished == 0 || b.Kills == 0 || b.Deliveries <= b.Messages ||
+	if b.Charged == 0 || b.Declined == 0 || b.Requests <= b.Payments || b.Republished == 0 || b.Kills == 0 || b.Deliveries <= b.Messages ||
 		b.Messages <= b.Payments || b.ReceiptMore == 0 || b.Calls <= b.Transfers || b.Redelivered <= b.ReceiptMore {
 		t.Errorf("%+v; want everything to have happened", b)
 	}
@@ -139,9 +139,9 @@ func TestPayments_InterruptedRunStopsAndSaysSo(t *testing.T) {
 func TestHire_InterruptedLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	o := options{SQLite: filepath.Join(t.TempDir(), "payments.db"), NATS: "nats://127.0.0.1:1"}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if c, err := hire(ctx, o); c != nil || !errors.Is(err, context.Canceled) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(nil)
+	if c, err := hire(ctx, o, cancel); c != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("%+v, %v; want %v", c, err, context.Canceled)
 	}
 }
@@ -149,8 +149,13 @@ func TestHire_InterruptedLeavesNoProcess(t *testing.T) {
 func TestHire_ConsumerThatEndsIsTold(t *testing.T) {
 	t.Parallel()
 	o := options{SQLite: filepath.Join(t.TempDir(), "payments.db"), NATS: "nats://127.0.0.1:1"}
-	if _, err := hire(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the server at -nats nats://127.0.0.1:1 cannot be used") {
-		t.Errorf("%v, want to be told what the consumer says", err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	_, err := hire(ctx, o, cancel)
+	for _, err := range []error{err, context.Cause(ctx)} {
+		if err == nil || !strings.Contains(err.Error(), "the server at -nats nats://127.0.0.1:1 cannot be used") {
+			t.Errorf("%v, want to be told what the consumer says", err)
+		}
 	}
 }
 
@@ -170,7 +175,7 @@ func TestService_AnswersSayWhatHappened(t *testing.T) {
 		"PostgreSQL": {Run: "answers", Postgres: postgrestest.Shared(t).NewDatabase(t).DSN()},
 		"SQLite":     {SQLite: filepath.Join(t.TempDir(), "payments.db")},
 	} {
-		db, err := openDatabase(t.Context(), o)
+		db, err := openDatabase(t.Context(), o, tables...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,10 +191,10 @@ func TestService_AnswersSayWhatHappened(t *testing.T) {
 		} {
 			post(t, h, body, want)
 		}
-		if stats, err := db.box.Stats(t.Context()); err != nil || stats.Pending != 1 {
+		if stats, err := db.Box.Stats(t.Context()); err != nil || stats.Pending != 1 {
 			t.Errorf("%s: %d events, %v; want 1", name, stats.Pending, err)
 		}
-		if err := db.close(t.Context(), true); err != nil {
+		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -253,12 +258,12 @@ func TestPlan_SeedDrawsTheSamePayments(t *testing.T) {
 
 func TestPlan_ThirtyPercentMeetADuplicate(t *testing.T) {
 	t.Parallel()
-	n := map[shop.Luck]int{}
+	n := map[luck]int{}
 	all := plan(options{Payments: 20_000, Seed: 1})
 	for _, p := range all {
 		n[p.luck]++
 	}
-	share := float64(n[shop.Missed]+n[shop.Doubled]+n[shop.HungUp]+n[repeated]+n[late]) / float64(len(all))
+	share := float64(n[doubled]+n[hungUp]+n[repeated]) / float64(len(all))
 	if share < .28 || share > .32 {
 		t.Errorf("%.2f of the payments have a duplicate, want .3: %v", share, n)
 	}
@@ -292,12 +297,12 @@ func TestPostgres_ProcessesThatBeginTogetherMakeTheirTables(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			db, err := openDatabase(t.Context(), options{Postgres: dsn, Run: "together"})
+			db, err := openDatabase(t.Context(), options{Postgres: dsn, Run: "together"}, tables...)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			if err := db.close(t.Context(), false); err != nil {
+			if err := db.Close(); err != nil {
 				t.Error(err)
 			}
 		})

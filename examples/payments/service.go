@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -29,8 +30,9 @@ func takePayments(db *database, topic string) http.Handler {
 // relay publishes what is in the outbox until ctx ends, and then drains.
 func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) error {
 	r, err := outbox.NewRelay(store, pub, outbox.Config{
-		PollInterval: 100 * time.Millisecond,                        // rows of other processes wait for this; the default is 1 s
-		Backoff:      oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
+		PollInterval: 100 * time.Millisecond, // rows of other processes wait for this; the default is 1 s
+
+		Backoff: oncemill.Backoff{Min: 300 * time.Millisecond}, // the default is 1 s
 		// What a relay held when it died is taken over after 6 s. The defaults suit brokers that fail over: 30 s, 10 s,
 		// 1 min.
 		PublishTimeout: 2 * time.Second, Lease: 6 * time.Second,
@@ -41,20 +43,27 @@ func relay(ctx context.Context, store outbox.Store, pub producer.Publisher) erro
 	return r.Run(ctx)
 }
 
-// charge books payments until ctx ends. Then it drains: what has begun is committed and acknowledged.
-func charge(ctx context.Context, o options, b *broker, db *database) error {
-	once, err := consumer.New(db.inbox, consumer.Config{
-		Group: "ledger", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
+// work gives the messages of a subject to a handler until ctx ends. Then it drains: what has begun is acknowledged.
+func (b *broker) work(
+	ctx context.Context, o options, store dedupstore.Store, name, subject string, handle natsjs.Handler,
+) error {
+	once, err := consumer.New(store, consumer.Config{
+		Group: "payments", DeadLetters: b.pub, DeadLetterTopic: b.dead(), Policy: o.policy(),
 	})
 	if err != nil {
 		return err
 	}
-	cons, err := b.consumer(ctx, b.paymentStream(), o.Lease)
+	cons, err := b.js.CreateOrUpdateConsumer(ctx, b.stream(), jetstream.ConsumerConfig{
+		Durable:       name,
+		FilterSubject: subject,
+		AckPolicy:     jetstream.AckExplicitPolicy,
+		AckWait:       o.Lease, // workers extend it for what they work on: so long a crashed one's messages wait
+		MaxDeliver:    -1,      // Oncemill counts attempts, and gives up with a dead letter
+	})
 	if err != nil {
 		return err
 	}
-	worker, err := natsjs.NewWorker(once, b.js, cons, bookPayment(db, b.receipts()),
-		natsjs.Config{Handler: "charge", MaxInFlight: window})
+	worker, err := natsjs.NewWorker(once, b.js, cons, handle, natsjs.Config{Handler: name, MaxInFlight: window})
 	if err != nil {
 		return err
 	}
@@ -75,7 +84,7 @@ func bookPayment(db *database, receipts string) natsjs.Handler {
 			return oncemill.Permanent(errOverLimit) // takes back what was booked; that it failed is remembered
 		}
 		id := oncemill.FromContext(ctx).ID("receipt") // the same in all attempts
-		return db.publish(ctx, receipt{p.ID, p.Cents}.message(id, receipts))
+		return db.Publish(ctx, receipt{p.ID, p.Cents}.message(id, receipts))
 	}
 }
 

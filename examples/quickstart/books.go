@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -27,29 +28,20 @@ type books struct {
 	DoubleCharges     int // charges beyond one an order
 	LostOrders        int // neither charged nor dead-lettered
 	WrongAmounts      int // charges of another amount than their order's
-	CentsDue          int // the amounts of all orders but those that were dead-lettered instead of charged
-	CentsCharged      int // the amounts of all charges
 	Explained         []string
 }
 
 // balance reports whether every order was charged once and with its amount, or dead-lettered.
 func (b books) balance() bool {
-	return b.DoubleCharges == 0 && b.LostOrders == 0 && b.WrongAmounts == 0 && b.CentsCharged == b.CentsDue
+	return b.DoubleCharges == 0 && b.LostOrders == 0 && b.WrongAmounts == 0
 }
 
-// charged is what an order was charged.
-type charged struct{ n, cents, wrong int }
-
-// add enters what became of an order.
-func (b *books) add(o order, c charged, dead bool) {
+// add enters an order that was charged so many times, some of them with another amount than its own.
+func (b *books) add(charges, wrong int, dead bool) {
 	b.Orders++
-	b.DoubleCharges += max(0, c.n-1)
-	b.CentsCharged += c.cents
-	b.WrongAmounts += c.wrong
-	if c.n > 0 || !dead {
-		b.CentsDue += o.Amount
-	}
-	if c.n == 0 && !dead {
+	b.DoubleCharges += max(0, charges-1)
+	b.WrongAmounts += wrong
+	if charges == 0 && !dead {
 		b.LostOrders++
 	}
 }
@@ -76,7 +68,7 @@ func closeBooks(
 }
 
 func closeStack(ctx context.Context, s *store, b *broker, name string, fates map[string]fault) (out books, err error) {
-	letters, err := b.deadLetters(ctx, name)
+	letters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(name))
 	if err != nil {
 		return out, err
 	}
@@ -91,21 +83,21 @@ func closeStack(ctx context.Context, s *store, b *broker, name string, fates map
 	out.DeadLetters = len(letters)
 
 	rows, err := s.db.QueryContext(ctx, `
-		SELECT o.id, o.amount, count(l.entry), coalesce(sum(l.amount), 0), count(nullif(l.amount, o.amount))
+		SELECT o.id, count(l.entry), count(nullif(l.amount, o.amount))
 		FROM orders o LEFT JOIN ledger l ON l.stack = ? AND l.order_id = o.id GROUP BY o.id`, name)
 	if err != nil {
 		return out, err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var o order
-		var c charged
-		if err := rows.Scan(&o.ID, &o.Amount, &c.n, &c.cents, &c.wrong); err != nil {
+		var id string
+		var charges, wrong int
+		if err := rows.Scan(&id, &charges, &wrong); err != nil {
 			return out, err
 		}
-		out.add(o, c, dead[o.ID])
-		if c.n > 1 && name == guarded && fates[o.ID] == diesAfterWrite {
-			out.Explained = append(out.Explained, o.ID)
+		out.add(charges, wrong, dead[id])
+		if charges > 1 && name == guarded && fates[id] == diesAfterWrite {
+			out.Explained = append(out.Explained, id)
 		}
 	}
 	if err := rows.Err(); err != nil {
@@ -123,56 +115,48 @@ func closeStack(ctx context.Context, s *store, b *broker, name string, fates map
 	return out, err
 }
 
-// euros writes cents as people do.
-func euros(cents int) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) }
-
 // table shows the books to people.
 func (r report) table() string {
-	names := []string{
-		"orders", "deliveries", "handler runs", "duplicates delivered", "  answered with the outcome",
-		"  held or delayed, in progress", "  published what a run left behind", "  failures replayed",
-		"mismatches (same ID, other amount)", "dead letters", "DOUBLE CHARGES", "LOST ORDERS", "WRONG AMOUNTS",
-		"due", "charged",
-	}
 	var out strings.Builder
 	line := func(name string, of ...any) {
 		fmt.Fprintf(&out, "  %-34s %10v %11v %14v\n", append([]any{name}, of...)...)
 	}
-	out.WriteString("\n")
-	line("", "oncemill", "unguarded", "Deduplicator*")
-	for i, name := range names {
-		if strings.HasPrefix(name, " ") || strings.HasPrefix(name, "mismatches") { // only the guard knows
-			line(name, r[guarded].column()[i], "-", "-")
-		} else {
-			line(name, r[guarded].column()[i], r[unguarded].column()[i], r[deduplicator].column()[i])
-		}
+	all := func(name string, count func(books) int) {
+		line(name, count(r[guarded]), count(r[unguarded]), count(r[deduplicator]))
 	}
+	onlyGuard := func(name string, count int) { line(name, count, "-", "-") }
+	out.WriteString("\n")
+	g := r[guarded]
+	line("", "oncemill", "unguarded", "Deduplicator*")
+	all("orders", func(b books) int { return b.Orders })
+	all("deliveries", func(b books) int { return b.Deliveries })
+	all("handler runs", func(b books) int { return b.Runs })
+	all("duplicates delivered", func(b books) int { return b.Duplicates })
+	onlyGuard("  answered with the outcome", g.DuplicatesDone)
+	onlyGuard("  held or delayed, in progress", g.DuplicatesBusy)
+	onlyGuard("  published what a run left behind", g.PublishedByCopies)
+	onlyGuard("  failures replayed", g.FailuresReplayed)
+	onlyGuard("mismatches (same ID, other amount)", g.Mismatches)
+	all("dead letters", func(b books) int { return b.DeadLetters })
+	all("DOUBLE CHARGES", func(b books) int { return b.DoubleCharges })
+	all("LOST ORDERS", func(b books) int { return b.LostOrders })
+	all("WRONG AMOUNTS", func(b books) int { return b.WrongAmounts })
 	out.WriteString(`
   * Watermill's own middleware, keyed by message ID. It marks a message before its handler runs, so a
     handler that fails once has its redelivery dropped as a duplicate.
 
 `)
-	out.WriteString(r[guarded].verdict())
+	out.WriteString(g.verdict())
 	return out.String()
-}
-
-// column is what the table shows of one stack.
-func (b books) column() []any {
-	return []any{
-		b.Orders, b.Deliveries, b.Runs, b.Duplicates, b.DuplicatesDone, b.DuplicatesBusy, b.PublishedByCopies,
-		b.FailuresReplayed, b.Mismatches, b.DeadLetters, b.DoubleCharges, b.LostOrders, b.WrongAmounts,
-		euros(b.CentsDue), euros(b.CentsCharged),
-	}
 }
 
 func (b books) verdict() string {
 	if b.balance() {
-		return fmt.Sprintf("oncemill's ledger balances: %s charged, each order once; %d dead letters to look at.\n",
-			euros(b.CentsCharged), b.DeadLetters)
+		return fmt.Sprintf("oncemill's ledger balances: each order is charged once; %d dead letters to look at.\n",
+			b.DeadLetters)
 	}
-	s := fmt.Sprintf("oncemill's ledger does not balance: "+
-		"%d double charges, %d lost orders, %d wrong amounts, %s charged of %s due.\n",
-		b.DoubleCharges, b.LostOrders, b.WrongAmounts, euros(b.CentsCharged), euros(b.CentsDue))
+	s := fmt.Sprintf("oncemill's ledger does not balance: %d double charges, %d lost orders, %d wrong amounts.\n",
+		b.DoubleCharges, b.LostOrders, b.WrongAmounts)
 	if b.Explained == nil {
 		return s
 	}

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -31,21 +31,15 @@ type broker struct {
 	temporary bool
 	js        jetstream.JetStream
 	publisher producer.Publisher
-	stop      func()
+	closing   func()
 }
 
-func openBroker(ctx context.Context, n names, o options, telemetry oncemill.Telemetry) (*broker, error) {
-	b := &broker{names: n, url: o.nats, temporary: o.temporary, stop: func() {}}
-	var err error
-	if b.url == "" {
-		if b.url, b.stop, err = shop.StartNATS(o.dir); err != nil {
-			return nil, err
-		}
-	}
-	if b.js, err = b.connect(); err != nil {
-		b.stop()
+func openBroker(ctx context.Context, n names, o options, telemetry oncemill.Telemetry) (b *broker, err error) {
+	b = &broker{names: n, temporary: o.temporary}
+	if b.js, b.closing, err = shop.OpenNATS(o.nats, o.dir, reconnects); err != nil {
 		return nil, err
 	}
+	b.url = cmp.Or(o.nats, b.js.Conn().ConnectedUrl())
 	_, err = b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name:     n.stream(),
 		Subjects: []string{"shop." + n.run + ".>"},
@@ -59,16 +53,14 @@ func openBroker(ctx context.Context, n names, o options, telemetry oncemill.Tele
 		})
 	}
 	if err != nil {
-		b.js.Conn().Close()
-		b.stop()
+		b.closing()
 		return nil, shop.NoServer("nats", shop.Redacted(b.url), err)
 	}
 	return b, nil
 }
 
-func (b *broker) connect() (jetstream.JetStream, error) {
-	return shop.ConnectNATS(b.url, nats.ReconnectWait(100*time.Millisecond))
-}
+// reconnects makes connections come back soon.
+var reconnects = nats.ReconnectWait(100 * time.Millisecond)
 
 // publishCopy publishes a copy of an order's event past the outbox, as a producer does that retries on its own.
 func (b *broker) publishCopy(ctx context.Context, o order) error {
@@ -80,15 +72,6 @@ func (b *broker) publishCopy(ctx context.Context, o order) error {
 	}
 	_, err = b.js.PublishMsg(ctx, msg)
 	return err
-}
-
-// deadLetters returns the messages that a stack has dead-lettered.
-func (b *broker) deadLetters(ctx context.Context, stack string) ([]jetstream.Msg, error) {
-	letters, err := shop.Messages(ctx, b.js, b.names.stream(), b.names.dead(stack))
-	if err != nil {
-		return nil, fmt.Errorf("read dead letters of %s: %w", stack, err)
-	}
-	return letters, nil
 }
 
 // rest waits until the outbox is empty and every stack has acknowledged all there is, and still so a moment later. When
@@ -116,7 +99,6 @@ func (b *broker) close() (err error) {
 	if b.temporary {
 		err = b.js.DeleteStream(ctx, b.names.stream())
 	}
-	b.js.Conn().Close()
-	b.stop()
+	b.closing()
 	return err
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -19,7 +18,7 @@ import (
 type store struct {
 	names names
 	db    *sql.DB
-	box   *sqliteoutbox.Outbox
+	box   shop.Box
 }
 
 const schema = `
@@ -40,22 +39,13 @@ CREATE INDEX IF NOT EXISTS log_by_order ON log (stack, event, order_id);
 `
 
 func openStore(ctx context.Context, dir string) (*store, error) {
-	db, err := sqliteoutbox.Open(ctx, filepath.Join(dir, "shop.db"))
+	d, err := shop.OpenSQLite(ctx, filepath.Join(dir, "shop.db"), schema)
 	if err != nil {
-		return nil, fmt.Errorf("open the shop's database: %w", err)
+		return nil, err
 	}
-	s := &store{db: db}
-	if s.box, err = sqliteoutbox.New(db, sqliteoutbox.Config{}); err == nil {
-		err = s.box.Migrate(ctx)
-	}
-	if err == nil {
-		_, err = db.ExecContext(ctx, schema)
-	}
-	if err == nil {
-		err = db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&s.names.run)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("set up the shop's database: %w", err), db.Close())
+	s := &store{db: d.SQL, box: d.Box}
+	if err := s.db.QueryRowContext(ctx, `SELECT name FROM run`).Scan(&s.names.run); err != nil {
+		return nil, errors.Join(fmt.Errorf("set up the shop's database: %w", err), s.db.Close())
 	}
 	return s, nil
 }
@@ -152,17 +142,4 @@ func changes(r sql.Result, err error) (int64, error) {
 func (s *store) count(ctx context.Context, query string, args ...any) (n int, err error) {
 	err = s.db.QueryRowContext(ctx, query, args...).Scan(&n)
 	return n, err
-}
-
-// progress is what the stacks have charged so far.
-func (s *store) progress(ctx context.Context) string {
-	text := ""
-	for _, name := range stacks {
-		n, err := s.count(ctx, `SELECT count(*) FROM ledger WHERE stack = ?`, name)
-		if err != nil {
-			return err.Error()
-		}
-		text += fmt.Sprintf(" %s %d", name, n)
-	}
-	return text
 }

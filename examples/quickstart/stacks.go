@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
@@ -175,7 +176,7 @@ func (s several) Close() error {
 }
 
 func (s *stack) subscriber() (message.Subscriber, error) {
-	js, err := s.broker.connect() // the adapter closes its connection
+	js, _, err := shop.OpenNATS(s.broker.url, "", reconnects) // the adapter closes its connection
 	if err != nil {
 		return nil, err
 	}

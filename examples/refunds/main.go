@@ -62,7 +62,7 @@ type ticket struct {
 // What happens to a ticket, in turn.
 const (
 	asksAgain = iota // the model repeats its call
-	twoAgents        // at the same time, in two processes
+	twoAgents        // at the same time
 	dies             // after the first payment
 	atNight          // the voucher service is closed
 	kinds
@@ -118,11 +118,9 @@ func work(ctx context.Context, dir string, tickets int, mistake string) (_ Books
 	if err := each(o.day); err != nil {
 		return Books{}, err
 	}
-	if err := tool.bank.open(ctx); err != nil {
-		return Books{}, err
-	}
+	tool.bank.open.Store(true)
 	if err := each(o.morning); err != nil {
 		return Books{}, err
 	}
-	return closeBooks(ctx, planned, tool.bank, o)
+	return o.closeBooks(ctx, planned)
 }

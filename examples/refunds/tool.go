@@ -32,19 +32,12 @@ type arguments struct {
 type answer struct {
 	Says  string
 	Again time.Duration // ask again after this time; zero: no need to
-	Busy  bool          // another agent is at it
 	Known bool          // what became of this call; false: perhaps it was not even begun
 }
 
-// How an order was paid.
-const (
-	card    = "card"
-	voucher = "voucher"
-)
-
-// A payment is a part of an order, and how it was paid.
+// A payment is a part of an order.
 type payment struct {
-	Part  string `json:"part"`
+	Part  string `json:"part"` // card or voucher: how it was paid
 	Cents int    `json:"cents"`
 }
 
@@ -66,6 +59,12 @@ type tool struct {
 	wrong  string // the mistake that a test makes
 }
 
+// How an order was paid.
+const (
+	card    = "card"
+	voucher = "voucher"
+)
+
 // Mistakes that tests make, which show in the books.
 const (
 	reasonInKey = "reason in key" // what the model writes anew each time makes each call another one
@@ -84,15 +83,15 @@ func openTool(
 	if err != nil {
 		return nil, nil, err
 	}
-	// The payments are in another database than the claims, so this is the leased store and not its Inbox.
-	store, closeStore, err := shop.OpenSQLite(ctx, filepath.Join(dir, "claims.db"))
+	// The payments are in another database than the claims, so this is the leased store and not the inbox.
+	claims, err := shop.OpenSQLite(ctx, filepath.Join(dir, "claims.db"))
 	if err != nil {
 		return nil, nil, errors.Join(err, b.db.Close())
 	}
-	closing = func() error { return errors.Join(closeStore(), b.db.Close()) }
+	closing = func() error { return errors.Join(claims.Close(), b.db.Close()) }
 	policy := oncemill.HighValue()
 	policy.Lease, policy.Backoff.Min = lease, 100*time.Millisecond
-	guard, err := oncemill.NewGuard(store, policy)
+	guard, err := oncemill.NewGuard(claims.Leased, policy)
 	if err != nil {
 		return nil, nil, errors.Join(err, closing())
 	}
@@ -164,7 +163,8 @@ func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo [
 		}
 	}
 	if len(p.Done) == 0 {
-		return partial{}, oncemill.RetryAfter(closedPause, closedError{})
+		// It uses up no attempt: a night is longer than Policy.MaxAttempts.
+		return partial{}, oncemill.RetryAfter(closedPause, oncemill.Uncounted(oncemill.NoEffect(errClosed)))
 	}
 	return p, nil
 }
@@ -172,20 +172,13 @@ func (t *tool) pay(ctx context.Context, first oncemill.Run, order string, todo [
 // closedPause is how often the voucher service may be asked at night.
 const closedPause = 100 * time.Millisecond
 
-// closedError uses up no attempt: a night is longer than Policy.MaxAttempts.
-type closedError struct{}
-
-func (closedError) Error() string   { return errClosed.Error() }
-func (closedError) Unwrap() error   { return oncemill.NoEffect(errClosed) }
-func (closedError) Uncounted() bool { return true }
-
 // explain makes of an error what a model can act on.
 func explain(err error) (answer, error) {
 	if busy, ok := errors.AsType[*oncemill.BusyError](err); ok {
 		if busy.NotDue {
 			return answer{Says: "not all is refunded, and it is too early to try again", Again: busy.Wait}, nil
 		}
-		return answer{Says: "another agent is at it", Again: busy.Wait, Busy: true}, nil
+		return answer{Says: "another agent is at it", Again: busy.Wait}, nil
 	}
 	if retry, ok := errors.AsType[*oncemill.RetryError](err); ok {
 		return answer{Says: "not all is refunded: " + retry.Err.Error(), Again: retry.Delay, Known: true}, nil

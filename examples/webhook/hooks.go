@@ -2,17 +2,13 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
-	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/producer/webhook"
 )
 
@@ -43,15 +39,13 @@ func secretsOf(env func(string) string, play bool) (s secrets, err error) {
 
 // hooks are the receivers, and what they stand on.
 type hooks struct {
-	db        *sql.DB
-	box       *sqliteoutbox.Outbox
-	store     *sqlitestore.Store
+	db        *shop.Database
 	receivers map[string]http.Handler // by sender
 }
 
 func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *hooks, err error) {
 	h := &hooks{receivers: map[string]http.Handler{}}
-	if h.db, err = sqliteoutbox.Open(ctx, path); err != nil {
+	if h.db, err = shop.OpenSQLite(ctx, path); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -59,21 +53,14 @@ func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *
 			err = errors.Join(err, h.db.Close())
 		}
 	}()
-	if h.box, err = sqliteoutbox.New(h.db, sqliteoutbox.Config{}); err != nil {
-		return nil, err
-	}
-	if h.store, err = sqlitestore.New(h.db, sqlitestore.Config{}); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(h.box.Migrate(ctx), h.store.Migrate(ctx)); err != nil {
-		return nil, err
-	}
 	policy := oncemill.HighValue() // a week is longer than any of the three retries by itself
 	policy.Lease = lease
-	guard, err := oncemill.NewGuard(h.store.Inbox(), policy)
+	guard, err := oncemill.NewGuard(h.db.Inbox, policy)
 	if err != nil {
 		return nil, err
 	}
+	// It writes in the transaction in which the guard records that the event is known: both or neither.
+	enqueue := webhook.PublisherFunc(h.db.Publish)
 	for sender, verifier := range map[string]func() (webhook.Verifier, error){
 		"github":   func() (webhook.Verifier, error) { return webhook.GitHub(s.gitHub) },
 		"stripe":   func() (webhook.Verifier, error) { return webhook.Stripe(s.stripe) },
@@ -83,8 +70,8 @@ func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", sender, err)
 		}
-		h.receivers[sender], err = webhook.New(guard, webhook.PublisherFunc(h.enqueue), webhook.Config{
-			Sender: sender, Verifier: v, Topic: "hooks." + sender, Wake: h.box.Wake,
+		h.receivers[sender], err = webhook.New(guard, enqueue, webhook.Config{
+			Sender: sender, Verifier: v, Topic: "hooks." + sender, Wake: h.db.Box.Wake,
 		})
 		if err != nil {
 			return nil, err
@@ -93,16 +80,11 @@ func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *
 	return h, nil
 }
 
-// enqueue writes messages in the transaction in which the guard records that the event is known: both or neither.
-func (h *hooks) enqueue(ctx context.Context, messages ...producer.Message) error {
-	return h.box.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
-}
-
 func (h *hooks) routes(sent *published) http.Handler {
 	mux := http.NewServeMux()
 	for sender, receiver := range h.receivers {
 		mux.Handle("/hooks/"+sender, receiver)
 	}
-	mux.HandleFunc("GET /published", func(w http.ResponseWriter, r *http.Request) { sent.list(w, r, h.box) })
+	mux.HandleFunc("GET /published", func(w http.ResponseWriter, r *http.Request) { sent.list(w, r, h.db.Box) })
 	return mux
 }

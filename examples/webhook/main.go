@@ -63,7 +63,7 @@ func service(
 		return err
 	}
 	defer func() { err = errors.Join(err, h.db.Close()) }()
-	relay, err := outbox.NewRelay(h.box, sent, outbox.Config{})
+	relay, err := outbox.NewRelay(h.db.Box, sent, outbox.Config{})
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func service(
 	cleaned, stop := context.WithCancel(ctx)
 	defer cleaning.Wait()
 	defer stop()
-	cleaning.Go(func() { _ = h.store.RunCleaning(cleaned) }) // without it every event is kept for ever
+	cleaning.Go(func() { _ = h.db.Leased.RunCleaning(cleaned) }) // without it every event is kept for ever
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen at -listen %s: %w", address, err)

@@ -26,15 +26,13 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Start makes providers for one example. The service is called name, unless OTEL_SERVICE_NAME or
-// OTEL_RESOURCE_ATTRIBUTES call it something else. The readers get its metrics as well: an example reads its own.
-// Nothing global is changed: give the result to policies, relays and publishers, or use Global.
+// Start makes providers for an example of this name; the readers get its metrics as well. Nothing global is changed:
+// give the result to policies, relays and publishers, or use Global.
 //
-// What is read of the environment: OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of the exporters, by HTTP with
-// protobuf only; OTEL_TRACES_SAMPLER (default: every trace), OTEL_METRIC_EXPORT_INTERVAL, OTEL_SDK_DISABLED.
+// It reads the variables of the exporters (HTTP with protobuf only), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// OTEL_TRACES_SAMPLER, OTEL_METRIC_EXPORT_INTERVAL and OTEL_SDK_DISABLED.
 //
-// Call the function that it returns at the end: it sends what is left, for up to 5 s, even if its context has ended. A
-// collector that does not answer stops no example: OpenTelemetry's error handler is told, which prints it.
+// Call the function that it returns at the end: it sends what is left, for up to 5 s, even if its context has ended.
 func Start(
 	ctx context.Context, name string, readers ...metric.Reader,
 ) (t oncemill.Telemetry, stop func(context.Context), err error) {
@@ -65,7 +63,7 @@ func Start(
 		exporter, err := otlpmetrichttp.New(ctx)
 		if err != nil {
 			end(ctx, ends)
-			return oncemill.Telemetry{}, nil, err
+			return t, nil, err
 		}
 		metrics = append(metrics, metric.WithReader(metric.NewPeriodicReader(exporter)))
 	}

@@ -16,8 +16,8 @@ type Books struct {
 }
 
 // closeBooks compares what was ordered with what the bank did, and with the dead letters.
-func closeBooks(orders []planned, bank *Bank, dead []Order) Books {
-	b := Books{Orders: len(orders), Retries: -len(bank.calls)}
+func closeBooks(orders []Order, bank *Bank, dead []Order) Books {
+	b := Books{Orders: len(orders), Copies: (len(orders) + placedAgain - 1) / placedAgain, Retries: -len(bank.calls)}
 	gaveUp := map[string]bool{}
 	for _, o := range dead {
 		gaveUp[o.ID] = true // after a crash there may be a second copy, with the same ID
@@ -26,9 +26,6 @@ func closeBooks(orders []planned, bank *Bank, dead []Order) Books {
 	for _, o := range orders {
 		if bank.charges[o.ID] == 0 && !gaveUp[o.ID] {
 			b.Lost++
-		}
-		if o.luck != Fine {
-			b.Copies++
 		}
 	}
 	for id, n := range bank.charges {

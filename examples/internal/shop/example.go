@@ -2,12 +2,10 @@ package shop
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +24,6 @@ type Example struct {
 	// Open connects to the broker, or starts one in this process, and makes there what the run needs. It may use dir.
 	Open func(ctx context.Context, o Options, dir string) (Broker, error)
 
-	Seed  uint64                                  // draws orders, duplicates and failures
 	Wrap  func(dedupstore.Store) dedupstore.Store // for tests: stands between guard and store
 	Books func(Books)                             // for tests: gets the books
 }
@@ -45,9 +42,6 @@ type Broker interface {
 	// Place publishes an order. Publishing it again is a retry.
 	Place(ctx context.Context, o Order) error
 
-	// Repeat publishes a copy of an order as relays do that know nothing of deduplication.
-	Repeat(ctx context.Context, o Order) error
-
 	// Consume charges orders until ctx ends, and then drains.
 	Consume(ctx context.Context, store dedupstore.Store, bank *Bank) error
 
@@ -59,58 +53,6 @@ type Broker interface {
 
 	// Close removes what the run has made, and disconnects.
 	Close(ctx context.Context) error
-}
-
-// An Order is what a customer wants to pay for.
-type Order struct {
-	ID    string `json:"id"`
-	Cents int    `json:"cents"`
-}
-
-// JSON is the order as it travels.
-func (o Order) JSON() []byte {
-	b, err := json.Marshal(o)
-	if err != nil {
-		panic(err) // a string and a number
-	}
-	return b
-}
-
-// ParseOrder reads what JSON wrote.
-func ParseOrder(payload []byte) (Order, error) {
-	var o Order
-	if err := json.Unmarshal(payload, &o); err != nil {
-		return o, fmt.Errorf("this is not an order: %w", err)
-	}
-	return o, nil
-}
-
-// What happens to messages of producers.
-const (
-	retried Luck = "the producer publishes it again, because it missed the acknowledgement"
-	relayed Luck = "a relay repeats it"
-)
-
-// A planned order is an order and its luck.
-type planned struct {
-	Order
-	luck Luck
-}
-
-// plan draws orders from the seed. Their IDs begin with the name of the run, since Redis and brokers remember earlier
-// runs. The first orders meet every kind of luck, so that a short run does too.
-func plan(o Options, seed uint64) []planned {
-	rng := rand.New(rand.NewPCG(seed, 0))
-	kinds := [10]Luck{retried, relayed, Fine, Fine, Fine, Fine, Fine, Fine, Fine, Fine}
-	orders := make([]planned, o.Orders)
-	for i := range orders {
-		luck := kinds[rng.IntN(10)]
-		if i < 3 {
-			luck = kinds[i]
-		}
-		orders[i] = planned{Order{fmt.Sprintf("%s-%d-%05d", o.Run, seed, i), 100 + rng.IntN(9900)}, luck}
-	}
-	return orders
 }
 
 // Main runs the example as a program, and returns its exit status.
@@ -145,119 +87,98 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 		return b, err
 	}
 	defer stop(ctx)
-	r := &run{out: out, orders: plan(o, e.Seed), bank: newBank(o.Run, e.Seed)}
-	closeStore, err := r.openStore(ctx, o)
+	var store dedupstore.Store
+	if o.Embedded {
+		store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	} else {
+		var closing func() error
+		if store, closing, err = OpenRedis(ctx, o.Redis); err == nil {
+			defer func() { err = errors.Join(err, closing()) }()
+		}
+	}
 	if err != nil {
 		return b, err
 	}
-	defer func() { err = errors.Join(err, closeStore()) }()
 	if e.Wrap != nil {
-		r.store = e.Wrap(r.store)
+		store = e.Wrap(store)
 	}
-	if r.broker, err = e.Open(ctx, o, dir); err != nil {
+	broker, err := e.Open(ctx, o, dir)
+	if err != nil {
 		return b, err
 	}
-	defer Finish(ctx, &err, r.broker.Close)
-	if err := r.play(ctx); err != nil {
+	defer Finish(ctx, &err, broker.Close)
+	orders, bank := plan(o), NewBank()
+	if err := play(ctx, broker, store, bank, orders, out); err != nil {
 		return b, err
 	}
-	dead, err := r.broker.DeadLetters(ctx)
+	dead, err := broker.DeadLetters(ctx)
 	if err != nil {
 		return b, fmt.Errorf("read the dead letters: %w", err)
 	}
-	b = closeBooks(r.orders, r.bank, dead)
+	b = closeBooks(orders, bank, dead)
 	claims, err := observe.Claims(ctx, reader)
 	b.Suppressed = claims["duplicate_completed"] + claims["duplicate_failed"]
 	return b, err
 }
 
-// A run is an example at work.
-type run struct {
-	out    io.Writer // for people
-	orders []planned
-	bank   *Bank
-	store  dedupstore.Store
-	broker Broker
-}
-
-// openStore opens the store of outcomes: in memory if embedded, else Redis.
-func (r *run) openStore(ctx context.Context, o Options) (closing func() error, err error) {
-	if !o.Embedded {
-		r.store, closing, err = OpenRedis(ctx, o.Redis)
-		return closing, err
+// play runs the producer, and one consumer after another: the first is stopped in the middle.
+func play(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []Order, out io.Writer) error {
+	Say(out, "%d orders; the consumer restarts half way\n", len(orders))
+	var produced atomic.Bool
+	half := func() bool { return bank.charged() >= len(orders)/2 }
+	rest := func() bool {
+		if !produced.Load() {
+			return false
+		}
+		rest, err := br.AtRest(ctx)
+		return rest && err == nil
 	}
-	r.store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{})
-	return func() error { return nil }, err
+	return Each(ctx, 2, 2, func(ctx context.Context, i int) error {
+		if i == 0 {
+			err := produce(ctx, br, orders, out)
+			produced.Store(true)
+			return err
+		}
+		if err := consumeUntil(ctx, br, store, bank, half); err != nil {
+			return err
+		}
+		Say(out, "the consumer has drained and stopped; the next one starts\n")
+		return consumeUntil(ctx, br, store, bank, rest)
+	})
 }
 
-const (
-	pace = 4 * time.Millisecond // the time between two orders
-
-	// later is after how many orders a producer that missed an acknowledgement publishes again. Brokers have windows of
-	// their own in which they drop repetitions; in the examples they are shorter than this, as in production they are
-	// shorter than the retries of people, phones and outboxes.
-	later = 100
-)
-
-// produce places the orders, and does what unlucky producers and careless relays do.
-func (r *run) produce(ctx context.Context) error {
-	for i := range len(r.orders) + later {
-		err := Pause(ctx, pace)
-		if i < len(r.orders) && err == nil {
-			if err = r.broker.Place(ctx, r.orders[i].Order); err == nil && r.orders[i].luck == relayed {
-				err = r.broker.Repeat(ctx, r.orders[i].Order)
-			}
+// produce places the orders, and some of them again, as a producer does that missed the acknowledgement.
+func produce(ctx context.Context, br Broker, orders []Order, out io.Writer) error {
+	for i, o := range orders {
+		if err := Pause(ctx, 4*time.Millisecond); err != nil {
+			return err
 		}
-		if i >= later && r.orders[i-later].luck == retried && err == nil {
-			err = r.broker.Place(ctx, r.orders[i-later].Order)
-		}
-		if err != nil {
-			return fmt.Errorf("stopped at order %d of %d: %w", i, len(r.orders), err)
+		if err := br.Place(ctx, o); err != nil {
+			return fmt.Errorf("stopped at order %d of %d: %w", i, len(orders), err)
 		}
 		if i%250 == 249 {
-			Say(r.out, "placed %d, charged %d\n", min(i+1, len(r.orders)), r.bank.charged())
+			Say(out, "placed %d\n", i+1)
+		}
+	}
+	// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this, as
+	// in production they are shorter than the retries of people, phones and outboxes.
+	if err := Pause(ctx, 400*time.Millisecond); err != nil {
+		return err
+	}
+	for i := 0; i < len(orders); i += placedAgain {
+		if err := br.Place(ctx, orders[i]); err != nil {
+			return fmt.Errorf("stopped at placing order %d again: %w", i, err)
 		}
 	}
 	return nil
 }
 
-// play runs the producer, and one consumer after another: the first is stopped in the middle.
-func (r *run) play(ctx context.Context) error {
-	Say(r.out, "%d orders; the consumer restarts half way\n", len(r.orders))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var produced atomic.Bool
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		if err := r.produce(ctx); err != nil {
-			cancel(err) // nobody waits for orders that will not come
-		}
-		produced.Store(true)
-	}()
-	err := r.consumeUntil(ctx, func() bool { return r.bank.charged() >= len(r.orders)/2 })
-	if err == nil {
-		Say(r.out, "the consumer has drained and stopped; the next one starts\n")
-		quiet := 0 // how often in a row everything was acknowledged
-		err = r.consumeUntil(ctx, func() bool {
-			quiet++
-			if rest, err := r.broker.AtRest(ctx); !produced.Load() || !rest || err != nil {
-				quiet = 0
-			}
-			return quiet == 5
-		})
-	}
-	cancel(err)
-	<-ended
-	return err
-}
-
 // consumeUntil runs one consumer until the condition is met, and lets it drain.
-func (r *run) consumeUntil(ctx context.Context, met func() bool) error {
+func consumeUntil(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, met func() bool) error {
 	work, drain := context.WithCancelCause(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		err := r.broker.Consume(work, r.store, r.bank)
+		err := br.Consume(work, store, bank)
 		drain(errors.Join(errors.New("the consumer ended"), err))
 		ended <- err
 	}()

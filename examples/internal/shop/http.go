@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -104,17 +103,6 @@ func Answer(w http.ResponseWriter, status int, says string) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"says": says})
 }
 
-// Luck is what happens to an order on its way. Each example has more kinds of it.
-type Luck string
-
-// What happens to requests.
-const (
-	Fine    Luck = "it is sent once"
-	Missed  Luck = "the client misses the answer, and asks again later"
-	Doubled Luck = "the client asks twice at the same time"
-	HungUp  Luck = "the client hangs up before the answer, and asks again"
-)
-
 const (
 	recall   = 30 * time.Millisecond // how long clients wait before they ask again
 	insists  = 2 * time.Minute       // how long a client asks before it gives up
@@ -126,7 +114,6 @@ type Client struct {
 	url      string
 	http     http.Client
 	Requests atomic.Int64
-	Repeated atomic.Int64 // requests beyond the first of an order
 }
 
 // NewClient returns a client of a service. Close it at the end.
@@ -137,50 +124,20 @@ func NewClient(url string) *Client {
 // Close ends idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Send posts a request, with its luck, and reports whether it was taken or refused.
-func (c *Client) Send(ctx context.Context, luck Luck, body []byte) (taken bool, err error) {
-	switch luck {
-	case Missed, Doubled:
-		c.Repeated.Add(1)
-		atOnce := map[Luck]int{Missed: 1, Doubled: 2}[luck]
-		var answers [2]bool
-		err := Each(ctx, 2, atOnce, func(ctx context.Context, i int) (err error) {
-			answers[i], err = c.insist(ctx, body)
-			return err
-		})
-		if err == nil && answers[0] != answers[1] {
-			err = fmt.Errorf("the service says that it took and that it refused %s", body)
-		}
-		return answers[0], err
-	case HungUp:
-		brief, cancel := context.WithTimeout(ctx, time.Duration(500+rand.IntN(3000))*time.Microsecond)
-		defer cancel()
-		_, _ = c.Post(brief, body) // whatever came of it, it asks again
-		c.Repeated.Add(1)
-	}
-	return c.insist(ctx, body)
-}
-
-// insist asks until there is an answer below 500.
-func (c *Client) insist(ctx context.Context, body []byte) (taken bool, err error) {
-	for begun := time.Now(); time.Since(begun) < insists; c.Repeated.Add(1) {
-		var status int
+// Insist posts a request until there is an answer below 500.
+func (c *Client) Insist(ctx context.Context, body []byte) (status int, err error) {
+	for begun := time.Now(); time.Since(begun) < insists; {
 		if status, err = c.Post(ctx, body); err == nil {
+			if status < http.StatusInternalServerError {
+				return status, nil
+			}
 			err = fmt.Errorf("the service answers %d", status)
 		}
-		switch status {
-		case http.StatusCreated, http.StatusOK:
-			return true, nil
-		case http.StatusUnprocessableEntity:
-			return false, nil
-		case http.StatusBadRequest, http.StatusConflict, http.StatusNotFound:
-			return false, err
-		}
 		if e := Pause(ctx, recall); e != nil {
-			return false, errors.Join(err, e)
+			return 0, errors.Join(err, e)
 		}
 	}
-	return false, fmt.Errorf("no answer for %v: %w", insists, err)
+	return 0, fmt.Errorf("no answer for %v: %w", insists, err)
 }
 
 // Post posts a request once.

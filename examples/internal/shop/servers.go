@@ -7,50 +7,51 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
-	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
 // AnswerTime is how long a server has to answer at the start.
 const AnswerTime = 5 * time.Second
 
-// StartNATS starts a NATS server with JetStream in this process. Call stop when it is not used any more.
-func StartNATS(dir string) (url string, stop func(), err error) {
-	srv, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
-		JetStream: true, StoreDir: filepath.Join(dir, "nats"),
-	})
-	if err != nil {
-		return "", nil, fmt.Errorf("embedded NATS server: %w", err)
+// OpenNATS connects to a server that has to be there at the beginning; later the connection comes back. Without a URL
+// it starts a server with JetStream in this process, which keeps its files in dir. Call closing at the end.
+func OpenNATS(url, dir string, options ...nats.Option) (js jetstream.JetStream, closing func(), err error) {
+	stop := func() {}
+	if url == "" {
+		srv, err := server.NewServer(&server.Options{
+			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+			JetStream: true, StoreDir: filepath.Join(dir, "nats"),
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("embedded NATS server: %w", err)
+		}
+		srv.Start()
+		stop = func() {
+			srv.Shutdown()
+			srv.WaitForShutdown()
+		}
+		if !srv.ReadyForConnections(10 * time.Second) {
+			stop()
+			return nil, nil, errors.New("embedded NATS server was not ready within 10 s")
+		}
+		url = srv.ClientURL()
 	}
-	srv.Start()
-	stop = func() {
-		srv.Shutdown()
-		srv.WaitForShutdown()
-	}
-	if !srv.ReadyForConnections(10 * time.Second) {
-		stop()
-		return "", nil, errors.New("embedded NATS server was not ready within 10 s")
-	}
-	return srv.ClientURL(), stop, nil
-}
-
-// ConnectNATS connects to a server that has to be there at the beginning. Later the connection comes back by itself.
-func ConnectNATS(url string, options ...nats.Option) (jetstream.JetStream, error) {
 	options = append(options, nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(), nats.Timeout(AnswerTime))
 	conn, err := nats.Connect(url, options...)
 	if err != nil {
-		return nil, NoServer("nats", Redacted(url), err)
+		stop()
+		return nil, nil, NoServer("nats", Redacted(url), err)
 	}
-	return jetstream.New(conn)
+	js, err = jetstream.New(conn)
+	return js, func() {
+		conn.Close()
+		stop()
+	}, err
 }
 
 // Messages returns all that a stream has of a subject, copies included.
@@ -111,62 +112,4 @@ func OpenRedis(ctx context.Context, url string) (*redisstore.Store, func() error
 		return nil, nil, errors.Join(NoServer("redis", Redacted(url), err), rdb.Close())
 	}
 	return store, rdb.Close, nil
-}
-
-// OpenSQLite opens a store in a file. Call the function when it is not used any more.
-func OpenSQLite(ctx context.Context, path string) (*sqlitestore.Store, func() error, error) {
-	db, err := sqliteoutbox.Open(ctx, path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open the dedup store: %w", err)
-	}
-	store, err := sqlitestore.New(db, sqlitestore.Config{})
-	if err == nil {
-		err = store.Migrate(ctx)
-	}
-	if err == nil {
-		_, err = store.Check(ctx) // whether the file keeps what it confirms
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, db.Close())
-	}
-	return store, db.Close, nil
-}
-
-// OpenPostgres returns connections to a database in which a run has a schema of its own. If there are statements that
-// make tables, it connects, and makes what is missing; else the server may be away.
-func OpenPostgres(ctx context.Context, url, schema string, tables ...string) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, NoServer("postgres", Redacted(url), err)
-	}
-	cfg.ConnConfig.RuntimeParams["search_path"] = schema // where all statements of the example look for tables
-	cfg.MaxConns = max(cfg.MaxConns, 8)
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err == nil && len(tables) > 0 {
-		if err = createTables(ctx, pool, schema, tables); err != nil {
-			pool.Close()
-		}
-	}
-	if err != nil {
-		return nil, NoServer("postgres", Redacted(url), err)
-	}
-	return pool, nil
-}
-
-// createTables lets processes that begin together take turns: to PostgreSQL, IF NOT EXISTS is no promise about what
-// others are making at the same moment.
-func createTables(ctx context.Context, pool *pgxpool.Pool, schema string, tables []string) error {
-	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
-	defer cancel()
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, schema); err != nil {
-			return err
-		}
-		for _, statement := range append([]string{`CREATE SCHEMA IF NOT EXISTS ` + schema}, tables...) {
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }

@@ -12,26 +12,6 @@ import (
 	"testing"
 )
 
-func TestPlan_DependsOnTheSeedOnlyAndMeetsEveryLuck(t *testing.T) {
-	t.Parallel()
-	options := Options{Run: "r", Orders: 10}
-	a, b, c := plan(options, 1), plan(options, 1), plan(options, 2)
-	seen := map[Luck]bool{}
-	same := 0
-	for i := range a {
-		if a[i] != b[i] {
-			t.Fatalf("order %d differs between two plans of one seed", i)
-		}
-		if a[i].Cents == c[i].Cents {
-			same++
-		}
-		seen[a[i].luck] = true
-	}
-	if same == len(a) || len(seen) != 3 {
-		t.Errorf("%d of %d orders are those of another seed, %d kinds of luck", same, len(a), len(seen))
-	}
-}
-
 func TestBooks_EachImbalanceIsFound(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -47,7 +27,7 @@ func TestBooks_EachImbalanceIsFound(t *testing.T) {
 		"charged, but nobody ordered": {charged: "a b c"},
 		"one lost, another doubled":   {charged: "a a", double: 1, lost: 1},
 	} {
-		bank := newBank("r", 1)
+		bank := NewBank()
 		for _, id := range strings.Fields(tc.charged) {
 			bank.charges[id]++
 		}
@@ -55,7 +35,7 @@ func TestBooks_EachImbalanceIsFound(t *testing.T) {
 		for _, id := range strings.Fields(tc.dead) {
 			dead = append(dead, Order{ID: id})
 		}
-		b := closeBooks([]planned{{Order{ID: "a"}, Fine}, {Order{ID: "b"}, retried}}, bank, dead)
+		b := closeBooks([]Order{{ID: "a"}, {ID: "b"}}, bank, dead)
 		balanced := name == "charged once" || name == "given up" || name == "two dead letters"
 		var out bytes.Buffer
 		err := b.print(&out)
@@ -70,11 +50,11 @@ func TestBooks_EachImbalanceIsFound(t *testing.T) {
 
 func TestBank_ChargesOnlyWhenItSaysSo(t *testing.T) {
 	t.Parallel()
-	bank := newBank("r", 1)
+	bank := NewBank()
 	charged, declined, timeouts := 0, 0, 0
-	for _, p := range plan(Options{Run: "r", Orders: 100}, 1) {
+	for _, p := range plan(Options{Run: "r", Orders: 100}) {
 		for again := true; again; {
-			err := bank.Charge(t.Context(), "id", p.Order)
+			err := bank.Charge(t.Context(), "id", p)
 			again = errors.Is(err, ErrTimeout)
 			switch {
 			case err == nil:

@@ -1,0 +1,166 @@
+package shop
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/pgoutbox"
+	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A Database is PostgreSQL or SQLite, with an outbox and a dedup store beside the example's own tables. A program of
+// yours has one of the two, and needs none of this. It is safe for concurrent use.
+type Database struct {
+	SQL    *sql.DB
+	Box    Box
+	Inbox  dedupstore.Transactor
+	Leased interface { // for handlers whose effects are elsewhere
+		dedupstore.Store
+		Migrate(ctx context.Context) error
+		Check(ctx context.Context) (dedupstore.Report, error)
+		RunCleaning(ctx context.Context) error
+	}
+
+	// Exec and Publish write in the transaction of the inbox that ctx carries: tables of the example, and the outbox.
+	Exec    func(ctx context.Context, statement string, args ...any) error
+	Publish func(ctx context.Context, messages ...producer.Message) error
+
+	Remove func(ctx context.Context) error // removes what the run has made
+	Close  func() error
+}
+
+// A Box is an outbox that can be written, woken and looked into.
+type Box interface {
+	outbox.Store
+	outbox.Inspector
+	InSQL(tx *sql.Tx) producer.Publisher
+	Migrate(ctx context.Context) error
+	Wake()
+}
+
+// makeTables makes what is missing: the tables of the outbox, of the store, and those of the example.
+func (d *Database) makeTables(ctx context.Context, tables ...string) error {
+	for _, table := range tables {
+		if _, err := d.SQL.ExecContext(ctx, table); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(d.Box.Migrate(ctx), d.Leased.Migrate(ctx)); err != nil {
+		return err
+	}
+	_, err := d.Leased.Check(ctx) // whether the server keeps what it confirms
+	return err
+}
+
+// OpenPostgres returns a schema of a PostgreSQL server, which may be away unless there are tables to be made.
+func OpenPostgres(ctx context.Context, url, schema string, tables ...string) (_ *Database, err error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, NoServer("postgres", Redacted(url), err)
+	}
+	cfg.ConnConfig.RuntimeParams["search_path"] = schema // where all statements of the example look for tables
+	cfg.MaxConns = max(cfg.MaxConns, 8)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, NoServer("postgres", Redacted(url), err)
+	}
+	db := stdlib.OpenDBFromPool(pool)
+	d := &Database{
+		SQL: db,
+		Exec: func(ctx context.Context, statement string, args ...any) error {
+			_, err := pgstore.Tx(ctx).Exec(ctx, statement, args...)
+			return err
+		},
+		Remove: func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, `DROP SCHEMA IF EXISTS `+schema+` CASCADE`)
+			return err
+		},
+		Close: func() error {
+			defer pool.Close()
+			return db.Close()
+		},
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	box, err := pgoutbox.New(pool, pgoutbox.Config{})
+	if err != nil {
+		return nil, err
+	}
+	store, err := pgstore.New(pool, pgstore.Config{})
+	if err != nil {
+		return nil, err
+	}
+	d.Box, d.Inbox, d.Leased, d.Publish = box, store.Inbox(), store, box.Publish // which finds the transaction itself
+	if tables == nil {
+		return d, nil
+	}
+	if err := createTables(ctx, pool, schema, tables); err != nil {
+		return nil, NoServer("postgres", Redacted(url), err)
+	}
+	return d, d.makeTables(ctx)
+}
+
+// createTables lets processes that begin together take turns: to PostgreSQL, IF NOT EXISTS is no promise about what
+// others are making at the same moment.
+func createTables(ctx context.Context, pool *pgxpool.Pool, schema string, tables []string) error {
+	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
+	defer cancel()
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, schema); err != nil {
+			return err
+		}
+		for _, statement := range append([]string{`CREATE SCHEMA IF NOT EXISTS ` + schema}, tables...) {
+			if _, err := tx.Exec(ctx, statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// OpenSQLite returns a file, in which it makes what is missing.
+func OpenSQLite(ctx context.Context, file string, tables ...string) (*Database, error) {
+	db, err := sqliteoutbox.Open(ctx, file)
+	if err != nil {
+		return nil, fmt.Errorf("open the SQLite file %s: %w", file, err)
+	}
+	d := &Database{
+		SQL: db,
+		Exec: func(ctx context.Context, statement string, args ...any) error {
+			_, err := sqlitestore.Tx(ctx).ExecContext(ctx, statement, args...)
+			return err
+		},
+		Remove: func(context.Context) error { return nil }, // the file belongs to whoever named it
+		Close:  db.Close,
+	}
+	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	store, err := sqlitestore.New(db, sqlitestore.Config{})
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	d.Box, d.Inbox, d.Leased = box, store.Inbox(), store
+	d.Publish = func(ctx context.Context, messages ...producer.Message) error {
+		return box.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
+	}
+	if err := d.makeTables(ctx, tables...); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return d, nil
+}
