@@ -3,6 +3,7 @@ package oncemill
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"runtime/debug"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -24,7 +25,7 @@ import (
 //
 // A failure that is stored is a *FailedError for the first caller and every later one. A key that has another owner is
 // a *BusyError with the time that remains, after Call.MaxWait. A success whose result cannot be given to a later caller is
-// a *ResultError: the work is done. All other errors are as of Guard.Run; fn may run again after any of them.
+// ErrNoResult: the work is done. All other errors are as of Guard.Run; fn may run again after any of them.
 func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
 	var value, zero T
 	if call.DeadLetter != nil && call.Publish == nil {
@@ -57,10 +58,10 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 		return value, nil
 	}
 	if res.Outcome.Truncated {
-		return zero, &ResultError{Outcome: res.Outcome}
+		return zero, fmt.Errorf("%w: it was too large to be stored, or found no room", ErrNoResult)
 	}
 	if err := json.Unmarshal(res.Outcome.Result, &value); err != nil {
-		return zero, &ResultError{Outcome: res.Outcome, Err: err}
+		return zero, fmt.Errorf("%w: what is stored does not decode: %v", ErrNoResult, err)
 	}
 	return value, nil
 }

@@ -143,22 +143,9 @@ func (e *UnpublishedError) Error() string {
 // Unwrap returns the publisher's error.
 func (e *UnpublishedError) Unwrap() error { return e.Err }
 
-// ResultError says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
+// ErrNoResult says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
 // Policy.MaxResultBytes, the store had no room for it, or it does not decode into the wanted type. The work is done.
-type ResultError struct {
-	Outcome dedupstore.Outcome
-	Err     error // why it does not decode; nil if it was not stored, or not whole
-}
-
-func (e *ResultError) Error() string {
-	if e.Err != nil {
-		return "oncemill: the stored result does not decode: " + e.Err.Error()
-	}
-	return "oncemill: the work is done, but its result was too large to be stored, or found no room"
-}
-
-// Unwrap returns the decoder's error.
-func (e *ResultError) Unwrap() error { return e.Err }
+var ErrNoResult = errors.New("oncemill: the work is done, but its result cannot be given")
 
 // PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it, with its stack.
 type PanicError struct {
@@ -211,16 +198,18 @@ func NoEffect(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &NoEffectError{err}
+	return &noEffectError{err}
 }
 
-// NoEffectError is what NoEffect returns.
-type NoEffectError struct{ Err error }
+type noEffectError struct{ err error }
 
-func (e *NoEffectError) Error() string { return e.Err.Error() }
+func (e *noEffectError) Error() string { return e.err.Error() }
 
 // Unwrap returns the error that had no effect.
-func (e *NoEffectError) Unwrap() error { return e.Err }
+func (e *noEffectError) Unwrap() error { return e.err }
+
+// NoEffect lets telemetry tell it from other errors.
+func (e *noEffectError) NoEffect() bool { return true }
 
 // Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of the
 // message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or after
@@ -230,19 +219,18 @@ func Uncounted(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &UncountedError{err}
+	return &uncountedError{err}
 }
 
-// UncountedError is what Uncounted returns.
-type UncountedError struct{ Err error }
+type uncountedError struct{ err error }
 
-func (e *UncountedError) Error() string { return e.Err.Error() }
+func (e *uncountedError) Error() string { return e.err.Error() }
 
 // Unwrap returns the error that is to be retried.
-func (e *UncountedError) Unwrap() error { return e.Err }
+func (e *uncountedError) Unwrap() error { return e.err }
 
 // Uncounted says that the attempt does not count.
-func (e *UncountedError) Uncounted() bool { return true }
+func (e *uncountedError) Uncounted() bool { return true }
 
 func is[E error](err error) bool {
 	var e E
@@ -263,7 +251,8 @@ func mark[E any](err error) (found E, ok bool) {
 			return e, true
 		}
 		switch e := err.(type) { //nolint:errorlint // this is the search
-		case *BusyError, *RetryError, *FailedError, *MismatchError, *StoreError, *UnrecordedError, *UnpublishedError, *ResultError, *ClaimLostError:
+		case *BusyError, *RetryError, *FailedError, *MismatchError, *StoreError, *UnrecordedError, *UnpublishedError,
+			*ClaimLostError:
 			return found, false
 		case interface{ Unwrap() error }:
 			err = e.Unwrap()
@@ -288,5 +277,5 @@ func nested(err error) bool {
 }
 
 func invalid(field, problem string) error {
-	return &dedupstore.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "oncemill", Field: field, Problem: problem}
 }

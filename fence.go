@@ -1,6 +1,9 @@
 package oncemill
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // FenceWhere returns the condition under which a row may be written: no run that is newer than this one, nor this one, has
 // written it. Column and parameter are put into the text as they are, so they must not come from outside. A column that is
@@ -39,23 +42,19 @@ func (r Run) FenceWhere(column, parameter string) string {
 // written but a row that no run has written yet.
 func (r Run) FenceArg() int64 { return int64(r.Fence) } //nolint:gosec // microseconds: 63 bits last for 290,000 years
 
-// FenceApplied turns how many rows a fenced statement has affected into an error: a *FencedError if there was none.
+// FenceApplied turns how many rows a fenced statement has affected into an error: ErrFenced if there was none.
 func (r Run) FenceApplied(rows int64) error {
-	if rows > 0 {
+	switch {
+	case rows > 0:
 		return nil
+	case r.Fence == 0:
+		return fmt.Errorf("%w: the run is not guarded and has no fence", ErrFenced)
 	}
-	return &FencedError{Run: r}
+	return fmt.Errorf("%w %d: this run or a newer one has written it, or it does not exist", ErrFenced, r.Fence)
 }
 
-// FencedError says that a fenced statement affected no row. Either this run has applied it already, as when it was sent
-// again because the reply was lost: then the column holds FenceArg, and all is well. Or a newer run has written the row,
-// so that this one is a zombie, whose outcome will be refused: stop. Or there is no such row. Read the column to know
-// which; a handler that returns this error runs again with a newer fence, and applies the statement again.
-type FencedError struct{ Run Run }
-
-func (e *FencedError) Error() string {
-	if e.Run.Fence == 0 {
-		return "oncemill: no row was written: the run is not guarded and has no fence"
-	}
-	return fmt.Sprintf("oncemill: no row was written under fence %d: this run or a newer one has written it, or it does not exist", e.Run.Fence)
-}
+// ErrFenced says that a fenced statement affected no row. Either this run has applied it already, as when it was sent
+// again because the reply was lost: then the column holds FenceArg, and all is well. Or a newer run has written the
+// row, so that this one is a zombie, whose outcome will be refused: stop. Or there is no such row. Read the column to
+// know which; a handler that returns this error runs again with a newer fence, and applies the statement again.
+var ErrFenced = errors.New("oncemill: no row was written under the fence")

@@ -101,7 +101,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	outcome, err := g.protect(ctx, &w.h.claim, w.fn)
 	if err != nil {
 		w.result = outcome.Result
-		_, w.proof = mark[*NoEffectError](err)
+		_, w.proof = mark[*noEffectError](err)
 		return nil, &workError{err}
 	}
 	if w.h.isLost() {

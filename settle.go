@@ -60,7 +60,7 @@ func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, r
 	endless := conflict && h.claim.Returned >= g.policy.MaxAttempts
 	interrupted := uncounted(err) && !endless || cancelled
 	_, permanent := mark[*PermanentError](err)
-	_, proof := mark[*NoEffectError](err)
+	_, proof := mark[*noEffectError](err)
 	parks := g.policy.ExpiredLease == Park && !proof
 	last := h.claim.Attempt >= g.policy.MaxAttempts
 	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err), Result: result}
@@ -115,7 +115,7 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 	if interrupted {
 		retry.Delay = 0
 		_, conflict := mark[*dedupstore.ConflictError](handler)
-		if _, outage := mark[*UncountedError](handler); conflict || outage { // the others may still be at it, or away
+		if _, outage := mark[*uncountedError](handler); conflict || outage { // the others may still be at it, or away
 			retry.Delay = g.policy.Backoff.delay(h.claim.Returned + 1)
 		}
 	}

@@ -28,7 +28,7 @@ import (
 //   - Each call is remembered for Policy.Window from the end of its own run, the first one no longer because of the others.
 //     Whoever begins with the first call after that does all parts again. If the rest may take so long, keep the call that
 //     Rest returned, with its parts, and go on with that one.
-//   - All of it counts against Policy.MaxResultBytes. What is longer is a *ResultError for later callers, who then do not
+//   - All of it counts against Policy.MaxResultBytes. What is longer is ErrNoResult for later callers, who then do not
 //     get to know what remains.
 type Partial[T, P any] struct {
 	Done    T      `json:"done"`              // what the parts that were done ended in

@@ -146,5 +146,5 @@ func HandlerProblem(name string) string {
 }
 
 func invalid(field, problem string) error {
-	return &dedupstore.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "consumer", Field: field, Problem: problem}
 }

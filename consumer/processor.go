@@ -203,7 +203,7 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 //go:noinline
 func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, call *oncemill.Call, decision *Decision) {
 	decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
-	nested := &NestedError{Handler: d.Handler}
+	nested := &guardedTwiceError{d.Handler}
 	decision.Err = oncemill.NoEffect(nested)
 	p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
 		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept",
@@ -267,8 +267,8 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	found.spellings = telemetry.SpellingsOf(d.Header) // an extractor may have written to it
 	if found.header(d, producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
-		return &OwnDeadLetterError{Topic: d.Topic, Handler: d.Handler, ID: d.Header.Get(producer.HeaderID),
-			OriginalID: d.Header.Get(producer.HeaderOriginalID)}
+		return fmt.Errorf("%w: message %q from %q: let what handler %q consumes not include its dead letters",
+			ErrOwnDeadLetter, d.Header.Get(producer.HeaderID), d.Topic, d.Handler)
 	}
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {
@@ -330,7 +330,6 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
 	}
 	var content *ContentError
-	var own *OwnDeadLetterError
 	var panicked *panicError
 	switch {
 	case errors.As(err, &panicked): // a mistake of the program's, which says nothing of the message
@@ -340,8 +339,8 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
-	case errors.As(err, &own):
-		return p.ownDeadLetter(ctx, d, own)
+	case errors.Is(err, ErrOwnDeadLetter):
+		return p.ownDeadLetter(ctx, d, err)
 	case errors.As(err, &content):
 		decision := p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
 		decision.ID = content.ID

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -66,7 +67,7 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 			if s.is("refused-call-writes-a-part") {
 				tx.rows = append(tx.rows, rows...)
 			}
-			return fmt.Errorf("message %d: %w", i, &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"})
+			return fmt.Errorf("message %d: %w", i, &dedupstore.InvalidError{Field: "Message.Topic", Problem: "is empty"})
 		}
 		s.last++
 		r := &toyRow{written: time.Now(), first: time.Now()}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -116,7 +117,7 @@ var writeCases = []testCase{
 			bad := message("bad")
 			bad.Topic = ""
 			err := tx.Publish(k.Context(), message("good"), bad)
-			var invalid *producer.InvalidError
+			var invalid *dedupstore.InvalidError
 			if !errors.As(err, &invalid) {
 				k.Errorf("error %v, want an InvalidError", err)
 			}

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -109,18 +110,18 @@ var (
 // ends the caller's transaction.
 func (o *Outbox) validate(m producer.Message) error {
 	if m.Topic == "" {
-		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Message.Topic", Problem: "is empty"}
 	}
 	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
-		return &producer.InvalidError{Field: "Message.NotBefore",
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Message.NotBefore",
 			Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
 	}
 	if n := len(m.Payload); n > maxPayload {
-		return &producer.InvalidError{Field: "Message.Payload",
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Message.Payload",
 			Problem: fmt.Sprintf("has %d bytes, want at most %d", n, maxPayload)}
 	}
 	if n := len(m.Key); o.cfg.Ordered && n > maxOrderedKey {
-		return &producer.InvalidError{Field: "Message.Key",
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Message.Key",
 			Problem: fmt.Sprintf("has %d bytes, want at most %d in an ordered outbox", n, maxOrderedKey)}
 	}
 	for _, text := range [...]struct{ field, value string }{
@@ -128,13 +129,13 @@ func (o *Outbox) validate(m producer.Message) error {
 		{"header " + headerType, m.Header.Get(headerType)},
 	} {
 		if !utf8.ValidString(text.value) || strings.ContainsRune(text.value, 0) {
-			return &producer.InvalidError{Field: text.field,
+			return &dedupstore.InvalidError{Package: "pgoutbox", Field: text.field,
 				Problem: fmt.Sprintf("is not valid UTF-8 without zero bytes: %.600q", text.value)}
 		}
 	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name),
+			return &dedupstore.InvalidError{Package: "pgoutbox", Field: fmt.Sprintf("header %q", name),
 				Problem: fmt.Sprintf("is not valid UTF-8: %.600q", value)}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -140,7 +141,7 @@ func TestIn_RefusedMessageNamesTheFieldAndWritesNothing(t *testing.T) {
 		`header "x"`:    {ID: "1", Topic: "orders", Header: producer.Header{"x": "\xff"}},
 	} {
 		err := box.In(tx).Publish(t.Context(), message("good"), m)
-		if e, ok := errors.AsType[*producer.InvalidError](err); !ok || e.Field != field {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != field {
 			t.Errorf("%s: error %v", field, err)
 		}
 	}
@@ -225,7 +226,7 @@ func TestIn_DelayBeyondWhatTimesCanHoldIsRefused(t *testing.T) {
 		m := message("1")
 		m.NotBefore = far
 		err = box.In(tx).Publish(t.Context(), m)
-		if invalid, ok := errors.AsType[*producer.InvalidError](err); !ok || invalid.Field != "Message.NotBefore" {
+		if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || invalid.Field != "Message.NotBefore" {
 			t.Errorf("%v: error %v, want it refused", far, err)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -28,7 +29,7 @@ import (
 // If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
 // new message: who repeats the action wants it published.
 //
-// A message that cannot be written is a [*producer.InvalidError], and then nothing of the call was written. After any
+// A message that cannot be written is a [*dedupstore.InvalidError], and then nothing of the call was written. After any
 // other error the transaction must be rolled back. One of them says that SQLite has ended the transaction by itself,
 // because of a statement whose error was ignored: a message would be published without what was written with it.
 func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher { return writer{o, tx} }
@@ -168,20 +169,21 @@ var (
 // validate refuses what would not come back from the database as it is.
 func validate(m producer.Message) error {
 	if m.Topic == "" {
-		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
+		return &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "Message.Topic", Problem: "is empty"}
 	}
 	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
-		return &producer.InvalidError{Field: "Message.NotBefore",
+		return &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "Message.NotBefore",
 			Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
 	}
 	for _, text := range [...]struct{ field, value string }{{"Message.Topic", m.Topic}, {"Message.Key", m.Key}} {
 		if !utf8.ValidString(text.value) {
-			return &producer.InvalidError{Field: text.field, Problem: fmt.Sprintf("is not valid UTF-8: %q", text.value)}
+			return &dedupstore.InvalidError{Package: "sqliteoutbox", Field: text.field,
+				Problem: fmt.Sprintf("is not valid UTF-8: %q", text.value)}
 		}
 	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name),
+			return &dedupstore.InvalidError{Package: "sqliteoutbox", Field: fmt.Sprintf("header %q", name),
 				Problem: fmt.Sprintf("is not valid UTF-8: %q", value)}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -142,7 +143,7 @@ func TestInSQL_RefusedMessageNamesTheFieldAndWritesNothing(t *testing.T) {
 		`header "x"`:    {ID: "1", Topic: "orders", Header: producer.Header{"x": "\xff"}},
 	} {
 		err := box.InSQL(tx).Publish(t.Context(), message("good"), m)
-		if e, ok := errors.AsType[*producer.InvalidError](err); !ok || e.Field != field {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != field {
 			t.Errorf("%s: error %v", field, err)
 		}
 	}
@@ -274,7 +275,7 @@ func TestInSQL_DelayBeyondWhatTimesCanHoldIsRefused(t *testing.T) {
 		m := message("1")
 		m.NotBefore = far
 		err = box.InSQL(tx).Publish(t.Context(), m)
-		if invalid, ok := errors.AsType[*producer.InvalidError](err); !ok || invalid.Field != "Message.NotBefore" {
+		if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || invalid.Field != "Message.NotBefore" {
 			t.Errorf("%v: error %v, want it refused", far, err)
 		}
 		if err := tx.Rollback(); err != nil {
