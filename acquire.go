@@ -59,7 +59,7 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 			if errors.Is(err, dedupstore.ErrNotDurable) { // its owner has settled, and replicas are not back in milliseconds
 				request.Owner, first, pause = newOwner(), time.Time{}, maxPoll
 			}
-			pause, err = g.storeError(ctx, pause, err)
+			pause, err = g.storeError(ctx, call.Key, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
 				return first, &bypassError{err}
 			}
@@ -131,12 +131,14 @@ func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedups
 
 // storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to
 // wait for the next.
-func (g *Guard) storeError(ctx context.Context, poll time.Duration, err error) (time.Duration, error) {
+func (g *Guard) storeError(
+	ctx context.Context, key dedupstore.Key, poll time.Duration, err error,
+) (time.Duration, error) {
 	if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
-		return refusal.wait, &StoreError{Op: "claim", Err: refusal.cause}
+		return refusal.wait, &StoreError{Op: "claim", Key: key, Err: refusal.cause}
 	}
 	g.storeFailed(ctx, "claim", err)
-	return poll, &StoreError{Op: "claim", Err: err}
+	return poll, &StoreError{Op: "claim", Key: key, Err: err}
 }
 
 // tellEvery is how often somebody is told of messages that wait although the store answers.

@@ -95,11 +95,14 @@ func (e *MismatchError) Error() string {
 // StoreError says that the store did not answer, or could not read its record. The handler did not run. Deliver the
 // message again later.
 type StoreError struct {
-	Op  string // claim or extend
+	Op  string // claim, extend or begin
+	Key dedupstore.Key
 	Err error
 }
 
-func (e *StoreError) Error() string { return "oncemill: " + e.Op + ": " + e.Err.Error() }
+func (e *StoreError) Error() string {
+	return fmt.Sprintf("oncemill: %s of message %q: %v", e.Op, e.Key.ID, e.Err)
+}
 
 // Unwrap returns the store's error.
 func (e *StoreError) Unwrap() error { return e.Err }
@@ -117,7 +120,7 @@ func (e *UnrecordedError) Error() string {
 	if e.Handler != nil {
 		what = "failed (" + e.Handler.Error() + ")"
 	}
-	return fmt.Sprintf("oncemill: handler %s, but the outcome could not be stored: %v", what, e.Err)
+	return fmt.Sprintf("oncemill: handler of message %q %s, but the outcome could not be stored: %v", e.Key.ID, what, e.Err)
 }
 
 // Unwrap returns both errors.

@@ -221,7 +221,7 @@ func (g *Guard) answered(ctx context.Context, call *Call, answer *dedupstore.Ans
 	case dedupstore.Mismatch:
 		return Result{}, &MismatchError{Key: call.Key}
 	}
-	return Result{}, &StoreError{Op: "claim", Err: fmt.Errorf("store answered %q", answer.Status)}
+	return Result{}, &StoreError{Op: "claim", Key: call.Key, Err: fmt.Errorf("store answered %q", answer.Status)}
 }
 
 // run runs the handler under a heartbeat and settles what came of it.
@@ -298,7 +298,7 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 		return context.Cause(ctx)
 	}
 	g.storeFailed(ctx, "extend", err)
-	return &StoreError{Op: "extend", Err: err}
+	return &StoreError{Op: "extend", Key: h.claim.Key, Err: err}
 }
 
 // giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by itself, which

@@ -64,7 +64,7 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return Result{}, context.Cause(ctx)
 	}
 	g.storeFailed(ctx, "begin", err)
-	return Result{}, &StoreError{Op: "begin", Err: err}
+	return Result{}, &StoreError{Op: "begin", Key: h.claim.Key, Err: err}
 }
 
 // transacted is a handler's run in a transaction, which may have to be repeated.

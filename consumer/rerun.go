@@ -45,9 +45,9 @@ import (
 // letters chooses with them what is published, with the rights of who publishes it: look at Topic where you do not
 // trust all of them.
 //
-// The error holds a *dedupstore.InvalidError, which names the header and what to do instead: what is no dead letter,
-// what was never recorded (no usable ID, content that cannot be read, other content under a known ID, or a run without
-// an ID under MissingIDBypass), and what is incomplete cannot be run again.
+// The error names the header and what to do instead: what is no dead letter, what was never recorded (no usable ID,
+// content that cannot be read, other content under a known ID, or a run without an ID under MissingIDBypass), and what
+// is incomplete cannot be run again.
 func Rerun(dead producer.Message) (producer.Message, error) {
 	m, err := rerun(dead)
 	if err != nil {
@@ -84,7 +84,7 @@ func rerun(dead producer.Message) (producer.Message, error) {
 // rerunnable returns what keeps a dead letter from being run again, or nil.
 func rerunnable(header producer.Header) error {
 	wrong := func(name, format string, args ...any) error {
-		return invalid("header "+name, fmt.Sprintf(format, args...))
+		return fmt.Errorf("header "+name+" "+format, args...)
 	}
 	if purpose := header.Get(producer.HeaderPurpose); purpose != producer.PurposeDeadLetter {
 		return wrong(producer.HeaderPurpose, "is %.80q, want %q: this is no dead letter", purpose,
@@ -132,10 +132,10 @@ func unescape(dead producer.Header) (producer.Header, error) {
 		if n := len(producer.HeaderEscaped); len(name) >= n && strings.EqualFold(name[:n], producer.HeaderEscaped) {
 			plain, err := url.QueryUnescape(name[n:])
 			if err != nil {
-				return nil, invalid(fmt.Sprintf("header %.80q", name), "has a name that is not URL query escaped")
+				return nil, fmt.Errorf("header %.80q has a name that is not URL query escaped", name)
 			}
 			if value, err = url.QueryUnescape(value); err != nil {
-				return nil, invalid(fmt.Sprintf("header %.80q", name), "has a value that is not URL query escaped")
+				return nil, fmt.Errorf("header %.80q has a value that is not URL query escaped", name)
 			}
 			name = plain
 		}
