@@ -168,6 +168,11 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err
 	if err := call.validate(); err != nil {
 		return res, err
 	}
+	var began time.Time
+	debug := g.log.Enabled(ctx, slog.LevelDebug)
+	if debug {
+		began = time.Now()
+	}
 	var answer dedupstore.Answer
 	first, err := g.acquire(ctx, &call, &answer)
 	if err == nil && answer.Status == dedupstore.AcquiredRun {
@@ -175,7 +180,27 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err
 	} else {
 		err = g.otherwise(ctx, &call, &answer, first, err, fn, &res)
 	}
+	if debug && err == nil {
+		g.logEnd(ctx, &call.Key, &answer, &res, time.Since(began))
+	}
 	return res, err
+}
+
+// logEnd says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
+func (g *Guard) logEnd(
+	ctx context.Context, key *dedupstore.Key, answer *dedupstore.Answer, res *Result, took time.Duration,
+) {
+	switch {
+	case res.Duplicate:
+		line := []any{"id", key.ID, "handler", key.Handler, "outcome", string(res.Outcome.Kind), "age", res.Age}
+		if id := telemetry.TraceID(answer.Trace); id != "" {
+			line = append(line, "first_trace_id", id)
+		}
+		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
+	case res.Outcome.Kind == dedupstore.Succeeded:
+		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
+			"took", took)
+	}
 }
 
 //go:noinline
