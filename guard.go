@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/txctx"
 )
 
 // A Guard is the implementation of the protocol: claim, run under a heartbeat, settle. Everything that makes handlers
@@ -27,6 +29,7 @@ type Guard struct {
 	meter    *telemetry.Meter
 	breakers *breakers
 	patience patience
+	noInbox  sync.Once    // says that a handler wants a transaction
 	told     atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds
 }
 
@@ -365,7 +368,10 @@ func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedup
 // error.
 func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
 	defer func() {
-		if v := recover(); v != nil {
+		v := recover()
+		if missing, ok := v.(txctx.NoTx); ok {
+			o, err = dedupstore.Outcome{}, g.needsInbox(ctx, c, missing)
+		} else if v != nil {
 			p := &PanicError{Value: v, Stack: debug.Stack()}
 			o, err = dedupstore.Outcome{}, p
 			g.log.ErrorContext(ctx, "oncemill: handler panicked; the attempt has failed",
@@ -376,6 +382,19 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 		_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated)
 	}
 	return o, err
+}
+
+// needsInbox makes the error of a handler that asked for a transaction where there is none: a mistake in how the program
+// is put together, which no message is to fail for. It does not vouch for NoEffect: the handler may have done something
+// before.
+func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txctx.NoTx) error {
+	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
+		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)
+	g.noInbox.Do(func() {
+		g.log.ErrorContext(ctx, "oncemill: handler wants a transaction of an inbox, and runs without one; its messages wait",
+			"id", c.Key.ID, "key", c.Key.String(), "error", err)
+	})
+	return Uncounted(err)
 }
 
 // lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.
