@@ -28,8 +28,14 @@ import (
 // ErrNoResult: the work is done. All other errors are as of Guard.Run; fn may run again after any of them.
 func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Context) (T, error)) (T, error) {
 	var value, zero T
-	if call.DeadLetter != nil && call.Publish == nil {
-		return zero, invalid("Call.Publish", "is nil although Call.DeadLetter is set: Do cannot leave publishing to its caller")
+	switch {
+	case g == nil:
+		return zero, invalid("guard", "is nil")
+	case fn == nil: // it would be run, and fail for good
+		return zero, invalid("fn", "is nil")
+	case call.DeadLetter != nil && call.Publish == nil:
+		return zero, invalid("Call.Publish",
+			"is nil although Call.DeadLetter is set: Do cannot leave publishing to its caller")
 	}
 	res, err := g.Run(ctx, call, func(ctx context.Context) (dedupstore.Outcome, error) {
 		v, err := fn(ctx)

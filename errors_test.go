@@ -1,9 +1,14 @@
 package oncemill_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
+
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
@@ -66,5 +71,35 @@ func TestErrors_Texts(t *testing.T) {
 		if got := tc.err.Error(); got != tc.want {
 			t.Errorf("%T says\n%s\nwant\n%s", tc.err, got, tc.want)
 		}
+	}
+}
+
+func TestNewGuard_RefusesANilThatAnInterfaceHides(t *testing.T) {
+	t.Parallel()
+	for field, hidden := range map[string]oncemill.Telemetry{
+		"TracerProvider": {TracerProvider: (*tracenoop.TracerProvider)(nil)},
+		"MeterProvider":  {MeterProvider: (*metricnoop.MeterProvider)(nil)},
+		"Propagator":     {Propagator: (*propagation.TraceContext)(nil)},
+	} {
+		_, err := oncemill.NewGuard(newStore(t), oncemill.Policy{Telemetry: hidden})
+		if e := as[*dedupstore.InvalidError](t, err); e.Field != "Policy.Telemetry."+field {
+			t.Errorf("%v, want it to name %s", err, field)
+		}
+	}
+	_, err := oncemill.NewGuard((*dedupstore.Memory)(nil), oncemill.Policy{})
+	if e := as[*dedupstore.InvalidError](t, err); e.Field != "store" {
+		t.Error(err)
+	}
+}
+
+func TestDo_RefusesToDoNothing(t *testing.T) {
+	t.Parallel()
+	_, err := oncemill.Do(t.Context(), nil, call("1"), func(context.Context) (int, error) { return 0, nil })
+	if e := as[*dedupstore.InvalidError](t, err); e.Field != "guard" {
+		t.Error(err)
+	}
+	_, err = oncemill.Do[int](t.Context(), newGuard(t, newStore(t), oncemill.Policy{}), call("1"), nil)
+	if e := as[*dedupstore.InvalidError](t, err); e.Field != "fn" {
+		t.Error(err)
 	}
 }

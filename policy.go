@@ -196,7 +196,7 @@ func (p Policy) validate() error {
 	case p.MaxProducedBytes < 1:
 		return invalid("Policy.MaxProducedBytes", fmt.Sprintf("is %d, want at least 1", p.MaxProducedBytes))
 	}
-	return nil
+	return p.Telemetry.validate()
 }
 
 // fits checks a policy against the store that it is for. A handler that expects a transaction cannot run without one.

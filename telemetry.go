@@ -3,12 +3,14 @@ package oncemill
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -26,6 +28,18 @@ type Telemetry struct {
 	// records, too: think of that before baggage is part of it. Outboxes keep baggage only by name (Config.Baggage). Nil: the
 	// global one, which carries nothing unless the program has set another (otel.SetTextMapPropagator).
 	Propagator propagation.TextMapPropagator
+}
+
+// validate refuses a provider that was forgotten on its way into an interface: the first message would panic.
+func (t Telemetry) validate() error {
+	for field, value := range map[string]any{
+		"TracerProvider": t.TracerProvider, "MeterProvider": t.MeterProvider, "Propagator": t.Propagator,
+	} {
+		if value != nil && isnil.Nil(value) {
+			return invalid("Policy.Telemetry."+field, fmt.Sprintf("holds a nil %T", value))
+		}
+	}
+	return nil
 }
 
 // storeFailed counts a failed operation of the store.
