@@ -56,8 +56,24 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	}, nil
 }
 
-// Check asks the store to look at its server: see oncemill.Guard.Check.
-func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { return p.guard.Check(ctx) }
+// Check asks the store to look at its server, see oncemill.Guard.Check, and then Config.DeadLetters at DeadLetterTopic,
+// if it has a method Check(ctx, topic) error, as a publisher may. Call it at start-up to fail early.
+func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
+	report, err := p.guard.Check(ctx)
+	if err != nil {
+		return report, err
+	}
+	letters, ok := p.config.DeadLetters.(interface {
+		Check(ctx context.Context, topic string) error
+	})
+	if !ok {
+		return report, nil
+	}
+	if err := letters.Check(ctx, p.config.DeadLetterTopic); err != nil {
+		return report, fmt.Errorf("consumer: Config.DeadLetters: %w", err)
+	}
+	return report, nil
+}
 
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
