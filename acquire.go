@@ -103,8 +103,8 @@ func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
 	return r
 }
 
-// claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all the
-// same, and nobody would give it back, so that the message had to wait for the end of its lease.
+// claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all
+// the same, and nobody would give it back, so that the message had to wait for the end of its lease.
 func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) error {
 	if g.meter.Times(ctx) {
 		return g.timed(ctx, r, answer)
@@ -144,7 +144,8 @@ func (g *Guard) storeError(
 // tellEvery is how often somebody is told of messages that wait although the store answers.
 const tellEvery = time.Minute
 
-// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker tells.
+// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker
+// tells.
 func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 	if !refuses(err) {
 		return
@@ -157,8 +158,8 @@ func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 		"id", key.ID, "key", key.String(), "error", err)
 }
 
-// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a claim that is
-// not durable.
+// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a
+// claim that is not durable.
 func refuses(err error) bool {
 	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) || errors.Is(err, dedupstore.ErrNotDurable)
 }

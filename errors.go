@@ -12,8 +12,8 @@ import (
 // cause of the handler's cancelled context, and what a *ClaimLostError is.
 var ErrClaimLost = dedupstore.ErrClaimLost
 
-// ClaimLostError says that another owner took the key over, so that this run's outcome was refused. Whoever gets it must
-// neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
+// ClaimLostError says that another owner took the key over, so that this run's outcome was refused. Whoever gets it
+// must neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
 type ClaimLostError struct {
 	Handler error // what the handler returned; nil: it succeeded, or did not start
 }
@@ -132,8 +132,8 @@ func (e *UnrecordedError) Unwrap() []error {
 }
 
 // UnpublishedError says that what the run produced could not be published. Deliver the message again after Delay: it
-// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has no
-// room, are stored nowhere: then the handler runs again.
+// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has
+// no room, are stored nowhere: then the handler runs again.
 type UnpublishedError struct {
 	Delay time.Duration
 	Err   error
@@ -150,7 +150,8 @@ func (e *UnpublishedError) Unwrap() error { return e.Err }
 // Policy.MaxResultBytes, the store had no room for it, or it does not decode into the wanted type. The work is done.
 var ErrNoResult = errors.New("oncemill: the work is done, but its result cannot be given")
 
-// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it, with its stack.
+// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it,
+// with its stack.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -214,10 +215,10 @@ func (e *noEffectError) Unwrap() error { return e.err }
 // NoEffect lets telemetry tell it from other errors.
 func (e *noEffectError) NoEffect() bool { return true }
 
-// Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of the
-// message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or after
-// RetryAfter's delay, until it ends otherwise: nothing bounds how often. Under a policy that parks it needs NoEffect as
-// well. It returns nil for nil.
+// Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of
+// the message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or
+// after RetryAfter's delay, until it ends otherwise: nothing bounds how often. Under a policy that parks it needs
+// NoEffect as well. It returns nil for nil.
 func Uncounted(err error) error {
 	if err == nil {
 		return nil
@@ -246,8 +247,8 @@ func uncounted(err error) bool {
 	return ok && u.Uncounted()
 }
 
-// mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not into
-// errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
+// mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not
+// into errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
 func mark[E any](err error) (found E, ok bool) {
 	for err != nil {
 		if e, is := err.(E); is {

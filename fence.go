@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// FenceWhere returns the condition under which a row may be written: no run that is newer than this one, nor this one, has
-// written it. Column and parameter are put into the text as they are, so they must not come from outside. A column that is
-// NULL was not written by any.
+// FenceWhere returns the condition under which a row may be written: no run that is newer than this one, nor this one,
+// has written it. Column and parameter are put into the text as they are, so they must not come from outside. A column
+// that is NULL was not written by any.
 //
-// A fence keeps stale writers out of a database that the handler writes by hand, one that is not the inbox's. Each row gets a
-// column, a signed 64 bit integer, that holds the fence of the run which wrote it last:
+// A fence keeps stale writers out of a database that the handler writes by hand, one that is not the inbox's. Each row
+// gets a column, a signed 64 bit integer, that holds the fence of the run which wrote it last:
 //
 //	run := oncemill.FromContext(ctx)
 //	res, err := db.ExecContext(ctx,
@@ -32,14 +32,14 @@ import (
 //
 //	INSERT INTO payments (id, …) VALUES ($1, …) ON CONFLICT (id) DO NOTHING   -- $1 is run.ID("charge")
 //
-// where no affected row means that this run, or an earlier one, has done it: that is a success. An UPDATE that adds goes
-// into one transaction with such an INSERT, and is made only if that affected a row.
+// where no affected row means that this run, or an earlier one, has done it: that is a success. An UPDATE that adds
+// goes into one transaction with such an INSERT, and is made only if that affected a row.
 func (r Run) FenceWhere(column, parameter string) string {
 	return "(" + column + " IS NULL OR " + column + " < " + parameter + ")"
 }
 
-// FenceArg returns the fence as SQL drivers take it. In a run that is not guarded it is zero, under which nothing can be
-// written but a row that no run has written yet.
+// FenceArg returns the fence as SQL drivers take it. In a run that is not guarded it is zero, under which nothing can
+// be written but a row that no run has written yet.
 func (r Run) FenceArg() int64 { return int64(r.Fence) } //nolint:gosec // microseconds: 63 bits last for 290,000 years
 
 // FenceApplied turns how many rows a fenced statement has affected into an error: ErrFenced if there was none.

@@ -94,8 +94,8 @@ type Call struct {
 	// that it held go on when it answers again. A policy that fails open does not wait for the store.
 	MaxWait time.Duration
 
-	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have returned
-	// after MaxWait. Nil: no bound.
+	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have
+	// returned after MaxWait. Nil: no bound.
 	WaitLimit *WaitLimit
 
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
@@ -133,9 +133,9 @@ func (r Result) Failure() error {
 }
 
 // A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
-// claim is lost. Over an inbox (dedupstore.Transactor) it also carries the transaction, and the work is done again, in a
-// new one, when the database refuses it because of others. Of the outcome that it returns, Result counts, and, with a nil
-// error, Produced; what Kind it is follows from the error:
+// claim is lost. Over an inbox (dedupstore.Transactor) it also carries the transaction, and the work is done again, in
+// a new one, when the database refuses it because of others. Of the outcome that it returns, Result counts, and, with a
+// nil error, Produced; what Kind it is follows from the error:
 //
 //   - nil: succeeded.
 //   - Permanent: failed; all duplicates get it.
@@ -329,8 +329,9 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 	return &StoreError{Op: "extend", Key: h.claim.Key, Err: err}
 }
 
-// giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by itself, which
-// counts an attempt. Under a policy that parks that would make it unknown, as it may be marked as started.
+// giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by
+// itself, which counts an attempt. Under a policy that parks that would make it unknown, as it may be marked as
+// started.
 func (g *Guard) giveBack(ctx context.Context, h *holding) {
 	back := dedupstore.Release{Uncounted: true, Reason: "not started"}
 	begun := time.Now()
@@ -350,7 +351,8 @@ func (g *Guard) giveBack(ctx context.Context, h *holding) {
 	}
 }
 
-// giveBackTime is how long a caller waits for its claim to be given back, which is longer than a restart of a store takes.
+// giveBackTime is how long a caller waits for its claim to be given back, which is longer than a restart of a store
+// takes.
 const giveBackTime = 5 * time.Second
 
 // underLease runs work with a heartbeat. Its context is cancelled when the claim is lost.
@@ -363,9 +365,9 @@ func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedup
 	return work(&within)
 }
 
-// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a method of the
-// error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers have no use for the
-// error.
+// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a
+// method of the error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers
+// have no use for the error.
 func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
 	defer func() {
 		v := recover()
@@ -384,9 +386,9 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 	return o, err
 }
 
-// needsInbox makes the error of a handler that asked for a transaction where there is none: a mistake in how the program
-// is put together, which no message is to fail for. It does not vouch for NoEffect: the handler may have done something
-// before.
+// needsInbox makes the error of a handler that asked for a transaction where there is none: a mistake in how the
+// program is put together, which no message is to fail for. It does not vouch for NoEffect: the handler may have done
+// something before.
 func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txctx.NoTx) error {
 	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
 		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)

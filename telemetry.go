@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
-// Telemetry says where traces and metrics go. The zero value is ready to use. Only the API of OpenTelemetry is used: without
-// an SDK nothing is recorded, and it costs next to nothing. A program that sets global providers does so before the first
-// message.
+// Telemetry says where traces and metrics go. The zero value is ready to use. Only the API of OpenTelemetry is used:
+// without an SDK nothing is recorded, and it costs next to nothing. A program that sets global providers does so before
+// the first message.
 type Telemetry struct {
 	// TracerProvider makes tracers. Nil: the global one.
 	TracerProvider trace.TracerProvider
@@ -24,9 +24,10 @@ type Telemetry struct {
 	// MeterProvider makes instruments. Nil: the global one.
 	MeterProvider metric.MeterProvider
 
-	// Propagator reads trace context from messages and writes it into them. What it writes into a handler's outputs is kept in
-	// records, too: think of that before baggage is part of it. Outboxes keep baggage only by name (Config.Baggage). Nil: the
-	// global one, which carries nothing unless the program has set another (otel.SetTextMapPropagator).
+	// Propagator reads trace context from messages and writes it into them. What it writes into a handler's outputs is
+	// kept in records, too: think of that before baggage is part of it. Outboxes keep baggage only by name
+	// (Config.Baggage). Nil: the global one, which carries nothing unless the program has set another
+	// (otel.SetTextMapPropagator).
 	Propagator propagation.TextMapPropagator
 }
 
