@@ -59,7 +59,7 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 			if errors.Is(err, dedupstore.ErrNotDurable) { // its owner has settled, and replicas are not back in milliseconds
 				request.Owner, first, pause = newOwner(), time.Time{}, maxPoll
 			}
-			pause, err = g.storeError(ctx, pause, err)
+			pause, err = g.storeError(ctx, call.Key, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
 				return first, &bypassError{err}
 			}
@@ -103,8 +103,8 @@ func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
 	return r
 }
 
-// claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all the
-// same, and nobody would give it back, so that the message had to wait for the end of its lease.
+// claim asks the store. It waits for the answer even if the delivery ends meanwhile: the store may grant the claim all
+// the same, and nobody would give it back, so that the message had to wait for the end of its lease.
 func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) error {
 	if g.meter.Times(ctx) {
 		return g.timed(ctx, r, answer)
@@ -131,18 +131,21 @@ func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedups
 
 // storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to
 // wait for the next.
-func (g *Guard) storeError(ctx context.Context, poll time.Duration, err error) (time.Duration, error) {
+func (g *Guard) storeError(
+	ctx context.Context, key dedupstore.Key, poll time.Duration, err error,
+) (time.Duration, error) {
 	if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
-		return refusal.wait, &StoreError{Op: "claim", Err: refusal.cause}
+		return refusal.wait, &StoreError{Op: "claim", Key: key, Err: refusal.cause}
 	}
 	g.storeFailed(ctx, "claim", err)
-	return poll, &StoreError{Op: "claim", Err: err}
+	return poll, &StoreError{Op: "claim", Key: key, Err: err}
 }
 
 // tellEvery is how often somebody is told of messages that wait although the store answers.
 const tellEvery = time.Minute
 
-// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker tells.
+// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker
+// tells.
 func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 	if !refuses(err) {
 		return
@@ -155,8 +158,8 @@ func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 		"id", key.ID, "key", key.String(), "error", err)
 }
 
-// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a claim that is
-// not durable.
+// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a
+// claim that is not durable.
 func refuses(err error) bool {
 	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) || errors.Is(err, dedupstore.ErrNotDurable)
 }

@@ -22,8 +22,8 @@ const (
 	tripSpan     = 100 * time.Millisecond
 )
 
-// How long claims of one key fail, and nobody else claims, until the log says so: nothing opens for one key, and where it is the
-// only one, as the first of a partition, nothing else would be heard of a store that is down.
+// How long claims of one key fail, and nobody else claims, until the log says so: nothing opens for one key, and where
+// it is the only one, as the first of a partition, nothing else would be heard of a store that is down.
 const tellSpan = time.Second
 
 // How long the store is left alone while the breaker is open: doubled after each probe that failed, and shortened at
@@ -33,8 +33,8 @@ const (
 	maxOpen = time.Second
 )
 
-// How often the log says that the store is down while it is. The first error may be that of a connection which broke, and only the
-// later ones why there is no other, such as a certificate that has expired.
+// How often the log says that the store is down while it is. The first error may be that of a connection which broke,
+// and only the later ones why there is no other, such as a certificate that has expired.
 const sayAgain = time.Minute
 
 // Breakers are a guard's, one for each part of its store that fails by itself (dedupstore.Sharded).
@@ -81,8 +81,8 @@ type breaker struct {
 	policy  StoreDown
 	log     *slog.Logger
 
-	// healthy says that the last claim was answered, and that the breaker is closed. Then a further answer changes nothing,
-	// and the circuit need not be told: it counts failures in a row only.
+	// healthy says that the last claim was answered, and that the breaker is closed. Then a further answer changes
+	// nothing, and the circuit need not be told: it counts failures in a row only.
 	healthy atomic.Bool
 
 	mu    sync.Mutex
@@ -119,8 +119,8 @@ type refusalError struct {
 
 func (e *refusalError) Error() string { return e.cause.Error() }
 
-// claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the caller:
-// its error is taken for the store's.
+// claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the
+// caller: its error is taken for the store's.
 func (b *breaker) claim(key *dedupstore.Key, ask func() error) error {
 	if !b.healthy.Load() {
 		return b.guarded(key, ask)

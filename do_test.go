@@ -68,7 +68,7 @@ func TestDo_ResultThatCannotBeGivenAgainIsDoneAllTheSame(t *testing.T) {
 				t.Errorf("first: %d bytes, %v", len(got), err)
 			}
 			if i == 1 {
-				as[*oncemill.ResultError](t, err)
+				wantError(t, err, oncemill.ErrNoResult)
 			}
 		}
 		for i := range 2 {
@@ -77,14 +77,14 @@ func TestDo_ResultThatCannotBeGivenAgainIsDoneAllTheSame(t *testing.T) {
 				t.Errorf("first: %v, %v", got, err)
 			}
 			if i == 1 {
-				as[*oncemill.ResultError](t, err)
+				wantError(t, err, oncemill.ErrNoResult)
 			}
 		}
 		if _, err := oncemill.Do(t.Context(), g, call("typed"), func(context.Context) (string, error) { return "s", nil }); err != nil {
 			t.Fatal(err)
 		}
 		_, err := oncemill.Do(t.Context(), g, call("typed"), func(context.Context) (int, error) { return 1, nil })
-		as[*oncemill.ResultError](t, err)
+		wantError(t, err, oncemill.ErrNoResult)
 	})
 }
 
@@ -106,7 +106,7 @@ func TestDo_ResultThatPanicsWhenItIsWrittenIsDoneAllTheSame(t *testing.T) {
 				t.Errorf("first: %v", err)
 			}
 			if i > 0 {
-				as[*oncemill.ResultError](t, err)
+				wantError(t, err, oncemill.ErrNoResult)
 			}
 			time.Sleep(time.Hour)
 		}
@@ -202,8 +202,6 @@ func TestDo_AResultOfAnOlderTypeIsReadAsJSONReadsIt(t *testing.T) {
 			t.Errorf("with a member renamed: %+v, %v", v, err)
 		}
 		_, err := oncemill.Do(t.Context(), g, call("1"), func(context.Context) (other, error) { return other{}, nil })
-		if _, ok := errors.AsType[*oncemill.ResultError](err); !ok {
-			t.Errorf("with a member of another type: %v, want a ResultError", err)
-		}
+		wantError(t, err, oncemill.ErrNoResult) // with a member of another type
 	})
 }

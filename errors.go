@@ -12,8 +12,8 @@ import (
 // cause of the handler's cancelled context, and what a *ClaimLostError is.
 var ErrClaimLost = dedupstore.ErrClaimLost
 
-// ClaimLostError says that another owner took the key over, so that this run's outcome was refused. Whoever gets it must
-// neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
+// ClaimLostError says that another owner took the key over, so that this run's outcome was refused. Whoever gets it
+// must neither acknowledge the message nor ask for its redelivery: the key has another owner, who will.
 type ClaimLostError struct {
 	Handler error // what the handler returned; nil: it succeeded, or did not start
 }
@@ -95,11 +95,14 @@ func (e *MismatchError) Error() string {
 // StoreError says that the store did not answer, or could not read its record. The handler did not run. Deliver the
 // message again later.
 type StoreError struct {
-	Op  string // claim or extend
+	Op  string // claim, extend or begin
+	Key dedupstore.Key
 	Err error
 }
 
-func (e *StoreError) Error() string { return "oncemill: " + e.Op + ": " + e.Err.Error() }
+func (e *StoreError) Error() string {
+	return fmt.Sprintf("oncemill: %s of message %q: %v", e.Op, e.Key.ID, e.Err)
+}
 
 // Unwrap returns the store's error.
 func (e *StoreError) Unwrap() error { return e.Err }
@@ -117,7 +120,7 @@ func (e *UnrecordedError) Error() string {
 	if e.Handler != nil {
 		what = "failed (" + e.Handler.Error() + ")"
 	}
-	return fmt.Sprintf("oncemill: handler %s, but the outcome could not be stored: %v", what, e.Err)
+	return fmt.Sprintf("oncemill: handler of message %q %s, but the outcome could not be stored: %v", e.Key.ID, what, e.Err)
 }
 
 // Unwrap returns both errors.
@@ -129,8 +132,8 @@ func (e *UnrecordedError) Unwrap() []error {
 }
 
 // UnpublishedError says that what the run produced could not be published. Deliver the message again after Delay: it
-// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has no
-// room, are stored nowhere: then the handler runs again.
+// will be published without running the handler. Only outputs over Policy.MaxProducedBytes, or for which the store has
+// no room, are stored nowhere: then the handler runs again.
 type UnpublishedError struct {
 	Delay time.Duration
 	Err   error
@@ -143,24 +146,12 @@ func (e *UnpublishedError) Error() string {
 // Unwrap returns the publisher's error.
 func (e *UnpublishedError) Unwrap() error { return e.Err }
 
-// ResultError says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
+// ErrNoResult says that the outcome is a success whose result cannot be given to this duplicate: it was larger than
 // Policy.MaxResultBytes, the store had no room for it, or it does not decode into the wanted type. The work is done.
-type ResultError struct {
-	Outcome dedupstore.Outcome
-	Err     error // why it does not decode; nil if it was not stored, or not whole
-}
+var ErrNoResult = errors.New("oncemill: the work is done, but its result cannot be given")
 
-func (e *ResultError) Error() string {
-	if e.Err != nil {
-		return "oncemill: the stored result does not decode: " + e.Err.Error()
-	}
-	return "oncemill: the work is done, but its result was too large to be stored, or found no room"
-}
-
-// Unwrap returns the decoder's error.
-func (e *ResultError) Unwrap() error { return e.Err }
-
-// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it, with its stack.
+// PanicError is a handler's panic. It counts as a failed attempt, which may be tried again. Policy.Logger has got it,
+// with its stack.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -211,38 +202,39 @@ func NoEffect(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &NoEffectError{err}
+	return &noEffectError{err}
 }
 
-// NoEffectError is what NoEffect returns.
-type NoEffectError struct{ Err error }
+type noEffectError struct{ err error }
 
-func (e *NoEffectError) Error() string { return e.Err.Error() }
+func (e *noEffectError) Error() string { return e.err.Error() }
 
 // Unwrap returns the error that had no effect.
-func (e *NoEffectError) Unwrap() error { return e.Err }
+func (e *noEffectError) Unwrap() error { return e.err }
 
-// Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of the
-// message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or after
-// RetryAfter's delay, until it ends otherwise: nothing bounds how often. Under a policy that parks it needs NoEffect as
-// well. It returns nil for nil.
+// NoEffect lets telemetry tell it from other errors.
+func (e *noEffectError) NoEffect() bool { return true }
+
+// Uncounted asks that the run be tried again without counting the attempt: for outages of others, which say nothing of
+// the message, and may last longer than Policy.MaxAttempts takes. It is tried again after the policy's backoff, or
+// after RetryAfter's delay, until it ends otherwise: nothing bounds how often. Under a policy that parks it needs
+// NoEffect as well. It returns nil for nil.
 func Uncounted(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &UncountedError{err}
+	return &uncountedError{err}
 }
 
-// UncountedError is what Uncounted returns.
-type UncountedError struct{ Err error }
+type uncountedError struct{ err error }
 
-func (e *UncountedError) Error() string { return e.Err.Error() }
+func (e *uncountedError) Error() string { return e.err.Error() }
 
 // Unwrap returns the error that is to be retried.
-func (e *UncountedError) Unwrap() error { return e.Err }
+func (e *uncountedError) Unwrap() error { return e.err }
 
 // Uncounted says that the attempt does not count.
-func (e *UncountedError) Uncounted() bool { return true }
+func (e *uncountedError) Uncounted() bool { return true }
 
 func is[E error](err error) bool {
 	var e E
@@ -255,15 +247,16 @@ func uncounted(err error) bool {
 	return ok && u.Uncounted()
 }
 
-// mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not into
-// errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
+// mark finds what a handler's error says about its own run. It looks through wrapped errors like errors.As, but not
+// into errors of a guard: what they wrap speaks of another run, which the handler made (a nested Do).
 func mark[E any](err error) (found E, ok bool) {
 	for err != nil {
 		if e, is := err.(E); is {
 			return e, true
 		}
 		switch e := err.(type) { //nolint:errorlint // this is the search
-		case *BusyError, *RetryError, *FailedError, *MismatchError, *StoreError, *UnrecordedError, *UnpublishedError, *ResultError, *ClaimLostError:
+		case *BusyError, *RetryError, *FailedError, *MismatchError, *StoreError, *UnrecordedError, *UnpublishedError,
+			*ClaimLostError:
 			return found, false
 		case interface{ Unwrap() error }:
 			err = e.Unwrap()
@@ -288,5 +281,5 @@ func nested(err error) bool {
 }
 
 func invalid(field, problem string) error {
-	return &dedupstore.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "oncemill", Field: field, Problem: problem}
 }

@@ -1,13 +1,16 @@
 package oncemill
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
-// FenceWhere returns the condition under which a row may be written: no run that is newer than this one, nor this one, has
-// written it. Column and parameter are put into the text as they are, so they must not come from outside. A column that is
-// NULL was not written by any.
+// FenceWhere returns the condition under which a row may be written: no run that is newer than this one, nor this one,
+// has written it. Column and parameter are put into the text as they are, so they must not come from outside. A column
+// that is NULL was not written by any.
 //
-// A fence keeps stale writers out of a database that the handler writes by hand, one that is not the inbox's. Each row gets a
-// column, a signed 64 bit integer, that holds the fence of the run which wrote it last:
+// A fence keeps stale writers out of a database that the handler writes by hand, one that is not the inbox's. Each row
+// gets a column, a signed 64 bit integer, that holds the fence of the run which wrote it last:
 //
 //	run := oncemill.FromContext(ctx)
 //	res, err := db.ExecContext(ctx,
@@ -29,33 +32,29 @@ import "fmt"
 //
 //	INSERT INTO payments (id, …) VALUES ($1, …) ON CONFLICT (id) DO NOTHING   -- $1 is run.ID("charge")
 //
-// where no affected row means that this run, or an earlier one, has done it: that is a success. An UPDATE that adds goes
-// into one transaction with such an INSERT, and is made only if that affected a row.
+// where no affected row means that this run, or an earlier one, has done it: that is a success. An UPDATE that adds
+// goes into one transaction with such an INSERT, and is made only if that affected a row.
 func (r Run) FenceWhere(column, parameter string) string {
 	return "(" + column + " IS NULL OR " + column + " < " + parameter + ")"
 }
 
-// FenceArg returns the fence as SQL drivers take it. In a run that is not guarded it is zero, under which nothing can be
-// written but a row that no run has written yet.
+// FenceArg returns the fence as SQL drivers take it. In a run that is not guarded it is zero, under which nothing can
+// be written but a row that no run has written yet.
 func (r Run) FenceArg() int64 { return int64(r.Fence) } //nolint:gosec // microseconds: 63 bits last for 290,000 years
 
-// FenceApplied turns how many rows a fenced statement has affected into an error: a *FencedError if there was none.
+// FenceApplied turns how many rows a fenced statement has affected into an error: ErrFenced if there was none.
 func (r Run) FenceApplied(rows int64) error {
-	if rows > 0 {
+	switch {
+	case rows > 0:
 		return nil
+	case r.Fence == 0:
+		return fmt.Errorf("%w: the run is not guarded and has no fence", ErrFenced)
 	}
-	return &FencedError{Run: r}
+	return fmt.Errorf("%w %d: this run or a newer one has written it, or it does not exist", ErrFenced, r.Fence)
 }
 
-// FencedError says that a fenced statement affected no row. Either this run has applied it already, as when it was sent
-// again because the reply was lost: then the column holds FenceArg, and all is well. Or a newer run has written the row,
-// so that this one is a zombie, whose outcome will be refused: stop. Or there is no such row. Read the column to know
-// which; a handler that returns this error runs again with a newer fence, and applies the statement again.
-type FencedError struct{ Run Run }
-
-func (e *FencedError) Error() string {
-	if e.Run.Fence == 0 {
-		return "oncemill: no row was written: the run is not guarded and has no fence"
-	}
-	return fmt.Sprintf("oncemill: no row was written under fence %d: this run or a newer one has written it, or it does not exist", e.Run.Fence)
-}
+// ErrFenced says that a fenced statement affected no row. Either this run has applied it already, as when it was sent
+// again because the reply was lost: then the column holds FenceArg, and all is well. Or a newer run has written the
+// row, so that this one is a zombie, whose outcome will be refused: stop. Or there is no such row. Read the column to
+// know which; a handler that returns this error runs again with a newer fence, and applies the statement again.
+var ErrFenced = errors.New("oncemill: no row was written under the fence")

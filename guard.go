@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/txctx"
 )
 
 // A Guard is the implementation of the protocol: claim, run under a heartbeat, settle. Everything that makes handlers
@@ -27,6 +29,7 @@ type Guard struct {
 	meter    *telemetry.Meter
 	breakers *breakers
 	patience patience
+	noInbox  sync.Once    // says that a handler wants a transaction
 	told     atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds
 }
 
@@ -91,8 +94,8 @@ type Call struct {
 	// that it held go on when it answers again. A policy that fails open does not wait for the store.
 	MaxWait time.Duration
 
-	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have returned
-	// after MaxWait. Nil: no bound.
+	// WaitLimit bounds how many calls wait at once. When it is full, Run returns at once the error that it would have
+	// returned after MaxWait. Nil: no bound.
 	WaitLimit *WaitLimit
 
 	// DeadLetter makes what a failed or unknown outcome produces. It may be called again by others for the same
@@ -130,9 +133,9 @@ func (r Result) Failure() error {
 }
 
 // A RunFunc does the work. Its context carries the Run (FromContext) and is cancelled with cause ErrClaimLost when the
-// claim is lost. Over an inbox (dedupstore.Transactor) it also carries the transaction, and the work is done again, in a
-// new one, when the database refuses it because of others. Of the outcome that it returns, Result counts, and, with a nil
-// error, Produced; what Kind it is follows from the error:
+// claim is lost. Over an inbox (dedupstore.Transactor) it also carries the transaction, and the work is done again, in
+// a new one, when the database refuses it because of others. Of the outcome that it returns, Result counts, and, with a
+// nil error, Produced; what Kind it is follows from the error:
 //
 //   - nil: succeeded.
 //   - Permanent: failed; all duplicates get it.
@@ -168,6 +171,11 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err
 	if err := call.validate(); err != nil {
 		return res, err
 	}
+	var began time.Time
+	debug := g.log.Enabled(ctx, slog.LevelDebug)
+	if debug {
+		began = time.Now()
+	}
 	var answer dedupstore.Answer
 	first, err := g.acquire(ctx, &call, &answer)
 	if err == nil && answer.Status == dedupstore.AcquiredRun {
@@ -175,7 +183,27 @@ func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err
 	} else {
 		err = g.otherwise(ctx, &call, &answer, first, err, fn, &res)
 	}
+	if debug && err == nil {
+		g.logEnd(ctx, &call.Key, &answer, &res, time.Since(began))
+	}
 	return res, err
+}
+
+// logEnd says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
+func (g *Guard) logEnd(
+	ctx context.Context, key *dedupstore.Key, answer *dedupstore.Answer, res *Result, took time.Duration,
+) {
+	switch {
+	case res.Duplicate:
+		line := []any{"id", key.ID, "handler", key.Handler, "outcome", string(res.Outcome.Kind), "age", res.Age}
+		if id := telemetry.TraceID(answer.Trace); id != "" {
+			line = append(line, "first_trace_id", id)
+		}
+		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
+	case res.Outcome.Kind == dedupstore.Succeeded:
+		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
+			"took", took)
+	}
 }
 
 //go:noinline
@@ -221,7 +249,7 @@ func (g *Guard) answered(ctx context.Context, call *Call, answer *dedupstore.Ans
 	case dedupstore.Mismatch:
 		return Result{}, &MismatchError{Key: call.Key}
 	}
-	return Result{}, &StoreError{Op: "claim", Err: fmt.Errorf("store answered %q", answer.Status)}
+	return Result{}, &StoreError{Op: "claim", Key: call.Key, Err: fmt.Errorf("store answered %q", answer.Status)}
 }
 
 // run runs the handler under a heartbeat and settles what came of it.
@@ -298,11 +326,12 @@ func (g *Guard) renew(ctx context.Context, h *holding) error {
 		return context.Cause(ctx)
 	}
 	g.storeFailed(ctx, "extend", err)
-	return &StoreError{Op: "extend", Err: err}
+	return &StoreError{Op: "extend", Key: h.claim.Key, Err: err}
 }
 
-// giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by itself, which
-// counts an attempt. Under a policy that parks that would make it unknown, as it may be marked as started.
+// giveBack releases a claim whose handler did not start. A store that is restarted is back soon; else the lease ends by
+// itself, which counts an attempt. Under a policy that parks that would make it unknown, as it may be marked as
+// started.
 func (g *Guard) giveBack(ctx context.Context, h *holding) {
 	back := dedupstore.Release{Uncounted: true, Reason: "not started"}
 	begun := time.Now()
@@ -322,7 +351,8 @@ func (g *Guard) giveBack(ctx context.Context, h *holding) {
 	}
 }
 
-// giveBackTime is how long a caller waits for its claim to be given back, which is longer than a restart of a store takes.
+// giveBackTime is how long a caller waits for its claim to be given back, which is longer than a restart of a store
+// takes.
 const giveBackTime = 5 * time.Second
 
 // underLease runs work with a heartbeat. Its context is cancelled when the claim is lost.
@@ -335,12 +365,15 @@ func (g *Guard) underLease(ctx context.Context, h *holding, work RunFunc) (dedup
 	return work(&within)
 }
 
-// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a method of the
-// error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers have no use for the
-// error.
+// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a
+// method of the error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers
+// have no use for the error.
 func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
 	defer func() {
-		if v := recover(); v != nil {
+		v := recover()
+		if missing, ok := v.(txctx.NoTx); ok {
+			o, err = dedupstore.Outcome{}, g.needsInbox(ctx, c, missing)
+		} else if v != nil {
 			p := &PanicError{Value: v, Stack: debug.Stack()}
 			o, err = dedupstore.Outcome{}, p
 			g.log.ErrorContext(ctx, "oncemill: handler panicked; the attempt has failed",
@@ -351,6 +384,19 @@ func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o
 		_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated)
 	}
 	return o, err
+}
+
+// needsInbox makes the error of a handler that asked for a transaction where there is none: a mistake in how the
+// program is put together, which no message is to fail for. It does not vouch for NoEffect: the handler may have done
+// something before.
+func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txctx.NoTx) error {
+	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
+		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)
+	g.noInbox.Do(func() {
+		g.log.ErrorContext(ctx, "oncemill: handler wants a transaction of an inbox, and runs without one; its messages wait",
+			"id", c.Key.ID, "key", c.Key.String(), "error", err)
+	})
+	return Uncounted(err)
 }
 
 // lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.

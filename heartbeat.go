@@ -68,14 +68,14 @@ func (g *Guard) extend(ctx context.Context, h *holding, lease time.Duration) err
 	return err
 }
 
-// claimLost tells an answer of the store from the end of a context that has ended because another claim is lost, in whose
-// handler this is: some stores return its cause.
+// claimLost tells an answer of the store from the end of a context that has ended because another claim is lost, in
+// whose handler this is: some stores return its cause.
 func claimLost(ctx context.Context, err error) bool {
 	return errors.Is(err, dedupstore.ErrClaimLost) && !errors.Is(context.Cause(ctx), dedupstore.ErrClaimLost)
 }
 
-// A heartbeat is the loop that extends a lease while somebody works under it. Most work is over before the first beat is
-// due: until then it is a timer. Its goroutine ends in stop, or when the claim is lost.
+// A heartbeat is the loop that extends a lease while somebody works under it. Most work is over before the first beat
+// is due: until then it is a timer. Its goroutine ends in stop, or when the claim is lost.
 type heartbeat struct {
 	first *time.Timer // begins the loop
 	loop  sync.WaitGroup
@@ -86,8 +86,8 @@ type heartbeat struct {
 }
 
 // beat starts a heartbeat. It outlives the cancellation of ctx: a handler that finishes during shutdown keeps its
-// lease. lost is called when the claim is lost, which ends the heartbeat, or cannot be proven to hold any more, and says
-// whether to go on trying then. It may be called more than once.
+// lease. lost is called when the claim is lost, which ends the heartbeat, or cannot be proven to hold any more, and
+// says whether to go on trying then. It may be called more than once.
 func (g *Guard) beat(ctx context.Context, h *holding, lost func() (goOn bool)) *heartbeat {
 	hb := &heartbeat{}
 	hb.loop.Add(1)
@@ -131,8 +131,8 @@ func (g *Guard) keep(ctx context.Context, h *holding, lost func() (goOn bool)) {
 	}
 }
 
-// overdue calls lost when a renewal has not returned shortly before the lease ends: a store need not heed contexts. One that
-// begins too late for that has as long as any operation.
+// overdue calls lost when a renewal has not returned shortly before the lease ends: a store need not heed contexts. One
+// that begins too late for that has as long as any operation.
 func (g *Guard) overdue(h *holding, margin time.Duration, lost func() bool) *time.Timer {
 	left := time.Until(h.until().Add(-margin))
 	if left <= 0 {
@@ -163,7 +163,8 @@ func (hb *heartbeat) stop() {
 	hb.loop.Wait()
 }
 
-// extendBefore renews the lease, and gives up at a time, unless that has passed already. Nobody else could recover from a panic.
+// extendBefore renews the lease, and gives up at a time, unless that has passed already. Nobody else could recover from
+// a panic.
 func (g *Guard) extendBefore(ctx context.Context, h *holding, limit time.Time) (err error) {
 	defer calm(&err)
 	if limit.After(time.Now()) {

@@ -206,3 +206,10 @@ func as[E error](t testing.TB, err error) E {
 	}
 	return e
 }
+
+func wantError(t testing.TB, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("error %v, want %v", err, want)
+	}
+}

@@ -64,7 +64,7 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return Result{}, context.Cause(ctx)
 	}
 	g.storeFailed(ctx, "begin", err)
-	return Result{}, &StoreError{Op: "begin", Err: err}
+	return Result{}, &StoreError{Op: "begin", Key: h.claim.Key, Err: err}
 }
 
 // transacted is a handler's run in a transaction, which may have to be repeated.
@@ -101,7 +101,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	outcome, err := g.protect(ctx, &w.h.claim, w.fn)
 	if err != nil {
 		w.result = outcome.Result
-		_, w.proof = mark[*NoEffectError](err)
+		_, w.proof = mark[*noEffectError](err)
 		return nil, &workError{err}
 	}
 	if w.h.isLost() {

@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/internal/contexts"
 )
 
-// A patience makes contexts that bound one operation of the store each, and share their ends: a timer of its own for each
-// would cost more than the rest of it. So an operation has up to an eighth more than its timeout. It is safe for
+// A patience makes contexts that bound one operation of the store each, and share their ends: a timer of its own for
+// each would cost more than the rest of it. So an operation has up to an eighth more than its timeout. It is safe for
 // concurrent use, and nothing it makes has to be released.
 type patience struct {
 	timeout time.Duration

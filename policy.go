@@ -17,20 +17,21 @@ type Policy struct {
 	// again, so it must be longer than any broker, relay or client can retry. Zero: 24 hours.
 	Window time.Duration
 
-	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. Where it is longer than Window, one
-	// whose dead letter is still to be published is remembered for Window only, if a process dies just as it begins to publish that,
-	// and no other delivery comes within Window.
+	// FailureWindow is how long failed and unknown outcomes are remembered. Zero: as Window. Where it is longer than
+	// Window, one whose dead letter is still to be published is remembered for Window only, if a process dies just as
+	// it begins to publish that, and no other delivery comes within Window.
 	FailureWindow time.Duration
 
 	// Lease is how long a claim lives without a heartbeat, which comes every third of it: the time after which a
-	// crashed holder's message runs again. At least 100 ms, at most Window, and with redisstore's Config.Replicas more than six
-	// times what replicas have to answer. Zero: 30 s.
+	// crashed holder's message runs again. At least 100 ms, at most Window, and with redisstore's Config.Replicas more
+	// than six times what replicas have to answer. Zero: 30 s.
 	Lease time.Duration
 
 	// MaxAttempts is how many runs a message may have before it fails as exhausted. Crashed runs count. Runs that were
-	// interrupted, as by shutdown, do not, for as many times: adapters cancel a delivery that takes too long for them like
-	// one at shutdown. With the default backoff ten attempts take about 8 minutes: a longer outage of what the handler calls
-	// fails every message, unless MaxAttempts is larger or the handler returns Uncounted errors. Zero: 10.
+	// interrupted, as by shutdown, do not, for as many times: adapters cancel a delivery that takes too long for them
+	// like one at shutdown. With the default backoff ten attempts take about 8 minutes: a longer outage of what the
+	// handler calls fails every message, unless MaxAttempts is larger or the handler returns Uncounted errors. Zero:
+	// 10.
 	MaxAttempts int
 
 	// Backoff says how long a failed run waits for its next attempt.
@@ -50,8 +51,8 @@ type Policy struct {
 	// MissingID says what a consumer does with a message that has no ID. Zero: MissingIDReject.
 	MissingID MissingID
 
-	// MaxResultBytes bounds the result that is kept for duplicates. A longer one is cut, with a marker, and one for which the
-	// store has no room (dedupstore.ErrFull) is left out. Zero: 64 KiB.
+	// MaxResultBytes bounds the result that is kept for duplicates. A longer one is cut, with a marker, and one for
+	// which the store has no room (dedupstore.ErrFull) is left out. Zero: 64 KiB.
 	MaxResultBytes int
 
 	// MaxProducedBytes bounds the produced messages that are kept in the record, payloads and headers together. Larger
@@ -64,8 +65,8 @@ type Policy struct {
 	// nothing is suppressed, derived, delayed, cancelled or dead-lettered.
 	Shadow bool
 
-	// Logger gets what operators must know: one line for each event that somebody must act on, with the message's ID, and
-	// with the trace of the context as trace_id and span_id; never payloads. Nil: slog.Default().
+	// Logger gets what operators must know: one line for each event that somebody must act on, with the message's ID,
+	// and with the trace of the context as trace_id and span_id; never payloads. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
@@ -114,8 +115,8 @@ const (
 	// MissingIDReject refuses it; a consumer dead-letters it.
 	MissingIDReject MissingID = "reject"
 
-	// MissingIDBypass runs the handler unguarded, counted as bypassed; an ID that is unusable is rejected all the same. Nobody
-	// counts attempts there: errors that are not Permanent are tried again for ever, and FromContext panics.
+	// MissingIDBypass runs the handler unguarded, counted as bypassed; an ID that is unusable is rejected all the same.
+	// Nobody counts attempts there: errors that are not Permanent are tried again for ever, and FromContext panics.
 	MissingIDBypass MissingID = "bypass"
 )
 
@@ -125,11 +126,11 @@ func LowValue() Policy { return Policy{Window: 24 * time.Hour} }
 // HighValue is for effects that cost money: 7 days, and failures for as long.
 func HighValue() Policy { return Policy{Window: 7 * 24 * time.Hour} }
 
-// Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once while the store keeps
-// its records and within the window, see docs/guarantees.md for what it does not cover. A run that crashed, was cut off (by
-// shutdown, too) or failed without proof (NoEffect), whatever else its error says, is parked as unknown for somebody to
-// look at. One that crashed is parked by the next call for its key, such as a redelivery: of a Do that nobody repeats, nobody
-// hears.
+// Irreversible is for effects that must not happen twice, rather not at all: 30 days, at most once while the store
+// keeps its records and within the window, see docs/guarantees.md for what it does not cover. A run that crashed, was
+// cut off (by shutdown, too) or failed without proof (NoEffect), whatever else its error says, is parked as unknown for
+// somebody to look at. One that crashed is parked by the next call for its key, such as a redelivery: of a Do that
+// nobody repeats, nobody hears.
 func Irreversible() Policy { return Policy{Window: 30 * 24 * time.Hour, ExpiredLease: Park} }
 
 func (p Policy) withDefaults() Policy {
@@ -196,7 +197,7 @@ func (p Policy) validate() error {
 	case p.MaxProducedBytes < 1:
 		return invalid("Policy.MaxProducedBytes", fmt.Sprintf("is %d, want at least 1", p.MaxProducedBytes))
 	}
-	return nil
+	return p.Telemetry.validate()
 }
 
 // fits checks a policy against the store that it is for. A handler that expects a transaction cannot run without one.
@@ -214,8 +215,8 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 	return nil
 }
 
-// waits checks that a claim is not given up while the store still waits for others: it would be granted all the same, count as an
-// attempt when its lease ends, and with enough of them the message ends as exhausted without a run.
+// waits checks that a claim is not given up while the store still waits for others: it would be granted all the same,
+// count as an attempt when its lease ends, and with enough of them the message ends as exhausted without a run.
 func (p Policy) waits(store dedupstore.Store) error {
 	waiter, ok := store.(dedupstore.Waiter)
 	if !ok || p.Shadow {

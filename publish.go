@@ -103,9 +103,9 @@ func (g *Guard) publication(ctx context.Context, h *holding, produced []dedupsto
 func (p *Publication) Messages() []dedupstore.Produced { return p.produced }
 
 // Done says that every message was acknowledged by the broker, and records it. The message that caused the run may be
-// acknowledged before or after. The error, an *UnrecordedError or *ClaimLostError, says that it could not be recorded that
-// the run is over, so that a redelivery runs it again; it happens only with outputs over Policy.MaxProducedBytes, or for which
-// the store has no room.
+// acknowledged before or after. The error, an *UnrecordedError or *ClaimLostError, says that it could not be recorded
+// that the run is over, so that a redelivery runs it again; it happens only with outputs over Policy.MaxProducedBytes,
+// or for which the store has no room.
 func (p *Publication) Done() error {
 	var err error
 	p.once.Do(func() {

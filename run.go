@@ -37,8 +37,8 @@ func FromContext(ctx context.Context) Run {
 	return Run{Key: claim.Key, Fence: claim.Fence, Attempt: claim.Attempt}
 }
 
-// withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the handler.
-// The claim of an unguarded run has a key only.
+// withClaim puts the claim of a run where FromContext finds it, and stores that settle it in a transaction of the
+// handler. The claim of an unguarded run has a key only.
 func withClaim(ctx context.Context, claim *dedupstore.Claim) context.Context {
 	return txctx.With(ctx, claim)
 }

@@ -53,14 +53,14 @@ func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result,
 // failed stores or releases a run that returned an error, and perhaps a result beside it.
 func (g *Guard) failed(ctx context.Context, call Call, h *holding, res Result, result []byte) (Result, error) {
 	err := res.err
-	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run for
-	// ever. So does the guard when a lease cannot be renewed.
+	// Adapters cancel deliveries for reasons of their own, too: a handler that is always too slow for one must not run
+	// for ever. So does the guard when a lease cannot be renewed.
 	cancelled := (errors.Is(ctx.Err(), context.Canceled) || h.wasCut()) && h.claim.Returned < g.policy.MaxAttempts
 	_, conflict := mark[*dedupstore.ConflictError](err)
 	endless := conflict && h.claim.Returned >= g.policy.MaxAttempts
 	interrupted := uncounted(err) && !endless || cancelled
 	_, permanent := mark[*PermanentError](err)
-	_, proof := mark[*NoEffectError](err)
+	_, proof := mark[*noEffectError](err)
 	parks := g.policy.ExpiredLease == Park && !proof
 	last := h.claim.Attempt >= g.policy.MaxAttempts
 	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err), Result: result}
@@ -115,7 +115,7 @@ func (g *Guard) release(ctx context.Context, h *holding, handler error, interrup
 	if interrupted {
 		retry.Delay = 0
 		_, conflict := mark[*dedupstore.ConflictError](handler)
-		if _, outage := mark[*UncountedError](handler); conflict || outage { // the others may still be at it, or away
+		if _, outage := mark[*uncountedError](handler); conflict || outage { // the others may still be at it, or away
 			retry.Delay = g.policy.Backoff.delay(h.claim.Returned + 1)
 		}
 	}
@@ -213,7 +213,8 @@ func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement)
 	return err
 }
 
-// settleOnce tries once. Without the outcome the effect would be made again, so that a panic is an error, too, which is tried again.
+// settleOnce tries once. Without the outcome the effect would be made again, so that a panic is an error, too, which is
+// tried again.
 func (g *Guard) settleOnce(ctx context.Context, h *holding, s dedupstore.Settlement) (err error) {
 	defer calm(&err)
 	return g.store.Settle(ctx, h.claim, s)
@@ -237,13 +238,15 @@ func (g *Guard) settleAgain(ctx context.Context, h *holding, s dedupstore.Settle
 	return err
 }
 
-// crowdedError says that the store has no room for an outcome because of what the run produced, which can be published first.
+// crowdedError says that the store has no room for an outcome because of what the run produced, which can be published
+// first.
 type crowdedError struct{ error }
 
 // Unwrap returns what the store said.
 func (e *crowdedError) Unwrap() error { return e.error }
 
-// lean leaves out of a settlement that found no room what can be done without: a run that is not settled is made again, and counts.
+// lean leaves out of a settlement that found no room what can be done without: a run that is not settled is made again,
+// and counts.
 func (g *Guard) lean(ctx context.Context, h *holding, s dedupstore.Settlement, err error) (dedupstore.Settlement, error) {
 	if !errors.Is(err, dedupstore.ErrFull) {
 		return s, err

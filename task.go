@@ -28,7 +28,7 @@ import (
 //   - Each call is remembered for Policy.Window from the end of its own run, the first one no longer because of the others.
 //     Whoever begins with the first call after that does all parts again. If the rest may take so long, keep the call that
 //     Rest returned, with its parts, and go on with that one.
-//   - All of it counts against Policy.MaxResultBytes. What is longer is a *ResultError for later callers, who then do not
+//   - All of it counts against Policy.MaxResultBytes. What is longer is ErrNoResult for later callers, who then do not
 //     get to know what remains.
 type Partial[T, P any] struct {
 	Done    T      `json:"done"`              // what the parts that were done ended in
@@ -39,9 +39,9 @@ type Partial[T, P any] struct {
 // Complete reports whether nothing remains.
 func (p Partial[T, P]) Complete() bool { return len(p.Remains) == 0 }
 
-// Rest returns the call for what remains of the given one, which ended in p: in its scope, under an ID that is derived from
-// its key. A stored outcome never changes, so all who continue it mean the same parts, and one of them runs. Fingerprint
-// and Rerun are of the old content and not taken along.
+// Rest returns the call for what remains of the given one, which ended in p: in its scope, under an ID that is derived
+// from its key. A stored outcome never changes, so all who continue it mean the same parts, and one of them runs.
+// Fingerprint and Rerun are of the old content and not taken along.
 func (p Partial[T, P]) Rest(call Call) Call {
 	k := call.Key
 	call.Key.ID = ids.Derive("oncemill/rest", k.Tenant, k.Group, k.Handler, k.ID)

@@ -101,6 +101,9 @@ func (c Config) withDefaults() Config {
 
 // validate checks a config after its defaults were filled in.
 func (c Config) validate() error {
+	if c.Group == "" {
+		return invalid("Config.Group", "is empty: name what all processes that share this work have in common")
+	}
 	probe := dedupstore.Key{Tenant: c.Tenant, Group: c.Group, Handler: "probe", ID: "probe"}
 	if err := probe.Validate(); err != nil {
 		if part, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
@@ -146,5 +149,5 @@ func HandlerProblem(name string) string {
 }
 
 func invalid(field, problem string) error {
-	return &dedupstore.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "consumer", Field: field, Problem: problem}
 }

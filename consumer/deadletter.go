@@ -52,19 +52,20 @@ const mostReturns = 10
 // somebody has sent it as it is, and need not have it any more: it goes back there before it is acknowledged. Without
 // DeadLetters it cannot go back, and is not of this Processor's making: whoever handles dead letters under the names of
 // those who made them keeps them.
-func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadLetterError) Decision {
+func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own error) Decision {
+	id, original := d.Header.Get(producer.HeaderID), d.Header.Get(producer.HeaderOriginalID)
 	if p.config.DeadLetters == nil {
 		pause := p.policy.Backoff.Max
 		p.log.ErrorContext(ctx,
 			"oncemill: dead letter came to the group and handler that made it, which have no DeadLetters here: it is "+
 				"not handled, and comes again; who handles dead letters needs a Group or a Handler of its own",
-			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "again_in", pause)
+			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Err: own}
 	}
 	p.log.ErrorContext(ctx,
 		"oncemill: own dead letter came back: its handler does not run for it, and it is acknowledged; what this "+
 			"group consumes must not include its dead letters, and consumer.Rerun makes of one what runs again",
-		"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler)
+		"id", id, "original", original, "topic", d.Topic, "handler", d.Handler)
 	token := p.token(d.Handler)
 	tokens := cmp.Or(d.Header.Get(headerGaveUp), token) // there may be the name alone
 	fromThere := d.Topic == p.config.DeadLetterTopic
@@ -73,21 +74,21 @@ func (p *Processor) ownDeadLetter(ctx context.Context, d Delivery, own *OwnDeadL
 		p.log.ErrorContext(ctx,
 			"oncemill: own dead letter has gone back to the dead letters so often that it goes back no more: nobody "+
 				"has it, unless it is there still; something sends dead letters to their handler as they are",
-			"id", own.ID, "original", own.OriginalID, "topic", own.Topic, "handler", own.Handler, "returns", returns)
+			"id", id, "original", original, "topic", d.Topic, "handler", d.Handler, "returns", returns)
 	}
 	if fromThere || returns >= mostReturns {
 		return Decision{Action: Ack, Err: own}
 	}
-	if own.ID == "" {
-		return p.undeliverable(ctx, d, own.OriginalID, outcomeRejected, own)
+	if id == "" {
+		return p.undeliverable(ctx, d, original, outcomeRejected, own)
 	}
 	header := carried(d.Header)
 	header[producer.HeaderPurpose] = producer.PurposeDeadLetter
 	// for JetStream it were a duplicate of one before
 	header[producer.HeaderGeneration] = strconv.Itoa(strings.Count(tokens, ",") + 2)
 	header[headerGaveUp] = tokens + "," + token
-	letter := dedupstore.Produced{ID: own.ID, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
-	if err := p.publishProduced(ctx, &d, own.OriginalID, []dedupstore.Produced{letter}); err != nil {
+	letter := dedupstore.Produced{ID: id, Topic: p.config.DeadLetterTopic, Header: header, Payload: d.Payload}
+	if err := p.publishProduced(ctx, &d, original, []dedupstore.Produced{letter}); err != nil {
 		return p.unburied(err)
 	}
 	return Decision{Action: Ack, Err: own}

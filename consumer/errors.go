@@ -1,6 +1,9 @@
 package consumer
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // MissingIDError says that a message has no ID, or one that cannot be used. Without an ID nothing can be recorded:
 // the policy rejects or bypasses such messages.
@@ -35,29 +38,25 @@ func (e *ContentError) Error() string {
 // Unwrap returns what could not be read.
 func (e *ContentError) Unwrap() error { return e.Err }
 
-// OwnDeadLetterError says that a dead letter came to the handler that had given its message up, or that had given up
-// the message of which it is a dead letter's dead letter. The handler did not run. The delivery is acknowledged, if it
-// came from elsewhere than DeadLetterTopic when it is there again; where there are no DeadLetters it comes again.
-type OwnDeadLetterError struct {
-	Topic      string // where it came from
-	Handler    string
-	ID         string // of the dead letter
-	OriginalID string // of the message; empty if it had none
+// ErrOwnDeadLetter says that a dead letter came to the handler that had given its message up, or that had given up the
+// message of which it is a dead letter's dead letter. The handler did not run. The delivery is acknowledged, if it came
+// from elsewhere than DeadLetterTopic when it is there again; where there are no DeadLetters it comes again.
+var ErrOwnDeadLetter = errors.New("consumer: a dead letter came to its own handler")
+
+// ErrGuardedTwice says that one delivery entered a guard twice: the middleware was added to the Router and to the
+// handler, or two processors guard one handler. The inner guard refused; the handler did not run, and no attempt was
+// counted.
+var ErrGuardedTwice = errors.New("consumer: handler is guarded twice")
+
+// guardedTwiceError is the ErrGuardedTwice of a handler.
+type guardedTwiceError struct{ handler string }
+
+func (e *guardedTwiceError) Error() string {
+	return fmt.Sprintf("%v: add the middleware once, to the Router or to handler %q", ErrGuardedTwice, e.handler)
 }
 
-func (e *OwnDeadLetterError) Error() string {
-	return fmt.Sprintf("consumer: message %q from %q is a dead letter of handler %q itself: let what it consumes not "+
-		"include its dead letters", e.ID, e.Topic, e.Handler)
-}
-
-// NestedError says that one delivery entered a guard twice: the middleware was added to the Router and to the handler,
-// or two processors guard one handler. The inner guard refused; the handler did not run, and no attempt was counted.
-type NestedError struct{ Handler string }
-
-func (e *NestedError) Error() string {
-	return fmt.Sprintf("consumer: handler %q is guarded twice: add the middleware once, to the Router or to the "+
-		"handler", e.Handler)
-}
+// Unwrap returns ErrGuardedTwice.
+func (e *guardedTwiceError) Unwrap() error { return ErrGuardedTwice }
 
 // Uncounted makes the outer guard give the attempt back.
-func (e *NestedError) Uncounted() bool { return true }
+func (e *guardedTwiceError) Uncounted() bool { return true }

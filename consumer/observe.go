@@ -124,7 +124,10 @@ func failureOf(ctx context.Context, decision *Decision) (telemetry.Failure, erro
 		return telemetry.FailedUnrecorded, err
 	case *oncemill.UnpublishedError:
 		return telemetry.FailedUnpublished, err
-	case *MissingIDError, *ContentError, *OwnDeadLetterError:
+	case *MissingIDError, *ContentError:
+		return telemetry.FailedRejected, err
+	}
+	if errors.Is(err, ErrOwnDeadLetter) {
 		return telemetry.FailedRejected, err
 	}
 	if decision.Action == RetryLater && (errors.Is(err, context.Canceled) || interrupted(ctx, err)) {
@@ -162,18 +165,21 @@ func handlerFailure(err error) telemetry.Failure {
 
 func marked(err error) telemetry.Failure {
 	for err != nil {
-		switch err.(type) { //nolint:errorlint // this is the search
+		if err == oncemill.ErrNoResult { //nolint:errorlint // this is the search
+			return telemetry.FailedNested
+		}
+		switch err.(type) { //nolint:errorlint // so is this
 		case *oncemill.PermanentError:
 			return telemetry.FailedPermanently
 		case *oncemill.RetryAfterError:
 			return telemetry.FailedRetryAfter
-		case *oncemill.NoEffectError:
+		case interface{ NoEffect() bool }:
 			return telemetry.FailedNoEffect
 		case *oncemill.PanicError:
 			return telemetry.FailedPanic
 		case *oncemill.BusyError, *oncemill.RetryError, *oncemill.FailedError, *oncemill.MismatchError,
-			*oncemill.StoreError, *oncemill.UnrecordedError, *oncemill.UnpublishedError, *oncemill.ResultError,
-			*oncemill.ClaimLostError, *NestedError:
+			*oncemill.StoreError, *oncemill.UnrecordedError, *oncemill.UnpublishedError, *oncemill.ClaimLostError,
+			*guardedTwiceError:
 			return telemetry.FailedNested
 		}
 		switch e := err.(type) { //nolint:errorlint // so is this

@@ -57,7 +57,8 @@ func stamp(ctx context.Context, consumed producer.Header, outputs []producer.Mes
 		}
 		name, id := header.Get(producer.HeaderName), cmp.Or(m.ID, header.Get(producer.HeaderID))
 		maps.DeleteFunc(header, func(name, _ string) bool {
-			return copyHeader(name) || strings.EqualFold(name, producer.HeaderID)
+			return copyHeader(name) || strings.EqualFold(name, producer.HeaderID) ||
+				strings.EqualFold(name, producer.HeaderReruns)
 		})
 		if id == "" || id == consumed.Get(producer.HeaderID) {
 			id = outputID(key, m.Topic, name, i, used)

@@ -141,8 +141,7 @@ func TestProcess_OneDeliveryEntersOneGuard(t *testing.T) {
 				within = p.Process(ctx, inner, failing(nil)).Err
 				return nil
 			})
-			var nested *consumer.NestedError
-			if errors.As(within, &nested) != tc.twice {
+			if errors.Is(within, consumer.ErrGuardedTwice) != tc.twice {
 				t.Errorf("%s: %v, want it to be guarded twice: %t", name, within, tc.twice)
 			}
 		}

@@ -56,8 +56,24 @@ func New(store dedupstore.Store, config Config) (*Processor, error) {
 	}, nil
 }
 
-// Check asks the store to look at its server: see oncemill.Guard.Check.
-func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) { return p.guard.Check(ctx) }
+// Check asks the store to look at its server, see oncemill.Guard.Check, and then Config.DeadLetters at DeadLetterTopic,
+// if it has a method Check(ctx, topic) error, as a publisher may. Call it at start-up to fail early.
+func (p *Processor) Check(ctx context.Context) (dedupstore.Report, error) {
+	report, err := p.guard.Check(ctx)
+	if err != nil {
+		return report, err
+	}
+	letters, ok := p.config.DeadLetters.(interface {
+		Check(ctx context.Context, topic string) error
+	})
+	if !ok {
+		return report, nil
+	}
+	if err := letters.Check(ctx, p.config.DeadLetterTopic); err != nil {
+		return report, fmt.Errorf("consumer: Config.DeadLetters: %w", err)
+	}
+	return report, nil
+}
 
 // Policy returns the policy with its defaults filled in, for transports that compare it with the settings of a broker.
 func (p *Processor) Policy() oncemill.Policy { return p.policy }
@@ -203,7 +219,7 @@ func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified,
 //go:noinline
 func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, call *oncemill.Call, decision *Decision) {
 	decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
-	nested := &NestedError{Handler: d.Handler}
+	nested := &guardedTwiceError{d.Handler}
 	decision.Err = oncemill.NoEffect(nested)
 	p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
 		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept",
@@ -267,8 +283,8 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 	identity, err := producer.Extract(in, p.config.Extractors...)
 	found.spellings = telemetry.SpellingsOf(d.Header) // an extractor may have written to it
 	if found.header(d, producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
-		return &OwnDeadLetterError{Topic: d.Topic, Handler: d.Handler, ID: d.Header.Get(producer.HeaderID),
-			OriginalID: d.Header.Get(producer.HeaderOriginalID)}
+		return fmt.Errorf("%w: message %q from %q: let what handler %q consumes not include its dead letters",
+			ErrOwnDeadLetter, d.Header.Get(producer.HeaderID), d.Topic, d.Handler)
 	}
 	if err != nil {
 		if errors.Is(err, producer.ErrNoID) {
@@ -330,7 +346,6 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
 	}
 	var content *ContentError
-	var own *OwnDeadLetterError
 	var panicked *panicError
 	switch {
 	case errors.As(err, &panicked): // a mistake of the program's, which says nothing of the message
@@ -340,8 +355,8 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
 	case p.bypasses(err):
 		return p.bypass(ctx, d, do)
-	case errors.As(err, &own):
-		return p.ownDeadLetter(ctx, d, own)
+	case errors.Is(err, ErrOwnDeadLetter):
+		return p.ownDeadLetter(ctx, d, err)
 	case errors.As(err, &content):
 		decision := p.undeliverable(ctx, d, content.ID, outcomeRejected, err)
 		decision.ID = content.ID

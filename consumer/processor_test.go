@@ -217,6 +217,9 @@ func TestConfig_BadValuesNameTheirField(t *testing.T) {
 		if e := as[*dedupstore.InvalidError](t, err); e.Field != strings.TrimSpace(field) {
 			t.Errorf("%v, want it to name %s", err, field)
 		}
+		if text := err.Error(); !strings.HasPrefix(text, "consumer: ") && !strings.HasPrefix(text, "oncemill: Policy.") {
+			t.Errorf("%v does not say whose field it is", err)
+		}
 	}
 	for _, store := range []dedupstore.Store{nil, (*dedupstore.Memory)(nil)} {
 		_, err := consumer.New(store, consumer.Config{Group: "g"})

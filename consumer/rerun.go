@@ -29,6 +29,10 @@ import (
 // it erred or died, also one before the run in which the handler refused the message. docs/operations.md, "Running a
 // dead letter again", says how, and what to do if it has happened.
 //
+// Header oncemill-reruns counts the reruns of a message, and its dead letters carry it: Rerun refuses after ten, so that
+// a program that sends each dead letter back, which fails again, comes to an end. To go on all the same, delete that
+// header from the dead letter.
+//
 // It does what it says if
 //
 //   - the failure is still remembered (Policy.FailureWindow). Later a rerun is a first run, even if an earlier one has
@@ -45,9 +49,9 @@ import (
 // letters chooses with them what is published, with the rights of who publishes it: look at Topic where you do not
 // trust all of them.
 //
-// The error holds a *producer.InvalidError, which names the header and what to do instead: what is no dead letter, what
-// was never recorded (no usable ID, content that cannot be read, other content under a known ID, or a run without an ID
-// under MissingIDBypass), and what is incomplete cannot be run again.
+// The error names the header and what to do instead: what is no dead letter, what was never recorded (no usable ID,
+// content that cannot be read, other content under a known ID, or a run without an ID under MissingIDBypass), and what
+// is incomplete cannot be run again.
 func Rerun(dead producer.Message) (producer.Message, error) {
 	m, err := rerun(dead)
 	if err != nil {
@@ -57,8 +61,15 @@ func Rerun(dead producer.Message) (producer.Message, error) {
 	return m, nil
 }
 
+// mostReruns is how often a message is run again: more often than an operator tries, and not without end.
+const mostReruns = 10
+
 func rerun(dead producer.Message) (producer.Message, error) {
 	if err := rerunnable(dead.Header); err != nil {
+		return producer.Message{}, err
+	}
+	before, err := rerunsOf(dead.Header)
+	if err != nil {
 		return producer.Message{}, err
 	}
 	header, err := unescape(dead.Header)
@@ -78,13 +89,31 @@ func rerun(dead producer.Message) (producer.Message, error) {
 	header[producer.HeaderRerun] = fence
 	header[producer.HeaderPurpose] = producer.PurposeReplay
 	header[producer.HeaderGeneration] = fence
+	header[producer.HeaderReruns] = strconv.Itoa(before + 1)
 	return m, nil
+}
+
+// rerunsOf returns how often the message of a dead letter has been run again, unless that is as often as it may.
+func rerunsOf(dead producer.Header) (int, error) {
+	text := dead.Get(producer.HeaderReruns)
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	switch {
+	case err != nil || n < 0:
+		return 0, fmt.Errorf("header %s is %.80q, want a number", producer.HeaderReruns, text)
+	case n >= mostReruns:
+		return 0, fmt.Errorf("header %s is %d: it has failed after each rerun, and what sends it back may be a loop; "+
+			"to run it again all the same, delete this header", producer.HeaderReruns, n)
+	}
+	return n, nil
 }
 
 // rerunnable returns what keeps a dead letter from being run again, or nil.
 func rerunnable(header producer.Header) error {
 	wrong := func(name, format string, args ...any) error {
-		return &producer.InvalidError{Field: "header " + name, Problem: fmt.Sprintf(format, args...)}
+		return fmt.Errorf("header "+name+" "+format, args...)
 	}
 	if purpose := header.Get(producer.HeaderPurpose); purpose != producer.PurposeDeadLetter {
 		return wrong(producer.HeaderPurpose, "is %.80q, want %q: this is no dead letter", purpose,
@@ -132,12 +161,10 @@ func unescape(dead producer.Header) (producer.Header, error) {
 		if n := len(producer.HeaderEscaped); len(name) >= n && strings.EqualFold(name[:n], producer.HeaderEscaped) {
 			plain, err := url.QueryUnescape(name[n:])
 			if err != nil {
-				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name),
-					Problem: "has a name that is not URL query escaped"}
+				return nil, fmt.Errorf("header %.80q has a name that is not URL query escaped", name)
 			}
 			if value, err = url.QueryUnescape(value); err != nil {
-				return nil, &producer.InvalidError{Field: fmt.Sprintf("header %.80q", name),
-					Problem: "has a value that is not URL query escaped"}
+				return nil, fmt.Errorf("header %.80q has a value that is not URL query escaped", name)
 			}
 			name = plain
 		}
@@ -154,5 +181,6 @@ func letterHeader(name string) bool {
 var letterHeaders = []string{
 	producer.HeaderID, producer.HeaderOriginalID, producer.HeaderTopic, producer.HeaderHandler, producer.HeaderOutcome,
 	producer.HeaderReason, producer.HeaderAttempts, producer.HeaderFence, producer.HeaderKey,
+	producer.HeaderReruns,
 	"_watermill_message_uuid", // where Watermill's stock marshalers put the dead letter's ID
 }

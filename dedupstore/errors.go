@@ -1,6 +1,7 @@
 package dedupstore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 )
@@ -19,14 +20,21 @@ var ErrFull = errors.New("dedupstore: store is full")
 // other keys.
 var ErrNotDurable = errors.New("dedupstore: claim is not durable")
 
-// InvalidError says which argument, or field of a config or policy, of this module is wrong. Nothing was sent to the
-// store; repeating the call is useless.
+// InvalidError says which argument, field of a config or policy, or part of a message is wrong. Nothing was done;
+// repeating the call is useless.
 type InvalidError struct {
+	Package string // whose argument it is, such as "consumer"; empty: "oncemill"
 	Field   string // such as "Request.Lease"
 	Problem string // such as "is zero"
 }
 
-func (e *InvalidError) Error() string { return "oncemill: " + e.Field + " " + e.Problem }
+func (e *InvalidError) Error() string {
+	return cmp.Or(e.Package, "oncemill") + ": " + e.Field + " " + e.Problem
+}
+
+func invalid(field, problem string) error {
+	return &InvalidError{Package: "dedupstore", Field: field, Problem: problem}
+}
 
 // RecordError says that a stored record cannot be read: it was written by a newer version or by something else. It was
 // not touched. Look at it with the store's own tools; until then its message is not processed.

@@ -36,7 +36,7 @@ func (k Key) Validate() error {
 		{"Key.ID", k.ID, MaxID},
 	} {
 		if problem := textProblem(part.value, part.limit); problem != "" {
-			return &InvalidError{Field: part.name, Problem: problem}
+			return invalid(part.name, problem)
 		}
 	}
 	return nil
@@ -90,12 +90,12 @@ func (k Key) Append(b []byte) []byte {
 func ParseKey(s string) (Key, error) {
 	parts := strings.Split(s, ":")
 	if len(parts) != 4 {
-		return Key{}, &InvalidError{"Key", fmt.Sprintf("%q has %d parts, want tenant:group:handler:ID", s, len(parts))}
+		return Key{}, invalid("Key", fmt.Sprintf("%q has %d parts, want tenant:group:handler:ID", s, len(parts)))
 	}
 	for i, part := range parts {
 		plain, ok := unescape(part)
 		if !ok {
-			return Key{}, &InvalidError{Field: "Key", Problem: fmt.Sprintf("%q is not encoded as Key.String does", s)}
+			return Key{}, invalid("Key", fmt.Sprintf("%q is not encoded as Key.String does", s))
 		}
 		parts[i] = plain
 	}

@@ -28,7 +28,7 @@ func (c MemoryConfig) withDefaults() MemoryConfig {
 
 func (c MemoryConfig) validate() error {
 	if c.MaxBytes < 0 {
-		return &InvalidError{"MemoryConfig.MaxBytes", fmt.Sprintf("is %d, want at least 0", c.MaxBytes)}
+		return invalid("MemoryConfig.MaxBytes", fmt.Sprintf("is %d, want at least 0", c.MaxBytes))
 	}
 	return nil
 }

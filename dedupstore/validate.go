@@ -31,9 +31,9 @@ func (r Request) Validate() error {
 	}
 	switch {
 	case r.MaxAttempts < 1:
-		return &InvalidError{"Request.MaxAttempts", fmt.Sprintf("is %d, want at least 1", r.MaxAttempts)}
+		return invalid("Request.MaxAttempts", fmt.Sprintf("is %d, want at least 1", r.MaxAttempts))
 	case r.Trace != "" && textProblem(r.Trace, maxTrace) != "":
-		return &InvalidError{"Request.Trace", textProblem(r.Trace, maxTrace)}
+		return invalid("Request.Trace", textProblem(r.Trace, maxTrace))
 	}
 	return nil
 }
@@ -47,7 +47,7 @@ func (c Claim) Validate() error {
 		return err
 	}
 	if c.Fence == 0 {
-		return &InvalidError{"Claim.Fence", "is zero"}
+		return invalid("Claim.Fence", "is zero")
 	}
 	if err := validDuration("Claim.Lease", c.Lease); err != nil {
 		return err
@@ -65,7 +65,7 @@ func ValidateSettlement(s Settlement) error {
 		return validDuration("Finish.Retention", s.Retention)
 	case Release:
 		if s.Delay < 0 || s.Delay > maxDuration {
-			return &InvalidError{"Release.Delay", fmt.Sprintf("is %v, want 0 to %v", s.Delay, maxDuration)}
+			return invalid("Release.Delay", fmt.Sprintf("is %v, want 0 to %v", s.Delay, maxDuration))
 		}
 		return validReason("Release.Reason", s.Reason)
 	case Published:
@@ -74,15 +74,15 @@ func ValidateSettlement(s Settlement) error {
 		}
 		return validDuration("Published.Retention", s.Retention)
 	}
-	return &InvalidError{"Settlement", fmt.Sprintf("is %T, want Finish, Release or Published", s)}
+	return invalid("Settlement", fmt.Sprintf("is %T, want Finish, Release or Published", s))
 }
 
 func (o Outcome) validate() error {
 	switch {
 	case o.Kind != Succeeded && o.Kind != Failed && o.Kind != Unknown:
-		return &InvalidError{"Outcome.Kind", fmt.Sprintf("is %q", o.Kind)}
+		return invalid("Outcome.Kind", fmt.Sprintf("is %q", o.Kind))
 	case o.Exhausted && o.Kind != Failed:
-		return &InvalidError{"Outcome.Exhausted", "is set although Kind is " + string(o.Kind)}
+		return invalid("Outcome.Exhausted", "is set although Kind is "+string(o.Kind))
 	}
 	if err := validReason("Outcome.Reason", o.Reason); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (o Outcome) validate() error {
 func validProduced(field string, produced []Produced) error {
 	for i, p := range produced {
 		if problem := textProblem(p.ID, MaxID); problem != "" {
-			return &InvalidError{fmt.Sprintf("%s[%d].ID", field, i), problem}
+			return invalid(fmt.Sprintf("%s[%d].ID", field, i), problem)
 		}
 	}
 	return nil
@@ -105,19 +105,19 @@ func (f Fingerprint) validate() error {
 	}
 	other := func(r rune) bool { return !isToken(r) && r != '.' }
 	if f.Scheme == "" || len(f.Scheme) > 64 || strings.ContainsFunc(f.Scheme, other) {
-		return &InvalidError{"Request.Fingerprint.Scheme",
-			fmt.Sprintf("is %q, want 1 to 64 letters, digits, '-', '.', '_'", f.Scheme)}
+		return invalid("Request.Fingerprint.Scheme",
+			fmt.Sprintf("is %q, want 1 to 64 letters, digits, '-', '.', '_'", f.Scheme))
 	}
 	if f.Sum == "" || len(f.Sum) > 128 || strings.ContainsFunc(f.Sum, func(r rune) bool { return !isToken(r) }) {
-		return &InvalidError{"Request.Fingerprint.Sum",
-			fmt.Sprintf("is %q, want 1 to 128 characters of base64url", f.Sum)}
+		return invalid("Request.Fingerprint.Sum",
+			fmt.Sprintf("is %q, want 1 to 128 characters of base64url", f.Sum))
 	}
 	return nil
 }
 
 func validOwner(field, owner string) error {
 	if len(owner) < 16 || len(owner) > 64 || strings.ContainsFunc(owner, func(r rune) bool { return !isToken(r) }) {
-		return &InvalidError{field, "is not a token of 16 to 64 letters, digits, '-', '_'"}
+		return invalid(field, "is not a token of 16 to 64 letters, digits, '-', '_'")
 	}
 	return nil
 }
@@ -131,17 +131,17 @@ const maxDuration = 100 * 365 * 24 * time.Hour
 
 func validDuration(field string, d time.Duration) error {
 	if d < time.Millisecond || d > maxDuration {
-		return &InvalidError{field, fmt.Sprintf("is %v, want 1ms to %v", d, maxDuration)}
+		return invalid(field, fmt.Sprintf("is %v, want 1ms to %v", d, maxDuration))
 	}
 	return nil
 }
 
 func validReason(field, reason string) error {
 	if len(reason) > MaxReason {
-		return &InvalidError{field, fmt.Sprintf("is %d bytes long, the limit is %d", len(reason), MaxReason)}
+		return invalid(field, fmt.Sprintf("is %d bytes long, the limit is %d", len(reason), MaxReason))
 	}
 	if !utf8.ValidString(reason) {
-		return &InvalidError{field, "is not valid UTF-8"}
+		return invalid(field, "is not valid UTF-8")
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 )
 
@@ -23,14 +24,15 @@ import (
 // order that can be refunded once, DeriveID with that says more, and needs no conversation.
 //
 // Arguments are anything that encoding/json can write; JSON text is given as json.RawMessage or []byte. It returns an
-// *InvalidError without conversation or tool, for a string (is it text or JSON?), for strings in it that are not UTF-8,
-// and for arguments that have no canonical form: see FingerprintJSON. Whole numbers beyond 2^53 are sent as strings.
+// *dedupstore.InvalidError without conversation or tool, for a string (is it text or JSON?), for strings in it that are
+// not UTF-8, and for arguments that have no canonical form: see FingerprintJSON. Whole numbers beyond 2^53 are sent as
+// strings.
 func CallID(conversation, step, tool string, args any) (string, error) {
 	switch {
 	case conversation == "":
-		return "", &InvalidError{"conversation", "is empty: equal calls of all conversations would be one"}
+		return "", invalid("conversation", "is empty: equal calls of all conversations would be one")
 	case tool == "":
-		return "", &InvalidError{"tool", "is empty"}
+		return "", invalid("tool", "is empty")
 	}
 	canonical, err := canonicalArguments(args)
 	if err != nil {
@@ -46,17 +48,17 @@ func canonicalArguments(args any) ([]byte, error) {
 		text, isText = raw, true
 	}
 	if _, is := args.(string); is {
-		return nil, &InvalidError{"args",
-			"is a string: make it a json.RawMessage if it is JSON, or a member of an object"}
+		return nil, invalid("args",
+			"is a string: make it a json.RawMessage if it is JSON, or a member of an object")
 	}
 	if !isText {
 		var err error
 		if text, err = json.Marshal(args); err != nil {
-			return nil, &InvalidError{"args", "cannot be written as JSON"}
+			return nil, invalid("args", "cannot be written as JSON")
 		}
 		if replaced(text) {
-			return nil, &InvalidError{"args",
-				`holds a string that is not UTF-8, or JSON text with \ufffd, which stands for one`}
+			return nil, invalid("args",
+				`holds a string that is not UTF-8, or JSON text with \ufffd, which stands for one`)
 		}
 	}
 	doc, err := parseJSON(text)
@@ -64,7 +66,7 @@ func canonicalArguments(args any) ([]byte, error) {
 		return nil, ofArguments(err)
 	}
 	if place, problem := badNumber(doc); problem != "" {
-		return nil, &InvalidError{"args", fmt.Sprintf("at %.200q %s", place, problem)}
+		return nil, invalid("args", fmt.Sprintf("at %.200q %s", place, problem))
 	}
 	canonical, err := canonicalJSON(doc)
 	return canonical, ofArguments(err)
@@ -87,8 +89,8 @@ func replaced(text []byte) bool {
 
 // ofArguments makes an error about a payload one about arguments.
 func ofArguments(err error) error {
-	if invalid, ok := errors.AsType[*InvalidError](err); ok {
-		return &InvalidError{"args", invalid.Problem}
+	if bad, ok := errors.AsType[*dedupstore.InvalidError](err); ok {
+		return invalid("args", bad.Problem)
 	}
 	return err
 }

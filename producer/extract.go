@@ -66,15 +66,15 @@ var defaultExtractors = []Extractor{
 
 // Extract finds a message's ID with the first extractor that finds one; without extractors, with DefaultExtractors. It
 // returns ErrNoID if none does. An ID that is there but cannot be used ends the search with an error, usually an
-// *InvalidError that names the header: another ID in its place would not be the one that the producer meant. An
-// identity of an unknown source is reported as SourceCustom.
+// *dedupstore.InvalidError that names the header: another ID in its place would not be the one that the producer meant.
+// An identity of an unknown source is reported as SourceCustom.
 func Extract(in Incoming, extractors ...Extractor) (Identity, error) {
 	if len(extractors) == 0 {
 		extractors = defaultExtractors
 	}
 	for i, extract := range extractors {
 		if extract == nil {
-			return Identity{}, &InvalidError{fmt.Sprintf("extractor %d", i), "is nil"}
+			return Identity{}, invalid(fmt.Sprintf("extractor %d", i), "is nil")
 		}
 		found, err := extract(in)
 		if errors.Is(err, ErrNoID) {
@@ -87,7 +87,7 @@ func Extract(in Incoming, extractors ...Extractor) (Identity, error) {
 			found.Source = SourceCustom
 		}
 		if problem := idProblem(found.ID); problem != "" {
-			return Identity{}, &InvalidError{fmt.Sprintf("ID of extractor %d (%s)", i, found.Source), problem}
+			return Identity{}, invalid(fmt.Sprintf("ID of extractor %d (%s)", i, found.Source), problem)
 		}
 		return found, nil
 	}
@@ -101,7 +101,7 @@ func ExtractMessageID(in Incoming) (Identity, error) {
 		return Identity{}, err
 	}
 	if problem := idProblem(id); problem != "" {
-		return Identity{}, &InvalidError{headerField(HeaderID), problem}
+		return Identity{}, invalid(headerField(HeaderID), problem)
 	}
 	return Identity{id, SourceMessageID}, nil
 }
@@ -144,7 +144,7 @@ func ExtractPosition(in Incoming) (Identity, error) {
 		return Identity{}, ErrNoID
 	}
 	if problem := textProblem(in.Position); problem != "" {
-		return Identity{}, &InvalidError{"Incoming.Position", problem}
+		return Identity{}, invalid("Incoming.Position", problem)
 	}
 	id := foreignID("pos", in.origin(), in.Position)
 	return Identity{id, SourcePosition}, checkID("Incoming.Origin", id)
@@ -160,8 +160,8 @@ func extractForeign(in Incoming, header, kind string, s Source) (Identity, error
 	return Identity{id, s}, checkID("Incoming.Origin", id) // the header has been checked
 }
 
-// require returns the value of a header, ErrNoID if it is not there, and an *InvalidError if it cannot be part of an
-// ID.
+// require returns the value of a header, ErrNoID if it is not there, and a *dedupstore.InvalidError if it cannot be
+// part of an ID.
 func (h Header) require(name string) (string, error) {
 	v, found, err := h.lookup(name)
 	switch {
@@ -171,7 +171,7 @@ func (h Header) require(name string) (string, error) {
 		return "", ErrNoID
 	}
 	if problem := textProblem(v); problem != "" {
-		return "", &InvalidError{headerField(name), problem}
+		return "", invalid(headerField(name), problem)
 	}
 	return v, nil
 }
@@ -186,7 +186,7 @@ func (h Header) lookup(name string) (value string, found bool, err error) {
 			continue
 		}
 		if found && v != value {
-			return "", true, &InvalidError{headerField(name), "is there in several spellings with different values"}
+			return "", true, invalid(headerField(name), "is there in several spellings with different values")
 		}
 		value, found = v, true
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // ExtractCloudEvent finds the id of a CloudEvent (CloudEvents 1.0), which is unique together with its source: in
@@ -43,13 +45,13 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 		name string
 		err  error
 	}{{"id", noID}, {"source", noSource}} {
-		var invalid *InvalidError
+		var unusable *dedupstore.InvalidError
 		switch {
 		case errors.Is(attribute.err, ErrNoID):
-			return Identity{}, &InvalidError{place + attribute.name,
-				"is missing: a CloudEvent is identified by id and source"}
-		case errors.As(attribute.err, &invalid):
-			return Identity{}, &InvalidError{place + attribute.name, invalid.Problem}
+			return Identity{}, invalid(place+attribute.name,
+				"is missing: a CloudEvent is identified by id and source")
+		case errors.As(attribute.err, &unusable):
+			return Identity{}, invalid(place+attribute.name, unusable.Problem)
 		}
 	}
 	return Identity{foreignID("ce", source, id), SourceCloudEvent}, nil
@@ -59,8 +61,8 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 // text, are errors.
 func topMembers(payload []byte, names ...string) (Header, error) {
 	dec := json.NewDecoder(bytes.NewReader(payload))
-	notJSON := &InvalidError{"payload",
-		"is not a JSON object, although the header content-type says that it is a CloudEvent"}
+	notJSON := invalid("payload",
+		"is not a JSON object, although the header content-type says that it is a CloudEvent")
 	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
 		return nil, notJSON
 	}
@@ -79,15 +81,15 @@ func topMembers(payload []byte, names ...string) (Header, error) {
 				continue
 			}
 			if _, twice := members[wanted]; twice {
-				return nil, &InvalidError{"payload member " + wanted, "is there twice"}
+				return nil, invalid("payload member "+wanted, "is there twice")
 			}
 			var text string
 			if json.Unmarshal(value, &text) != nil || value[0] != '"' {
-				return nil, &InvalidError{"payload member " + wanted, "is not a string"}
+				return nil, invalid("payload member "+wanted, "is not a string")
 			}
 			if _, err := canonicalize(value); err != nil ||
 				!utf8.Valid(value) { // encoding/json takes what it cannot read for U+FFFD
-				return nil, &InvalidError{"payload member " + wanted, "is not UTF-8, or holds half of a surrogate pair"}
+				return nil, invalid("payload member "+wanted, "is not UTF-8, or holds half of a surrogate pair")
 			}
 			members[wanted] = text
 		}
@@ -116,7 +118,7 @@ func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 
 // unquoteKey returns the text of a structured field's string, or of a bare value.
 func unquoteKey(s string) (string, error) {
-	bad := &InvalidError{"header Idempotency-Key", "is not a string as RFC 9651 writes it"}
+	bad := invalid("header Idempotency-Key", "is not a string as RFC 9651 writes it")
 	if !strings.HasPrefix(s, `"`) {
 		return s, nil
 	}
@@ -156,8 +158,8 @@ func ExtractDebezium(in Incoming) (Identity, error) {
 		return Identity{}, err
 	}
 	if !isUUID(v) {
-		return Identity{}, &InvalidError{"header id",
-			"is not a UUID, as Debezium's would be; if it identifies the message, use ExtractHeader(\"id\")"}
+		return Identity{}, invalid("header id",
+			"is not a UUID, as Debezium's would be; if it identifies the message, use ExtractHeader(\"id\")")
 	}
 	return extractForeign(in, "id", "dbz", SourceDebezium)
 }

@@ -206,7 +206,7 @@ func FuzzExtract(f *testing.F) {
 		in := producer.Incoming{Header: header{name1: value1, name2: value2}, UUID: uuid, Topic: topic, Payload: payload}
 		got, err := producer.Extract(in)
 		if err != nil {
-			var invalid *producer.InvalidError
+			var invalid *dedupstore.InvalidError
 			if !errors.Is(err, producer.ErrNoID) && !errors.As(err, &invalid) || got != (producer.Identity{}) {
 				t.Fatalf("%+v with %v (%T)", got, err, err)
 			}

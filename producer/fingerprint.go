@@ -52,13 +52,13 @@ type JSONFields struct {
 // "json-sha256", with a suffix that depends on the fields, if any: documents that were fingerprinted with other fields
 // are not compared.
 //
-// It returns an *InvalidError for a field that is not a JSON Pointer, and for one of Strip that covers one of Keep. The
-// Fingerprinter returns one for a payload that is not JSON, has a member twice, is nested deeper than 1,000 levels, or
-// has a number that does not fit. RFC 8785 takes numbers for IEEE 754 doubles and writes them with up to 17 digits. So
-// an integer that comes out of this as another one is refused, unless it is stripped, instead of looking like its
-// neighbour, however it is written: 9007199254740993, also with ".0" or "e0" after it. Up to 2^53, or with no more than
-// 15 digits before its zeros, none is. A number that is too close to zero for a double, but not zero, is refused too.
-// Other fractions are compared as doubles.
+// It returns a *dedupstore.InvalidError for a field that is not a JSON Pointer, and for one of Strip that covers one of
+// Keep. The Fingerprinter returns one for a payload that is not JSON, has a member twice, is nested deeper than 1,000
+// levels, or has a number that does not fit. RFC 8785 takes numbers for IEEE 754 doubles and writes them with up to 17
+// digits. So an integer that comes out of this as another one is refused, unless it is stripped, instead of looking
+// like its neighbour, however it is written: 9007199254740993, also with ".0" or "e0" after it. Up to 2^53, or with no
+// more than 15 digits before its zeros, none is. A number that is too close to zero for a double, but not zero, is
+// refused too. Other fractions are compared as doubles.
 func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	keep, err := pointers("JSONFields.Keep", fields.Keep)
 	if err != nil {
@@ -71,9 +71,9 @@ func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 	for i, s := range strip {
 		covers := func(k []string) bool { return len(s) <= len(k) && slices.Equal(s, k[:len(s)]) }
 		if j := slices.IndexFunc(keep, covers); j >= 0 {
-			return nil, &InvalidError{fmt.Sprintf("JSONFields.Strip[%d]", i),
+			return nil, invalid(fmt.Sprintf("JSONFields.Strip[%d]", i),
 				fmt.Sprintf("is %q: it covers JSONFields.Keep[%d], %q, of which nothing would be left", fields.Strip[i],
-					j, fields.Keep[j])}
+					j, fields.Keep[j]))
 		}
 	}
 	scheme := fields.scheme()
@@ -85,14 +85,14 @@ func FingerprintJSON(fields JSONFields) (Fingerprinter, error) {
 		if keep != nil {
 			kept, some := keepFields(doc, keep)
 			if !some {
-				return dedupstore.Fingerprint{}, &InvalidError{"payload", fmt.Sprintf("has none of the fields %q",
-					fields.Keep)}
+				return dedupstore.Fingerprint{}, invalid("payload", fmt.Sprintf("has none of the fields %q",
+					fields.Keep))
 			}
 			doc = kept
 		}
 		stripFields(doc, strip)
 		if place, problem := badNumber(doc); problem != "" {
-			return dedupstore.Fingerprint{}, &InvalidError{"payload", fmt.Sprintf("at %.200q %s", place, problem)}
+			return dedupstore.Fingerprint{}, invalid("payload", fmt.Sprintf("at %.200q %s", place, problem))
 		}
 		canonical, err := canonicalJSON(doc)
 		if err != nil {
@@ -120,7 +120,7 @@ func pointers(field string, list []string) ([][]string, error) {
 	var all [][]string
 	for i, p := range list {
 		invalid := func(problem string) error {
-			return &InvalidError{fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("is %q: %s", p, problem)}
+			return invalid(fmt.Sprintf("%s[%d]", field, i), fmt.Sprintf("is %q: %s", p, problem))
 		}
 		if !strings.HasPrefix(p, "/") {
 			return nil, invalid(`want a JSON Pointer that begins with "/", such as "/order/amount"`)
@@ -203,8 +203,8 @@ func stripFields(doc any, paths [][]string) {
 func canonicalize(text []byte) ([]byte, error) {
 	canonical, err := jcs.Transform(text)
 	if err != nil {
-		return nil, &InvalidError{"payload",
-			"has no canonical form (RFC 8785): a string holds half of a surrogate pair, or a number is beyond a double"}
+		return nil, invalid("payload",
+			"has no canonical form (RFC 8785): a string holds half of a surrogate pair, or a number is beyond a double")
 	}
 	return canonical, nil
 }

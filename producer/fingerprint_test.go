@@ -196,7 +196,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Fuzz(func(t *testing.T, payload []byte, keep, strip string) {
 		for _, choice := range []fields{{}, {Keep: []string{keep}}, {Strip: []string{strip}}, {Keep: []string{keep}, Strip: []string{strip}}} {
 			fp, err := producer.FingerprintJSON(choice)
-			var invalid *producer.InvalidError
+			var invalid *dedupstore.InvalidError
 			if err != nil {
 				if !errors.As(err, &invalid) {
 					t.Fatalf("%v (%T)", err, err)

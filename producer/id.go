@@ -26,11 +26,12 @@ func DeriveID(namespace string, parts ...string) string {
 	return ids.Derive(namespace, parts...)
 }
 
-// checkID returns an *InvalidError for an ID that cannot be a message's: not 1 to dedupstore.MaxID bytes of UTF-8,
-// with control characters, with spaces around it, which brokers cut off, or a "~" that no foreign ID begins with.
+// checkID returns a *dedupstore.InvalidError for an ID that cannot be a message's: not 1 to dedupstore.MaxID bytes of
+// UTF-8, with control characters, with spaces around it, which brokers cut off, or a "~" that no foreign ID begins
+// with.
 func checkID(field, id string) error {
 	if problem := idProblem(id); problem != "" {
-		return &InvalidError{field, problem}
+		return invalid(field, problem)
 	}
 	return nil
 }

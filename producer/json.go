@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // maxJSONDepth bounds the recursion over a document from somewhere else.
@@ -18,7 +20,7 @@ const maxJSONDepth = 1000
 // keep their digits. Errors say where, without quoting values.
 func parseJSON(payload []byte) (any, error) {
 	if !utf8.Valid(payload) {
-		return nil, &InvalidError{"payload", "is not UTF-8, so it is not JSON"}
+		return nil, invalid("payload", "is not UTF-8, so it is not JSON")
 	}
 	dec := json.NewDecoder(bytes.NewReader(payload))
 	dec.UseNumber()
@@ -28,12 +30,11 @@ func parseJSON(payload []byte) (any, error) {
 			err = errors.New("something follows its end")
 		}
 	}
-	var invalid *InvalidError
-	if errors.As(err, &invalid) {
+	if _, known := errors.AsType[*dedupstore.InvalidError](err); known {
 		return nil, err
 	}
 	if err != nil {
-		return nil, &InvalidError{"payload", fmt.Sprintf("is not JSON at byte %d", dec.InputOffset())}
+		return nil, invalid("payload", fmt.Sprintf("is not JSON at byte %d", dec.InputOffset()))
 	}
 	_, err = canonicalize(payload) // encoding/json takes half a surrogate pair for U+FFFD
 	return doc, err
@@ -49,7 +50,7 @@ func parseValue(dec *json.Decoder, depth int) (any, error) {
 		return token, nil // encoding/json does not let a name stand for a value
 	}
 	if depth++; depth > maxJSONDepth {
-		return nil, &InvalidError{"payload", fmt.Sprintf("is nested deeper than %d levels", maxJSONDepth)}
+		return nil, invalid("payload", fmt.Sprintf("is nested deeper than %d levels", maxJSONDepth))
 	}
 	if open == '[' {
 		return parseArray(dec, depth)
@@ -82,7 +83,7 @@ func parseObject(dec *json.Decoder, depth int) (any, error) {
 			return nil, errors.New("a name is not a string")
 		}
 		if _, twice := object[name]; twice {
-			return nil, &InvalidError{"payload", fmt.Sprintf("has the member %.80q twice in one object", name)}
+			return nil, invalid("payload", fmt.Sprintf("has the member %.80q twice in one object", name))
 		}
 		if object[name], err = parseValue(dec, depth); err != nil {
 			return nil, err
@@ -150,7 +151,7 @@ func decimal(number string) (digits string, exponent int) {
 func canonicalJSON(doc any) ([]byte, error) {
 	text, err := json.Marshal(doc)
 	if err != nil {
-		return nil, &InvalidError{"payload", "cannot be written as JSON"}
+		return nil, invalid("payload", "cannot be written as JSON")
 	}
 	return canonicalize(text)
 }

@@ -71,6 +71,8 @@ const (
 	HeaderEscaped = "oncemill-escaped-"
 	// asks a consumer to run a stored failure again: the fence of that failure
 	HeaderRerun = "oncemill-rerun"
+	// reruns, and the dead letters that they end in: how often the message has been run again, a number
+	HeaderReruns = "oncemill-reruns"
 )
 
 // Values of HeaderPurpose.

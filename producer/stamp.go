@@ -17,10 +17,10 @@ import (
 // OpenTelemetry's global propagator, or that of WithPropagator, unless the header has one. Stamping again changes
 // nothing.
 //
-// It returns an *InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header disagree, or if
-// a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) is not there in
-// this spelling, but in several others with different values. The message's header is replaced, not written to, so that
-// messages may share one.
+// It returns a *dedupstore.InvalidError, and leaves the message alone, if the ID cannot be used, if ID and header
+// disagree, or if a header that tells copies of a message apart (oncemill-id, oncemill-purpose, oncemill-generation) is
+// not there in this spelling, but in several others with different values. The message's header is replaced, not
+// written to, so that messages may share one.
 func Stamp(ctx context.Context, m *Message) error {
 	stamped, found, err := m.Header.lookup(HeaderID)
 	if err != nil {
@@ -31,7 +31,7 @@ func Stamp(ctx context.Context, m *Message) error {
 	case found && id == "":
 		id, field = stamped, headerField(HeaderID)
 	case found && id != stamped:
-		return &InvalidError{headerField(HeaderID), fmt.Sprintf("is %.600q although Message.ID is %.600q", stamped, id)}
+		return invalid(headerField(HeaderID), fmt.Sprintf("is %.600q although Message.ID is %.600q", stamped, id))
 	case id == "":
 		id = NewID()
 	}
@@ -58,18 +58,18 @@ func WithPropagator(ctx context.Context, p propagation.TextMapPropagator) contex
 
 // Outgoing is what a publisher that sends at once does to each message first: it returns the message stamped, as it
 // goes on the wire, without the header oncemill-name. Its header is the one of m where nothing had to change: do not
-// write to it. It returns an *InvalidError for an empty topic, for a missing ID (minted here, it would be another one
-// at the next attempt) and for a NotBefore that lies ahead.
+// write to it. It returns a *dedupstore.InvalidError for an empty topic, for a missing ID (minted here, it would be
+// another one at the next attempt) and for a NotBefore that lies ahead.
 func Outgoing(ctx context.Context, m Message) (Message, error) {
 	switch {
 	case m.Topic == "":
-		return m, &InvalidError{"Message.Topic", "is empty"}
+		return m, invalid("Message.Topic", "is empty")
 	case m.ID == "" && m.Header.Get(HeaderID) == "":
-		return m, &InvalidError{"Message.ID", "is empty: use Stamp, NewID or DeriveID before the first attempt"}
+		return m, invalid("Message.ID", "is empty: use Stamp, NewID or DeriveID before the first attempt")
 	case !m.NotBefore.IsZero() && m.NotBefore.After(time.Now()):
-		return m, &InvalidError{"Message.NotBefore",
+		return m, invalid("Message.NotBefore",
 			fmt.Sprintf("lies ahead (%s): this publisher sends at once, an outbox can wait",
-				m.NotBefore.Format(time.RFC3339))}
+				m.NotBefore.Format(time.RFC3339)))
 	}
 	if m.stamped() && !telemetry.Injects(ctx, m.Header) {
 		return m, checkID("Message.ID", m.ID)

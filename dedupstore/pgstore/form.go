@@ -173,6 +173,9 @@ func (f *form) failed(what string, err error) error {
 	if errors.Is(explained, dedupstore.ErrClaimLost) {
 		return explained
 	}
+	if _, says := explained.(*SetupError); says { //nolint:errorlint // as explain made it
+		return explained
+	}
 	return fmt.Errorf("pgstore: %s: %w", what, explained)
 }
 

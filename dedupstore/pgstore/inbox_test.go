@@ -470,7 +470,11 @@ func TestTx_PanicsOutsideARun(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, newPool(t), Config{})
 	panics := func(f func()) (said string) {
-		defer func() { said, _ = recover().(string) }()
+		defer func() {
+			if v := recover(); v != nil {
+				said = fmt.Sprint(v)
+			}
+		}()
 		f()
 		return "nothing"
 	}

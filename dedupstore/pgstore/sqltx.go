@@ -23,8 +23,8 @@ import (
 func SQLTx(ctx context.Context) *sql.Tx {
 	s, ok := txctx.From[*sqlSession](ctx)
 	if !ok {
-		panic("pgstore: SQLTx outside a run of Store.InboxSQL: pass the context that the handler got, and make the " +
-			"guard over Store.InboxSQL()")
+		panic(txctx.NoTx("pgstore: SQLTx outside a run of Store.InboxSQL: pass the context that the handler got, " +
+			"and make the guard over Store.InboxSQL()"))
 	}
 	return s.tx
 }

@@ -24,8 +24,8 @@ import (
 func Tx(ctx context.Context) pgx.Tx {
 	s, ok := txctx.From[*pgxSession](ctx)
 	if !ok {
-		panic("pgstore: Tx outside a run of Store.Inbox: pass the context that the handler got, " +
-			"and make the guard over Store.Inbox()")
+		panic(txctx.NoTx("pgstore: Tx outside a run of Store.Inbox: pass the context that the handler got, " +
+			"and make the guard over Store.Inbox()"))
 	}
 	return s.tx
 }

@@ -56,7 +56,8 @@ func benchmarkProcess(b *testing.B, telemetry oncemill.Telemetry) {
 			b.StartTimer()
 		}
 		header := producer.Header{producer.HeaderID: id, "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
-		d := p.Process(ctx, consumer.Delivery{Topic: "orders", Count: 1, Header: header, Payload: []byte("x")}, handle)
+		in := consumer.Delivery{Handler: "charge", Topic: "orders", Count: 1, Header: header, Payload: []byte("x")}
+		d := p.Process(ctx, in, handle)
 		if d.Action != consumer.Ack {
 			b.Fatal(d)
 		}

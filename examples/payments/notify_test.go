@@ -91,7 +91,10 @@ func TestNotify_WhatTimeMendsUsesUpNoAttempt(t *testing.T) {
 }
 
 func uncounted(err error) bool {
-	_, is := errors.AsType[*oncemill.UncountedError](err)
+	_, is := errors.AsType[interface {
+		error
+		Uncounted() bool
+	}](err)
 	return is
 }
 

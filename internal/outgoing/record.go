@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -65,23 +66,23 @@ var (
 // validate comes before any statement: an error of the database may end the caller's transaction.
 func validate(m producer.Message) error {
 	if m.Topic == "" {
-		return &producer.InvalidError{Field: "Message.Topic", Problem: "is empty"}
+		return &dedupstore.InvalidError{Package: "outbox", Field: "Message.Topic", Problem: "is empty"}
 	}
 	if at := m.NotBefore; !at.IsZero() && (at.Before(firstTime) || !at.Before(endOfTime)) {
-		return &producer.InvalidError{Field: "Message.NotBefore",
+		return &dedupstore.InvalidError{Package: "outbox", Field: "Message.NotBefore",
 			Problem: fmt.Sprintf("is in the year %d, want 1970 to 9999", at.UTC().Year())}
 	}
 	for _, text := range [...]struct{ field, value string }{
 		{"Message.ID", m.ID}, {"Message.Topic", m.Topic}, {"Message.Key", m.Key},
 	} {
 		if !utf8.ValidString(text.value) || strings.ContainsRune(text.value, 0) {
-			return &producer.InvalidError{Field: text.field,
+			return &dedupstore.InvalidError{Package: "outbox", Field: text.field,
 				Problem: fmt.Sprintf("is not valid UTF-8 without zero bytes: %.600q", text.value)}
 		}
 	}
 	for name, value := range m.Header {
 		if !utf8.ValidString(name) || !utf8.ValidString(value) {
-			return &producer.InvalidError{Field: fmt.Sprintf("header %q", name),
+			return &dedupstore.InvalidError{Package: "outbox", Field: fmt.Sprintf("header %q", name),
 				Problem: fmt.Sprintf("is not valid UTF-8: %.600q", value)}
 		}
 	}

@@ -109,6 +109,14 @@ func Traceparent(ctx context.Context) string {
 	return string(text[:])
 }
 
+// TraceID returns the trace ID of what Traceparent made, or "".
+func TraceID(traceparent string) string {
+	if len(traceparent) != 55 {
+		return ""
+	}
+	return traceparent[3:35]
+}
+
 // Inject writes the trace context of ctx into a message's header with the propagator of ctx, unless the header has
 // some already, in any case: who stamped first is the message's origin. Baggage alone is no trace context.
 func Inject(ctx context.Context, h map[string]string) {

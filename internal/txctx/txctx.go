@@ -16,3 +16,9 @@ func From[T any](ctx context.Context) (tx T, found bool) {
 	tx, found = ctx.Value(key[T]{}).(T)
 	return tx, found
 }
+
+// NoTx is what a store's function panics with that returns the transaction of a run, where there is none. A guard tells
+// it from a handler's own panic.
+type NoTx string
+
+func (e NoTx) Error() string { return string(e) }

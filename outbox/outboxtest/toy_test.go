@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -112,7 +113,7 @@ func (tx *toyTx) Publish(ctx context.Context, messages ...producer.Message) erro
 			if s.is("refused-call-writes-a-part") {
 				tx.rows = append(tx.rows, rows...)
 			}
-			return fmt.Errorf("message %d: %w", i, &producer.InvalidError{Field: field, Problem: "cannot be kept"})
+			return fmt.Errorf("message %d: %w", i, &dedupstore.InvalidError{Package: "outbox", Field: field, Problem: "cannot be kept"})
 		}
 		s.last++
 		r := &toyRow{written: time.Now(), first: time.Now()}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -125,7 +126,7 @@ var writeCases = []testCase{
 				`header "x"`:    {ID: "1", Topic: "orders", Header: producer.Header{"x": "\xff"}},
 			} {
 				err := tx.Publish(k.Context(), message("good"), bad)
-				var invalid *producer.InvalidError
+				var invalid *dedupstore.InvalidError
 				if !errors.As(err, &invalid) || invalid.Field != field {
 					k.Errorf("error %v, want an InvalidError for %s", err, field)
 				}
@@ -165,7 +166,7 @@ var writeCases = []testCase{
 				m := message("1")
 				m.NotBefore = far
 				err := tx.Publish(k.Context(), m)
-				var invalid *producer.InvalidError
+				var invalid *dedupstore.InvalidError
 				if !errors.As(err, &invalid) || invalid.Field != "Message.NotBefore" {
 					k.Errorf("not before %v: error %v, want an InvalidError for Message.NotBefore", far, err)
 				}

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
@@ -364,7 +365,7 @@ func TestOrdered_LongKeyIsRefused(t *testing.T) {
 	box, pool := orderedBox(t, pgoutbox.Config{})
 	tx := begin(t, pool)
 	err := box.In(tx).Publish(t.Context(), keyed(strings.Repeat("k", 1025), "1"))
-	if invalid, ok := errors.AsType[*producer.InvalidError](err); !ok || invalid.Field != "Message.Key" {
+	if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || invalid.Field != "Message.Key" {
 		t.Errorf("error %v", err)
 	}
 	publish(t, box, tx, keyed("a", "1"))

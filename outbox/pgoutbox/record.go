@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
@@ -47,10 +48,10 @@ func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]re
 		switch n := len(m.Key); {
 		case err != nil:
 		case size > maxPayloads:
-			err = &producer.InvalidError{Field: "Message.Payload",
+			err = &dedupstore.InvalidError{Package: "outbox", Field: "Message.Payload",
 				Problem: fmt.Sprintf("makes the payloads of the call more than %d bytes", maxPayloads)}
 		case o.cfg.Ordered && n > maxOrderedKey:
-			err = &producer.InvalidError{Field: "Message.Key",
+			err = &dedupstore.InvalidError{Package: "outbox", Field: "Message.Key",
 				Problem: fmt.Sprintf("has %d bytes, want at most %d in an ordered outbox", n, maxOrderedKey)}
 		}
 		r := record{Record: made, index: len(records)}

@@ -30,7 +30,7 @@ import (
 // If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
 // new message: who repeats the action wants it published.
 //
-// A message that cannot be written is a [*producer.InvalidError], and two messages of one call that contradict each
+// A message that cannot be written is a [*dedupstore.InvalidError], and two messages of one call that contradict each
 // other are a ConflictError: then nothing of the call was written, and the transaction can go on. After any other error
 // it must be rolled back.
 func (o *Outbox) In(tx pgx.Tx) producer.Publisher {

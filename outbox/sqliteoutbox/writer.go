@@ -25,7 +25,7 @@ import (
 // If that row is dead, it becomes pending again, in the transaction too, with nothing counted and the headers of the
 // new message: who repeats the action wants it published.
 //
-// A message that cannot be written is a [*producer.InvalidError], and then nothing of the call was written. After any
+// A message that cannot be written is a [*dedupstore.InvalidError], and then nothing of the call was written. After any
 // other error the transaction must be rolled back. One of them says that SQLite has ended the transaction by itself,
 // because of a statement whose error was ignored: a message would be published without what was written with it.
 func (o *Outbox) InSQL(tx *sql.Tx) producer.Publisher { return writer{o, tx} }

@@ -206,7 +206,7 @@ func (x *exchange) undone(err error) {
 func (x *exchange) problemOf(err error) *Problem {
 	busy, isBusy := errors.AsType[*oncemill.BusyError](err)
 	_, mismatch := errors.AsType[*oncemill.MismatchError](err)
-	_, invalid := errors.AsType[*dedupstore.InvalidError](err)
+	_, invalid := err.(*dedupstore.InvalidError) //nolint:errorlint // the guard's own, not one that a handler returned
 	switch {
 	case isBusy && busy.NotDue:
 		return newProblem(CodeUnavailable, "").after(busy.Wait)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -63,5 +64,5 @@ func topicProblem(topic string) string {
 }
 
 func invalid(field, problem string) error {
-	return &producer.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "franz", Field: field, Problem: problem}
 }

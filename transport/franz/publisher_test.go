@@ -19,6 +19,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
@@ -98,7 +99,7 @@ func TestPublisher_RefusesWhatKafkaCannotCarryAndPublishesTheRest(t *testing.T) 
 			t.Errorf("failure %d is %+v", i, f)
 		}
 		if i < 9 {
-			as[*producer.InvalidError](t, f.Err)
+			as[*dedupstore.InvalidError](t, f.Err)
 		}
 	}
 	if rec := b.only("orders"); string(rec.Value) != orderID(0) {

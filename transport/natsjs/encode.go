@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -141,5 +142,5 @@ func printable(r rune) rune {
 }
 
 func invalid(field, problem string) error {
-	return &producer.InvalidError{Field: field, Problem: problem}
+	return &dedupstore.InvalidError{Package: "natsjs", Field: field, Problem: problem}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
@@ -162,7 +163,7 @@ func TestPublisher_RefusedMessagesDoNotStopTheOthers(t *testing.T) {
 		if f.Index != 2*i || f.ID != bad[i].m.ID || f.Unknown != noStream {
 			t.Errorf("failure %d: %+v, want index %d of %q, unknown %v", i, f, 2*i, bad[i].m.ID, noStream)
 		}
-		var invalid *producer.InvalidError
+		var invalid *dedupstore.InvalidError
 		var api *jetstream.APIError
 		switch {
 		case bad[i].field != "" && (!errors.As(f.Err, &invalid) || invalid.Field != bad[i].field):
@@ -190,7 +191,7 @@ func TestPublisher_LongestSubjectDoesNotCloseTheConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Topic += "x"
-	var invalid *producer.InvalidError
+	var invalid *dedupstore.InvalidError
 	if f := failuresOf(t, pub.Publish(t.Context(), m))[0]; f.Unknown || !errors.As(f.Err, &invalid) || js.Conn().IsClosed() {
 		t.Errorf("%+v, want it to be refused here", f)
 	}
@@ -227,7 +228,7 @@ func TestPublisher_OrdersToTheStreamAreRefused(t *testing.T) {
 		"Nats-Expected-Last-Msg-Id": "x", "Nats-Batch-Id": "x", "Nats-Incr": "1", "nats-rollup": "sub", "NATS-Of-A-Later-Server": "",
 	} {
 		err := b.pub.Publish(t.Context(), producer.Message{ID: "x", Topic: "open", Header: producer.Header{name: value}})
-		var invalid *producer.InvalidError
+		var invalid *dedupstore.InvalidError
 		if f := failuresOf(t, err)[0]; f.Unknown || !errors.As(f.Err, &invalid) || invalid.Field != `header "`+name+`"` {
 			t.Errorf("%s: %+v, want it to be refused by its name", name, f)
 		}
@@ -239,7 +240,7 @@ func TestPublisher_KeyIsNeverOverwritten(t *testing.T) {
 	t.Parallel()
 	m := producer.Message{ID: "o0", Topic: "orders", Key: "a", Header: producer.Header{producer.HeaderKey: "b"}}
 	b := newBench(t, natsjs.PublisherConfig{})
-	var invalid *producer.InvalidError
+	var invalid *dedupstore.InvalidError
 	if f := failuresOf(t, b.pub.Publish(t.Context(), m))[0]; f.Unknown || !errors.As(f.Err, &invalid) || invalid.Field != "header oncemill-key" {
 		t.Errorf("%+v, want the differing header to be refused", f)
 	}

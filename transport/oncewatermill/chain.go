@@ -49,7 +49,7 @@ const (
 // Guarded is the step at which a Processor guards what stands inside it.
 func Guarded(once *consumer.Processor) Step {
 	if once == nil {
-		return Step{err: &OrderError{Problem: "Guarded needs a Processor"}}
+		return Step{err: orderError("Guarded needs a Processor")}
 	}
 	dead, _ := once.DeadLetters()
 	return Step{
@@ -78,7 +78,7 @@ func Guarded(once *consumer.Processor) Step {
 // escaped, as in a dead letter, and an ID that cannot be used replaced.
 func PoisonQueue(pub message.Publisher, topic string) Step {
 	if isnil.Nil(pub) {
-		return Step{err: &OrderError{Problem: "PoisonQueue needs a publisher"}}
+		return Step{err: orderError("PoisonQueue needs a publisher")}
 	}
 	mw, err := middleware.PoisonQueueWithFilter(poisonPublisher{pub}, topic, final)
 	return Step{kind: poisonStep, name: "PoisonQueue", middleware: unlessPoisoned(mw), err: err}
@@ -97,7 +97,7 @@ func (p poisonPublisher) Publish(topic string, messages ...*message.Message) err
 	}
 	err := p.Publisher.Publish(topic, messages...)
 	// the message would come again for it, for ever
-	if _, refused := errors.AsType[*producer.InvalidError](err); refused {
+	if _, refused := errors.AsType[*dedupstore.InvalidError](err); refused {
 		for _, msg := range messages {
 			escapeHeader(msg)
 		}
@@ -222,7 +222,7 @@ func tellNacked(next message.HandlerFunc) message.HandlerFunc {
 func Timeout(d time.Duration) Step {
 	s := Step{kind: timeoutStep, name: "Timeout", middleware: middleware.Timeout(d)}
 	if d <= 0 {
-		s.err = &OrderError{Problem: fmt.Sprintf("Timeout of %v: want more than 0", d)}
+		s.err = orderError(fmt.Sprintf("Timeout of %v: want more than 0", d))
 	}
 	return s
 }
@@ -238,7 +238,7 @@ func Other(name string, mw message.HandlerMiddleware) Step {
 }
 
 // Chain checks the order of middlewares, outermost first, and returns them for Router.AddMiddleware. It refuses an
-// order that loses messages, or runs handlers in vain, with an *OrderError that says what to move:
+// order that loses messages, or runs handlers in vain, with an error that says what to move:
 //
 //	mws, err := oncewatermill.Chain(
 //		oncewatermill.PoisonQueue(pub, "poison"), // if there is no consumer.Config.DeadLetters
@@ -253,18 +253,18 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 			return nil, s.err
 		}
 		if s.middleware == nil {
-			return nil, &OrderError{Problem: fmt.Sprintf("step %d, %s, has no middleware", i, s.name)}
+			return nil, orderError(fmt.Sprintf("step %d, %s, has no middleware", i, s.name))
 		}
 		if s.kind != guardStep {
 			continue
 		}
 		if guard >= 0 {
-			return nil, &OrderError{Problem: "Guarded stands there twice: a delivery enters one guard, once"}
+			return nil, orderError("Guarded stands there twice: a delivery enters one guard, once")
 		}
 		guard = i
 	}
 	if guard < 0 {
-		return nil, &OrderError{Problem: "Guarded is missing: add oncewatermill.Guarded(processor)"}
+		return nil, orderError("Guarded is missing: add oncewatermill.Guarded(processor)")
 	}
 	var retry *Step
 	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.kind == poisonStep }) {
@@ -279,28 +279,28 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		}
 		switch {
 		case s.kind == poisonStep && steps[guard].buries:
-			return nil, &OrderError{Problem: "PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to " +
-				"be published once; remove the PoisonQueue, or leave DeadLetters out"}
+			return nil, orderError("PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to " +
+				"be published once; remove the PoisonQueue, or leave DeadLetters out")
 		case s.kind == poisonStep && i > guard:
-			return nil, &OrderError{Problem: "PoisonQueue stands inside Guarded: a poisoned message would be stored " +
-				"as a success, and a crash before that would publish it again; move it before Guarded"}
+			return nil, orderError("PoisonQueue stands inside Guarded: a poisoned message would be stored " +
+				"as a success, and a crash before that would publish it again; move it before Guarded")
 		case s.kind == retryStep && i < guard:
-			return nil, &OrderError{Problem: "Retry stands outside Guarded: it would repeat answers such as busy and " +
-				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded"}
+			return nil, orderError("Retry stands outside Guarded: it would repeat answers such as busy and " +
+				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded")
 		case s.kind == retryStep && steps[guard].parks:
-			return nil, &OrderError{Problem: "Retry stands inside a guard whose policy parks (at most once): it " +
+			return nil, orderError("Retry stands inside a guard whose policy parks (at most once): it " +
 				"would repeat the handler after an error that proves nothing; remove it, and let the handler return " +
-				"oncemill.NoEffect"}
+				"oncemill.NoEffect")
 		case s.kind == retryStep && steps[guard].transacts:
-			return nil, &OrderError{Problem: "Retry stands inside a guard over an inbox: its second try would write " +
+			return nil, orderError("Retry stands inside a guard over an inbox: its second try would write " +
 				"in the transaction of the first, beside what that had written before it failed, and both would be " +
-				"committed; remove it: the guard tries again, in a new transaction"}
+				"committed; remove it: the guard tries again, in a new transaction")
 		case s.kind == timeoutStep && i < guard:
-			return nil, &OrderError{Problem: "Timeout stands outside Guarded: it would end the wait for a busy key, " +
-				"and look like a shutdown to a running handler; move it after Guarded"}
+			return nil, orderError("Timeout stands outside Guarded: it would end the wait for a busy key, " +
+				"and look like a shutdown to a running handler; move it after Guarded")
 		case s.kind == timeoutStep && retry != nil && retry.keepsContext:
-			return nil, &OrderError{Problem: "Timeout stands inside Retry, whose ResetContextOnRetry is false: the " +
-				"second try would begin with the first one's ended context; set it, or move Retry after Timeout"}
+			return nil, orderError("Timeout stands inside Retry, whose ResetContextOnRetry is false: the " +
+				"second try would begin with the first one's ended context; set it, or move Retry after Timeout")
 		}
 	}
 	return middlewares, nil

@@ -45,7 +45,9 @@ func TestChain_RefusesRetryInsideAtMostOnce(t *testing.T) {
 	t.Parallel()
 	p := newProcessor(t, newStore(t), consumer.Config{Policy: oncemill.Irreversible()})
 	_, err := oncewatermill.Chain(oncewatermill.Guarded(p), oncewatermill.Retry(middleware.Retry{MaxRetries: 1, ResetContextOnRetry: true}))
-	as[*oncewatermill.OrderError](t, err)
+	if err == nil {
+		t.Error("Retry was accepted inside a guard that parks")
+	}
 }
 
 func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
@@ -69,14 +71,14 @@ func TestChain_RefusesOrdersThatLoseMessages(t *testing.T) {
 		"want more than 0": {guard, oncewatermill.Timeout(0)}, "no middleware": {guard, oncewatermill.Other("nil", nil)},
 	} {
 		_, err := oncewatermill.Chain(bad...)
-		if e := as[*oncewatermill.OrderError](t, err); !strings.Contains(e.Error(), says) {
-			t.Errorf("%v, want it to say %q", e, says)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want it to say %q", err, says)
 		}
 	}
 	buries := oncewatermill.Guarded(newProcessor(t, newStore(t), consumer.Config{DeadLetters: &letters{}, DeadLetterTopic: "dead"}))
 	_, err := oncewatermill.Chain(poison, buries)
-	if e := as[*oncewatermill.OrderError](t, err); !strings.Contains(e.Error(), "consumer.Config.DeadLetters") {
-		t.Error(e)
+	if err == nil || !strings.Contains(err.Error(), "consumer.Config.DeadLetters") {
+		t.Error(err)
 	}
 	for name, step := range map[string]oncewatermill.Step{"guard": oncewatermill.Guarded(nil), "poison": oncewatermill.PoisonQueue((*flaky)(nil), "poison")} {
 		if _, err := oncewatermill.Chain(step, guard); err == nil {
@@ -239,7 +241,7 @@ func TestChain_RefusesRetryInsideAnInbox(t *testing.T) {
 		t.Errorf("%d rows, %v: if it is one, there is no reason to refuse it any more", rows, err)
 	}
 	_, err = oncewatermill.Chain(oncewatermill.Guarded(p), oncewatermill.Retry(retry))
-	if e := as[*oncewatermill.OrderError](t, err); !strings.Contains(e.Error(), "inbox") {
-		t.Error(e)
+	if err == nil || !strings.Contains(err.Error(), "inbox") {
+		t.Error(err)
 	}
 }

@@ -2,11 +2,9 @@ package oncewatermill
 
 import "errors"
 
-// OrderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
+// orderError says that the steps of a chain stand in an order that loses messages, or that a step is missing or there
 // twice.
-type OrderError struct{ Problem string }
-
-func (e *OrderError) Error() string { return "oncewatermill: chain: " + e.Problem }
+func orderError(problem string) error { return errors.New("oncewatermill: chain: " + problem) }
 
 var (
 	// errNacked says that nobody but the Router has decided.

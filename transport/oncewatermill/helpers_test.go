@@ -287,9 +287,9 @@ func (r *router) received(t *testing.T, topic string) []*message.Message {
 }
 
 // wantInvalid checks that an error is an *InvalidError for the field, and returns it.
-func wantInvalid(t testing.TB, err error, field string) *producer.InvalidError {
+func wantInvalid(t testing.TB, err error, field string) *dedupstore.InvalidError {
 	t.Helper()
-	var invalid *producer.InvalidError
+	var invalid *dedupstore.InvalidError
 	if !errors.As(err, &invalid) {
 		t.Fatalf("error %v (%T), want an *InvalidError for %q", err, err, field)
 	}

@@ -116,8 +116,8 @@ func (g *guard) calledAgain(msg *message.Message) error {
 				"oncewatermill.Chain",
 			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
 	})
-	return &OrderError{Problem: "a message was given to the guard again before it was nacked: move what repeats it, " +
-		"such as Retry, inside"}
+	return orderError("a message was given to the guard again before it was nacked: move what repeats it, " +
+		"such as Retry, inside")
 }
 
 // handle guards a message to its handler.

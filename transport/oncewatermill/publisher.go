@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -60,7 +61,7 @@ func ToMessage(ctx context.Context, m producer.Message) *message.Message {
 // message would make two messages one.
 func StampDecorator(pub message.Publisher) (message.Publisher, error) {
 	if isnil.Nil(pub) {
-		return nil, &producer.InvalidError{Field: "publisher", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "oncewatermill", Field: "publisher", Problem: "is nil"}
 	}
 	return stampingPublisher{pub}, nil
 }
@@ -85,7 +86,8 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 	first := make(map[string]*message.Message, len(messages))
 	for i, msg := range messages {
 		if msg == nil {
-			return nil, &producer.InvalidError{Field: fmt.Sprintf("message %d", i), Problem: "is nil"}
+			return nil, &dedupstore.InvalidError{Package: "oncewatermill", Field: fmt.Sprintf("message %d", i),
+				Problem: "is nil"}
 		}
 		m := FromMessage(topic, msg)
 		if m.ID == "" {
@@ -97,8 +99,8 @@ func stampAll(topic string, messages []*message.Message) ([]producer.Message, er
 			return nil, fmt.Errorf("oncewatermill: message %d (UUID %.600q): %w", i, msg.UUID, err)
 		}
 		if other, twice := first[m.ID]; twice && (other.UUID != msg.UUID || !bytes.Equal(other.Payload, msg.Payload)) {
-			return nil, &producer.InvalidError{
-				Field: "header " + producer.HeaderID,
+			return nil, &dedupstore.InvalidError{
+				Package: "oncewatermill", Field: "header " + producer.HeaderID,
 				Problem: fmt.Sprintf("is %q for message %d and for another message of the call: was metadata copied "+
 					"along?", m.ID, i),
 			}

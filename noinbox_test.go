@@ -1,0 +1,50 @@
+package oncemill_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// A handler that calls Tx of its store, whose guard was given the store and not its inbox.
+func TestGuard_HandlerThatMissesTheInboxWaitsAndCostsNoAttempt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		log := &lines{level: slog.LevelInfo}
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1, Logger: slog.New(log)})
+		for range 20 {
+			_, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+				panic(txctx.NoTx("pgstore: Tx outside a run of Store.Inbox"))
+			})
+			retry := as[*oncemill.RetryError](t, err)
+			if !retry.Uncounted || retry.Delay <= 0 || !strings.Contains(err.Error(), "give consumer.New or oncemill.NewGuard store.Inbox()") {
+				t.Fatalf("%+v", retry)
+			}
+			time.Sleep(retry.Delay)
+		}
+		if len(log.lines) != 1 || log.attrs[0]["level"] != slog.LevelError {
+			t.Errorf("lines %q, want one error", log.lines)
+		}
+		if res, err := g.Run(t.Context(), call("m1"), new(counter).run); err != nil || res.Outcome.Kind != dedupstore.Succeeded {
+			t.Errorf("once the inbox is there: %+v, %v", res, err)
+		}
+	})
+}
+
+// The handler may have done something before it asked for the transaction.
+func TestGuard_HandlerThatMissesTheInboxIsParkedAtMostOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Irreversible())
+		res, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
+			panic(txctx.NoTx("pgstore: Tx outside a run of Store.Inbox"))
+		})
+		if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+			t.Errorf("%+v, %v; want an unknown outcome", res, err)
+		}
+	})
+}
