@@ -3,6 +3,7 @@ package franz
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -121,13 +122,13 @@ var (
 func (a *alarm) refused(topic string, err error) error { return refusal(a.group, topic, err) }
 
 func refusal(group, topic string, err error) error {
-	refusals := topicRefusals
+	refusals, subject, problem := topicRefusals, theTopic(topic), fmt.Sprintf("cannot be consumed by group %q", group)
 	if topic == "" {
-		refusals = groupRefusals
+		refusals, subject, problem = groupRefusals, theGroup(group), "cannot be used"
 	}
 	for _, r := range refusals {
 		if errors.Is(err, r.err) {
-			return &AccessError{Topic: topic, Group: group, Need: r.need, Err: err}
+			return refused(err, subject, "%s: %s", problem, r.need)
 		}
 	}
 	return nil

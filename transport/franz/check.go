@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,35 +19,30 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to set
-// if the worker cannot keep its promises with them: a *SetupError, or an *AccessError. It changes nothing. What may be
-// meant so, it logs as a warning: a topic that keeps records for longer than the policy's Window, so that records run
-// again when offsets are set back that far.
+// Check looks at the client's options, at topics and group at the broker, and at where dead letters go, and returns a
+// *dedupstore.SetupError that says what to set if the worker cannot keep its promises with them. It changes nothing.
+// What may be meant so, it logs as a warning: a topic that keeps records for longer than the policy's Window, so that
+// records run again when offsets are set back that far.
 func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 	if cl == nil {
-		return &SetupError{Problem: "the client is nil"}
+		return setupError(theClient, "is nil")
 	}
 	if err := w.checkClient(cl); err != nil {
 		return err
 	}
-	var topics []string
 	if option[bool](cl, kgo.ConsumeRegex) {
 		if len(w.config.Retry) > 0 {
-			return &SetupError{Problem: "kgo.ConsumeRegex cannot be used with Config.Retry: name all topics with kgo.ConsumeTopics"}
+			return setupError(theClient,
+				"has kgo.ConsumeRegex, which does not go with Config.Retry: name all topics with kgo.ConsumeTopics")
 		}
-	} else {
-		topics = cl.GetConsumeTopics()
-		if len(topics) == 0 {
-			return &SetupError{Problem: "the client consumes no topics: set kgo.ConsumeTopics"}
-		}
-		if err := w.checkRetry(topics); err != nil {
-			return err
-		}
+		return w.checkBroker(ctx, cl, nil)
 	}
-	if w.once != nil {
-		if err := checkBurial(ctx, cl, w.once, w.config.Logger); err != nil {
-			return err
-		}
+	topics := cl.GetConsumeTopics()
+	if len(topics) == 0 {
+		return setupError(theClient, "consumes no topics: set kgo.ConsumeTopics")
+	}
+	if err := w.checkRetry(topics); err != nil {
+		return err
 	}
 	return w.checkBroker(ctx, cl, topics)
 }
@@ -56,6 +52,29 @@ const readCommitted int8 = 1
 
 // checkClient looks at the options that a client was made with.
 func (w *Worker) checkClient(cl *kgo.Client) error {
+	if problem := w.clientProblem(cl); problem != "" {
+		return setupError(theClient, "%s", problem)
+	}
+	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
+		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records that "+
+			"were being handled hold up their partitions until their leases end",
+			"lease", w.policy.Lease, "session_timeout", session)
+	}
+	return nil
+}
+
+const (
+	notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that was " +
+		"made last"
+	keptErrors = "hands out errors that pass by themselves, and what a broker that restarts says of a topic would end " +
+		"the run: leave kgo.KeepRetryableFetchErrors out"
+	endingContext = "has a context that can end (kgo.WithContext), and then nothing can be confirmed any more that is " +
+		"settled until Run returns: leave it out, and close the client after Run"
+	setStart = "set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and "
+	noReset  = "leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"
+)
+
+func (w *Worker) clientProblem(cl *kgo.Client) string {
 	w.mu.Lock()
 	made, intact := w.made, w.intact
 	w.mu.Unlock()
@@ -63,41 +82,44 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	start, reset := option[kgo.Offset](cl, kgo.ConsumeStartOffset), option[kgo.Offset](cl, kgo.ConsumeResetOffset)
 	switch {
 	case option[string](cl, kgo.ConsumerGroup) == "":
-		return &SetupError{Problem: "the client has no group: set kgo.ConsumerGroup"}
+		return "has no group: set kgo.ConsumerGroup"
 	case made != cl:
-		return &SetupError{Problem: "the client was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that was made last"}
+		return notOurs
 	case !intact:
-		return &SetupError{Problem: "the client has other callbacks for revoked or lost partitions than the worker's: leave kgo.OnPartitionsRevoked and kgo.OnPartitionsLost to its Opts"}
+		return "has other callbacks for revoked or lost partitions than the worker's: leave kgo.OnPartitionsRevoked " +
+			"and kgo.OnPartitionsLost to its Opts"
 	case !option[bool](cl, kgo.DisableAutoCommit):
-		return &SetupError{Problem: "the client commits by itself: leave auto-commit to the worker's Opts"}
+		return "commits by itself: leave auto-commit to the worker's Opts"
 	case !option[bool](cl, kgo.BlockRebalanceOnPoll):
-		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
+		return "does not block rebalances on poll: leave that to the worker's Opts"
 	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
-		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
+		return "reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"
 	case option[bool](cl, kgo.KeepControlRecords):
-		return &SetupError{Problem: "the client hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"}
+		return "hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"
 	case option[bool](cl, kgo.KeepRetryableFetchErrors):
-		return &SetupError{Problem: keptErrors}
+		return keptErrors
 	case endsEarly(cl):
-		return &SetupError{Problem: clientContext}
+		return endingContext
 	case atEnd(start):
-		return &SetupError{Problem: "the client begins at the end of partitions of which nothing is committed: records that were not settled before a restart or a rebalance would be passed over, and those that a new partition has already; " +
-			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin with what is new commit the ends once, before the first start (kafka-consumer-groups --reset-offsets --to-latest)"}
+		return "begins at the end of partitions of which nothing is committed, and would pass over records that were not " +
+			"settled before a restart or a rebalance, and over those that a new partition has already: " + setStart +
+			"to begin with what is new commit the ends once, before the first start (kafka-consumer-groups " +
+			"--reset-offsets --to-latest)"
 	case byTime(start):
-		return &SetupError{Problem: "the client begins at a time in partitions of which nothing is committed: a time that is later at the next start passes over records that were not settled before; " +
-			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin at a time commit its offsets once, before the first start (kafka-consumer-groups --reset-offsets --to-datetime)"}
+		return "begins at a time in partitions of which nothing is committed: a time that is later at the next start " +
+			"passes over records that were not settled before; " + setStart + "to begin at a time commit its offsets " +
+			"once, before the first start (kafka-consumer-groups --reset-offsets --to-datetime)"
 	case byTime(reset):
-		return &SetupError{Problem: "the client goes to a time when its offset in a partition is not there any more, and would pass over what the partition has from before: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
+		return "goes to a time when its offset in a partition is not there any more, and would pass over what the " +
+			"partition has from before: " + noReset
 	case atEnd(reset) && reset != kgo.NoResetOffset():
-		return &SetupError{Problem: "the client goes to the end of a partition when its offset is not there any more, and would pass over what the partition has: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
+		return "goes to the end of a partition when its offset is not there any more, and would pass over what the " +
+			"partition has: " + noReset
 	case rebalance < 2*grace:
-		return &SetupError{Problem: fmt.Sprintf("kgo.RebalanceTimeout is %v, but half of it has to be enough for Config.Grace (%v): set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)}
+		return fmt.Sprintf("has a kgo.RebalanceTimeout of %v, but half of it has to be enough for Config.Grace (%v): "+
+			"set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)
 	}
-	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
-		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records that were being handled hold up their partitions until their leases end",
-			"lease", w.policy.Lease, "session_timeout", session)
-	}
-	return nil
+	return ""
 }
 
 // atEnd reports whether an offset is the end of a partition, or counted from there.
@@ -108,10 +130,6 @@ func byTime(o kgo.Offset) bool {
 	at := o.EpochOffset().Offset
 	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) || at == kgo.LookbackOffset(0).EpochOffset().Offset
 }
-
-const keptErrors = "the client hands out errors that pass by themselves, and what a broker that restarts says of a topic would end the run: leave kgo.KeepRetryableFetchErrors out"
-
-const clientContext = "the client's context can end (kgo.WithContext), and then nothing can be confirmed any more that is settled until Run returns: leave it out, and close the client after Run"
 
 // endsEarly reports whether a client can end by itself before its worker has drained.
 func endsEarly(cl *kgo.Client) bool {
@@ -140,16 +158,16 @@ func (w *Worker) checkRetry(consumed []string) error {
 	}
 	for _, r := range w.config.Retry {
 		if missing[r.Topic] {
-			return &SetupError{Problem: fmt.Sprintf("the client does not consume retry topic %q: add it to kgo.ConsumeTopics", r.Topic)}
+			return setupError(theClient, "does not consume retry topic %q: add it to kgo.ConsumeTopics", r.Topic)
 		}
 	}
 	if others == 0 {
-		return &SetupError{Problem: "the client consumes nothing but retry topics: add the source topics to kgo.ConsumeTopics"}
+		return setupError(theClient, "consumes nothing but retry topics: add the source topics to kgo.ConsumeTopics")
 	}
 	return nil
 }
 
-// checkBroker looks at topics and group.
+// checkBroker looks at topics, group and dead letters. Topics of nil are those that a pattern finds.
 func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
 	group := option[string](cl, kgo.ConsumerGroup)
 	admin := kadm.NewClient(cl)
@@ -157,6 +175,9 @@ func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []strin
 		return err
 	}
 	if err := checkGroup(ctx, admin, group); err != nil {
+		return err
+	}
+	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
 		return err
 	}
 	retry := slices.Clone(w.config.Retry)
@@ -175,8 +196,8 @@ func longestBackoff(p oncemill.Policy) time.Duration {
 	return longest
 }
 
-// newTopicPatience is for how long a topic may be unknown at the start: a broker hears of one that was just created a moment after
-// who created it.
+// newTopicPatience is for how long a topic may be unknown at the start: a broker hears a moment late of one that was
+// just created.
 const newTopicPatience = 2 * time.Second
 
 // checkTopics makes sure that topics are there and may be looked up.
@@ -187,10 +208,7 @@ func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group 
 		if err == nil || comesLater(cl, err) {
 			continue
 		}
-		if refused := refusal(group, topic, err); refused != nil {
-			return refused
-		}
-		return &SetupError{Problem: fmt.Sprintf("topic %q cannot be looked up", topic), Err: err}
+		return cmp.Or(refusal(group, topic, err), refused(err, theTopic(topic), "cannot be looked up"))
 	}
 	return nil
 }
@@ -225,28 +243,25 @@ func checkGroup(ctx context.Context, admin *kadm.Client, group string) error {
 	if err == nil {
 		err = described[group].Err
 	}
-	if refused := refusal(group, "", err); refused != nil {
-		return refused
-	}
-	if unsettled(err) {
-		return nil // a broker that has just started: the client joins when the coordinator is there
-	}
 	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
-		return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: err}
+		return groupProblem(group, err)
 	}
 	if kind := described[group].ProtocolType; kind != "" && kind != "consumer" {
-		return &SetupError{Problem: fmt.Sprintf("group %q is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", group, kind)}
+		return setupError(theGroup(group),
+			"is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", kind)
 	}
 	return nil
 }
 
-func unsettled(err error) bool {
+// groupProblem returns what to say about a look at a group that has failed, or nil where a broker has just started: the
+// client joins when the coordinator is there.
+func groupProblem(group string, err error) error {
 	for _, e := range [...]error{kerr.CoordinatorNotAvailable, kerr.CoordinatorLoadInProgress, kerr.NotCoordinator} {
 		if errors.Is(err, e) {
-			return true
+			return nil
 		}
 	}
-	return false
+	return cmp.Or(refusal(group, "", err), refused(err, theGroup(group), "cannot be looked up"))
 }
 
 // checkConfigs refuses retry topics that lose records before they are due, and warns of topics whose records can come back
@@ -266,9 +281,13 @@ func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retr
 			switch {
 			case r.Topic != c.Name || c.Err != nil:
 			case strings.Contains(setting(c, "cleanup.policy"), "compact"):
-				return &SetupError{Problem: fmt.Sprintf("retry topic %q has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete", c.Name, setting(c, "cleanup.policy"))}
+				return setupError("retry "+theTopic(c.Name),
+					"has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete",
+					setting(c, "cleanup.policy"))
 			case known && kept <= r.Delay:
-				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or the policy's Backoff): they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
+				return setupError("retry "+theTopic(c.Name), "keeps records for %v (retention.ms), and they wait there for "+
+					"up to %v (Delay, or the policy's Backoff): they would be deleted before they are due; set it to more, "+
+					"by the longest time that the group may be away", kept, r.Delay)
 			}
 		}
 		if known && kept > window {

@@ -74,17 +74,17 @@ func (s *session) commitFinally(ctx context.Context) error {
 		pause(ctx, wait)
 		s.committing.Lock()
 		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) && time.Since(since) > gonePatience {
-			return &CommitError{Group: s.group, Err: err}
+			return unconfirmed(s.group, err)
 		}
 	}
 }
 
-// givenUp returns a *CommitError if a rebalance has taken something in the drain that was settled and is not confirmed.
+// givenUp returns ErrUnconfirmed if a rebalance has taken something in the drain that was settled and is not confirmed.
 func (s *session) givenUp() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.unconfirmed != nil {
-		return &CommitError{Group: s.group, Err: s.unconfirmed}
+		return unconfirmed(s.group, s.unconfirmed)
 	}
 	return nil
 }

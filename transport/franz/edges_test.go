@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -149,7 +150,7 @@ func TestSource_SeveralTopics(t *testing.T) {
 					})
 				}()
 				if c.refused != "" && topic == "payments" {
-					var refused *franz.SetupError
+					var refused *dedupstore.SetupError
 					if err := <-ended; !errors.As(err, &refused) || !strings.Contains(err.Error(), c.refused) {
 						t.Errorf("error %v, want a SetupError that says %q", err, c.refused)
 					}

@@ -66,7 +66,7 @@ type Publisher struct {
 }
 
 // NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate quota for it: kgo
-// holds back all else then, a group's heartbeats too. One a client is enough. It returns a *SetupError
+// holds back all else then, a group's heartbeats too. One a client is enough. It returns a *dedupstore.SetupError
 // if the client was made with options that weaken what Publish promises: other acknowledgements than of all replicas in
 // sync, without idempotence or with cancellation of records in flight, transactions, manual flushing, or one topic for
 // everything.
@@ -76,22 +76,22 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		return nil, err
 	}
 	if cl == nil {
-		return nil, &SetupError{Problem: "the publisher's client is nil"}
+		return nil, setupError("the publisher's client", "is nil")
 	}
 	var problem string
 	switch {
 	case cl.OptValue(kgo.RequiredAcks) != any(kgo.AllISRAcks()):
-		problem = "kgo.RequiredAcks must be kgo.AllISRAcks: else a broker that fails takes acknowledged messages with it"
+		problem = "has other kgo.RequiredAcks than kgo.AllISRAcks: set these, else a broker that fails takes acknowledged messages with it"
 	case option[bool](cl, kgo.DisableIdempotentWrite):
-		problem = "kgo.DisableIdempotentWrite must not be set: the client's own retries would make copies and change the order"
+		problem = "has kgo.DisableIdempotentWrite: leave it out, else the client's own retries make copies and change the order"
 	case option[bool](cl, kgo.AllowIdempotentProduceCancellation):
-		problem = "kgo.AllowIdempotentProduceCancellation must not be set: the client's own retries would make copies"
+		problem = "has kgo.AllowIdempotentProduceCancellation: leave it out, else the client's own retries make copies"
 	case option[string](cl, kgo.TransactionalID) != "":
-		problem = "kgo.TransactionalID must not be set: messages would be acknowledged before their transaction ends"
+		problem = "has kgo.TransactionalID: leave it out, else messages are acknowledged before their transaction ends"
 	case option[bool](cl, kgo.ManualFlushing):
-		problem = "kgo.ManualFlushing must not be set: nothing would be sent"
+		problem = "has kgo.ManualFlushing: leave it out, else nothing is sent"
 	case option[bool](cl, kgo.DefaultProduceTopicAlways):
-		problem = "kgo.DefaultProduceTopicAlways must not be set: messages name their topics"
+		problem = "has kgo.DefaultProduceTopicAlways: leave it out, messages name their topics"
 	default:
 		sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemKafka)
 		if err != nil {
@@ -99,7 +99,7 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		}
 		return &Publisher{cl: cl, config: config, sender: sender, left: newLeftovers(cl)}, nil
 	}
-	return nil, &SetupError{Problem: "publisher's client: " + problem}
+	return nil, setupError("the publisher's client", "%s", problem)
 }
 
 // MessagingSystem names Kafka in telemetry.

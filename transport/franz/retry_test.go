@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -182,7 +183,7 @@ func TestWorker_RetryTopicsOfOthersStopIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), config, topics)
-	if err := as[*franz.SetupError](t, m.wait()); !strings.Contains(err.Error(), "refunds") {
+	if err := as[*dedupstore.SetupError](t, m.wait()); !strings.Contains(err.Error(), "refunds") {
 		t.Errorf("error %q does not name the other topic", err)
 	}
 	if got := b.committed("soon")[0]; got > 0 {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -147,7 +148,7 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 				t.Fatal(err)
 			}
 			cl := b.newClient(tc.opts(w)...)
-			as[*franz.SetupError](t, w.Run(t.Context(), cl))
+			as[*dedupstore.SetupError](t, w.Run(t.Context(), cl))
 			if err := w.Check(t.Context(), cl); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one that says %s", err, tc.want)
 			}
@@ -197,7 +198,7 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 				}
 				return
 			}
-			as[*franz.SetupError](t, err)
+			as[*dedupstore.SetupError](t, err)
 			for name := range tc.settings {
 				if !strings.Contains(err.Error(), `"later"`) || !strings.Contains(err.Error(), name) {
 					t.Errorf("error %q does not name topic and setting", err)
@@ -229,7 +230,7 @@ func TestWorker_RunsOnce(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	as[*franz.SetupError](t, w.Run(t.Context(), cl))
+	as[*dedupstore.SetupError](t, w.Run(t.Context(), cl))
 }
 
 func TestWorker_NamesWhatTheBrokerRefuses(t *testing.T) {
@@ -255,7 +256,7 @@ func TestWorker_NamesWhatTheBrokerRefuses(t *testing.T) {
 			fault := b.cluster.Fault(tc.fault)
 			m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{}, kgo.ConsumeTopics(tc.topic))
 			err := m.wait()
-			as[*franz.AccessError](t, err)
+			as[*dedupstore.SetupError](t, err)
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q does not say %s", err, want)
@@ -289,7 +290,7 @@ func TestWorker_RefusesAGroupOfAnotherKind(t *testing.T) {
 		join.MemberID = resp.MemberID
 	}
 	m := b.start(b.processor(consumer.Config{}), nothing, franz.Config{})
-	if err := as[*franz.SetupError](t, m.wait()); !strings.Contains(err.Error(), "connect") {
+	if err := as[*dedupstore.SetupError](t, m.wait()); !strings.Contains(err.Error(), "connect") {
 		t.Errorf("error %q does not name the other type", err)
 	}
 }
@@ -334,7 +335,7 @@ func TestNewPublisher_RefusesClientsThatWeakenIt(t *testing.T) {
 		"DefaultProduceTopicAlways": {kgo.DefaultProduceTopic("orders"), kgo.DefaultProduceTopicAlways()},
 	} {
 		_, err := franz.NewPublisher(b.newClient(opts...), franz.PublisherConfig{})
-		if as[*franz.SetupError](t, err); !strings.Contains(err.Error(), want) {
+		if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q does not name %s", err, want)
 		}
 	}
@@ -364,7 +365,7 @@ func TestWorker_RightThatTheLastCommitLacksIsNamed(t *testing.T) {
 	m.stop()
 	err := m.wait()
 	m.cl.CloseAllowingRebalance()
-	if as[*franz.CommitError](t, err); !errors.Is(err, kerr.TopicAuthorizationFailed) {
+	if wantUnconfirmed(t, err); !errors.Is(err, kerr.TopicAuthorizationFailed) {
 		t.Errorf("error %v, want one that names the right", err)
 	}
 }
@@ -379,7 +380,7 @@ func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := b.newClient(append(refused.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"), kgo.RebalanceTimeout(time.Second), kgo.HeartbeatInterval(50*time.Millisecond))...)
-	if _, ok := errors.AsType[*franz.SetupError](refused.Run(t.Context(), left)); !ok {
+	if _, ok := errors.AsType[*dedupstore.SetupError](refused.Run(t.Context(), left)); !ok {
 		t.Fatal("the client is not refused")
 	}
 	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
@@ -393,4 +394,11 @@ func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
 	left.CloseAllowingRebalance()
 	until(t, "all records", func() bool { return b.finished() == 20 })
 	m.leave()
+}
+
+func wantUnconfirmed(t testing.TB, err error) {
+	t.Helper()
+	if !errors.Is(err, franz.ErrUnconfirmed) {
+		t.Fatalf("error %v, want ErrUnconfirmed", err)
+	}
 }

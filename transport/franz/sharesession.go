@@ -141,7 +141,7 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 // confirm waits for the broker's answers to all acknowledgements. Beyond the end of a lock none can be a good one.
 func (s *shareSession) confirm(ctx context.Context) error {
 	if err := s.locks.confirm(ctx, s.rules.lock); err != nil {
-		return &CommitError{Group: s.group, Err: err}
+		return unconfirmed(s.group, err)
 	}
 	return nil
 }
@@ -181,7 +181,7 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 }
 
 // knowing says that the client cannot be used.
-const knowing = "the client does not leave its records to this worker, and would accept them by itself with its next " +
+const knowing = "does not leave its records to this worker, and would accept them by itself with its next " +
 	"poll: use the version of franz-go that this module asks for, and no hook that replaces the contexts of records " +
 	"with others than those made of them"
 
@@ -193,7 +193,7 @@ func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 		known = known && unveil(rec)
 	}
 	if !known {
-		return &SetupError{Problem: knowing}
+		return setupError(theClient, knowing)
 	}
 	return nil
 }

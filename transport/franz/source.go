@@ -78,7 +78,7 @@ func (s *Source) open(
 		}
 		return handle(ctx, d)
 	}
-	w, err := newWorker(s.once.Policy(), config, started)
+	w, err := newWorker(s.once, config, started)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -105,7 +105,7 @@ func (s *Source) topics(topic string) []string {
 // Check makes a client that does not join the group, and looks at topic and group: see Worker.Check.
 func (s *Source) Check(ctx context.Context, topic string) error {
 	if problem := topicProblem(topic); problem != "" {
-		return &SetupError{Problem: "topic " + problem}
+		return setupError("the topic", "%s", problem)
 	}
 	w, cl, err := s.open(nil)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 
 // Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group. With
 // Config.InstanceID the member is called InstanceID-topic. A source with Config.Retry is for one topic at a time: it
-// returns a *SetupError for a second one.
+// returns a *dedupstore.SetupError for a second one.
 func (s *Source) Run(
 	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
 ) error {
@@ -141,8 +141,8 @@ func (s *Source) begin(topic string) error {
 	defer s.mu.Unlock()
 	for other := range s.running {
 		if other != topic && len(s.config.Retry) > 0 {
-			return &SetupError{Problem: fmt.Sprintf("the source consumes topic %q already, and its retry topics hold "+
-				"records of that: make another source, with retry topics of its own, for topic %q", other, topic)}
+			return setupError("the source", "consumes topic %q already, and its retry topics hold records of that: make "+
+				"another source, with retry topics of its own, for topic %q", other, topic)
 		}
 	}
 	s.running[topic]++

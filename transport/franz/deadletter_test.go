@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -55,7 +56,7 @@ func TestWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
 				}
 				return
 			}
-			if as[*franz.SetupError](t, err); !strings.Contains(err.Error(), `"orders-dead"`) {
+			if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), `"orders-dead"`) {
 				t.Errorf("error %q does not name the topic", err)
 			}
 		})
@@ -68,7 +69,9 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	const n = 3
 	b := newBench(t, 1, kfake.SeedTopics(1, "later"))
 	b.produce(0, n, 1, 0)
-	once := b.processor(consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "later", Policy: oncemill.Policy{Logger: b.logger}})
+	once := b.processor(consumer.Config{
+		DeadLetters: elsewhere{b.publisher()}, DeadLetterTopic: "later", Policy: oncemill.Policy{Logger: b.logger},
+	})
 	s := b.source(once, franz.SourceConfig{Config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: b.publisher()}})
 	run := b.handler(byRecord, func(context.Context, string, int) error { return oncemill.Permanent(errors.New("declined")) })
 	ctx, stop := context.WithCancel(t.Context())
@@ -90,16 +93,15 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	wantLog(t, b, "level=ERROR", "own dead letter came back", "topic=later")
 }
 
-func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
+func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 	t.Parallel()
-	const missing, forbidden, compacted, none = "DeadLetterTopic is not there", "DeadLetterTopic may not be written to", "DeadLetterTopic is compacted", "no consumer.Config.DeadLetters"
 	for name, tc := range map[string]struct {
 		config func(b *bench) consumer.Config
-		want   string
+		want   string // of the error; "": none
 	}{
 		"missing topic": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "nowhere"}
-		}, missing},
+		}, `DeadLetterTopic "nowhere" is not there: create it`},
 		"topic that publishing makes": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: b.publisher(kgo.AllowAutoTopicCreation()), DeadLetterTopic: "nowhere"}
 		}, ""},
@@ -107,37 +109,64 @@ func TestWorker_DeadLettersThatGoNowhereAreSaidAtTheStart(t *testing.T) {
 			return consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "dead"}
 		}, ""},
 		"topic that keeps one of a key": {func(b *bench) consumer.Config {
-			if _, err := b.admin.CreateTopic(b.t.Context(), 1, 1, map[string]*string{"cleanup.policy": kadm.StringPtr("compact")}, "compacted"); err != nil {
+			compact := map[string]*string{"cleanup.policy": kadm.StringPtr("compact")}
+			if _, err := b.admin.CreateTopic(b.t.Context(), 1, 1, compact, "compacted"); err != nil {
 				b.t.Fatal(err)
 			}
 			return consumer.Config{DeadLetters: b.publisher(), DeadLetterTopic: "compacted"}
-		}, compacted},
+		}, `DeadLetterTopic "compacted" is compacted`},
 		"topic that may not be written to": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: limitedPublisher(b), DeadLetterTopic: "dead"}
-		}, forbidden},
+		}, `DeadLetterTopic "dead" may not be written to`},
 		"topic that may be written to and nothing else": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: limitedPublisher(b, kfake.ACL{
-				Resource: kmsg.ACLResourceTypeTopic, Name: "dead", Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: kmsg.ACLOperationWrite, Allow: true,
+				Resource: kmsg.ACLResourceTypeTopic, Name: "dead", Pattern: kmsg.ACLResourcePatternTypeLiteral,
+				Operation: kmsg.ACLOperationWrite, Allow: true,
 			}), DeadLetterTopic: "dead"}
 		}, ""},
-		"none":    {func(*bench) consumer.Config { return consumer.Config{} }, none},
+		"none":    {func(*bench) consumer.Config { return consumer.Config{} }, ""},
 		"a trial": {func(*bench) consumer.Config { return consumer.Config{Policy: oncemill.Policy{Shadow: true}} }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t, 1, kfake.SeedTopics(1, "dead"))
+			b := newBench(t, 1, kfake.SeedTopics(1, "dead", "later"))
+			shareGroup(b, nil)
 			b.produce(0, 1, 1, 0)
-			m := b.start(b.processor(tc.config(b)), b.handler(byPartition, nil), franz.Config{})
-			until(t, "the record", func() bool { return b.finished() == 1 })
-			m.leave()
-			for _, text := range []string{missing, forbidden, compacted, none} {
-				want := 0
-				if text == tc.want {
-					want = 1
+			once := b.processor(tc.config(b))
+			s := b.source(once, franz.SourceConfig{})
+			if tc.want == "" {
+				m := b.start(once, b.handler(byPartition, nil), franz.Config{})
+				until(t, "the record", func() bool { return b.finished() == 1 })
+				m.leave()
+				if err := s.Check(t.Context(), "orders"); err != nil {
+					t.Error(err)
 				}
-				if said := strings.Count(b.log.String(), text); said != want {
-					t.Errorf("%q was said %d times, want %d:\n%s", text, said, want, b.log.String())
+				warned := strings.Contains(b.log.String(), "no consumer.Config.DeadLetters")
+				if log := b.log.String(); warned != (name == "none") {
+					t.Errorf("log:\n%s", log)
 				}
+				return
+			}
+			share, err := franz.NewShareWorker(once, nothing,
+				franz.ShareConfig{Handler: "charge", RetryTopic: "later", Logger: b.logger})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sharing := b.newClient(append(share.Opts(), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later"))...)
+			for who, err := range map[string]error{
+				"Worker.Run": b.start(once, nothing, franz.Config{}).wait(),
+				"Source.Run": s.Run(t.Context(), "orders", func(context.Context, consumer.Delivery) consumer.Decision {
+					return consumer.Decision{Action: consumer.Ack}
+				}),
+				"Source.Check":    s.Check(t.Context(), "orders"),
+				"ShareWorker.Run": share.Run(t.Context(), sharing),
+			} {
+				if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("%s: %q, want %q", who, err, tc.want)
+				}
+			}
+			if offset := b.committed("orders")[0]; offset > 0 {
+				t.Errorf("committed %d", offset)
 			}
 		})
 	}

@@ -56,7 +56,7 @@ func (s *session) lose(lost map[string][]int32) {
 	s.forget(partitions, unconfirmed)
 }
 
-// drain waits for what runs and commits what is settled. It returns a *CommitError if that is not confirmed.
+// drain waits for what runs and commits what is settled. It returns ErrUnconfirmed if that is not confirmed.
 func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) error {
 	partitions := s.all()
 	if late := ended(partitions, s.config.Grace); len(late) > 0 {
