@@ -3,7 +3,6 @@ package natsjs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -139,7 +138,8 @@ func (s *session) unheard(ctx context.Context, f *held) error {
 	if !noResponders(answer) {
 		return nil
 	}
-	return fmt.Errorf("natsjs: consumer %q of stream %q: acks reach nobody, and messages come again for ever: import $JS.ACK.> from the account of the JetStream: %w", s.limits.consumer, s.limits.stream, nats.ErrNoResponders)
+	return setupError(nats.ErrNoResponders, s.limits.name(), "has acks that reach nobody, and messages come again for "+
+		"ever: import $JS.ACK.> from the account of the JetStream")
 }
 
 // noResponders reports whether a server says, which it does at once, that nobody listens to what was asked.

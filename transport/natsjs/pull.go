@@ -250,7 +250,7 @@ func (t *trouble) note(ctx context.Context, f fetched) error {
 }
 
 func (l limits) cannotFetch(err error) error {
-	return fmt.Errorf("natsjs: consumer %q of stream %q: cannot fetch: %w", l.consumer, l.stream, err)
+	return fmt.Errorf("natsjs: nothing can be fetched from %s: %w", l.name(), err)
 }
 
 // diagnose asks the server whether there is a consumer, and a right to fetch from it.
@@ -284,7 +284,7 @@ func (s *session) deleted(ctx context.Context, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again if there is one that has it")
-	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", s.limits.consumer, s.limits.stream, err)
+	return setupError(err, s.limits.name(), "was deleted: create it, and run the worker again")
 }
 
 // disown has nothing said of what is in flight any more. The session is locked.
@@ -393,11 +393,11 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
 	} {
 		if c.is != c.was {
-			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: c.field,
-				Problem: fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is)}
+			return l.misset(c.field,
+				fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is))
 		}
 	}
-	return l.digsUp(is)
+	return l.deletesDeadLetters(is)
 }
 
 // missing reports whether an error says that the consumer or its stream is not there.

@@ -43,11 +43,6 @@ func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 // probes is how often is asked on a connection with which somebody else is refused things all the time.
 const probes = 5
 
-// noRight is the error of a missing right.
-func (l limits) noRight(subject string, err error) error {
-	return fmt.Errorf("natsjs: consumer %q of stream %q: no right to publish to %q, allow it: %w", l.consumer, l.stream, subject, err)
-}
-
 // newRefusal returns the refusal that has come since an error of the connection, if any.
 func newRefusal(nc *nats.Conn, before error) error {
 	after := nc.LastError()
