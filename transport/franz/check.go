@@ -55,6 +55,9 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	if problem := w.clientProblem(cl); problem != "" {
 		return setupError(theClient, "%s", problem)
 	}
+	if _, err := w.retryPublisher(cl); err != nil {
+		return err
+	}
 	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
 		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records that "+
 			"were being handled hold up their partitions until their leases end",

@@ -2,7 +2,6 @@ package franz
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"strconv"
 	"time"
@@ -103,20 +102,11 @@ const (
 	maxDelay = 10 * time.Second
 )
 
-// longCopy is after which time somebody is told of a copy whose publisher does not return. Publisher gives up before,
-// by default.
-const longCopy = time.Minute
-
 // postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the
 // copy is confirmed.
 func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record,
 	decision consumer.Decision) (sent bool, err error) {
-	defer func() {
-		if v := recover(); v != nil { // as unbroken does
-			sent, err = false, fmt.Errorf("franz: Config.RetryPublisher panicked: %v", v)
-		}
-	}()
-	if len(s.config.Retry) == 0 || d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter {
+	if s.retry == nil || d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter {
 		return false, nil // a copy of a dead letter would not say of what it is one
 	}
 	id := d.Header.Get(producer.HeaderID)
@@ -138,16 +128,7 @@ func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Re
 	if d.UUID != "" {
 		header[headerUUID] = d.UUID
 	}
-	located := telemetry.Located(ctx, d.Header)
-	late := time.AfterFunc(longCopy, func() {
-		s.log.ErrorContext(located,
-			"franz: record is still being published to its retry topic: Config.RetryPublisher has not returned, and "+
-				"until it does the record holds up others",
-			"id", id, "retry_topic", next.Topic, "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
-			"for", longCopy)
-	})
-	defer late.Stop() // also of one that panics
-	err = s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key),
+	err = s.retry.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key),
 		Header: header, Payload: rec.Value})
 	return err == nil, err
 }

@@ -72,7 +72,7 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	once := b.processor(consumer.Config{
 		DeadLetters: elsewhere{b.publisher()}, DeadLetterTopic: "later", Policy: oncemill.Policy{Logger: b.logger},
 	})
-	s := b.source(once, franz.SourceConfig{Config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: b.publisher()}})
+	s := b.source(once, franz.SourceConfig{Config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}}})
 	run := b.handler(byRecord, func(context.Context, string, int) error { return oncemill.Permanent(errors.New("declined")) })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -130,9 +130,6 @@ func TestSource_SeveralTopics(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if c.config.Retry != nil {
-				c.config.RetryPublisher = b.publisher()
-			}
 			s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{Config: c.config})
 			b.produce(0, 1, 1, 0)
 			if err := b.publisher().Publish(t.Context(), producer.Message{ID: "p", Topic: "payments"}); err != nil {

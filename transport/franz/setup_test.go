@@ -28,25 +28,18 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
 	once := b.processor(consumer.Config{})
-	pub, err := franz.NewPublisher(b.client, franz.PublisherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for want, c := range map[string]franz.Config{
 		"Config.Handler is":     {Handler: "~x"},
-		"holds a nil":           {RetryPublisher: (*franz.Publisher)(nil), Retry: []franz.RetryTopic{{Topic: "later"}}},
 		"Config.Order":          {Order: "random"},
 		"Config.MaxInFlight":    {MaxInFlight: -1},
 		"Config.Grace":          {Grace: -1},
 		"Config.Grace is 300h":  {Grace: 300 * time.Hour},
 		"Config.Grace is 25":    {Grace: math.MaxInt64},
 		"Config.CommitEvery":    {CommitEvery: time.Microsecond},
-		"Config.RetryPublisher": {Retry: []franz.RetryTopic{{Topic: "later"}}},
-		"Config.Retry is empty": {RetryPublisher: pub},
-		"Config.Retry[0].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a b"}}},
-		"Config.Retry[0].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: -1}}},
-		"Config.Retry[1].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: 2}, {Topic: "b", Delay: 1}}},
-		"Config.Retry[1].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a"}, {Topic: "a"}}},
+		"Config.Retry[0].Topic": {Retry: []franz.RetryTopic{{Topic: "a b"}}},
+		"Config.Retry[0].Delay": {Retry: []franz.RetryTopic{{Topic: "a", Delay: -1}}},
+		"Config.Retry[1].Delay": {Retry: []franz.RetryTopic{{Topic: "a", Delay: 2}, {Topic: "b", Delay: 1}}},
+		"Config.Retry[1].Topic": {Retry: []franz.RetryTopic{{Topic: "a"}, {Topic: "a"}}},
 	} {
 		if c.Handler == "" {
 			c.Handler = "charge"
@@ -55,7 +48,7 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
 		}
 	}
-	_, err = franz.NewWorker(once, nothing, franz.Config{})
+	_, err := franz.NewWorker(once, nothing, franz.Config{})
 	if want := "franz: Config.Handler is empty: records are kept under it, and another name runs everything again"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
@@ -71,11 +64,7 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
 	once := b.processor(consumer.Config{})
-	pub, err := franz.NewPublisher(b.client, franz.PublisherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	retry := franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: pub}
+	retry := franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}}
 	theGroup, topics := kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders")
 	hook := func(context.Context, *kgo.Client, map[string][]int32) {}
 	for _, tc := range []struct {
@@ -136,6 +125,10 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 			return append(w.Opts(), theGroup, kgo.ConsumeRegex(), kgo.ConsumeTopics("^ord"))
 		}},
 		{"without the retry topic", `"later"`, retry, func(w *franz.Worker) []kgo.Opt { return append(w.Opts(), theGroup, topics) }},
+		{"that weakens the copies in retry topics", "kgo.RequiredAcks", retry, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, kgo.ConsumeTopics("orders", "later"), kgo.RequiredAcks(kgo.LeaderAck()),
+				kgo.DisableIdempotentWrite())
+		}},
 		{"with retry topics only", "source topics", retry, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeTopics("later"))
 		}},
@@ -186,7 +179,7 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 			}
 			once := b.processor(consumer.Config{Policy: oncemill.Policy{Backoff: tc.backoff}})
 			w, err := franz.NewWorker(once, nothing, franz.Config{Handler: "charge",
-				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, RetryPublisher: b.publisher(), Logger: b.logger,
+				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, Logger: b.logger,
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -113,7 +113,7 @@ const maxShareFetch = 500
 // what would break a guarantee.
 func (w *ShareWorker) Opts() []kgo.Opt {
 	return append(PublisherOpts(),
-		kgo.WithHooks(shareHooks{w}, &throttle{log: w.config.Logger}),
+		kgo.WithHooks(shareHooks{w}),
 		kgo.ShareMaxRecords(int32(min(w.config.MaxInFlight, maxShareFetch))),
 		kgo.ShareMaxRecordsStrict(),
 		kgo.MaxConcurrentFetches(0),

@@ -109,11 +109,11 @@ const defaultRebalanceTimeout = time.Minute // kgo's
 // kgo.ConsumerGroup, kgo.ConsumeTopics, TLS. They are for one client at a time.
 //
 // They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer, the rebalance timeout
-// (see Config.Grace), the instance ID, and that only committed records of transactions are read. Options behind them
-// win; Check refuses what would break a guarantee.
+// (see Config.Grace), the instance ID, and that only committed records of transactions are read, and with Config.Retry
+// what PublisherOpts does. Options behind them win; Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
-		kgo.WithHooks(birth{w}, &throttle{log: w.config.Logger}),
+		kgo.WithHooks(birth{w}),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(), // for the time it takes to hand records to their partitions, no longer
 		kgo.OnPartitionsRevoked(w.onRevoked),
@@ -121,6 +121,9 @@ func (w *Worker) Opts() []kgo.Opt {
 		kgo.Balancers(kgo.CooperativeStickyBalancer()),
 		kgo.RebalanceTimeout(max(defaultRebalanceTimeout, 2*w.config.Grace)),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+	}
+	if len(w.config.Retry) > 0 {
+		opts = append(opts, PublisherOpts()...)
 	}
 	if w.config.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(w.config.InstanceID))
@@ -176,6 +179,10 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 }
 
 func (w *Worker) begin(cl *kgo.Client) (*session, error) {
+	retry, err := w.retryPublisher(cl)
+	if err != nil {
+		return nil, err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.used {
@@ -183,9 +190,17 @@ func (w *Worker) begin(cl *kgo.Client) (*session, error) {
 			"records that were fetched and not handled would be passed over")
 	}
 	w.used = true
-	w.session = newSession(w.config, w.policy, w.process, cl)
+	w.session = newSession(w.config, w.policy, w.process, cl, retry)
 	w.session.look = w.look
 	return w.session, nil
+}
+
+// retryPublisher returns the publisher to the retry topics, or nil if there are none.
+func (w *Worker) retryPublisher(cl *kgo.Client) (*Publisher, error) {
+	if len(w.config.Retry) == 0 {
+		return nil, nil
+	}
+	return NewPublisher(cl, PublisherConfig{Telemetry: w.policy.Telemetry})
 }
 
 func (w *Worker) end() {
