@@ -30,8 +30,8 @@ type locks struct {
 	refused  map[place]error      // what the broker said of the last that it was told
 	renewals map[place]error      // the same of a renewal under way; nil: there is none
 	mixed    bool                 // what was said before the renewal had no answer yet
-	astray   map[string]bool      // topics to be consumed anew, and whether they were made again: see bringBack
-	strayed  chan struct{}        // holds a token when there are such
+	anew     map[string]bool      // topics to be consumed anew, and whether they were made again: see bringBack
+	lost     chan struct{}        // holds a token when there are such
 }
 
 // unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it marks as
@@ -185,7 +185,7 @@ func (l *locks) answered(results kgo.ShareAckResults) {
 		}
 		switch {
 		case errors.Is(r.Err, kerr.InvalidRecordState):
-			l.stray(r.Topic, false)
+			l.markAnew(r.Topic, false)
 		case errors.Is(r.Err, kerr.TopicAuthorizationFailed):
 			l.fail(refusal(l.group, r.Topic, r.Err))
 		}

@@ -27,7 +27,7 @@ func (l *locks) bringBack(ctx context.Context) {
 	l.look(ctx, ids)
 	for {
 		select {
-		case <-l.strayed:
+		case <-l.lost:
 			l.consumeAnew(ctx)
 		case <-tick.C:
 			l.look(ctx, ids)
@@ -74,17 +74,17 @@ func (l *locks) look(ctx context.Context, ids topicIDs) {
 		if known {
 			l.log.WarnContext(ctx, "franz: a topic was deleted and made again, and its namesake is consumed from now on", "group", l.group, "topic", name)
 			l.mu.Lock()
-			l.stray(name, true)
+			l.markAnew(name, true)
 			l.mu.Unlock()
 		}
 	}
 }
 
-// stray has a topic consumed anew: one that was made again in any case, others where there is no broker 0. The locks are locked.
-func (l *locks) stray(topic string, madeAgain bool) {
-	l.astray[topic] = l.astray[topic] || madeAgain
+// markAnew has a topic consumed anew: one that was made again in any case, others where there is no broker 0. The locks are locked.
+func (l *locks) markAnew(topic string, madeAgain bool) {
+	l.anew[topic] = l.anew[topic] || madeAgain
 	select {
-	case l.strayed <- struct{}{}:
+	case l.lost <- struct{}{}:
 	default:
 	}
 }
@@ -96,12 +96,12 @@ func (l *locks) consumeAnew(ctx context.Context) {
 	_ = l.flush(ctx, l.every) // its answers say nothing new
 	l.mu.Lock()
 	var topics []string
-	for topic, madeAgain := range l.astray {
+	for topic, madeAgain := range l.anew {
 		if ctx.Err() == nil && (madeAgain || !zero) {
 			topics = append(topics, topic)
 		}
 	}
-	clear(l.astray)
+	clear(l.anew)
 	for rec := range l.held {
 		if slices.Contains(topics, rec.Topic) {
 			l.held[rec] = false // kgo would tell nobody

@@ -133,7 +133,7 @@ func (h shareHooks) OnNewClient(cl *kgo.Client) {
 }
 
 // OnFetchRecordBuffered comes before a record can be polled.
-func (shareHooks) OnFetchRecordBuffered(rec *kgo.Record) { veil(rec) }
+func (shareHooks) OnFetchRecordBuffered(rec *kgo.Record) { hide(rec) }
 
 var (
 	_ kgo.HookNewClient           = shareHooks{}

@@ -31,7 +31,7 @@ type shareSession struct {
 	intake    intake
 	slots     chan struct{} // holds a token for each record that is being handled
 	locks     locks
-	hands     hands
+	inFlight  inFlight
 	unmoved   atomic.Int64 // when it was logged last that what waits cannot be copied, in Unix nanoseconds
 	proven    bool         // that the client does not settle by itself; only poll looks at it
 	running   sync.WaitGroup
@@ -53,9 +53,9 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		locks: locks{
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
 			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{},
-			astray: map[string]bool{}, strayed: make(chan struct{}, 1),
+			anew: map[string]bool{}, lost: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.MaxInFlight, changed: make(chan struct{}, 1),
+		inFlight: inFlight{window: config.MaxInFlight, changed: make(chan struct{}, 1),
 			resting: map[*kgo.Record]chan struct{}{}},
 	}
 }
@@ -148,7 +148,7 @@ func (s *shareSession) confirm(ctx context.Context) error {
 
 // poll takes records as long as there is room, until ctx ends, which it does when the worker fails.
 func (s *shareSession) poll(ctx, handlers context.Context) {
-	for s.hands.room(ctx) {
+	for s.inFlight.room(ctx) {
 		fetches := s.cl.PollFetches(ctx)
 		if failed := s.take(ctx, handlers, fetches); failed && fetches.NumRecords() == 0 {
 			pause(ctx, pauseAfterErrors) // one that stays would be polled without end
@@ -174,7 +174,7 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 		return true
 	}
 	s.locks.add(records)
-	s.hands.add(len(records))
+	s.inFlight.add(len(records))
 	s.relieve()
 	s.start(handlers, records)
 	return failed
@@ -190,7 +190,7 @@ func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 	s.proven = s.proven || s.locks.unknown(ctx)
 	known := s.proven
 	for _, rec := range records {
-		known = known && unveil(rec)
+		known = known && show(rec)
 	}
 	if !known {
 		return setupError(theClient, knowing)
@@ -270,8 +270,8 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 // and what the retry topic has refused.
 func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time, moves *bool) bool {
 	if time.Until(due) > 0 {
-		passed := s.hands.rest(rec, *moves)
-		defer s.hands.goOn(rec)
+		passed := s.inFlight.rest(rec, *moves)
+		defer s.inFlight.goOn(rec)
 		for d := time.Until(due); d > 0 && !s.isHalted(); d = time.Until(due) {
 			t := time.NewTimer(min(d, lookAgain))
 			select {
@@ -301,7 +301,7 @@ func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time,
 
 func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
 	s.locks.settle(rec, status)
-	s.hands.add(-1)
+	s.inFlight.add(-1)
 }
 
 // giveBack has a record delivered again, to whoever comes first.

@@ -11,15 +11,15 @@ import (
 // replace. So there is a veil over that until the poll has returned, and kgo remembers none of the records that it hands out.
 // That this holds with the client at hand is looked at in each Run: see shareSession.prove.
 
-// veil hides what the client knows of a record. It is for a record that was not polled.
-func veil(rec *kgo.Record) {
+// hide hides what the client knows of a record. It is for a record that was not polled.
+func hide(rec *kgo.Record) {
 	if rec.Context != nil {
 		rec.Context = contexts.Veil(rec.Context)
 	}
 }
 
-// unveil lets a record be acknowledged. It reports false if that cannot be, or could before.
-func unveil(rec *kgo.Record) bool {
+// show lets a record be acknowledged. It reports false if that cannot be, or could before.
+func show(rec *kgo.Record) bool {
 	if rec.Context == nil || rec.DeliveryCount() > 0 {
 		return false
 	}
