@@ -27,7 +27,8 @@ type alarm struct {
 }
 
 func newAlarm(group string, log *slog.Logger) alarm {
-	return alarm{group: group, log: log, failed: make(chan error, 1), told: new(atomic.Int64), said: map[place]time.Time{}, outage: new(saying)}
+	return alarm{group: group, log: log, failed: make(chan error, 1), told: new(atomic.Int64),
+		said: map[place]time.Time{}, outage: new(saying)}
 }
 
 // sayEvery is how often one partition that cannot be fetched is logged: each poll brings its error again.
@@ -49,8 +50,9 @@ func (s *saying) due(err error) bool {
 	return true
 }
 
-// reasonOf is the text of an error, in one order if several partitions have it, which a client and a broker name in any. That brokers
-// cannot be reached is one reason: the client asks one after the other, and each has an address of its own.
+// reasonOf is the text of an error, in one order if several partitions have it, which a client and a broker name in
+// any. That brokers cannot be reached is one reason: the client asks one after the other, and each has an address of
+// its own.
 func reasonOf(err error) string {
 	var network *net.OpError
 	if errors.As(err, &network) || errors.Is(err, io.EOF) {
@@ -76,17 +78,20 @@ func (a *alarm) fetchFailed(ctx context.Context, topic string, partition int32, 
 	case errors.Is(err, kgo.ErrClientClosed):
 		a.fail(kgo.ErrClientClosed)
 	case errors.As(err, &loss):
-		a.log.ErrorContext(ctx, "franz: the broker has lost records", "partition", placeName(loss.Topic, loss.Partition), "error", err)
+		a.log.ErrorContext(ctx, "franz: the broker has lost records",
+			"partition", placeName(loss.Topic, loss.Partition), "error", err)
 	case a.refused(topic, err) != nil:
 		a.fail(a.refused(topic, err))
 	case errors.As(err, &membership):
 		if !a.outage.due(err) { // the client tries again every few seconds
 			return
 		}
-		a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again", "group", a.group, "error", err)
+		a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
+			"group", a.group, "error", err)
 	case time.Since(a.said[place{topic, partition}]) >= sayEvery:
 		a.said[place{topic, partition}] = time.Now()
-		a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now", "partition", placeName(topic, partition), "error", err)
+		a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now",
+			"partition", placeName(topic, partition), "error", err)
 	}
 }
 
@@ -98,7 +103,8 @@ var (
 	}{
 		{kerr.TopicAuthorizationFailed, "allow its user to Read and Describe the topic"},
 		{kerr.UnknownTopicOrPartition, "create the topic, or have it created with kgo.AllowAutoTopicCreation"},
-		{kerr.UnknownTopicID, "the topic was deleted: create it, delete what the group may have committed of the old one (kafka-consumer-groups --delete-offsets), and start again"},
+		{kerr.UnknownTopicID, "the topic was deleted: create it, delete what the group may have committed of the old " +
+			"one (kafka-consumer-groups --delete-offsets), and start again"},
 		{kerr.InvalidTopicException, "name a topic that Kafka allows"},
 	}
 	groupRefusals = []struct {
@@ -110,10 +116,13 @@ var (
 		{kerr.ClusterAuthorizationFailed, "allow its user to use the cluster"},
 		{kerr.SaslAuthenticationFailed, "give the client valid credentials"},
 		{kerr.InvalidGroupID, "name a group that Kafka allows"},
-		{kerr.InconsistentGroupProtocol, "the group's other members use other balancers or another protocol: move them first (kgo.Balancers with both, one after the other)"},
-		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"},
+		{kerr.InconsistentGroupProtocol, "the group's other members use other balancers or another protocol: move " +
+			"them first (kgo.Balancers with both, one after the other)"},
+		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and " +
+			"group.max.session.timeout.ms"},
 		{kerr.FencedInstanceID, "another member uses the same instance ID: give each its own"},
-		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size (of a share group: group.share.max.size), or run fewer members"},
+		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size (of a share group: group.share.max.size), or " +
+			"run fewer members"},
 	}
 )
 

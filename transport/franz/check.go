@@ -59,20 +59,20 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 		return err
 	}
 	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
-		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records that "+
-			"were being handled hold up their partitions until their leases end",
+		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records "+
+			"that were being handled hold up their partitions until their leases end",
 			"lease", w.policy.Lease, "session_timeout", session)
 	}
 	return nil
 }
 
 const (
-	notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that was " +
-		"made last"
-	keptErrors = "hands out errors that pass by themselves, and what a broker that restarts says of a topic would end " +
-		"the run: leave kgo.KeepRetryableFetchErrors out"
-	endingContext = "has a context that can end (kgo.WithContext), and then nothing can be confirmed any more that is " +
-		"settled until Run returns: leave it out, and close the client after Run"
+	notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that " +
+		"was made last"
+	keptErrors = "hands out errors that pass by themselves, and what a broker that restarts says of a topic would " +
+		"end the run: leave kgo.KeepRetryableFetchErrors out"
+	endingContext = "has a context that can end (kgo.WithContext), and then nothing can be confirmed any more that " +
+		"is settled until Run returns: leave it out, and close the client after Run"
 	setStart = "set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and "
 	noReset  = "leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"
 )
@@ -96,7 +96,8 @@ func (w *Worker) clientProblem(cl *kgo.Client) string {
 	case !option[bool](cl, kgo.BlockRebalanceOnPoll):
 		return "does not block rebalances on poll: leave that to the worker's Opts"
 	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
-		return "reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"
+		return "reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's " +
+			"Opts"
 	case option[bool](cl, kgo.KeepControlRecords):
 		return "hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"
 	case option[bool](cl, kgo.KeepRetryableFetchErrors):
@@ -104,8 +105,9 @@ func (w *Worker) clientProblem(cl *kgo.Client) string {
 	case endsEarly(cl):
 		return endingContext
 	case atEnd(start):
-		return "begins at the end of partitions of which nothing is committed, and would pass over records that were not " +
-			"settled before a restart or a rebalance, and over those that a new partition has already: " + setStart +
+		return "begins at the end of partitions of which nothing is committed, and would pass over records that were " +
+			"not settled before a restart or a rebalance, and over those that a new partition has " +
+			"already: " + setStart +
 			"to begin with what is new commit the ends once, before the first start (kafka-consumer-groups " +
 			"--reset-offsets --to-latest)"
 	case byTime(start):
@@ -131,7 +133,8 @@ func atEnd(o kgo.Offset) bool { return o.EpochOffset().Offset == -1 }
 // byTime reports whether an offset is the first after a time, of the clock or of what a partition has last.
 func byTime(o kgo.Offset) bool {
 	at := o.EpochOffset().Offset
-	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) || at == kgo.LookbackOffset(0).EpochOffset().Offset
+	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) ||
+		at == kgo.LookbackOffset(0).EpochOffset().Offset
 }
 
 // endsEarly reports whether a client can end by itself before its worker has drained.
@@ -219,7 +222,8 @@ func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group 
 // awaitTopic looks a topic up until it is there, or is not at the end of the patience.
 func awaitTopic(ctx context.Context, cl *kgo.Client, admin *kadm.Client, topic string, until time.Time) error {
 	err := lookUp(ctx, admin, topic)
-	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) && ctx.Err() == nil {
+	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) &&
+		ctx.Err() == nil {
 		pause(ctx, 50*time.Millisecond)
 		err = lookUp(ctx, admin, topic)
 	}
@@ -228,7 +232,8 @@ func awaitTopic(ctx context.Context, cl *kgo.Client, admin *kadm.Client, topic s
 
 // lookUp returns why a topic is not told, or nil.
 func lookUp(ctx context.Context, admin *kadm.Client, topic string) error {
-	found, err := admin.ListTopicsWithInternal(kadm.WithAuthorizedOps(ctx), topic) // else what the client remembers, for 5 s, would do
+	// else what the client remembers, for 5 s, would do
+	found, err := admin.ListTopicsWithInternal(kadm.WithAuthorizedOps(ctx), topic)
 	if err == nil {
 		err = found[topic].Err
 	}
@@ -267,9 +272,11 @@ func groupProblem(group string, err error) error {
 	return cmp.Or(refusal(group, "", err), refused(err, theGroup(group), "cannot be looked up"))
 }
 
-// checkConfigs refuses retry topics that lose records before they are due, and warns of topics whose records can come back
-// when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not known is taken for good.
-func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retry []RetryTopic, window time.Duration, log *slog.Logger) error {
+// checkConfigs refuses retry topics that lose records before they are due, and warns of topics whose records can come
+// back when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not known is taken
+// for good.
+func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retry []RetryTopic, window time.Duration,
+	log *slog.Logger) error {
 	if len(topics) == 0 {
 		return nil
 	}
@@ -288,13 +295,15 @@ func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retr
 					"has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete",
 					setting(c, "cleanup.policy"))
 			case known && kept <= r.Delay:
-				return setupError("retry "+theTopic(c.Name), "keeps records for %v (retention.ms), and they wait there for "+
-					"up to %v (Delay, or the policy's Backoff): they would be deleted before they are due; set it to more, "+
-					"by the longest time that the group may be away", kept, r.Delay)
+				return setupError("retry "+theTopic(c.Name),
+					"keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or the policy's "+
+						"Backoff): they would be deleted before they are due; set it to more, by the longest time "+
+						"that the group may be away", kept, r.Delay)
 			}
 		}
 		if known && kept > window {
-			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are set back by more than that, records run again",
+			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are "+
+				"set back by more than that, records run again",
 				"topic", c.Name, "retention", kept, "window", window)
 		}
 	}

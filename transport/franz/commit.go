@@ -32,7 +32,8 @@ func (s *session) commitRegularly(ctx context.Context) {
 				return
 			}
 			if failure.due(err) { // a topic that is gone is told each time
-				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it", "group", s.group, "error", err)
+				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it",
+					"group", s.group, "error", err)
 			}
 		}
 		for _, p := range s.all() {
@@ -50,8 +51,8 @@ func (s *session) commit(ctx context.Context) error {
 	return s.commitLocked(ctx, s.all)
 }
 
-// gonePatience is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is, too, for
-// a moment.
+// gonePatience is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is,
+// too, for a moment.
 const gonePatience = 5 * time.Second
 
 // commitFinally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
@@ -73,7 +74,8 @@ func (s *session) commitFinally(ctx context.Context) error {
 		s.committing.Unlock() // for a revocation
 		pause(ctx, wait)
 		s.committing.Lock()
-		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) && time.Since(since) > gonePatience {
+		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) &&
+			time.Since(since) > gonePatience {
 			return unconfirmed(s.group, err)
 		}
 	}
@@ -124,7 +126,8 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 		namesakes, err = s.dropNamesakes(ctx, req)
 		return err
 	})
-	s.cl.CommitOffsetsSync(checked, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+	s.cl.CommitOffsetsSync(checked, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest,
+		resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failed = err
 			return
@@ -138,9 +141,9 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 	return failed
 }
 
-// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made again.
-// Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and brokers
-// refuse them.
+// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made
+// again. Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and
+// brokers refuse them.
 func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
 	if s.byID {
 		return nil, nil
@@ -173,8 +176,8 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 	return dropped, nil
 }
 
-// lookAt asks a broker what the topics of a commit are; kadm would answer from what the client knew a while ago. Any broker is
-// asked, and one that hangs must not cost 10 s: the next one is.
+// lookAt asks a broker what the topics of a commit are; kadm would answer from what the client knew a while ago. Any
+// broker is asked, and one that hangs must not cost 10 s: the next one is.
 func (s *session) lookAt(ctx context.Context, req *kmsg.OffsetCommitRequest) (*kmsg.MetadataResponse, error) {
 	for patience := time.Second; ; patience *= 2 {
 		look := kmsg.NewPtrMetadataRequest() // the client may still read the one before

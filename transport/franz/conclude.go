@@ -77,8 +77,7 @@ func (s *session) postponed(ctx context.Context, d consumer.Delivery, rec *kgo.R
 		s.log.WarnContext(telemetry.Located(ctx, d.Header),
 			"franz: record of a retry topic is not due for long, and what is behind it in its partition waits, too: "+
 				"its handler asked for that (RetryAfter), the clock of the process that copied it was wrong, or "+
-				"somebody "+
-				"else has put it there",
+				"somebody else has put it there",
 			"topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "due", due)
 	}
 }

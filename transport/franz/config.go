@@ -55,10 +55,9 @@ type Config struct {
 
 	// Retry lists retry topics, ordered by Delay. A record whose handler failed is published to the first, from there
 	// to the second, and so on, and from the last to itself, instead of holding up what comes behind it: so a failed
-	// record loses its place in the order. The worker's client must consume these topics too, and be allowed to write to
-	// them. A topic that is taken out
-	// of the list has to be empty: nobody else has the messages that wait in it (docs/operations.md says what to do).
-	// Nil: a failed record waits in its place.
+	// record loses its place in the order. The worker's client must consume these topics too, and be allowed to write
+	// to them. A topic that is taken out of the list has to be empty: nobody else has the messages that wait in it
+	// (docs/operations.md says what to do). Nil: a failed record waits in its place.
 	Retry []RetryTopic
 
 	// Logger gets what operators must know. Nil: slog.Default().

@@ -21,12 +21,13 @@ import (
 
 // checkDeadLetters looks at where dead letters go. The guard knows those of a handler by its name, which here is the
 // topic: it does not know that a worker's handler is the same one for the topic of the dead letters.
-func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.Logger, consumes func(string) bool) error {
+func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.Logger,
+	consumes func(string) bool) error {
 	publisher, topic := once.DeadLetters()
 	if publisher == nil {
 		if !once.Policy().Shadow {
-			log.WarnContext(ctx, "franz: no consumer.Config.DeadLetters: records that fail for good, have no usable ID or "+
-				"other content under a known ID are passed over, and only this log says which")
+			log.WarnContext(ctx, "franz: no consumer.Config.DeadLetters: records that fail for good, have no usable "+
+				"ID or other content under a known ID are passed over, and only this log says which")
 		}
 		return nil
 	}
@@ -35,8 +36,10 @@ func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.L
 		return nil
 	}
 	if consumes(topic) {
-		return setupError(theClient, "consumes topic %q, which is the DeadLetterTopic of its Processor: its handler would "+
-			"run for its own dead letters; leave the topic out, and have a worker with another Processor handle them", topic)
+		return setupError(theClient, "consumes topic %q, which is the DeadLetterTopic of its Processor: its handler "+
+			"would run for its own dead letters; leave the topic out, and have a worker with another Processor "+
+			"handle them",
+			topic)
 	}
 	if p, ours := publisher.(*Publisher); ours {
 		return p.checkDeadLetterTopic(ctx, topic)

@@ -73,12 +73,12 @@
 // # Retry topics
 //
 // With Config.Retry, a record whose handler failed is published to a retry topic by the worker's own client, and its
-// offset is settled when that is confirmed. The copy has the same message ID, so that attempts add up, and the dead letter comes after
-// Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three headers bring the copy
-// back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
-// milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also
-// does so when it waits for something else than its own next attempt (a busy key, a store that is down), or is a dead
-// letter, of which a copy would not say where its message came from.
+// offset is settled when that is confirmed. The copy has the same message ID, so that attempts add up, and the dead
+// letter comes after Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three
+// headers bring the copy back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it
+// is due, in Unix milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its
+// place. It also does so when it waits for something else than its own next attempt (a busy key, a store that is down),
+// or is a dead letter, of which a copy would not say where its message came from.
 //
 // # Share groups
 //

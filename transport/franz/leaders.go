@@ -11,10 +11,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// lookOut says what kgo tells nobody: which partitions have no leader, so that nothing of them can be fetched, that brokers do not
-// answer, and that the group does not let its member in. It says so when it was found twice, as leaders move, and then once a
-// minute. One look takes as long as the patience at most.
-func (a *alarm) lookOut(ctx context.Context, cl *kgo.Client, every, patience time.Duration, member func(context.Context) error) {
+// lookOut says what kgo tells nobody: which partitions have no leader, so that nothing of them can be fetched, that
+// brokers do not answer, and that the group does not let its member in. It says so when it was found twice, as leaders
+// move, and then once a minute. One look takes as long as the patience at most.
+func (a *alarm) lookOut(ctx context.Context, cl *kgo.Client, every, patience time.Duration,
+	member func(context.Context) error) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var before []string
@@ -40,17 +41,19 @@ func (a *alarm) lookOut(ctx context.Context, cl *kgo.Client, every, patience tim
 			a.log.ErrorContext(ctx, "franz: nothing may be consumed for now", "group", a.group, "error", err)
 		case len(again) > 0:
 			said = time.Now()
-			a.log.ErrorContext(ctx, "franz: partitions have no leader: nothing of them can be fetched until brokers that have them are back", "group", a.group,
+			a.log.ErrorContext(ctx, "franz: partitions have no leader: nothing of them can be fetched until brokers "+
+				"that have them are back", "group", a.group,
 				"count", len(again), "partitions", again[:min(len(again), 10)])
 		}
 		before, failed = now, err != nil
 	}
 }
 
-var errNoMember = errors.New("the group has not let this member in, or has put it out; the client tries on, and its own log says why (kgo.WithLogger)")
+var errNoMember = errors.New("the group has not let this member in, or has put it out; the client tries on, and its " +
+	"own log says why (kgo.WithLogger)")
 
-// membership returns an error if a client was no member of its group of consumers for so long: one that joins waits for the handlers
-// of others.
+// membership returns an error if a client was no member of its group of consumers for so long: one that joins waits for
+// the handlers of others.
 func membership(cl *kgo.Client, patience time.Duration) func(context.Context) error {
 	member := time.Now()
 	return func(context.Context) error {

@@ -10,14 +10,16 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// A broker that refuses what it is told of a record names no leader of the partition beside that, which it writes as broker 0,
-// and kgo 1.22.2 believes it: it looks for the partition there. Broker 0 knows who leads it. But where no broker has that
-// number, kgo never fetches the partition again, and tells nobody what became of its records. So the topic is consumed anew.
+// A broker that refuses what it is told of a record names no leader of the partition beside that, which it writes as
+// broker 0, and kgo 1.22.2 believes it: it looks for the partition there. Broker 0 knows who leads it. But where no
+// broker has that number, kgo never fetches the partition again, and tells nobody what became of its records. So the
+// topic is consumed anew.
 
-// The same goes for a topic that was deleted and made again: kgo asks for the old one for ever, to which Kafka 4.3 answers with
-// an error of the whole fetch, so that nothing comes of other topics either, and nobody is told.
+// The same goes for a topic that was deleted and made again: kgo asks for the old one for ever, to which Kafka 4.3
+// answers with an error of the whole fetch, so that nothing comes of other topics either, and nobody is told.
 
-// And a topic that may not be read any more: what refuses its fetches names broker 0, too, and neither that nor its end is told.
+// And a topic that may not be read any more: what refuses its fetches names broker 0, too, and neither that nor its end
+// is told.
 
 // bringBack does so whenever something was refused, or a topic was made again, until ctx ends.
 func (l *locks) bringBack(ctx context.Context) {
@@ -40,8 +42,8 @@ func (l *locks) bringBack(ctx context.Context) {
 // topicIDs are those of topics by name: of which is consumed, and which was seen last.
 type topicIDs struct{ consumed, seen map[string]kadm.TopicID }
 
-// look finds topics that were made again, and ends the run for those that may not be read. One that was made again has to be seen
-// twice: by then all brokers should know of it, of which kgo may ask another.
+// look finds topics that were made again, and ends the run for those that may not be read. One that was made again has
+// to be seen twice: by then all brokers should know of it, of which kgo may ask another.
 func (l *locks) look(ctx context.Context, ids topicIDs) {
 	ctx, cancel := context.WithTimeout(ctx, l.every)
 	defer cancel()
@@ -61,7 +63,8 @@ func (l *locks) look(ctx context.Context, ids topicIDs) {
 			continue
 		}
 		name, id := *topic.Topic, kadm.TopicID(topic.TopicID)
-		if may := kadm.DecodeACLOperations(topic.AuthorizedOperations); len(may) > 0 && !slices.Contains(may, kmsg.ACLOperationRead) {
+		if may := kadm.DecodeACLOperations(topic.AuthorizedOperations); len(may) > 0 &&
+			!slices.Contains(may, kmsg.ACLOperationRead) {
 			l.fail(refusal(l.group, name, kerr.TopicAuthorizationFailed))
 		}
 		consumed, known := ids.consumed[name]
@@ -72,7 +75,9 @@ func (l *locks) look(ctx context.Context, ids topicIDs) {
 		}
 		ids.consumed[name] = id
 		if known {
-			l.log.WarnContext(ctx, "franz: a topic was deleted and made again, and its namesake is consumed from now on", "group", l.group, "topic", name)
+			l.log.WarnContext(ctx,
+				"franz: a topic was deleted and made again, and its namesake is consumed from now on",
+				"group", l.group, "topic", name)
 			l.mu.Lock()
 			l.markAnew(name, true)
 			l.mu.Unlock()
@@ -80,7 +85,8 @@ func (l *locks) look(ctx context.Context, ids topicIDs) {
 	}
 }
 
-// markAnew has a topic consumed anew: one that was made again in any case, others where there is no broker 0. The locks are locked.
+// markAnew has a topic consumed anew: one that was made again in any case, others where there is no broker 0. The locks
+// are locked.
 func (l *locks) markAnew(topic string, madeAgain bool) {
 	l.anew[topic] = l.anew[topic] || madeAgain
 	select {
@@ -111,7 +117,10 @@ func (l *locks) consumeAnew(ctx context.Context) {
 	if len(topics) == 0 {
 		return
 	}
-	l.log.WarnContext(ctx, "franz: topics are consumed anew, because the client may have lost partitions of them: their records that wait or run are delivered again", "group", l.group, "topics", topics)
+	l.log.WarnContext(ctx,
+		"franz: topics are consumed anew, because the client may have lost partitions of them: their records that "+
+			"wait or run are delivered again",
+		"group", l.group, "topics", topics)
 	l.cl.PurgeTopicsFromConsuming(topics...)
 	l.cl.AddConsumeTopics(topics...)
 }

@@ -13,8 +13,8 @@ const (
 	commitShare = 4
 )
 
-// revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled is
-// committed.
+// revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled
+// is committed.
 func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	partitions := s.owned(revoked)
 	if len(partitions) == 0 {
@@ -25,7 +25,8 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	}
 	if late := ended(partitions, s.rebalance/finishShare); len(late) > 0 {
 		for _, p := range late {
-			s.log.WarnContext(ctx, "franz: handlers take too long for a rebalance and are cancelled", "partition", p.name(), "after", s.rebalance/finishShare)
+			s.log.WarnContext(ctx, "franz: handlers take too long for a rebalance and are cancelled",
+				"partition", p.name(), "after", s.rebalance/finishShare)
 			p.cancel(errRevoked)
 		}
 		ended(late, s.rebalance/cancelShare)
@@ -36,7 +37,10 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	defer s.committing.Unlock()
 	err := s.commitLocked(ctx, func() []*partition { return partitions })
 	if err != nil {
-		s.log.WarnContext(ctx, "franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are settled", "group", s.group, "error", err)
+		s.log.WarnContext(ctx,
+			"franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are "+
+				"settled",
+			"group", s.group, "error", err)
 	}
 	s.forget(partitions, err)
 }
@@ -61,7 +65,8 @@ func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) err
 	partitions := s.all()
 	if late := ended(partitions, s.config.Grace); len(late) > 0 {
 		for _, p := range late {
-			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled", "partition", p.name(), "after", s.config.Grace)
+			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled",
+				"partition", p.name(), "after", s.config.Grace)
 		}
 		cancel(errGrace)
 		ended(late, s.rebalance/cancelShare)

@@ -15,9 +15,11 @@ import (
 
 // shareRules are what the broker keeps to with a share group.
 type shareRules struct {
-	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
-	limit   int           // how many deliveries it may have (share.delivery.count.limit)
-	locks   int           // how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0: not told
+	lock  time.Duration // how long a record is this member's (share.record.lock.duration.ms)
+	limit int           // how many deliveries it may have (share.delivery.count.limit)
+	// how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0:
+	// not told
+	locks   int
 	renewal time.Duration // how often locks are to be prolonged
 }
 
@@ -29,10 +31,10 @@ const (
 	fetchWaitShare = 2 * renewalShare // of a lock: nothing is prolonged while a fetch waits
 )
 
-// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to set
-// if the worker cannot keep its promises with them: a *dedupstore.SetupError. It changes nothing. A topic that keeps
-// records for longer than the policy's Window is logged as a warning. The group's settings are looked at once: do not make
-// share.delivery.count.limit or share.record.lock.duration.ms smaller while workers run.
+// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to
+// set if the worker cannot keep its promises with them: a *dedupstore.SetupError. It changes nothing. A topic that
+// keeps records for longer than the policy's Window is logged as a warning. The group's settings are looked at once: do
+// not make share.delivery.count.limit or share.record.lock.duration.ms smaller while workers run.
 func (w *ShareWorker) Check(ctx context.Context, cl *kgo.Client) error {
 	_, err := w.check(ctx, cl)
 	return err
@@ -60,13 +62,15 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 		return shareRules{}, err
 	}
 	if wait := option[time.Duration](cl, kgo.FetchMaxWait); wait > rules.lock/fetchWaitShare {
-		return shareRules{}, setupError(theClient, "has a kgo.FetchMaxWait of %v, and nothing is acknowledged while a fetch "+
-			"waits: set it to at most %v, a sixth of share.record.lock.duration.ms of group %q",
+		return shareRules{}, setupError(theClient,
+			"has a kgo.FetchMaxWait of %v, and nothing is acknowledged while a fetch waits: set it to at most %v, a "+
+				"sixth of share.record.lock.duration.ms of group %q",
 			wait, rules.lock/fetchWaitShare, group)
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	return rules, checkConfigs(ctx, admin, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window, w.config.Logger)
+	return rules, checkConfigs(ctx, admin, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window,
+		w.config.Logger)
 }
 
 // checkClient looks at the options that a client was made with.
@@ -86,7 +90,8 @@ func (w *ShareWorker) checkClient(cl *kgo.Client) error {
 	case !option[bool](cl, kgo.ShareMaxRecordsStrict):
 		problem = "does not bound what a fetch brings: leave kgo.ShareMaxRecordsStrict to the worker's Opts"
 	case option[int](cl, kgo.MaxConcurrentFetches) != 0:
-		problem = "fetches ahead, and records would lose their locks before they are begun: leave kgo.MaxConcurrentFetches to the worker's Opts"
+		problem = "fetches ahead, and records would lose their locks before they are begun: leave " +
+			"kgo.MaxConcurrentFetches to the worker's Opts"
 	case option[bool](cl, kgo.KeepRetryableFetchErrors):
 		problem = keptErrors
 	case endsEarly(cl):
@@ -138,30 +143,37 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 			"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", name, settings[name], why, want)
 	}
 	const (
-		limit, lock, renew = "share.delivery.count.limit", "share.record.lock.duration.ms", "share.renew.acknowledge.enable"
-		reset, isolation   = "share.auto.offset.reset", "share.isolation.level"
+		limit, lock, renew = "share.delivery.count.limit", "share.record.lock.duration.ms",
+			"share.renew.acknowledge.enable"
+		reset, isolation = "share.auto.offset.reset", "share.isolation.level"
 	)
 	for _, name := range []string{limit, lock, reset, isolation} {
 		if settings[name] == "" {
-			return rules, setupError("the broker", "does not tell %s of share group %q: Kafka 4.3 or later is needed", name,
+			return rules, setupError("the broker", "does not tell %s of share group %q: Kafka 4.3 or later is needed",
+				name,
 				group)
 		}
 	}
 	ms, err := strconv.ParseInt(settings[lock], 10, 32)
 	if rules.lock = time.Duration(ms) * time.Millisecond; err != nil || rules.lock < minShareLock {
-		return refuse(lock, fmt.Sprintf("at least %d", minShareLock.Milliseconds()), "which is too short to be prolonged in time")
+		return refuse(lock, fmt.Sprintf("at least %d", minShareLock.Milliseconds()),
+			"which is too short to be prolonged in time")
 	}
 	if rules.limit, err = strconv.Atoi(settings[limit]); err != nil || rules.limit < minShareLimit {
-		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit), "after which a record is dropped: too few to copy it to the retry topic before")
+		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit),
+			"after which a record is dropped: too few to copy it to the retry topic before")
 	}
-	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"]) // zero: what waits stays, and nothing is said
+	// zero: what waits stays, and nothing is said
+	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"])
 	switch {
 	case settings[renew] == "false":
 		return refuse(renew, "true", "so that a handler could not be longer than a lock")
 	case settings[reset] == "latest":
-		return refuse(reset, "earliest", "so that records are passed over that are in a partition before the group knows it")
+		return refuse(reset, "earliest", "so that records are passed over that are in a partition before the group "+
+			"knows it")
 	case settings[isolation] != "read_committed":
-		return refuse(isolation, "read_committed", "so that records of transactions would be handled that are not committed")
+		return refuse(isolation, "read_committed",
+			"so that records of transactions would be handled that are not committed")
 	}
 	return rules, nil
 }

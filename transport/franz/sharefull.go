@@ -16,9 +16,10 @@ type inFlight struct {
 	window  int
 	changed chan struct{} // holds a token when there may be room
 
-	mu      sync.Mutex
-	total   int
-	resting map[*kgo.Record]chan struct{} // of them: waiting for their time, which takes no room; a token: too many have come after it; nil: it stays
+	mu    sync.Mutex
+	total int
+	// of them: waiting for their time, which takes no room; a token: too many have come after it; nil: it stays
+	resting map[*kgo.Record]chan struct{}
 }
 
 func (h *inFlight) add(n int) {
@@ -28,7 +29,8 @@ func (h *inFlight) add(n int) {
 	h.tell()
 }
 
-// rest says that a record waits, until goOn. The result gets a token when too many have come after it, if it may move then.
+// rest says that a record waits, until goOn. The result gets a token when too many have come after it, if it may move
+// then.
 func (h *inFlight) rest(rec *kgo.Record, moves bool) <-chan struct{} {
 	var passed chan struct{}
 	if moves {
@@ -102,8 +104,8 @@ func (h *inFlight) full() (waiting int, full bool) {
 // relieveEvery is how often records are looked for that wait and keep others from being delivered.
 const relieveEvery = time.Second
 
-// relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon it would
-// deliver nothing more.
+// relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon
+// it would deliver nothing more.
 func (s *shareSession) relieve() {
 	if s.rules.locks == 0 || s.inFlight.rests() == 0 {
 		return
@@ -122,7 +124,8 @@ func (s *shareSession) relieve() {
 	}
 }
 
-// sayFull says, once a minute, that records which are not settled keep others from being delivered, until ctx ends. Nobody else does.
+// sayFull says, once a minute, that records which are not settled keep others from being delivered, until ctx ends.
+// Nobody else does.
 func (s *shareSession) sayFull(ctx context.Context) {
 	tick := time.NewTicker(s.rules.renewal)
 	defer tick.Stop()
@@ -142,17 +145,21 @@ func (s *shareSession) sayFull(ctx context.Context) {
 	}
 }
 
-// saidFull looks whether something keeps others from being delivered, and says so. Between its first record that is not settled and the
-// last that it has delivered, the broker counts all of a partition, settled or not.
+// saidFull looks whether something keeps others from being delivered, and says so. Between its first record that is not
+// settled and the last that it has delivered, the broker counts all of a partition, settled or not.
 func (s *shareSession) saidFull(ctx context.Context, before, spans map[place]span) bool {
 	if waiting, full := s.inFlight.full(); full {
-		s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are settled", "group", s.group, "waiting", waiting)
+		s.log.ErrorContext(ctx,
+			"franz: so many records wait that this member gets no others until some of them are settled",
+			"group", s.group, "waiting", waiting)
 		return true
 	}
 	for at, now := range spans {
 		if s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now { // else they go on
-			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its partition, from some distance on, from being delivered, to any member",
-				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first, "delivered_to", now.last, "distance", s.rules.locks)
+			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its "+
+				"partition, from some distance on, from being delivered, to any member",
+				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first, "delivered_to",
+				now.last, "distance", s.rules.locks)
 			return true
 		}
 	}

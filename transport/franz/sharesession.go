@@ -181,9 +181,9 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 }
 
 // knowing says that the client cannot be used.
-const knowing = "does not leave its records to this worker, and would accept them by itself with its next " +
-	"poll: use the version of franz-go that this module asks for, and no hook that replaces the contexts of records " +
-	"with others than those made of them"
+const knowing = "does not leave its records to this worker, and would accept them by itself with its next poll: use " +
+	"the version of franz-go that this module asks for, and no hook that replaces the contexts of records with " +
+	"others than those made of them"
 
 // prove makes records known to the client that it has handed out without knowing, and first makes sure that it did not.
 func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
@@ -333,8 +333,8 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 		case refused:
 			log.ErrorContext(ctx,
 				"franz: the retry topic refuses a record that has few deliveries left: it is handled here, and lost "+
-					"if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, take "+
-					"what the source topics do", "error", err)
+					"if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, "+
+					"take what the source topics do", "error", err)
 			return false
 		}
 		log.ErrorContext(ctx,

@@ -141,8 +141,8 @@ func (s *Source) begin(topic string) error {
 	defer s.mu.Unlock()
 	for other := range s.running {
 		if other != topic && len(s.config.Retry) > 0 {
-			return setupError("the source", "consumes topic %q already, and its retry topics hold records of that: make "+
-				"another source, with retry topics of its own, for topic %q", other, topic)
+			return setupError("the source", "consumes topic %q already, and its retry topics hold records of that: "+
+				"make another source, with retry topics of its own, for topic %q", other, topic)
 		}
 	}
 	s.running[topic]++

@@ -153,9 +153,9 @@ var _ kgo.HookNewClient = birth{}
 // its context.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, that a handler
-// has ended its goroutine (runtime.Goexit), or a *dedupstore.SetupError of a right, topic or place in the group that was
-// taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest when
-// it is made again; stop workers before you delete one.
+// has ended its goroutine (runtime.Goexit), or a *dedupstore.SetupError of a right, topic or place in the group that
+// was taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest
+// when it is made again; stop workers before you delete one.
 //
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
 // that was fetched for done, and what was not handled of it would be passed over.
@@ -186,8 +186,8 @@ func (w *Worker) begin(cl *kgo.Client) (*session, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.used {
-		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts, because "+
-			"records that were fetched and not handled would be passed over")
+		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts, "+
+			"because records that were fetched and not handled would be passed over")
 	}
 	w.used = true
 	w.session = newSession(w.config, w.policy, w.process, cl, retry)

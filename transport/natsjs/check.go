@@ -68,8 +68,7 @@ func (e *engine) check(
 		e.config.Logger.WarnContext(ctx,
 			"natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was "+
 				"acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or "+
-				"leaves "+
-				"some out; make it Durable, without an InactiveThreshold",
+				"leaves some out; make it Durable, without an InactiveThreshold",
 			"stream", l.stream, "consumer", l.consumer, "inactiveThreshold", idle)
 	}
 	if info.Paused {

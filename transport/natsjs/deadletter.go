@@ -71,8 +71,8 @@ func (l limits) deletesDeadLetters(config jetstream.ConsumerConfig) error {
 	if !covered {
 		return nil
 	}
-	return l.misset(field, fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what "+
-		"it has had: set filters without that subject, or another DeadLetterTopic", l.deadTopic))
+	return l.misset(field, fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes "+
+		"what it has had: set filters without that subject, or another DeadLetterTopic", l.deadTopic))
 }
 
 // delivers reports whether a consumer delivers a subject, and which field of its configuration says so.
@@ -108,8 +108,8 @@ func covers(pattern, subject string) bool {
 // lookPatience bounds the look for the stream of dead letters.
 const lookPatience = 5 * time.Second
 
-// listens returns an error if no stream listens on a subject, and whether the one that does keeps what comes. What cannot
-// be found out is taken for good.
+// listens returns an error if no stream listens on a subject, and whether the one that does keeps what comes. What
+// cannot be found out is taken for good.
 func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
 	defer cancel()

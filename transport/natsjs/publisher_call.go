@@ -57,7 +57,8 @@ const (
 
 func (p *Publisher) begin(messages int) *call {
 	c := &call{publisher: p, news: make(chan struct{}, 1), flights: p.hangar.get(messages), away: !p.conn.IsConnected()}
-	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
+	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) ||
+		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		c.denied = err
 	}
 	c.broken = p.inbox.open(p.conn, c)
@@ -242,17 +243,19 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 	return next, flying
 }
 
-// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers, or
-// there are too many subscriptions, the server tells that to the connection only. Whether there is a connection now is not asked:
-// its lock is held while something is written.
+// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the
+// answers, or there are too many subscriptions, the server tells that to the connection only. Whether there is a
+// connection now is not asked: its lock is held while something is written.
 func (c *call) unheard(f *flight) error {
 	switch {
 	case f.stray.stream != "":
-		return fmt.Errorf("%w: only stream %q of domain %q has the message, want one of domain %q", jetstream.ErrAsyncPublishTimeout, f.stray.stream, f.stray.domain, c.publisher.domain)
+		return fmt.Errorf("%w: only stream %q of domain %q has the message, want one of domain %q",
+			jetstream.ErrAsyncPublishTimeout, f.stray.stream, f.stray.domain, c.publisher.domain)
 	case c.away:
 		return fmt.Errorf("%w, and when it was sent: %w", jetstream.ErrAsyncPublishTimeout, nats.ErrDisconnected)
 	case c.denied != nil:
-		return fmt.Errorf("%w, and the server has refused the connection something: %w", jetstream.ErrAsyncPublishTimeout, c.denied)
+		return fmt.Errorf("%w, and the server has refused the connection something: %w",
+			jetstream.ErrAsyncPublishTimeout, c.denied)
 	}
 	return jetstream.ErrAsyncPublishTimeout
 }

@@ -52,8 +52,8 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 		lookEvery: lookEvery}}, nil
 }
 
-// Check looks at the consumer, its stream and where dead letters go, and returns a *dedupstore.SetupError that says what
-// to set if the worker's guarantees cannot be kept. It logs a warning for what is unwise. It changes nothing.
+// Check looks at the consumer, its stream and where dead letters go, and returns a *dedupstore.SetupError that says
+// what to set if the worker's guarantees cannot be kept. It logs a warning for what is unwise. It changes nothing.
 func (w *Worker) Check(ctx context.Context) error {
 	_, err := w.check(ctx)
 	return err
