@@ -19,7 +19,7 @@ var errGeneration = errors.New("franz: the group was rebalanced while the commit
 func (s *session) commitRegularly(ctx context.Context) {
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
-	var failure saying
+	var failure limiter
 	for {
 		select {
 		case <-tick.C:
@@ -31,7 +31,7 @@ func (s *session) commitRegularly(ctx context.Context) {
 				s.fail(refused)
 				return
 			}
-			if failure.due(err) { // a topic that is gone is told each time
+			if failure.due(sayEvery) {
 				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it",
 					"group", s.group, "error", err)
 			}

@@ -60,8 +60,7 @@ func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Recor
 	if tries < manyTries || tries&(tries-1) != 0 {
 		return
 	}
-	if now, last := time.Now().UnixNano(), a.told.Load(); now-last >= int64(tellEvery) && a.told.CompareAndSwap(last,
-		now) {
+	if a.waits.due(tellEvery) {
 		a.log.WarnContext(telemetry.Located(ctx, d.Header),
 			"franz: record has been offered many times and waits; there may be "+
 				"more", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,

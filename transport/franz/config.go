@@ -48,11 +48,6 @@ type Config struct {
 	// end of Run. At least 10 ms. Zero: 1 s.
 	CommitEvery time.Duration
 
-	// InstanceID makes the worker a static member of its group (KIP-345): it does not leave the group when its client
-	// is closed, and gets its partitions back if it returns within the session timeout. No two members may share one.
-	// Empty: a dynamic member.
-	InstanceID string
-
 	// Retry lists retry topics, ordered by Delay. A record whose handler failed is published to the first, from there
 	// to the second, and so on, and from the last to itself, instead of holding up what comes behind it: so a failed
 	// record loses its place in the order. The worker's client must consume these topics too, and be allowed to write

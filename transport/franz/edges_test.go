@@ -117,9 +117,10 @@ func TestSource_SeveralTopics(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		config  franz.Config
+		opts    []kgo.Opt
 		refused string
 	}{
-		"static members": {config: franz.Config{InstanceID: "pod-0"}},
+		"static members": {opts: []kgo.Opt{kgo.InstanceID("pod-0")}},
 		"retry topics":   {config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}}, refused: "another source"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +131,7 @@ func TestSource_SeveralTopics(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{Config: c.config})
+			s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{Config: c.config}, c.opts...)
 			b.produce(0, 1, 1, 0)
 			if err := b.publisher().Publish(t.Context(), producer.Message{ID: "p", Topic: "payments"}); err != nil {
 				t.Fatal(err)

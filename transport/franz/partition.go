@@ -21,8 +21,8 @@ type partition struct {
 	done   chan struct{}   // closed when nothing runs any more
 	cancel context.CancelCauseFunc
 
-	expected int64     // the next offset to be fetched; 0: not known
-	warned   time.Time // of what waits for too long; only commitRegularly looks at it
+	expected int64   // the next offset to be fetched; 0: not known
+	gaps     limiter // of lines about what waits for too long
 
 	gate                  // its lock is the partition's
 	queue   []*kgo.Record // fetched, not taken
@@ -238,10 +238,9 @@ func (p *partition) warnOfGap(ctx context.Context) {
 	p.mu.Lock()
 	oldest := p.tracker.gap(forgets / 2)
 	p.mu.Unlock()
-	if oldest == nil || time.Since(p.warned) < sayEvery {
+	if oldest == nil || !p.gaps.due(sayEvery) {
 		return
 	}
-	p.warned = time.Now()
 	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: "+
 		"what is settled behind it is not committed, and what was settled longer than that ago runs again after a "+
 		"restart or a rebalance",

@@ -83,7 +83,7 @@ func (s *session) run(ctx context.Context) error {
 	helpers.Go(func() { s.commitRegularly(polling) })
 	helpers.Go(func() {
 		patience := option[time.Duration](s.cl, kgo.SessionTimeout)
-		s.lookOut(polling, s.cl, cmp.Or(s.look, patience), patience, membership(s.cl, s.rebalance))
+		s.lookOut(polling, cmp.Or(s.look, patience), patience, membership(s.cl, s.rebalance))
 	})
 	helpers.Go(func() {
 		select {

@@ -129,7 +129,7 @@ func (s *shareSession) relieve() {
 func (s *shareSession) sayFull(ctx context.Context) {
 	tick := time.NewTicker(s.rules.renewal)
 	defer tick.Stop()
-	var said time.Time
+	var lines limiter
 	var before map[place]span
 	for {
 		select {
@@ -138,30 +138,28 @@ func (s *shareSession) sayFull(ctx context.Context) {
 			return
 		}
 		spans := s.locks.spans()
-		if time.Since(said) >= sayEvery && s.saidFull(ctx, before, spans) {
-			said = time.Now()
-		}
+		s.sayIfFull(ctx, &lines, before, spans)
 		before = spans
 	}
 }
 
-// saidFull looks whether something keeps others from being delivered, and says so. Between its first record that is not
+// sayIfFull looks whether something keeps others from being delivered, and says so. Between its first record that is not
 // settled and the last that it has delivered, the broker counts all of a partition, settled or not.
-func (s *shareSession) saidFull(ctx context.Context, before, spans map[place]span) bool {
+func (s *shareSession) sayIfFull(ctx context.Context, lines *limiter, before, spans map[place]span) {
 	if waiting, full := s.inFlight.full(); full {
-		s.log.ErrorContext(ctx,
-			"franz: so many records wait that this member gets no others until some of them are settled",
-			"group", s.group, "waiting", waiting)
-		return true
+		if lines.due(sayEvery) {
+			s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are "+
+				"settled", "group", s.group, "waiting", waiting)
+		}
+		return
 	}
 	for at, now := range spans {
-		if s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now { // else they go on
-			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its "+
-				"partition, from some distance on, from being delivered, to any member",
-				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first, "delivered_to",
-				now.last, "distance", s.rules.locks)
-			return true
+		stands := s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now // else they go on
+		if stands && lines.due(sayEvery) {
+			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its partition, "+
+				"from some distance on, from being delivered, to any member",
+				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first,
+				"delivered_to", now.last, "distance", s.rules.locks)
 		}
 	}
-	return false
 }

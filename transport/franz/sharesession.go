@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -32,8 +31,8 @@ type shareSession struct {
 	slots     chan struct{} // holds a token for each record that is being handled
 	locks     locks
 	inFlight  inFlight
-	unmoved   atomic.Int64 // when it was logged last that what waits cannot be copied, in Unix nanoseconds
-	proven    bool         // that the client does not settle by itself; only poll looks at it
+	unmoved   limiter // of lines about records that cannot be copied
+	proven    bool    // that the client does not settle by itself; only poll looks at it
 	running   sync.WaitGroup
 }
 
@@ -80,7 +79,7 @@ func (s *shareSession) run(ctx context.Context) error {
 		}
 	})
 	helpers.Go(func() {
-		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal,
+		s.lookOut(polling, s.rules.renewal, s.rules.renewal,
 			func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
 	helpers.Go(func() {
@@ -358,8 +357,7 @@ func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Tim
 		s.settle(rec, kgo.AckAccept)
 		return true, false
 	}
-	if now, last := time.Now().UnixNano(), s.unmoved.Load(); now-last >= int64(sayEvery) &&
-		s.unmoved.CompareAndSwap(last, now) {
+	if s.unmoved.due(sayEvery) {
 		s.log.WarnContext(ctx,
 			"franz: record that waits cannot be copied to the retry topic, and may soon keep others from being "+
 				"delivered; there may be more", "topic", rec.Topic, "partition", rec.Partition,

@@ -109,7 +109,7 @@ const defaultRebalanceTimeout = time.Minute // kgo's
 // kgo.ConsumerGroup, kgo.ConsumeTopics, TLS. They are for one client at a time.
 //
 // They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer, the rebalance timeout
-// (see Config.Grace), the instance ID, and that only committed records of transactions are read, and with Config.Retry
+// (see Config.Grace), and that only committed records of transactions are read, and with Config.Retry
 // what PublisherOpts does. Options behind them win; Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
@@ -124,9 +124,6 @@ func (w *Worker) Opts() []kgo.Opt {
 	}
 	if len(w.config.Retry) > 0 {
 		opts = append(opts, PublisherOpts()...)
-	}
-	if w.config.InstanceID != "" {
-		opts = append(opts, kgo.InstanceID(w.config.InstanceID))
 	}
 	return opts
 }

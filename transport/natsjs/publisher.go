@@ -73,7 +73,6 @@ type Publisher struct {
 	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
 	unanswered memory
-	hangar     hangar
 	duplicates atomic.Uint64
 	telemetry  *telemetry.Sender
 }

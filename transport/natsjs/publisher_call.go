@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -56,7 +55,7 @@ const (
 )
 
 func (p *Publisher) begin(messages int) *call {
-	c := &call{publisher: p, news: make(chan struct{}, 1), flights: p.hangar.get(messages), away: !p.conn.IsConnected()}
+	c := &call{publisher: p, news: make(chan struct{}, 1), flights: make([]flight, messages), away: !p.conn.IsConnected()}
 	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) ||
 		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		c.denied = err
@@ -73,25 +72,7 @@ func (c *call) end() {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	c.publisher.hangar.put(c.flights)
 	c.flights = nil
-}
-
-// A hangar keeps the memory of flights for later calls: that of a large batch is a tenth of what a relay allocates.
-type hangar struct{ pool sync.Pool }
-
-// get returns memory for so many flights, all zero.
-func (h *hangar) get(n int) []flight {
-	if kept, _ := h.pool.Get().(*[]flight); kept != nil && cap(*kept) >= n {
-		return (*kept)[:n]
-	}
-	return make([]flight, n)
-}
-
-// put takes back what nobody looks at any more.
-func (h *hangar) put(flights []flight) {
-	clear(flights)
-	h.pool.Put(&flights)
 }
 
 func (c *call) send(ctx context.Context, i int, m producer.Message) {
