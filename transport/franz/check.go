@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill"
 )
@@ -176,11 +177,10 @@ func (w *Worker) checkRetry(consumed []string) error {
 // checkBroker looks at topics, group and dead letters. Topics of nil are those that a pattern finds.
 func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
 	group := option[string](cl, kgo.ConsumerGroup)
-	admin := kadm.NewClient(cl)
-	if err := checkTopics(ctx, cl, admin, group, topics); err != nil {
+	if err := checkTopics(ctx, cl, group, topics); err != nil {
 		return err
 	}
-	if err := checkGroup(ctx, admin, group); err != nil {
+	if err := checkGroup(ctx, kadm.NewClient(cl), group); err != nil {
 		return err
 	}
 	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
@@ -190,7 +190,7 @@ func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []strin
 	for i := range retry {
 		retry[i].Delay = max(retry[i].Delay, longestBackoff(w.policy)) // a copy waits for the later of both
 	}
-	return checkConfigs(ctx, admin, topics, retry, w.policy.Window, w.config.Logger)
+	return checkConfigs(ctx, cl, topics, retry, w.policy.Window, w.config.Logger)
 }
 
 // longestBackoff is how long the last attempt waits. Backoff.Max may be far away.
@@ -206,38 +206,63 @@ func longestBackoff(p oncemill.Policy) time.Duration {
 // just created.
 const newTopicPatience = 2 * time.Second
 
-// checkTopics makes sure that topics are there and may be looked up.
-func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group string, topics []string) error {
+// checkTopics makes sure that topics are there and may be read.
+func checkTopics(ctx context.Context, cl *kgo.Client, group string, topics []string) error {
 	until := time.Now().Add(newTopicPatience)
-	for _, topic := range topics { // one by one: kadm does not say which it may not look up
-		err := awaitTopic(ctx, cl, admin, topic, until)
-		if err == nil || comesLater(cl, err) {
-			continue
+	for _, topic := range topics {
+		err := awaitTopic(ctx, cl, topic, kmsg.ACLOperationRead, until)
+		if err != nil && !comesLater(cl, err) {
+			return cmp.Or(refusal(group, topic, err), refused(err, theTopic(topic), "cannot be looked up"))
 		}
-		return cmp.Or(refusal(group, topic, err), refused(err, theTopic(topic), "cannot be looked up"))
 	}
 	return nil
 }
 
-// awaitTopic looks a topic up until it is there, or is not at the end of the patience.
-func awaitTopic(ctx context.Context, cl *kgo.Client, admin *kadm.Client, topic string, until time.Time) error {
-	err := lookUp(ctx, admin, topic)
+// awaitTopic looks a topic up until it is there, or is not at the end of the patience. It returns why the topic cannot
+// be used so, or nil.
+func awaitTopic(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLOperation, until time.Time) error {
+	err := lookUp(ctx, cl, topic, use)
 	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) &&
 		ctx.Err() == nil {
 		pause(ctx, 50*time.Millisecond)
-		err = lookUp(ctx, admin, topic)
+		err = lookUp(ctx, cl, topic, use)
 	}
 	return err
 }
 
-// lookUp returns why a topic is not told, or nil.
-func lookUp(ctx context.Context, admin *kadm.Client, topic string) error {
-	// else what the client remembers, for 5 s, would do
-	found, err := admin.ListTopicsWithInternal(kadm.WithAuthorizedOps(ctx), topic)
-	if err == nil {
-		err = found[topic].Err
+func lookUp(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLOperation) error {
+	found, err := describe(ctx, cl, topic)
+	switch {
+	case err != nil:
+		return err
+	case len(found) != 1:
+		return kerr.UnknownTopicOrPartition
+	case found[0].ErrorCode == 0 && !allows(found[0], use):
+		return kerr.TopicAuthorizationFailed
 	}
-	return err
+	return kerr.ErrorForCode(found[0].ErrorCode)
+}
+
+// describe asks a broker what topics are: kadm would answer from what the client knew a while ago.
+func describe(ctx context.Context, cl *kgo.Client, names ...string) ([]kmsg.MetadataResponseTopic, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	req.IncludeTopicAuthorizedOperations = true
+	for _, name := range names {
+		topic := kmsg.NewMetadataRequestTopic()
+		topic.Topic = kmsg.StringPtr(name)
+		req.Topics = append(req.Topics, topic)
+	}
+	resp, err := req.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Topics, nil
+}
+
+// allows reports whether a topic may be used so, or the broker does not tell.
+func allows(topic kmsg.MetadataResponseTopic, use kmsg.ACLOperation) bool {
+	allowed := kadm.DecodeACLOperations(topic.AuthorizedOperations)
+	return len(allowed) == 0 || slices.Contains(allowed, use)
 }
 
 // comesLater reports whether a topic is missing that the client has created when it looks for it.
@@ -272,15 +297,21 @@ func groupProblem(group string, err error) error {
 	return cmp.Or(refusal(group, "", err), refused(err, theGroup(group), "cannot be looked up"))
 }
 
-// checkConfigs refuses retry topics that lose records before they are due, and warns of topics whose records can come
-// back when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not known is taken
-// for good.
-func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retry []RetryTopic, window time.Duration,
+// checkConfigs refuses retry topics that take no records, or lose them before they are due, and warns of topics whose
+// records can come back when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not
+// known is taken for good.
+func checkConfigs(ctx context.Context, cl *kgo.Client, topics []string, retry []RetryTopic, window time.Duration,
 	log *slog.Logger) error {
+	for _, r := range retry {
+		err := lookUp(ctx, cl, r.Topic, kmsg.ACLOperationWrite)
+		if errors.Is(err, kerr.TopicAuthorizationFailed) {
+			return refused(err, "retry "+theTopic(r.Topic), "may not be written to: allow the client's user to Write to it")
+		}
+	}
 	if len(topics) == 0 {
 		return nil
 	}
-	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
+	configs, err := kadm.NewClient(cl).DescribeTopicConfigs(ctx, topics...)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}

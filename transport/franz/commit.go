@@ -148,12 +148,16 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 	if s.byID {
 		return nil, nil
 	}
-	resp, err := s.lookAt(ctx, req)
+	names := make([]string, len(req.Topics))
+	for i, t := range req.Topics {
+		names[i] = t.Topic
+	}
+	topics, err := s.lookAt(ctx, names)
 	if err != nil {
 		return nil, err
 	}
 	found := map[string]kmsg.MetadataResponseTopic{}
-	for _, t := range resp.Topics {
+	for _, t := range topics {
 		if t.Topic != nil {
 			found[*t.Topic] = t
 		}
@@ -176,22 +180,15 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 	return dropped, nil
 }
 
-// lookAt asks a broker what the topics of a commit are; kadm would answer from what the client knew a while ago. Any
-// broker is asked, and one that hangs must not cost 10 s: the next one is.
-func (s *session) lookAt(ctx context.Context, req *kmsg.OffsetCommitRequest) (*kmsg.MetadataResponse, error) {
+// lookAt asks any broker what topics are. One that hangs must not cost 10 s: the next one is asked.
+func (s *session) lookAt(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
 	for patience := time.Second; ; patience *= 2 {
-		look := kmsg.NewPtrMetadataRequest() // the client may still read the one before
-		for _, t := range req.Topics {
-			topic := kmsg.NewMetadataRequestTopic()
-			topic.Topic = kmsg.StringPtr(t.Topic)
-			look.Topics = append(look.Topics, topic)
-		}
 		try, stop := context.WithTimeout(ctx, patience)
-		resp, err := look.RequestWith(try, s.cl)
+		found, err := describe(try, s.cl, names...)
 		hangs := try.Err() != nil && ctx.Err() == nil
 		stop()
 		if err == nil || !hangs {
-			return resp, err
+			return found, err
 		}
 	}
 }

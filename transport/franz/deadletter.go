@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -54,7 +55,7 @@ func (p *Publisher) checkDeadLetterTopic(ctx context.Context, topic string) erro
 	switch err := p.look(ctx, topic); {
 	case errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(p.cl, err):
 		return refused(err, subject, "is not there: create it")
-	case errors.Is(err, kerr.TopicAuthorizationFailed): // who may write to it may look at it
+	case errors.Is(err, kerr.TopicAuthorizationFailed):
 		return refused(err, subject, "may not be written to: allow its publisher's user to Write to it")
 	case err == nil && p.compacts(ctx, topic):
 		return setupError(subject, "is compacted: of the dead letters with one key only the last would be kept, and "+
@@ -83,11 +84,11 @@ func consumes(cl *kgo.Client, topics []string) func(topic string) bool {
 // lookPatience bounds the look for the topic of dead letters.
 const lookPatience = 5 * time.Second
 
-// look returns why a topic is not told, or nil.
+// look returns why a topic may not be written to, or nil.
 func (p *Publisher) look(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
 	defer cancel()
-	return awaitTopic(ctx, p.cl, kadm.NewClient(p.cl), topic, time.Now().Add(newTopicPatience))
+	return awaitTopic(ctx, p.cl, topic, kmsg.ACLOperationWrite, time.Now().Add(newTopicPatience))
 }
 
 // compacts reports whether a topic is known to keep only the last record of a key.

@@ -3,6 +3,7 @@ package franz_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -118,6 +119,12 @@ func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 		"topic that may not be written to": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: limitedPublisher(b), DeadLetterTopic: "dead"}
 		}, `DeadLetterTopic "dead" may not be written to`},
+		"topic that may be looked at alone": {func(b *bench) consumer.Config {
+			return consumer.Config{DeadLetters: limitedPublisher(b, kfake.ACL{
+				Resource: kmsg.ACLResourceTypeTopic, Name: "dead", Pattern: kmsg.ACLResourcePatternTypeLiteral,
+				Operation: kmsg.ACLOperationDescribe, Allow: true,
+			}), DeadLetterTopic: "dead"}
+		}, `DeadLetterTopic "dead" may not be written to`},
 		"topic that may be written to and nothing else": {func(b *bench) consumer.Config {
 			return consumer.Config{DeadLetters: limitedPublisher(b, kfake.ACL{
 				Resource: kmsg.ACLResourceTypeTopic, Name: "dead", Pattern: kmsg.ACLResourcePatternTypeLiteral,
@@ -175,11 +182,66 @@ func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 // limitedPublisher returns a publisher to a cluster with topic "dead", whose user has these rights alone.
 func limitedPublisher(b *bench, rights ...kfake.ACL) *franz.Publisher {
 	b.t.Helper()
-	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "dead"), kfake.EnableSASL(), kfake.EnableACLs(),
+	addrs, user := limitedCluster(b, rights...)
+	return b.publisher(addrs, user)
+}
+
+// limitedCluster returns how to reach a cluster as a user that has these rights alone.
+func limitedCluster(b *bench, rights ...kfake.ACL) (addrs, user kgo.Opt) {
+	b.t.Helper()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "dead", "orders", "later"),
+		kfake.EnableSASL(), kfake.EnableACLs(),
 		kfake.Superuser("PLAIN", "admin", "secret"), kfake.User("PLAIN", "app", "secret", rights...))
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(cluster.Close)
-	return b.publisher(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.SASL(plain.Auth{User: "app", Pass: "secret"}.AsMechanism()))
+	return kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.SASL(plain.Auth{User: "app", Pass: "secret"}.AsMechanism())
+}
+
+func TestCheck_RightsToRetryTopics(t *testing.T) {
+	t.Parallel()
+	right := func(resource kmsg.ACLResourceType, name string, op kmsg.ACLOperation) kfake.ACL {
+		return kfake.ACL{
+			Resource: resource, Name: name, Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: op, Allow: true,
+		}
+	}
+	read := []kfake.ACL{
+		right(kmsg.ACLResourceTypeTopic, "orders", kmsg.ACLOperationRead),
+		right(kmsg.ACLResourceTypeTopic, "later", kmsg.ACLOperationRead),
+		right(kmsg.ACLResourceTypeGroup, group, kmsg.ACLOperationRead),
+	}
+	for name, tc := range map[string]struct {
+		rights []kfake.ACL
+		want   string // of the error; "": none
+	}{
+		"all":           {append(slices.Clone(read), right(kmsg.ACLResourceTypeTopic, "later", kmsg.ACLOperationWrite)), ""},
+		"none to write": {read, `retry topic "later" may not be written to`},
+		"none to read the source": {
+			[]kfake.ACL{right(kmsg.ACLResourceTypeTopic, "orders", kmsg.ACLOperationDescribe), read[1], read[2]},
+			`topic "orders" cannot be consumed by group "` + group + `": allow its user to Read`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, 1)
+			addrs, user := limitedCluster(b, tc.rights...)
+			w, err := franz.NewWorker(b.processor(consumer.Config{}), nothing,
+				franz.Config{Handler: "charge", Logger: b.logger, Retry: []franz.RetryTopic{{Topic: "later"}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cl := b.newClient(append(w.Opts(), addrs, user, kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders", "later"))...)
+			err = w.Check(t.Context(), cl)
+			if tc.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%q, want %q", err, tc.want)
+			}
+		})
+	}
 }

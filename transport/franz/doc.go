@@ -35,9 +35,9 @@
 //     Run returns nil. Run leaves no goroutine behind. Closing the client, which leaves the group, is up to the caller.
 //   - What cannot work is refused by Check with an error that says what to set: a client without the worker's options,
 //     a missing topic or right, a rebalance timeout that is too short, a client that begins at the end of partitions or
-//     at a time, or whose context can end, a retry topic that is compacted or deletes records before they are due, a
-//     client that consumes the DeadLetterTopic of its own Processor, and a DeadLetterTopic of a Publisher of this
-//     package that is not there, may not be written to, or is compacted.
+//     at a time, or whose context can end, a retry topic that may not be written to, is compacted or deletes records
+//     before they are due, a client that consumes the DeadLetterTopic of its own Processor, and a DeadLetterTopic of a
+//     Publisher of this package that is not there, may not be written to, or is compacted.
 //   - Records that Kafka has deleted before the group was there, by retention or by hand, are not handled, and an error
 //     in the log says from where to where. It may be a false alarm if compaction or markers of transactions were all
 //     that was left.

@@ -11,7 +11,8 @@ import (
 // leftovers are messages that the client still has though nobody waits for their answers any more, by topic. kgo
 // (1.22.2) gives up none that a broker may have had, and none behind such a one in its partition, for as long as the
 // partition has no leader, or too few replicas in sync. Who publishes them again adds more each time: without a bound
-// they would fill the client's buffer, and nothing could be published to any topic.
+// they would fill the client's buffer, and nothing could be published to any topic. Try without when kgo is raised:
+// TestPublisher_TopicThatHangsDoesNotFillTheBufferOfTheOthers fails as long as this is needed.
 type leftovers struct {
 	most int64
 	all  atomic.Int64 // which each message looks at

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -47,11 +46,11 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	if err := w.checkClient(cl); err != nil {
 		return shareRules{}, err
 	}
-	group, topics, admin := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics(), kadm.NewClient(cl)
+	group, topics := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics()
 	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
 		return shareRules{}, err
 	}
-	if err := checkTopics(ctx, cl, admin, group, topics); err != nil {
+	if err := checkTopics(ctx, cl, group, topics); err != nil {
 		return shareRules{}, err
 	}
 	if err := checkShareGroup(ctx, cl, group); err != nil {
@@ -69,7 +68,7 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	return rules, checkConfigs(ctx, admin, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window,
+	return rules, checkConfigs(ctx, cl, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window,
 		w.config.Logger)
 }
 
