@@ -305,7 +305,8 @@ func checkConfigs(ctx context.Context, cl *kgo.Client, topics []string, retry []
 	for _, r := range retry {
 		err := lookUp(ctx, cl, r.Topic, kmsg.ACLOperationWrite)
 		if errors.Is(err, kerr.TopicAuthorizationFailed) {
-			return refused(err, "retry "+theTopic(r.Topic), "may not be written to: allow the client's user to Write to it")
+			return refused(err, "retry "+theTopic(r.Topic),
+				"may not be written to: allow the client's user to Write to it")
 		}
 	}
 	if len(topics) == 0 {

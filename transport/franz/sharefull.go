@@ -143,21 +143,22 @@ func (s *shareSession) sayFull(ctx context.Context) {
 	}
 }
 
-// sayIfFull looks whether something keeps others from being delivered, and says so. Between its first record that is not
-// settled and the last that it has delivered, the broker counts all of a partition, settled or not.
+// sayIfFull looks whether something keeps others from being delivered, and says so. Between its first record that is
+// not settled and the last that it has delivered, the broker counts all of a partition, settled or not.
 func (s *shareSession) sayIfFull(ctx context.Context, lines *limiter, before, spans map[place]span) {
 	if waiting, full := s.inFlight.full(); full {
 		if lines.due(sayEvery) {
-			s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are "+
-				"settled", "group", s.group, "waiting", waiting)
+			s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them "+
+				"are settled", "group", s.group, "waiting", waiting)
 		}
 		return
 	}
 	for at, now := range spans {
-		stands := s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now // else they go on
+		// else they go on
+		stands := s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now
 		if stands && lines.due(sayEvery) {
-			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its partition, "+
-				"from some distance on, from being delivered, to any member",
+			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its "+
+				"partition, from some distance on, from being delivered, to any member",
 				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first,
 				"delivered_to", now.last, "distance", s.rules.locks)
 		}

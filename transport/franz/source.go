@@ -120,8 +120,8 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 }
 
 // Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group. With
-// kgo.InstanceID the member is called by that and the topic: "pod-0-orders". A source with Config.Retry is for one topic at a time: it
-// returns a *dedupstore.SetupError for a second one.
+// kgo.InstanceID the member is called by that and the topic: "pod-0-orders". A source with Config.Retry is for one
+// topic at a time: it returns a *dedupstore.SetupError for a second one.
 func (s *Source) Run(
 	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
 ) error {

@@ -55,7 +55,8 @@ const (
 )
 
 func (p *Publisher) begin(messages int) *call {
-	c := &call{publisher: p, news: make(chan struct{}, 1), flights: make([]flight, messages), away: !p.conn.IsConnected()}
+	c := &call{publisher: p, news: make(chan struct{}, 1), flights: make([]flight, messages),
+		away: !p.conn.IsConnected()}
 	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) ||
 		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		c.denied = err
