@@ -174,13 +174,16 @@ func TestKafkaChild(t *testing.T) {
 	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
 	defer stop()
-	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Handler: "charge", Order: c.Order, MaxInFlight: c.Window, InstanceID: c.Instance, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
+	w, err := franz.NewWorker(once, c.handler(home, ctx.Done()), franz.Config{Handler: "charge", Order: c.Order, MaxInFlight: c.Window, Grace: kafkaGrace, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	opts := append(w.Opts(), kafkaMemberOpts(c.Broker, c.Group, c.Topic)...)
 	if c.Session > 0 {
 		opts = append(opts, kgo.SessionTimeout(c.Session))
+	}
+	if c.Instance != "" {
+		opts = append(opts, kgo.InstanceID(c.Instance))
 	}
 	if c.ServerSide {
 		opts = append(opts, kgo.ServerSideBalancer())

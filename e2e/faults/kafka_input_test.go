@@ -11,9 +11,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/producer"
-	"github.com/oncemill/oncemill/transport/franz"
 )
 
 // gaveUp waits until a member's Run has returned by itself, and returns its error.
@@ -56,7 +56,7 @@ func TestKafka_UnreachableBrokerIsAnErrorThatSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := r.join(kgo.SeedBrokers("127.0.0.1:"+strconv.Itoa(port)), kgo.RetryTimeout(2*time.Second))
-	var setup *franz.SetupError
+	var setup *dedupstore.SetupError
 	if err := m.gaveUp(); !errors.As(err, &setup) || !strings.Contains(err.Error(), strconv.Itoa(port)) {
 		t.Errorf("error is %v, want a SetupError with the address", err)
 	}
@@ -72,9 +72,9 @@ func TestKafka_MissingTopicIsAnErrorThatNamesIt(t *testing.T) {
 		r := newKafkaRig(t, k, kafkaSetup{})
 		r.produce(t.Context(), 10)
 		m := r.join(kgo.ConsumeTopics(r.topic, "no-such-topic"))
-		var access *franz.AccessError
-		if err := m.gaveUp(); !errors.As(err, &access) || access.Topic != "no-such-topic" {
-			t.Errorf("error is %v, want an AccessError that names the topic", err)
+		var setup *dedupstore.SetupError
+		if err := m.gaveUp(); !errors.As(err, &setup) || setup.Subject != `topic "no-such-topic"` {
+			t.Errorf("error is %v, want a SetupError that names the topic", err)
 		}
 		r.idle()
 		m.end()
@@ -92,9 +92,9 @@ func TestKafka_GroupOfOtherMembersIsAnErrorThatSaysWhatToChange(t *testing.T) {
 			kgo.DisableAutoCommit(), kgo.HeartbeatInterval(kafkaSession/5), kgo.SessionTimeout(kafkaSession))
 		until(t, "the other member", func() bool { id, _ := other.GroupMetadata(); return id != "" })
 		m := r.join()
-		var access *franz.AccessError
-		if err := m.gaveUp(); !errors.As(err, &access) || !errors.Is(err, kerr.InconsistentGroupProtocol) {
-			t.Errorf("error is %v, want an AccessError because of the protocol", err)
+		var setup *dedupstore.SetupError
+		if err := m.gaveUp(); !errors.As(err, &setup) || !errors.Is(err, kerr.InconsistentGroupProtocol) {
+			t.Errorf("error is %v, want a SetupError because of the protocol", err)
 		}
 		r.idle()
 		m.end()
@@ -111,7 +111,7 @@ func TestKafka_GroupThatIsNotOfConsumersIsAnErrorThatNamesItsType(t *testing.T) 
 		r.produce(t.Context(), 10)
 		foreignMember(t, k, r.group)
 		m := r.join()
-		var setup *franz.SetupError
+		var setup *dedupstore.SetupError
 		if err := m.gaveUp(); !errors.As(err, &setup) || !strings.Contains(err.Error(), "connect") {
 			t.Errorf("error is %v, want a SetupError that names the type of the group", err)
 		}

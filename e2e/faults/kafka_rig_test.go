@@ -368,7 +368,7 @@ func (r *kafkaRig) join(opts ...kgo.Opt) *kafkaMember {
 func (r *kafkaRig) joinAs(instance string, opts ...kgo.Opt) *kafkaMember {
 	r.t.Helper()
 	config := r.config
-	config.Handler, config.InstanceID = "charge", instance
+	config.Handler = "charge"
 	config.Grace = kafkaGrace
 	config.Logger = slog.New(slog.DiscardHandler)
 	w, err := franz.NewWorker(r.once, r.handle, config)
@@ -377,6 +377,9 @@ func (r *kafkaRig) joinAs(instance string, opts ...kgo.Opt) *kafkaMember {
 	}
 	m := &kafkaMember{r: r, net: newKafkaNet(), done: make(chan struct{})}
 	own := append(kafkaMemberOpts(r.at.addr, r.group, r.topic), kgo.Dialer(m.net.dial))
+	if instance != "" {
+		own = append(own, kgo.InstanceID(instance))
+	}
 	if m.cl, err = kgo.NewClient(slices.Concat(w.Opts(), own, r.opts, opts)...); err != nil {
 		r.t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/kafkatest"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -149,9 +150,9 @@ func fenced(t *testing.T, k kafka, cut bool) {
 	})
 	r.progress(200) // by the second, for the first to come back if it did
 	r.wantForward(was, taken)
-	var access *franz.AccessError
-	if err := first.err; !errors.As(err, &access) || !errors.Is(err, kerr.FencedInstanceID) || !strings.Contains(err.Error(), "another member uses the same instance ID: give each its own") {
-		t.Errorf("Run of the first ended with %v, want an AccessError that says why", err)
+	var setup *dedupstore.SetupError
+	if err := first.err; !errors.As(err, &setup) || !errors.Is(err, kerr.FencedInstanceID) || !strings.Contains(err.Error(), "another member uses the same instance ID: give each its own") {
+		t.Errorf("Run of the first ended with %v, want a SetupError that says why", err)
 	}
 	for _, m := range []*kafkaMember{second, other} {
 		select {

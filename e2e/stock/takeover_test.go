@@ -92,8 +92,8 @@ func TestKafka_GroupOfAStockSubscriberIsTakenOver(t *testing.T) {
 			old := h.old(20)
 			within(t, "the old service to be at its next message", old.at)
 			err := h.worker().run()
-			if refused, ok := errors.AsType[*franz.AccessError](err); !ok || !errors.Is(refused.Err, kerr.InconsistentGroupProtocol) {
-				t.Errorf("Run returned %v, want an AccessError of the group's balancers", err)
+			if refused, ok := errors.AsType[*dedupstore.SetupError](err); !ok || !errors.Is(refused.Err, kerr.InconsistentGroupProtocol) {
+				t.Errorf("Run returned %v, want a SetupError of the group's balancers", err)
 			}
 			if n := h.total(); n > 0 {
 				t.Errorf("%d messages ran", n)

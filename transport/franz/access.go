@@ -3,11 +3,8 @@ package franz
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
-	"net"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,43 +16,26 @@ import (
 type alarm struct {
 	group  string
 	log    *slog.Logger
-	failed chan error          // holds the first error that the worker cannot go on after
-	told   *atomic.Int64       // when it was logged last that a record waits, in Unix nanoseconds
-	said   map[place]time.Time // when it was logged last that a partition cannot be fetched; of the poll loop
-	outage *saying             // of why the membership was interrupted; of the poll loop
+	failed chan error         // holds the first error that the worker cannot go on after
+	waits  *limiter           // of lines about records that wait
+	outage *limiter           // of lines about an interrupted membership
+	broken map[place]*limiter // of lines about partitions that cannot be fetched; of the poll loop
 }
 
 func newAlarm(group string, log *slog.Logger) alarm {
-	return alarm{group: group, log: log, failed: make(chan error, 1), told: new(atomic.Int64), said: map[place]time.Time{}, outage: new(saying)}
+	return alarm{group: group, log: log, failed: make(chan error, 1),
+		waits: new(limiter), outage: new(limiter), broken: map[place]*limiter{}}
 }
 
-// sayEvery is how often one partition that cannot be fetched is logged: each poll brings its error again.
+// sayEvery is how often is logged what goes wrong again and again.
 const sayEvery = time.Minute
 
-// A saying is what was said last of something that goes wrong again and again.
-type saying struct {
-	reason string
-	last   time.Time
-}
+// A limiter lets one line through in a while.
+type limiter struct{ last atomic.Int64 } // Unix nanoseconds
 
-// due reports whether an error is to be said: its reason is another than that of the last, or that was a while ago.
-func (s *saying) due(err error) bool {
-	reason := reasonOf(err)
-	if reason == s.reason && time.Since(s.last) < sayEvery {
-		return false
-	}
-	s.reason, s.last = reason, time.Now()
-	return true
-}
-
-// reasonOf is the text of an error, in one order if several partitions have it, which a client and a broker name in any. That brokers
-// cannot be reached is one reason: the client asks one after the other, and each has an address of its own.
-func reasonOf(err error) string {
-	var network *net.OpError
-	if errors.As(err, &network) || errors.Is(err, io.EOF) {
-		return "network"
-	}
-	return strings.Join(slices.Sorted(strings.SplitSeq(err.Error(), "\n")), "\n")
+func (l *limiter) due(every time.Duration) bool {
+	now, last := time.Now().UnixNano(), l.last.Load()
+	return now-last >= int64(every) && l.last.CompareAndSwap(last, now)
 }
 
 // fail ends the run with an error.
@@ -75,17 +55,24 @@ func (a *alarm) fetchFailed(ctx context.Context, topic string, partition int32, 
 	case errors.Is(err, kgo.ErrClientClosed):
 		a.fail(kgo.ErrClientClosed)
 	case errors.As(err, &loss):
-		a.log.ErrorContext(ctx, "franz: the broker has lost records", "partition", placeName(loss.Topic, loss.Partition), "error", err)
+		a.log.ErrorContext(ctx, "franz: the broker has lost records",
+			"partition", placeName(loss.Topic, loss.Partition), "error", err)
 	case a.refused(topic, err) != nil:
 		a.fail(a.refused(topic, err))
 	case errors.As(err, &membership):
-		if !a.outage.due(err) { // the client tries again every few seconds
-			return
+		if a.outage.due(sayEvery) { // the client tries again every few seconds
+			a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
+				"group", a.group, "error", err)
 		}
-		a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again", "group", a.group, "error", err)
-	case time.Since(a.said[place{topic, partition}]) >= sayEvery:
-		a.said[place{topic, partition}] = time.Now()
-		a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now", "partition", placeName(topic, partition), "error", err)
+	default:
+		at := place{topic, partition}
+		if a.broken[at] == nil {
+			a.broken[at] = new(limiter)
+		}
+		if a.broken[at].due(sayEvery) {
+			a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now",
+				"partition", placeName(topic, partition), "error", err)
+		}
 	}
 }
 
@@ -97,7 +84,8 @@ var (
 	}{
 		{kerr.TopicAuthorizationFailed, "allow its user to Read and Describe the topic"},
 		{kerr.UnknownTopicOrPartition, "create the topic, or have it created with kgo.AllowAutoTopicCreation"},
-		{kerr.UnknownTopicID, "the topic was deleted: create it, delete what the group may have committed of the old one (kafka-consumer-groups --delete-offsets), and start again"},
+		{kerr.UnknownTopicID, "the topic was deleted: create it, delete what the group may have committed of the old " +
+			"one (kafka-consumer-groups --delete-offsets), and start again"},
 		{kerr.InvalidTopicException, "name a topic that Kafka allows"},
 	}
 	groupRefusals = []struct {
@@ -109,10 +97,13 @@ var (
 		{kerr.ClusterAuthorizationFailed, "allow its user to use the cluster"},
 		{kerr.SaslAuthenticationFailed, "give the client valid credentials"},
 		{kerr.InvalidGroupID, "name a group that Kafka allows"},
-		{kerr.InconsistentGroupProtocol, "the group's other members use other balancers or another protocol: move them first (kgo.Balancers with both, one after the other)"},
-		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"},
+		{kerr.InconsistentGroupProtocol, "the group's other members use other balancers or another protocol: move " +
+			"them first (kgo.Balancers with both, one after the other)"},
+		{kerr.InvalidSessionTimeout, "set kgo.SessionTimeout between the broker's group.min.session.timeout.ms and " +
+			"group.max.session.timeout.ms"},
 		{kerr.FencedInstanceID, "another member uses the same instance ID: give each its own"},
-		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size (of a share group: group.share.max.size), or run fewer members"},
+		{kerr.GroupMaxSizeReached, "raise the broker's group.max.size (of a share group: group.share.max.size), or " +
+			"run fewer members"},
 	}
 )
 
@@ -121,13 +112,13 @@ var (
 func (a *alarm) refused(topic string, err error) error { return refusal(a.group, topic, err) }
 
 func refusal(group, topic string, err error) error {
-	refusals := topicRefusals
+	refusals, subject, problem := topicRefusals, theTopic(topic), fmt.Sprintf("cannot be consumed by group %q", group)
 	if topic == "" {
-		refusals = groupRefusals
+		refusals, subject, problem = groupRefusals, theGroup(group), "cannot be used"
 	}
 	for _, r := range refusals {
 		if errors.Is(err, r.err) {
-			return &AccessError{Topic: topic, Group: group, Need: r.need, Err: err}
+			return refused(err, subject, "%s: %s", problem, r.need)
 		}
 	}
 	return nil

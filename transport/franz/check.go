@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,39 +15,35 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill"
 )
 
-// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to set
-// if the worker cannot keep its promises with them: a *SetupError, or an *AccessError. It changes nothing. What may be
-// meant so, it logs as a warning: a topic that keeps records for longer than the policy's Window, so that records run
-// again when offsets are set back that far.
+// Check looks at the client's options, at topics and group at the broker, and at where dead letters go, and returns a
+// *dedupstore.SetupError that says what to set if the worker cannot keep its promises with them. It changes nothing.
+// What may be meant so, it logs as a warning: a topic that keeps records for longer than the policy's Window, so that
+// records run again when offsets are set back that far.
 func (w *Worker) Check(ctx context.Context, cl *kgo.Client) error {
 	if cl == nil {
-		return &SetupError{Problem: "the client is nil"}
+		return setupError(theClient, "is nil")
 	}
 	if err := w.checkClient(cl); err != nil {
 		return err
 	}
-	var topics []string
 	if option[bool](cl, kgo.ConsumeRegex) {
 		if len(w.config.Retry) > 0 {
-			return &SetupError{Problem: "kgo.ConsumeRegex cannot be used with Config.Retry: name all topics with kgo.ConsumeTopics"}
+			return setupError(theClient,
+				"has kgo.ConsumeRegex, which does not go with Config.Retry: name all topics with kgo.ConsumeTopics")
 		}
-	} else {
-		topics = cl.GetConsumeTopics()
-		if len(topics) == 0 {
-			return &SetupError{Problem: "the client consumes no topics: set kgo.ConsumeTopics"}
-		}
-		if err := w.checkRetry(topics); err != nil {
-			return err
-		}
+		return w.checkBroker(ctx, cl, nil)
 	}
-	if w.once != nil {
-		if err := checkBurial(ctx, cl, w.once, w.config.Logger); err != nil {
-			return err
-		}
+	topics := cl.GetConsumeTopics()
+	if len(topics) == 0 {
+		return setupError(theClient, "consumes no topics: set kgo.ConsumeTopics")
+	}
+	if err := w.checkRetry(topics); err != nil {
+		return err
 	}
 	return w.checkBroker(ctx, cl, topics)
 }
@@ -56,6 +53,32 @@ const readCommitted int8 = 1
 
 // checkClient looks at the options that a client was made with.
 func (w *Worker) checkClient(cl *kgo.Client) error {
+	if problem := w.clientProblem(cl); problem != "" {
+		return setupError(theClient, "%s", problem)
+	}
+	if _, err := w.retryPublisher(cl); err != nil {
+		return err
+	}
+	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
+		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records "+
+			"that were being handled hold up their partitions until their leases end",
+			"lease", w.policy.Lease, "session_timeout", session)
+	}
+	return nil
+}
+
+const (
+	notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that " +
+		"was made last"
+	keptErrors = "hands out errors that pass by themselves, and what a broker that restarts says of a topic would " +
+		"end the run: leave kgo.KeepRetryableFetchErrors out"
+	endingContext = "has a context that can end (kgo.WithContext), and then nothing can be confirmed any more that " +
+		"is settled until Run returns: leave it out, and close the client after Run"
+	setStart = "set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and "
+	noReset  = "leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"
+)
+
+func (w *Worker) clientProblem(cl *kgo.Client) string {
 	w.mu.Lock()
 	made, intact := w.made, w.intact
 	w.mu.Unlock()
@@ -63,41 +86,46 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	start, reset := option[kgo.Offset](cl, kgo.ConsumeStartOffset), option[kgo.Offset](cl, kgo.ConsumeResetOffset)
 	switch {
 	case option[string](cl, kgo.ConsumerGroup) == "":
-		return &SetupError{Problem: "the client has no group: set kgo.ConsumerGroup"}
+		return "has no group: set kgo.ConsumerGroup"
 	case made != cl:
-		return &SetupError{Problem: "the client was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that was made last"}
+		return notOurs
 	case !intact:
-		return &SetupError{Problem: "the client has other callbacks for revoked or lost partitions than the worker's: leave kgo.OnPartitionsRevoked and kgo.OnPartitionsLost to its Opts"}
+		return "has other callbacks for revoked or lost partitions than the worker's: leave kgo.OnPartitionsRevoked " +
+			"and kgo.OnPartitionsLost to its Opts"
 	case !option[bool](cl, kgo.DisableAutoCommit):
-		return &SetupError{Problem: "the client commits by itself: leave auto-commit to the worker's Opts"}
+		return "commits by itself: leave auto-commit to the worker's Opts"
 	case !option[bool](cl, kgo.BlockRebalanceOnPoll):
-		return &SetupError{Problem: "the client does not block rebalances on poll: leave that to the worker's Opts"}
+		return "does not block rebalances on poll: leave that to the worker's Opts"
 	case option[int8](cl, kgo.FetchIsolationLevel) != readCommitted:
-		return &SetupError{Problem: "the client reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's Opts"}
+		return "reads records of transactions that are not committed: leave kgo.FetchIsolationLevel to the worker's " +
+			"Opts"
 	case option[bool](cl, kgo.KeepControlRecords):
-		return &SetupError{Problem: "the client hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"}
+		return "hands out the ends of transactions as records, which have no ID: leave kgo.KeepControlRecords out"
 	case option[bool](cl, kgo.KeepRetryableFetchErrors):
-		return &SetupError{Problem: keptErrors}
+		return keptErrors
 	case endsEarly(cl):
-		return &SetupError{Problem: clientContext}
+		return endingContext
 	case atEnd(start):
-		return &SetupError{Problem: "the client begins at the end of partitions of which nothing is committed: records that were not settled before a restart or a rebalance would be passed over, and those that a new partition has already; " +
-			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin with what is new commit the ends once, before the first start (kafka-consumer-groups --reset-offsets --to-latest)"}
+		return "begins at the end of partitions of which nothing is committed, and would pass over records that were " +
+			"not settled before a restart or a rebalance, and over those that a new partition has " +
+			"already: " + setStart +
+			"to begin with what is new commit the ends once, before the first start (kafka-consumer-groups " +
+			"--reset-offsets --to-latest)"
 	case byTime(start):
-		return &SetupError{Problem: "the client begins at a time in partitions of which nothing is committed: a time that is later at the next start passes over records that were not settled before; " +
-			"set kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), and to begin at a time commit its offsets once, before the first start (kafka-consumer-groups --reset-offsets --to-datetime)"}
+		return "begins at a time in partitions of which nothing is committed: a time that is later at the next start " +
+			"passes over records that were not settled before; " + setStart + "to begin at a time commit its offsets " +
+			"once, before the first start (kafka-consumer-groups --reset-offsets --to-datetime)"
 	case byTime(reset):
-		return &SetupError{Problem: "the client goes to a time when its offset in a partition is not there any more, and would pass over what the partition has from before: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
+		return "goes to a time when its offset in a partition is not there any more, and would pass over what the " +
+			"partition has from before: " + noReset
 	case atEnd(reset) && reset != kgo.NoResetOffset():
-		return &SetupError{Problem: "the client goes to the end of a partition when its offset is not there any more, and would pass over what the partition has: leave kgo.ConsumeResetOffset out, or set it to kgo.NewOffset().AtStart()"}
+		return "goes to the end of a partition when its offset is not there any more, and would pass over what the " +
+			"partition has: " + noReset
 	case rebalance < 2*grace:
-		return &SetupError{Problem: fmt.Sprintf("kgo.RebalanceTimeout is %v, but half of it has to be enough for Config.Grace (%v): set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)}
+		return fmt.Sprintf("has a kgo.RebalanceTimeout of %v, but half of it has to be enough for Config.Grace (%v): "+
+			"set it to at least %v, or Grace to at most %v", rebalance, grace, 2*grace, rebalance/2)
 	}
-	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
-		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records that were being handled hold up their partitions until their leases end",
-			"lease", w.policy.Lease, "session_timeout", session)
-	}
-	return nil
+	return ""
 }
 
 // atEnd reports whether an offset is the end of a partition, or counted from there.
@@ -106,12 +134,9 @@ func atEnd(o kgo.Offset) bool { return o.EpochOffset().Offset == -1 }
 // byTime reports whether an offset is the first after a time, of the clock or of what a partition has last.
 func byTime(o kgo.Offset) bool {
 	at := o.EpochOffset().Offset
-	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) || at == kgo.LookbackOffset(0).EpochOffset().Offset
+	return o == kgo.NewOffset().AfterMilli(at) || o == kgo.NoResetOffset().AfterMilli(at) ||
+		at == kgo.LookbackOffset(0).EpochOffset().Offset
 }
-
-const keptErrors = "the client hands out errors that pass by themselves, and what a broker that restarts says of a topic would end the run: leave kgo.KeepRetryableFetchErrors out"
-
-const clientContext = "the client's context can end (kgo.WithContext), and then nothing can be confirmed any more that is settled until Run returns: leave it out, and close the client after Run"
 
 // endsEarly reports whether a client can end by itself before its worker has drained.
 func endsEarly(cl *kgo.Client) bool {
@@ -140,30 +165,32 @@ func (w *Worker) checkRetry(consumed []string) error {
 	}
 	for _, r := range w.config.Retry {
 		if missing[r.Topic] {
-			return &SetupError{Problem: fmt.Sprintf("the client does not consume retry topic %q: add it to kgo.ConsumeTopics", r.Topic)}
+			return setupError(theClient, "does not consume retry topic %q: add it to kgo.ConsumeTopics", r.Topic)
 		}
 	}
 	if others == 0 {
-		return &SetupError{Problem: "the client consumes nothing but retry topics: add the source topics to kgo.ConsumeTopics"}
+		return setupError(theClient, "consumes nothing but retry topics: add the source topics to kgo.ConsumeTopics")
 	}
 	return nil
 }
 
-// checkBroker looks at topics and group.
+// checkBroker looks at topics, group and dead letters. Topics of nil are those that a pattern finds.
 func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
 	group := option[string](cl, kgo.ConsumerGroup)
-	admin := kadm.NewClient(cl)
-	if err := checkTopics(ctx, cl, admin, group, topics); err != nil {
+	if err := checkTopics(ctx, cl, group, topics); err != nil {
 		return err
 	}
-	if err := checkGroup(ctx, admin, group); err != nil {
+	if err := checkGroup(ctx, kadm.NewClient(cl), group); err != nil {
+		return err
+	}
+	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
 		return err
 	}
 	retry := slices.Clone(w.config.Retry)
 	for i := range retry {
 		retry[i].Delay = max(retry[i].Delay, longestBackoff(w.policy)) // a copy waits for the later of both
 	}
-	return checkConfigs(ctx, admin, topics, retry, w.policy.Window, w.config.Logger)
+	return checkConfigs(ctx, cl, topics, retry, w.policy.Window, w.config.Logger)
 }
 
 // longestBackoff is how long the last attempt waits. Backoff.Max may be far away.
@@ -175,43 +202,67 @@ func longestBackoff(p oncemill.Policy) time.Duration {
 	return longest
 }
 
-// newTopicPatience is for how long a topic may be unknown at the start: a broker hears of one that was just created a moment after
-// who created it.
+// newTopicPatience is for how long a topic may be unknown at the start: a broker hears a moment late of one that was
+// just created.
 const newTopicPatience = 2 * time.Second
 
-// checkTopics makes sure that topics are there and may be looked up.
-func checkTopics(ctx context.Context, cl *kgo.Client, admin *kadm.Client, group string, topics []string) error {
+// checkTopics makes sure that topics are there and may be read.
+func checkTopics(ctx context.Context, cl *kgo.Client, group string, topics []string) error {
 	until := time.Now().Add(newTopicPatience)
-	for _, topic := range topics { // one by one: kadm does not say which it may not look up
-		err := awaitTopic(ctx, cl, admin, topic, until)
-		if err == nil || comesLater(cl, err) {
-			continue
+	for _, topic := range topics {
+		err := awaitTopic(ctx, cl, topic, kmsg.ACLOperationRead, until)
+		if err != nil && !comesLater(cl, err) {
+			return cmp.Or(refusal(group, topic, err), refused(err, theTopic(topic), "cannot be looked up"))
 		}
-		if refused := refusal(group, topic, err); refused != nil {
-			return refused
-		}
-		return &SetupError{Problem: fmt.Sprintf("topic %q cannot be looked up", topic), Err: err}
 	}
 	return nil
 }
 
-// awaitTopic looks a topic up until it is there, or is not at the end of the patience.
-func awaitTopic(ctx context.Context, cl *kgo.Client, admin *kadm.Client, topic string, until time.Time) error {
-	err := lookUp(ctx, admin, topic)
-	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) && ctx.Err() == nil {
+// awaitTopic looks a topic up until it is there, or is not at the end of the patience. It returns why the topic cannot
+// be used so, or nil.
+func awaitTopic(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLOperation, until time.Time) error {
+	err := lookUp(ctx, cl, topic, use)
+	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) &&
+		ctx.Err() == nil {
 		pause(ctx, 50*time.Millisecond)
-		err = lookUp(ctx, admin, topic)
+		err = lookUp(ctx, cl, topic, use)
 	}
 	return err
 }
 
-// lookUp returns why a topic is not told, or nil.
-func lookUp(ctx context.Context, admin *kadm.Client, topic string) error {
-	found, err := admin.ListTopicsWithInternal(kadm.WithAuthorizedOps(ctx), topic) // else what the client remembers, for 5 s, would do
-	if err == nil {
-		err = found[topic].Err
+func lookUp(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLOperation) error {
+	found, err := describe(ctx, cl, topic)
+	switch {
+	case err != nil:
+		return err
+	case len(found) != 1:
+		return kerr.UnknownTopicOrPartition
+	case found[0].ErrorCode == 0 && !allows(found[0], use):
+		return kerr.TopicAuthorizationFailed
 	}
-	return err
+	return kerr.ErrorForCode(found[0].ErrorCode)
+}
+
+// describe asks a broker what topics are: kadm would answer from what the client knew a while ago.
+func describe(ctx context.Context, cl *kgo.Client, names ...string) ([]kmsg.MetadataResponseTopic, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	req.IncludeTopicAuthorizedOperations = true
+	for _, name := range names {
+		topic := kmsg.NewMetadataRequestTopic()
+		topic.Topic = kmsg.StringPtr(name)
+		req.Topics = append(req.Topics, topic)
+	}
+	resp, err := req.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Topics, nil
+}
+
+// allows reports whether a topic may be used so, or the broker does not tell.
+func allows(topic kmsg.MetadataResponseTopic, use kmsg.ACLOperation) bool {
+	allowed := kadm.DecodeACLOperations(topic.AuthorizedOperations)
+	return len(allowed) == 0 || slices.Contains(allowed, use)
 }
 
 // comesLater reports whether a topic is missing that the client has created when it looks for it.
@@ -225,37 +276,43 @@ func checkGroup(ctx context.Context, admin *kadm.Client, group string) error {
 	if err == nil {
 		err = described[group].Err
 	}
-	if refused := refusal(group, "", err); refused != nil {
-		return refused
-	}
-	if unsettled(err) {
-		return nil // a broker that has just started: the client joins when the coordinator is there
-	}
 	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
-		return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: err}
+		return groupProblem(group, err)
 	}
 	if kind := described[group].ProtocolType; kind != "" && kind != "consumer" {
-		return &SetupError{Problem: fmt.Sprintf("group %q is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", group, kind)}
+		return setupError(theGroup(group),
+			"is in use by members of type %q, not by consumers: set another kgo.ConsumerGroup", kind)
 	}
 	return nil
 }
 
-func unsettled(err error) bool {
+// groupProblem returns what to say about a look at a group that has failed, or nil where a broker has just started: the
+// client joins when the coordinator is there.
+func groupProblem(group string, err error) error {
 	for _, e := range [...]error{kerr.CoordinatorNotAvailable, kerr.CoordinatorLoadInProgress, kerr.NotCoordinator} {
 		if errors.Is(err, e) {
-			return true
+			return nil
 		}
 	}
-	return false
+	return cmp.Or(refusal(group, "", err), refused(err, theGroup(group), "cannot be looked up"))
 }
 
-// checkConfigs refuses retry topics that lose records before they are due, and warns of topics whose records can come back
-// when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not known is taken for good.
-func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retry []RetryTopic, window time.Duration, log *slog.Logger) error {
+// checkConfigs refuses retry topics that take no records, or lose them before they are due, and warns of topics whose
+// records can come back when their outcomes are forgotten. Not everybody may read a topic's configuration: what is not
+// known is taken for good.
+func checkConfigs(ctx context.Context, cl *kgo.Client, topics []string, retry []RetryTopic, window time.Duration,
+	log *slog.Logger) error {
+	for _, r := range retry {
+		err := lookUp(ctx, cl, r.Topic, kmsg.ACLOperationWrite)
+		if errors.Is(err, kerr.TopicAuthorizationFailed) {
+			return refused(err, "retry "+theTopic(r.Topic),
+				"may not be written to: allow the client's user to Write to it")
+		}
+	}
 	if len(topics) == 0 {
 		return nil
 	}
-	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
+	configs, err := kadm.NewClient(cl).DescribeTopicConfigs(ctx, topics...)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}
@@ -266,13 +323,19 @@ func checkConfigs(ctx context.Context, admin *kadm.Client, topics []string, retr
 			switch {
 			case r.Topic != c.Name || c.Err != nil:
 			case strings.Contains(setting(c, "cleanup.policy"), "compact"):
-				return &SetupError{Problem: fmt.Sprintf("retry topic %q has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete", c.Name, setting(c, "cleanup.policy"))}
+				return setupError("retry "+theTopic(c.Name),
+					"has cleanup.policy=%s: of records with one key only the last would be kept; set it to delete",
+					setting(c, "cleanup.policy"))
 			case known && kept <= r.Delay:
-				return &SetupError{Problem: fmt.Sprintf("retry topic %q keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or the policy's Backoff): they would be deleted before they are due; set it to more, by the longest time that the group may be away", c.Name, kept, r.Delay)}
+				return setupError("retry "+theTopic(c.Name),
+					"keeps records for %v (retention.ms), and they wait there for up to %v (Delay, or the policy's "+
+						"Backoff): they would be deleted before they are due; set it to more, by the longest time "+
+						"that the group may be away", kept, r.Delay)
 			}
 		}
 		if known && kept > window {
-			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are set back by more than that, records run again",
+			log.WarnContext(ctx, "franz: topic keeps records for longer than the policy's Window: when offsets are "+
+				"set back by more than that, records run again",
 				"topic", c.Name, "retention", kept, "window", window)
 		}
 	}

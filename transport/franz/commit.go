@@ -19,7 +19,7 @@ var errGeneration = errors.New("franz: the group was rebalanced while the commit
 func (s *session) commitRegularly(ctx context.Context) {
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
-	var failure saying
+	var failure limiter
 	for {
 		select {
 		case <-tick.C:
@@ -31,8 +31,9 @@ func (s *session) commitRegularly(ctx context.Context) {
 				s.fail(refused)
 				return
 			}
-			if failure.due(err) { // a topic that is gone is told each time
-				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it", "group", s.group, "error", err)
+			if failure.due(sayEvery) {
+				s.log.WarnContext(ctx, "franz: commit failed, the next one that succeeds makes up for it",
+					"group", s.group, "error", err)
 			}
 		}
 		for _, p := range s.all() {
@@ -50,8 +51,8 @@ func (s *session) commit(ctx context.Context) error {
 	return s.commitLocked(ctx, s.all)
 }
 
-// gonePatience is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is, too, for
-// a moment.
+// gonePatience is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is,
+// too, for a moment.
 const gonePatience = 5 * time.Second
 
 // commitFinally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
@@ -73,18 +74,19 @@ func (s *session) commitFinally(ctx context.Context) error {
 		s.committing.Unlock() // for a revocation
 		pause(ctx, wait)
 		s.committing.Lock()
-		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) && time.Since(since) > gonePatience {
-			return &CommitError{Group: s.group, Err: err}
+		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) &&
+			time.Since(since) > gonePatience {
+			return unconfirmed(s.group, err)
 		}
 	}
 }
 
-// givenUp returns a *CommitError if a rebalance has taken something in the drain that was settled and is not confirmed.
+// givenUp returns ErrUnconfirmed if a rebalance has taken something in the drain that was settled and is not confirmed.
 func (s *session) givenUp() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.unconfirmed != nil {
-		return &CommitError{Group: s.group, Err: s.unconfirmed}
+		return unconfirmed(s.group, s.unconfirmed)
 	}
 	return nil
 }
@@ -124,7 +126,8 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 		namesakes, err = s.dropNamesakes(ctx, req)
 		return err
 	})
-	s.cl.CommitOffsetsSync(checked, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+	s.cl.CommitOffsetsSync(checked, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest,
+		resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failed = err
 			return
@@ -138,19 +141,23 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 	return failed
 }
 
-// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made again.
-// Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and brokers
-// refuse them.
+// dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made
+// again. Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and
+// brokers refuse them.
 func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
 	if s.byID {
 		return nil, nil
 	}
-	resp, err := s.lookAt(ctx, req)
+	names := make([]string, len(req.Topics))
+	for i, t := range req.Topics {
+		names[i] = t.Topic
+	}
+	topics, err := s.lookAt(ctx, names)
 	if err != nil {
 		return nil, err
 	}
 	found := map[string]kmsg.MetadataResponseTopic{}
-	for _, t := range resp.Topics {
+	for _, t := range topics {
 		if t.Topic != nil {
 			found[*t.Topic] = t
 		}
@@ -173,22 +180,15 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 	return dropped, nil
 }
 
-// lookAt asks a broker what the topics of a commit are; kadm would answer from what the client knew a while ago. Any broker is
-// asked, and one that hangs must not cost 10 s: the next one is.
-func (s *session) lookAt(ctx context.Context, req *kmsg.OffsetCommitRequest) (*kmsg.MetadataResponse, error) {
+// lookAt asks any broker what topics are. One that hangs must not cost 10 s: the next one is asked.
+func (s *session) lookAt(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
 	for patience := time.Second; ; patience *= 2 {
-		look := kmsg.NewPtrMetadataRequest() // the client may still read the one before
-		for _, t := range req.Topics {
-			topic := kmsg.NewMetadataRequestTopic()
-			topic.Topic = kmsg.StringPtr(t.Topic)
-			look.Topics = append(look.Topics, topic)
-		}
 		try, stop := context.WithTimeout(ctx, patience)
-		resp, err := look.RequestWith(try, s.cl)
+		found, err := describe(try, s.cl, names...)
 		hangs := try.Err() != nil && ctx.Err() == nil
 		stop()
 		if err == nil || !hangs {
-			return resp, err
+			return found, err
 		}
 	}
 }

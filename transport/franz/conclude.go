@@ -2,7 +2,6 @@ package franz
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"strconv"
 	"time"
@@ -61,8 +60,7 @@ func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Recor
 	if tries < manyTries || tries&(tries-1) != 0 {
 		return
 	}
-	if now, last := time.Now().UnixNano(), a.told.Load(); now-last >= int64(tellEvery) && a.told.CompareAndSwap(last,
-		now) {
+	if a.waits.due(tellEvery) {
 		a.log.WarnContext(telemetry.Located(ctx, d.Header),
 			"franz: record has been offered many times and waits; there may be "+
 				"more", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
@@ -78,8 +76,7 @@ func (s *session) postponed(ctx context.Context, d consumer.Delivery, rec *kgo.R
 		s.log.WarnContext(telemetry.Located(ctx, d.Header),
 			"franz: record of a retry topic is not due for long, and what is behind it in its partition waits, too: "+
 				"its handler asked for that (RetryAfter), the clock of the process that copied it was wrong, or "+
-				"somebody "+
-				"else has put it there",
+				"somebody else has put it there",
 			"topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "due", due)
 	}
 }
@@ -103,20 +100,11 @@ const (
 	maxDelay = 10 * time.Second
 )
 
-// longCopy is after which time somebody is told of a copy whose publisher does not return. Publisher gives up before,
-// by default.
-const longCopy = time.Minute
-
 // postpone publishes a record whose handler failed to its next retry topic, if there is one. It reports whether the
 // copy is confirmed.
 func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Record,
 	decision consumer.Decision) (sent bool, err error) {
-	defer func() {
-		if v := recover(); v != nil { // as unbroken does
-			sent, err = false, fmt.Errorf("franz: Config.RetryPublisher panicked: %v", v)
-		}
-	}()
-	if len(s.config.Retry) == 0 || d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter {
+	if s.retry == nil || d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter {
 		return false, nil // a copy of a dead letter would not say of what it is one
 	}
 	id := d.Header.Get(producer.HeaderID)
@@ -138,16 +126,7 @@ func (s *session) postpone(ctx context.Context, d consumer.Delivery, rec *kgo.Re
 	if d.UUID != "" {
 		header[headerUUID] = d.UUID
 	}
-	located := telemetry.Located(ctx, d.Header)
-	late := time.AfterFunc(longCopy, func() {
-		s.log.ErrorContext(located,
-			"franz: record is still being published to its retry topic: Config.RetryPublisher has not returned, and "+
-				"until it does the record holds up others",
-			"id", id, "retry_topic", next.Topic, "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
-			"for", longCopy)
-	})
-	defer late.Stop() // also of one that panics
-	err = s.config.RetryPublisher.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key),
+	err = s.retry.Publish(ctx, producer.Message{ID: id, Topic: next.Topic, Key: string(rec.Key),
 		Header: header, Payload: rec.Value})
 	return err == nil, err
 }

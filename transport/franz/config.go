@@ -5,9 +5,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // Order says which records are handled one after the other.
@@ -50,20 +48,12 @@ type Config struct {
 	// end of Run. At least 10 ms. Zero: 1 s.
 	CommitEvery time.Duration
 
-	// InstanceID makes the worker a static member of its group (KIP-345): it does not leave the group when its client
-	// is closed, and gets its partitions back if it returns within the session timeout. No two members may share one.
-	// Empty: a dynamic member.
-	InstanceID string
-
 	// Retry lists retry topics, ordered by Delay. A record whose handler failed is published to the first, from there
 	// to the second, and so on, and from the last to itself, instead of holding up what comes behind it: so a failed
-	// record loses its place in the order. The worker's client must consume these topics too. A topic that is taken out
-	// of the list has to be empty: nobody else has the messages that wait in it (docs/operations.md says what to do).
-	// Nil: a failed record waits in its place.
+	// record loses its place in the order. The worker's client must consume these topics too, and be allowed to write
+	// to them. A topic that is taken out of the list has to be empty: nobody else has the messages that wait in it
+	// (docs/operations.md says what to do). Nil: a failed record waits in its place.
 	Retry []RetryTopic
-
-	// RetryPublisher publishes to the retry topics. Set together with Retry. It must be synchronous, as Publisher is.
-	RetryPublisher producer.Publisher
 
 	// Logger gets what operators must know. Nil: slog.Default().
 	Logger *slog.Logger
@@ -120,12 +110,6 @@ func (c Config) validate() error {
 		return fmt.Errorf("franz: Config.Grace is %v, want 0 to %v", c.Grace, maxGrace)
 	case c.CommitEvery < minCommitEvery:
 		return fmt.Errorf("franz: Config.CommitEvery is %v, want at least %v, or zero", c.CommitEvery, minCommitEvery)
-	case len(c.Retry) > 0 && c.RetryPublisher == nil:
-		return fmt.Errorf("franz: Config.RetryPublisher is nil although Config.Retry has %d topics", len(c.Retry))
-	case c.RetryPublisher != nil && isnil.Nil(c.RetryPublisher):
-		return fmt.Errorf("franz: Config.RetryPublisher holds a nil %T", c.RetryPublisher)
-	case len(c.Retry) == 0 && c.RetryPublisher != nil:
-		return fmt.Errorf("franz: Config.Retry is empty although Config.RetryPublisher is set")
 	}
 	return c.validateRetry()
 }

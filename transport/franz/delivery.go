@@ -74,9 +74,8 @@ func (in *intake) restore(d *consumer.Delivery) (due time.Time, err error) {
 		return due, nil // somebody else has put it there
 	}
 	if !in.consumed(topic) { // a retry topic is one, too, of what others have put there
-		return due, &SetupError{Problem: fmt.Sprintf(
-			"retry topic %q holds a record of topic %q, which this worker does not consume: give each set of topics "+
-				"retry topics of its own", d.Topic, topic)}
+		return due, setupError("retry "+theTopic(d.Topic), "holds a record of topic %q, which this worker does not "+
+			"consume: give each set of topics retry topics of its own", topic)
 	}
 	if ms, err := strconv.ParseInt(d.Header[headerNotBefore], 10, 64); err == nil {
 		due = time.UnixMilli(ms)

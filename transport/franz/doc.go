@@ -35,9 +35,9 @@
 //     Run returns nil. Run leaves no goroutine behind. Closing the client, which leaves the group, is up to the caller.
 //   - What cannot work is refused by Check with an error that says what to set: a client without the worker's options,
 //     a missing topic or right, a rebalance timeout that is too short, a client that begins at the end of partitions or
-//     at a time, or whose context can end, a retry topic that is compacted or deletes records before they are due, a
-//     client that consumes the DeadLetterTopic of its own Processor. A DeadLetterTopic of a Publisher of this package
-//     that is not there, or may not be written to, is said in the log.
+//     at a time, or whose context can end, a retry topic that may not be written to, is compacted or deletes records
+//     before they are due, a client that consumes the DeadLetterTopic of its own Processor, and a DeadLetterTopic of a
+//     Publisher of this package that is not there, may not be written to, or is compacted.
 //   - Records that Kafka has deleted before the group was there, by retention or by hand, are not handled, and an error
 //     in the log says from where to where. It may be a false alarm if compaction or markers of transactions were all
 //     that was left.
@@ -72,13 +72,13 @@
 //
 // # Retry topics
 //
-// With Config.Retry, a record whose handler failed is published to a retry topic, and its offset is settled when that
-// is confirmed. The copy has the same message ID, so that attempts add up, and the dead letter comes after
-// Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three headers bring the copy
-// back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
-// milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also
-// does so when it waits for something else than its own next attempt (a busy key, a store that is down), or is a dead
-// letter, of which a copy would not say where its message came from.
+// With Config.Retry, a record whose handler failed is published to a retry topic by the worker's own client, and its
+// offset is settled when that is confirmed. The copy has the same message ID, so that attempts add up, and the dead
+// letter comes after Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three
+// headers bring the copy back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it
+// is due, in Unix milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its
+// place. It also does so when it waits for something else than its own next attempt (a busy key, a store that is down),
+// or is a dead letter, of which a copy would not say where its message came from.
 //
 // # Share groups
 //

@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -116,9 +117,10 @@ func TestSource_SeveralTopics(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		config  franz.Config
+		opts    []kgo.Opt
 		refused string
 	}{
-		"static members": {config: franz.Config{InstanceID: "pod-0"}},
+		"static members": {opts: []kgo.Opt{kgo.InstanceID("pod-0")}},
 		"retry topics":   {config: franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}}, refused: "another source"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -129,10 +131,7 @@ func TestSource_SeveralTopics(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if c.config.Retry != nil {
-				c.config.RetryPublisher = b.publisher()
-			}
-			s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{Config: c.config})
+			s := b.source(b.processor(consumer.Config{}), franz.SourceConfig{Config: c.config}, c.opts...)
 			b.produce(0, 1, 1, 0)
 			if err := b.publisher().Publish(t.Context(), producer.Message{ID: "p", Topic: "payments"}); err != nil {
 				t.Fatal(err)
@@ -149,7 +148,7 @@ func TestSource_SeveralTopics(t *testing.T) {
 					})
 				}()
 				if c.refused != "" && topic == "payments" {
-					var refused *franz.SetupError
+					var refused *dedupstore.SetupError
 					if err := <-ended; !errors.As(err, &refused) || !strings.Contains(err.Error(), c.refused) {
 						t.Errorf("error %v, want a SetupError that says %q", err, c.refused)
 					}

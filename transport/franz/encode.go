@@ -20,7 +20,8 @@ func encode(m producer.Message) (*kgo.Record, error) {
 	}
 	record := &kgo.Record{Topic: m.Topic, Value: m.Payload}
 	key := m.Key
-	switch value := m.Header.Get(producer.HeaderKey); { // of several spellings one: dead letters have those of their messages
+	// of several spellings one: dead letters have those of their messages
+	switch value := m.Header.Get(producer.HeaderKey); {
 	case key == "":
 		key = value
 	case value != "" && value != key:

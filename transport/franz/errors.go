@@ -3,60 +3,35 @@ package franz
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// SetupError says that a client, or what it finds at the broker, is not as a worker needs it, and what to set. From
-// Check, nothing was consumed.
-type SetupError struct {
-	Problem string
-	Err     error // what the broker said; may be nil
+// ErrUnconfirmed says that the broker has not confirmed what is settled: offsets, or acknowledgements of a share group.
+// Nothing is lost: these records are delivered again, and duplicates are suppressed.
+var ErrUnconfirmed = errors.New("franz: what was settled is not confirmed, and is delivered again")
+
+func unconfirmed(group string, err error) error {
+	return fmt.Errorf("%w: group %q: %w", ErrUnconfirmed, group, err)
 }
 
-func (e *SetupError) Error() string {
-	if e.Err != nil {
-		return "franz: " + e.Problem + ": " + e.Err.Error()
+// setupError says what does not fit, and what to do.
+func setupError(subject, format string, args ...any) error {
+	return refused(nil, subject, format, args...)
+}
+
+// refused is a setupError that comes of what the broker said.
+func refused(err error, subject, format string, args ...any) error {
+	return &dedupstore.SetupError{
+		Package: "franz", Subject: subject, Problem: fmt.Sprintf(format, args...), Err: err,
 	}
-	return "franz: " + e.Problem
 }
 
-// Unwrap returns what the broker said.
-func (e *SetupError) Unwrap() error { return e.Err }
+const theClient = "the client"
 
-// AccessError says that a broker refuses what the worker cannot go on without: a right is missing, a topic is gone, the
-// group does not take the member. A topic that is deleted while it is consumed is noticed only when the broker says so,
-// at the latest when it is made again. What was settled before is committed as far as the broker lets it: before Kafka 3.1 also for
-// a topic of the same name that was made meanwhile, and before 4.2 for one that was made within the last half second or so, of which the
-// broker may not know yet; so stop workers before.
-type AccessError struct {
-	Topic string // empty if it is about the group
-	Group string
-	Need  string // what has to be given or changed
-	Err   error  // what the broker said
-}
+func theTopic(name string) string { return fmt.Sprintf("topic %q", name) }
 
-func (e *AccessError) Error() string {
-	if e.Topic != "" {
-		return fmt.Sprintf("franz: group %q cannot consume topic %q: %v; %s", e.Group, e.Topic, e.Err, e.Need)
-	}
-	return fmt.Sprintf("franz: cannot consume as group %q: %v; %s", e.Group, e.Err, e.Need)
-}
-
-// Unwrap returns what the broker said.
-func (e *AccessError) Unwrap() error { return e.Err }
-
-// CommitError says that the broker has not confirmed what is settled: offsets, or acknowledgements of a share group. Nothing
-// is lost: these records are delivered again, and duplicates are suppressed.
-type CommitError struct {
-	Group string
-	Err   error
-}
-
-func (e *CommitError) Error() string {
-	return fmt.Sprintf("franz: what group %q has settled is not confirmed: %v", e.Group, e.Err)
-}
-
-// Unwrap returns why.
-func (e *CommitError) Unwrap() error { return e.Err }
+func theGroup(name string) string { return fmt.Sprintf("group %q", name) }
 
 // Why the contexts of handlers end before the handlers do.
 var (

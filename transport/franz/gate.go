@@ -35,7 +35,8 @@ func (g *gate) isHalted() bool {
 }
 
 // offer has a record decided, when there is a slot for it. It reports false if the gate was shut before.
-func (g *gate) offer(ctx context.Context, slots chan struct{}, process process, d consumer.Delivery, rec *kgo.Record) (consumer.Decision, bool) {
+func (g *gate) offer(ctx context.Context, slots chan struct{}, process process, d consumer.Delivery,
+	rec *kgo.Record) (consumer.Decision, bool) {
 	select {
 	case slots <- struct{}{}:
 		defer func() { <-slots }()
@@ -95,7 +96,8 @@ func (g *gate) wait(d time.Duration) bool {
 	}
 }
 
-// lookAgain is how long who waits for a time by the clock waits at most before looking at it again: it may have been set.
+// lookAgain is how long who waits for a time by the clock waits at most before looking at it again: it may have been
+// set.
 const lookAgain = time.Minute
 
 // waitFor waits for a time. It reports false if the gate is shut before.

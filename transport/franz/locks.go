@@ -11,8 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// locks are those that a broker keeps on the records that a member of a share group has in its hands. They are prolonged
-// until their records are settled.
+// locks are those that a broker keeps on the records that a member of a share group has in its hands. They are
+// prolonged until their records are settled.
 type locks struct {
 	cl    *kgo.Client
 	group string
@@ -20,8 +20,8 @@ type locks struct {
 	fail  func(error)   // ends the run
 	every time.Duration // how often they are prolonged
 
-	// Held for writing while locks are prolonged. An acknowledgement beside that could be sent twice, and the broker would
-	// refuse with the second what stands beside it.
+	// Held for writing while locks are prolonged. An acknowledgement beside that could be sent twice, and the broker
+	// would refuse with the second what stands beside it.
 	acking sync.RWMutex
 
 	mu       sync.Mutex
@@ -30,13 +30,13 @@ type locks struct {
 	refused  map[place]error      // what the broker said of the last that it was told
 	renewals map[place]error      // the same of a renewal under way; nil: there is none
 	mixed    bool                 // what was said before the renewal had no answer yet
-	astray   map[string]bool      // topics to be consumed anew, and whether they were made again: see bringBack
-	strayed  chan struct{}        // holds a token when there are such
+	anew     map[string]bool      // topics to be consumed anew, and whether they were made again: see bringBack
+	lost     chan struct{}        // holds a token when there are such
 }
 
-// unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it marks as
-// "all of the last poll", to kgo, it would also accept by itself. A mark that is not answered keeps flush from returning, and
-// answers are not let through here. If there are marks, they prolong locks, and do no harm.
+// unknown reports whether the client knows nothing of the records that it has just handed out, the first. Whatever it
+// marks as "all of the last poll", to kgo, it would also accept by itself. A mark that is not answered keeps flush from
+// returning, and answers are not let through here. If there are marks, they prolong locks, and do no harm.
 func (l *locks) unknown(ctx context.Context) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,8 +122,9 @@ func (l *locks) prolong(ctx context.Context) {
 	l.renew(ctx, records, mixed)
 }
 
-// renew prolongs locks. The broker refuses all of a partition if one of them is lost, which then has to be found: it would
-// take the others along. Those that were lost with their session need not be: kgo knows them, and leaves them out.
+// renew prolongs locks. The broker refuses all of a partition if one of them is lost, which then has to be found: it
+// would take the others along. Those that were lost with their session need not be: kgo knows them, and leaves them
+// out.
 func (l *locks) renew(ctx context.Context, records []*kgo.Record, mixed bool) {
 	if len(records) == 0 || ctx.Err() != nil {
 		return // without records, kgo would take all
@@ -158,7 +159,8 @@ func (l *locks) lose(ctx context.Context, rec *kgo.Record, err error) {
 	if l.held[rec] {
 		l.held[rec] = false
 	}
-	l.log.WarnContext(ctx, "franz: the lock of a record is lost, and the record is delivered again", "group", l.group, "topic", rec.Topic, "partition", rec.Partition,
+	l.log.WarnContext(ctx, "franz: the lock of a record is lost, and the record is delivered again", "group", l.group,
+		"topic", rec.Topic, "partition", rec.Partition,
 		"offset", rec.Offset, "error", err)
 }
 
@@ -185,11 +187,12 @@ func (l *locks) answered(results kgo.ShareAckResults) {
 		}
 		switch {
 		case errors.Is(r.Err, kerr.InvalidRecordState):
-			l.stray(r.Topic, false)
+			l.markAnew(r.Topic, false)
 		case errors.Is(r.Err, kerr.TopicAuthorizationFailed):
 			l.fail(refusal(l.group, r.Topic, r.Err))
 		}
-		l.log.Warn("franz: the broker has refused acknowledgements: these records are delivered again, and do not run again if they are settled", "group", l.group,
+		l.log.Warn("franz: the broker has refused acknowledgements: these records are delivered again, and do not "+
+			"run again if they are settled", "group", l.group,
 			"partition", placeName(r.Topic, r.Partition), "error", r.Err)
 	}
 }
@@ -201,8 +204,8 @@ func (l *locks) forgive() {
 	clear(l.refused)
 }
 
-// renewal says where to note what the broker refuses, while nothing else is told it than to prolong locks, or nothing new if
-// answers are mixed; nil: with the rest. It returns what was noted.
+// renewal says where to note what the broker refuses, while nothing else is told it than to prolong locks, or nothing
+// new if answers are mixed; nil: with the rest. It returns what was noted.
 func (l *locks) renewal(refused map[place]error, mixed bool) (before map[place]error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,8 +213,8 @@ func (l *locks) renewal(refused map[place]error, mixed bool) (before map[place]e
 	return before
 }
 
-// confirm waits until the broker has answered all, and returns an error if it has refused something that was not forgiven. It
-// asks more than once: what the broker puts off, kgo sends with the next flush.
+// confirm waits until the broker has answered all, and returns an error if it has refused something that was not
+// forgiven. It asks more than once: what the broker puts off, kgo sends with the next flush.
 func (l *locks) confirm(ctx context.Context, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -50,7 +50,7 @@ func sharing(t *testing.T, n int, hooks func(*ShareWorker) kgo.Hook) (*kfake.Clu
 			return cluster, w.session, nil
 		}
 		for _, rec := range polled {
-			unveil(rec)
+			show(rec)
 		}
 		records = append(records, polled...)
 	}

@@ -51,22 +51,6 @@ func TestWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	wantLog(t, b, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "offset=0", "stack=")
 }
 
-func TestWorker_PanicOfTheRetryPublisherIsARetryInPlace(t *testing.T) {
-	t.Parallel()
-	b, config, topics := retrying(t)
-	b.produce(0, 2, 1, 0)
-	config.RetryPublisher = &panickyPublisher{Publisher: config.RetryPublisher}
-	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, run int) error {
-		if id == orderID(0) && run == 1 {
-			return errors.New("not yet")
-		}
-		return nil
-	}), config, topics)
-	until(t, "both records", func() bool { return b.committed("orders")[0] == 2 })
-	m.leave()
-	wantLog(t, b, "level=WARN", "waits in its place", "RetryPublisher panicked", "of the publisher", "offset=0")
-}
-
 func TestShareWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	t.Parallel()
 	b := newShareBench(t, 1)

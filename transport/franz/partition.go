@@ -21,8 +21,8 @@ type partition struct {
 	done   chan struct{}   // closed when nothing runs any more
 	cancel context.CancelCauseFunc
 
-	expected int64     // the next offset to be fetched; 0: not known
-	warned   time.Time // of what waits for too long; only commitRegularly looks at it
+	expected int64   // the next offset to be fetched; 0: not known
+	gaps     limiter // of lines about what waits for too long
 
 	gate                  // its lock is the partition's
 	queue   []*kgo.Record // fetched, not taken
@@ -32,18 +32,22 @@ type partition struct {
 
 func (p *partition) name() string { return placeName(p.topic, p.number) }
 
-// expect looks whether records were deleted that should have come first, or come that the group has passed. Only the poll loop calls it.
+// expect looks whether records were deleted that should have come first, or come that the group has passed. Only the
+// poll loop calls it.
 func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition) {
 	first, last := fetched.Records[0].Offset, fetched.Records[len(fetched.Records)-1].Offset
 	if p.expected == 0 {
 		p.expected = p.s.cl.CommittedOffsets()[p.topic][p.number].Offset
 		if first < p.expected {
-			p.s.log.ErrorContext(ctx, "franz: the group's offset is beyond what the partition has, which has lost records, or the offset was set too far: the partition is consumed from from_offset", "partition", p.name(), "group", p.s.group,
+			p.s.log.ErrorContext(ctx, "franz: the group's offset is beyond what the partition has, which has lost "+
+				"records, or the offset was set too far: the partition is consumed from from_offset", "partition",
+				p.name(), "group", p.s.group,
 				"from_offset", first, "committed", p.expected)
 		}
 	}
 	if start := fetched.LogStartOffset; 0 < p.expected && p.expected < min(start, first) {
-		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this group was there: what records it had are not handled", "partition", p.name(), "group", p.s.group,
+		p.s.log.ErrorContext(ctx, "franz: the log has lost its beginning, by retention or by hand, before this group "+
+			"was there: what records it had are not handled", "partition", p.name(), "group", p.s.group,
 			"from_offset", p.expected, "to_offset", start)
 	}
 	p.expected = last + 1
@@ -98,7 +102,9 @@ func (p *partition) pop(ctx context.Context) (*kgo.Record, *entry) {
 	}
 	e, back := p.tracker.take(rec)
 	if back {
-		p.s.log.ErrorContext(ctx, "franz: partition went back to an earlier offset: its log has lost records, and offsets are used again", "partition", p.name(), "offset", rec.Offset)
+		p.s.log.ErrorContext(ctx,
+			"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
+			"partition", p.name(), "offset", rec.Offset)
 	}
 	return rec, e
 }
@@ -196,7 +202,8 @@ func (p *partition) halt() {
 	p.queue = nil
 }
 
-// resume makes kgo fetch the partition again should it come back. It is called when the partition is not fetched any more.
+// resume makes kgo fetch the partition again should it come back. It is called when the partition is not fetched any
+// more.
 func (p *partition) resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -224,17 +231,19 @@ func (p *partition) confirm(o kgo.EpochOffset) {
 	p.tracker.confirm(o)
 }
 
-// warnOfGap says that what is settled may run again: it cannot be committed while a record before it waits, and the guard forgets outcomes
-// when the policy's Window or, for failures, FailureWindow is over.
+// warnOfGap says that what is settled may run again: it cannot be committed while a record before it waits, and the
+// guard forgets outcomes when the policy's Window or, for failures, FailureWindow is over.
 func (p *partition) warnOfGap(ctx context.Context) {
 	forgets := min(p.s.policy.Window, p.s.policy.FailureWindow)
 	p.mu.Lock()
 	oldest := p.tracker.gap(forgets / 2)
 	p.mu.Unlock()
-	if oldest == nil || time.Since(p.warned) < sayEvery {
+	if oldest == nil || !p.gaps.due(sayEvery) {
 		return
 	}
-	p.warned = time.Now()
-	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: what is settled behind it is not committed, and what was settled longer than that ago runs again after a restart or a rebalance",
-		"partition", p.name(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second), "window", forgets)
+	p.s.log.ErrorContext(ctx, "franz: record waits for longer than half of the policy's Window or FailureWindow: "+
+		"what is settled behind it is not committed, and what was settled longer than that ago runs again after a "+
+		"restart or a rebalance",
+		"partition", p.name(), "offset", oldest.offset, "waits", time.Since(oldest.taken).Round(time.Second), "window",
+		forgets)
 }

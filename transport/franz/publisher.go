@@ -20,7 +20,8 @@ import (
 // PublisherConfig configures a Publisher. The zero value is usable.
 type PublisherConfig struct {
 	// AckTimeout is how long to wait for a message's acknowledgement, and for room in the client's buffer before that
-	// (kgo.MaxBufferedRecords). A message whose acknowledgement does not come in time is reported as unknown. Zero: 30 s.
+	// (kgo.MaxBufferedRecords). A message whose acknowledgement does not come in time is reported as unknown. Zero: 30
+	// s.
 	AckTimeout time.Duration
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -44,9 +45,10 @@ func (c PublisherConfig) validate() error {
 	return nil
 }
 
-// PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all replicas
-// in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s, if no broker may have them. Where a topic takes less than 1 MB
-// (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes: messages of a batch that is too large are sent again in smaller ones.
+// PublisherOpts returns options for the client of a Publisher, beside seed brokers and TLS: acknowledged by all
+// replicas in sync, idempotent (kgo's defaults), and given up when they could not be sent for 30 s, if no broker may
+// have them. Where a topic takes less than 1 MB (max.message.bytes), add kgo.ProducerBatchMaxBytes with what it takes:
+// messages of a batch that is too large are sent again in smaller ones.
 func PublisherOpts() []kgo.Opt {
 	return []kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()),
@@ -65,33 +67,35 @@ type Publisher struct {
 	left   *leftovers   // of earlier calls
 }
 
-// NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate quota for it: kgo
-// holds back all else then, a group's heartbeats too. One a client is enough. It returns a *SetupError
-// if the client was made with options that weaken what Publish promises: other acknowledgements than of all replicas in
-// sync, without idempotence or with cancellation of records in flight, transactions, manual flushing, or one topic for
-// everything.
+// NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate
+// quota for it: kgo holds back all else then, a group's heartbeats too. One a client is enough. It returns a
+// *dedupstore.SetupError if the client was made with options that weaken what Publish promises: other acknowledgements
+// than of all replicas in sync, without idempotence or with cancellation of records in flight, transactions, manual
+// flushing, or one topic for everything.
 func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
 	if cl == nil {
-		return nil, &SetupError{Problem: "the publisher's client is nil"}
+		return nil, setupError("the publisher's client", "is nil")
 	}
 	var problem string
 	switch {
 	case cl.OptValue(kgo.RequiredAcks) != any(kgo.AllISRAcks()):
-		problem = "kgo.RequiredAcks must be kgo.AllISRAcks: else a broker that fails takes acknowledged messages with it"
+		problem = "has other kgo.RequiredAcks than kgo.AllISRAcks: set these, else a broker that fails takes " +
+			"acknowledged messages with it"
 	case option[bool](cl, kgo.DisableIdempotentWrite):
-		problem = "kgo.DisableIdempotentWrite must not be set: the client's own retries would make copies and change the order"
+		problem = "has kgo.DisableIdempotentWrite: leave it out, else the client's own retries make copies and " +
+			"change the order"
 	case option[bool](cl, kgo.AllowIdempotentProduceCancellation):
-		problem = "kgo.AllowIdempotentProduceCancellation must not be set: the client's own retries would make copies"
+		problem = "has kgo.AllowIdempotentProduceCancellation: leave it out, else the client's own retries make copies"
 	case option[string](cl, kgo.TransactionalID) != "":
-		problem = "kgo.TransactionalID must not be set: messages would be acknowledged before their transaction ends"
+		problem = "has kgo.TransactionalID: leave it out, else messages are acknowledged before their transaction ends"
 	case option[bool](cl, kgo.ManualFlushing):
-		problem = "kgo.ManualFlushing must not be set: nothing would be sent"
+		problem = "has kgo.ManualFlushing: leave it out, else nothing is sent"
 	case option[bool](cl, kgo.DefaultProduceTopicAlways):
-		problem = "kgo.DefaultProduceTopicAlways must not be set: messages name their topics"
+		problem = "has kgo.DefaultProduceTopicAlways: leave it out, messages name their topics"
 	default:
 		sender, err := telemetry.NewSender(telemetry.Providers(config.Telemetry), telemetry.SystemKafka)
 		if err != nil {
@@ -99,26 +103,28 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		}
 		return &Publisher{cl: cl, config: config, sender: sender, left: newLeftovers(cl)}, nil
 	}
-	return nil, &SetupError{Problem: "publisher's client: " + problem}
+	return nil, setupError("the publisher's client", "%s", problem)
 }
 
 // MessagingSystem names Kafka in telemetry.
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 
-// Publish sends all messages, in order (but for those that are sent again because a message beside them was refused), and
-// then waits for all acknowledgements, until they are there, their timeout
-// ends, or ctx does. Messages must be stamped, or at least have an ID. A message's Key is the record's key; without one, its
-// header oncemill-key is. A nil Payload is a tombstone, an empty one is not.
+// Publish sends all messages, in order (but for those that are sent again because a message beside them was refused),
+// and then waits for all acknowledgements, until they are there, their timeout ends, or ctx does. Messages must be
+// stamped, or at least have an ID. A message's Key is the record's key; without one, its header oncemill-key is. A nil
+// Payload is a tombstone, an empty one is not.
 //
-// The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or by
-// the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one without
-// keys), and was alone when it was sent again: others are held up for that, for a tenth of AckTimeout at most. Everything else is unknown,
-// also when a topic does not exist or may not be written to, or the clock is wrong
-// (kerr.InvalidTimestamp: by an hour or more, with Kafka's defaults): that can be mended, and an outbox must not give rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was
-// deleted and made again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be sent until
-// the client's kgo.RecordDeliveryTimeout ends, and one that a broker may have had, or that stands behind such a one in its partition, until the
-// partition answers, however late. When such messages take a tenth of the client's buffer (kgo.MaxBufferedRecords, 50,000), their topics get
-// no more until some are answered: what is published to them is unknown at once.
+// The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
+// by the broker: it is too large, its topic's name is not one, or the topic takes no such records (a compacted one
+// without keys), and was alone when it was sent again: others are held up for that, for a tenth of AckTimeout at most.
+// Everything else is unknown, also when a topic does not exist or may not be written to, or the clock is wrong
+// (kerr.InvalidTimestamp: by an hour or more, with Kafka's defaults): that can be mended, and an outbox must not give
+// rows up for it. Where the error says so, only a new client goes on (kgo 1.22.2): to a topic that was deleted and made
+// again, and after kerr.ClusterAuthorizationFailed. A message that is unknown because ctx or its timeout ended may be
+// sent until the client's kgo.RecordDeliveryTimeout ends, and one that a broker may have had, or that stands behind
+// such a one in its partition, until the partition answers, however late. When such messages take a tenth of the
+// client's buffer (kgo.MaxBufferedRecords, 50,000), their topics get no more until some are answered: what is published
+// to them is unknown at once.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
 	flights := p.sendAll(ctx, messages)
 	var refused []*produced
@@ -151,15 +157,19 @@ type produced struct {
 	sending *telemetry.Sending
 }
 
-const whyUnacknowledged = "if its broker cannot be reached, or slows the client down by a quota, the client's log says so (kgo.WithLogger, level info); else its partition may have no leader, or fewer replicas in sync than its min.insync.replicas"
+const whyUnacknowledged = "if its broker cannot be reached, or slows the client down by a quota, the client's log " +
+	"says so (kgo.WithLogger, level info); else its partition may have no leader, or fewer replicas in sync than its " +
+	"min.insync.replicas"
 
 var errAckTimeout = errors.New("franz: not acknowledged within PublisherConfig.AckTimeout; " + whyUnacknowledged)
 
-// cutOff returns why a context has ended that somebody waited with. A relay's PublishTimeout ends before an AckTimeout that is as long.
+// cutOff returns why a context has ended that somebody waited with. A relay's PublishTimeout ends before an AckTimeout
+// that is as long.
 func cutOff(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {
-		return fmt.Errorf("franz: not acknowledged within the time that the caller gives: %w; %s", cause, whyUnacknowledged)
+		return fmt.Errorf("franz: not acknowledged within the time that the caller gives: %w; %s",
+			cause, whyUnacknowledged)
 	}
 	return cause
 }
@@ -240,8 +250,8 @@ func (p *Publisher) send(ctx context.Context, m producer.Message) produced {
 	return f
 }
 
-// produce hands a record to the client. The client gets a context that does not end: a record that is cancelled there takes
-// all that are buffered for its partition along, those of other calls too.
+// produce hands a record to the client. The client gets a context that does not end: a record that is cancelled there
+// takes all that are buffered for its partition along, those of other calls too.
 func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
 	if ctx.Err() != nil {
 		return produced{err: cutOff(ctx), unknown: true}
@@ -276,9 +286,11 @@ func (f *produced) await(ctx context.Context) {
 	f.unknown = f.err != nil && !refusesMessage(f.err)
 	switch {
 	case errors.Is(f.err, kerr.UnknownTopicID):
-		f.err = fmt.Errorf("%w (was the topic deleted and made again? Then this client publishes to it no more: start the process again)", f.err)
+		f.err = fmt.Errorf("%w (was the topic deleted and made again? Then this client publishes to it no more: "+
+			"start the process again)", f.err)
 	case errors.Is(f.err, kerr.ClusterAuthorizationFailed):
-		f.err = fmt.Errorf("%w (if a right was missing when this client asked for its producer ID, it does not ask again: give it IDEMPOTENT_WRITE on the cluster or WRITE on a topic, and start the process again)", f.err)
+		f.err = fmt.Errorf("%w (if a right was missing when this client asked for its producer ID, it does not ask "+
+			"again: give it IDEMPOTENT_WRITE on the cluster or WRITE on a topic, and start the process again)", f.err)
 	}
 }
 
@@ -311,8 +323,8 @@ func (p *Publisher) endOfPatience() time.Time {
 	return time.Now().Add(p.config.AckTimeout / share)
 }
 
-// sendAlone sends records whose batches were refused once more, without those of others. One record is in a batch of its own, which
-// shows whether it is to blame. From end on it has the company of others, and shows nothing.
+// sendAlone sends records whose batches were refused once more, without those of others. One record is in a batch of
+// its own, which shows whether it is to blame. From end on it has the company of others, and shows nothing.
 func (p *Publisher) sendAlone(ctx context.Context, end time.Time, refused []*produced) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
@@ -335,8 +347,8 @@ func (p *Publisher) sendAlone(ctx context.Context, end time.Time, refused []*pro
 	}
 }
 
-// holdUp waits until nobody sends, unless there are leftovers, and keeps others from it until leave is called, or until end. leave
-// reports whether there was nobody else in between.
+// holdUp waits until nobody sends, unless there are leftovers, and keeps others from it until leave is called, or until
+// end. leave reports whether there was nobody else in between.
 func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (alone bool)) {
 	p.wanted.Add(1)
 	for !p.alone.TryLock() {
@@ -357,8 +369,8 @@ func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (al
 	})
 }
 
-// crowded reports whether the client has records of earlier calls that have given up waiting, or of others. It looks twice: kgo counts a
-// record until a moment after its answer.
+// crowded reports whether the client has records of earlier calls that have given up waiting, or of others. It looks
+// twice: kgo counts a record until a moment after its answer.
 func (p *Publisher) crowded(ctx context.Context) bool {
 	if p.cl.BufferedProduceRecords() == 0 {
 		return false

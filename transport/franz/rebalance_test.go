@@ -427,7 +427,7 @@ func TestWorker_WhatIsRevokedUnconfirmedInTheDrainIsSaid(t *testing.T) {
 	b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{CommitEvery: time.Hour})
 	b.stable(2, 2)
 	mended.Store(true)
-	as[*franz.CommitError](t, m.wait())
+	wantUnconfirmed(t, m.wait())
 	m.cl.CloseAllowingRebalance()
 	committed := 0
 	for _, offset := range b.committed("orders") {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -36,8 +37,7 @@ func retrying(t *testing.T) (*bench, franz.Config, kgo.Opt) {
 	t.Helper()
 	b := newBench(t, 1, kfake.SeedTopics(1, "soon", "later", "dead"))
 	return b, franz.Config{
-		Retry:          []franz.RetryTopic{{Topic: "soon", Delay: 100 * time.Millisecond}, {Topic: "later", Delay: 200 * time.Millisecond}},
-		RetryPublisher: b.publisher(),
+		Retry: []franz.RetryTopic{{Topic: "soon", Delay: 100 * time.Millisecond}, {Topic: "later", Delay: 200 * time.Millisecond}},
 	}, kgo.ConsumeTopics("orders", "soon", "later")
 }
 
@@ -52,7 +52,7 @@ func TestWorker_RecordOfARetryTopicThatIsNotDueForLongIsAWarning(t *testing.T) {
 			producer.HeaderTopic: "orders", producer.HeaderPurpose: producer.PurposeRetry, "oncemill-not-before": strconv.FormatInt(due.UnixMilli(), 10),
 		}}
 	}
-	if err := config.RetryPublisher.Publish(t.Context(), copied("o1", time.Now().Add(time.Second))); err != nil {
+	if err := b.publisher().Publish(t.Context(), copied("o1", time.Now().Add(time.Second))); err != nil {
 		t.Fatal(err)
 	}
 	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), config, topics)
@@ -61,7 +61,7 @@ func TestWorker_RecordOfARetryTopicThatIsNotDueForLongIsAWarning(t *testing.T) {
 		t.Errorf("a warning of what is due soon:\n%s", &log)
 	}
 	due := time.Now().AddDate(10, 0, 0)
-	if err := config.RetryPublisher.Publish(t.Context(), copied("o2", due)); err != nil {
+	if err := b.publisher().Publish(t.Context(), copied("o2", due)); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the warning", func() bool {
@@ -182,7 +182,7 @@ func TestWorker_RetryTopicsOfOthersStopIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), config, topics)
-	if err := as[*franz.SetupError](t, m.wait()); !strings.Contains(err.Error(), "refunds") {
+	if err := as[*dedupstore.SetupError](t, m.wait()); !strings.Contains(err.Error(), "refunds") {
 		t.Errorf("error %q does not name the other topic", err)
 	}
 	if got := b.committed("soon")[0]; got > 0 {

@@ -20,6 +20,7 @@ type session struct {
 	process process
 
 	cl        *kgo.Client
+	retry     *Publisher // to the retry topics, on the same client; nil: there are none
 	intake    intake
 	rebalance time.Duration // the rebalance timeout
 	slots     chan struct{} // holds a token for each record that is being handled
@@ -45,12 +46,12 @@ type place struct {
 	partition int32
 }
 
-func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client) *session {
+func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client, retry *Publisher) *session {
 	a := newAlarm(option[string](cl, kgo.ConsumerGroup), config.Logger)
 	return &session{
 		alarm:  a,
 		config: config, policy: policy, process: unbroken(process, a.log, a.fail),
-		cl: cl,
+		cl: cl, retry: retry,
 		intake: intake{
 			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },
 			consumed: consumed(cl),
@@ -82,7 +83,7 @@ func (s *session) run(ctx context.Context) error {
 	helpers.Go(func() { s.commitRegularly(polling) })
 	helpers.Go(func() {
 		patience := option[time.Duration](s.cl, kgo.SessionTimeout)
-		s.lookOut(polling, s.cl, cmp.Or(s.look, patience), patience, membership(s.cl, s.rebalance))
+		s.lookOut(polling, cmp.Or(s.look, patience), patience, membership(s.cl, s.rebalance))
 	})
 	helpers.Go(func() {
 		select {
@@ -91,7 +92,6 @@ func (s *session) run(ctx context.Context) error {
 		case <-polling.Done():
 		}
 	})
-	helpers.Go(func() { s.adoptOrphans(polling) })
 	helpers.Go(func() { s.poll(polling, handlers) })
 	<-polling.Done()
 	err := context.Cause(polling)

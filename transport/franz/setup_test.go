@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -27,25 +28,18 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
 	once := b.processor(consumer.Config{})
-	pub, err := franz.NewPublisher(b.client, franz.PublisherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for want, c := range map[string]franz.Config{
 		"Config.Handler is":     {Handler: "~x"},
-		"holds a nil":           {RetryPublisher: (*franz.Publisher)(nil), Retry: []franz.RetryTopic{{Topic: "later"}}},
 		"Config.Order":          {Order: "random"},
 		"Config.MaxInFlight":    {MaxInFlight: -1},
 		"Config.Grace":          {Grace: -1},
 		"Config.Grace is 300h":  {Grace: 300 * time.Hour},
 		"Config.Grace is 25":    {Grace: math.MaxInt64},
 		"Config.CommitEvery":    {CommitEvery: time.Microsecond},
-		"Config.RetryPublisher": {Retry: []franz.RetryTopic{{Topic: "later"}}},
-		"Config.Retry is empty": {RetryPublisher: pub},
-		"Config.Retry[0].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a b"}}},
-		"Config.Retry[0].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: -1}}},
-		"Config.Retry[1].Delay": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a", Delay: 2}, {Topic: "b", Delay: 1}}},
-		"Config.Retry[1].Topic": {RetryPublisher: pub, Retry: []franz.RetryTopic{{Topic: "a"}, {Topic: "a"}}},
+		"Config.Retry[0].Topic": {Retry: []franz.RetryTopic{{Topic: "a b"}}},
+		"Config.Retry[0].Delay": {Retry: []franz.RetryTopic{{Topic: "a", Delay: -1}}},
+		"Config.Retry[1].Delay": {Retry: []franz.RetryTopic{{Topic: "a", Delay: 2}, {Topic: "b", Delay: 1}}},
+		"Config.Retry[1].Topic": {Retry: []franz.RetryTopic{{Topic: "a"}, {Topic: "a"}}},
 	} {
 		if c.Handler == "" {
 			c.Handler = "charge"
@@ -54,7 +48,7 @@ func TestNewWorker_NamesTheFieldThatIsWrong(t *testing.T) {
 			t.Errorf("%+v: error %v, want one that names %s", c, err, want)
 		}
 	}
-	_, err = franz.NewWorker(once, nothing, franz.Config{})
+	_, err := franz.NewWorker(once, nothing, franz.Config{})
 	if want := "franz: Config.Handler is empty: records are kept under it, and another name runs everything again"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
@@ -70,11 +64,7 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, 1)
 	once := b.processor(consumer.Config{})
-	pub, err := franz.NewPublisher(b.client, franz.PublisherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	retry := franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}, RetryPublisher: pub}
+	retry := franz.Config{Retry: []franz.RetryTopic{{Topic: "later"}}}
 	theGroup, topics := kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders")
 	hook := func(context.Context, *kgo.Client, map[string][]int32) {}
 	for _, tc := range []struct {
@@ -135,6 +125,10 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 			return append(w.Opts(), theGroup, kgo.ConsumeRegex(), kgo.ConsumeTopics("^ord"))
 		}},
 		{"without the retry topic", `"later"`, retry, func(w *franz.Worker) []kgo.Opt { return append(w.Opts(), theGroup, topics) }},
+		{"that weakens the copies in retry topics", "kgo.RequiredAcks", retry, func(w *franz.Worker) []kgo.Opt {
+			return append(w.Opts(), theGroup, kgo.ConsumeTopics("orders", "later"), kgo.RequiredAcks(kgo.LeaderAck()),
+				kgo.DisableIdempotentWrite())
+		}},
 		{"with retry topics only", "source topics", retry, func(w *franz.Worker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeTopics("later"))
 		}},
@@ -147,7 +141,7 @@ func TestWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 				t.Fatal(err)
 			}
 			cl := b.newClient(tc.opts(w)...)
-			as[*franz.SetupError](t, w.Run(t.Context(), cl))
+			as[*dedupstore.SetupError](t, w.Run(t.Context(), cl))
 			if err := w.Check(t.Context(), cl); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one that says %s", err, tc.want)
 			}
@@ -185,7 +179,7 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 			}
 			once := b.processor(consumer.Config{Policy: oncemill.Policy{Backoff: tc.backoff}})
 			w, err := franz.NewWorker(once, nothing, franz.Config{Handler: "charge",
-				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, RetryPublisher: b.publisher(), Logger: b.logger,
+				Retry: []franz.RetryTopic{{Topic: "later", Delay: time.Hour}}, Logger: b.logger,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -197,7 +191,7 @@ func TestWorker_RefusesRetryTopicsThatLoseRecords(t *testing.T) {
 				}
 				return
 			}
-			as[*franz.SetupError](t, err)
+			as[*dedupstore.SetupError](t, err)
 			for name := range tc.settings {
 				if !strings.Contains(err.Error(), `"later"`) || !strings.Contains(err.Error(), name) {
 					t.Errorf("error %q does not name topic and setting", err)
@@ -229,7 +223,7 @@ func TestWorker_RunsOnce(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	as[*franz.SetupError](t, w.Run(t.Context(), cl))
+	as[*dedupstore.SetupError](t, w.Run(t.Context(), cl))
 }
 
 func TestWorker_NamesWhatTheBrokerRefuses(t *testing.T) {
@@ -255,7 +249,7 @@ func TestWorker_NamesWhatTheBrokerRefuses(t *testing.T) {
 			fault := b.cluster.Fault(tc.fault)
 			m := b.start(b.processor(consumer.Config{}), b.handler(byPartition, nil), franz.Config{}, kgo.ConsumeTopics(tc.topic))
 			err := m.wait()
-			as[*franz.AccessError](t, err)
+			as[*dedupstore.SetupError](t, err)
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q does not say %s", err, want)
@@ -289,7 +283,7 @@ func TestWorker_RefusesAGroupOfAnotherKind(t *testing.T) {
 		join.MemberID = resp.MemberID
 	}
 	m := b.start(b.processor(consumer.Config{}), nothing, franz.Config{})
-	if err := as[*franz.SetupError](t, m.wait()); !strings.Contains(err.Error(), "connect") {
+	if err := as[*dedupstore.SetupError](t, m.wait()); !strings.Contains(err.Error(), "connect") {
 		t.Errorf("error %q does not name the other type", err)
 	}
 }
@@ -334,7 +328,7 @@ func TestNewPublisher_RefusesClientsThatWeakenIt(t *testing.T) {
 		"DefaultProduceTopicAlways": {kgo.DefaultProduceTopic("orders"), kgo.DefaultProduceTopicAlways()},
 	} {
 		_, err := franz.NewPublisher(b.newClient(opts...), franz.PublisherConfig{})
-		if as[*franz.SetupError](t, err); !strings.Contains(err.Error(), want) {
+		if as[*dedupstore.SetupError](t, err); !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q does not name %s", err, want)
 		}
 	}
@@ -364,7 +358,7 @@ func TestWorker_RightThatTheLastCommitLacksIsNamed(t *testing.T) {
 	m.stop()
 	err := m.wait()
 	m.cl.CloseAllowingRebalance()
-	if as[*franz.CommitError](t, err); !errors.Is(err, kerr.TopicAuthorizationFailed) {
+	if wantUnconfirmed(t, err); !errors.Is(err, kerr.TopicAuthorizationFailed) {
 		t.Errorf("error %v, want one that names the right", err)
 	}
 }
@@ -379,7 +373,7 @@ func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := b.newClient(append(refused.Opts(), kgo.ConsumerGroup(group), kgo.ConsumeTopics("orders"), kgo.RebalanceTimeout(time.Second), kgo.HeartbeatInterval(50*time.Millisecond))...)
-	if _, ok := errors.AsType[*franz.SetupError](refused.Run(t.Context(), left)); !ok {
+	if _, ok := errors.AsType[*dedupstore.SetupError](refused.Run(t.Context(), left)); !ok {
 		t.Fatal("the client is not refused")
 	}
 	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{})
@@ -393,4 +387,11 @@ func TestWorker_RefusedClientKeepsPartitionsUntilItIsClosed(t *testing.T) {
 	left.CloseAllowingRebalance()
 	until(t, "all records", func() bool { return b.finished() == 20 })
 	m.leave()
+}
+
+func wantUnconfirmed(t testing.TB, err error) {
+	t.Helper()
+	if !errors.Is(err, franz.ErrUnconfirmed) {
+		t.Fatalf("error %v, want ErrUnconfirmed", err)
+	}
 }

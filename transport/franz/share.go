@@ -113,7 +113,7 @@ const maxShareFetch = 500
 // what would break a guarantee.
 func (w *ShareWorker) Opts() []kgo.Opt {
 	return append(PublisherOpts(),
-		kgo.WithHooks(shareHooks{w}, &throttle{log: w.config.Logger}),
+		kgo.WithHooks(shareHooks{w}),
 		kgo.ShareMaxRecords(int32(min(w.config.MaxInFlight, maxShareFetch))),
 		kgo.ShareMaxRecordsStrict(),
 		kgo.MaxConcurrentFetches(0),
@@ -133,7 +133,7 @@ func (h shareHooks) OnNewClient(cl *kgo.Client) {
 }
 
 // OnFetchRecordBuffered comes before a record can be polled.
-func (shareHooks) OnFetchRecordBuffered(rec *kgo.Record) { veil(rec) }
+func (shareHooks) OnFetchRecordBuffered(rec *kgo.Record) { hide(rec) }
 
 var (
 	_ kgo.HookNewClient           = shareHooks{}
@@ -142,10 +142,10 @@ var (
 
 // Run consumes until ctx ends, and then drains: no record is started any more, running handlers may go on for
 // ShareConfig.Grace until their contexts are cancelled, what is settled is acknowledged, and the rest is released. It
-// returns nil when the broker has answered all that, and a *CommitError if it has not, or has refused some. It waits
+// returns nil when the broker has answered all that, and ErrUnconfirmed if it has not, or has refused some. It waits
 // for every handler, also for one that ignores its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, a *SetupError, or
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: a *dedupstore.SetupError, or
 // kgo.ErrClientClosed.
 //
 // The client stays the caller's. Close it soon after Run returns, also where Check refuses it: it is a member of its
@@ -175,7 +175,7 @@ func (w *ShareWorker) begin(cl *kgo.Client, rules shareRules) (*shareSession, er
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.used {
-		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its Opts"}
+		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts")
 	}
 	w.used = true
 	w.session = newShareSession(w.config, w.once.Policy(), w.process, cl, publisher, rules)

@@ -411,7 +411,7 @@ func TestShareWorker_WhatAMemberThatIsCutOffHadIsDeliveredAgainAndRunsOnce(t *te
 	}
 	lost.stop()
 	if err := lost.wait(); err != nil {
-		as[*franz.CommitError](t, err) // if it has not noticed before that the lock is lost
+		wantUnconfirmed(t, err) // if it has not noticed before that the lock is lost
 	}
 }
 
@@ -434,7 +434,7 @@ func TestShareWorker_BrokenConnectionsRunNothingTwice(t *testing.T) {
 	b.wantSettled(b.retry)
 	m.stop()
 	if err := m.wait(); err != nil {
-		as[*franz.CommitError](t, err) // of a lock that was lost with a connection
+		wantUnconfirmed(t, err) // of a lock that was lost with a connection
 	}
 	b.wantOnce(t, n)
 	if runs := b.started(); runs != n {
@@ -1059,7 +1059,7 @@ func TestShareWorker_RightToReadThatIsTakenAwayEndsTheRun(t *testing.T) {
 				t.Fatal(err, created)
 			}
 			close(proceed)
-			if err := as[*franz.AccessError](t, m.wait()); err.Topic != b.topic || !errors.Is(err, kerr.TopicAuthorizationFailed) {
+			if err := as[*dedupstore.SetupError](t, m.wait()); err.Subject != fmt.Sprintf("topic %q", b.topic) || !errors.Is(err, kerr.TopicAuthorizationFailed) {
 				t.Errorf("Run: %v, want the right to topic %s", err, b.topic)
 			}
 		})

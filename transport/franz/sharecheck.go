@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -15,9 +14,11 @@ import (
 
 // shareRules are what the broker keeps to with a share group.
 type shareRules struct {
-	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
-	limit   int           // how many deliveries it may have (share.delivery.count.limit)
-	locks   int           // how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0: not told
+	lock  time.Duration // how long a record is this member's (share.record.lock.duration.ms)
+	limit int           // how many deliveries it may have (share.delivery.count.limit)
+	// how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0:
+	// not told
+	locks   int
 	renewal time.Duration // how often locks are to be prolonged
 }
 
@@ -29,10 +30,10 @@ const (
 	fetchWaitShare = 2 * renewalShare // of a lock: nothing is prolonged while a fetch waits
 )
 
-// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to set
-// if the worker cannot keep its promises with them: a *SetupError, or an *AccessError. It changes nothing. A topic that keeps
-// records for longer than the policy's Window is logged as a warning. The group's settings are looked at once: do not make
-// share.delivery.count.limit or share.record.lock.duration.ms smaller while workers run.
+// Check looks at the client's options, and at topics and group at the broker, and returns an error that says what to
+// set if the worker cannot keep its promises with them: a *dedupstore.SetupError. It changes nothing. A topic that
+// keeps records for longer than the policy's Window is logged as a warning. The group's settings are looked at once: do
+// not make share.delivery.count.limit or share.record.lock.duration.ms smaller while workers run.
 func (w *ShareWorker) Check(ctx context.Context, cl *kgo.Client) error {
 	_, err := w.check(ctx, cl)
 	return err
@@ -40,16 +41,16 @@ func (w *ShareWorker) Check(ctx context.Context, cl *kgo.Client) error {
 
 func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, error) {
 	if cl == nil {
-		return shareRules{}, &SetupError{Problem: "the client is nil"}
+		return shareRules{}, setupError(theClient, "is nil")
 	}
 	if err := w.checkClient(cl); err != nil {
 		return shareRules{}, err
 	}
-	if err := checkBurial(ctx, cl, w.once, w.config.Logger); err != nil {
+	group, topics := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics()
+	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
 		return shareRules{}, err
 	}
-	group, topics, admin := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics(), kadm.NewClient(cl)
-	if err := checkTopics(ctx, cl, admin, group, topics); err != nil {
+	if err := checkTopics(ctx, cl, group, topics); err != nil {
 		return shareRules{}, err
 	}
 	if err := checkShareGroup(ctx, cl, group); err != nil {
@@ -60,11 +61,15 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 		return shareRules{}, err
 	}
 	if wait := option[time.Duration](cl, kgo.FetchMaxWait); wait > rules.lock/fetchWaitShare {
-		return shareRules{}, &SetupError{Problem: fmt.Sprintf("kgo.FetchMaxWait is %v, and nothing is acknowledged while a fetch waits: set it to at most %v, a sixth of share.record.lock.duration.ms of group %q", wait, rules.lock/fetchWaitShare, group)}
+		return shareRules{}, setupError(theClient,
+			"has a kgo.FetchMaxWait of %v, and nothing is acknowledged while a fetch waits: set it to at most %v, a "+
+				"sixth of share.record.lock.duration.ms of group %q",
+			wait, rules.lock/fetchWaitShare, group)
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	return rules, checkConfigs(ctx, admin, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window, w.config.Logger)
+	return rules, checkConfigs(ctx, cl, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window,
+		w.config.Logger)
 }
 
 // checkClient looks at the options that a client was made with.
@@ -76,51 +81,50 @@ func (w *ShareWorker) checkClient(cl *kgo.Client) error {
 	var problem string
 	switch {
 	case option[string](cl, kgo.ShareGroup) == "":
-		problem = "the client has no share group: set kgo.ShareGroup"
+		problem = "has no share group: set kgo.ShareGroup"
 	case made != cl:
-		problem = "the client was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that was made last"
+		problem = notOurs
 	case !intact:
-		problem = "the client has another callback for acknowledgements than the worker's: leave kgo.ShareAckCallback to its Opts"
+		problem = "has another callback for acknowledgements than the worker's: leave kgo.ShareAckCallback to its Opts"
 	case !option[bool](cl, kgo.ShareMaxRecordsStrict):
-		problem = "the client does not bound what a fetch brings: leave kgo.ShareMaxRecordsStrict to the worker's Opts"
+		problem = "does not bound what a fetch brings: leave kgo.ShareMaxRecordsStrict to the worker's Opts"
 	case option[int](cl, kgo.MaxConcurrentFetches) != 0:
-		problem = "the client fetches ahead, and records would lose their locks before they are begun: leave kgo.MaxConcurrentFetches to the worker's Opts"
+		problem = "fetches ahead, and records would lose their locks before they are begun: leave " +
+			"kgo.MaxConcurrentFetches to the worker's Opts"
 	case option[bool](cl, kgo.KeepRetryableFetchErrors):
 		problem = keptErrors
 	case endsEarly(cl):
-		problem = clientContext
+		problem = endingContext
 	case option[string](cl, kgo.InstanceID) != "":
-		problem = "a share group has no static members: leave kgo.InstanceID out"
+		problem = "has kgo.InstanceID, and a share group has no static members: leave kgo.InstanceID out"
 	case option[bool](cl, kgo.ConsumeRegex):
-		problem = "kgo.ConsumeRegex cannot be used with a retry topic: name all topics with kgo.ConsumeTopics"
+		problem = "has kgo.ConsumeRegex, which does not go with a retry topic: name all topics with kgo.ConsumeTopics"
 	case !slices.Contains(topics, w.config.RetryTopic):
-		problem = fmt.Sprintf("the client does not consume retry topic %q: add it to kgo.ConsumeTopics", w.config.RetryTopic)
+		problem = fmt.Sprintf("does not consume retry topic %q: add it to kgo.ConsumeTopics", w.config.RetryTopic)
 	case len(topics) == 1:
-		problem = "the client consumes nothing but the retry topic: add the source topics to kgo.ConsumeTopics"
+		problem = "consumes nothing but the retry topic: add the source topics to kgo.ConsumeTopics"
 	default:
 		_, err := NewPublisher(cl, PublisherConfig{})
 		return err
 	}
-	return &SetupError{Problem: problem}
+	return setupError(theClient, "%s", problem)
 }
 
 // checkShareGroup makes sure that a group is not one of another kind: kgo would try to join it for ever, silently.
 func checkShareGroup(ctx context.Context, cl *kgo.Client, group string) error {
 	for _, shard := range cl.RequestSharded(ctx, kmsg.NewPtrListGroupsRequest()) {
 		if shard.Err != nil {
-			return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: shard.Err}
+			return groupProblem(group, shard.Err)
 		}
 		resp := shard.Resp.(*kmsg.ListGroupsResponse)
-		err := kerr.ErrorForCode(resp.ErrorCode)
-		if refused := refusal(group, "", err); refused != nil {
-			return refused
-		}
-		if err != nil && !unsettled(err) {
-			return &SetupError{Problem: fmt.Sprintf("group %q cannot be looked up", group), Err: err}
+		if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+			if problem := groupProblem(group, err); problem != nil {
+				return problem
+			}
 		}
 		for _, g := range resp.Groups {
 			if g.Group == group && g.GroupType != "share" {
-				return &SetupError{Problem: fmt.Sprintf("group %q is a %s group: set another kgo.ShareGroup", group, g.GroupType)}
+				return setupError(theGroup(group), "is a %s group: set another kgo.ShareGroup", g.GroupType)
 			}
 		}
 	}
@@ -134,32 +138,41 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 		return rules, err
 	}
 	refuse := func(name, want, why string) (shareRules, error) {
-		return shareRules{}, &SetupError{Problem: fmt.Sprintf("share group %q has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", group, name, settings[name], why, want)}
+		return shareRules{}, setupError("share "+theGroup(group),
+			"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", name, settings[name], why, want)
 	}
 	const (
-		limit, lock, renew = "share.delivery.count.limit", "share.record.lock.duration.ms", "share.renew.acknowledge.enable"
-		reset, isolation   = "share.auto.offset.reset", "share.isolation.level"
+		limit, lock, renew = "share.delivery.count.limit", "share.record.lock.duration.ms",
+			"share.renew.acknowledge.enable"
+		reset, isolation = "share.auto.offset.reset", "share.isolation.level"
 	)
 	for _, name := range []string{limit, lock, reset, isolation} {
 		if settings[name] == "" {
-			return rules, &SetupError{Problem: fmt.Sprintf("the broker does not tell %s of share group %q: Kafka 4.3 or later is needed", name, group)}
+			return rules, setupError("the broker", "does not tell %s of share group %q: Kafka 4.3 or later is needed",
+				name,
+				group)
 		}
 	}
 	ms, err := strconv.ParseInt(settings[lock], 10, 32)
 	if rules.lock = time.Duration(ms) * time.Millisecond; err != nil || rules.lock < minShareLock {
-		return refuse(lock, fmt.Sprintf("at least %d", minShareLock.Milliseconds()), "which is too short to be prolonged in time")
+		return refuse(lock, fmt.Sprintf("at least %d", minShareLock.Milliseconds()),
+			"which is too short to be prolonged in time")
 	}
 	if rules.limit, err = strconv.Atoi(settings[limit]); err != nil || rules.limit < minShareLimit {
-		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit), "after which a record is dropped: too few to copy it to the retry topic before")
+		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit),
+			"after which a record is dropped: too few to copy it to the retry topic before")
 	}
-	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"]) // zero: what waits stays, and nothing is said
+	// zero: what waits stays, and nothing is said
+	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"])
 	switch {
 	case settings[renew] == "false":
 		return refuse(renew, "true", "so that a handler could not be longer than a lock")
 	case settings[reset] == "latest":
-		return refuse(reset, "earliest", "so that records are passed over that are in a partition before the group knows it")
+		return refuse(reset, "earliest", "so that records are passed over that are in a partition before the group "+
+			"knows it")
 	case settings[isolation] != "read_committed":
-		return refuse(isolation, "read_committed", "so that records of transactions would be handled that are not committed")
+		return refuse(isolation, "read_committed",
+			"so that records of transactions would be handled that are not committed")
 	}
 	return rules, nil
 }
@@ -179,9 +192,10 @@ func groupSettings(ctx context.Context, cl *kgo.Client, group string) (map[strin
 	}
 	switch {
 	case refusal(group, "", err) != nil:
-		return nil, &AccessError{Group: group, Need: "allow its user to DescribeConfigs of the group", Err: err}
+		return nil, refused(err, theGroup(group), "cannot be used: allow its user to DescribeConfigs of the group")
 	case err != nil:
-		return nil, &SetupError{Problem: fmt.Sprintf("settings of share group %q cannot be read: Kafka 4.3 or later is needed, with share groups switched on", group), Err: err}
+		return nil, refused(err, "share "+theGroup(group),
+			"has settings that cannot be read: Kafka 4.3 or later is needed, with share groups switched on")
 	}
 	settings := map[string]string{}
 	for _, c := range resp.Resources[0].Configs {

@@ -8,28 +8,30 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// handsFull is how many windows of records a worker takes at most, those that wait among them.
-const handsFull = 10
+// inFlightWindows is how many windows of records a worker takes at most, those that wait among them.
+const inFlightWindows = 10
 
-// hands say how many records a worker has.
-type hands struct {
+// inFlight says how many records a worker has.
+type inFlight struct {
 	window  int
 	changed chan struct{} // holds a token when there may be room
 
-	mu      sync.Mutex
-	total   int
-	resting map[*kgo.Record]chan struct{} // of them: waiting for their time, which takes no room; a token: too many have come after it; nil: it stays
+	mu    sync.Mutex
+	total int
+	// of them: waiting for their time, which takes no room; a token: too many have come after it; nil: it stays
+	resting map[*kgo.Record]chan struct{}
 }
 
-func (h *hands) add(n int) {
+func (h *inFlight) add(n int) {
 	h.mu.Lock()
 	h.total += n
 	h.mu.Unlock()
 	h.tell()
 }
 
-// rest says that a record waits, until goOn. The result gets a token when too many have come after it, if it may move then.
-func (h *hands) rest(rec *kgo.Record, moves bool) <-chan struct{} {
+// rest says that a record waits, until goOn. The result gets a token when too many have come after it, if it may move
+// then.
+func (h *inFlight) rest(rec *kgo.Record, moves bool) <-chan struct{} {
 	var passed chan struct{}
 	if moves {
 		passed = make(chan struct{}, 1)
@@ -41,28 +43,28 @@ func (h *hands) rest(rec *kgo.Record, moves bool) <-chan struct{} {
 	return passed
 }
 
-func (h *hands) goOn(rec *kgo.Record) {
+func (h *inFlight) goOn(rec *kgo.Record) {
 	h.mu.Lock()
 	delete(h.resting, rec)
 	h.mu.Unlock()
 	h.tell()
 }
 
-func (h *hands) tell() {
+func (h *inFlight) tell() {
 	select {
 	case h.changed <- struct{}{}:
 	default:
 	}
 }
 
-func (h *hands) rests() int {
+func (h *inFlight) rests() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.resting)
 }
 
 // pass tells records that wait, and are some of those, that too many have come after them.
-func (h *hands) pass(those func(*kgo.Record) bool) {
+func (h *inFlight) pass(those func(*kgo.Record) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for rec, passed := range h.resting {
@@ -76,10 +78,10 @@ func (h *hands) pass(those func(*kgo.Record) bool) {
 }
 
 // room waits until there is room for more, and reports false if ctx ends before.
-func (h *hands) room(ctx context.Context) bool {
+func (h *inFlight) room(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		h.mu.Lock()
-		free := h.total/handsFull < h.window && h.total-len(h.resting) < h.window // a product could overflow
+		free := h.total/inFlightWindows < h.window && h.total-len(h.resting) < h.window // a product could overflow
 		h.mu.Unlock()
 		if free {
 			return true
@@ -93,19 +95,19 @@ func (h *hands) room(ctx context.Context) bool {
 }
 
 // full reports whether nothing more comes because of records that wait, and how many do.
-func (h *hands) full() (waiting int, full bool) {
+func (h *inFlight) full() (waiting int, full bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.resting), h.total/handsFull >= h.window && h.total-len(h.resting) < h.window
+	return len(h.resting), h.total/inFlightWindows >= h.window && h.total-len(h.resting) < h.window
 }
 
 // relieveEvery is how often records are looked for that wait and keep others from being delivered.
 const relieveEvery = time.Second
 
-// relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon it would
-// deliver nothing more.
+// relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon
+// it would deliver nothing more.
 func (s *shareSession) relieve() {
-	if s.rules.locks == 0 || s.hands.rests() == 0 {
+	if s.rules.locks == 0 || s.inFlight.rests() == 0 {
 		return
 	}
 	ends := map[place]int64{}
@@ -115,18 +117,19 @@ func (s *shareSession) relieve() {
 		}
 	}
 	if len(ends) > 0 {
-		s.hands.pass(func(rec *kgo.Record) bool {
+		s.inFlight.pass(func(rec *kgo.Record) bool {
 			last, ok := ends[place{rec.Topic, rec.Partition}]
 			return ok && last-rec.Offset >= int64(s.rules.locks/2)
 		})
 	}
 }
 
-// sayFull says, once a minute, that records which are not settled keep others from being delivered, until ctx ends. Nobody else does.
+// sayFull says, once a minute, that records which are not settled keep others from being delivered, until ctx ends.
+// Nobody else does.
 func (s *shareSession) sayFull(ctx context.Context) {
 	tick := time.NewTicker(s.rules.renewal)
 	defer tick.Stop()
-	var said time.Time
+	var lines limiter
 	var before map[place]span
 	for {
 		select {
@@ -135,26 +138,29 @@ func (s *shareSession) sayFull(ctx context.Context) {
 			return
 		}
 		spans := s.locks.spans()
-		if time.Since(said) >= sayEvery && s.saidFull(ctx, before, spans) {
-			said = time.Now()
-		}
+		s.sayIfFull(ctx, &lines, before, spans)
 		before = spans
 	}
 }
 
-// saidFull looks whether something keeps others from being delivered, and says so. Between its first record that is not settled and the
-// last that it has delivered, the broker counts all of a partition, settled or not.
-func (s *shareSession) saidFull(ctx context.Context, before, spans map[place]span) bool {
-	if waiting, full := s.hands.full(); full {
-		s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them are settled", "group", s.group, "waiting", waiting)
-		return true
+// sayIfFull looks whether something keeps others from being delivered, and says so. Between its first record that is
+// not settled and the last that it has delivered, the broker counts all of a partition, settled or not.
+func (s *shareSession) sayIfFull(ctx context.Context, lines *limiter, before, spans map[place]span) {
+	if waiting, full := s.inFlight.full(); full {
+		if lines.due(sayEvery) {
+			s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of them "+
+				"are settled", "group", s.group, "waiting", waiting)
+		}
+		return
 	}
 	for at, now := range spans {
-		if s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now { // else they go on
-			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its partition, from some distance on, from being delivered, to any member",
-				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first, "delivered_to", now.last, "distance", s.rules.locks)
-			return true
+		// else they go on
+		stands := s.rules.locks > 0 && now.last-now.first+1 >= int64(s.rules.locks) && before[at] == now
+		if stands && lines.due(sayEvery) {
+			s.log.ErrorContext(ctx, "franz: a record that is not settled keeps all that come after it in its "+
+				"partition, from some distance on, from being delivered, to any member",
+				"group", s.group, "topic", at.topic, "partition", at.partition, "offset", now.first,
+				"delivered_to", now.last, "distance", s.rules.locks)
 		}
 	}
-	return false
 }

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -31,9 +30,9 @@ type shareSession struct {
 	intake    intake
 	slots     chan struct{} // holds a token for each record that is being handled
 	locks     locks
-	hands     hands
-	unmoved   atomic.Int64 // when it was logged last that what waits cannot be copied, in Unix nanoseconds
-	proven    bool         // that the client does not settle by itself; only poll looks at it
+	inFlight  inFlight
+	unmoved   limiter // of lines about records that cannot be copied
+	proven    bool    // that the client does not settle by itself; only poll looks at it
 	running   sync.WaitGroup
 }
 
@@ -53,9 +52,9 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		locks: locks{
 			cl: cl, group: a.group, log: a.log, fail: a.fail, every: rules.renewal,
 			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{},
-			astray: map[string]bool{}, strayed: make(chan struct{}, 1),
+			anew: map[string]bool{}, lost: make(chan struct{}, 1),
 		},
-		hands: hands{window: config.MaxInFlight, changed: make(chan struct{}, 1),
+		inFlight: inFlight{window: config.MaxInFlight, changed: make(chan struct{}, 1),
 			resting: map[*kgo.Record]chan struct{}{}},
 	}
 }
@@ -80,7 +79,7 @@ func (s *shareSession) run(ctx context.Context) error {
 		}
 	})
 	helpers.Go(func() {
-		s.lookOut(polling, s.cl, s.rules.renewal, s.rules.renewal,
+		s.lookOut(polling, s.rules.renewal, s.rules.renewal,
 			func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
 	helpers.Go(func() {
@@ -141,14 +140,14 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 // confirm waits for the broker's answers to all acknowledgements. Beyond the end of a lock none can be a good one.
 func (s *shareSession) confirm(ctx context.Context) error {
 	if err := s.locks.confirm(ctx, s.rules.lock); err != nil {
-		return &CommitError{Group: s.group, Err: err}
+		return unconfirmed(s.group, err)
 	}
 	return nil
 }
 
 // poll takes records as long as there is room, until ctx ends, which it does when the worker fails.
 func (s *shareSession) poll(ctx, handlers context.Context) {
-	for s.hands.room(ctx) {
+	for s.inFlight.room(ctx) {
 		fetches := s.cl.PollFetches(ctx)
 		if failed := s.take(ctx, handlers, fetches); failed && fetches.NumRecords() == 0 {
 			pause(ctx, pauseAfterErrors) // one that stays would be polled without end
@@ -174,26 +173,26 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 		return true
 	}
 	s.locks.add(records)
-	s.hands.add(len(records))
+	s.inFlight.add(len(records))
 	s.relieve()
 	s.start(handlers, records)
 	return failed
 }
 
 // knowing says that the client cannot be used.
-const knowing = "the client does not leave its records to this worker, and would accept them by itself with its next " +
-	"poll: use the version of franz-go that this module asks for, and no hook that replaces the contexts of records " +
-	"with others than those made of them"
+const knowing = "does not leave its records to this worker, and would accept them by itself with its next poll: use " +
+	"the version of franz-go that this module asks for, and no hook that replaces the contexts of records with " +
+	"others than those made of them"
 
 // prove makes records known to the client that it has handed out without knowing, and first makes sure that it did not.
 func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 	s.proven = s.proven || s.locks.unknown(ctx)
 	known := s.proven
 	for _, rec := range records {
-		known = known && unveil(rec)
+		known = known && show(rec)
 	}
 	if !known {
-		return &SetupError{Problem: knowing}
+		return setupError(theClient, knowing)
 	}
 	return nil
 }
@@ -270,8 +269,8 @@ func (s *shareSession) handle(ctx context.Context, rec *kgo.Record) {
 // and what the retry topic has refused.
 func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time, moves *bool) bool {
 	if time.Until(due) > 0 {
-		passed := s.hands.rest(rec, *moves)
-		defer s.hands.goOn(rec)
+		passed := s.inFlight.rest(rec, *moves)
+		defer s.inFlight.goOn(rec)
 		for d := time.Until(due); d > 0 && !s.isHalted(); d = time.Until(due) {
 			t := time.NewTimer(min(d, lookAgain))
 			select {
@@ -301,7 +300,7 @@ func (s *shareSession) rest(ctx context.Context, rec *kgo.Record, due time.Time,
 
 func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
 	s.locks.settle(rec, status)
-	s.hands.add(-1)
+	s.inFlight.add(-1)
 }
 
 // giveBack has a record delivered again, to whoever comes first.
@@ -333,8 +332,8 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 		case refused:
 			log.ErrorContext(ctx,
 				"franz: the retry topic refuses a record that has few deliveries left: it is handled here, and lost "+
-					"if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, take "+
-					"what the source topics do", "error", err)
+					"if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, "+
+					"take what the source topics do", "error", err)
 			return false
 		}
 		log.ErrorContext(ctx,
@@ -358,8 +357,7 @@ func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Tim
 		s.settle(rec, kgo.AckAccept)
 		return true, false
 	}
-	if now, last := time.Now().UnixNano(), s.unmoved.Load(); now-last >= int64(sayEvery) &&
-		s.unmoved.CompareAndSwap(last, now) {
+	if s.unmoved.due(sayEvery) {
 		s.log.WarnContext(ctx,
 			"franz: record that waits cannot be copied to the retry topic, and may soon keep others from being "+
 				"delivered; there may be more", "topic", rec.Topic, "partition", rec.Partition,

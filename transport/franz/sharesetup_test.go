@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/transport/franz"
 )
 
@@ -45,7 +46,7 @@ func TestShareWorker_RefusesToConsumeItsOwnDeadLetters(t *testing.T) {
 		t.Fatal(err)
 	}
 	cl := b.newClient(append(w.Opts(), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later", "dead"))...)
-	if err := as[*franz.SetupError](t, w.Check(t.Context(), cl)); !strings.Contains(err.Error(), `"dead"`) {
+	if err := as[*dedupstore.SetupError](t, w.Check(t.Context(), cl)); !strings.Contains(err.Error(), `"dead"`) {
 		t.Errorf("error %q does not name the topic", err)
 	}
 }
@@ -160,7 +161,7 @@ func TestShareWorker_RefusesGroupsThatWouldLoseRecords(t *testing.T) {
 	} {
 		b.set(tc.bad)
 		err := check()
-		if problem := as[*franz.SetupError](t, err).Problem; !strings.Contains(problem, tc.bad) || !strings.Contains(problem, "set it to") {
+		if problem := as[*dedupstore.SetupError](t, err).Problem; !strings.Contains(problem, tc.bad) || !strings.Contains(problem, "set it to") {
 			t.Errorf("%s: %q, want what is wrong and what to set", tc.bad, problem)
 		}
 		b.set(tc.good)
@@ -178,7 +179,7 @@ func TestShareWorker_RefusesAGroupOfConsumers(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := b.begin(b.processor(consumer.Config{}), nothing, franz.ShareConfig{})
-	if problem := as[*franz.SetupError](t, m.wait()).Problem; !strings.Contains(problem, "set another kgo.ShareGroup") {
+	if problem := as[*dedupstore.SetupError](t, m.wait()).Problem; !strings.Contains(problem, "set another kgo.ShareGroup") {
 		t.Errorf("%q, want what to set", problem)
 	}
 }

@@ -26,8 +26,9 @@ type SourceConfig struct {
 // The source cannot see when a handler in a Router starts: what it has handed over counts as running, so that a drain
 // or a revocation waits for deliveries that the guard holds too.
 type Source struct {
-	once   *consumer.Processor
-	config SourceConfig
+	once     *consumer.Processor
+	config   SourceConfig
+	instance string // of kgo.InstanceID
 
 	mu      sync.Mutex
 	running map[string]int // calls of Run by topic
@@ -58,6 +59,7 @@ func NewSource(once *consumer.Processor, config SourceConfig) (*Source, error) {
 	if err := w.checkClient(cl); err != nil {
 		return nil, err
 	}
+	s.instance = option[string](cl, kgo.InstanceID)
 	return s, nil
 }
 
@@ -68,23 +70,22 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle func(context.Context, consumer.Delivery) consumer.Decision, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	config := s.config.Config
-	if config.InstanceID != "" && len(topics) > 0 {
-		config.InstanceID += "-" + topics[0] // each client is a member of its own
-	}
 	started := func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
 		if err := start(); err != nil {
 			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
 		}
 		return handle(ctx, d)
 	}
-	w, err := newWorker(s.once.Policy(), config, started)
+	w, err := newWorker(s.once, s.config.Config, started)
 	if err != nil {
 		return nil, nil, err
 	}
 	opts := append(w.Opts(), s.config.Opts...)
 	if len(topics) > 0 {
 		opts = append(opts, kgo.ConsumeTopics(topics...))
+		if s.instance != "" {
+			opts = append(opts, kgo.InstanceID(s.instance+"-"+topics[0])) // each client is a member of its own
+		}
 	}
 	cl, err := kgo.NewClient(opts...)
 	if err != nil {
@@ -105,7 +106,7 @@ func (s *Source) topics(topic string) []string {
 // Check makes a client that does not join the group, and looks at topic and group: see Worker.Check.
 func (s *Source) Check(ctx context.Context, topic string) error {
 	if problem := topicProblem(topic); problem != "" {
-		return &SetupError{Problem: "topic " + problem}
+		return setupError("the topic", "%s", problem)
 	}
 	w, cl, err := s.open(nil)
 	if err != nil {
@@ -119,8 +120,8 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 }
 
 // Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group. With
-// Config.InstanceID the member is called InstanceID-topic. A source with Config.Retry is for one topic at a time: it
-// returns a *SetupError for a second one.
+// kgo.InstanceID the member is called by that and the topic: "pod-0-orders". A source with Config.Retry is for one
+// topic at a time: it returns a *dedupstore.SetupError for a second one.
 func (s *Source) Run(
 	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
 ) error {
@@ -141,8 +142,8 @@ func (s *Source) begin(topic string) error {
 	defer s.mu.Unlock()
 	for other := range s.running {
 		if other != topic && len(s.config.Retry) > 0 {
-			return &SetupError{Problem: fmt.Sprintf("the source consumes topic %q already, and its retry topics hold "+
-				"records of that: make another source, with retry topics of its own, for topic %q", other, topic)}
+			return setupError("the source", "consumes topic %q already, and its retry topics hold records of that: "+
+				"make another source, with retry topics of its own, for topic %q", other, topic)
 		}
 	}
 	s.running[topic]++

@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/franz"
 )
@@ -61,10 +62,10 @@ func TestSource_ChecksItsTopicWithoutJoiningTheGroup(t *testing.T) {
 	if err := s.Check(t.Context(), "orders"); err != nil {
 		t.Error(err)
 	}
-	if err := as[*franz.AccessError](t, s.Check(t.Context(), "refunds")); err.Topic != "refunds" {
-		t.Errorf("the error names %q", err.Topic)
+	if err := as[*dedupstore.SetupError](t, s.Check(t.Context(), "refunds")); err.Subject != `topic "refunds"` {
+		t.Errorf("the error names %s", err.Subject)
 	}
-	as[*franz.SetupError](t, s.Check(t.Context(), "a b"))
+	as[*dedupstore.SetupError](t, s.Check(t.Context(), "a b"))
 	if g := b.cluster.GroupInfo(group); g != nil && len(g.Members) > 0 {
 		t.Errorf("the group has members: %+v", g.Members)
 	}

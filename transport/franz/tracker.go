@@ -7,8 +7,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// A tracker knows up to where the records of a partition are settled. The zero value is a partition of which nothing was
-// taken. It is not safe for concurrent use.
+// A tracker knows up to where the records of a partition are settled. The zero value is a partition of which nothing
+// was taken. It is not safe for concurrent use.
 type tracker struct {
 	open []*entry // taken and not settled, or behind one that is not, by offset
 	last *entry   // the newest that was taken
@@ -25,13 +25,14 @@ type entry struct {
 	taken   time.Time
 }
 
-// take adds the next record. It reports whether the partition went back: the broker has lost the end of its log, and what
-// comes now are other records under offsets that were used before. Then settling starts anew from here, or from what is
-// before it and not settled, and that is due at once: a restart would go on where the log ended before.
+// take adds the next record. It reports whether the partition went back: the broker has lost the end of its log, and
+// what comes now are other records under offsets that were used before. Then settling starts anew from here, or from
+// what is before it and not settled, and that is due at once: a restart would go on where the log ended before.
 func (t *tracker) take(rec *kgo.Record) (e *entry, back bool) {
 	e = &entry{offset: rec.Offset, epoch: rec.LeaderEpoch, taken: time.Now()}
 	if back = t.last != nil && e.offset <= t.last.offset; back {
-		*t = tracker{open: slices.DeleteFunc(t.open, func(old *entry) bool { return old.offset >= e.offset }), committed: -1}
+		*t = tracker{open: slices.DeleteFunc(t.open, func(old *entry) bool { return old.offset >= e.offset }),
+			committed: -1}
 	}
 	t.last = e
 	t.open = append(t.open, e)
@@ -53,9 +54,11 @@ func (t *tracker) settle(e *entry) {
 	t.open = t.open[done:]
 }
 
-// gap returns the oldest record that is not settled, if it was taken so long ago and something behind it is settled; or nil.
+// gap returns the oldest record that is not settled, if it was taken so long ago and something behind it is settled; or
+// nil.
 func (t *tracker) gap(old time.Duration) *entry {
-	if len(t.open) == 0 || time.Since(t.open[0].taken) <= old || !slices.ContainsFunc(t.open, func(e *entry) bool { return e.settled }) {
+	if len(t.open) == 0 || time.Since(t.open[0].taken) <= old ||
+		!slices.ContainsFunc(t.open, func(e *entry) bool { return e.settled }) {
 		return nil
 	}
 	return t.open[0]

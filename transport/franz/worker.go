@@ -27,8 +27,8 @@ type Worker struct {
 	config  Config
 	policy  oncemill.Policy
 	process process
-	once    *consumer.Processor // nil: a Source's, which is not known
-	look    time.Duration       // how often it looks for what kgo tells nobody; zero: the session timeout
+	once    *consumer.Processor
+	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
 
 	mu      sync.Mutex
 	made    *kgo.Client // the last client that was made with Opts
@@ -53,12 +53,7 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
 		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
 	}
-	w, err := newWorker(once.Policy(), config, guarded(once, config.Handler, handle))
-	if err != nil {
-		return nil, err
-	}
-	w.once = once
-	return w, nil
+	return newWorker(once, config, guarded(once, config.Handler, handle))
 }
 
 // guarded runs a handler under a Processor.
@@ -100,12 +95,12 @@ func unbroken(process process, log *slog.Logger, fail func(error)) process {
 	}
 }
 
-func newWorker(policy oncemill.Policy, config Config, process process) (*Worker, error) {
+func newWorker(once *consumer.Processor, config Config, process process) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Worker{config: config, policy: policy, process: process}, nil
+	return &Worker{config: config, once: once, policy: once.Policy(), process: process}, nil
 }
 
 const defaultRebalanceTimeout = time.Minute // kgo's
@@ -114,11 +109,11 @@ const defaultRebalanceTimeout = time.Minute // kgo's
 // kgo.ConsumerGroup, kgo.ConsumeTopics, TLS. They are for one client at a time.
 //
 // They switch auto-commit off and set the rebalance callbacks, the cooperative-sticky balancer, the rebalance timeout
-// (see Config.Grace), the instance ID, and that only committed records of transactions are read. Options behind them
-// win; Check refuses what would break a guarantee.
+// (see Config.Grace), and that only committed records of transactions are read, and with Config.Retry
+// what PublisherOpts does. Options behind them win; Check refuses what would break a guarantee.
 func (w *Worker) Opts() []kgo.Opt {
 	opts := []kgo.Opt{
-		kgo.WithHooks(birth{w}, &throttle{log: w.config.Logger}),
+		kgo.WithHooks(birth{w}),
 		kgo.DisableAutoCommit(),
 		kgo.BlockRebalanceOnPoll(), // for the time it takes to hand records to their partitions, no longer
 		kgo.OnPartitionsRevoked(w.onRevoked),
@@ -127,8 +122,8 @@ func (w *Worker) Opts() []kgo.Opt {
 		kgo.RebalanceTimeout(max(defaultRebalanceTimeout, 2*w.config.Grace)),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 	}
-	if w.config.InstanceID != "" {
-		opts = append(opts, kgo.InstanceID(w.config.InstanceID))
+	if len(w.config.Retry) > 0 {
+		opts = append(opts, PublisherOpts()...)
 	}
 	return opts
 }
@@ -149,13 +144,15 @@ var _ kgo.HookNewClient = birth{}
 
 // Run consumes until ctx ends, and then drains: no record is started any more, those that wait are dropped, running
 // handlers may go on for Config.Grace until their contexts are cancelled, and what is settled is committed. It returns
-// nil when the broker has confirmed that, and a *CommitError if it has not within twice the rebalance timeout, or
+// nil when the broker has confirmed that, and ErrUnconfirmed if it has not within twice the rebalance timeout, or
 // within 5 s where that fails only because topics are gone; behind connections that are taken and not answered, kgo
 // 1.22.2 may hold that up for the better part of a minute more. It waits for every handler, also for one that ignores
 // its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: an *AccessError, kgo.ErrClientClosed,
-// or that a handler has ended its goroutine (runtime.Goexit).
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, that a handler
+// has ended its goroutine (runtime.Goexit), or a *dedupstore.SetupError of a right, topic or place in the group that
+// was taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest
+// when it is made again; stop workers before you delete one.
 //
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
 // that was fetched for done, and what was not handled of it would be passed over.
@@ -179,16 +176,28 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 }
 
 func (w *Worker) begin(cl *kgo.Client) (*session, error) {
+	retry, err := w.retryPublisher(cl)
+	if err != nil {
+		return nil, err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.used {
-		return nil, &SetupError{Problem: "this worker has run already: make a new one, and a new client with its " +
-			"Opts, because records that were fetched and not handled would be passed over"}
+		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts, "+
+			"because records that were fetched and not handled would be passed over")
 	}
 	w.used = true
-	w.session = newSession(w.config, w.policy, w.process, cl)
+	w.session = newSession(w.config, w.policy, w.process, cl, retry)
 	w.session.look = w.look
 	return w.session, nil
+}
+
+// retryPublisher returns the publisher to the retry topics, or nil if there are none.
+func (w *Worker) retryPublisher(cl *kgo.Client) (*Publisher, error) {
+	if len(w.config.Retry) == 0 {
+		return nil, nil
+	}
+	return NewPublisher(cl, PublisherConfig{Telemetry: w.policy.Telemetry})
 }
 
 func (w *Worker) end() {

@@ -78,7 +78,7 @@ func TestWorker_DeliveriesAreNoPartOfWhatStartedIt(t *testing.T) {
 	w, err := franz.NewWorker(b.processor(consumer.Config{}), b.handler(byRecord, func(ctx context.Context, _ string, _ int) error {
 		inside.Store(trace.SpanContextFromContext(ctx).IsValid())
 		return nil
-	}), franz.Config{Logger: b.logger})
+	}), franz.Config{Handler: "charge", Logger: b.logger})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,8 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 		}
 		err := json.Unmarshal(msg.Data, &advisory)
 		e.maxDeliveries.Add(1)
-		log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the stream, and nobody gets it",
+		log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the "+
+			"stream, and nobody gets it",
 			"sequence", advisory.Sequence, "deliveries", advisory.Deliveries, "error", err)
 	})
 	if err == nil {
@@ -36,7 +37,8 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 		}
 	}
 	if err != nil {
-		log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver deliveries", "subject", subject, "error", err)
+		log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver deliveries",
+			"subject", subject, "error", err)
 	}
 	return func() {
 		if sub != nil {

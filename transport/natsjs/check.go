@@ -33,8 +33,8 @@ type limits struct {
 	config        jetstream.ConsumerConfig
 	nextSubject   string // where messages are asked for
 
-	queue  *jetstream.StreamConfig // a work-queue stream to which dead letters may go; nil: they go to none
-	buried string                  // their topic
+	queue     *jetstream.StreamConfig // a work-queue stream to which dead letters may go; nil: they go to none
+	deadTopic string                  // their topic
 }
 
 const (
@@ -45,21 +45,9 @@ const (
 	ticksPerAckWait = 4
 )
 
-// ConfigError says that a consumer is not set up for the guarantees of a Worker or Source.
-type ConfigError struct {
-	Stream   string
-	Consumer string
-	Field    string // of the consumer's configuration, or Config
-	Problem  string // its value, and what to set
-}
-
-func (e *ConfigError) Error() string {
-	return fmt.Sprintf("natsjs: consumer %q of stream %q: %s %s", e.Consumer, e.Stream, e.Field, e.Problem)
-}
-
 // check looks at a consumer and its stream.
 func (e *engine) check(
-	ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy, dead burial,
+	ctx context.Context, cons jetstream.Consumer, policy oncemill.Policy, dead deadLetters,
 ) (limits, error) {
 	info, err := e.info(ctx, cons)
 	if err != nil {
@@ -80,8 +68,7 @@ func (e *engine) check(
 		e.config.Logger.WarnContext(ctx,
 			"natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was "+
 				"acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or "+
-				"leaves "+
-				"some out; make it Durable, without an InactiveThreshold",
+				"leaves some out; make it Durable, without an InactiveThreshold",
 			"stream", l.stream, "consumer", l.consumer, "inactiveThreshold", idle)
 	}
 	if info.Paused {
@@ -103,9 +90,9 @@ func (e *engine) check(
 			"stream", l.stream, "consumer", l.consumer)
 	}
 	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
-		l.queue, l.buried = stream, dead.topic
+		l.queue, l.deadTopic = stream, dead.topic
 	}
-	if err := e.checkBurial(ctx, l, stream, dead); err != nil {
+	if err := e.checkDeadLetters(ctx, l, stream, dead); err != nil {
 		return limits{}, err
 	}
 	return l, nil
@@ -118,11 +105,10 @@ func (e *engine) sees(ctx context.Context, l limits, info *jetstream.ConsumerInf
 	switch {
 	case errors.Is(err, nats.ErrNoResponders), missing(err), err == nil &&
 		!cons.CachedInfo().Created.Equal(info.Created):
-		return errors.Join(&ConfigError{Stream: l.stream, Consumer: l.consumer, Field: "Config",
-			Problem: "is not that of the JetStream given: take the consumer from the same one, of its domain and " +
-				"account"}, err)
+		return setupError(err, l.name(),
+			"is not one of the JetStream given: take the consumer from the same one, of its domain and account")
 	case err != nil:
-		return fmt.Errorf("natsjs: consumer %q of stream %q: cannot be looked at: %w", l.consumer, l.stream, err)
+		return fmt.Errorf("natsjs: %s cannot be looked at: %w", l.name(), err)
 	}
 	return nil
 }
@@ -145,7 +131,10 @@ func (e *engine) info(ctx context.Context, cons jetstream.Consumer) (*jetstream.
 	if refused := newRefusal(e.js.Conn(), before); refused != nil { // of the answer's subject, for example
 		err = errors.Join(err, refused)
 	}
-	return nil, fmt.Errorf("natsjs: consumer %q of stream %q: cannot be looked at: %w", l.consumer, l.stream, err)
+	if missing(err) {
+		return nil, setupError(err, l.name(), "is missing: create it")
+	}
+	return nil, fmt.Errorf("natsjs: %s cannot be looked at: %w", l.name(), err)
 }
 
 // api is what the subjects of requests to JetStream begin with.
@@ -202,7 +191,7 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 		l.expires = min(l.expires, consumer.MaxRequestExpires)
 	}
 	if field, problem := l.problem(consumer, ackWait); field != "" {
-		return limits{}, &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field, Problem: problem}
+		return limits{}, l.misset(field, problem)
 	}
 	return l, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -63,9 +64,9 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 				}
 				return
 			}
-			var wrong *natsjs.ConfigError
-			if !errors.As(err, &wrong) || wrong.Field != c.field || wrong.Stream != "orders" || wrong.Consumer != "billing" {
-				t.Fatalf("Check: %v, want a ConfigError about %s", err, c.field)
+			var wrong *dedupstore.SetupError
+			if !errors.As(err, &wrong) || wrong.Subject != c.field+` of consumer "billing" of stream "orders"` {
+				t.Fatalf("Check: %v, want a SetupError about %s", err, c.field)
 			}
 			for _, says := range c.says {
 				if !strings.Contains(err.Error(), says) {
@@ -93,8 +94,8 @@ func TestWorker_PushConsumerIsRefused(t *testing.T) {
 	if _, err := js.AddConsumer("orders", &nats.ConsumerConfig{Durable: "billing", DeliverSubject: "push", AckPolicy: nats.AckExplicitPolicy}); err != nil {
 		t.Fatal(err)
 	}
-	var wrong *natsjs.ConfigError
-	if err := w.Check(t.Context()); !errors.As(err, &wrong) || wrong.Field != "DeliverSubject" {
+	var wrong *dedupstore.SetupError
+	if err := w.Check(t.Context()); !errors.As(err, &wrong) || !strings.HasPrefix(wrong.Subject, "DeliverSubject"+" of consumer ") {
 		t.Errorf("Check: %v", err)
 	}
 }
@@ -345,9 +346,9 @@ func TestWorker_CheckRefusesConsumersOfAnotherJetStream(t *testing.T) {
 			r.cons = mine
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			var refused *natsjs.ConfigError
-			if err := r.worker(succeed).Run(ctx); !errors.As(err, &refused) || !strings.Contains(err.Error(), "is not that of the JetStream given") {
-				t.Errorf("Run: %v, want a ConfigError", err)
+			var refused *dedupstore.SetupError
+			if err := r.worker(succeed).Run(ctx); !errors.As(err, &refused) || !strings.Contains(err.Error(), "is not one of the JetStream given") {
+				t.Errorf("Run: %v, want a SetupError", err)
 			}
 		})
 	}

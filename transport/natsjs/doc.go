@@ -32,9 +32,9 @@
 //     logged, once, and tried again: reconnects, a new leader, restarts of the server.
 //   - A handler does not run for its own dead letters, if its consumer delivers them: they are acknowledged, with an
 //     error in the log. Check says so at the start, and refuses it for a work-queue stream, which would delete them. It
-//     also says when no stream listens on the dead-letter topic of a Publisher of this package, or that of
-//     SourceConfig, or one that keeps only what a consumer of it wants (retention interest) has none for that but the
-//     one that makes them, as far as it may look.
+//     refuses a dead-letter topic of a Publisher of this package on which no stream listens, and says when one that
+//     keeps only what a consumer of it wants (retention interest) has none for that but the one that makes them, as far
+//     as it may look.
 //   - Check, with which Run begins, refuses a consumer that breaks these guarantees, and says what to set.
 //
 // # What they do not guarantee

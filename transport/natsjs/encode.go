@@ -35,12 +35,14 @@ func (e *encoder) encode(m producer.Message) (id string, err error) {
 	copied := false // on purpose
 	for name, value := range m.Header {
 		if strings.EqualFold(name, producer.HeaderReason) {
-			value = strings.TrimSpace(strings.Map(printable, value)) // for people: it must not keep a dead letter from leaving
+			// for people: it must not keep a dead letter from leaving
+			value = strings.TrimSpace(strings.Map(printable, value))
 		}
 		if problem := headerProblem(name, value); problem != "" {
 			return "", invalid(fmt.Sprintf("header %.80q", name), problem)
 		}
-		copied = copied || strings.EqualFold(name, producer.HeaderPurpose) || strings.EqualFold(name, producer.HeaderGeneration)
+		copied = copied || strings.EqualFold(name, producer.HeaderPurpose) ||
+			strings.EqualFold(name, producer.HeaderGeneration)
 		e.set(name, value)
 	}
 	if m.Key != "" {
@@ -94,7 +96,8 @@ const maxSubject = 3800
 // subjectProblem says why a subject cannot be published to, or "".
 func subjectProblem(subject string) string {
 	if len(subject) > maxSubject {
-		return fmt.Sprintf("has %d bytes, want at most %d: nats.go closes its connection for good where a server refuses a longer line", len(subject), maxSubject)
+		return fmt.Sprintf("has %d bytes, want at most %d: nats.go closes its connection for good where a server "+
+			"refuses a longer line", len(subject), maxSubject)
 	}
 	if strings.ContainsFunc(subject, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
 		return fmt.Sprintf("is %.80q: a NATS subject has no white space", subject)

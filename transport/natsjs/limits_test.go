@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -101,9 +102,9 @@ func TestWorker_ChangedConsumerEndsTheRun(t *testing.T) {
 	}
 	select {
 	case err := <-ended:
-		var wrong *natsjs.ConfigError
-		if !errors.As(err, &wrong) || wrong.Field != "MaxRequestBatch" {
-			t.Errorf("the run ended with %v, want a ConfigError for MaxRequestBatch", err)
+		var wrong *dedupstore.SetupError
+		if !errors.As(err, &wrong) || !strings.HasPrefix(wrong.Subject, "MaxRequestBatch"+" of consumer ") {
+			t.Errorf("the run ended with %v, want a SetupError for MaxRequestBatch", err)
 		}
 	case <-time.After(patience):
 		t.Errorf("the run goes on; log:\n%s", r.log.String())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
@@ -121,9 +122,9 @@ func await(t *testing.T, ended <-chan error) error {
 // wantChanged checks the error of a run whose consumer was changed.
 func (r *rig) wantChanged(err error, field, from, to string) {
 	r.t.Helper()
-	var changed *natsjs.ConfigError
-	if !errors.As(err, &changed) || changed.Field != field || changed.Stream != "orders" || changed.Consumer != "billing" {
-		r.t.Fatalf("Run: %v, want a ConfigError about %s", err, field)
+	var changed *dedupstore.SetupError
+	if !errors.As(err, &changed) || changed.Subject != field+` of consumer "billing" of stream "orders"` {
+		r.t.Fatalf("Run: %v, want a SetupError about %s", err, field)
 	}
 	if says := fmt.Sprintf("was changed from %s to %s while it was in use: run the worker again", from, to); !strings.Contains(err.Error(), says) {
 		r.t.Errorf("Run: %q does not say %q", err, says)
@@ -378,8 +379,8 @@ func TestWorker_FilterThatWouldHaveDeadLettersDeletedEndsTheRun(t *testing.T) {
 	default:
 	}
 	filter("jobs.a", "jobs.dead")
-	var wrong *natsjs.ConfigError
-	if err := await(t, ended); !errors.As(err, &wrong) || wrong.Field != "FilterSubjects" {
-		t.Errorf("Run: %v, want a ConfigError about FilterSubjects", err)
+	var wrong *dedupstore.SetupError
+	if err := await(t, ended); !errors.As(err, &wrong) || !strings.HasPrefix(wrong.Subject, "FilterSubjects"+" of consumer ") {
+		t.Errorf("Run: %v, want a SetupError about FilterSubjects", err)
 	}
 }

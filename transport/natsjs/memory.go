@@ -3,7 +3,8 @@ package natsjs
 import "sync"
 
 // memory holds the Nats-Msg-Ids of messages whose acknowledgement did not come, so that the stream's "duplicate" for
-// their repetition is no surprise. It is bounded: when it is full it forgets everything, which costs a warning too many.
+// their repetition is no surprise. It is bounded: when it is full it forgets everything, which costs a warning too
+// many.
 type memory struct {
 	mu  sync.Mutex
 	ids map[string]struct{}

@@ -46,10 +46,6 @@ func (f *held) isForeign() bool {
 	return f.foreign
 }
 
-// ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason: the
-// worker settles it, by what the handler returns.
-var ErrWorkerSettles = errors.New("natsjs: the Worker settles the message: return nil, or an error")
-
 // A message is what handlers get.
 type message struct{ *held }
 

@@ -10,7 +10,8 @@ import (
 func BySubject(msg jetstream.Msg) string { return msg.Subject() }
 
 // BySubjectToken returns the Config.Order that makes each value of the nth token of the subject a lane, counted from 0:
-// with 1, "orders.c7.created" is of the lane "c7". Messages with fewer tokens have no order. It panics if n is negative.
+// with 1, "orders.c7.created" is of the lane "c7". Messages with fewer tokens have no order. It panics if n is
+// negative.
 func BySubjectToken(n int) func(jetstream.Msg) string {
 	if n < 0 {
 		panic("natsjs: BySubjectToken of a negative number")

@@ -3,7 +3,6 @@ package natsjs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -88,9 +87,9 @@ func (f *held) ask(now time.Time) *nats.Subscription {
 	return answer
 }
 
-// probeAcks looks for the answer to ask, and for a refusal of it, or of what settled the message, that has come since the
-// message did: the server says so only by an error of the connection. It may be somebody else's, so that a second in-progress
-// ack is tried, which is too late for most messages and does at worst prolong the delay of a nak.
+// probeAcks looks for the answer to ask, and for a refusal of it, or of what settled the message, that has come since
+// the message did: the server says so only by an error of the connection. It may be somebody else's, so that a second
+// in-progress ack is tried, which is too late for most messages and does at worst prolong the delay of a nak.
 func (s *session) probeAcks(ctx context.Context, f *held, before error, answer *nats.Subscription) {
 	defer s.probe.busy.Store(false)
 	if answer == nil {
@@ -122,9 +121,9 @@ func (s *session) probeAcks(ctx context.Context, f *held, before error, answer *
 	s.probe.done.Store(!unheard)
 }
 
-// unheard returns an error if nobody listens to acks: an account may import the API of another account's JetStream and not its
-// acks. While a consumer's leader changes or is out of reach, nobody does, either: only what is so while the consumer answers
-// is believed.
+// unheard returns an error if nobody listens to acks: an account may import the API of another account's JetStream and
+// not its acks. While a consumer's leader changes or is out of reach, nobody does, either: only what is so while the
+// consumer answers is believed.
 func (s *session) unheard(ctx context.Context, f *held) error {
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -139,7 +138,8 @@ func (s *session) unheard(ctx context.Context, f *held) error {
 	if !noResponders(answer) {
 		return nil
 	}
-	return fmt.Errorf("natsjs: consumer %q of stream %q: acks reach nobody, and messages come again for ever: import $JS.ACK.> from the account of the JetStream: %w", s.limits.consumer, s.limits.stream, nats.ErrNoResponders)
+	return setupError(nats.ErrNoResponders, s.limits.name(), "has acks that reach nobody, and messages come again "+
+		"for ever: import $JS.ACK.> from the account of the JetStream")
 }
 
 // noResponders reports whether a server says, which it does at once, that nobody listens to what was asked.

@@ -26,8 +26,9 @@ type PublisherConfig struct {
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although neither the Publisher nor a relay was
-	// repeating it after a lost acknowledgement, and one for a connection that will not try for ever to reconnect. Nil: slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although neither the Publisher nor a
+	// relay was repeating it after a lost acknowledgement, and one for a connection that will not try for ever to
+	// reconnect. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -72,14 +73,14 @@ type Publisher struct {
 	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
 	unanswered memory
-	hangar     hangar
 	duplicates atomic.Uint64
 	telemetry  *telemetry.Sender
 }
 
-// NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending
-// messages are its own, not those of js. One Publisher per connection is enough. A connection should be made with
-// nats.MaxReconnects(-1): without it, nats.go closes it for good after 60 attempts, and all that is published later is unknown.
+// NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending messages
+// are its own, not those of js. One Publisher per connection is enough. A connection should be made with
+// nats.MaxReconnects(-1): without it, nats.go closes it for good after 60 attempts, and all that is published later is
+// unknown.
 func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -93,18 +94,21 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 		return nil, fmt.Errorf("natsjs: make instruments: %w", err)
 	}
 	if !js.Conn().Opts.AllowReconnect || js.Conn().Opts.MaxReconnect >= 0 {
-		config.Logger.Warn("natsjs: the connection does not try for ever to reconnect, and when it is closed nothing more is published: connect with nats.MaxReconnects(-1)")
+		config.Logger.Warn(
+			"natsjs: the connection does not try for ever to reconnect, and when it is closed nothing more is " +
+				"published: connect with nats.MaxReconnects(-1)")
 	}
-	return &Publisher{conn: js.Conn(), js: js, domain: js.Options().Domain, config: config, room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
+	return &Publisher{conn: js.Conn(), js: js, domain: js.Options().Domain, config: config,
+		room: make(chan struct{}, config.MaxPending), telemetry: sender}, nil
 }
 
 // MessagingSystem names JetStream in telemetry.
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
 // Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
-// after a lost acknowledgement, nor a relay, of whatever process (producer.HeaderResend). Its caller may have published them
-// twice, as for a repeated request, or another process before it died. If not, two messages have one ID, and one of them is not
-// in the stream.
+// after a lost acknowledgement, nor a relay, of whatever process (producer.HeaderResend). Its caller may have published
+// them twice, as for a repeated request, or another process before it died. If not, two messages have one ID, and one
+// of them is not in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
@@ -112,9 +116,9 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 //
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
 // by a stream: it is too big, the stream is sealed, or takes counters only. Where no stream judged it, it is unknown:
-// because of ctx, a timeout, a connection that is lost or closed, trouble or limits of the server or account, or because
-// no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream that is
-// restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
+// because of ctx, a timeout, a connection that is lost or closed, trouble or limits of the server or account, or
+// because no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream
+// that is restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
 //
 // What is being written to a server that reads no more is held up beyond ctx, until the connection's write deadline
 // (nats.FlusherTimeout, by default a minute).
@@ -147,11 +151,12 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	return nil
 }
 
-// askEvery is the shortest time between two questions for the domain's name: without the right to ask, each waits for nothing.
+// askEvery is the shortest time between two questions for the domain's name: without the right to ask, each waits for
+// nothing.
 const askEvery = 10 * time.Second
 
-// learnDomain asks what the servers call the domain: an account that imports JetStream's API may give it another name, which
-// acknowledgements do not have.
+// learnDomain asks what the servers call the domain: an account that imports JetStream's API may give it another name,
+// which acknowledgements do not have.
 func (p *Publisher) learnDomain(ctx context.Context) {
 	if !p.mayAsk() {
 		return
@@ -201,21 +206,23 @@ func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err e
 	return false, f.err
 }
 
-// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an answer,
-// neither here nor, as a relay's mark says, in another process.
+// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an
+// answer, neither here nor, as a relay's mark says, in another process.
 func (p *Publisher) duplicate(ctx context.Context, f *flight, unexpected bool) {
 	m := &f.message
 	p.telemetry.Duplicate(ctx, f.sending, m.Topic, m.ID, unexpected)
 	if unexpected {
 		p.duplicates.Add(1)
-		p.config.Logger.WarnContext(telemetry.Located(ctx, m.Header), "natsjs: a stream dropped a message as a duplicate: unless it was published before, two messages have one ID",
+		p.config.Logger.WarnContext(telemetry.Located(ctx, m.Header),
+			"natsjs: a stream dropped a message as a duplicate: unless it was published before, two messages have "+
+				"one ID",
 			"stream", f.ack.stream, "sequence", f.ack.sequence, "subject", m.Topic, "id", m.ID)
 	}
 }
 
-// unsendable reports whether an error of sending says that this message cannot be sent. A client that is reconnecting may
-// not know its server yet, and says then that it takes no headers (nats.ErrHeadersNotSupported) and no payload: that
-// proves nothing.
+// unsendable reports whether an error of sending says that this message cannot be sent. A client that is reconnecting
+// may not know its server yet, and says then that it takes no headers (nats.ErrHeadersNotSupported) and no payload:
+// that proves nothing.
 func unsendable(size int, limit int64, err error) bool {
 	if errors.Is(err, nats.ErrMaxPayload) {
 		return limit > 0 && int64(size) > limit
@@ -224,8 +231,9 @@ func unsendable(size int, limit int64, err error) bool {
 }
 
 // refused reports whether an error instead of an acknowledgement says that a stream refused the message itself, so that
-// it would refuse it again. The class of the error (400 …) does not tell: account limits and too many requests are among
-// them, and pass. These are error codes of nats-server (server/errors.json); what is not known here proves nothing.
+// it would refuse it again. The class of the error (400 …) does not tell: account limits and too many requests are
+// among them, and pass. These are error codes of nats-server (server/errors.json); what is not known here proves
+// nothing.
 func refused(err error) bool {
 	var api *jetstream.APIError
 	if !errors.As(err, &api) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -56,8 +55,10 @@ const (
 )
 
 func (p *Publisher) begin(messages int) *call {
-	c := &call{publisher: p, news: make(chan struct{}, 1), flights: p.hangar.get(messages), away: !p.conn.IsConnected()}
-	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
+	c := &call{publisher: p, news: make(chan struct{}, 1), flights: make([]flight, messages),
+		away: !p.conn.IsConnected()}
+	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) ||
+		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
 		c.denied = err
 	}
 	c.broken = p.inbox.open(p.conn, c)
@@ -72,25 +73,7 @@ func (c *call) end() {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	c.publisher.hangar.put(c.flights)
 	c.flights = nil
-}
-
-// A hangar keeps the memory of flights for later calls: that of a large batch is a tenth of what a relay allocates.
-type hangar struct{ pool sync.Pool }
-
-// get returns memory for so many flights, all zero.
-func (h *hangar) get(n int) []flight {
-	if kept, _ := h.pool.Get().(*[]flight); kept != nil && cap(*kept) >= n {
-		return (*kept)[:n]
-	}
-	return make([]flight, n)
-}
-
-// put takes back what nobody looks at any more.
-func (h *hangar) put(flights []flight) {
-	clear(flights)
-	h.pool.Put(&flights)
 }
 
 func (c *call) send(ctx context.Context, i int, m producer.Message) {
@@ -242,17 +225,19 @@ func (c *call) tend(now time.Time) (next time.Time, flying bool) {
 	return next, flying
 }
 
-// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the answers, or
-// there are too many subscriptions, the server tells that to the connection only. Whether there is a connection now is not asked:
-// its lock is held while something is written.
+// unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the
+// answers, or there are too many subscriptions, the server tells that to the connection only. Whether there is a
+// connection now is not asked: its lock is held while something is written.
 func (c *call) unheard(f *flight) error {
 	switch {
 	case f.stray.stream != "":
-		return fmt.Errorf("%w: only stream %q of domain %q has the message, want one of domain %q", jetstream.ErrAsyncPublishTimeout, f.stray.stream, f.stray.domain, c.publisher.domain)
+		return fmt.Errorf("%w: only stream %q of domain %q has the message, want one of domain %q",
+			jetstream.ErrAsyncPublishTimeout, f.stray.stream, f.stray.domain, c.publisher.domain)
 	case c.away:
 		return fmt.Errorf("%w, and when it was sent: %w", jetstream.ErrAsyncPublishTimeout, nats.ErrDisconnected)
 	case c.denied != nil:
-		return fmt.Errorf("%w, and the server has refused the connection something: %w", jetstream.ErrAsyncPublishTimeout, c.denied)
+		return fmt.Errorf("%w, and the server has refused the connection something: %w",
+			jetstream.ErrAsyncPublishTimeout, c.denied)
 	}
 	return jetstream.ErrAsyncPublishTimeout
 }

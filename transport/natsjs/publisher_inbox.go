@@ -12,8 +12,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// An inbox gets the answers to what a Publisher sends: to a subject for each message, which is never used again, because
-// an answer may come when nobody waits for it any more. Its last subscription ends with the connection.
+// An inbox gets the answers to what a Publisher sends: to a subject for each message, which is never used again,
+// because an answer may come when nobody waits for it any more. Its last subscription ends with the connection.
 type inbox struct {
 	connecting sync.Mutex // held for what waits for the connection, before mu
 
@@ -25,8 +25,9 @@ type inbox struct {
 	lost  <-chan nats.Status // what breaks the connection; until the connection ends
 }
 
-// A line is a subscription to answers. One that the server has refused, because of a right or of its limit of subscriptions,
-// stays refused until the connection is made again, and nobody is told but the connection: a silent one is replaced.
+// A line is a subscription to answers. One that the server has refused, because of a right or of its limit of
+// subscriptions, stays refused until the connection is made again, and nobody is told but the connection: a silent one
+// is replaced.
 type line struct {
 	inbox  *inbox
 	prefix string // of the subjects, with the dot
@@ -103,8 +104,8 @@ func (b *inbox) over() *line {
 	return old
 }
 
-// catchUp hears what happened while nobody listened: it says nothing about messages that are still to be sent. The inbox
-// is locked.
+// catchUp hears what happened while nobody listened: it says nothing about messages that are still to be sent. The
+// inbox is locked.
 func (b *inbox) catchUp() {
 	for {
 		select {

@@ -73,8 +73,8 @@ func (s *session) pull(ctx, work context.Context) error {
 	return nil
 }
 
-// lookAnew looks at the consumer after a reconnect, before anything is asked for: the server may have been restored to an
-// earlier time, of which nothing tells any more when as many messages have been delivered again.
+// lookAnew looks at the consumer after a reconnect, before anything is asked for: the server may have been restored to
+// an earlier time, of which nothing tells any more when as many messages have been delivered again.
 func (s *session) lookAnew(ctx context.Context) {
 	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
@@ -106,13 +106,14 @@ func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	return n, 0
 }
 
-// bytesOnTheWay is how much may be on the way to us. The server cuts a connection for which it holds more than its max_pending,
-// 64 MB, and would do so again and again. Its own limit of a request, max_bytes, is none to use: a message that is over it goes
-// to the end of those that come again, or is never sent, where a consumer has the last of each subject.
+// bytesOnTheWay is how much may be on the way to us. The server cuts a connection for which it holds more than its
+// max_pending, 64 MB, and would do so again and again. Its own limit of a request, max_bytes, is none to use: a message
+// that is over it goes to the end of those that come again, or is never sent, where a consumer has the last of each
+// subject.
 const bytesOnTheWay = 4 << 20
 
-// onTheWay is how many messages may be on the way to us. Those to come are taken to be as large as those that have come, and
-// the first as large as they can be. The session is locked.
+// onTheWay is how many messages may be on the way to us. Those to come are taken to be as large as those that have
+// come, and the first as large as they can be. The session is locked.
 func (s *session) onTheWay() int {
 	size := s.size
 	if size == 0 {
@@ -142,9 +143,9 @@ func (s *session) free() (n int, small bool) {
 // errAlone is the trouble with a leader that must not be asked.
 var errAlone = errors.New("natsjs: the consumer's leader hears nothing of most of its replicas")
 
-// fetchAgain is fetch after trouble. A leader that has lost its majority takes up to 20 s to notice, and until then counts,
-// for each request, deliveries of messages that it does not send: it is not asked. Where nobody says how it is, the request does
-// no harm, and may be what is answered first.
+// fetchAgain is fetch after trouble. A leader that has lost its majority takes up to 20 s to notice, and until then
+// counts, for each request, deliveries of messages that it does not send: it is not asked. Where nobody says how it is,
+// the request does no harm, and may be what is answered first.
 func (s *session) fetchAgain(ctx, work context.Context, n int) fetched {
 	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
@@ -155,11 +156,12 @@ func (s *session) fetchAgain(ctx, work context.Context, n int) fetched {
 	return s.fetch(work, n)
 }
 
-// heardWithin is how long a leader may have heard nothing of a replica that is well: it asks each after a second or two.
+// heardWithin is how long a leader may have heard nothing of a replica that is well: it asks each after a second or
+// two.
 const heardWithin = 2 * time.Second
 
-// alone reports whether a leader hears of too few replicas to make a majority with them. A replica that has said nothing since
-// it leads has a zero, and counts as heard: better asked once too often than never again.
+// alone reports whether a leader hears of too few replicas to make a majority with them. A replica that has said
+// nothing since it leads has a zero, and counts as heard: better asked once too often than never again.
 func alone(c *jetstream.ClusterInfo) bool {
 	if c == nil {
 		return false
@@ -192,7 +194,8 @@ const (
 	sayAgain = time.Minute
 )
 
-// connection says that there is no connection, and why, where that lasts: while there is none nothing is asked for that would fail.
+// connection says that there is no connection, and why, where that lasts: while there is none nothing is asked for that
+// would fail.
 func (t *trouble) connection(ctx context.Context) {
 	s, now := t.session, time.Now()
 	switch {
@@ -201,7 +204,8 @@ func (t *trouble) connection(ctx context.Context) {
 	case t.away.IsZero():
 		t.away = now
 	case now.Sub(t.away) >= awayFor && now.Sub(t.said) >= sayAgain:
-		s.log.WarnContext(ctx, "natsjs: no connection to the server; trying again", "error", withReason(nats.ErrDisconnected, s.nc))
+		s.log.WarnContext(ctx, "natsjs: no connection to the server; trying again",
+			"error", withReason(nats.ErrDisconnected, s.nc))
 		t.said, t.pause = now, max(t.pause, minPause) // its end is said, too
 		t.failed = time.Time{}                        // what fails after it has another reason
 	}
@@ -250,7 +254,7 @@ func (t *trouble) note(ctx context.Context, f fetched) error {
 }
 
 func (l limits) cannotFetch(err error) error {
-	return fmt.Errorf("natsjs: consumer %q of stream %q: cannot fetch: %w", l.consumer, l.stream, err)
+	return fmt.Errorf("natsjs: nothing can be fetched from %s: %w", l.name(), err)
 }
 
 // diagnose asks the server whether there is a consumer, and a right to fetch from it.
@@ -278,13 +282,14 @@ func (t *trouble) diagnose(ctx context.Context) error {
 	return s.deleted(ctx, err)
 }
 
-// deleted returns the error of a consumer that is gone. Handlers are waited for, and may take so long that there is another
-// stream of its name, which would take their acks for its own messages.
+// deleted returns the error of a consumer that is gone. Handlers are waited for, and may take so long that there is
+// another stream of its name, which would take their acks for its own messages.
 func (s *session) deleted(ctx context.Context, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again if there is one that has it")
-	return fmt.Errorf("natsjs: consumer %q of stream %q was deleted: %w", s.limits.consumer, s.limits.stream, err)
+	s.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again if there is "+
+		"one that has it")
+	return setupError(err, s.limits.name(), "was deleted: create it, and run the worker again")
 }
 
 // disown has nothing said of what is in flight any more. The session is locked.
@@ -295,14 +300,15 @@ func (s *session) disown(ctx context.Context, why string) {
 	}
 }
 
-// blindLooks is how many looks in a row go without an answer before that is said: one may be a leader that is being chosen.
+// blindLooks is how many looks in a row go without an answer before that is said: one may be a leader that is being
+// chosen.
 const blindLooks = 3
 
 // lookEvery is how often the consumer is looked at while nothing is wrong.
 const lookEvery = 30 * time.Second
 
-// watch ends the run when the consumer is changed under it: what the run has learnt of it is not true any more. It also does
-// when the consumer is gone, of which no request tells while the window is full.
+// watch ends the run when the consumer is changed under it: what the run has learnt of it is not true any more. It also
+// does when the consumer is gone, of which no request tells while the window is full.
 func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 	ticker := time.NewTicker(s.look)
 	defer ticker.Stop()
@@ -321,7 +327,9 @@ func (s *session) watch(ctx context.Context, finished <-chan struct{}) {
 			blind = 0
 		}
 		if blind == blindLooks {
-			s.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so that nobody sees when it is changed or made again; if the server answers otherwise, it has refused the client's subscription to answers: connect anew, or start the process again",
+			s.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so that nobody sees when it is changed "+
+				"or made again; if the server answers otherwise, it has refused the client's subscription to "+
+				"answers: connect anew, or start the process again",
 				"error", withRefusal(err, s.nc))
 		}
 		switch {
@@ -350,9 +358,10 @@ func (s *session) asks() bool {
 	return s.outstanding > 0
 }
 
-// info asks the server for the consumer. One that was made again counts from one again, and so does its stream, perhaps: what
-// is in flight is not settled any more, for its acks could be taken for those of other messages. So does a cluster's whose
-// only node has lost its files, or kept it in memory: it has the old time of creation, and has counted less than was seen.
+// info asks the server for the consumer. One that was made again counts from one again, and so does its stream,
+// perhaps: what is in flight is not settled any more, for its acks could be taken for those of other messages. So does
+// a cluster's whose only node has lost its files, or kept it in memory: it has the old time of creation, and has
+// counted less than was seen.
 func (s *session) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 	s.mu.Lock()
 	delivered := s.delivered
@@ -367,12 +376,13 @@ func (s *session) info(ctx context.Context) (*jetstream.ConsumerInfo, error) {
 		return info, nil
 	}
 	s.created, s.delivered = info.Created, info.Delivered.Consumer
-	s.disown(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in flight is not settled, and comes again if it is still in the stream")
+	s.disown(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in "+
+		"flight is not settled, and comes again if it is still in the stream")
 	return info, nil
 }
 
-// changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have what it
-// must not.
+// changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have
+// what it must not.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
 	is, was := info.Config, l.config
 	for _, c := range [...]struct {
@@ -393,14 +403,15 @@ func (l limits) changed(info *jetstream.ConsumerInfo) error {
 		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
 	} {
 		if c.is != c.was {
-			return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: c.field,
-				Problem: fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is)}
+			return l.misset(c.field,
+				fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is))
 		}
 	}
-	return l.digsUp(is)
+	return l.deletesDeadLetters(is)
 }
 
 // missing reports whether an error says that the consumer or its stream is not there.
 func missing(err error) bool {
-	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) || errors.Is(err, jetstream.ErrStreamNotFound)
+	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) ||
+		errors.Is(err, jetstream.ErrStreamNotFound)
 }

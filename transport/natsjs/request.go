@@ -44,7 +44,8 @@ func (s *session) fetch(work context.Context, n int) fetched {
 	r.sub = sub
 	err = sub.SetPendingLimits(-1, -1) // nothing may be dropped, and n bounds it
 	if err == nil {
-		err = s.nc.PublishRequest(s.limits.nextSubject, inbox, fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, s.limits.expires.Nanoseconds()))
+		err = s.nc.PublishRequest(s.limits.nextSubject, inbox,
+			fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, s.limits.expires.Nanoseconds()))
 	}
 	if err != nil {
 		return fetched{asked: n, answered: true, err: err}
@@ -52,8 +53,8 @@ func (s *session) fetch(work context.Context, n int) fetched {
 	return r.wait(s.limits.expires + time.Second)
 }
 
-// wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server does
-// not answer.
+// wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server
+// does not answer.
 func (r *request) wait(silence time.Duration) fetched {
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
@@ -82,16 +83,16 @@ func (r *request) left(silence time.Duration) time.Duration {
 	return silence - time.Since(r.heard)
 }
 
-// arrive returns when all that the server has sent is here, for the silence may be that of the network, or of this process:
-// messages that are not taken come again after AckWait, behind others of their lanes.
+// arrive returns when all that the server has sent is here, for the silence may be that of the network, or of this
+// process: messages that are not taken come again after AckWait, behind others of their lanes.
 func (r *request) arrive() {
 	if r.nc.IsConnected() { // else nothing of it will come
 		_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
 	}
 }
 
-// giveUp ends the request, unless something has come within so long, or is here and not taken yet: then it returns for how
-// long to go on.
+// giveUp ends the request, unless something has come within so long, or is here and not taken yet: then it returns for
+// how long to go on.
 func (r *request) giveUp(silence time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()

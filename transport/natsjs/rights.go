@@ -17,8 +17,8 @@ const (
 )
 
 // refusal finds out whether the server lets us publish to a subject. It tells so only by an error of the connection,
-// which comes before the answer to a flush, and which may be somebody else's: only one that names the subject counts. It
-// returns nil also if that cannot be found out.
+// which comes before the answer to a flush, and which may be somebody else's: only one that names the subject counts.
+// It returns nil also if that cannot be found out.
 func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 	if !nc.IsConnected() {
 		return nil
@@ -43,11 +43,6 @@ func refusal(ctx context.Context, nc *nats.Conn, subject, probe string) error {
 // probes is how often is asked on a connection with which somebody else is refused things all the time.
 const probes = 5
 
-// noRight is the error of a missing right.
-func (l limits) noRight(subject string, err error) error {
-	return fmt.Errorf("natsjs: consumer %q of stream %q: no right to publish to %q, allow it: %w", l.consumer, l.stream, subject, err)
-}
-
 // newRefusal returns the refusal that has come since an error of the connection, if any.
 func newRefusal(nc *nats.Conn, before error) error {
 	after := nc.LastError()
@@ -57,17 +52,18 @@ func newRefusal(nc *nats.Conn, before error) error {
 	return nil
 }
 
-// withRefusal adds to an error that no answer came what the server has refused the connection last, if it has: where that is the
-// subscription to the answer, the server tells the connection only.
+// withRefusal adds to an error that no answer came what the server has refused the connection last, if it has: where
+// that is the subscription to the answer, the server tells the connection only.
 func withRefusal(err error, nc *nats.Conn) error {
-	if last := nc.LastError(); errors.Is(last, nats.ErrPermissionViolation) || errors.Is(last, nats.ErrMaxSubscriptionsExceeded) {
+	if last := nc.LastError(); errors.Is(last, nats.ErrPermissionViolation) ||
+		errors.Is(last, nats.ErrMaxSubscriptionsExceeded) {
 		return fmt.Errorf("%w, and the server has refused the connection something: %w", err, last)
 	}
 	return err
 }
 
-// withReason adds to an error that there is no connection why the last attempt to have one failed, such as a certificate or
-// credentials that are refused, of which nats.go tells the connection only.
+// withReason adds to an error that there is no connection why the last attempt to have one failed, such as a
+// certificate or credentials that are refused, of which nats.go tells the connection only.
 func withReason(err error, nc *nats.Conn) error {
 	closed := errors.Is(err, nats.ErrConnectionClosed)
 	if !closed && !errors.Is(err, nats.ErrDisconnected) { // the connection's lock is held while something is written
@@ -80,7 +76,8 @@ func withReason(err error, nc *nats.Conn) error {
 	case closed:
 		return fmt.Errorf("%w for good, after: %v", err, last) //nolint:errorlint // that is not what this error is
 	case !nc.IsConnected():
-		return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint // that is not what this error is
+		// that is not what this error is
+		return fmt.Errorf("%w, and did not let the client in: %v", err, last) //nolint:errorlint
 	}
 	return err
 }

@@ -71,23 +71,6 @@ func newSession(e *engine, cons jetstream.Consumer, l limits, p process) *sessio
 	}
 }
 
-// errGrace is the cause of the contexts of handlers that took longer than the grace.
-var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
-
-// A CutShortError says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and
-// Run has waited for them. The message of a handler that then returned an error was given back, and the run did not use
-// up an attempt, unless the policy parks (oncemill.Irreversible): then its outcome is unknown, and it does not run
-// again. Make Grace longer than the longest handler.
-type CutShortError struct {
-	Handlers int
-	Grace    time.Duration
-}
-
-func (e *CutShortError) Error() string {
-	return fmt.Sprintf("natsjs: %d handlers took longer than Config.Grace (%v) after the end of Run's context: their "+
-		"contexts were cancelled", e.Handlers, e.Grace)
-}
-
 // flushTimeout bounds the wait for acks to reach the server at the end of a run, and for the confirmation of an ack.
 const flushTimeout = 10 * time.Second
 
@@ -109,7 +92,7 @@ func (s *session) run(ctx context.Context) error {
 	close(finished)
 	s.background.Wait()
 	if s.cut > 0 {
-		err = errors.Join(err, &CutShortError{Handlers: int(s.cut), Grace: s.config.Grace})
+		err = errors.Join(err, fmt.Errorf("%w: %d handlers, after %v", ErrCutShort, s.cut, s.config.Grace))
 	}
 	flush, done := context.WithTimeout(detached, flushTimeout)
 	defer done()

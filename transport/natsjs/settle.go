@@ -21,8 +21,8 @@ func (f *held) traced(ctx context.Context) context.Context {
 // minDelay is the shortest delay of a message that is to come again.
 const minDelay = 10 * time.Millisecond
 
-// delayOf is the delay of a message that is to come again. Where the decision has none, as in shadow mode, it grows up to
-// about a second.
+// delayOf is the delay of a message that is to come again. Where the decision has none, as in shadow mode, it grows up
+// to about a second.
 func delayOf(f *held, d consumer.Decision) time.Duration {
 	if d.Delay <= 0 {
 		return minDelay << min(max(f.tries+f.delivery.Count-2, 0), 7)
@@ -36,7 +36,8 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 	case consumer.Ack:
 		s.doubleAck(ctx, f)
 	case consumer.Reject:
-		s.log.ErrorContext(f.traced(ctx), "natsjs: message rejected; the server is told not to deliver it again, and it is no dead letter",
+		s.log.ErrorContext(f.traced(ctx), "natsjs: message rejected; the server is told not to deliver it again, and "+
+			"it is no dead letter",
 			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "error", d.Err)
 		s.send(ctx, f, "term", sayTerm(reason(d.Err)))
 	default:
@@ -50,12 +51,14 @@ func (s *session) settle(ctx context.Context, f *held, d consumer.Decision) {
 // warnOfLoss is loud about a message without an outcome that the server will not deliver again.
 func (s *session) warnOfLoss(ctx context.Context, f *held, d consumer.Decision) {
 	if f.last {
-		s.log.ErrorContext(f.traced(ctx), "natsjs: message has no outcome after its last delivery: the server keeps it, and gives it to nobody; set MaxDeliver to -1",
+		s.log.ErrorContext(f.traced(ctx), "natsjs: message has no outcome after its last delivery: the server keeps "+
+			"it, and gives it to nobody; set MaxDeliver to -1",
 			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
 	}
 }
 
-// acks are what is to be acknowledged together: a write to the connection for each costs client and server more than they do.
+// acks are what is to be acknowledged together: a write to the connection for each costs client and server more than
+// they do.
 type acks struct {
 	mu    sync.Mutex
 	queue []*held
@@ -63,8 +66,8 @@ type acks struct {
 	busy  bool    // somebody sends what is in the queue
 }
 
-// ack has a message acknowledged, and then released: by who does that for others at the moment, or else here, until there is
-// nothing left to acknowledge. A lane does not wait for that: it sends its own.
+// ack has a message acknowledged, and then released: by who does that for others at the moment, or else here, until
+// there is nothing left to acknowledge. A lane does not wait for that: it sends its own.
 func (s *session) ack(ctx context.Context, f *held) {
 	a := &s.acks
 	a.mu.Lock()
@@ -151,7 +154,8 @@ func (s *session) send(ctx context.Context, f *held, what string, say []byte) {
 // unsent reports that the server was not told. It will deliver again, and the record knows what has been done.
 func (s *session) unsent(ctx context.Context, f *held, what string, err error) {
 	s.log.WarnContext(f.traced(ctx), "natsjs: message could not be settled; the server will deliver it again",
-		"id", f.delivery.Header.Get(producer.HeaderID), "settle", what, "sequence", f.sequence, "subject", f.delivery.Topic, "error", err)
+		"id", f.delivery.Header.Get(producer.HeaderID), "settle", what, "sequence", f.sequence, "subject",
+		f.delivery.Topic, "error", err)
 }
 
 // end stops the in-progress acks of a message.
@@ -233,8 +237,8 @@ func (s *session) await(ctx context.Context, f *held, delay time.Duration) bool 
 	return false
 }
 
-// giveBack has the server deliver a message again at once, to somebody else: not before our own requests are over, which
-// it would answer with it.
+// giveBack has the server deliver a message again at once, to somebody else: not before our own requests are over,
+// which it would answer with it.
 func (s *session) giveBack(ctx context.Context, f *held) {
 	<-s.pulled
 	s.send(ctx, f, "nak", sayNak)

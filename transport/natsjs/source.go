@@ -62,7 +62,7 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 		return nil, limits{}, fmt.Errorf("natsjs: SourceConfig.Consumer returned none for topic %q", topic)
 	}
 	publisher, dead := s.once.DeadLetters()
-	l, err := s.engine.check(ctx, cons, s.once.Policy(), burial{publisher, dead})
+	l, err := s.engine.check(ctx, cons, s.once.Policy(), deadLetters{publisher, dead})
 	if err == nil && l.maxDeliver > 0 {
 		s.engine.config.Logger.WarnContext(ctx,
 			"natsjs: the consumer has a MaxDeliver: a message that a Router has not taken when it stops loses a "+

@@ -52,8 +52,8 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 		lookEvery: lookEvery}}, nil
 }
 
-// Check looks at the consumer and its stream, and returns an error that says what to set if the worker's guarantees
-// cannot be kept. It logs a warning for what is unwise. It changes nothing.
+// Check looks at the consumer, its stream and where dead letters go, and returns a *dedupstore.SetupError that says
+// what to set if the worker's guarantees cannot be kept. It logs a warning for what is unwise. It changes nothing.
 func (w *Worker) Check(ctx context.Context) error {
 	_, err := w.check(ctx)
 	return err
@@ -62,7 +62,7 @@ func (w *Worker) Check(ctx context.Context) error {
 func (w *Worker) check(ctx context.Context) (limits, error) {
 	publisher, topic := w.once.DeadLetters()
 	policy := w.once.Policy()
-	l, err := w.engine.check(ctx, w.cons, policy, burial{publisher, topic})
+	l, err := w.engine.check(ctx, w.cons, policy, deadLetters{publisher, topic})
 	if err == nil && publisher == nil && !policy.Shadow {
 		w.engine.config.Logger.WarnContext(ctx,
 			"natsjs: no consumer.Config.DeadLetters: messages that fail for good, have no usable ID or other content "+
@@ -72,12 +72,9 @@ func (w *Worker) check(ctx context.Context) (limits, error) {
 	return l, err
 }
 
-// ErrRunning is what a second Run of a Worker returns while the first one runs.
-var ErrRunning = errors.New("natsjs: Worker is running")
-
 // Run calls Check and then works until ctx ends, which begins the drain: nothing new is started, handlers go on, acks
 // reach the server, and everything else is given back, once no request for messages is outstanding, which takes up to
-// about a second. It returns nil after a clean drain, or if ctx was cancelled while it still checked, a *CutShortError
+// about a second. It returns nil after a clean drain, or if ctx was cancelled while it still checked, ErrCutShort
 // if handlers took longer than Config.Grace, and otherwise an error that says why it cannot go on, after a drain too.
 // It may be called again when it has returned.
 func (w *Worker) Run(ctx context.Context) error {

@@ -130,10 +130,15 @@ func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
 	defer func() {
 		s.running.Add(-1)
 		if v := recover(); v == nil && !returned {
-			s.log.ErrorContext(f.traced(ctx), "natsjs: a handler has ended its goroutine (runtime.Goexit): its message comes again after AckWait, behind others of its lane", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence)
+			s.log.ErrorContext(f.traced(ctx),
+				"natsjs: a handler has ended its goroutine (runtime.Goexit): its message comes again after AckWait, "+
+					"behind others of its lane",
+				"id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence)
 		} else if v != nil { // not the handler's, whose panics the guard turns into errors
 			err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
-			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed", "id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence, "error", err, "stack", string(err.Stack))
+			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed",
+				"id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence, "error", err,
+				"stack", string(err.Stack))
 			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
 		}
 	}()

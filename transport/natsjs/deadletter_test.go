@@ -152,8 +152,8 @@ func TestWorker_DeadLettersThatAWorkQueueWouldDeleteAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		for who, err := range map[string]error{"worker": r.worker(succeed).Check(t.Context()), "source": source.Check(t.Context(), "jobs")} {
-			var wrong *natsjs.ConfigError
-			if c.field == "" && err != nil || c.field != "" && (!errors.As(err, &wrong) || wrong.Field != c.field) {
+			var wrong *dedupstore.SetupError
+			if c.field == "" && err != nil || c.field != "" && (!errors.As(err, &wrong) || !strings.HasPrefix(wrong.Subject, c.field+" of consumer ")) {
 				t.Errorf("%v, %s: %v, want an error about %q", c.filters, who, err, c.field)
 			}
 		}
@@ -163,24 +163,28 @@ func TestWorker_DeadLettersThatAWorkQueueWouldDeleteAreRefused(t *testing.T) {
 	}
 }
 
-func TestWorker_DeadLetterTopicWithoutAStreamIsSaidAtTheStart(t *testing.T) {
+func TestRun_DeadLetterTopicWithoutAStream(t *testing.T) {
 	t.Parallel()
-	const said = "no stream is seen to listen on DeadLetterTopic"
 	r := newRig(t, jetstream.ConsumerConfig{}).buried("nowhere.dead")
-	if err := r.worker(succeed).Check(t.Context()); err != nil {
-		t.Error(err)
+	handle := func(context.Context, consumer.Delivery) consumer.Decision {
+		return consumer.Decision{Action: consumer.Ack}
 	}
-	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, said) || !strings.Contains(log, "topic=nowhere.dead") {
-		t.Errorf("log:\n%s", log)
+	for who, err := range map[string]error{
+		"Worker.Check": r.worker(succeed).Check(t.Context()), "Worker.Run": r.worker(succeed).Run(t.Context()),
+		"Source.Check": r.source().Check(t.Context(), "orders"), "Source.Run": r.source().Run(t.Context(), "orders", handle),
+	} {
+		var missing *dedupstore.SetupError
+		if !errors.As(err, &missing) || missing.Subject != `DeadLetterTopic "nowhere.dead"` ||
+			!errors.Is(err, jetstream.ErrStreamNotFound) {
+			t.Errorf("%s: %v, want a SetupError that names the topic", who, err)
+		}
 	}
-	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "dead", Subjects: []string{"nowhere.*"}}); err != nil {
+	dead := jetstream.StreamConfig{Name: "dead", Subjects: []string{"nowhere.*"}}
+	if _, err := r.js.CreateStream(t.Context(), dead); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.worker(succeed).Check(t.Context()); err != nil {
 		t.Error(err)
-	}
-	if log := r.log.String(); strings.Count(log, said) != 1 {
-		t.Errorf("said although there is a stream:\n%s", log)
 	}
 }
 
@@ -196,7 +200,6 @@ func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 			t.Errorf("want %q %d times:\n%s", what, want, log)
 		}
 	}
-	said(`level=ERROR msg="natsjs: no stream is seen to listen on DeadLetterTopic`, 1)
 	letters := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
 	if _, err := r.js.CreateStream(t.Context(), letters); err != nil {
 		t.Fatal(err)
@@ -207,7 +210,7 @@ func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	said(gone, 1)
-	said("DeadLetterTopic", 2)
+	said("DeadLetterTopic", 1)
 }
 
 // A stream with retention interest acknowledges a dead letter, and deletes it, if nobody consumes its subject.
@@ -319,7 +322,7 @@ func TestWorker_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 	}
 }
 
-// What the documentation of CutShortError says of policies that park.
+// What the documentation of ErrCutShort says of policies that park.
 func TestWorker_RunThatGraceCutsShortIsUnknownWhereThePolicyParks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{}).buried("orders.dead")
@@ -331,8 +334,7 @@ func TestWorker_RunThatGraceCutsShortIsUnknownWhereThePolicyParks(t *testing.T) 
 		return context.Cause(ctx)
 	}))
 	until(t, "a run", func() bool { _, runs := r.done(); return runs == 1 })
-	var cut *natsjs.CutShortError
-	if err := stop(); !errors.As(err, &cut) {
+	if err := stop(); !errors.Is(err, natsjs.ErrCutShort) {
 		t.Fatalf("Run: %v", err)
 	}
 	stream, err := r.js.Stream(t.Context(), "orders")

@@ -13,8 +13,8 @@ const (
 	commitShare = 4
 )
 
-// revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled is
-// committed.
+// revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled
+// is committed.
 func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	partitions := s.owned(revoked)
 	if len(partitions) == 0 {
@@ -25,7 +25,8 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	}
 	if late := ended(partitions, s.rebalance/finishShare); len(late) > 0 {
 		for _, p := range late {
-			s.log.WarnContext(ctx, "franz: handlers take too long for a rebalance and are cancelled", "partition", p.name(), "after", s.rebalance/finishShare)
+			s.log.WarnContext(ctx, "franz: handlers take too long for a rebalance and are cancelled",
+				"partition", p.name(), "after", s.rebalance/finishShare)
 			p.cancel(errRevoked)
 		}
 		ended(late, s.rebalance/cancelShare)
@@ -36,7 +37,10 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	defer s.committing.Unlock()
 	err := s.commitLocked(ctx, func() []*partition { return partitions })
 	if err != nil {
-		s.log.WarnContext(ctx, "franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are settled", "group", s.group, "error", err)
+		s.log.WarnContext(ctx,
+			"franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are "+
+				"settled",
+			"group", s.group, "error", err)
 	}
 	s.forget(partitions, err)
 }
@@ -56,12 +60,13 @@ func (s *session) lose(lost map[string][]int32) {
 	s.forget(partitions, unconfirmed)
 }
 
-// drain waits for what runs and commits what is settled. It returns a *CommitError if that is not confirmed.
+// drain waits for what runs and commits what is settled. It returns ErrUnconfirmed if that is not confirmed.
 func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) error {
 	partitions := s.all()
 	if late := ended(partitions, s.config.Grace); len(late) > 0 {
 		for _, p := range late {
-			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled", "partition", p.name(), "after", s.config.Grace)
+			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled",
+				"partition", p.name(), "after", s.config.Grace)
 		}
 		cancel(errGrace)
 		ended(late, s.rebalance/cancelShare)

@@ -14,66 +14,65 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// A burial is where dead letters go. No topic: nowhere.
-type burial struct {
+// deadLetters are where dead letters go. No topic: nowhere.
+type deadLetters struct {
 	publisher producer.Publisher
 	topic     string
 }
 
 // elsewhere reports whether dead letters are known to go to another messaging system.
-func (b burial) elsewhere() bool {
-	p, says := b.publisher.(interface{ MessagingSystem() string })
+func (d deadLetters) elsewhere() bool {
+	p, says := d.publisher.(interface{ MessagingSystem() string })
 	return says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemNATS
 }
 
-// checkBurial says when dead letters come back to the consumer, or arrive nowhere. The guard knows its own dead letters
-// and acknowledges them, which is the end of them in a work-queue stream. A stream of nil is not known.
-func (e *engine) checkBurial(ctx context.Context, l limits, stream *jetstream.StreamConfig, dead burial) error {
-	if dead.topic == "" || dead.elsewhere() {
+// checkDeadLetters refuses those that no stream takes, and says when they come back to the consumer, or nobody keeps
+// them. The guard knows its own dead letters and acknowledges them, which is the end of them in a work-queue stream. A
+// stream of nil is not known.
+func (e *engine) checkDeadLetters(ctx context.Context, l limits, stream *jetstream.StreamConfig, d deadLetters) error {
+	if d.topic == "" || d.elsewhere() {
 		return nil
 	}
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer, "topic", dead.topic)
-	if err := l.digsUp(l.config); err != nil {
+	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer, "topic", d.topic)
+	if err := l.deletesDeadLetters(l.config); err != nil {
 		return err
 	}
-	if field, covered := l.delivers(stream, dead.topic); covered {
+	if field, covered := l.delivers(stream, d.topic); covered {
 		log.ErrorContext(ctx,
 			"natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of "+
 				"other handlers on the same subject are handled: set filters without that subject, or another "+
 				"DeadLetterTopic",
 			"field", field)
 	}
-	p, ours := dead.publisher.(*Publisher)
+	p, ours := d.publisher.(*Publisher)
 	if !ours {
 		return nil // of another make, which may publish anywhere
 	}
-	switch err := l.listens(ctx, p.js, dead.topic); {
-	case errors.Is(err, errNoInterest):
+	kept, err := l.listens(ctx, p.js, d.topic)
+	if err != nil {
+		return setupError(err, fmt.Sprintf("DeadLetterTopic %q", d.topic), "is no subject of a stream: make the stream")
+	}
+	if !kept {
 		log.ErrorContext(ctx,
 			"natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or "+
 				"only the one that makes them: dead letters are gone at once, and their messages with them; make a "+
 				"consumer, or another stream")
-	case err != nil:
-		log.ErrorContext(ctx,
-			"natsjs: no stream is seen to listen on DeadLetterTopic: the first message that has to be dead-lettered "+
-				"will hold up others; make the stream", "error", err)
 	}
 	return nil
 }
 
-// digsUp returns an error if a consumer that is set up so has its own dead letters from a work-queue stream, which
-// deletes them.
-func (l limits) digsUp(config jetstream.ConsumerConfig) error {
+// deletesDeadLetters returns an error if a consumer that is set up so has its own dead letters from a work-queue
+// stream, which deletes them.
+func (l limits) deletesDeadLetters(config jetstream.ConsumerConfig) error {
 	if l.queue == nil {
 		return nil
 	}
-	field, covered := limits{config: config}.delivers(l.queue, l.buried)
+	field, covered := limits{config: config}.delivers(l.queue, l.deadTopic)
 	if !covered {
 		return nil
 	}
-	return &ConfigError{Stream: l.stream, Consumer: l.consumer, Field: field,
-		Problem: fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes what it has "+
-			"had: set filters without that subject, or another DeadLetterTopic", l.buried)}
+	return l.misset(field, fmt.Sprintf("lets it have its own dead letters (%q), and the work-queue stream deletes "+
+		"what it has had: set filters without that subject, or another DeadLetterTopic", l.deadTopic))
 }
 
 // delivers reports whether a consumer delivers a subject, and which field of its configuration says so.
@@ -109,43 +108,40 @@ func covers(pattern, subject string) bool {
 // lookPatience bounds the look for the stream of dead letters.
 const lookPatience = 5 * time.Second
 
-// errNoInterest says that a stream acknowledges messages and keeps none.
-var errNoInterest = errors.New("natsjs: a stream with retention interest has no consumer of the subject")
-
-// listens returns an error if no stream is seen to listen on a subject, or to keep what comes. It returns nil also if
-// that cannot be found out.
-func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) error {
+// listens returns an error if no stream listens on a subject, and whether the one that does keeps what comes. What
+// cannot be found out is taken for good.
+func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
 	defer cancel()
 	if js.Conn().IsClosed() || refusal(ctx, js.Conn(), api(js)+"STREAM.NAMES", probeInfo) != nil {
-		return nil
+		return true, nil
 	}
 	name, err := js.StreamNameBySubject(ctx, subject)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return err
+		return false, err
 	case err != nil:
-		return nil
+		return true, nil
 	}
-	return l.keeps(ctx, js, name, subject)
+	return l.keeps(ctx, js, name, subject), nil
 }
 
-// keeps returns errNoInterest if a stream is seen to have no consumer for whom it keeps messages of a subject. The
-// consumer of the limits is none: it acknowledges its own dead letters, and the stream deletes what all who wanted it
-// have acknowledged.
-func (l limits) keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) error {
+// keeps reports false if a stream is seen to have no consumer for whom it keeps messages of a subject. The consumer of
+// the limits is none: it acknowledges its own dead letters, and the stream deletes what all who wanted it have
+// acknowledged.
+func (l limits) keeps(ctx context.Context, js jetstream.JetStream, stream, subject string) bool {
 	for _, look := range []string{"STREAM.INFO.", "CONSUMER.LIST."} {
 		if refusal(ctx, js.Conn(), api(js)+look+stream, probeInfo) != nil {
-			return nil //nolint:nilerr // it cannot be found out
+			return true
 		}
 	}
 	s, err := js.Stream(ctx, stream)
 	if err != nil {
-		return nil //nolint:nilerr // it cannot be found out
+		return true
 	}
 	config := &s.CachedInfo().Config
 	if config.Retention != jetstream.InterestPolicy || config.SubjectTransform != nil {
-		return nil
+		return true
 	}
 	wanted, all := false, s.ListConsumers(ctx)
 	for info := range all.Info() {
@@ -153,8 +149,5 @@ func (l limits) keeps(ctx context.Context, js jetstream.JetStream, stream, subje
 		own := info.Name == l.consumer && info.Created.Equal(l.created)
 		wanted = wanted || yes && !own
 	}
-	if wanted || all.Err() != nil {
-		return nil //nolint:nilerr // it cannot be found out
-	}
-	return errNoInterest
+	return wanted || all.Err() != nil
 }

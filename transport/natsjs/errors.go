@@ -1,0 +1,44 @@
+package natsjs
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// ErrRunning is what a second Run of a Worker returns while the first one runs.
+var ErrRunning = errors.New("natsjs: Worker is running")
+
+// ErrCutShort says that handlers were still running when Config.Grace was over. Their contexts were cancelled, and Run
+// has waited for them. The message of a handler that then returned an error was given back, and the run did not use up
+// an attempt, unless the policy parks (oncemill.Irreversible): then its outcome is unknown, and it does not run again.
+// Make Grace longer than the longest handler.
+var ErrCutShort = errors.New("natsjs: handlers took longer than Config.Grace, and their contexts were cancelled")
+
+// ErrWorkerSettles is what a Handler's message answers to Ack, DoubleAck, Nak, NakWithDelay, Term and TermWithReason:
+// the worker settles it, by what the handler returns.
+var ErrWorkerSettles = errors.New("natsjs: the Worker settles the message: return nil, or an error")
+
+// errGrace is the cause of the contexts of handlers that took longer than the grace.
+var errGrace = errors.New("natsjs: the worker is stopping, and Config.Grace is over")
+
+// setupError returns a *dedupstore.SetupError. The error, if any, is what the server said.
+func setupError(err error, subject, format string, args ...any) error {
+	return &dedupstore.SetupError{
+		Package: "natsjs", Subject: subject, Problem: fmt.Sprintf(format, args...), Err: err,
+	}
+}
+
+// name is what errors call the consumer.
+func (l limits) name() string { return fmt.Sprintf("consumer %q of stream %q", l.consumer, l.stream) }
+
+// misset is the error of a field of the consumer.
+func (l limits) misset(field, problem string) error {
+	return setupError(nil, field+" of "+l.name(), "%s", problem)
+}
+
+// noRight is the error of a missing right.
+func (l limits) noRight(subject string, err error) error {
+	return setupError(err, l.name(), "cannot be used: there is no right to publish to %q, allow it", subject)
+}
