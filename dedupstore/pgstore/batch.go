@@ -29,7 +29,7 @@ func (f *form) ClaimMany(ctx context.Context, requests []dedupstore.Request) []d
 				a, err = f.claimAgain(ctx, &requests[i])
 			}
 			if err != nil {
-				results[i].Err = f.failed("claim", err)
+				results[i].Err = f.store.failed("claim", err)
 				continue
 			}
 			results[i].Answer, results[i].Err = a.read(&requests[i])

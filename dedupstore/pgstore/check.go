@@ -16,12 +16,12 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *SetupError if the server, the tables or the rights of the database
+// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the tables or the rights of the database
 // user do not fit. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
+		return dedupstore.Report{}, s.failed("check", err)
 	}
 	defer conn.Release()
 	found, err := s.look(ctx, conn.Conn())
@@ -33,7 +33,7 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		err = conn.QueryRow(ctx, unloggedSQL, tables).Scan(&found.unlogged)
 	}
 	if err != nil {
-		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
+		return dedupstore.Report{}, s.failed("check", err)
 	}
 	return found.report(), nil
 }
@@ -73,23 +73,23 @@ func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) 
 	case err != nil:
 		return f, err
 	case f.number < leastServer:
-		return f, unfit("server_version", f.version, "use PostgreSQL 14 or later")
+		return f, setTo("server_version", f.version, "use PostgreSQL 14 or later")
 	case f.reads:
-		return f, unfit("transaction_read_only", "on",
+		return f, setTo("transaction_read_only", "on",
 			"connect to the primary, with default_transaction_read_only off")
 	case !f.nulls && getsText(conn):
-		return f, unfit("array_nulls", "off", "set it to on: in the query mode of this pool an outcome without "+
+		return f, setTo("array_nulls", "off", "set it to on: in the query mode of this pool an outcome without "+
 			"a result or messages would be stored with the text NULL instead of them")
 	case f.bytes != "hex" && getsText(conn):
-		return f, unfit("bytea_output", f.bytes, "set it to hex: in the query mode of this pool pgx reads no other, "+
+		return f, setTo("bytea_output", f.bytes, "set it to hex: in the query mode of this pool pgx reads no other, "+
 			"and so no result and no message of an outcome")
 	}
 	return f, nil
 }
 
-// unfit is what is wrong with a server.
-func unfit(setting, value, advice string) error {
-	return &SetupError{Subject: setting, Problem: fmt.Sprintf("is %q: %s", value, advice)}
+// setTo says that the server has a setting that does not do.
+func setTo(setting, value, advice string) error {
+	return unfit(setting, fmt.Sprintf("is %q: %s", value, advice), nil)
 }
 
 // getsText reports whether the connection gets results as text, and sends arrays as text.
@@ -142,7 +142,7 @@ func (f server) report() dedupstore.Report {
 func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	var settings, records bool
 	if err := conn.QueryRow(ctx, s.sql.present).Scan(&settings, &records); err != nil {
-		return s.explain(err)
+		return err
 	}
 	if !settings || !records {
 		return s.setup(nil, "is missing where the connection looks for it: call Migrate, "+
@@ -157,9 +157,9 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	hidden, err := rowsecurity.Hidden(ctx, conn, s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_settings"))
 	switch {
 	case err != nil:
-		return s.explain(err)
+		return err
 	case hidden != "":
-		return &SetupError{Subject: "table " + hidden, Problem: rowsecurity.Advice}
+		return unfit("table "+hidden, rowsecurity.Advice, nil)
 	}
 	var found int
 	err = conn.QueryRow(ctx, s.sql.version).Scan(&found)
@@ -167,7 +167,7 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	case errors.Is(err, pgx.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")
 	case err != nil:
-		return s.explain(err)
+		return err
 	case found < version:
 		return s.setup(nil, "has schema version %d, want at least %d: call Migrate", found, version)
 	}
@@ -186,7 +186,7 @@ func (s *Store) missingPrivileges(ctx context.Context, conn *pgx.Conn) (missing 
 			var one bool
 			const query = `SELECT has_table_privilege($1, $2), current_user`
 			if err := conn.QueryRow(ctx, query, table, privilege).Scan(&one, &user); err != nil {
-				return nil, s.explain(err)
+				return nil, err
 			}
 			has = has && one
 		}

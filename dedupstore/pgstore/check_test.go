@@ -109,7 +109,7 @@ func TestMigrate_LeavesOthersTablesAlone(t *testing.T) {
 
 // schemaProblem returns what is wrong with an error that should be a SetupError that says so.
 func schemaProblem(err error, says string) error {
-	schema, ok := errors.AsType[*SetupError](err)
+	schema, ok := errors.AsType[*dedupstore.SetupError](err)
 	if !ok || !strings.Contains(schema.Error(), says) {
 		return fmt.Errorf("the error is %w, want a SetupError that says %q", err, says)
 	}
@@ -294,7 +294,7 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 	})
 	_, err = unmigrated(t, reading, Config{}).Check(t.Context())
-	if server, ok := errors.AsType[*SetupError](err); !ok ||
+	if server, ok := errors.AsType[*dedupstore.SetupError](err); !ok ||
 		!strings.Contains(server.Problem, "connect to the primary") {
 		t.Errorf("on a server that only reads Check returned %v", err)
 	}

@@ -27,7 +27,7 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 		})
 	})
 	if err != nil {
-		return 0, fmt.Errorf("pgstore: clean: %w", s.explain(err))
+		return 0, s.failed("clean", err)
 	}
 	return removed, nil
 }
@@ -84,7 +84,7 @@ func (s *Store) cleanBeats(ctx context.Context, limit int) (removed int, err err
 		return s.pool.SendBatch(ctx, &batch).Close()
 	})
 	if err != nil {
-		return 0, fmt.Errorf("pgstore: clean heartbeats: %w", s.explain(err))
+		return 0, s.failed("clean heartbeats", err)
 	}
 	return removed, nil
 }

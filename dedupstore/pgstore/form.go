@@ -48,7 +48,7 @@ func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answ
 		a, err = f.claimAgain(ctx, &r)
 	}
 	if err != nil {
-		return dedupstore.Answer{}, f.failed("claim", err)
+		return dedupstore.Answer{}, f.store.failed("claim", err)
 	}
 	return a.read(&r)
 }
@@ -153,7 +153,7 @@ func (f *form) verdict(ctx context.Context, what string, ask func() (string, err
 		verdict, err := ask()
 		switch {
 		case err != nil:
-			return f.failed(what, err)
+			return f.store.failed(what, err)
 		case verdict == lost:
 			return dedupstore.ErrClaimLost
 		case verdict != contended:
@@ -162,18 +162,6 @@ func (f *form) verdict(ctx context.Context, what string, ask func() (string, err
 			return fmt.Errorf("pgstore: %s: a transaction has the record locked: %w", what, ctx.Err())
 		}
 	}
-}
-
-// failed says what failed. The caller's own context is told as it is.
-func (f *form) failed(what string, err error) error {
-	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
-		return err
-	}
-	explained := noRoom(f.store.explain(err))
-	if errors.Is(explained, dedupstore.ErrClaimLost) {
-		return explained
-	}
-	return fmt.Errorf("pgstore: %s: %w", what, explained)
 }
 
 // repetitions is how often a statement of the store itself is tried that PostgreSQL refuses because of others. That

@@ -157,7 +157,7 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	case codeOf(err) == codeLost:
 		return dedupstore.ErrClaimLost
 	case err != nil:
-		return fmt.Errorf("pgstore: begin: %w", i.store.explain(err))
+		return i.store.failed("begin", err)
 	}
 	end := sync.OnceValue(func() (open bool) {
 		defer free()
@@ -234,12 +234,12 @@ func (i *inbox) refusal(err error) error {
 	case codeAborted:
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
 	}
-	err = i.store.explain(err)
-	if _, ok := errors.AsType[*SetupError](err); ok {
-		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path "+
-			"(then name Config.Schema) or the role of the transaction? %w", err)
+	err = i.store.failed("settle and commit", err)
+	if setup, ok := errors.AsType[*dedupstore.SetupError](err); ok {
+		setup.Problem += "; or has the handler changed the search path (then name Config.Schema) or the role of the " +
+			"transaction?"
 	}
-	return fmt.Errorf("pgstore: settle and commit: %w", err)
+	return err
 }
 
 // refused reports whether an error of a commit says for certain that nothing was committed: the server, not something

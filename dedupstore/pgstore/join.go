@@ -3,7 +3,6 @@ package pgstore
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"math"
 	"time"
 
@@ -74,8 +73,6 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 		return nil
 	case codeOf(err) == codeSettled:
 		return ErrSettled
-	case codeOf(err) == codeLost:
-		return dedupstore.ErrClaimLost
 	}
-	return fmt.Errorf("pgstore: join: %w", s.explain(err))
+	return s.failed("join", err)
 }

@@ -37,13 +37,13 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // missing. Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table
 // and Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
 //
-// Errors: a *SetupError if something else has the name.
+// Errors: a [*dedupstore.SetupError] if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		return s.migrate(ctx, tx)
 	})
 	if err != nil {
-		return fmt.Errorf("migrate dedup store: %w", s.explain(err))
+		return s.failed("migrate", err)
 	}
 	return nil
 }

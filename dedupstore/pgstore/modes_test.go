@@ -75,7 +75,7 @@ func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
 			})
 			s := newStore(t, pool, Config{})
 			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*SetupError](err); readable != (err == nil) || !readable &&
+			if server, ok := errors.AsType[*dedupstore.SetupError](err); readable != (err == nil) || !readable &&
 				(!ok || server.Subject != "bytea_output") {
 				t.Errorf("Check returned %v, although bytes can be read: %v", err, readable)
 			}
@@ -109,7 +109,7 @@ func TestCheck_RefusesNullsThatTheModeCannotWrite(t *testing.T) {
 			})
 			s := newStore(t, pool, Config{})
 			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*SetupError](err); writable != (err == nil) || !writable &&
+			if server, ok := errors.AsType[*dedupstore.SetupError](err); writable != (err == nil) || !writable &&
 				(!ok || server.Subject != "array_nulls") {
 				t.Errorf("Check returned %v, although NULLs can be written: %v", err, writable)
 			}

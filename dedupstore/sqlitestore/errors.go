@@ -10,16 +10,11 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// SettingError says which setting of the database, or of how it was opened, does not do for dedup records, or that the
-// table is missing or of another version than this program's. Nothing was written. Do what the advice says.
-type SettingError struct {
-	Setting string // such as "journal_mode"
-	Value   string // as found
-	Advice  string // what it leads to, and what to do
-}
-
-func (e *SettingError) Error() string {
-	return fmt.Sprintf("sqlitestore: %s is %q: %s", e.Setting, e.Value, e.Advice)
+// unfit says which setting of the database, or of how it was opened, does not do for dedup records.
+func unfit(setting, value, advice string) error {
+	return &dedupstore.SetupError{
+		Package: "sqlitestore", Subject: setting, Problem: fmt.Sprintf("is %q: %s", value, advice),
+	}
 }
 
 // endedError is [dedupstore.ErrEnded]: the transaction of a run was over when its handler returned without an error, or
