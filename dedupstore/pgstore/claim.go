@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // An answer is what the claim function returns for one request.
@@ -168,8 +169,8 @@ func alike(claims []*fresh) int {
 
 // queueFresh makes claims that are alike. The answers of keys that had a record stay as they are.
 func (s *Store) queueFresh(batch *pgx.Batch, claims []*fresh) {
-	lease := micros(claims[0].request.Lease)
-	life := lease + micros(claims[0].request.Retention)
+	lease := sqlstore.Micros(claims[0].request.Lease)
+	life := lease + sqlstore.Micros(claims[0].request.Retention)
 	ends := [...]pgtype.Interval{interval(lease), interval(life), interval(life + life/16)}
 	var query *pgx.QueuedQuery
 	if len(claims) == 1 {
@@ -266,7 +267,7 @@ func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
 		r := requests[place]
 		keys[i] = r.Key.String()
 		ids[i], owners[i] = idOf(keys[i]), r.Owner
-		leases[i], retentions[i] = micros(r.Lease), micros(r.Retention)
+		leases[i], retentions[i] = sqlstore.Micros(r.Lease), sqlstore.Micros(r.Retention)
 		maxima[i], parks[i], traces[i] = int64(r.MaxAttempts), r.ParkExpired, r.Trace
 		prints[i] = printOf(r)
 		if r.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
@@ -280,7 +281,7 @@ func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
 func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 	got := dedupstore.Answer{
 		Status: dedupstore.Status(a.status), Found: dedupstore.State(a.found), Fence: uint64(a.fence),
-		Age: duration(a.age), Trace: a.trace,
+		Age: sqlstore.Duration(a.age), Trace: a.trace,
 	}
 	switch got.Status {
 	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
@@ -293,7 +294,7 @@ func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 		}
 	case dedupstore.Done:
 	case dedupstore.Busy:
-		got.Wait = duration(a.wait)
+		got.Wait = sqlstore.Duration(a.wait)
 		return got, nil
 	case dedupstore.Mismatch:
 		return got, nil
@@ -324,7 +325,7 @@ func (a *answer) outcome(key dedupstore.Key) (dedupstore.Outcome, error) {
 		return o, recordError(key, fmt.Sprintf("has an outcome of the kind %q", a.kind))
 	}
 	var err error
-	if o.Produced, err = decodeProduced(a.stubs, a.contents); err != nil {
+	if o.Produced, err = sqlstore.DecodeProduced(a.stubs, a.contents); err != nil {
 		return dedupstore.Outcome{}, recordError(key, err.Error())
 	}
 	return o, nil

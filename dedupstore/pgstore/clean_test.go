@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
@@ -327,7 +328,7 @@ func longestLockWait(ctx context.Context, pool *pgxpool.Pool) (longest time.Dura
 		if err := pool.QueryRow(ctx, `
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - query_start) * 1000000), 0)::bigint
 FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'`, beside).Scan(&micros); err == nil {
-			longest = max(longest, duration(micros))
+			longest = max(longest, sqlstore.Duration(micros))
 		}
 	}
 	return longest

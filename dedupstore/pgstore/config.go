@@ -3,12 +3,12 @@ package pgstore
 import (
 	"fmt"
 	"log/slog"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -49,20 +49,19 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Names have room for the endings of functions and indexes within PostgreSQL's 63 bytes.
-var simpleName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
-
 func (c Config) validate() error {
-	const want = "want up to 40 ASCII letters, digits and underscores, not beginning with a digit"
 	invalid := func(field, problem string, args ...any) error {
 		return &dedupstore.InvalidError{Field: "Config." + field, Problem: fmt.Sprintf(problem, args...)}
 	}
-	switch {
-	case c.Schema != "" && !simpleName.MatchString(c.Schema):
-		return invalid("Schema", "is %q, %s", c.Schema, want)
-	case !simpleName.MatchString(c.Table):
-		return invalid("Table", "is %q, %s", c.Table, want)
-	case c.CleanInterval < time.Millisecond:
+	if c.Schema != "" {
+		if err := sqlstore.ValidateName("Config.Schema", c.Schema); err != nil {
+			return err
+		}
+	}
+	if err := sqlstore.ValidateName("Config.Table", c.Table); err != nil {
+		return err
+	}
+	if c.CleanInterval < time.Millisecond {
 		return invalid("CleanInterval", "is %v, want at least 1ms", c.CleanInterval)
 	}
 	switch c.Isolation {

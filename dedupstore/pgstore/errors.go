@@ -43,13 +43,6 @@ var (
 	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
 )
 
-// errJoinedOutputs says what would otherwise be lost without a word, if it cannot be published at once.
-var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
-		"without messages, and these " +
-		"will not be published; send them through an outbox in the transaction that joins",
-}
-
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 

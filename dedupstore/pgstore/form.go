@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // A form is the leased contract on the records, with claims and heartbeats that wait for the disk or do not.
@@ -79,13 +80,8 @@ func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer,
 
 // Extend implements [dedupstore.Store].
 func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	if err := c.Validate(); err != nil {
+	if err := sqlstore.ValidateExtend(c, lease); err != nil {
 		return err
-	}
-	if renewed := c; lease != c.Lease {
-		if renewed.Lease = lease; renewed.Validate() != nil {
-			return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to 100 years", lease)}
-		}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -105,7 +101,7 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 func (f *form) extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) (verdict string, err error) {
 	id := idOf(c.Key.String())
 	err = f.store.again(ctx, func() error {
-		args := []any{id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)}
+		args := []any{id, c.Owner, int64(c.Fence), sqlstore.Micros(lease), sqlstore.Micros(c.Retention)}
 		return f.store.pool.QueryRow(ctx, f.store.sql.extend, args...).Scan(&verdict)
 	})
 	return verdict, err
@@ -126,12 +122,12 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 		if err == nil && verdict == repeated && s.step == "publishing" && f.store.joined.has(c.Owner) {
 			// Its Join may have been rolled back, and the answer to this very Finish been lost: then there is a lease.
 			if verdict, err = f.extend(ctx, c, c.Lease); verdict == settled {
-				err = errJoinedOutputs
+				err = sqlstore.ErrJoinedOutputs
 			}
 		}
 		return verdict, err
 	})
-	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
+	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, sqlstore.ErrJoinedOutputs) {
 		f.store.joined.take(c.Owner)
 	}
 	return err

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -98,8 +99,8 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
-			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
-				interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
+				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
 				t.Fatal(err)
 			}
 			var results []dedupstore.ClaimResult
@@ -129,8 +130,8 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	tx := begin(t, pool, pgx.ReadCommitted)
 	for _, id := range []string{"1", "2"} {
 		key := request(id).Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
-			interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
+			interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,8 +164,8 @@ func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
 	for i := range 20 {
 		r := request(fmt.Sprint(i))
 		key := r.Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
-			interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
+			interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
 			t.Fatal(err)
 		}
 		batch = append(batch, &r)

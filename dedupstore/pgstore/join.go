@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -65,8 +66,8 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), micros(claim.Lease),
-		micros(claim.Retention))
+	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Lease),
+		sqlstore.Micros(claim.Retention))
 	switch {
 	case err == nil:
 		s.joined.add(claim.Owner, time.Time{})

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // TestStore_WorksInEachModeOfPgx goes through all operations: poolers ask for some of the modes.
@@ -219,13 +220,13 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 
 // FuzzProduced decodes anything without a panic, and what was encoded as it was.
 func FuzzProduced(f *testing.F) {
-	f.Add("id", "topic", "key", "name", "value", []byte("payload"), encodeStubs([]dedupstore.Produced{{ID: "a"}}),
-		encodeContents([]dedupstore.Produced{{ID: "a"}}))
+	f.Add("id", "topic", "key", "name", "value", []byte("payload"), sqlstore.EncodeStubs([]dedupstore.Produced{{ID: "a"}}),
+		sqlstore.EncodeContents([]dedupstore.Produced{{ID: "a"}}))
 	f.Add("", "\x00", "\xff", "", "", []byte{}, []byte{1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1},
 		[]byte{1, 1, 0, 200})
 	f.Fuzz(func(t *testing.T, id, topic, key, name, value string, payload, stubs, contents []byte) {
-		if got, err := decodeProduced(stubs, contents); err == nil && len(got) > 0 && contents != nil {
-			again, err := decodeProduced(encodeStubs(got), encodeContents(got))
+		if got, err := sqlstore.DecodeProduced(stubs, contents); err == nil && len(got) > 0 && contents != nil {
+			again, err := sqlstore.DecodeProduced(sqlstore.EncodeStubs(got), sqlstore.EncodeContents(got))
 			if err != nil || !reflect.DeepEqual(got, again) {
 				t.Errorf("%+v became %+v, %v", got, again, err)
 			}
@@ -235,7 +236,7 @@ func FuzzProduced(f *testing.F) {
 		}
 		want := []dedupstore.Produced{{ID: id, Topic: topic, Key: key, Header: map[string]string{name: value},
 			Payload: payload}, {ID: "2"}}
-		got, err := decodeProduced(encodeStubs(want), encodeContents(want))
+		got, err := sqlstore.DecodeProduced(sqlstore.EncodeStubs(want), sqlstore.EncodeContents(want))
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}

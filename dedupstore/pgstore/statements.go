@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 var (
@@ -136,7 +138,7 @@ func (c Config) located(ending string) string {
 func namesOf(cfg Config) *strings.Replacer {
 	pairs := []string{
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
-		"{settlers}", strconv.Itoa(rememberedSettlers),
+		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers),
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
@@ -146,6 +148,3 @@ func namesOf(cfg Config) *strings.Replacer {
 	}
 	return strings.NewReplacer(pairs...)
 }
-
-// rememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
-const rememberedSettlers = 4

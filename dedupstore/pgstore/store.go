@@ -93,8 +93,3 @@ func idOf(name string) []byte {
 	sum := sha256.Sum256([]byte(name))
 	return sum[:16]
 }
-
-// micros is a duration as the functions take it: not shorter than it is.
-func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
-
-func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }

@@ -66,7 +66,7 @@ func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
 	for _, tc := range []struct {
 		prepare, says string
 	}{
-		{`DROP TABLE oncemill_dedup`, `table "oncemill_dedup" is "missing"`},
+		{`DROP TABLE oncemill_dedup`, `table "oncemill_dedup" is missing`},
 		{`UPDATE oncemill_dedup_version SET version = 0`, "call Migrate"},
 		{`UPDATE oncemill_dedup_version SET version = 7`, "update the program"},
 	} {

@@ -53,12 +53,6 @@ var (
 var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
 	"interrupted or a constraint says ROLLBACK; the handler must return the errors of its statements")
 
-// errJoinedOutputs says what would otherwise be lost without a word.
-var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
-		"without messages, and these will not be published; send them through an outbox in the transaction that joins",
-}
-
 var (
 	errGivenUp = errors.New("nobody waits for the write lock any more")
 	errLocked  = errors.New("the database's write lock was not to be had for as long as the lease")

@@ -4,13 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -68,17 +68,11 @@ func (s *Store) usable(ctx context.Context) error {
 	return s.prepare(ctx)
 }
 
-// maxLease is the longest duration that the contract allows.
-const maxLease = 100 * 365 * 24 * time.Hour
-
 // Extend implements [dedupstore.Store]. The run may have the write lock itself, in its inbox or after Join. Then nobody
 // can take the claim over, and the extension follows when the lock is free.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	if err := c.Validate(); err != nil {
+	if err := sqlstore.ValidateExtend(c, lease); err != nil {
 		return err
-	}
-	if lease < time.Millisecond || lease > maxLease {
-		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
 	}
 	if err := s.usable(ctx); err != nil {
 		return err
@@ -148,7 +142,7 @@ func (s *Store) settling(
 
 func (s *Store) settled(ctx context.Context, c dedupstore.Claim, op *operation) error {
 	err := op.await(ctx)
-	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
+	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, sqlstore.ErrJoinedOutputs) {
 		s.runs.leave(c)
 	}
 	return noRoom(err)

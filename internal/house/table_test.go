@@ -21,6 +21,7 @@ var house = table{
 	{0, "internal/isnil", "nils that an interface hides", nil},
 	{0, "internal/txctx", "a transaction in a context", nil},
 	{0, "internal/rowsecurity", "tables of PostgreSQL that hide rows", nil},
+	{0, "internal/sqlstore", "what stores on SQL databases share", nil},
 	{0, "internal/testserver", "real servers for tests", these(testLib, goRedis, natsServer, natsGo, franz, pgx)},
 
 	{1, ".", "the engine", these(otelAPI, gobreaker)},
