@@ -22,8 +22,7 @@ func TestNew_NamesFieldAndValue(t *testing.T) {
 	pool := newPool(t)
 	for field, cfg := range map[string]Config{
 		"Config.Schema": {Schema: `a"b`}, "Config.Table": {Table: "1a"},
-		"Config.Isolation":     {Isolation: pgx.ReadUncommitted},
-		"Config.CleanInterval": {CleanInterval: -1},
+		"Config.Isolation": {Isolation: pgx.ReadUncommitted},
 	} {
 		if _, err := New(pool, cfg); !isInvalid(err, field) {
 			t.Errorf("%s: New returned %v", field, err)

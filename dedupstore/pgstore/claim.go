@@ -30,40 +30,12 @@ const (
 	odd     = "odd"     // this version cannot read it
 )
 
-// execClaims answers claims: those of keys that are stuck without a statement.
-func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
-	if !f.store.stuck.some() {
-		return f.makeClaims(ctx, requests)
-	}
-	answers := make([]answer, len(requests))
-	var asked []*dedupstore.Request
-	var places []int
-	for i, r := range requests {
-		if f.store.stuck.leave(r.Key, len(requests) == 1) {
-			answers[i] = inserted
-		} else {
-			asked, places = append(asked, r), append(places, i)
-		}
-	}
-	if len(asked) == 0 {
-		return answers, nil
-	}
-	made, err := f.makeClaims(ctx, asked)
-	for i := range made {
-		answers[places[i]] = made[i]
-		if len(asked) == 1 && made[i].status != contended {
-			f.store.stuck.free(asked[i].Key)
-		}
-	}
-	return answers, err
-}
-
 // inserted is the answer to a claim of a key that somebody is inserting.
 var inserted = answer{status: contended, found: string(dedupstore.Absent)}
 
-// makeClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by
+// execClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by
 // one.
-func (f *form) makeClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
+func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
 	answers := make([]answer, len(requests))
 	hope := len(requests) == 1 || !f.known.Load()
 	if hope {
@@ -112,12 +84,9 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	if f.relaxed {
 		settings = callHurry
 	}
-	switch {
-	case len(order) > 1:
+	if len(order) > 1 {
 		settings += waitTogether
-	case f.store.stuck.some():
-		settings += waitBriefly
-	default:
+	} else {
 		settings += waitAlone
 	}
 	err := f.store.again(ctx, func() error {
@@ -136,11 +105,6 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	}
 	if codeOf(err) == codeLocked && len(order) == 1 {
 		answers[0] = inserted
-		if stuck := f.store.stuck.found(requests[0].Key); stuck > 0 {
-			f.store.cfg.Logger.WarnContext(ctx, "pgstore: claims wait for a lock that somebody holds on the table of "+
-				"records, or on a new one",
-				"key", requests[0].Key.String(), "for", stuck, "error", err)
-		}
 		return nil
 	}
 	return err

@@ -3,7 +3,6 @@ package pgstore
 import (
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -28,20 +27,13 @@ type Config struct {
 	// again.
 	Isolation pgx.TxIsoLevel
 
-	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.
-	CleanInterval time.Duration
-
-	// Logger gets what RunCleaning, and an inbox whose transaction a handler ended by itself, have to say. Nil:
-	// slog.Default().
+	// Logger gets what RunCleaning and inboxes have to say. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
 func (c Config) withDefaults() Config {
 	if c.Table == "" {
 		c.Table = "oncemill_dedup"
-	}
-	if c.CleanInterval == 0 {
-		c.CleanInterval = time.Minute
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -50,9 +42,6 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
-	invalid := func(field, problem string, args ...any) error {
-		return &dedupstore.InvalidError{Field: "Config." + field, Problem: fmt.Sprintf(problem, args...)}
-	}
 	if c.Schema != "" {
 		if err := sqlstore.ValidateName("Config.Schema", c.Schema); err != nil {
 			return err
@@ -61,13 +50,9 @@ func (c Config) validate() error {
 	if err := sqlstore.ValidateName("Config.Table", c.Table); err != nil {
 		return err
 	}
-	if c.CleanInterval < time.Millisecond {
-		return invalid("CleanInterval", "is %v, want at least 1ms", c.CleanInterval)
-	}
-	switch c.Isolation {
-	case "", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
+	if _, known := sqlLevels[c.Isolation]; known {
 		return nil
 	}
-	return invalid("Isolation", "is %q, want %q, %q or %q",
-		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
+	return &dedupstore.InvalidError{Field: "Config.Isolation", Problem: fmt.Sprintf("is %q, want %q, %q or %q",
+		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)}
 }

@@ -44,7 +44,7 @@ func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answ
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	a, err := f.ask(ctx, &r)
+	a, err := f.claims.do(ctx, &r)
 	if err == nil && a.status == contended {
 		a, err = f.claimAgain(ctx, &r)
 	}
@@ -54,17 +54,6 @@ func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answ
 	return a.read(&r)
 }
 
-// ask makes a claim together with others, or alone if its key is stuck.
-func (f *form) ask(ctx context.Context, r *dedupstore.Request) (answer, error) {
-	if f.store.stuck.has(r.Key) {
-		if err := ctx.Err(); err != nil {
-			return answer{}, err
-		}
-		return f.claims.alone(ctx, r)
-	}
-	return f.claims.do(ctx, r)
-}
-
 // claimAgain tries a claim again that found a record locked by whoever is just about to change it.
 func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer, err error) {
 	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 8 * time.Millisecond}
@@ -72,7 +61,7 @@ func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer,
 		if !pace.Sleep(ctx, pauses.Next()) {
 			return answer{}, ctx.Err()
 		}
-		if a, err = f.ask(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
+		if a, err = f.claims.do(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
 			return a, err
 		}
 	}
@@ -112,9 +101,6 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 	s, err := newSettling(idOf(c.Key.String()), c, settlement)
 	if err != nil {
 		return err
-	}
-	if c.Fence > math.MaxInt64 {
-		return dedupstore.ErrClaimLost
 	}
 	f.store.granted.take(c.Owner)
 	err = f.verdict(ctx, "settle", func() (string, error) {

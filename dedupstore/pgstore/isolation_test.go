@@ -40,7 +40,7 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 				t.Fatal(err)
 			}
 			first.Owner, second.Owner = rand.Text(), rand.Text()
-			s.leased.known.Store(true) // after duplicates both are asked of the function
+			s.form.known.Store(true) // after duplicates both are asked of the function
 			var results []dedupstore.ClaimResult
 			var group sync.WaitGroup
 			group.Go(func() { results = s.ClaimMany(t.Context(), []dedupstore.Request{first, second}) })

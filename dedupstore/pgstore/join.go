@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
@@ -29,7 +30,7 @@ import (
 // ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors
 // of PostgreSQL it cannot do otherwise: the transaction has failed.
 func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
-	if tx == nil {
+	if isnil.Nil(tx) {
 		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
 	}
 	return s.join(ctx, func(query string, args ...any) error {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -127,24 +128,34 @@ func TestLane_WhoGoesIsNotWaitedFor(t *testing.T) {
 	group.Wait()
 }
 
-func TestLane_AStuckFlushIsPassed(t *testing.T) {
+func TestLane_AFlushThatDoesNotReturnIsGivenUp(t *testing.T) {
 	t.Parallel()
-	f := newFlow()
-	var group sync.WaitGroup
-	group.Go(func() { f.do(t.Context(), 0) })
-	<-f.sizes
-	group.Go(func() { f.do(t.Context(), 1000) }) // large: it has no part in this
-	<-f.sizes
-	group.Go(func() { f.do(t.Context(), 1) })
-	select {
-	case <-f.sizes:
-	case <-time.After(20 * stuckAfter):
-		t.Error("the queue was held up by a flush that does not return")
-	}
-	for range 3 {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFlow()
+		var group sync.WaitGroup
+		group.Go(func() {
+			if _, err := f.do(t.Context(), 0); !errors.Is(err, context.DeadlineExceeded) || isCallers(err) {
+				t.Errorf("the flush returned %v, want the end of its time, which is not the caller's", err)
+			}
+		})
+		<-f.sizes
+		group.Go(func() { f.do(t.Context(), 1000) }) // large: it has no part in this
+		<-f.sizes
+		group.Go(func() {
+			if a, err := f.do(t.Context(), 1); err != nil || a != "answer 1" {
+				t.Errorf("the next got %q, %v", a, err)
+			}
+		})
+		<-f.sizes
 		f.let <- nil
-	}
-	group.Wait()
+		f.let <- nil
+		group.Wait()
+	})
+}
+
+// isCallers reports whether an error passes for the end of the caller's own context.
+func isCallers(err error) bool {
+	return err == context.Canceled || err == context.DeadlineExceeded //nolint:errorlint // as Store.failed does
 }
 
 func TestLane_PanicsOfHooksAreErrors(t *testing.T) {

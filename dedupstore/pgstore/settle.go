@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -32,6 +33,9 @@ func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement
 	}
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
 		return nil, err
+	}
+	if c.Fence > math.MaxInt64 {
+		return nil, dedupstore.ErrClaimLost // no store of this kind has granted it
 	}
 	s := &settling{id: id, owner: c.Owner, fence: int64(c.Fence)}
 	switch settlement := settlement.(type) {

@@ -1,3 +1,4 @@
+// Package sqlstore is what stores on SQL databases share, whatever the driver.
 package sqlstore
 
 import (
