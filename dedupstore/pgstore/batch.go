@@ -72,13 +72,6 @@ func (f *form) settleBatch(ctx context.Context, part []*settling, places []int, 
 
 // inBatch runs the operations of one caller in one statement.
 func inBatch[Q, A any](ctx context.Context, l *lane[Q, A], questions []Q) ([]A, []error) {
-	if err := ctx.Err(); err != nil {
-		errs := make([]error, len(questions))
-		for i := range errs {
-			errs[i] = err
-		}
-		return make([]A, len(questions)), errs
-	}
 	answers, errs := l.each(ctx, questions)
 	for i, err := range errs {
 		if err != nil && ctx.Err() != nil {

@@ -37,11 +37,8 @@ var inserted = answer{status: contended, found: string(dedupstore.Absent)}
 // one.
 func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
 	answers := make([]answer, len(requests))
-	hope := len(requests) == 1 || !f.known.Load()
-	if hope {
-		if err := f.claimFresh(ctx, requests, answers); err != nil {
-			return nil, err
-		}
+	if err := f.claimFresh(ctx, requests, answers); err != nil {
+		return nil, err
 	}
 	var rest []int
 	for i := range answers {
@@ -54,21 +51,7 @@ func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) (
 			return nil, err
 		}
 	}
-	if len(requests) > 1 {
-		f.known.Store(mostKnown(answers))
-	}
 	return answers, nil
-}
-
-// mostKnown reports whether most keys had a record.
-func mostKnown(answers []answer) bool {
-	known := 0
-	for i := range answers {
-		if answers[i].found != string(dedupstore.Absent) || answers[i].status == contended {
-			known++
-		}
-	}
-	return 2*known > len(answers)
 }
 
 // claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so

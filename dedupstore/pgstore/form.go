@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -19,14 +18,11 @@ type form struct {
 	relaxed bool
 	claims  lane[*dedupstore.Request, answer]
 	settles lane[*settling, string]
-	known   atomic.Bool // most keys of the last batch of claims had a record, which is then looked at first
 }
 
 func newForm(s *Store, relaxed bool) *form {
 	f := &form{store: s, relaxed: relaxed}
 	f.claims.exec, f.settles.exec = f.execClaims, f.execSettles
-	f.claims.large = func(*dedupstore.Request) bool { return false }
-	f.settles.large = func(s *settling) bool { return s.size() > maxShared }
 	return f
 }
 
@@ -160,16 +156,11 @@ func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 			break
 		}
 	}
-	if codeOf(err) == codeReadOnly {
-		s.leaveServer()
+	if codeOf(err) == codeReadOnly { // at most once a second: the pool is the caller's, who may only read
+		now, last := time.Now().UnixNano(), s.share.left.Load()
+		if now-last >= int64(time.Second) && s.share.left.CompareAndSwap(last, now) {
+			s.pool.Reset()
+		}
 	}
 	return err
-}
-
-// leaveServer closes the pool's connections, at most once a second: the pool is the caller's, who may only read.
-func (s *Store) leaveServer() {
-	now, last := time.Now().UnixNano(), s.share.left.Load()
-	if now-last >= int64(time.Second) && s.share.left.CompareAndSwap(last, now) {
-		s.pool.Reset()
-	}
 }

@@ -13,9 +13,6 @@ const (
 	// maxBatch is how many operations share a statement at most.
 	maxBatch = 256
 
-	// maxShared is how large an operation may be to share one, in bytes: a larger one would hold the others up.
-	maxShared = 64 << 10
-
 	// flushTimeout bounds a flush, for which others wait. Callers of a shared one have contexts of their own.
 	flushTimeout = 10 * time.Second
 )
@@ -24,8 +21,7 @@ const (
 // alone, in its own goroutine and context; the others wait in a queue, which goes in one statement when the flush has
 // returned.
 type lane[Q, A any] struct {
-	exec  func(ctx context.Context, questions []Q) ([]A, error)
-	large func(Q) bool
+	exec func(ctx context.Context, questions []Q) ([]A, error)
 
 	mu       sync.Mutex
 	queue    []*passenger[Q, A]
@@ -46,9 +42,6 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 	if err := ctx.Err(); err != nil {
 		return a, err
 	}
-	if l.large(q) {
-		return l.alone(ctx, q)
-	}
 	l.mu.Lock()
 	if !l.flushing {
 		l.flushing = true
@@ -56,8 +49,14 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 		defer l.end() // also when a hook of the pool panics
 		bounded, cancel := context.WithTimeout(ctx, flushTimeout)
 		defer cancel()
-		if a, err = l.alone(bounded, q); err != nil && bounded.Err() != nil && ctx.Err() == nil {
-			err = fmt.Errorf("no answer within %v: %w", flushTimeout, err)
+		answers, err := l.exec(bounded, []Q{q})
+		switch {
+		case err == nil:
+			return answers[0], nil
+		case ctx.Err() != nil:
+			return a, ctx.Err()
+		case bounded.Err() != nil:
+			return a, fmt.Errorf("no answer within %v: %w", flushTimeout, err)
 		}
 		return a, err
 	}
@@ -71,17 +70,6 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 		p.gone.Store(true)
 		return a, ctx.Err()
 	}
-}
-
-func (l *lane[Q, A]) alone(ctx context.Context, q Q) (a A, err error) {
-	answers, err := l.exec(ctx, []Q{q})
-	if err == nil {
-		return answers[0], nil
-	}
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	return a, err
 }
 
 // end ends a flush; what has queued up meanwhile is sent by a goroutine of its own. Those in the queue wait for it.

@@ -26,7 +26,6 @@ type flow struct {
 
 func newFlow() *flow {
 	f := &flow{sizes: make(chan int, 100), let: make(chan error)}
-	f.large = func(q int) bool { return q == 1000 }
 	f.exec = func(ctx context.Context, questions []int) ([]string, error) {
 		f.sizes <- len(questions)
 		var err error
@@ -139,15 +138,12 @@ func TestLane_AFlushThatDoesNotReturnIsGivenUp(t *testing.T) {
 			}
 		})
 		<-f.sizes
-		group.Go(func() { f.do(t.Context(), 1000) }) // large: it has no part in this
-		<-f.sizes
 		group.Go(func() {
 			if a, err := f.do(t.Context(), 1); err != nil || a != "answer 1" {
 				t.Errorf("the next got %q, %v", a, err)
 			}
 		})
 		<-f.sizes
-		f.let <- nil
 		f.let <- nil
 		group.Wait()
 	})

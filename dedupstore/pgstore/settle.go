@@ -62,8 +62,6 @@ func (s *settling) outcome(o dedupstore.Outcome) {
 	}
 }
 
-func (s *settling) size() int { return len(s.result) + len(s.stubs) + len(s.contents) }
-
 // plain reports whether it is what nearly all are: a success that produced nothing.
 func (s *settling) plain() bool {
 	return s.step == "done" && s.kind == string(dedupstore.Succeeded) && !s.exhausted && !s.truncated &&
