@@ -180,3 +180,8 @@ func TestNew_MistakesAreNamed(t *testing.T) {
 		}
 	}
 }
+
+func isFull(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	return ok && e.Code()&0xff == codes.SQLITE_FULL
+}

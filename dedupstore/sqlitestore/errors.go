@@ -73,14 +73,9 @@ func isRecordError(err error) bool {
 	return is
 }
 
-func isFull(err error) bool {
-	e, ok := errors.AsType[*sqlite.Error](err)
-	return ok && e.Code()&0xff == codes.SQLITE_FULL
-}
-
 // noRoom marks an error that says that there is no room for what was to be written.
 func noRoom(err error) error {
-	if !isFull(err) {
+	if e, ok := errors.AsType[*sqlite.Error](err); !ok || e.Code()&0xff != codes.SQLITE_FULL {
 		return err
 	}
 	return fmt.Errorf("%w: %w", dedupstore.ErrFull, err)

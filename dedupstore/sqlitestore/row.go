@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -49,7 +50,7 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 		return nil, err
 	}
 	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
-	if fence <= 0 || decided < 0 || !known(rec.state) {
+	if fence <= 0 || decided < 0 || !slices.Contains(states, rec.state) {
 		problem := fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)
 		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
 	}
@@ -67,12 +68,9 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	return rec, nil
 }
 
-func known(s dedupstore.State) bool {
-	switch s {
-	case dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished:
-		return true
-	}
-	return false
+// states are those of records that are there.
+var states = []dedupstore.State{
+	dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
 }
 
 // save writes a record. The caller has the write lock since before it was loaded.

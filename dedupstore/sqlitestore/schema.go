@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
@@ -30,7 +31,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 		if !isBusy(err) {
 			return err
 		}
-		if !sleep(ctx, lastPause) {
+		if !pace.Sleep(ctx, lastPause) {
 			return fmt.Errorf("sqlitestore: migrate: %w: %w", context.Cause(ctx), err)
 		}
 	}
@@ -111,7 +112,7 @@ func (s *Store) prepare(ctx context.Context) error {
 		return nil
 	}
 	has, err := s.version(ctx, s.db)
-	for isBusy(err) && sleep(ctx, lastPause) { // a new connection sets the journal mode, which waits for nobody
+	for isBusy(err) && pace.Sleep(ctx, lastPause) { // a new connection sets the journal mode, which waits for nobody
 		has, err = s.version(ctx, s.db)
 	}
 	switch {
@@ -127,19 +128,10 @@ func (s *Store) prepare(ctx context.Context) error {
 	} {
 		*stmt, err = s.db.PrepareContext(ctx, s.in(query)) //nolint:sqlclosecheck // they are the store's
 		if err != nil {
-			made.close()
 			return fmt.Errorf("sqlitestore: prepare: %w", ended(ctx, err))
 		}
 	}
 	s.statements = made
 	s.prepared.Store(true)
 	return nil
-}
-
-func (m statements) close() {
-	for _, stmt := range []*sql.Stmt{m.load, m.save, m.update, m.touch, m.mark, m.clean} {
-		if stmt != nil {
-			stmt.Close()
-		}
-	}
 }
