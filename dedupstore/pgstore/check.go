@@ -16,8 +16,8 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the tables or the rights of the database
-// user do not fit. A newer schema is fine as long as it has the functions that this version uses.
+// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the tables or the rights of
+// the database user do not fit. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

@@ -29,9 +29,9 @@ type run struct {
 	claim dedupstore.Claim
 	id    []byte
 	token string       // names the transaction, if it is to be barred
-	ours  bool         // this program has granted the claim, and this is its first transaction: there is no need to look
+	ours  bool         // the claim was granted here, and this is its first transaction: no need to look
 	used  atomic.Bool  // the handler has made a statement
-	calls sync.RWMutex // each call of the handler holds it for reading; locked when the transaction is closed to them
+	calls sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin
 }
 
 // mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,9 +109,7 @@ func (l *lane[Q, A]) take() (batch []*passenger[Q, A]) {
 			batch = append(batch, p)
 		}
 	}
-	rest := copy(l.queue, l.queue[taken:])
-	clear(l.queue[rest:])
-	l.queue = l.queue[:rest]
+	l.queue = slices.Delete(l.queue, 0, taken)
 	return batch
 }
 

@@ -99,7 +99,10 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 
 // complete makes functions that somebody has dropped, and reports false if a table or an index is missing.
 func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
-	tables := []string{s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_clean"), s.cfg.located("_beats_clean")}
+	var tables []string
+	for _, ending := range []string{"", "_beats", "_clean", "_beats_clean"} {
+		tables = append(tables, s.cfg.located(ending))
+	}
 	var complete, works bool
 	err := tx.QueryRow(ctx, `
 SELECT (SELECT bool_and(to_regclass(t) IS NOT NULL) FROM unnest($1::text[]) AS t),

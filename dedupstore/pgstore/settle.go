@@ -40,26 +40,24 @@ func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement
 	s := &settling{id: id, owner: c.Owner, fence: int64(c.Fence)}
 	switch settlement := settlement.(type) {
 	case dedupstore.Finish:
+		o := settlement.Outcome
 		s.step, s.retention = "done", sqlstore.Micros(settlement.Retention)
-		s.outcome(settlement.Outcome)
-		if len(settlement.Outcome.Produced) > 0 && !settlement.Published {
-			s.step, s.lease, s.contents = "publishing", sqlstore.Micros(c.Lease), sqlstore.EncodeContents(settlement.Outcome.Produced)
+		s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
+		s.reason, s.stubs = encodeText(o.Reason), sqlstore.EncodeStubs(o.Produced)
+		if len(o.Result) > 0 {
+			s.result = o.Result
+		}
+		if len(o.Produced) > 0 && !settlement.Published {
+			s.step, s.lease, s.contents = "publishing", sqlstore.Micros(c.Lease), sqlstore.EncodeContents(o.Produced)
 		}
 	case dedupstore.Release:
 		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), sqlstore.Micros(settlement.Delay)
 		s.uncounted, s.reason = settlement.Uncounted, encodeText(settlement.Reason)
 	case dedupstore.Published:
-		s.step, s.retention, s.stubs = "published", sqlstore.Micros(settlement.Retention), sqlstore.EncodeStubs(settlement.Produced)
+		s.step, s.retention = "published", sqlstore.Micros(settlement.Retention)
+		s.stubs = sqlstore.EncodeStubs(settlement.Produced)
 	}
 	return s, nil
-}
-
-func (s *settling) outcome(o dedupstore.Outcome) {
-	s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
-	s.reason, s.stubs = encodeText(o.Reason), sqlstore.EncodeStubs(o.Produced)
-	if len(o.Result) > 0 {
-		s.result = o.Result
-	}
 }
 
 // plain reports whether it is what nearly all are: a success that produced nothing.

@@ -38,8 +38,8 @@ func (s *share) take(ctx context.Context, log *slog.Logger) (free func(), err er
 	free, err = s.slots.take(ctx)
 	s.waiting.Add(-1)
 	if waiting > cap(s.slots) && time.Since(began) > longWait && s.warned.CompareAndSwap(false, true) {
-		log.WarnContext(ctx, "pgstore: more runs wait for a connection than handlers can have: raise pool_max_conns, or "+
-			"lower MaxInFlight to three quarters of it", "waiting", waiting, "handlers_at_once", cap(s.slots))
+		log.WarnContext(ctx, "pgstore: more runs wait for a connection than handlers can have: raise pool_max_conns, "+
+			"or lower MaxInFlight to three quarters of it", "waiting", waiting, "handlers_at_once", cap(s.slots))
 	}
 	return free, err
 }

@@ -27,11 +27,11 @@ func (s *Store) check(ctx context.Context) error {
 }
 
 // Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master, and returns a
-// [*dedupstore.SetupError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO), or whose
-// maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other errors, such as
-// LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET is forbidden it
-// says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if the client
-// heeds contexts.
+// [*dedupstore.SetupError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO),
+// or whose maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other
+// errors, such as LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET
+// is forbidden it says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if
+// the client heeds contexts.
 //
 // Unlike the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a
 // millisecond, in a Cluster at the master of that key. It refuses a user, or a server, that lacks one of these commands

@@ -146,9 +146,7 @@ func (q *queue) take() (batch []*operation) {
 			batch = append(batch, op)
 		}
 	}
-	rest := copy(q.waiting, q.waiting[n:])
-	clear(q.waiting[rest:])
-	q.waiting = q.waiting[:rest]
+	q.waiting = slices.Delete(q.waiting, 0, n)
 	return batch
 }
 
