@@ -34,9 +34,10 @@ const longWait = time.Second
 
 // take is slots.take. It warns once of a pool that is too small for what is in flight.
 func (s *share) take(ctx context.Context, log *slog.Logger) (free func(), err error) {
-	began, waiting := time.Now(), int(s.waiting.Add(1))
+	began := time.Now()
+	s.waiting.Add(1)
 	free, err = s.slots.take(ctx)
-	s.waiting.Add(-1)
+	waiting := 1 + int(s.waiting.Add(-1)) // with this one
 	if waiting > cap(s.slots) && time.Since(began) > longWait && s.warned.CompareAndSwap(false, true) {
 		log.WarnContext(ctx, "pgstore: more runs wait for a connection than handlers can have: raise pool_max_conns, "+
 			"or lower MaxInFlight to three quarters of it", "waiting", waiting, "handlers_at_once", cap(s.slots))
