@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"math"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -29,7 +28,7 @@ func (f *form) ClaimMany(ctx context.Context, requests []dedupstore.Request) []d
 				a, err = f.claimAgain(ctx, &requests[i])
 			}
 			if err != nil {
-				results[i].Err = f.failed("claim", err)
+				results[i].Err = f.store.failed("claim", err)
 				continue
 			}
 			results[i].Answer, results[i].Err = a.read(&requests[i])
@@ -41,34 +40,21 @@ func (f *form) ClaimMany(ctx context.Context, requests []dedupstore.Request) []d
 // SettleMany implements [dedupstore.Batcher].
 func (f *form) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
-	var part []*settling
+	var asked []*settling
 	var places []int
-	size := 0
-	flush := func() {
-		if len(part) > 0 {
-			f.settleBatch(ctx, part, places, errs)
-		}
-		part, places, size = nil, nil, 0
-	}
 	for i, one := range settlings {
 		s, err := newSettling(idOf(one.Claim.Key.String()), one.Claim, one.Settlement)
-		if err == nil && one.Claim.Fence > math.MaxInt64 {
-			err = dedupstore.ErrClaimLost
+		if errs[i] = err; err == nil {
+			asked, places = append(asked, s), append(places, i)
 		}
-		if errs[i] = err; err != nil {
-			continue
-		}
-		if len(part) == maxBatch || len(part) > 0 && size+s.size() > maxBatchBytes {
-			flush()
-		}
-		part, places, size = append(part, s), append(places, i), size+s.size()
 	}
-	flush()
+	for len(asked) > 0 {
+		n := min(maxBatch, len(asked))
+		f.settleBatch(ctx, asked[:n], places[:n], errs)
+		asked, places = asked[n:], places[n:]
+	}
 	return errs
 }
-
-// maxBatchBytes keeps the arguments of a statement far from PostgreSQL's limit of 1 GB for a value.
-const maxBatchBytes = 16 << 20
 
 func (f *form) settleBatch(ctx context.Context, part []*settling, places []int, errs []error) {
 	verdicts, failed := inBatch(ctx, &f.settles, part)
@@ -86,13 +72,6 @@ func (f *form) settleBatch(ctx context.Context, part []*settling, places []int, 
 
 // inBatch runs the operations of one caller in one statement.
 func inBatch[Q, A any](ctx context.Context, l *lane[Q, A], questions []Q) ([]A, []error) {
-	if err := ctx.Err(); err != nil {
-		errs := make([]error, len(questions))
-		for i := range errs {
-			errs[i] = err
-		}
-		return make([]A, len(questions)), errs
-	}
 	answers, errs := l.each(ctx, questions)
 	for i, err := range errs {
 		if err != nil && ctx.Err() != nil {

@@ -16,24 +16,20 @@ import (
 // leastServer is the oldest server_version_num that the store works with.
 const leastServer = 140000
 
-// Check implements [dedupstore.Checker]. Errors: a *SetupError if the server, the tables or the rights of the database
-// user do not fit. A newer schema is fine as long as it has the functions that this version uses.
+// Check implements [dedupstore.Checker]. Errors: a [*dedupstore.SetupError] if the server, the tables or the rights of
+// the database user do not fit. A newer schema is fine as long as it has the functions that this version uses.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
+		return dedupstore.Report{}, s.failed("check", err)
 	}
 	defer conn.Release()
 	found, err := s.look(ctx, conn.Conn())
 	if err == nil {
 		err = s.checkSchema(ctx, conn.Conn())
 	}
-	if err == nil {
-		tables := []string{s.cfg.located(""), s.cfg.located("_beats")}
-		err = conn.QueryRow(ctx, unloggedSQL, tables).Scan(&found.unlogged)
-	}
 	if err != nil {
-		return dedupstore.Report{}, fmt.Errorf("pgstore: check: %w", err)
+		return dedupstore.Report{}, s.failed("check", err)
 	}
 	return found.report(), nil
 }
@@ -44,58 +40,40 @@ type server struct {
 	number                           int
 	reads                            bool
 	fsync, pages, commits, isolation string
-	bytes                            string // how it writes bytea as text
-	nulls                            bool   // it reads NULL in arrays of text as one
-	statement, idle, transaction     int    // ms; 0: no limit
-	unlogged                         []string
+	statement, idle, transaction     int      // ms; 0: no limit
+	unlogged                         []string // tables that a crash of the server empties
 }
-
-// unloggedSQL returns which of some tables a crash of the server empties.
-const unloggedSQL = `
-SELECT coalesce(array_agg(t.name ORDER BY t.n), '{}')
-FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n) JOIN pg_class c ON c.oid = to_regclass(t.name)
-WHERE c.relpersistence <> 'p'`
 
 const lookSQL = `
 SELECT current_setting('server_version'), current_setting('server_version_num')::integer,
 	pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean,
 	current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
-	current_setting('default_transaction_isolation'), current_setting('bytea_output'),
-	current_setting('array_nulls')::boolean,
+	current_setting('default_transaction_isolation'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'statement_timeout'),
 	(SELECT setting::integer FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
-	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0) -- since PostgreSQL 17`
+	coalesce((SELECT setting::integer FROM pg_settings WHERE name = 'transaction_timeout'), 0), -- since PostgreSQL 17
+	ARRAY(SELECT t.name FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n)
+		JOIN pg_class c ON c.oid = to_regclass(t.name) WHERE c.relpersistence <> 'p' ORDER BY t.n)`
 
 func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
-	err = conn.QueryRow(ctx, lookSQL).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
-		&f.isolation, &f.bytes, &f.nulls, &f.statement, &f.idle, &f.transaction)
+	tables := []string{s.cfg.located(""), s.cfg.located("_beats")}
+	err = conn.QueryRow(ctx, lookSQL, tables).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
+		&f.isolation, &f.statement, &f.idle, &f.transaction, &f.unlogged)
 	switch {
 	case err != nil:
 		return f, err
 	case f.number < leastServer:
-		return f, unfit("server_version", f.version, "use PostgreSQL 14 or later")
+		return f, setTo("server_version", f.version, "use PostgreSQL 14 or later")
 	case f.reads:
-		return f, unfit("transaction_read_only", "on",
+		return f, setTo("transaction_read_only", "on",
 			"connect to the primary, with default_transaction_read_only off")
-	case !f.nulls && getsText(conn):
-		return f, unfit("array_nulls", "off", "set it to on: in the query mode of this pool an outcome without "+
-			"a result or messages would be stored with the text NULL instead of them")
-	case f.bytes != "hex" && getsText(conn):
-		return f, unfit("bytea_output", f.bytes, "set it to hex: in the query mode of this pool pgx reads no other, "+
-			"and so no result and no message of an outcome")
 	}
 	return f, nil
 }
 
-// unfit is what is wrong with a server.
-func unfit(setting, value, advice string) error {
-	return &SetupError{Subject: setting, Problem: fmt.Sprintf("is %q: %s", value, advice)}
-}
-
-// getsText reports whether the connection gets results as text, and sends arrays as text.
-func getsText(conn *pgx.Conn) bool {
-	mode := conn.Config().DefaultQueryExecMode
-	return mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol
+// setTo says that the server has a setting that does not do.
+func setTo(setting, value, advice string) error {
+	return unfit(setting, fmt.Sprintf("is %q: %s", value, advice), nil)
 }
 
 func (f server) report() dedupstore.Report {
@@ -142,24 +120,27 @@ func (f server) report() dedupstore.Report {
 func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	var settings, records bool
 	if err := conn.QueryRow(ctx, s.sql.present).Scan(&settings, &records); err != nil {
-		return s.explain(err)
+		return err
 	}
 	if !settings || !records {
 		return s.setup(nil, "is missing where the connection looks for it: call Migrate, "+
 			"or grant the user USAGE on its schema")
 	}
-	if missing, err := s.missingPrivileges(ctx, conn); err != nil || len(missing) > 0 {
-		if err == nil {
-			err = s.setup(nil, "may not be used by the database user: GRANT %s", strings.Join(missing, "; GRANT "))
-		}
+	tables := []any{s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_settings")}
+	rows, _ := conn.Query(ctx, missingSQL, tables...)
+	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	switch {
+	case err != nil:
 		return err
+	case len(missing) > 0:
+		return s.setup(nil, "may not be used by the database user: GRANT %s", strings.Join(missing, "; GRANT "))
 	}
 	hidden, err := rowsecurity.Hidden(ctx, conn, s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_settings"))
 	switch {
 	case err != nil:
-		return s.explain(err)
+		return err
 	case hidden != "":
-		return &SetupError{Subject: "table " + hidden, Problem: rowsecurity.Advice}
+		return unfit("table "+hidden, rowsecurity.Advice, nil)
 	}
 	var found int
 	err = conn.QueryRow(ctx, s.sql.version).Scan(&found)
@@ -167,54 +148,42 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	case errors.Is(err, pgx.ErrNoRows):
 		return s.setup(nil, "is incomplete: call Migrate")
 	case err != nil:
-		return s.explain(err)
+		return err
 	case found < version:
 		return s.setup(nil, "has schema version %d, want at least %d: call Migrate", found, version)
 	}
 	return s.checkFunctions(ctx, conn, found)
 }
 
-// missingPrivileges returns what has to be granted, as GRANT takes it.
-func (s *Store) missingPrivileges(ctx context.Context, conn *pgx.Conn) (missing []string, err error) {
-	for _, need := range []struct{ ending, privileges string }{
-		{"", "SELECT, INSERT, UPDATE, DELETE"}, {"_beats", "SELECT, INSERT, UPDATE, DELETE"}, {"_settings", "SELECT"},
-	} {
-		table := s.cfg.located(need.ending)
-		var user string
-		has := true
-		for _, privilege := range strings.Split(need.privileges, ", ") {
-			var one bool
-			const query = `SELECT has_table_privilege($1, $2), current_user`
-			if err := conn.QueryRow(ctx, query, table, privilege).Scan(&one, &user); err != nil {
-				return nil, s.explain(err)
-			}
-			has = has && one
-		}
-		if !has {
-			missing = append(missing, fmt.Sprintf("%s ON %s TO %q", need.privileges, table, user))
-		}
-	}
-	return missing, nil
-}
+const (
+	// missingSQL returns the privileges that have to be granted.
+	missingSQL = `
+SELECT n.privileges || ' ON ' || n.name || ' TO "' || current_user || '"'
+FROM (VALUES ($1::text, 'SELECT, INSERT, UPDATE, DELETE'), ($2::text, 'SELECT, INSERT, UPDATE, DELETE'),
+	($3::text, 'SELECT')) AS n (name, privileges)
+WHERE NOT (SELECT bool_and(has_table_privilege(n.name, p)) FROM regexp_split_to_table(n.privileges, ', ') AS p)`
+
+	// unusableSQL returns a function that is missing or may not be called.
+	unusableSQL = `
+SELECT n.name, f.oid IS NOT NULL
+FROM unnest($1::text[]) AS n (name) LEFT JOIN pg_proc f ON f.oid = to_regproc(n.name)
+WHERE f.oid IS NULL OR NOT has_function_privilege(f.oid, 'EXECUTE') LIMIT 1`
+)
 
 func (s *Store) checkFunctions(ctx context.Context, conn *pgx.Conn, found int) error {
-	for _, name := range functions {
-		located := s.cfg.located(s.cfg.function(name))
-		var there, may bool
-		err := conn.QueryRow(ctx, `
-SELECT count(*) > 0, coalesce(bool_and(has_function_privilege(f.oid, 'EXECUTE')), false)
-FROM pg_proc f WHERE f.oid = to_regproc($1)`, located).Scan(&there, &may)
-		switch {
-		case err != nil:
-			return err
-		case !there && found > version:
-			return s.setup(nil, "has schema version %d, which has no function %s any more: "+
-				"use a newer version of this package", found, located)
-		case !there:
-			return s.setup(nil, "lacks the function %s: call Migrate", located)
-		case !may:
-			return s.setup(nil, "may not be used by the database user: GRANT EXECUTE ON FUNCTION %s", located)
-		}
+	var name string
+	var there bool
+	err := conn.QueryRow(ctx, unusableSQL, s.cfg.functions()).Scan(&name, &there)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return err
+	case !there && found > version:
+		return s.setup(nil, "has schema version %d, which has no function %s any more: use a newer version of this "+
+			"package", found, name)
+	case !there:
+		return s.setup(nil, "lacks the function %s: call Migrate", name)
 	}
-	return nil
+	return s.setup(nil, "may not be used by the database user: GRANT EXECUTE ON FUNCTION %s", name)
 }

@@ -22,8 +22,7 @@ func TestNew_NamesFieldAndValue(t *testing.T) {
 	pool := newPool(t)
 	for field, cfg := range map[string]Config{
 		"Config.Schema": {Schema: `a"b`}, "Config.Table": {Table: "1a"},
-		"Config.Isolation":     {Isolation: pgx.ReadUncommitted},
-		"Config.CleanInterval": {CleanInterval: -1},
+		"Config.Isolation": {Isolation: pgx.ReadUncommitted},
 	} {
 		if _, err := New(pool, cfg); !isInvalid(err, field) {
 			t.Errorf("%s: New returned %v", field, err)
@@ -109,7 +108,7 @@ func TestMigrate_LeavesOthersTablesAlone(t *testing.T) {
 
 // schemaProblem returns what is wrong with an error that should be a SetupError that says so.
 func schemaProblem(err error, says string) error {
-	schema, ok := errors.AsType[*SetupError](err)
+	schema, ok := errors.AsType[*dedupstore.SetupError](err)
 	if !ok || !strings.Contains(schema.Error(), says) {
 		return fmt.Errorf("the error is %w, want a SetupError that says %q", err, says)
 	}
@@ -294,7 +293,7 @@ func TestCheck_ReportsWhatAnOperatorShouldKnow(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 	})
 	_, err = unmigrated(t, reading, Config{}).Check(t.Context())
-	if server, ok := errors.AsType[*SetupError](err); !ok ||
+	if server, ok := errors.AsType[*dedupstore.SetupError](err); !ok ||
 		!strings.Contains(server.Problem, "connect to the primary") {
 		t.Errorf("on a server that only reads Check returned %v", err)
 	}

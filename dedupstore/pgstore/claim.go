@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // An answer is what the claim function returns for one request.
@@ -29,46 +30,15 @@ const (
 	odd     = "odd"     // this version cannot read it
 )
 
-// execClaims answers claims: those of keys that are stuck without a statement.
-func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
-	if !f.store.stuck.some() {
-		return f.makeClaims(ctx, requests)
-	}
-	answers := make([]answer, len(requests))
-	var asked []*dedupstore.Request
-	var places []int
-	for i, r := range requests {
-		if f.store.stuck.leave(r.Key, len(requests) == 1) {
-			answers[i] = inserted
-		} else {
-			asked, places = append(asked, r), append(places, i)
-		}
-	}
-	if len(asked) == 0 {
-		return answers, nil
-	}
-	made, err := f.makeClaims(ctx, asked)
-	for i := range made {
-		answers[places[i]] = made[i]
-		if len(asked) == 1 && made[i].status != contended {
-			f.store.stuck.free(asked[i].Key)
-		}
-	}
-	return answers, err
-}
-
 // inserted is the answer to a claim of a key that somebody is inserting.
 var inserted = answer{status: contended, found: string(dedupstore.Absent)}
 
-// makeClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by
+// execClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by
 // one.
-func (f *form) makeClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
+func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
 	answers := make([]answer, len(requests))
-	hope := len(requests) == 1 || !f.known.Load()
-	if hope {
-		if err := f.claimFresh(ctx, requests, answers); err != nil {
-			return nil, err
-		}
+	if err := f.claimFresh(ctx, requests, answers); err != nil {
+		return nil, err
 	}
 	var rest []int
 	for i := range answers {
@@ -81,21 +51,7 @@ func (f *form) makeClaims(ctx context.Context, requests []*dedupstore.Request) (
 			return nil, err
 		}
 	}
-	if len(requests) > 1 {
-		f.known.Store(mostKnown(answers))
-	}
 	return answers, nil
-}
-
-// mostKnown reports whether most keys had a record.
-func mostKnown(answers []answer) bool {
-	known := 0
-	for i := range answers {
-		if answers[i].found != string(dedupstore.Absent) || answers[i].status == contended {
-			known++
-		}
-	}
-	return 2*known > len(answers)
 }
 
 // claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so
@@ -111,12 +67,9 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	if f.relaxed {
 		settings = callHurry
 	}
-	switch {
-	case len(order) > 1:
+	if len(order) > 1 {
 		settings += waitTogether
-	case f.store.stuck.some():
-		settings += waitBriefly
-	default:
+	} else {
 		settings += waitAlone
 	}
 	err := f.store.again(ctx, func() error {
@@ -135,11 +88,6 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 	}
 	if codeOf(err) == codeLocked && len(order) == 1 {
 		answers[0] = inserted
-		if stuck := f.store.stuck.found(requests[0].Key); stuck > 0 {
-			f.store.cfg.Logger.WarnContext(ctx, "pgstore: claims wait for a lock that somebody holds on the table of "+
-				"records, or on a new one",
-				"key", requests[0].Key.String(), "for", stuck, "error", err)
-		}
 		return nil
 	}
 	return err
@@ -168,8 +116,8 @@ func alike(claims []*fresh) int {
 
 // queueFresh makes claims that are alike. The answers of keys that had a record stay as they are.
 func (s *Store) queueFresh(batch *pgx.Batch, claims []*fresh) {
-	lease := micros(claims[0].request.Lease)
-	life := lease + micros(claims[0].request.Retention)
+	lease := sqlstore.Micros(claims[0].request.Lease)
+	life := lease + sqlstore.Micros(claims[0].request.Retention)
 	ends := [...]pgtype.Interval{interval(lease), interval(life), interval(life + life/16)}
 	var query *pgx.QueuedQuery
 	if len(claims) == 1 {
@@ -266,7 +214,7 @@ func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
 		r := requests[place]
 		keys[i] = r.Key.String()
 		ids[i], owners[i] = idOf(keys[i]), r.Owner
-		leases[i], retentions[i] = micros(r.Lease), micros(r.Retention)
+		leases[i], retentions[i] = sqlstore.Micros(r.Lease), sqlstore.Micros(r.Retention)
 		maxima[i], parks[i], traces[i] = int64(r.MaxAttempts), r.ParkExpired, r.Trace
 		prints[i] = printOf(r)
 		if r.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
@@ -280,7 +228,7 @@ func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
 func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 	got := dedupstore.Answer{
 		Status: dedupstore.Status(a.status), Found: dedupstore.State(a.found), Fence: uint64(a.fence),
-		Age: duration(a.age), Trace: a.trace,
+		Age: sqlstore.Duration(a.age), Trace: a.trace,
 	}
 	switch got.Status {
 	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
@@ -293,7 +241,7 @@ func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
 		}
 	case dedupstore.Done:
 	case dedupstore.Busy:
-		got.Wait = duration(a.wait)
+		got.Wait = sqlstore.Duration(a.wait)
 		return got, nil
 	case dedupstore.Mismatch:
 		return got, nil
@@ -324,7 +272,7 @@ func (a *answer) outcome(key dedupstore.Key) (dedupstore.Outcome, error) {
 		return o, recordError(key, fmt.Sprintf("has an outcome of the kind %q", a.kind))
 	}
 	var err error
-	if o.Produced, err = decodeProduced(a.stubs, a.contents); err != nil {
+	if o.Produced, err = sqlstore.DecodeProduced(a.stubs, a.contents); err != nil {
 		return dedupstore.Outcome{}, recordError(key, err.Error())
 	}
 	return o, nil

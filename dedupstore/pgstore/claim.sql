@@ -28,7 +28,7 @@ DECLARE
 	set     text;
 BEGIN
 	set := set_config('enable_seqscan', 'off', true);
-	set := set_config('lock_timeout', '1s', true); -- for who inserts the same key: an error, and each claim goes alone
+	set := set_config('lock_timeout', '200ms', true); -- for who inserts the same key: an error, and each claim goes alone
 	IF relaxed THEN
 		waits := coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on');
 		set := set_config('synchronous_commit', 'off', true);
@@ -152,8 +152,7 @@ BEGIN
 						OR q.print <> '' AND split_part(q.print, ':', 1) <> split_part(x.print, ':', 1) THEN q.print
 							ELSE x.print END,
 					expires_at = expires,
-					clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
-						ELSE expires + (expires - t) / 16 END
+					clean_at = {clean_at}
 				WHERE x.id = q.id;
 				EXIT;
 			END IF;
@@ -177,8 +176,7 @@ BEGIN
 				not_before = NULL, barred = NULL,
 				kind = r.kind, exhausted = r.exhausted, truncated = r.truncated, reason = r.reason, decided = r.decided,
 				expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
-					ELSE expires + (expires - t) / 16 END
+				clean_at = {clean_at}
 			WHERE x.id = q.id;
 			IF step <> 'publish' THEN
 				UPDATE {records} x SET result = NULL, stubs = NULL, contents = NULL

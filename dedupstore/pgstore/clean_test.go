@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 )
 
@@ -87,7 +88,8 @@ func TestClean_DeletesWhatHasExpiredAndNothingElse(t *testing.T) {
 func TestClean_IsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	s := newStore(t, pool, Config{CleanInterval: time.Millisecond})
+	s := newStore(t, pool, Config{})
+	s.rest = time.Millisecond
 	fill(t, pool, 950, "-1 hour")
 	for _, limit := range []int{0, -1, mostCleaned + 1} {
 		if _, err := s.Clean(t.Context(), limit); !isInvalid(err, "limit") {
@@ -129,7 +131,7 @@ func cleaned(t *testing.T, s *Store, what string, met func() bool) {
 func TestRunCleaning_DeletesAllHeartbeatsThatMeanNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	s := newStore(t, pool, Config{CleanInterval: time.Hour})
+	s := newStore(t, pool, Config{})
 	fill(t, pool, 3000, "1 hour")
 	mustExec(t, pool, `
 INSERT INTO oncemill_dedup_beats (id, fence, state, lease_until, expires_at)
@@ -153,7 +155,7 @@ SELECT id, fence, 'running', now() - interval '1 hour', now() + interval '1 hour
 func TestRunCleaning_GoesOnWhereSomeRecordsMustStay(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	s := newStore(t, pool, Config{CleanInterval: time.Hour})
+	s := newStore(t, pool, Config{})
 	fill(t, pool, 3000, "-1 hour")
 	mustExec(t, pool, `
 INSERT INTO oncemill_dedup_beats (id, fence, state, lease_until, expires_at)
@@ -176,8 +178,8 @@ func TestClean_ClaimsDoNotWaitForIt(t *testing.T) {
 	s := newStore(t, pool, Config{})
 	fill(t, pool, 2000, "-1 hour")
 	tx := begin(t, pool, "")
-	var removed int
-	if err := tx.QueryRow(t.Context(), s.sql.cleanUp, 1000).Scan(&removed); err != nil || removed != 1000 {
+	var removed, beats int
+	if err := tx.QueryRow(t.Context(), s.sql.cleanUp, 1000).Scan(&removed, &beats); err != nil || removed != 1000 {
 		t.Fatalf("%d records were deleted, %v", removed, err)
 	}
 	answers := map[dedupstore.Status][]time.Duration{}
@@ -234,7 +236,7 @@ func TestClean_OldRecordsDoNotSlowClaims(t *testing.T) {
 		pool = newPool(t, named)
 	}
 	empty := newStore(t, pool, Config{Table: "empty"})
-	s := newStore(t, pool, Config{CleanInterval: time.Hour})
+	s := newStore(t, pool, Config{})
 	fill(t, pool, n, "-1 hour")
 	mustExec(t, pool, `ANALYZE oncemill_dedup`)
 
@@ -327,7 +329,7 @@ func longestLockWait(ctx context.Context, pool *pgxpool.Pool) (longest time.Dura
 		if err := pool.QueryRow(ctx, `
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - query_start) * 1000000), 0)::bigint
 FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'`, beside).Scan(&micros); err == nil {
-			longest = max(longest, duration(micros))
+			longest = max(longest, sqlstore.Duration(micros))
 		}
 	}
 	return longest

@@ -3,12 +3,11 @@ package pgstore
 import (
 	"fmt"
 	"log/slog"
-	"regexp"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -28,11 +27,7 @@ type Config struct {
 	// again.
 	Isolation pgx.TxIsoLevel
 
-	// CleanInterval is how often RunCleaning looks for expired records. Zero: a minute. At least a millisecond.
-	CleanInterval time.Duration
-
-	// Logger gets what RunCleaning, and an inbox whose transaction a handler ended by itself, have to say. Nil:
-	// slog.Default().
+	// Logger gets what RunCleaning and inboxes have to say. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -40,35 +35,24 @@ func (c Config) withDefaults() Config {
 	if c.Table == "" {
 		c.Table = "oncemill_dedup"
 	}
-	if c.CleanInterval == 0 {
-		c.CleanInterval = time.Minute
-	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
 	return c
 }
 
-// Names have room for the endings of functions and indexes within PostgreSQL's 63 bytes.
-var simpleName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
-
 func (c Config) validate() error {
-	const want = "want up to 40 ASCII letters, digits and underscores, not beginning with a digit"
-	invalid := func(field, problem string, args ...any) error {
-		return &dedupstore.InvalidError{Field: "Config." + field, Problem: fmt.Sprintf(problem, args...)}
+	if c.Schema != "" {
+		if err := sqlstore.ValidateName("Config.Schema", c.Schema); err != nil {
+			return err
+		}
 	}
-	switch {
-	case c.Schema != "" && !simpleName.MatchString(c.Schema):
-		return invalid("Schema", "is %q, %s", c.Schema, want)
-	case !simpleName.MatchString(c.Table):
-		return invalid("Table", "is %q, %s", c.Table, want)
-	case c.CleanInterval < time.Millisecond:
-		return invalid("CleanInterval", "is %v, want at least 1ms", c.CleanInterval)
+	if err := sqlstore.ValidateName("Config.Table", c.Table); err != nil {
+		return err
 	}
-	switch c.Isolation {
-	case "", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
+	if _, known := sqlLevels[c.Isolation]; known {
 		return nil
 	}
-	return invalid("Isolation", "is %q, want %q, %q or %q",
-		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
+	return &dedupstore.InvalidError{Field: "Config.Isolation", Problem: fmt.Sprintf("is %q, want %q, %q or %q",
+		c.Isolation, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)}
 }

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"reflect"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -32,14 +31,5 @@ func TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestProduced_EmptyPayloadsStayApartFromTombstones(t *testing.T) {
-	t.Parallel()
-	produced := []dedupstore.Produced{{ID: "empty", Payload: []byte{}}, {ID: "nil"}}
-	stubs, contents := encodeStubs(produced), encodeContents(produced)
-	if got, err := decodeProduced(stubs, contents); err != nil || !reflect.DeepEqual(got, produced) {
-		t.Errorf("read %+v, %v, want %+v", got, err, produced)
 	}
 }

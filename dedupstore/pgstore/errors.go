@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -42,13 +43,6 @@ var (
 	ErrSettled = errors.New("pgstore: the run has been settled already: roll back, its effects are committed")
 )
 
-// errJoinedOutputs says what would otherwise be lost without a word, if it cannot be published at once.
-var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
-		"without messages, and these " +
-		"will not be published; send them through an outbox in the transaction that joins",
-}
-
 // errLost says that nothing was committed, because that was never asked for.
 var errLost = errors.New("pgstore: the connection was lost before the commit; nothing was committed")
 
@@ -59,26 +53,6 @@ var errBusy = errors.New("pgstore: the handler has left rows of a query open, or
 // errAfterwards says what became of the connection of a transaction that the handler had ended.
 var errAfterwards = errors.New("then its connection was lost, " +
 	"or it left rows of a query open, or a statement under way")
-
-// A SetupError says why the database cannot keep the records as it is: the server is too old, only reads, or has a
-// setting that does not fit; the tables are missing or older than this package; or the database user may not use them
-// or not see all rows. Repeating the call is useless until somebody acts as it says.
-type SetupError struct {
-	Subject string // such as `table "oncemill_dedup"` or "array_nulls", a setting of the server
-	Problem string // what is wrong with it, and what to do
-	Err     error  // what PostgreSQL said; nil if it had no part in it
-}
-
-func (e *SetupError) Error() string {
-	s := fmt.Sprintf("pgstore: %s %s", e.Subject, e.Problem)
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-// Unwrap returns what PostgreSQL said.
-func (e *SetupError) Unwrap() error { return e.Err }
 
 // Codes of PostgreSQL, Appendix A of its manual, and of this package's functions.
 const (
@@ -142,5 +116,21 @@ func (s *Store) explain(err error) error {
 
 // setup is what is wrong with the tables.
 func (s *Store) setup(err error, problem string, args ...any) error {
-	return &SetupError{Subject: "table " + s.cfg.located(""), Problem: fmt.Sprintf(problem, args...), Err: err}
+	return unfit("table "+s.cfg.located(""), fmt.Sprintf(problem, args...), err)
+}
+
+func unfit(subject, problem string, err error) error {
+	return &dedupstore.SetupError{Package: "pgstore", Subject: subject, Problem: problem, Err: err}
+}
+
+// failed says what failed. A *SetupError says it by itself, and the caller's own context is told as it is.
+func (s *Store) failed(what string, err error) error {
+	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
+		return err
+	}
+	err = noRoom(s.explain(err))
+	if _, setup := errors.AsType[*dedupstore.SetupError](err); setup || errors.Is(err, dedupstore.ErrClaimLost) {
+		return err
+	}
+	return fmt.Errorf("pgstore: %s: %w", what, err)
 }

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/pace"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // A form is the leased contract on the records, with claims and heartbeats that wait for the disk or do not.
@@ -18,14 +18,11 @@ type form struct {
 	relaxed bool
 	claims  lane[*dedupstore.Request, answer]
 	settles lane[*settling, string]
-	known   atomic.Bool // most keys of the last batch of claims had a record, which is then looked at first
 }
 
 func newForm(s *Store, relaxed bool) *form {
 	f := &form{store: s, relaxed: relaxed}
 	f.claims.exec, f.settles.exec = f.execClaims, f.execSettles
-	f.claims.large = func(*dedupstore.Request) bool { return false }
-	f.settles.large = func(s *settling) bool { return s.size() > maxShared }
 	return f
 }
 
@@ -43,25 +40,14 @@ func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answ
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	a, err := f.ask(ctx, &r)
+	a, err := f.claims.do(ctx, &r)
 	if err == nil && a.status == contended {
 		a, err = f.claimAgain(ctx, &r)
 	}
 	if err != nil {
-		return dedupstore.Answer{}, f.failed("claim", err)
+		return dedupstore.Answer{}, f.store.failed("claim", err)
 	}
 	return a.read(&r)
-}
-
-// ask makes a claim together with others, or alone if its key is stuck.
-func (f *form) ask(ctx context.Context, r *dedupstore.Request) (answer, error) {
-	if f.store.stuck.has(r.Key) {
-		if err := ctx.Err(); err != nil {
-			return answer{}, err
-		}
-		return f.claims.alone(ctx, r)
-	}
-	return f.claims.do(ctx, r)
 }
 
 // claimAgain tries a claim again that found a record locked by whoever is just about to change it.
@@ -71,7 +57,7 @@ func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer,
 		if !pace.Sleep(ctx, pauses.Next()) {
 			return answer{}, ctx.Err()
 		}
-		if a, err = f.ask(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
+		if a, err = f.claims.do(ctx, r); err != nil || a.status != contended || time.Since(start) > f.store.patience {
 			return a, err
 		}
 	}
@@ -79,13 +65,8 @@ func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer,
 
 // Extend implements [dedupstore.Store].
 func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	if err := c.Validate(); err != nil {
+	if err := sqlstore.ValidateExtend(c, lease); err != nil {
 		return err
-	}
-	if renewed := c; lease != c.Lease {
-		if renewed.Lease = lease; renewed.Validate() != nil {
-			return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to 100 years", lease)}
-		}
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -105,7 +86,7 @@ func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 func (f *form) extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) (verdict string, err error) {
 	id := idOf(c.Key.String())
 	err = f.store.again(ctx, func() error {
-		args := []any{id, c.Owner, int64(c.Fence), micros(lease), micros(c.Retention)}
+		args := []any{id, c.Owner, int64(c.Fence), sqlstore.Micros(lease), sqlstore.Micros(c.Retention)}
 		return f.store.pool.QueryRow(ctx, f.store.sql.extend, args...).Scan(&verdict)
 	})
 	return verdict, err
@@ -117,21 +98,18 @@ func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedups
 	if err != nil {
 		return err
 	}
-	if c.Fence > math.MaxInt64 {
-		return dedupstore.ErrClaimLost
-	}
 	f.store.granted.take(c.Owner)
 	err = f.verdict(ctx, "settle", func() (string, error) {
 		verdict, err := f.settles.do(ctx, s)
 		if err == nil && verdict == repeated && s.step == "publishing" && f.store.joined.has(c.Owner) {
 			// Its Join may have been rolled back, and the answer to this very Finish been lost: then there is a lease.
 			if verdict, err = f.extend(ctx, c, c.Lease); verdict == settled {
-				err = errJoinedOutputs
+				err = sqlstore.ErrJoinedOutputs
 			}
 		}
 		return verdict, err
 	})
-	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
+	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, sqlstore.ErrJoinedOutputs) {
 		f.store.joined.take(c.Owner)
 	}
 	return err
@@ -153,7 +131,7 @@ func (f *form) verdict(ctx context.Context, what string, ask func() (string, err
 		verdict, err := ask()
 		switch {
 		case err != nil:
-			return f.failed(what, err)
+			return f.store.failed(what, err)
 		case verdict == lost:
 			return dedupstore.ErrClaimLost
 		case verdict != contended:
@@ -162,21 +140,6 @@ func (f *form) verdict(ctx context.Context, what string, ask func() (string, err
 			return fmt.Errorf("pgstore: %s: a transaction has the record locked: %w", what, ctx.Err())
 		}
 	}
-}
-
-// failed says what failed. The caller's own context is told as it is.
-func (f *form) failed(what string, err error) error {
-	if err == context.Canceled || err == context.DeadlineExceeded { //nolint:errorlint // not wrapped: the caller's own
-		return err
-	}
-	explained := noRoom(f.store.explain(err))
-	if errors.Is(explained, dedupstore.ErrClaimLost) {
-		return explained
-	}
-	if _, says := explained.(*SetupError); says { //nolint:errorlint // as explain made it
-		return explained
-	}
-	return fmt.Errorf("pgstore: %s: %w", what, explained)
 }
 
 // repetitions is how often a statement of the store itself is tried that PostgreSQL refuses because of others. That
@@ -193,16 +156,11 @@ func (s *Store) again(ctx context.Context, statement func() error) (err error) {
 			break
 		}
 	}
-	if codeOf(err) == codeReadOnly {
-		s.leaveServer()
+	if codeOf(err) == codeReadOnly { // at most once a second: the pool is the caller's, who may only read
+		now, last := time.Now().UnixNano(), s.share.left.Load()
+		if now-last >= int64(time.Second) && s.share.left.CompareAndSwap(last, now) {
+			s.pool.Reset()
+		}
 	}
 	return err
-}
-
-// leaveServer closes the pool's connections, at most once a second: the pool is the caller's, who may only read.
-func (s *Store) leaveServer() {
-	now, last := time.Now().UnixNano(), s.share.left.Load()
-	if now-last >= int64(time.Second) && s.share.left.CompareAndSwap(last, now) {
-		s.pool.Reset()
-	}
 }

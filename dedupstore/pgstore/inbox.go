@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,8 +19,8 @@ import (
 // An inbox is the form that settles in the handler's transaction.
 type inbox struct {
 	*form
-	begin func(ctx context.Context, r *run) (session, error)
-	unfit error // why the pool cannot carry an inbox, or nil
+	begin  func(ctx context.Context, r *run) (session, error)
+	unused atomic.Int32 // runs that have committed without a statement of the handler; negative: one had some
 }
 
 // A run is one transaction of an inbox.
@@ -27,9 +28,10 @@ type run struct {
 	store *Store
 	claim dedupstore.Claim
 	id    []byte
-	token string // names the transaction, if it is to be barred
-	ours  bool   // this program has granted the claim, and this is its first transaction: there is no need to look
-	told  bool   // the log has that the handler ended it
+	token string       // names the transaction, if it is to be barred
+	ours  bool         // the claim was granted here, and this is its first transaction: no need to look
+	used  atomic.Bool  // the handler has made a statement
+	calls sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin
 }
 
 // mark is said at the beginning of an inbox's transaction, and is forgotten with its end: what is settled without it is
@@ -70,36 +72,16 @@ const (
 )
 
 // Check implements [dedupstore.Checker].
-func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) {
-	if i.unfit != nil {
-		return dedupstore.Report{}, i.unfit
-	}
-	return i.store.Check(ctx)
-}
+func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) { return i.store.Check(ctx) }
 
 // Claim implements [dedupstore.Store].
 func (i *inbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	if i.unfit != nil {
-		return dedupstore.Answer{}, i.unfit
-	}
 	start := time.Now()
 	a, err := i.form.Claim(ctx, r)
 	if err == nil && a.Status == dedupstore.AcquiredRun {
 		i.store.granted.add(r.Owner, start.Add(r.Lease))
 	}
 	return a, err
-}
-
-// ClaimMany implements [dedupstore.Batcher].
-func (i *inbox) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	if i.unfit == nil {
-		return i.form.ClaimMany(ctx, requests)
-	}
-	results := make([]dedupstore.ClaimResult, len(requests))
-	for n := range results {
-		results[n].Err = i.unfit
-	}
-	return results
 }
 
 // A workFunc is what InTx runs.
@@ -109,9 +91,6 @@ type workFunc = func(context.Context) (dedupstore.Settlement, error)
 func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) error {
 	if err := c.Validate(); err != nil {
 		return err
-	}
-	if i.unfit != nil {
-		return i.unfit
 	}
 	if c.Fence > math.MaxInt64 {
 		return dedupstore.ErrClaimLost
@@ -127,6 +106,8 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) err
 		err := i.once(ctx, &run{store: i.store, claim: c, id: id, token: ids.Token(), ours: ours}, work)
 		ours = false
 		if errors.Is(err, ErrTxEnded) {
+			i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; what it "+
+				"committed has no outcome", "key", c.Key.String(), "fence", c.Fence)
 			return err
 		}
 		if !conflicts(err) {
@@ -143,7 +124,7 @@ func (i *inbox) InTx(ctx context.Context, c dedupstore.Claim, work workFunc) err
 
 // once runs work in one transaction.
 func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
-	free, err := i.store.share.slots.take(ctx)
+	free, err := i.store.share.take(ctx, i.store.cfg.Logger)
 	if err != nil {
 		return err
 	}
@@ -157,14 +138,11 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	case codeOf(err) == codeLost:
 		return dedupstore.ErrClaimLost
 	case err != nil:
-		return fmt.Errorf("pgstore: begin: %w", i.store.explain(err))
+		return i.store.failed("begin", err)
 	}
 	end := sync.OnceValue(func() (open bool) {
 		defer free()
-		if open = s.end(ctx); !open {
-			i.tellOfEnd(ctx, r)
-		}
-		return open
+		return s.end(ctx)
 	})
 	defer end() // also when work panics
 	settlement, err := work(s.context(i.store.share.slots.held(ctx)))
@@ -174,6 +152,7 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		}
 		return err
 	}
+	used := r.used.Load()
 	settled, err := r.finishing(settlement)
 	if err != nil {
 		return err
@@ -183,6 +162,7 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 	err = s.commit(bounded, settled)
 	switch {
 	case err == nil:
+		i.note(ctx, used)
 		return nil
 	case codeOf(err) == codeSettled:
 		return nil
@@ -194,25 +174,23 @@ func (i *inbox) once(ctx context.Context, r *run, work workFunc) error {
 		}
 		return err
 	case refused(err):
-		// the connection may be in another transaction: end does not see it
-		if err = i.refusal(err); errors.Is(err, ErrTxEnded) {
-			i.tellOfEnd(ctx, r)
-		}
-		return err
+		return i.refusal(err)
 	}
 	end()
 	return i.resolve(ctx, r, err)
 }
 
-// tellOfEnd says once that the transaction was not there any more.
-func (i *inbox) tellOfEnd(ctx context.Context, r *run) {
-	if r.told {
-		return
+// fewRuns is how many runs without a statement may be by chance.
+const fewRuns = 100
+
+// note warns once of handlers that all write elsewhere: their effects are not committed together with the outcome.
+func (i *inbox) note(ctx context.Context, used bool) {
+	if used {
+		i.unused.Store(math.MinInt32)
+	} else if i.unused.Add(1) == fewRuns {
+		i.store.cfg.Logger.WarnContext(ctx, "pgstore: handlers of this inbox wrote nothing in its transaction: "+
+			"pass ctx to pgstore.Tx or SQLTx and write with that, or use the leased store", "runs", fewRuns)
 	}
-	r.told = true
-	i.store.cfg.Logger.ErrorContext(ctx, "pgstore: a handler ended the inbox's transaction by itself; "+
-		"what it committed has no outcome",
-		"key", r.claim.Key.String(), "fence", r.claim.Fence)
 }
 
 // finishing is the settlement that may be committed with effects: without an outcome the next run would make them
@@ -234,12 +212,12 @@ func (i *inbox) refusal(err error) error {
 	case codeAborted:
 		return fmt.Errorf("%w: %w", ErrTxAborted, err)
 	}
-	err = i.store.explain(err)
-	if _, ok := errors.AsType[*SetupError](err); ok {
-		return fmt.Errorf("pgstore: settle and commit: has the handler changed the search path "+
-			"(then name Config.Schema) or the role of the transaction? %w", err)
+	err = i.store.failed("settle and commit", err)
+	if setup, ok := errors.AsType[*dedupstore.SetupError](err); ok {
+		setup.Problem += "; or has the handler changed the search path (then name Config.Schema) or the role of the " +
+			"transaction?"
 	}
-	return fmt.Errorf("pgstore: settle and commit: %w", err)
+	return err
 }
 
 // refused reports whether an error of a commit says for certain that nothing was committed: the server, not something

@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -98,8 +97,8 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
-			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
-				interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
+				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
 				t.Fatal(err)
 			}
 			var results []dedupstore.ClaimResult
@@ -129,20 +128,19 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	tx := begin(t, pool, pgx.ReadCommitted)
 	for _, id := range []string{"1", "2"} {
 		key := request(id).Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
-			interval(micros(long)), interval(micros(long)), "", ""); err != nil {
+		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
+			interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 	defer cancel()
-	for _, known := range []bool{false, true} { // whether new keys are tried first
+	for round := range 2 {
 		a, err := s.Claim(ctx, request("1"))
 		if err != nil || a.Status != dedupstore.Busy {
 			t.Errorf("a twin was answered %q, %v, want busy", a.Status, err)
 		}
-		s.leased.known.Store(known)
-		neighbour := fmt.Sprint("neighbour-", known)
+		neighbour := fmt.Sprint("neighbour-", round)
 		results := s.ClaimMany(ctx, []dedupstore.Request{request("1"), request(neighbour), request("2")})
 		for i, want := range []dedupstore.Status{dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.Busy} {
 			if r := results[i]; r.Err != nil || r.Answer.Status != want {
@@ -150,108 +148,6 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers has a client that was cut off with many keys, whose claims
-// come again and again: each batch with one of them would wait for a second, and then go one by one.
-func TestClaim_KeysThatAreStuckAreLeftOutOfTheBatchesOfOthers(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	s := newStore(t, pool, Config{})
-	tx := begin(t, pool, pgx.ReadCommitted)
-	var batch []*dedupstore.Request
-	for i := range 20 {
-		r := request(fmt.Sprint(i))
-		key := r.Key.String()
-		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(micros(long)),
-			interval(micros(long)), interval(micros(long)), "", ""); err != nil {
-			t.Fatal(err)
-		}
-		batch = append(batch, &r)
-	}
-	var all sync.WaitGroup
-	for _, r := range batch {
-		all.Go(func() {
-			if a, err := s.Claim(t.Context(), *r); err != nil || a.Status != dedupstore.Busy {
-				t.Errorf("a claim of a key that is stuck was answered %q, %v, want busy", a.Status, err)
-			}
-		})
-	}
-	all.Wait()
-	for _, known := range []bool{false, true} { // whether new keys are tried first
-		s.leased.known.Store(known)
-		neighbour := request(fmt.Sprint("neighbour-", known))
-		answers, err := s.leased.execClaims(t.Context(), append(slices.Clone(batch), &neighbour)) // in one go
-		if err != nil {
-			t.Fatalf("the batch was refused: %v", err)
-		}
-		for i, a := range answers[:len(batch)] {
-			if a.status != contended {
-				t.Errorf("claim %d was answered %q, want contended", i, a.status)
-			}
-		}
-		if a := answers[len(batch)]; a.status != string(dedupstore.AcquiredRun) {
-			t.Errorf("the neighbour was answered %q", a.status)
-		}
-	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range batch {
-		until(t, "a key that is free again", func() bool { return ask(t, s, *r).Status == dedupstore.AcquiredRun })
-	}
-	if s.stuck.some() {
-		t.Errorf("%d keys are still remembered", len(s.stuck.keys))
-	}
-}
-
-// TestClaim_LockThatStaysIsInTheLog has a table locked as by VACUUM FULL or ALTER TABLE, for a pool without prepared
-// statements, as behind PgBouncer: all claims are busy then, as if others were at their messages.
-func TestClaim_LockThatStaysIsInTheLog(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
-	var log bytes.Buffer
-	s := newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	tx := begin(t, pool, pgx.ReadCommitted)
-	if _, err := tx.Exec(t.Context(), `LOCK TABLE oncemill_dedup`); err != nil {
-		t.Fatal(err)
-	}
-	r := request("1")
-	claim(t, s, r, dedupstore.Busy)
-	if log.Len() > 0 {
-		t.Errorf("after one claim the log says %s", &log)
-	}
-	until(t, "a line in the log", func() bool {
-		claim(t, s, r, dedupstore.Busy)
-		return strings.Contains(log.String(), "claims wait for a lock")
-	})
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the claim", func() bool { return ask(t, s, r).Status == dedupstore.AcquiredRun })
-}
-
-func TestStuck_IsSaidOnceAMinuteOfWhatStays(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s stuck
-		one, other := request("1").Key, request("2").Key
-		said := 0
-		for range 100 {
-			if s.found(one) > 0 || s.found(other) > 0 {
-				said++
-			}
-			time.Sleep(time.Second)
-		}
-		if said != 2 {
-			t.Errorf("in 100 seconds it was said %d times, want 2", said)
-		}
-		for range 10 {
-			time.Sleep(2 * forgetStuck)
-			if stuck := s.found(one); stuck > 0 {
-				t.Errorf("a key that nobody looked at for %v is said to be stuck for %v", 2*forgetStuck, stuck)
-			}
-		}
-	})
 }
 
 // TestClaim_TwinsDoNotWaitForLocks looks at the moment between settlement and commit, which a slow disk makes long.

@@ -3,13 +3,14 @@ package pgstore
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -29,7 +30,7 @@ import (
 // ErrNoRun, ErrBypassed, ErrInInbox. After any error the handler rolls back. After ErrClaimLost, ErrSettled and errors
 // of PostgreSQL it cannot do otherwise: the transaction has failed.
 func (s *Store) Join(ctx context.Context, tx pgx.Tx) error {
-	if tx == nil {
+	if isnil.Nil(tx) {
 		return &dedupstore.InvalidError{Field: "tx", Problem: "is nil"}
 	}
 	return s.join(ctx, func(query string, args ...any) error {
@@ -66,16 +67,14 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), micros(claim.Lease),
-		micros(claim.Retention))
+	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Lease),
+		sqlstore.Micros(claim.Retention))
 	switch {
 	case err == nil:
 		s.joined.add(claim.Owner, time.Time{})
 		return nil
 	case codeOf(err) == codeSettled:
 		return ErrSettled
-	case codeOf(err) == codeLost:
-		return dedupstore.ErrClaimLost
 	}
-	return fmt.Errorf("pgstore: join: %w", s.explain(err))
+	return s.failed("join", err)
 }

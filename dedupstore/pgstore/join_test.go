@@ -184,7 +184,8 @@ func TestJoin_SaysWhereItHasNoPlace(t *testing.T) {
 	if err := s.Join(txctx.With(t.Context(), &c), tx); !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("with a claim of another store Join returned %v, want ErrClaimLost", err)
 	}
-	for _, err := range []error{s.Join(t.Context(), nil), s.JoinSQL(t.Context(), nil)} {
+	var none *pgxpool.Tx
+	for _, err := range []error{s.Join(t.Context(), nil), s.Join(t.Context(), none), s.JoinSQL(t.Context(), nil)} {
 		if invalid, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || invalid.Field != "tx" {
 			t.Errorf("without a transaction it returned %v", err)
 		}

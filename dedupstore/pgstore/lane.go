@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,29 +14,19 @@ const (
 	// maxBatch is how many operations share a statement at most.
 	maxBatch = 256
 
-	// maxShared is how large an operation may be to share one, in bytes: a larger one would hold the others up.
-	maxShared = 64 << 10
-
-	// flushTimeout bounds a shared statement. Callers do not wait for it: each has a context of its own.
+	// flushTimeout bounds a flush, for which others wait. Callers of a shared one have contexts of their own.
 	flushTimeout = 10 * time.Second
-
-	// stuckAfter is after what time a flush is passed by the next: far longer than a commit, far shorter than a lease.
-	stuckAfter = 500 * time.Millisecond
 )
 
-// A lane carries operations to the server, in one flush at a time. Who comes while none is under way sends alone, in
-// its own goroutine and context; the others wait in a queue, which goes in one statement when the flush has returned. A
-// flush that does not return is left alone after a while.
+// A lane carries operations to the server, in one flush at a time. An operation that comes while none is under way goes
+// alone, in its own goroutine and context; the others wait in a queue, which goes in one statement when the flush has
+// returned.
 type lane[Q, A any] struct {
-	exec  func(ctx context.Context, questions []Q) ([]A, error)
-	large func(Q) bool
+	exec func(ctx context.Context, questions []Q) ([]A, error)
 
-	mu     sync.Mutex
-	queue  []*passenger[Q, A]
-	flight int // the number of the flush that is under way; 0: none is
-	flown  int // how many there were
-	timer  *time.Timer
-	began  time.Time
+	mu       sync.Mutex
+	queue    []*passenger[Q, A]
+	flushing bool
 }
 
 // A passenger is an operation whose caller waits for a flush.
@@ -52,15 +43,23 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 	if err := ctx.Err(); err != nil {
 		return a, err
 	}
-	if l.large(q) {
-		return l.alone(ctx, q)
-	}
 	l.mu.Lock()
-	if l.flight == 0 {
-		flight := l.begin()
+	if !l.flushing {
+		l.flushing = true
 		l.mu.Unlock()
-		defer l.end(flight) // also when a hook of the pool panics
-		return l.alone(ctx, q)
+		defer l.end() // also when a hook of the pool panics
+		bounded, cancel := context.WithTimeout(ctx, flushTimeout)
+		defer cancel()
+		answers, err := l.exec(bounded, []Q{q})
+		switch {
+		case err == nil:
+			return answers[0], nil
+		case ctx.Err() != nil:
+			return a, ctx.Err()
+		case bounded.Err() != nil:
+			return a, fmt.Errorf("no answer within %v: %w", flushTimeout, err)
+		}
+		return a, err
 	}
 	p := &passenger[Q, A]{question: q, done: make(chan struct{})}
 	l.queue = append(l.queue, p)
@@ -74,86 +73,26 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 	}
 }
 
-func (l *lane[Q, A]) alone(ctx context.Context, q Q) (a A, err error) {
-	answers, err := l.exec(ctx, []Q{q})
-	if err == nil {
-		return answers[0], nil
-	}
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	return a, err
-}
-
-// begin begins a flush. The lane is locked.
-func (l *lane[Q, A]) begin() (flight int) {
-	l.flown++
-	l.flight, l.began = l.flown, time.Now()
-	if l.timer == nil {
-		l.timer = time.AfterFunc(stuckAfter, l.pass)
-	} else {
-		l.timer.Reset(stuckAfter)
-	}
-	return l.flight
-}
-
-// end ends a flush; what has queued up meanwhile is sent by a goroutine of its own.
-func (l *lane[Q, A]) end(flight int) {
+// end ends a flush; what has queued up meanwhile is sent by a goroutine of its own. Those in the queue wait for it.
+func (l *lane[Q, A]) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over(flight) {
-		l.start()
+	if l.flushing = len(l.queue) > 0; l.flushing {
+		go l.flush()
 	}
 }
 
-// over notes that a flush has returned, and tells whether it was still the lane's. The lane is locked.
-func (l *lane[Q, A]) over(flight int) bool {
-	if l.flight != flight {
-		return false
-	}
-	l.flight = 0
-	l.timer.Stop()
-	return true
-}
-
-// pass lets the queue pass a flush that does not return.
-func (l *lane[Q, A]) pass() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.flight != 0 && time.Since(l.began) < stuckAfter/2 {
-		return // the timer was meant for another
-	}
-	l.flight = 0
-	l.start()
-}
-
-// start starts to flush the queue, if there is something in it. The lane is locked, and no flush is under way. Those
-// who wait in the queue wait for the goroutine.
-func (l *lane[Q, A]) start() {
-	if len(l.queue) > 0 {
-		flight := l.begin()
-		go l.flush(flight)
-	}
-}
-
-// flush sends the queue until it is empty, or another flush has passed.
-func (l *lane[Q, A]) flush(flight int) {
+// flush sends the queue until it is empty.
+func (l *lane[Q, A]) flush() {
 	for {
 		runtime.Gosched() // who can go on until it is in the queue comes along
 		l.mu.Lock()
-		if l.flight != flight {
-			l.mu.Unlock()
-			return
-		}
 		batch := l.take()
+		l.flushing = len(batch) > 0
+		l.mu.Unlock()
 		if len(batch) == 0 {
-			l.over(flight)
-			l.mu.Unlock()
 			return
 		}
-		l.began = time.Now()
-		l.timer.Reset(stuckAfter)
-		l.mu.Unlock()
 		l.share(batch)
 	}
 }
@@ -170,9 +109,7 @@ func (l *lane[Q, A]) take() (batch []*passenger[Q, A]) {
 			batch = append(batch, p)
 		}
 	}
-	rest := copy(l.queue, l.queue[taken:])
-	clear(l.queue[rest:])
-	l.queue = l.queue[:rest]
+	l.queue = slices.Delete(l.queue, 0, taken)
 	return batch
 }
 

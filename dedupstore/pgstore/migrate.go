@@ -3,8 +3,8 @@ package pgstore
 import (
 	"context"
 	"errors"
-	"fmt"
-	"hash/fnv"
+	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -37,13 +37,13 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // missing. Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table
 // and Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
 //
-// Errors: a *SetupError if something else has the name.
+// Errors: a [*dedupstore.SetupError] if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
 	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		return s.migrate(ctx, tx)
 	})
 	if err != nil {
-		return fmt.Errorf("migrate dedup store: %w", s.explain(err))
+		return s.failed("migrate", err)
 	}
 	return nil
 }
@@ -53,26 +53,20 @@ func (s *Store) Migrate(ctx context.Context) error {
 // for open transactions that wrote to the table, also where the index is there, and who writes meanwhile waits behind
 // it. Set a lock_timeout before.
 func (s *Store) SQL() string {
-	return s.sql.schema + "\n" + s.sql.functions + fmt.Sprintf(`
-INSERT INTO %s (version) VALUES (%d)
-ON CONFLICT (one) DO UPDATE SET version = greatest(%[1]s.version, excluded.version);
-`, s.cfg.located("_settings"), version)
+	keep := strings.ReplaceAll(s.sql.keep, "$1", strconv.Itoa(version))
+	return s.sql.schema + "\n" + s.sql.functions + keep + ";\n"
 }
 
 // lockTimeout is how long a migration waits for others' locks on tables, while still others queue up behind it.
 const lockTimeout = "3s"
 
 func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
-	if s.cfg.Schema != "" {
-		// Others may be about to make the schema, for other tables: the packages of this module that do so lock the
-		// same number. It comes first because what a session believes of a schema is old until it locks something new.
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`,
-			"oncemill schema "+s.cfg.Schema); err != nil {
+	// Others may be about to make the schema, for other tables: the packages of this module that do so lock the same
+	// number. It comes first because what a session believes of a schema is old until it locks something new.
+	for _, lock := range []string{"oncemill schema " + s.cfg.Schema, "oncemill table " + s.cfg.located("")} {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, lock); err != nil {
 			return err
 		}
-	}
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, s.cfg.hash()); err != nil {
-		return err
 	}
 	if s.cfg.Schema == "" {
 		if _, err := tx.Exec(ctx, s.sql.stay); err != nil {
@@ -105,25 +99,19 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 
 // complete makes functions that somebody has dropped, and reports false if a table or an index is missing.
 func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
+	var tables []string
 	for _, ending := range []string{"", "_beats", "_clean", "_beats_clean"} {
-		var there bool
-		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`,
-			s.cfg.located(ending)).Scan(&there); err != nil || !there {
-			return false, err
-		}
+		tables = append(tables, s.cfg.located(ending))
 	}
-	for _, name := range functions {
-		var there bool
-		if err := tx.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`,
-			s.cfg.located(s.cfg.function(name))).Scan(&there); err != nil {
-			return false, err
-		}
-		if !there {
-			_, err := tx.Exec(ctx, s.sql.functions, pgx.QueryExecModeSimpleProtocol)
-			return true, err
-		}
+	var complete, works bool
+	err := tx.QueryRow(ctx, `
+SELECT (SELECT bool_and(to_regclass(t) IS NOT NULL) FROM unnest($1::text[]) AS t),
+	(SELECT bool_and(to_regproc(f) IS NOT NULL) FROM unnest($2::text[]) AS f)`,
+		tables, s.cfg.functions()).Scan(&complete, &works)
+	if err == nil && complete && !works {
+		_, err = tx.Exec(ctx, s.sql.functions, pgx.QueryExecModeSimpleProtocol)
 	}
-	return true, nil
+	return complete, err
 }
 
 func (s *Store) create(ctx context.Context, tx pgx.Tx) error {
@@ -154,11 +142,4 @@ func (s *Store) createSchema(ctx context.Context, tx pgx.Tx) error {
 	}
 	_, err := tx.Exec(ctx, `CREATE SCHEMA "`+s.cfg.Schema+`"`)
 	return err
-}
-
-// hash names the store where a number is needed.
-func (c Config) hash() int64 {
-	h := fnv.New64a()
-	h.Write([]byte(c.Schema + "." + c.Table))
-	return int64(h.Sum64())
 }

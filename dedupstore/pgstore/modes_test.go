@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // TestStore_WorksInEachModeOfPgx goes through all operations: poolers ask for some of the modes.
@@ -50,75 +51,6 @@ func TestStore_WorksInEachModeOfPgx(t *testing.T) {
 			}
 			if _, err := s.Clean(t.Context(), 1); err != nil {
 				t.Error(err)
-			}
-			if _, err := s.cleanBeats(t.Context(), 1); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-// In modes that suit poolers results are text, of which pgx reads one style: an outcome that cannot be read holds up
-// its message for ever.
-func TestCheck_RefusesBytesThatTheModeCannotRead(t *testing.T) {
-	t.Parallel()
-	for mode, readable := range map[pgx.QueryExecMode]bool{
-		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true,
-		pgx.QueryExecModeDescribeExec: true,
-		pgx.QueryExecModeExec:         false, pgx.QueryExecModeSimpleProtocol: false,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, func(c *pgxpool.Config) {
-				c.ConnConfig.DefaultQueryExecMode = mode
-				c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
-			})
-			s := newStore(t, pool, Config{})
-			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*SetupError](err); readable != (err == nil) || !readable &&
-				(!ok || server.Subject != "bytea_output") {
-				t.Errorf("Check returned %v, although bytes can be read: %v", err, readable)
-			}
-			outcome := dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("42")}
-			if err := s.Settle(t.Context(), runOf(t, s, "1"),
-				dedupstore.Finish{Outcome: outcome, Retention: long}); err != nil {
-				t.Fatal(err)
-			}
-			if a, err := s.Claim(t.Context(), request("1")); readable != (err == nil &&
-				string(a.Outcome.Result) == "42") {
-				t.Errorf("a duplicate got %+v, %v, although bytes can be read: %v", a, err, readable)
-			}
-		})
-	}
-}
-
-// In those modes arrays are text, too: with array_nulls off their NULLs would be texts, and no outcome without messages
-// could be read.
-func TestCheck_RefusesNullsThatTheModeCannotWrite(t *testing.T) {
-	t.Parallel()
-	for mode, writable := range map[pgx.QueryExecMode]bool{
-		pgx.QueryExecModeCacheStatement: true, pgx.QueryExecModeCacheDescribe: true,
-		pgx.QueryExecModeDescribeExec: true,
-		pgx.QueryExecModeExec:         false, pgx.QueryExecModeSimpleProtocol: false,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t, func(c *pgxpool.Config) {
-				c.ConnConfig.DefaultQueryExecMode = mode
-				c.ConnConfig.RuntimeParams["array_nulls"] = "off"
-			})
-			s := newStore(t, pool, Config{})
-			_, err := s.Check(t.Context())
-			if server, ok := errors.AsType[*SetupError](err); writable != (err == nil) || !writable &&
-				(!ok || server.Subject != "array_nulls") {
-				t.Errorf("Check returned %v, although NULLs can be written: %v", err, writable)
-			}
-			nothing := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: long}
-			if err := s.Settle(t.Context(), runOf(t, s, "1"), nothing); err != nil {
-				t.Fatal(err)
-			}
-			if a, err := s.Claim(t.Context(), request("1")); writable != (err == nil && a.Outcome.Result == nil) {
-				t.Errorf("a duplicate got %+v, %v, although NULLs can be written: %v", a, err, writable)
 			}
 		})
 	}
@@ -219,13 +151,13 @@ func TestInbox_RowsLeftOpenAreAnErrorAndNoLeak(t *testing.T) {
 
 // FuzzProduced decodes anything without a panic, and what was encoded as it was.
 func FuzzProduced(f *testing.F) {
-	f.Add("id", "topic", "key", "name", "value", []byte("payload"), encodeStubs([]dedupstore.Produced{{ID: "a"}}),
-		encodeContents([]dedupstore.Produced{{ID: "a"}}))
+	f.Add("id", "topic", "key", "name", "value", []byte("payload"), sqlstore.EncodeStubs([]dedupstore.Produced{{ID: "a"}}),
+		sqlstore.EncodeContents([]dedupstore.Produced{{ID: "a"}}))
 	f.Add("", "\x00", "\xff", "", "", []byte{}, []byte{1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1},
 		[]byte{1, 1, 0, 200})
 	f.Fuzz(func(t *testing.T, id, topic, key, name, value string, payload, stubs, contents []byte) {
-		if got, err := decodeProduced(stubs, contents); err == nil && len(got) > 0 && contents != nil {
-			again, err := decodeProduced(encodeStubs(got), encodeContents(got))
+		if got, err := sqlstore.DecodeProduced(stubs, contents); err == nil && len(got) > 0 && contents != nil {
+			again, err := sqlstore.DecodeProduced(sqlstore.EncodeStubs(got), sqlstore.EncodeContents(got))
 			if err != nil || !reflect.DeepEqual(got, again) {
 				t.Errorf("%+v became %+v, %v", got, again, err)
 			}
@@ -235,7 +167,7 @@ func FuzzProduced(f *testing.F) {
 		}
 		want := []dedupstore.Produced{{ID: id, Topic: topic, Key: key, Header: map[string]string{name: value},
 			Payload: payload}, {ID: "2"}}
-		got, err := decodeProduced(encodeStubs(want), encodeContents(want))
+		got, err := sqlstore.DecodeProduced(sqlstore.EncodeStubs(want), sqlstore.EncodeContents(want))
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}

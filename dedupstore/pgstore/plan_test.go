@@ -38,7 +38,7 @@ WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`
 		}
 		return pool
 	}
-	pool := of(1)
+	pool := of(2)
 	newStore(t, pool, Config{})
 	mustExec(t, pool, `VACUUM oncemill_dedup, oncemill_dedup_beats`)
 	pool.Close()
@@ -86,9 +86,6 @@ WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`
 			t.Fatal(verdict, err)
 		}
 		if _, err := s.Clean(t.Context(), 1); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.cleanBeats(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
 	}

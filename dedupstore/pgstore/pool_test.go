@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -88,23 +90,74 @@ func TestInbox_StoresThatShareAPoolLeaveItsHeartbeatsAConnection(t *testing.T) {
 	all.Wait()
 }
 
-func TestInbox_APoolOfOneConnectionIsRefused(t *testing.T) {
+func TestNew_APoolOfOneConnectionIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	s := newStore(t, pool, Config{})
-	c := runOf(t, s, "1") // the leased form has no need of two
-	if _, err := s.Check(t.Context()); err != nil {
-		t.Error(err)
+	if _, err := New(pool, Config{}); !isInvalid(err, "pool") || !strings.Contains(err.Error(), "at least 2") {
+		t.Errorf("New returned %v", err)
 	}
-	for name, inbox := range map[string]dedupstore.Transactor{"pgx": s.Inbox(), "sql": s.InboxSQL()} {
-		_, claimed := inbox.Claim(t.Context(), request("2"))
-		_, checked := inbox.(dedupstore.Checker).Check(t.Context())
-		many := inbox.(dedupstore.Batcher).ClaimMany(t.Context(), []dedupstore.Request{request("2")})
-		for what, err := range map[string]error{
-			"Claim": claimed, "Check": checked, "ClaimMany": many[0].Err, "InTx": inbox.InTx(t.Context(), c, paying(c)),
-		} {
-			if !isInvalid(err, "pool") || !strings.Contains(err.Error(), "at least 2") {
-				t.Errorf("%s: %s returned %v", name, what, err)
+}
+
+func TestInbox_WarnsOnceOfAPoolThatIsTooSmallForWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		s := &share{slots: make(slots, 3)}
+		handle := func(n int, d time.Duration) {
+			var all sync.WaitGroup
+			for range n {
+				all.Go(func() {
+					free, err := s.take(t.Context(), logger)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					time.Sleep(d)
+					free()
+				})
+			}
+			all.Wait()
+		}
+		handle(6, time.Minute)          // as many wait as have a slot
+		handle(60, 10*time.Millisecond) // many, but not for long
+		if log.Len() > 0 {
+			t.Errorf("the log says %s", &log)
+		}
+		for range 2 {
+			handle(60, time.Second)
+		}
+		if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "pool_max_conns") ||
+			!strings.Contains(got, "MaxInFlight") {
+			t.Errorf("the log says %q, want one line that names both settings", got)
+		}
+	})
+}
+
+// Handlers that write past their transaction, or have no need of one, lose what an inbox is for.
+func TestInbox_WarnsOnceOfHandlersThatWriteNothingInTheTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	for name, of := range map[string]func(*Store) (dedupstore.Transactor, func(context.Context) handle){
+		"pgx": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.Inbox(), onPgx },
+		"sql": func(s *Store) (dedupstore.Transactor, func(context.Context) handle) { return s.InboxSQL(), onSQL },
+	} {
+		for _, uses := range []bool{false, true} {
+			var log bytes.Buffer
+			inbox, on := of(newStore(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+			for i := range fewRuns + 10 {
+				c := runOf(t, inbox, fmt.Sprint(name, uses, i))
+				if err := inbox.InTx(t.Context(), c, func(ctx context.Context) (dedupstore.Settlement, error) {
+					if uses && i == fewRuns-1 {
+						return success, on(ctx).exec(ctx, insertEffect, c.Key.ID)
+					}
+					return success, nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := strings.Count(log.String(), "use the leased store"); uses && n != 0 || !uses && n != 1 {
+				t.Errorf("%s: a handler uses its transaction: %v; the log warns %d times: %s", name, uses, n, &log)
 			}
 		}
 	}

@@ -78,16 +78,15 @@ END
 $oncemill$;
 
 -- Deletes records that have expired, and heartbeats that mean nothing any more; at most so many of each. It does
--- nothing while another cleaning is under way. It returns how many records it deleted.
+-- nothing while another cleaning is under way. It returns how many it deleted.
 CREATE OR REPLACE FUNCTION {clean_up}(most bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
+RETURNS TABLE (a_records bigint, a_beats bigint) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 DECLARE
 	t      timestamptz := clock_timestamp();
 	picked bytea[];
-	gone   bigint;
 BEGIN
 	IF NOT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) THEN
-		RETURN 0;
+		RETURN;
 	END IF;
 	PERFORM set_config('synchronous_commit', 'off', true); -- what comes back is deleted again
 	SELECT array_agg(p.id) INTO picked FROM (
@@ -95,16 +94,17 @@ BEGIN
 	-- In statements of their own: a heartbeat that had the lock before is seen.
 	DELETE FROM {records} x WHERE x.id = ANY (picked) AND x.expires_at <= t AND NOT EXISTS (
 		SELECT FROM {beats} b WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state AND b.expires_at > t);
-	GET DIAGNOSTICS gone = ROW_COUNT;
-	IF gone < cardinality(picked) THEN
+	GET DIAGNOSTICS a_records = ROW_COUNT;
+	IF a_records < cardinality(picked) THEN
 		UPDATE {records} x SET clean_at = greatest(x.expires_at, t + interval '1 second', (
 			SELECT max(b.expires_at) FROM {beats} b WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state))
 		WHERE x.id = ANY (picked);
 	END IF;
 	DELETE FROM {beats} d WHERE d.id = ANY (ARRAY(
 		SELECT b.id FROM {beats} b WHERE b.lease_until < t - interval '1 minute' AND NOT EXISTS (
-			SELECT FROM {records} x WHERE x.id = b.id AND x.fence = b.fence AND x.state = b.state)
+			SELECT FROM {records} x WHERE x.id = b.id AND x.fence = b.fence AND x.state = b.state OFFSET 0) -- by its ID
 		ORDER BY b.lease_until LIMIT most FOR UPDATE SKIP LOCKED));
-	RETURN gone;
+	GET DIAGNOSTICS a_beats = ROW_COUNT;
+	RETURN NEXT;
 END
 $oncemill$;

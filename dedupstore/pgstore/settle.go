@@ -3,11 +3,14 @@ package pgstore
 import (
 	"context"
 	"fmt"
+	"math"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/errtext"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // A settling is a settlement as the functions take it.
@@ -31,32 +34,31 @@ func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
 		return nil, err
 	}
+	if c.Fence > math.MaxInt64 {
+		return nil, dedupstore.ErrClaimLost // no store of this kind has granted it
+	}
 	s := &settling{id: id, owner: c.Owner, fence: int64(c.Fence)}
 	switch settlement := settlement.(type) {
 	case dedupstore.Finish:
-		s.step, s.retention = "done", micros(settlement.Retention)
-		s.outcome(settlement.Outcome)
-		if len(settlement.Outcome.Produced) > 0 && !settlement.Published {
-			s.step, s.lease, s.contents = "publishing", micros(c.Lease), encodeContents(settlement.Outcome.Produced)
+		o := settlement.Outcome
+		s.step, s.retention = "done", sqlstore.Micros(settlement.Retention)
+		s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
+		s.reason, s.stubs = encodeText(o.Reason), sqlstore.EncodeStubs(o.Produced)
+		if len(o.Result) > 0 {
+			s.result = o.Result
+		}
+		if len(o.Produced) > 0 && !settlement.Published {
+			s.step, s.lease, s.contents = "publishing", sqlstore.Micros(c.Lease), sqlstore.EncodeContents(o.Produced)
 		}
 	case dedupstore.Release:
-		s.step, s.retention, s.delay = "release", micros(c.Retention), micros(settlement.Delay)
+		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), sqlstore.Micros(settlement.Delay)
 		s.uncounted, s.reason = settlement.Uncounted, encodeText(settlement.Reason)
 	case dedupstore.Published:
-		s.step, s.retention, s.stubs = "published", micros(settlement.Retention), encodeStubs(settlement.Produced)
+		s.step, s.retention = "published", sqlstore.Micros(settlement.Retention)
+		s.stubs = sqlstore.EncodeStubs(settlement.Produced)
 	}
 	return s, nil
 }
-
-func (s *settling) outcome(o dedupstore.Outcome) {
-	s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
-	s.reason, s.stubs = encodeText(o.Reason), encodeStubs(o.Produced)
-	if len(o.Result) > 0 {
-		s.result = o.Result
-	}
-}
-
-func (s *settling) size() int { return len(s.result) + len(s.stubs) + len(s.contents) }
 
 // plain reports whether it is what nearly all are: a success that produced nothing.
 func (s *settling) plain() bool {
@@ -68,8 +70,8 @@ func (s *settling) plain() bool {
 // the run took longer than a sixteenth of the window, after which cleaning has a look and postpones it; and it is not
 // much too late.
 func (s *settling) foreseen(c dedupstore.Claim) bool {
-	life := micros(c.Lease) + micros(c.Retention)
-	return micros(c.Retention) >= s.retention && life+life/16 <= 3*s.retention
+	life := sqlstore.Micros(c.Lease) + sqlstore.Micros(c.Retention)
+	return sqlstore.Micros(c.Retention) >= s.retention && life+life/16 <= 3*s.retention
 }
 
 // args are the arguments of the function that finishes within a transaction.
@@ -133,3 +135,12 @@ func settleArgs(settlings []*settling) []any {
 	return []any{ids, owners, fences, steps, leases, retentions, delays, uncounted, kinds, exhausted, truncated,
 		reasons, results, stubs, contents}
 }
+
+// PostgreSQL's texts cannot have a zero byte, which a reason may have.
+var (
+	textEncoder = strings.NewReplacer("\\", `\\`, "\x00", `\0`)
+	textDecoder = strings.NewReplacer(`\\`, "\\", `\0`, "\x00")
+)
+
+func encodeText(s string) string { return textEncoder.Replace(s) }
+func decodeText(s string) string { return textDecoder.Replace(s) }

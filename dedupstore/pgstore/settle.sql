@@ -71,8 +71,7 @@ BEGIN
 				kind = q.kind, exhausted = nullif(q.exhausted, false), truncated = nullif(q.truncated, false),
 				reason = nullif(q.reason, ''),
 				result = q.result, stubs = q.stubs, contents = q.contents, expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
-					ELSE expires + (expires - t) / 16 END
+				clean_at = {clean_at}
 			WHERE x.id = q.id;
 		ELSIF q.step = 'release' THEN
 			UPDATE {records} x SET
@@ -80,15 +79,13 @@ BEGIN
 				reason = nullif(q.reason, ''),
 				attempts = x.attempts - q.uncounted::integer, returned = x.returned + q.uncounted::integer,
 				expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
-					ELSE expires + (expires - t) / 16 END
+				clean_at = {clean_at}
 			WHERE x.id = q.id;
 		ELSE
 			UPDATE {records} x SET
 				state = 'done', lease_until = NULL, contents = NULL, stubs = coalesce(x.stubs, q.stubs),
 				expires_at = expires,
-				clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
-					ELSE expires + (expires - t) / 16 END
+				clean_at = {clean_at}
 			WHERE x.id = q.id;
 		END IF;
 		RETURN NEXT;
@@ -132,8 +129,7 @@ BEGIN
 			kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false),
 			reason = nullif(s_reason, ''),
 			result = s_result, stubs = s_stubs, contents = s_contents, expires_at = expires,
-			clean_at = CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
-				ELSE expires + (expires - t) / 16 END
+			clean_at = {clean_at}
 		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running'
 			AND x.barred IS DISTINCT FROM token
 			AND x.expires_at > least;

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"log/slog"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -9,8 +10,6 @@ import (
 	"weak"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // slots bound how many transactions of a pool's inboxes are open at once: claims, heartbeats and settlements need
@@ -25,9 +24,28 @@ var pools sync.Map
 type share struct {
 	slots slots
 	left  atomic.Int64 // when a server that only reads was left, in nanoseconds of the Unix era
+
+	waiting atomic.Int32 // runs, for a slot
+	warned  atomic.Bool  // that too many did
 }
 
-// leastConns is how many connections an inbox needs: one for a handler, one for its heartbeats.
+// longWait is longer than a run waits for a slot where the pool suits what is in flight.
+const longWait = time.Second
+
+// take is slots.take. It warns once of a pool that is too small for what is in flight.
+func (s *share) take(ctx context.Context, log *slog.Logger) (free func(), err error) {
+	began := time.Now()
+	s.waiting.Add(1)
+	free, err = s.slots.take(ctx)
+	waiting := 1 + int(s.waiting.Add(-1)) // with this one
+	if waiting > cap(s.slots) && time.Since(began) > longWait && s.warned.CompareAndSwap(false, true) {
+		log.WarnContext(ctx, "pgstore: more runs wait for a connection than handlers can have: raise pool_max_conns, "+
+			"or lower MaxInFlight to three quarters of it", "waiting", waiting, "handlers_at_once", cap(s.slots))
+	}
+	return free, err
+}
+
+// leastConns is how many connections a store needs: one for a handler, one for its heartbeats.
 const leastConns = 2
 
 func shareOf(pool *pgxpool.Pool) *share {
@@ -60,15 +78,6 @@ func (s slots) take(ctx context.Context) (free func(), err error) {
 // held returns the context of a handler that has a slot.
 func (s slots) held(ctx context.Context) context.Context {
 	return context.WithValue(ctx, holder{s}, make(slots, 1))
-}
-
-// tooSmall says what is wrong with a pool of too few connections, or nil.
-func tooSmall(pool *pgxpool.Pool) error {
-	if pool.Config().MaxConns >= leastConns {
-		return nil
-	}
-	return &dedupstore.InvalidError{Field: "pool",
-		Problem: "has MaxConns 1: an inbox needs a connection for the handler and one for heartbeats, so at least 2"}
 }
 
 // owners are tokens of claims that this program knows something of. It may forget: what it does not know is asked.

@@ -86,6 +86,24 @@ func (w watchedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver
 	return watchedTx{tx, w}, err
 }
 
+// ExecContext implements [driver.ExecerContext].
+func (w watchedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	w.session.run.used.Store(true)
+	return w.Conn.ExecContext(ctx, query, args)
+}
+
+// QueryContext implements [driver.QueryerContext].
+func (w watchedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	w.session.run.used.Store(true)
+	return w.Conn.QueryContext(ctx, query, args)
+}
+
+// PrepareContext implements [driver.ConnPrepareContext].
+func (w watchedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	w.session.run.used.Store(true)
+	return w.Conn.PrepareContext(ctx, query)
+}
+
 type watchedTx struct {
 	driver.Tx
 	conn watchedConn
@@ -141,6 +159,7 @@ func (s *Store) beginSQL(ctx context.Context, r *run) (session, error) {
 }
 
 func (q *sqlSession) context(ctx context.Context) context.Context {
+	q.run.used.Store(false)            // statements so far were the inbox's
 	ctx = txctx.With[pgx.Tx](ctx, nil) // one of an outer run is not to be joined
 	ctx = txctx.With(ctx, q.tx)
 	ctx = txctx.With(ctx, q.run)

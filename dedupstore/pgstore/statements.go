@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 var (
@@ -48,16 +50,7 @@ const (
 	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
 	callBegin   = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
 	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
-	callCleanUp = `SELECT {clean_up}($1::bigint)`
-
-	// What clean_up does beside, under the same lock. OFFSET 0 makes it look for each record by its ID.
-	callCleanBeats = `
-WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock('{records}'::regclass::oid::integer, 1869506413) AS ours)
-DELETE FROM {beats} d WHERE d.id = ANY (ARRAY(
-	SELECT b.id FROM {beats} b
-	WHERE (SELECT ours FROM turn) AND b.lease_until < (SELECT clock_timestamp() - interval '1 minute') AND NOT EXISTS (
-		SELECT FROM {records} x WHERE x.id = b.id AND x.fence = b.fence AND x.state = b.state OFFSET 0)
-	ORDER BY b.lease_until LIMIT $1::bigint FOR UPDATE SKIP LOCKED))`
+	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
 )
 
 // What nearly every message needs is done by statements that are no functions, which costs half as much. Before them
@@ -76,10 +69,9 @@ const (
 
 	// How long claims wait for others that are inserting the same keys, which takes no longer than a commit, unless
 	// their client is cut off between two statements of a batch. After a batch has waited in vain, each of its claims
-	// goes alone; the first that is stuck says what the others may wait for.
-	waitTogether = `, set_config('lock_timeout', '1s', true)`
+	// goes alone.
+	waitTogether = `, set_config('lock_timeout', '200ms', true)`
 	waitAlone    = `, set_config('lock_timeout', '30ms', true)`
-	waitBriefly  = `, set_config('lock_timeout', '5ms', true)`
 )
 
 // statements are the SQL of one store.
@@ -88,7 +80,7 @@ type statements struct {
 	fresh, freshMany, claim                         string
 	finish, settle, settleIn, join                  string
 	extend, open, begin, decide                     string
-	cleanUp, cleanBeats                             string
+	cleanUp                                         string
 }
 
 func statementsFor(cfg Config) statements {
@@ -100,7 +92,7 @@ func statementsFor(cfg Config) statements {
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
 		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
-		cleanUp: in(callCleanUp), cleanBeats: in(callCleanBeats),
+		cleanUp: in(callCleanUp),
 	}
 }
 
@@ -123,6 +115,14 @@ var functions = [...]string{"claim", "settle", "settle_in", "join", "extend", "b
 
 func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
 
+// functions are all of them, as located names them.
+func (c Config) functions() (all []string) {
+	for _, name := range functions {
+		all = append(all, c.located(c.function(name)))
+	}
+	return all
+}
+
 // located is a name of the store, with the ending, as statements have it. It needs no escaping: see Config.validate.
 func (c Config) located(ending string) string {
 	quoted := `"` + c.Table + ending + `"`
@@ -132,11 +132,16 @@ func (c Config) located(ending string) string {
 	return `"` + c.Schema + `".` + quoted
 }
 
+// cleanAt is when to look at a record that expires: what it was if that does, so that no index is written.
+const cleanAt = `CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t) * 2 THEN x.clean_at
+	ELSE expires + (expires - t) / 16 END`
+
 // namesOf fills in the names of one store.
 func namesOf(cfg Config) *strings.Replacer {
 	pairs := []string{
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
-		"{settlers}", strconv.Itoa(rememberedSettlers),
+		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers),
+		"{clean_at}", cleanAt,
 	}
 	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
@@ -146,6 +151,3 @@ func namesOf(cfg Config) *strings.Replacer {
 	}
 	return strings.NewReplacer(pairs...)
 }
-
-// rememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
-const rememberedSettlers = 4

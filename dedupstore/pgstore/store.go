@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"context"
 	"crypto/sha256"
 	"time"
 
@@ -19,14 +18,14 @@ type Store struct {
 	pool     *pgxpool.Pool
 	cfg      Config
 	sql      statements
-	leased   *form
+	*form    // the leased one
 	inbox    *inbox
 	inboxSQL *inbox
 	patience time.Duration // see form.claim
+	rest     time.Duration // of RunCleaning between two looks
 	granted  owners        // whose claims this program made, and that have not begun to run
 	joined   owners        // whose runs have called Join
 	share    *share
-	stuck    stuck
 }
 
 var (
@@ -38,63 +37,40 @@ var (
 )
 
 // New returns a store in a database. It does not talk to it: call Migrate once before the first use. The error names
-// the field of the config that is wrong.
+// the field of the config that is wrong, or says that the pool has fewer than two connections.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if pool == nil {
 		return nil, &dedupstore.InvalidError{Field: "pool", Problem: "is nil"}
+	}
+	if pool.Config().MaxConns < leastConns {
+		return nil, &dedupstore.InvalidError{Field: "pool", Problem: "has MaxConns 1: handlers need a connection, " +
+			"and heartbeats another one, so at least 2"}
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, share: shareOf(pool)}
-	s.leased = newForm(s, false)
+	s := &Store{
+		pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, rest: time.Minute,
+		share: shareOf(pool),
+	}
+	s.form = newForm(s, false)
 	relaxed := newForm(s, true)
-	s.inbox = &inbox{form: relaxed, begin: s.beginPgx, unfit: tooSmall(pool)}
-	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL, unfit: tooSmall(pool)}
+	s.inbox = &inbox{form: relaxed, begin: s.beginPgx}
+	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL}
 	return s, nil
 }
 
 // Inbox returns the form of the store that settles in the transaction of the handler, which finds it by Tx. What the
-// two forms know of a key is the same record. A pool of one connection is not enough: all operations and Check say so.
+// two forms know of a key is the same record.
 func (s *Store) Inbox() dedupstore.Transactor { return s.inbox }
 
 // InboxSQL is Inbox for handlers that write with database/sql: they find the transaction by SQLTx. It costs two more
 // round trips a message.
 func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 
-// Claim implements [dedupstore.Store].
-func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	return s.leased.Claim(ctx, r)
-}
-
-// Extend implements [dedupstore.Store].
-func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	return s.leased.Extend(ctx, c, lease)
-}
-
-// Settle implements [dedupstore.Store].
-func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	return s.leased.Settle(ctx, c, settlement)
-}
-
-// ClaimMany implements [dedupstore.Batcher].
-func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return s.leased.ClaimMany(ctx, requests)
-}
-
-// SettleMany implements [dedupstore.Batcher].
-func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return s.leased.SettleMany(ctx, settlings)
-}
-
 // idOf is what a record is found by. The name itself may be longer than an index takes.
 func idOf(name string) []byte {
 	sum := sha256.Sum256([]byte(name))
 	return sum[:16]
 }
-
-// micros is a duration as the functions take it: not shorter than it is.
-func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
-
-func duration(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }

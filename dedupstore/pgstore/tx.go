@@ -2,14 +2,11 @@ package pgstore
 
 import (
 	"context"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -57,7 +54,7 @@ func (s *Store) beginPgx(ctx context.Context, r *run) (session, error) {
 		conn.Release()
 		return nil, err
 	}
-	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{tx, new(sync.RWMutex)}}}, nil
+	return &pgxSession{run: r, conn: conn, tx: inboxTx{guarded{tx, r}}}, nil
 }
 
 // Status of a connection.
@@ -114,13 +111,13 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 
 // close lets no more calls of the handler begin. It reports false if one is under way.
 func (p *pgxSession) close() bool {
-	p.closed = p.closed || p.tx.calls.TryLock()
+	p.closed = p.closed || p.run.calls.TryLock()
 	return p.closed
 }
 
 func (p *pgxSession) end(ctx context.Context) (open bool) {
 	if !p.close() {
-		return p.cut(ctx)
+		return p.cut()
 	}
 	open = p.over || !left(p.conn.Conn())
 	rollback(ctx, p.conn)
@@ -130,21 +127,13 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 
 // cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
 // panic where a pool closes it under the call.
-func (p *pgxSession) cut(ctx context.Context) (open bool) {
+func (p *pgxSession) cut() (open bool) {
 	conn := p.conn.Hijack().PgConn()
 	_ = conn.Conn().Close()
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-	defer cancel()
-	for !p.close() { // until then the call may change what is looked at
-		if !pace.Sleep(bounded, time.Millisecond) {
-			return true
-		}
-	}
+	p.run.calls.Lock() // when the call has failed: until then it may change what is looked at
+	p.closed = true
 	return conn.TxStatus() != idle
 }
-
-// leaveTimeout bounds how long a call takes whose connection was closed: the source of a CopyFrom may not return.
-const leaveTimeout = time.Second
 
 // left reports whether a connection is not in the transaction any more that the inbox began, also if it is in another
 // one. One in which a statement failed cannot be asked.
@@ -184,73 +173,74 @@ func (inboxTx) Rollback(context.Context) error { return ErrInboxCommits }
 // not to a call that began just before.
 type guarded struct {
 	pgx.Tx
-	calls *sync.RWMutex // each call holds it for reading; locked when the session is closed to calls
+	run *run
+}
+
+// enter reports whether a call may begin, which then ends with run.calls.RUnlock.
+func (g guarded) enter() bool {
+	g.run.used.Store(true)
+	return g.run.calls.TryRLock()
+}
+
+// call makes a call of the transaction, unless it is closed to them.
+func call[T any](g guarded, f func() (T, error)) (result T, err error) {
+	if !g.enter() {
+		return result, pgx.ErrTxClosed
+	}
+	defer g.run.calls.RUnlock()
+	return f()
+}
+
+// end ends a savepoint.
+func (g guarded) end(ctx context.Context, how func(context.Context) error) error {
+	_, err := call(g, func() (struct{}, error) { return struct{}{}, how(ctx) })
+	return err
 }
 
 // Begin implements [pgx.Tx]: it makes a savepoint.
 func (g guarded) Begin(ctx context.Context) (pgx.Tx, error) {
-	if !g.calls.TryRLock() {
-		return nil, pgx.ErrTxClosed
-	}
-	defer g.calls.RUnlock()
-	tx, err := g.Tx.Begin(ctx)
+	tx, err := call(g, func() (pgx.Tx, error) { return g.Tx.Begin(ctx) })
 	if err != nil {
 		return nil, err
 	}
-	return guarded{tx, g.calls}, nil
+	return guarded{tx, g.run}, nil
 }
 
 // Commit implements [pgx.Tx] for savepoints.
-func (g guarded) Commit(ctx context.Context) error {
-	if !g.calls.TryRLock() {
-		return pgx.ErrTxClosed
-	}
-	defer g.calls.RUnlock()
-	return g.Tx.Commit(ctx)
-}
+func (g guarded) Commit(ctx context.Context) error { return g.end(ctx, g.Tx.Commit) }
 
 // Rollback implements [pgx.Tx] for savepoints.
-func (g guarded) Rollback(ctx context.Context) error {
-	if !g.calls.TryRLock() {
-		return pgx.ErrTxClosed
-	}
-	defer g.calls.RUnlock()
-	return g.Tx.Rollback(ctx)
-}
+func (g guarded) Rollback(ctx context.Context) error { return g.end(ctx, g.Tx.Rollback) }
 
 // Exec implements [pgx.Tx].
 func (g guarded) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
-	if !g.calls.TryRLock() {
-		return pgconn.CommandTag{}, pgx.ErrTxClosed
-	}
-	defer g.calls.RUnlock()
-	return g.Tx.Exec(ctx, query, args...)
+	return call(g, func() (pgconn.CommandTag, error) { return g.Tx.Exec(ctx, query, args...) })
 }
 
 // Query implements [pgx.Tx].
 func (g guarded) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
-	if !g.calls.TryRLock() {
+	if !g.enter() {
 		return pgx.FailedBatchResults(&pgx.Batch{}, pgx.ErrTxClosed).Query() //nolint:sqlclosecheck // the caller's
 	}
-	defer g.calls.RUnlock()
+	defer g.run.calls.RUnlock()
 	return g.Tx.Query(ctx, query, args...) //nolint:sqlclosecheck // the caller's
 }
 
 // QueryRow implements [pgx.Tx].
 func (g guarded) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	if !g.calls.TryRLock() {
+	if !g.enter() {
 		return pgx.FailedBatchResults(&pgx.Batch{}, pgx.ErrTxClosed).QueryRow()
 	}
-	defer g.calls.RUnlock()
+	defer g.run.calls.RUnlock()
 	return g.Tx.QueryRow(ctx, query, args...)
 }
 
 // SendBatch implements [pgx.Tx].
 func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if !g.calls.TryRLock() {
+	if !g.enter() {
 		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
 	}
-	defer g.calls.RUnlock()
+	defer g.run.calls.RUnlock()
 	return g.Tx.SendBatch(ctx, b)
 }
 
@@ -258,18 +248,10 @@ func (g guarded) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 func (g guarded) CopyFrom(
 	ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource,
 ) (int64, error) {
-	if !g.calls.TryRLock() {
-		return 0, pgx.ErrTxClosed
-	}
-	defer g.calls.RUnlock()
-	return g.Tx.CopyFrom(ctx, table, columns, rows)
+	return call(g, func() (int64, error) { return g.Tx.CopyFrom(ctx, table, columns, rows) })
 }
 
 // Prepare implements [pgx.Tx].
 func (g guarded) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
-	if !g.calls.TryRLock() {
-		return nil, pgx.ErrTxClosed
-	}
-	defer g.calls.RUnlock()
-	return g.Tx.Prepare(ctx, name, query)
+	return call(g, func() (*pgconn.StatementDescription, error) { return g.Tx.Prepare(ctx, name, query) })
 }

@@ -27,11 +27,11 @@ func (s *Store) check(ctx context.Context) error {
 }
 
 // Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master, and returns a
-// [*ServerError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO), or whose
-// maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other errors, such as
-// LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET is forbidden it
-// says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if the client
-// heeds contexts.
+// [*dedupstore.SetupError] for one that is older than 6.2, that is a replica, that does not show its settings (INFO),
+// or whose maxmemory-policy is not noeviction, even while maxmemory is not set: it can be set at any time. Other
+// errors, such as LOADING, are returned as they are: they pass. The report says what survives a crash; where CONFIG GET
+// is forbidden it says that this is unknown. Replicas, which may become masters, are not looked at. It ends with ctx if
+// the client heeds contexts.
 //
 // Unlike the look before the first claim, it also tries what the scripts call, on a key of its own that lives for a
 // millisecond, in a Cluster at the master of that key. It refuses a user, or a server, that lacks one of these commands
@@ -56,9 +56,9 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		return dedupstore.Report{}, fmt.Errorf("redisstore: check: %w", err)
 	}
 	if command != "" {
-		return dedupstore.Report{}, &ServerError{addrOf(s.rdb), command, problem, "outcomes could not be stored: " +
-			"allow it to the client's user, with all that the package doc of redisstore lists, and take no " +
-			"rename-command for it"}
+		return dedupstore.Report{}, unfit(addrOf(s.rdb), "refuses "+command+", and outcomes could not be stored: "+
+			"allow it to the client's user, with all that the package doc of redisstore lists, and take no "+
+			"rename-command for it", errors.New(problem))
 	}
 	return report, nil
 }
@@ -160,9 +160,8 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 	}
 	switch {
 	case forbidden(err):
-		return server{}, &ServerError{addr, "INFO", err.Error(),
-			"allow it to the client's user (ACL: +info), or set Config.SkipCheck after looking at the settings " +
-				"yourself"}
+		return server{}, unfit(addr, "does not show its settings: allow INFO to the client's user (ACL: +info), or "+
+			"set Config.SkipCheck after looking at the settings yourself", err)
 	case err != nil:
 		return server{}, fmt.Errorf("redisstore: check: server %s: %w", addr, err)
 	}
@@ -198,13 +197,12 @@ func (v server) fit(allowEviction bool) error {
 	version, policy := v.info["redis_version"], v.info["maxmemory_policy"]
 	switch {
 	case !atLeast(version, 6, 2):
-		return &ServerError{v.addr, "redis_version", version, "6.2 or later is needed"}
+		return unfit(v.addr, fmt.Sprintf("has redis_version %q: 6.2 or later is needed", version), nil)
 	case v.info["role"] == "slave":
-		return &ServerError{v.addr, "role", "replica", "claims need the master: give its address, or use Sentinel " +
-			"or Cluster"}
+		return unfit(v.addr, "is a replica: claims need the master: give its address, or use Sentinel or Cluster", nil)
 	case policy != noEviction && !allowEviction:
-		return &ServerError{v.addr, "maxmemory-policy", policy, "it lets Redis drop claims silently, and dropped " +
-			"claims run again: set maxmemory-policy noeviction, or accept it with Config.AllowEviction"}
+		return unfit(v.addr, fmt.Sprintf("has maxmemory-policy %q: it lets Redis drop claims silently, and dropped "+
+			"claims run again: set maxmemory-policy noeviction, or accept it with Config.AllowEviction", policy), nil)
 	}
 	return nil
 }

@@ -93,9 +93,9 @@ func TestCluster_CheckLooksAtEveryMaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := newStore(t, cluster.Client()).Check(t.Context())
-	var refused *ServerError
-	if !errors.As(err, &refused) || refused.Server != cluster.Nodes[2].Addr {
-		t.Errorf("error is %v, want a ServerError for %s", err, cluster.Nodes[2].Addr)
+	var refused *dedupstore.SetupError
+	if !errors.As(err, &refused) || refused.Subject != "server "+cluster.Nodes[2].Addr {
+		t.Errorf("error is %v, want a SetupError for %s", err, cluster.Nodes[2].Addr)
 	}
 }
 

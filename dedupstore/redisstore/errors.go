@@ -2,20 +2,13 @@ package redisstore
 
 import (
 	"errors"
-	"fmt"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ServerError says which setting makes a server unfit for the store. Change the setting, or override the check as the
-// advice says. Until then every claim is refused with it.
-type ServerError struct {
-	Server  string // host:port
-	Setting string // such as "maxmemory-policy"
-	Value   string // as found
-	Advice  string // what to do
-}
-
-func (e *ServerError) Error() string {
-	return fmt.Sprintf("redisstore: server %s: %s is %q: %s", e.Server, e.Setting, e.Value, e.Advice)
+// unfit says why a server cannot keep the records. Until that is changed every claim is refused.
+func unfit(addr, problem string, err error) error {
+	return &dedupstore.SetupError{Package: "redisstore", Subject: "server " + addr, Problem: problem, Err: err}
 }
 
 var (

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // Store is a [dedupstore.Store] in Redis, a [dedupstore.Batcher] and a [dedupstore.Checker]. It is safe for concurrent
@@ -58,20 +59,12 @@ func (s *Store) Close() {
 }
 
 func clientProblem(rdb redis.UniversalClient) string {
-	null := false
-	switch rdb := rdb.(type) {
-	case nil:
-		null = true
-	case *redis.Client:
-		null = rdb == nil
-	case *redis.ClusterClient:
-		null = rdb == nil
-	case *redis.Ring:
+	if isnil.Nil(rdb) {
+		return "is nil"
+	}
+	if _, ring := rdb.(*redis.Ring); ring {
 		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel " +
 			"or Cluster"
-	}
-	if null {
-		return "is nil"
 	}
 	return ""
 }

@@ -17,7 +17,7 @@ type settings struct {
 }
 
 // Check implements [dedupstore.Checker]. It looks at one connection of the pool; all should be opened alike. It returns
-// [*SettingError] for what drops records or stops twins from being answered, or why it cannot write.
+// [*dedupstore.SetupError] for what drops records or stops twins from being answered, or why it cannot write.
 func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	set, err := s.settings(ctx)
 	if err != nil {
@@ -65,19 +65,19 @@ var synchronous = []string{"OFF", "NORMAL", "FULL", "EXTRA"}
 func (set settings) problem() error {
 	switch {
 	case set.file == "":
-		return &SettingError{"database", ":memory:", "its records end with its connection: open a file"}
+		return unfit("database", ":memory:", "its records end with its connection: open a file")
 	case !strings.EqualFold(set.journal, "wal"):
-		return &SettingError{"journal_mode", set.journal, "readers and the writer block each other, so that a " +
-			"duplicate waits for the handler instead of being answered: open the database with _journal_mode=WAL"}
+		return unfit("journal_mode", set.journal, "readers and the writer block each other, so that a "+
+			"duplicate waits for the handler instead of being answered: open the database with _journal_mode=WAL")
 	case strings.EqualFold(set.locking, "exclusive") && set.connections != 1:
-		return &SettingError{"locking_mode", set.locking, "the first connection locks all others out, of this pool, " +
-			"too, for as long as it is open, and claims wait in vain: leave it NORMAL"}
+		return unfit("locking_mode", set.locking, "the first connection locks all others out, of this pool, "+
+			"too, for as long as it is open, and claims wait in vain: leave it NORMAL")
 	case set.uncommitted:
-		return &SettingError{"read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome " +
-			"that may yet be rolled back, and its message is lost: leave it off, and cache=shared, too"}
+		return unfit("read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome "+
+			"that may yet be rolled back, and its message is lost: leave it off, and cache=shared, too")
 	case set.synchronous == 0:
-		return &SettingError{"synchronous", "OFF", "a power cut may lose records, and the database with them: set " +
-			"it to FULL"}
+		return unfit("synchronous", "OFF", "a power cut may lose records, and the database with them: set "+
+			"it to FULL")
 	}
 	return nil
 }

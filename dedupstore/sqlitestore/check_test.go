@@ -25,7 +25,7 @@ func TestCheck_NamesTheSettingToChange(t *testing.T) {
 	} {
 		s, _ := newStore(t, settings...)
 		_, err := s.Check(t.Context())
-		if e, is := errors.AsType[*SettingError](err); !is || !strings.Contains(e.Error(), says) {
+		if e, is := errors.AsType[*dedupstore.SetupError](err); !is || !strings.Contains(e.Error(), says) {
 			t.Errorf("%v, want it to say %q", err, says)
 		}
 	}
@@ -66,7 +66,7 @@ func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
 	for _, tc := range []struct {
 		prepare, says string
 	}{
-		{`DROP TABLE oncemill_dedup`, `table "oncemill_dedup" is "missing"`},
+		{`DROP TABLE oncemill_dedup`, `table "oncemill_dedup" is missing`},
 		{`UPDATE oncemill_dedup_version SET version = 0`, "call Migrate"},
 		{`UPDATE oncemill_dedup_version SET version = 7`, "update the program"},
 	} {
@@ -75,8 +75,8 @@ func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
 		_, claimErr := s.Claim(t.Context(), request("1"))
 		_, checkErr := s.Check(t.Context())
 		for what, err := range map[string]error{"claim": claimErr, "check": checkErr} {
-			if e, is := errors.AsType[*SettingError](err); !is || !strings.Contains(e.Error(), tc.says) {
-				t.Errorf("%s: %s: %v, want a SettingError that says %q", tc.prepare, what, err, tc.says)
+			if e, is := errors.AsType[*dedupstore.SetupError](err); !is || !strings.Contains(e.Error(), tc.says) {
+				t.Errorf("%s: %s: %v, want a SetupError that says %q", tc.prepare, what, err, tc.says)
 			}
 		}
 		err := s.Migrate(t.Context())
@@ -179,4 +179,9 @@ func TestNew_MistakesAreNamed(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
+}
+
+func isFull(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	return ok && e.Code()&0xff == codes.SQLITE_FULL
 }

@@ -10,75 +10,73 @@ import (
 // Claim implements [dedupstore.Store]. It refuses without the write lock what the latest snapshot of the database shows
 // to be refused. It grants nothing without it.
 func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	a := s.ask(ctx, r, false)
-	if a.op != nil {
-		s.queue.add(a.op)
-	}
-	return a.wait(ctx)
+	result := s.ClaimMany(ctx, []dedupstore.Request{r})[0]
+	return result.Answer, result.Err
 }
 
 // ClaimMany implements [dedupstore.Batcher].
 func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	asked := make([]*asking, len(requests))
+	results := make([]dedupstore.ClaimResult, len(requests))
+	asked := make([]*operation, len(requests))
 	var ops []*operation
 	changing := map[dedupstore.Key]bool{} // the snapshot may be out of date when it is a further claim's turn
 	for i, r := range requests {
-		asked[i] = s.ask(ctx, r, changing[r.Key])
-		if asked[i].op != nil {
-			ops = append(ops, asked[i].op)
+		asked[i], results[i].Answer, results[i].Err = s.ask(ctx, r, changing[r.Key])
+		if asked[i] != nil {
+			ops = append(ops, asked[i])
 			changing[r.Key] = true
 		}
 	}
 	s.queue.add(ops...)
-	results := make([]dedupstore.ClaimResult, len(requests))
-	for i, a := range asked {
-		results[i].Answer, results[i].Err = a.wait(ctx)
+	for i, op := range asked {
+		if op == nil {
+			continue
+		}
+		if err := op.await(ctx); err != nil {
+			results[i].Err = noRoom(err)
+		} else {
+			results[i].Answer = op.answer
+		}
 	}
 	return results
-}
-
-// An asking is a claim under way.
-type asking struct {
-	op     *operation // nil: answered, or wrong
-	answer dedupstore.Answer
-	err    error
 }
 
 // twinWait is when to ask again for the key of a run that is late.
 const twinWait = 50 * time.Millisecond
 
 // ask looks whether a claim is refused anyway, unless the record is about to change, and else prepares the operation.
-func (s *Store) ask(ctx context.Context, r dedupstore.Request, changing bool) *asking {
+func (s *Store) ask(
+	ctx context.Context, r dedupstore.Request, changing bool,
+) (op *operation, answer dedupstore.Answer, err error) {
 	if err := r.Validate(); err != nil {
-		return &asking{err: err}
+		return nil, answer, err
 	}
 	if err := s.usable(ctx); err != nil {
-		return &asking{err: err}
+		return nil, answer, err
 	}
 	key, now := r.Key.String(), clock()
 	seen, err := s.read(ctx, key, now)
 	if isRecordError(err) {
-		return &asking{err: err}
+		return nil, answer, err
 	}
 	if err == nil && !changing { // else the operation will tell
 		owned, fence := seen.owner != "" && seen.owner != r.Owner, seen.fence
 		answer, granted := seen.claim(r, now)
 		if !granted && answer.Status != dedupstore.AcquiredRun && answer.Status != dedupstore.AcquiredPublish {
-			return &asking{answer: answer}
+			return nil, answer, nil
 		}
 		if owned && s.runs.twin(r.Key, r.Owner) { // it holds longer than its lease says, and may have the write lock
-			return &asking{answer: dedupstore.Answer{
+			return nil, dedupstore.Answer{
 				Status: dedupstore.Busy, Found: answer.Found, Wait: twinWait, Fence: fence,
 				Age: answer.Age, Trace: answer.Trace,
-			}}
+			}, nil
 		}
 	}
-	a := &asking{}
-	a.op = newOperation(key, func(rec *record, now int64) (changed bool, err error) {
-		a.answer, changed = rec.claim(r, now)
+	op = newOperation(key, func(rec *record, now int64) (changed bool, err error) {
+		op.answer, changed = rec.claim(r, now)
 		return changed, nil
 	})
-	return a
+	return op, answer, nil
 }
 
 // read reads a record from the latest snapshot, without the write lock.
@@ -90,14 +88,4 @@ func (s *Store) read(ctx context.Context, key string, now int64) (*record, error
 	}
 	defer func() { <-s.reading }()
 	return load(ctx, s.statements.load, key, now)
-}
-
-func (a *asking) wait(ctx context.Context) (dedupstore.Answer, error) {
-	if a.op == nil {
-		return a.answer, a.err
-	}
-	if err := a.op.await(ctx); err != nil {
-		return dedupstore.Answer{}, noRoom(err)
-	}
-	return a.answer, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // cleanBatch is how many records are removed in one transaction. Others get the write lock in between.
@@ -66,7 +67,7 @@ func (s *Store) RunCleaning(ctx context.Context) error {
 		if _, err := s.Clean(ctx, 1<<30); err != nil && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "oncemill: expired dedup records not removed", "table", s.config.Table, "error", err)
 		}
-		if !sleep(ctx, s.rest) {
+		if !pace.Sleep(ctx, s.rest) {
 			return nil
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -31,13 +32,13 @@ func fill(t testing.TB, s *Store, n int) {
 		s.in(`
 		WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
 		INSERT INTO "{table}" (key, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-			scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, produced)
+			scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents)
 		SELECT 'acme:billing:charge:' || lower(hex(randomblob(16))), 'done', 'an-owner-token-of-old', ?2, 1, 0, 0, 0, 0, ?2, ?2 + i,
-			'sha256', 'a-sum-of-forty-three-characters-in-base64url', 'an-owner-token-of-old', '', ?2, 'succeeded', 0, 0, x'', x'7b7d', x'' FROM n`),
+			'sha256', 'a-sum-of-forty-three-characters-in-base64url', 'an-owner-token-of-old', '', ?2, 'succeeded', 0, 0, x'', x'7b7d', NULL, NULL FROM n`),
 		`PRAGMA cache_size = -2000`,
 		`PRAGMA wal_checkpoint(TRUNCATE)`,
 	} {
-		if _, err := conn.ExecContext(context.Background(), query, n, clock()-micros(time.Hour)); err != nil {
+		if _, err := conn.ExecContext(context.Background(), query, n, clock()-sqlstore.Micros(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,18 +1,17 @@
 package sqlitestore
 
 import (
-	"fmt"
 	"log/slog"
-	"regexp"
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
 	// Table is the name of the table, and the beginning of the names of its index and of the table that holds its
-	// version. At most 48 ASCII letters, digits and underscores; it does not begin with a digit, or with "sqlite_".
+	// version. At most 40 ASCII letters, digits and underscores; it does not begin with a digit, or with "sqlite_".
 	// Empty: "oncemill_dedup". Another table is another set of records: what was done under the old one runs again.
 	Table string
 
@@ -30,16 +29,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,47}$`)
-
 func (c Config) validate() error {
-	if !tableName.MatchString(c.Table) || strings.HasPrefix(strings.ToLower(c.Table), "sqlite_") {
-		return &dedupstore.InvalidError{
-			Field: "Config.Table",
-			Problem: fmt.Sprintf("is %q, want up to 48 ASCII letters, digits and underscores, not beginning with a "+
-				"digit or "+
-				`"sqlite_"`, c.Table),
-		}
+	if strings.HasPrefix(strings.ToLower(c.Table), "sqlite_") {
+		return &dedupstore.InvalidError{Field: "Config.Table", Problem: `begins with "sqlite_", which is SQLite's own`}
 	}
-	return nil
+	return sqlstore.ValidateName("Config.Table", c.Table)
 }

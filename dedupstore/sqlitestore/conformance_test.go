@@ -6,6 +6,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/storetest"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // TestStore_Conforms also is for databases that are opened without any setting but WAL.
@@ -39,7 +40,7 @@ func ttlOf(t *testing.T, s *Store) func(dedupstore.Key) (time.Duration, bool) {
 			t.Error(err)
 			return 0, false
 		}
-		return duration(rec.expires - now), rec.state != dedupstore.Absent
+		return sqlstore.Duration(rec.expires - now), rec.state != dedupstore.Absent
 	}
 }
 

@@ -10,16 +10,11 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// SettingError says which setting of the database, or of how it was opened, does not do for dedup records, or that the
-// table is missing or of another version than this program's. Nothing was written. Do what the advice says.
-type SettingError struct {
-	Setting string // such as "journal_mode"
-	Value   string // as found
-	Advice  string // what it leads to, and what to do
-}
-
-func (e *SettingError) Error() string {
-	return fmt.Sprintf("sqlitestore: %s is %q: %s", e.Setting, e.Value, e.Advice)
+// unfit says which setting of the database, or of how it was opened, does not do for dedup records.
+func unfit(setting, value, advice string) error {
+	return &dedupstore.SetupError{
+		Package: "sqlitestore", Subject: setting, Problem: fmt.Sprintf("is %q: %s", value, advice),
+	}
 }
 
 // endedError is [dedupstore.ErrEnded]: the transaction of a run was over when its handler returned without an error, or
@@ -58,12 +53,6 @@ var (
 var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
 	"interrupted or a constraint says ROLLBACK; the handler must return the errors of its statements")
 
-// errJoinedOutputs says what would otherwise be lost without a word.
-var errJoinedOutputs = &dedupstore.InvalidError{
-	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
-		"without messages, and these will not be published; send them through an outbox in the transaction that joins",
-}
-
 var (
 	errGivenUp = errors.New("nobody waits for the write lock any more")
 	errLocked  = errors.New("the database's write lock was not to be had for as long as the lease")
@@ -84,14 +73,9 @@ func isRecordError(err error) bool {
 	return is
 }
 
-func isFull(err error) bool {
-	e, ok := errors.AsType[*sqlite.Error](err)
-	return ok && e.Code()&0xff == codes.SQLITE_FULL
-}
-
 // noRoom marks an error that says that there is no room for what was to be written.
 func noRoom(err error) error {
-	if !isFull(err) {
+	if e, ok := errors.AsType[*sqlite.Error](err); !ok || e.Code()&0xff != codes.SQLITE_FULL {
 		return err
 	}
 	return fmt.Errorf("%w: %w", dedupstore.ErrFull, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -70,11 +71,14 @@ func (s inbox) InTx(
 			return noRoom(err)
 		case tries == conflicts:
 			return &dedupstore.ConflictError{Err: conflict.error}
-		case !sleep(ctx, lastPause):
+		case !pace.Sleep(ctx, lastPause):
 			return context.Cause(ctx)
 		}
 	}
 }
+
+// conflicts is how often a handler's run is tried that the database refuses because of others.
+const conflicts = 5
 
 // attempt is one transaction.
 func (s *Store) attempt(
@@ -233,6 +237,6 @@ func (s *Store) resolve(ctx context.Context, c dedupstore.Claim, failure error, 
 		if time.Until(until) < pause || isRecordError(err) {
 			return &dedupstore.UndecidedError{Err: errors.Join(failure, err)}
 		}
-		_ = sleep(ctx, pause)
+		_ = pace.Sleep(ctx, pause)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -78,6 +79,6 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 	if err := s.save(ctx, tx, rec); err != nil {
 		return err
 	}
-	s.runs.enter(c, now+micros(c.Lease))
+	s.runs.enter(c, now+sqlstore.Micros(c.Lease))
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // Pauses between tries for the write lock of a database that another process, or another user of it, has. SQLite's own
@@ -35,7 +37,7 @@ func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, 
 			return nil, ended(ctx, err)
 		case !goOn():
 			return nil, ended(ctx, fmt.Errorf("%w: %w", errGivenUp, err))
-		case !sleep(ctx, pause):
+		case !pace.Sleep(ctx, pause):
 			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
@@ -115,16 +117,4 @@ func ended(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	return err
-}
-
-// sleep waits for d, and reports false if ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // What a copy of this test binary is told to do: on which file, as what, with how many messages.
@@ -101,7 +102,7 @@ func awaitOther(ctx context.Context, db *sql.DB) error {
 		return fmt.Errorf("say that this process is ready: %w", err)
 	}
 	for ready := 0; ready < 2; {
-		if !sleep(ctx, time.Millisecond) {
+		if !pace.Sleep(ctx, time.Millisecond) {
 			return fmt.Errorf("wait for the other process: %w", ctx.Err())
 		}
 		if err := db.QueryRowContext(ctx, `SELECT count(*) FROM ready`).Scan(&ready); err != nil {

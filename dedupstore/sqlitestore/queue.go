@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // maxBatch is how many operations share a transaction at most, so that others get the write lock in between.
@@ -19,6 +21,8 @@ const maxBatch = 256
 type operation struct {
 	key   string
 	apply func(rec *record, now int64) (changed bool, err error) // may be called again, after a transaction that failed
+
+	answer dedupstore.Answer // to a claim
 
 	state atomic.Int32
 	done  chan struct{}
@@ -111,13 +115,13 @@ func (q *queue) turn(ctx context.Context) {
 		return
 	}
 	err = q.store.do(ctx, t, batch)
-	if err == nil || len(batch) == 1 && !isBusy(err) {
+	if err == nil || len(batch) == 1 {
 		finish(batch, err)
 		return
 	}
 	for _, op := range batch { // one that cannot be done must not harm the others
-		op.err = q.alone(ctx, op)
-		close(op.done)
+		op.err = nil // of a transaction that is not there
+		finish([]*operation{op}, q.alone(ctx, op))
 	}
 }
 
@@ -142,9 +146,7 @@ func (q *queue) take() (batch []*operation) {
 			batch = append(batch, op)
 		}
 	}
-	rest := copy(q.waiting, q.waiting[n:])
-	clear(q.waiting[rest:])
-	q.waiting = q.waiting[:rest]
+	q.waiting = slices.Delete(q.waiting, 0, n)
 	return batch
 }
 
@@ -157,29 +159,18 @@ func finish(batch []*operation, err error) {
 	}
 }
 
-// conflicts is how often an operation, or a handler's run, is tried again that the database refuses because of others.
-const conflicts = 5
-
 // alonePatience bounds how long one operation of a batch that failed may wait for the write lock again.
 const alonePatience = 10 * time.Second
 
 // alone does one operation in a transaction of its own.
-func (q *queue) alone(ctx context.Context, op *operation) (err error) {
+func (q *queue) alone(ctx context.Context, op *operation) error {
 	ctx, cancel := context.WithTimeout(ctx, alonePatience)
 	defer cancel()
-	for range conflicts {
-		var t *lockedTx
-		if t, err = q.store.begin(ctx, ctx, always); err != nil {
-			return fmt.Errorf("sqlitestore: begin: %w", err)
-		}
-		if err = q.store.do(ctx, t, []*operation{op}); !isBusy(err) {
-			break
-		}
+	t, err := q.store.begin(ctx, ctx, always)
+	if err != nil {
+		return fmt.Errorf("sqlitestore: begin: %w", err)
 	}
-	if err == nil {
-		err = op.err
-	}
-	return err
+	return q.store.do(ctx, t, []*operation{op})
 }
 
 // do does operations in one transaction and commits. Its error is that of the database; an operation that is refused by

@@ -6,10 +6,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
-
-// rememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
-const rememberedSettlers = 4
 
 // A record is a row of the table. Times are microseconds since 1970. Its methods are the protocol; they are called in
 // the transaction that has the write lock, except for decide on a copy, to see whether a claim will be refused.
@@ -39,7 +37,7 @@ func (rec *record) forget(now int64) {
 // claim answers a claim, and reports whether the record has changed.
 func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, changed bool) {
 	before := rec.fence
-	a = dedupstore.Answer{Found: rec.state, Fence: rec.fence, Age: duration(now - rec.first), Trace: rec.trace}
+	a = dedupstore.Answer{Found: rec.state, Fence: rec.fence, Age: sqlstore.Duration(now - rec.first), Trace: rec.trace}
 	if rec.state == dedupstore.Absent {
 		a.Fence = 0
 	}
@@ -56,7 +54,7 @@ func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, 
 	if rec.fence == before { // an owner that only asks again changes nothing
 		return a, false
 	}
-	rec.expires = rec.lease + micros(r.Retention)
+	rec.expires = rec.lease + sqlstore.Micros(r.Retention)
 	return a, true
 }
 
@@ -78,7 +76,7 @@ func (rec *record) decide(r dedupstore.Request, now int64, a *dedupstore.Answer)
 	case rec.owner == r.Owner && rec.state == dedupstore.Publishing:
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
 	case slices.Contains(rec.settled, r.Owner), now < rec.lease, now < rec.due:
-		a.Status, a.Wait = dedupstore.Busy, duration(max(0, rec.lease-now, rec.due-now))
+		a.Status, a.Wait = dedupstore.Busy, sqlstore.Duration(max(0, rec.lease-now, rec.due-now))
 	case rec.state == dedupstore.Publishing:
 		rec.own(r, now)
 		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
@@ -119,7 +117,7 @@ func (rec *record) end(r dedupstore.Request, now int64, o dedupstore.Outcome) {
 func (rec *record) own(r dedupstore.Request, now int64) {
 	rec.owner = r.Owner
 	rec.fence = max(rec.fence+1, uint64(max(now, 0)))
-	rec.lease, rec.due = now+micros(r.Lease), 0
+	rec.lease, rec.due = now+sqlstore.Micros(r.Lease), 0
 }
 
 func (rec *record) heldBy(c dedupstore.Claim) bool {
@@ -134,8 +132,8 @@ func (rec *record) extend(c dedupstore.Claim, lease time.Duration, now int64) er
 		return dedupstore.ErrClaimLost
 	}
 	rec.started = rec.started || rec.state == dedupstore.Running
-	rec.lease = now + micros(lease)
-	rec.expires = rec.lease + micros(c.Retention)
+	rec.lease = now + sqlstore.Micros(lease)
+	rec.expires = rec.lease + sqlstore.Micros(c.Retention)
 	return nil
 }
 
@@ -161,7 +159,7 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 			return false, dedupstore.ErrClaimLost // Join has committed a success: no dead letter comes after it
 		}
 		if len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0 {
-			return false, errJoinedOutputs
+			return false, sqlstore.ErrJoinedOutputs
 		}
 		return false, nil // repeated
 	case rec.state != dedupstore.Running: // the outcome is not this owner's: it only got it to publish
@@ -170,11 +168,11 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	rec.remember(c.Owner)
 	rec.outcome, rec.decided = s.Outcome, rec.fence
 	if len(s.Outcome.Produced) > 0 && !s.Published {
-		rec.state, rec.lease = dedupstore.Publishing, now+micros(c.Lease)
-		rec.expires = rec.lease + micros(s.Retention)
+		rec.state, rec.lease = dedupstore.Publishing, now+sqlstore.Micros(c.Lease)
+		rec.expires = rec.lease + sqlstore.Micros(s.Retention)
 		return true, nil
 	}
-	rec.close(now + micros(s.Retention))
+	rec.close(now + sqlstore.Micros(s.Retention))
 	return true, nil
 }
 
@@ -187,13 +185,13 @@ func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) 
 	}
 	rec.remember(c.Owner)
 	rec.state, rec.owner, rec.started = dedupstore.Retryable, "", false
-	rec.lease, rec.due = 0, now+micros(s.Delay)
+	rec.lease, rec.due = 0, now+sqlstore.Micros(s.Delay)
 	if s.Uncounted {
 		rec.attempts--
 		rec.returned++
 	}
 	rec.outcome = dedupstore.Outcome{Reason: s.Reason}
-	rec.expires = rec.due + micros(c.Retention)
+	rec.expires = rec.due + sqlstore.Micros(c.Retention)
 	return true, nil
 }
 
@@ -207,7 +205,7 @@ func (rec *record) published(c dedupstore.Claim, s dedupstore.Published, now int
 	if len(rec.outcome.Produced) == 0 {
 		rec.outcome.Produced = s.Produced
 	}
-	rec.close(now + micros(s.Retention))
+	rec.close(now + sqlstore.Micros(s.Retention))
 	return true, nil
 }
 
@@ -219,20 +217,10 @@ func (rec *record) close(expires int64) {
 
 func (rec *record) remember(owner string) {
 	rec.settled = append(rec.settled, owner)
-	if n := len(rec.settled); n > rememberedSettlers {
-		rec.settled = rec.settled[n-rememberedSettlers:]
+	if n := len(rec.settled); n > sqlstore.RememberedSettlers {
+		rec.settled = rec.settled[n-sqlstore.RememberedSettlers:]
 	}
 }
 
 // clock is the store's: this machine's, in microseconds.
 func clock() int64 { return time.Now().UnixMicro() }
-
-// micros rounds up: nothing ends early.
-func micros(d time.Duration) int64 {
-	return int64((d + time.Microsecond - 1) / time.Microsecond)
-}
-
-// duration is that of as many microseconds, not negative: a clock may have been set back.
-func duration(micros int64) time.Duration {
-	return time.Duration(max(micros, 0)) * time.Microsecond
-}

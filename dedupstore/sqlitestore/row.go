@@ -5,25 +5,27 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 const loadSQL = `
 SELECT number, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, produced
+	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents
 FROM "{table}" WHERE key = ?`
 
 const saveSQL = `
 INSERT INTO "{table}" (state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, produced, key)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents, key)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 const updateSQL = `
 UPDATE "{table}" SET state = ?, owner = ?, fence = ?, attempts = ?, returned = ?, started = ?, lease_until = ?,
 	due_at = ?, first_at = ?, expires_at = ?, scheme = ?, sum = ?, settled = ?, trace = ?, decided = ?, kind = ?,
-	exhausted = ?, truncated = ?, reason = ?, result = ?, produced = ? WHERE number = ?`
+	exhausted = ?, truncated = ?, reason = ?, result = ?, stubs = ?, contents = ? WHERE number = ?`
 
 // A querier runs a statement that returns a row, in a transaction or outside.
 type querier interface {
@@ -35,11 +37,11 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	rec := &record{key: key}
 	var settled, state, kind string
 	var fence, decided int64
-	var reason, result, produced []byte
+	var reason, result, stubs, contents []byte
 	err := q.QueryRowContext(ctx, key).Scan(&rec.number, &state, &rec.owner, &fence, &rec.attempts, &rec.returned,
 		&rec.started, &rec.lease, &rec.due, &rec.first, &rec.expires, &rec.fingerprint.Scheme, &rec.fingerprint.Sum,
 		&settled, &rec.trace, &decided, &kind, &rec.outcome.Exhausted, &rec.outcome.Truncated,
-		&reason, &result, &produced)
+		&reason, &result, &stubs, &contents)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		rec.forget(now)
@@ -48,7 +50,7 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 		return nil, err
 	}
 	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
-	if fence <= 0 || decided < 0 || !known(rec.state) {
+	if fence <= 0 || decided < 0 || !slices.Contains(states, rec.state) {
 		problem := fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)
 		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
 	}
@@ -59,38 +61,35 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	if len(result) > 0 {
 		rec.outcome.Result = result
 	}
-	if rec.outcome.Produced, err = decodeProduced(produced); err != nil {
-		problem := "has produced messages that cannot be read: " + err.Error()
-		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
+	if rec.outcome.Produced, err = sqlstore.DecodeProduced(stubs, contents); err != nil {
+		return nil, &dedupstore.RecordError{Key: key, Problem: err.Error()}
 	}
 	rec.forget(now)
 	return rec, nil
 }
 
-func known(s dedupstore.State) bool {
-	switch s {
-	case dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished:
-		return true
-	}
-	return false
+// states are those of records that are there.
+var states = []dedupstore.State{
+	dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
 }
 
 // save writes a record. The caller has the write lock since before it was loaded.
 func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
-	produced, err := encodeProduced(rec.outcome.Produced)
-	if err != nil {
-		return err
+	var contents []byte
+	if rec.state == dedupstore.Publishing && len(rec.outcome.Produced) > 0 {
+		contents = sqlstore.EncodeContents(rec.outcome.Produced)
 	}
 	values := []any{
 		string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started, rec.lease, rec.due,
 		rec.first, rec.expires, rec.fingerprint.Scheme, rec.fingerprint.Sum, strings.Join(rec.settled, ","), rec.trace,
 		int64(rec.decided), string(rec.outcome.Kind), rec.outcome.Exhausted, rec.outcome.Truncated,
-		[]byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), produced, // never nil, which is NULL
+		[]byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), // never nil, which is NULL
+		sqlstore.EncodeStubs(rec.outcome.Produced), contents,
 	}
 	if rec.number == 0 {
-		_, err = tx.StmtContext(ctx, s.statements.save).ExecContext(ctx, append(values, rec.key)...)
+		_, err := tx.StmtContext(ctx, s.statements.save).ExecContext(ctx, append(values, rec.key)...)
 		return err
 	}
-	_, err = tx.StmtContext(ctx, s.statements.update).ExecContext(ctx, append(values, rec.number)...)
+	_, err := tx.StmtContext(ctx, s.statements.update).ExecContext(ctx, append(values, rec.number)...)
 	return err
 }

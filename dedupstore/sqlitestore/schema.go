@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
@@ -21,14 +24,15 @@ DELETE FROM "{table}_version";
 INSERT INTO "{table}_version" VALUES ({version});`
 
 // Migrate makes the table and its index where they are missing. It only adds, may be repeated, and several processes
-// may call it at once, while others use the store. It leaves a table of a newer program alone: [*SettingError].
+// may call it at once, while others use the store. It leaves a table of a newer program alone:
+// [*dedupstore.SetupError].
 func (s *Store) Migrate(ctx context.Context) error {
 	for {
 		err := s.migrate(context.WithoutCancel(ctx)) // it is short
 		if !isBusy(err) {
 			return err
 		}
-		if !sleep(ctx, lastPause) {
+		if !pace.Sleep(ctx, lastPause) {
 			return fmt.Errorf("sqlitestore: migrate: %w: %w", context.Cause(ctx), err)
 		}
 	}
@@ -58,14 +62,16 @@ func (s *Store) migrate(ctx context.Context) error {
 }
 
 func (s *Store) schemaError(has int) error {
-	e := &SettingError{fmt.Sprintf("the version of table %q", s.config.Table), fmt.Sprint(has), "call Migrate"}
+	problem := "is missing: call Migrate"
 	switch {
-	case has == 0:
-		e.Setting, e.Value = fmt.Sprintf("table %q", s.config.Table), "missing"
 	case has > schemaVersion:
-		e.Advice = fmt.Sprintf("this program knows version %d: update the program", schemaVersion)
+		problem = fmt.Sprintf("has version %d, and this program knows %d: update the program", has, schemaVersion)
+	case has > 0:
+		problem = fmt.Sprintf("has version %d, want %d: call Migrate", has, schemaVersion)
 	}
-	return e
+	return &dedupstore.SetupError{
+		Package: "sqlitestore", Subject: fmt.Sprintf("table %q", s.config.Table), Problem: problem,
+	}
 }
 
 // A rowQuerier is a database, a connection or a transaction.
@@ -107,7 +113,7 @@ func (s *Store) prepare(ctx context.Context) error {
 		return nil
 	}
 	has, err := s.version(ctx, s.db)
-	for isBusy(err) && sleep(ctx, lastPause) { // a new connection sets the journal mode, which waits for nobody
+	for isBusy(err) && pace.Sleep(ctx, lastPause) { // a new connection sets the journal mode, which waits for nobody
 		has, err = s.version(ctx, s.db)
 	}
 	switch {
@@ -123,19 +129,10 @@ func (s *Store) prepare(ctx context.Context) error {
 	} {
 		*stmt, err = s.db.PrepareContext(ctx, s.in(query)) //nolint:sqlclosecheck // they are the store's
 		if err != nil {
-			made.close()
 			return fmt.Errorf("sqlitestore: prepare: %w", ended(ctx, err))
 		}
 	}
 	s.statements = made
 	s.prepared.Store(true)
 	return nil
-}
-
-func (m statements) close() {
-	for _, stmt := range []*sql.Stmt{m.load, m.save, m.update, m.touch, m.mark, m.clean} {
-		if stmt != nil {
-			stmt.Close()
-		}
-	}
 }

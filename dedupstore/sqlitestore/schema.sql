@@ -22,7 +22,8 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	truncated   INTEGER NOT NULL,
 	reason      BLOB    NOT NULL,     -- text
 	result      BLOB    NOT NULL,
-	produced    BLOB    NOT NULL      -- JSON
+	stubs       BLOB,                 -- IDs, topics and keys of what the outcome produced
+	contents    BLOB                  -- headers and payloads of it, until it is published
 ) STRICT;
 
 CREATE INDEX IF NOT EXISTS "{table}_expires" ON "{table}" (expires_at);

@@ -4,13 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -51,6 +51,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		db: db, config: cfg, log: cfg.Logger, reading: make(chan struct{}, 1),
+		gate:   gate{line: make(chan struct{}, 1), turn: make(chan struct{}, 1)},
 		commit: (*lockedTx).commit, rest: time.Minute,
 	}
 	s.queue.store = s
@@ -68,17 +69,11 @@ func (s *Store) usable(ctx context.Context) error {
 	return s.prepare(ctx)
 }
 
-// maxLease is the longest duration that the contract allows.
-const maxLease = 100 * 365 * 24 * time.Hour
-
 // Extend implements [dedupstore.Store]. The run may have the write lock itself, in its inbox or after Join. Then nobody
 // can take the claim over, and the extension follows when the lock is free.
 func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	if err := c.Validate(); err != nil {
+	if err := sqlstore.ValidateExtend(c, lease); err != nil {
 		return err
-	}
-	if lease < time.Millisecond || lease > maxLease {
-		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to %v", lease, maxLease)}
 	}
 	if err := s.usable(ctx); err != nil {
 		return err
@@ -102,12 +97,7 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	op, err := s.settling(ctx, c, settlement)
-	if err != nil {
-		return err
-	}
-	s.queue.add(op)
-	return s.settled(ctx, c, op)
+	return s.SettleMany(ctx, []dedupstore.Settling{{Claim: c, Settlement: settlement}})[0]
 }
 
 // SettleMany implements [dedupstore.Batcher].
@@ -122,9 +112,14 @@ func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling)
 	}
 	s.queue.add(ops...)
 	for i, op := range all {
-		if op != nil {
-			errs[i] = s.settled(ctx, settlings[i].Claim, op)
+		if op == nil {
+			continue
 		}
+		err := op.await(ctx)
+		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, sqlstore.ErrJoinedOutputs) {
+			s.runs.leave(settlings[i].Claim)
+		}
+		errs[i] = noRoom(err)
 	}
 	return errs
 }
@@ -144,12 +139,4 @@ func (s *Store) settling(
 	return newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
 		return rec.settle(c, settlement, now)
 	}), nil
-}
-
-func (s *Store) settled(ctx context.Context, c dedupstore.Claim, op *operation) error {
-	err := op.await(ctx)
-	if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, errJoinedOutputs) {
-		s.runs.leave(c)
-	}
-	return noRoom(err)
 }

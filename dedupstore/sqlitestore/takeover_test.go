@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // busyInbox runs handlers that take as long each, one after the other without a pause, until the function that it returns.
@@ -25,7 +26,7 @@ func busyInbox(t *testing.T, s *Store, name string, each time.Duration) (stop fu
 		all.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				_, err := guard.Run(ctx, oncemill.Call{Key: request(fmt.Sprint(name, worker, "-", i)).Key}, func(ctx context.Context) (dedupstore.Outcome, error) {
-					_ = sleep(ctx, each)
+					_ = pace.Sleep(ctx, each)
 					return dedupstore.Outcome{}, nil
 				})
 				if err != nil && ctx.Err() == nil {
@@ -51,7 +52,7 @@ func redeliveries(t *testing.T, s *Store, id string, most int) (n int) {
 		if a.Status == dedupstore.AcquiredRun {
 			break
 		}
-		_ = sleep(t.Context(), a.Wait)
+		_ = pace.Sleep(t.Context(), a.Wait)
 	}
 	return n
 }
@@ -115,9 +116,7 @@ func TestInbox_AZombieDoesNotKeepTheHoldersHeartbeatWaiting(t *testing.T) {
 	err := s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
 		zombie = background(func() error { return s.Inbox().InTx(t.Context(), old, settlesWith(succeeded)) })
 		eventually(t, "the zombie waits for the write lock", func() bool {
-			s.gate.mu.Lock()
-			defer s.gate.mu.Unlock()
-			return len(s.gate.others) == 1
+			return len(s.gate.line) == 1
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()

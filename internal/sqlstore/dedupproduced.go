@@ -1,11 +1,10 @@
-package pgstore
+package sqlstore
 
 import (
 	"encoding/binary"
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -16,7 +15,8 @@ const encoding = 1
 
 var errEncoding = errors.New("has produced messages that cannot be read")
 
-func encodeStubs(produced []dedupstore.Produced) []byte {
+// EncodeStubs encodes what is kept of messages; nil for none.
+func EncodeStubs(produced []dedupstore.Produced) []byte {
 	if len(produced) == 0 {
 		return nil
 	}
@@ -27,7 +27,8 @@ func encodeStubs(produced []dedupstore.Produced) []byte {
 	return b
 }
 
-func encodeContents(produced []dedupstore.Produced) []byte {
+// EncodeContents encodes what is kept of messages until they are published.
+func EncodeContents(produced []dedupstore.Produced) []byte {
 	b := binary.AppendUvarint([]byte{encoding}, uint64(len(produced)))
 	for _, p := range produced {
 		if p.Payload == nil { // which is another message than an empty one
@@ -47,8 +48,8 @@ func appendText[T string | []byte](b []byte, s T) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// decodeProduced reads messages; without contents there are no headers and payloads.
-func decodeProduced(stubs, contents []byte) ([]dedupstore.Produced, error) {
+// DecodeProduced reads messages. Without contents there are no headers and payloads.
+func DecodeProduced(stubs, contents []byte) ([]dedupstore.Produced, error) {
 	if len(stubs) == 0 {
 		return nil, nil
 	}
@@ -120,12 +121,3 @@ func (d *decoder) content(p *dedupstore.Produced) {
 		p.Header[name] = d.text()
 	}
 }
-
-// PostgreSQL's texts cannot have a zero byte, which a reason may have.
-var (
-	textEncoder = strings.NewReplacer("\\", `\\`, "\x00", `\0`)
-	textDecoder = strings.NewReplacer(`\\`, "\\", `\0`, "\x00")
-)
-
-func encodeText(s string) string { return textEncoder.Replace(s) }
-func decodeText(s string) string { return textDecoder.Replace(s) }

@@ -1,0 +1,47 @@
+package sqlstore
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// RememberedSettlers is how many owners that settled a record it remembers, to recognise late copies of their claims.
+const RememberedSettlers = 4
+
+// ErrJoinedOutputs says what would otherwise be lost without a word.
+var ErrJoinedOutputs = &dedupstore.InvalidError{
+	Field: "Outcome.Produced", Problem: "is not empty, although the handler called Join: its outcome is committed " +
+		"without messages, and these will not be published; send them through an outbox in the transaction that joins",
+}
+
+// Micros is a duration in microseconds, rounded up: nothing ends early.
+func Micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+
+// Duration is that of as many microseconds, not negative: a clock may have been set back.
+func Duration(micros int64) time.Duration { return time.Duration(max(micros, 0)) * time.Microsecond }
+
+// ValidateExtend checks what Extend gets.
+func ValidateExtend(c dedupstore.Claim, lease time.Duration) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if c.Lease = lease; c.Validate() != nil {
+		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to 100 years", lease)}
+	}
+	return nil
+}
+
+var names = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
+
+// ValidateName checks the name of a table or schema. It needs no escaping in quotes, and has room for endings within
+// PostgreSQL's 63 bytes.
+func ValidateName(field, name string) error {
+	if names.MatchString(name) {
+		return nil
+	}
+	return &dedupstore.InvalidError{Field: field, Problem: fmt.Sprintf(
+		"is %q, want up to 40 ASCII letters, digits and underscores, not beginning with a digit", name)}
+}
