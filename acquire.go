@@ -56,7 +56,8 @@ func (g *Guard) acquire(ctx context.Context, call *Call, answer *dedupstore.Answ
 				pause = min(pause, max(answer.Wait, time.Millisecond))
 			}
 		} else {
-			if errors.Is(err, dedupstore.ErrNotDurable) { // its owner has settled, and replicas are not back in milliseconds
+			// its owner has settled, and replicas are not back in milliseconds
+			if errors.Is(err, dedupstore.ErrNotDurable) {
 				request.Owner, first, pause = newOwner(), time.Time{}, maxPoll
 			}
 			pause, err = g.storeError(ctx, call.Key, pause, err)
@@ -161,7 +162,8 @@ func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
 // refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a
 // claim that is not durable.
 func refuses(err error) bool {
-	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) || errors.Is(err, dedupstore.ErrNotDurable)
+	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) ||
+		errors.Is(err, dedupstore.ErrNotDurable)
 }
 
 // bypassError is a store error at which the policy lets the handler run unguarded.
@@ -207,7 +209,8 @@ func tookOver(a *dedupstore.Answer) bool {
 func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
 	switch a.Status {
 	case dedupstore.AcquiredRun:
-		if a.Claim.Attempt == 1 && (a.Found == dedupstore.Absent || a.Found == dedupstore.Running) { // by itself: its answer was lost
+		// by itself: its answer was lost
+		if a.Claim.Attempt == 1 && (a.Found == dedupstore.Absent || a.Found == dedupstore.Running) {
 			return telemetry.Claimed
 		}
 		return telemetry.Reclaimed

@@ -250,7 +250,8 @@ func (b *breaker) trips(counts gobreaker.Counts) bool {
 		b.told, b.said = true, time.Now()
 		key, cause := b.first, b.cause
 		b.notes = append(b.notes, func() {
-			b.log.Warn("oncemill: claims fail; the only message that came meanwhile waits, or runs unguarded, as the policy says",
+			b.log.Warn("oncemill: claims fail; the only message that came meanwhile waits, or runs unguarded, as the "+
+				"policy says",
 				"id", key.ID, "key", key.String(), "error", cause, "policy", string(b.policy))
 		})
 	}
@@ -275,7 +276,8 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 			b.said = time.Now()
 			cause, down := b.cause, time.Since(b.since)
 			b.notes = append(b.notes, func() {
-				b.log.Warn("oncemill: the store is still down", "error", cause, "down", down, "policy", string(b.policy))
+				b.log.Warn("oncemill: the store is still down",
+					"error", cause, "down", down, "policy", string(b.policy))
 			})
 		}
 	case to == gobreaker.StateOpen:
@@ -285,7 +287,8 @@ func (b *breaker) changed(_ string, _, to gobreaker.State) {
 		b.rest()
 		cause := b.cause
 		b.notes = append(b.notes, func() {
-			b.log.Warn("oncemill: the store is down; it is asked now and then until it answers", "error", cause, "policy", string(b.policy))
+			b.log.Warn("oncemill: the store is down; it is asked now and then until it answers",
+				"error", cause, "policy", string(b.policy))
 		})
 	}
 }

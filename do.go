@@ -48,7 +48,8 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 		value = v
 		data, err := marshal(v)
 		if err != nil { // the work is done: later callers get to know that, if not the result
-			g.log.ErrorContext(ctx, "oncemill: result cannot be stored for duplicates", "id", call.Key.ID, "key", call.Key.String(), "error", err)
+			g.log.ErrorContext(ctx, "oncemill: result cannot be stored for duplicates",
+				"id", call.Key.ID, "key", call.Key.String(), "error", err)
 			return dedupstore.Outcome{Truncated: true}, nil
 		}
 		return dedupstore.Outcome{Result: data}, nil
@@ -58,7 +59,8 @@ func Do[T any](ctx context.Context, g *Guard, call Call, fn func(ctx context.Con
 	}
 	if res.Publication != nil {
 		res.Publication.Abandon()
-		return zero, invalid("Call.Publish", "is nil although the key's outcome produced messages: Do cannot leave publishing to its caller")
+		return zero, invalid("Call.Publish",
+			"is nil although the key's outcome produced messages: Do cannot leave publishing to its caller")
 	}
 	if err := res.Failure(); err != nil {
 		return zero, err

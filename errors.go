@@ -120,7 +120,8 @@ func (e *UnrecordedError) Error() string {
 	if e.Handler != nil {
 		what = "failed (" + e.Handler.Error() + ")"
 	}
-	return fmt.Sprintf("oncemill: handler of message %q %s, but the outcome could not be stored: %v", e.Key.ID, what, e.Err)
+	return fmt.Sprintf("oncemill: handler of message %q %s, but the outcome could not be stored: %v",
+		e.Key.ID, what, e.Err)
 }
 
 // Unwrap returns both errors.

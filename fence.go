@@ -23,10 +23,10 @@ import (
 //
 // So an UPDATE is applied at most once by each run, and never after one of a newer run. The limits:
 //
-//   - It does not keep a second effect out. The next run of the message, after a crash or an error, has a newer fence and
-//     applies its UPDATE again: harmless if it sets a value, not if it adds to one.
-//   - It is for rows that one key alone writes. Fences of different keys say nothing of each other: in a row that several
-//     messages write, such as a balance, a run would be refused because another message was claimed later.
+//   - It does not keep a second effect out. The next run of the message, after a crash or an error, has a newer fence
+//     and applies its UPDATE again: harmless if it sets a value, not if it adds to one.
+//   - It is for rows that one key alone writes. Fences of different keys say nothing of each other: in a row that
+//     several messages write, such as a balance, a run would be refused because another message was claimed later.
 //
 // What must happen once is an INSERT with a unique key that all runs share:
 //

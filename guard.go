@@ -141,9 +141,9 @@ func (r Result) Failure() error {
 //   - Permanent: failed; all duplicates get it.
 //   - NoEffect, RetryAfter or any other: released for another attempt, or failed when that was the last. Under a policy
 //     that parks, only NoEffect is released, and all others leave the outcome unknown.
-//   - Uncounted, another error with a method Uncounted() bool that returns true, or an error after the caller's context was
-//     cancelled: as above, but the attempt does not count; cancellations for as many times as the policy has attempts.
-//     The next one is at once, after Uncounted with the policy's backoff, and with RetryAfter when that says.
+//   - Uncounted, another error with a method Uncounted() bool that returns true, or an error after the caller's context
+//     was cancelled: as above, but the attempt does not count; cancellations for as many times as the policy has
+//     attempts. The next one is at once, after Uncounted with the policy's backoff, and with RetryAfter when that says.
 //
 // What a nested guard's error wraps says nothing about this run: a handler decides by wrapping it.
 type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
@@ -160,9 +160,10 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //   - *UnrecordedError: the handler ran, but the store could not be told.
 //   - *StoreError: the store did not answer, or was not asked because it is down; the handler did not run.
 //   - *dedupstore.InvalidError: the call itself is wrong.
-//   - the cause of ctx: it ended before the handler ran. A claim that is on its way then is waited for, so that it can be
-//     given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts. A claim that
-//     was granted is tried to be given back for some 5 s, as before a *StoreError, and under a policy that parks until its lease ends.
+//   - the cause of ctx: it ended before the handler ran. A claim that is on its way then is waited for, so that it can
+//     be given back: a store that hangs delays this by a sixth of the lease, at most by some 5 s, if it heeds contexts.
+//     A claim that was granted is tried to be given back for some 5 s, as before a *StoreError, and under a policy that
+//     parks until its lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (res Result, err error) {
 	if g.policy.Shadow {
 		err = g.shadow(ctx, &call, fn, &res)
@@ -209,7 +210,8 @@ func (g *Guard) logEnd(
 //go:noinline
 func (c *Call) validate() error {
 	if strings.HasPrefix(c.Key.Handler, shadowPrefix) {
-		return invalid("Call.Key.Handler", fmt.Sprintf("is %q: names that begin with %q are the engine's own", c.Key.Handler, shadowPrefix))
+		return invalid("Call.Key.Handler",
+			fmt.Sprintf("is %q: names that begin with %q are the engine's own", c.Key.Handler, shadowPrefix))
 	}
 	if err := c.Key.Validate(); err != nil {
 		return err
@@ -223,7 +225,9 @@ func (c *Call) validate() error {
 // otherwise is what to do when no run is granted. It stands alone so that its frame is not on the stack of the others.
 //
 //go:noinline
-func (g *Guard) otherwise(ctx context.Context, call *Call, answer *dedupstore.Answer, first time.Time, err error, fn RunFunc, res *Result) error {
+func (g *Guard) otherwise(
+	ctx context.Context, call *Call, answer *dedupstore.Answer, first time.Time, err error, fn RunFunc, res *Result,
+) error {
 	if err == nil {
 		*res, err = g.answered(ctx, call, answer, first)
 	} else if _, busy := err.(*BusyError); busy { //nolint:errorlint // never wrapped
@@ -253,7 +257,9 @@ func (g *Guard) answered(ctx context.Context, call *Call, answer *dedupstore.Ans
 }
 
 // run runs the handler under a heartbeat and settles what came of it.
-func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first time.Time, fn RunFunc, res *Result) error {
+func (g *Guard) run(
+	ctx context.Context, call *Call, a *dedupstore.Answer, first time.Time, fn RunFunc, res *Result,
+) error {
 	h := new(holding)
 	h.claim, h.deadline = a.Claim, first.Add(a.Claim.Lease)
 	if err := g.start(ctx, h, first); err != nil {
@@ -274,7 +280,9 @@ func (g *Guard) run(ctx context.Context, call *Call, a *dedupstore.Answer, first
 // settled settles a run that failed, lost its claim or has outputs.
 //
 //go:noinline
-func (g *Guard) settled(ctx context.Context, call *Call, h *holding, outcome *dedupstore.Outcome, err error, res *Result) error {
+func (g *Guard) settled(
+	ctx context.Context, call *Call, h *holding, outcome *dedupstore.Outcome, err error, res *Result,
+) error {
 	if h.isLost() {
 		return g.lost(ctx, h, err)
 	}
@@ -347,7 +355,8 @@ func (g *Guard) giveBack(ctx context.Context, h *holding) {
 		err = g.retryAfter(ctx, h, err, func(ctx context.Context) error { return g.settleOnce(ctx, h, back) })
 	}
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) {
-		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
+		g.log.WarnContext(ctx, "oncemill: claim not given back, its lease must end",
+			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 	}
 }
 
@@ -393,7 +402,7 @@ func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txc
 	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
 		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)
 	g.noInbox.Do(func() {
-		g.log.ErrorContext(ctx, "oncemill: handler wants a transaction of an inbox, and runs without one; its messages wait",
+		g.log.ErrorContext(ctx, "oncemill: handler wants a transaction of an inbox, and has none; its messages wait",
 			"id", c.Key.ID, "key", c.Key.String(), "error", err)
 	})
 	return Uncounted(err)

@@ -122,7 +122,8 @@ func (g *Guard) keep(ctx context.Context, h *holding, lost func() (goOn bool)) {
 		}
 		pause = lease / 12
 		if time.Now().Add(pause + margin).After(h.until()) {
-			g.log.ErrorContext(ctx, "oncemill: lease could not be renewed", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
+			g.log.ErrorContext(ctx, "oncemill: lease could not be renewed",
+				"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 			if !lost() {
 				return
 			}

@@ -38,16 +38,19 @@ func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *trans
 		return g.failed(ctx, call, h, res, w.result)
 	case handlers:
 		return Result{}, g.lost(ctx, h, failure.err)
-	case errors.Is(err, dedupstore.ErrEnded): // another run could make the effects once more, whatever the handler's error is
+	// another run could make the effects once more, whatever the handler's error is
+	case errors.Is(err, dedupstore.ErrEnded):
 		return g.parked(ctx, call, h, res)
 	case unknown:
 		g.storeFailed(ctx, "settle", err)
-		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery finds out",
+		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery "+
+			"finds out",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "error", err)
 		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
 	case h.isLost() || claimLost(ctx, err):
 		return Result{}, g.lost(ctx, h, nil)
-	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !nested(err): // the settlement, or a statement of the handler: all is rolled back
+	// the settlement, or a statement of the handler: all is rolled back
+	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !nested(err):
 		g.storeFailed(ctx, "settle", err)
 		res.err = Uncounted(err)
 		res, ending := g.failed(ctx, call, h, res, w.result)
@@ -88,7 +91,8 @@ func (e *workError) Error() string { return e.err.Error() }
 func (e *workError) Unwrap() error { return e.err }
 
 // errNotRepeated ends a run that must not happen twice: its effects outside of the database are not rolled back.
-var errNotRepeated = errors.New("the database refused the transaction because of others, and at most once the handler must not run again")
+var errNotRepeated = errors.New("the database refused the transaction because of others, and at most once " +
+	"the handler must not run again")
 
 // work is what InTx runs.
 func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {

@@ -171,15 +171,18 @@ func (p Policy) validate() error {
 	case p.Window < p.Lease:
 		return invalid("Policy.Window", fmt.Sprintf("is %v, want at least Policy.Lease (%v)", p.Window, p.Lease))
 	case p.FailureWindow < p.Lease:
-		return invalid("Policy.FailureWindow", fmt.Sprintf("is %v, want at least Policy.Lease (%v)", p.FailureWindow, p.Lease))
+		return invalid("Policy.FailureWindow",
+			fmt.Sprintf("is %v, want at least Policy.Lease (%v)", p.FailureWindow, p.Lease))
 	case p.Window > 10*year || p.FailureWindow > 10*year:
-		return invalid("Policy.Window", fmt.Sprintf("and FailureWindow are %v and %v, want at most ten years", p.Window, p.FailureWindow))
+		return invalid("Policy.Window",
+			fmt.Sprintf("and FailureWindow are %v and %v, want at most ten years", p.Window, p.FailureWindow))
 	case p.MaxAttempts < 1:
 		return invalid("Policy.MaxAttempts", fmt.Sprintf("is %d, want at least 1", p.MaxAttempts))
 	case p.Backoff.Min < 0:
 		return invalid("Policy.Backoff.Min", fmt.Sprintf("is %v, want at least 0", p.Backoff.Min))
 	case p.Backoff.Max < p.Backoff.Min:
-		return invalid("Policy.Backoff.Max", fmt.Sprintf("is %v, want at least Policy.Backoff.Min (%v)", p.Backoff.Max, p.Backoff.Min))
+		return invalid("Policy.Backoff.Max",
+			fmt.Sprintf("is %v, want at least Policy.Backoff.Min (%v)", p.Backoff.Max, p.Backoff.Min))
 	case p.Backoff.Max > year:
 		return invalid("Policy.Backoff.Max", fmt.Sprintf("is %v, want at most a year", p.Backoff.Max))
 	case p.ExpiredLease != Retake && p.ExpiredLease != Park:
@@ -187,11 +190,14 @@ func (p Policy) validate() error {
 	case p.StoreDown != FailClosed && p.StoreDown != FailOpen:
 		return invalid("Policy.StoreDown", fmt.Sprintf("is %q, want %q or %q", p.StoreDown, FailClosed, FailOpen))
 	case p.Mismatch != MismatchReject && p.Mismatch != MismatchIgnore:
-		return invalid("Policy.Mismatch", fmt.Sprintf("is %q, want %q or %q", p.Mismatch, MismatchReject, MismatchIgnore))
+		return invalid("Policy.Mismatch",
+			fmt.Sprintf("is %q, want %q or %q", p.Mismatch, MismatchReject, MismatchIgnore))
 	case p.MissingID != MissingIDReject && p.MissingID != MissingIDBypass:
-		return invalid("Policy.MissingID", fmt.Sprintf("is %q, want %q or %q", p.MissingID, MissingIDReject, MissingIDBypass))
+		return invalid("Policy.MissingID",
+			fmt.Sprintf("is %q, want %q or %q", p.MissingID, MissingIDReject, MissingIDBypass))
 	case p.ExpiredLease == Park && p.StoreDown == FailOpen:
-		return invalid("Policy.StoreDown", `is "open", which contradicts ExpiredLease "park": at most once needs the store`)
+		return invalid("Policy.StoreDown",
+			`is "open", which contradicts ExpiredLease "park": at most once needs the store`)
 	case p.MaxResultBytes < 1:
 		return invalid("Policy.MaxResultBytes", fmt.Sprintf("is %d, want at least 1", p.MaxResultBytes))
 	case p.MaxProducedBytes < 1:
@@ -206,11 +212,15 @@ func (p Policy) fits(inbox dedupstore.Transactor) error {
 	case inbox == nil:
 		return nil
 	case p.StoreDown == FailOpen:
-		return invalid("Policy.StoreDown", `is "open", which contradicts an inbox: without its database there is no transaction for the handler`)
+		return invalid("Policy.StoreDown",
+			`is "open", which contradicts an inbox: without its database there is no transaction for the handler`)
 	case p.Shadow:
-		return invalid("Policy.Shadow", "is set, which contradicts an inbox: without a claim there is no transaction for the handler; count with the store's leased form")
+		return invalid("Policy.Shadow",
+			"is set, which contradicts an inbox: without a claim there is no transaction for the handler; "+
+				"count with the store's leased form")
 	case p.MissingID == MissingIDBypass:
-		return invalid("Policy.MissingID", `is "bypass", which contradicts an inbox: without an ID there is no transaction for the handler`)
+		return invalid("Policy.MissingID",
+			`is "bypass", which contradicts an inbox: without an ID there is no transaction for the handler`)
 	}
 	return nil
 }
@@ -224,8 +234,8 @@ func (p Policy) waits(store dedupstore.Store) error {
 	}
 	if has, wait := operationTimeout(p.Lease), waiter.ClaimWait(); has <= wait {
 		return invalid("Policy.Lease", fmt.Sprintf(
-			"is %v, so that a claim has %v (a sixth, at most 5s), but the store waits up to %v for replicas: lengthen it, "+
-				"or shorten the ReadTimeout of the store's client", p.Lease, has, wait))
+			"is %v, so that a claim has %v (a sixth, at most 5s), but the store waits up to %v for replicas: "+
+				"lengthen it, or shorten the ReadTimeout of the store's client", p.Lease, has, wait))
 	}
 	return nil
 }

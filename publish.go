@@ -12,7 +12,8 @@ import (
 // publish does the publish step of an outcome, under a lease of its own so that copies do not publish side by side.
 func (g *Guard) publish(ctx context.Context, call Call, h *holding, res Result, attempt int) (Result, error) {
 	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && call.DeadLetter != nil {
-		res.Outcome.Produced = g.deadLetter(ctx, call, res.Outcome, attempt, res.Fence) // the claim itself ended the run
+		// the claim itself ended the run
+		res.Outcome.Produced = g.deadLetter(ctx, call, res.Outcome, attempt, res.Fence)
 	}
 	return g.publishThen(ctx, call, h, res, dedupstore.Published{
 		Retention: g.window(res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),
@@ -21,17 +22,23 @@ func (g *Guard) publish(ctx context.Context, call Call, h *holding, res Result, 
 
 // publishFirst publishes outputs that are too large for the record while the run still holds its claim, and finishes
 // then. A crash in between runs the handler again.
-func (g *Guard) publishFirst(ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome) (Result, error) {
+func (g *Guard) publishFirst(
+	ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome,
+) (Result, error) {
 	g.meter.Oversize(ctx, call.Key.Group, call.Key.Handler)
-	g.log.WarnContext(ctx, "oncemill: produced messages are too large to be stored; a crash before they are published runs the handler again",
+	g.log.WarnContext(ctx, "oncemill: produced messages are too large to be stored; a crash before they are "+
+		"published runs the handler again",
 		"id", call.Key.ID, "key", call.Key.String(), "bytes", size(o.Produced), "limit", g.policy.MaxProducedBytes)
 	o.Produced = dedupstore.Stubs(o.Produced)
 	return g.publishThen(ctx, call, h, res, dedupstore.Finish{Outcome: o, Retention: g.window(o), Published: true})
 }
 
 // publishThen publishes what the result holds, or leaves that to the caller, and then settles.
-func (g *Guard) publishThen(ctx context.Context, call Call, h *holding, res Result, then dedupstore.Settlement) (Result, error) {
-	h.claim.Retention = max(h.claim.Retention, g.window(res.Outcome)) // heartbeats are not to shorten it to that of a success
+func (g *Guard) publishThen(
+	ctx context.Context, call Call, h *holding, res Result, then dedupstore.Settlement,
+) (Result, error) {
+	// heartbeats are not to shorten it to that of a success
+	h.claim.Retention = max(h.claim.Retention, g.window(res.Outcome))
 	if call.Publish == nil && len(res.Outcome.Produced) > 0 {
 		res.Publication = g.publication(ctx, h, res.Outcome.Produced, then)
 		return res, nil
@@ -74,7 +81,8 @@ func (g *Guard) postpone(ctx context.Context, h *holding) time.Duration {
 	delay := min(max(g.policy.Backoff.delay(1), time.Millisecond), h.claim.Lease)
 	ctx = context.WithoutCancel(ctx)
 	if err := g.extend(ctx, h, delay); err != nil {
-		g.log.WarnContext(ctx, "oncemill: publish step not given back, its lease must end", "id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
+		g.log.WarnContext(ctx, "oncemill: publish step not given back, its lease must end",
+			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 		return h.claim.Lease
 	}
 	return delay
@@ -90,7 +98,9 @@ type Publication struct {
 	abandon  func() time.Duration
 }
 
-func (g *Guard) publication(ctx context.Context, h *holding, produced []dedupstore.Produced, then dedupstore.Settlement) *Publication {
+func (g *Guard) publication(
+	ctx context.Context, h *holding, produced []dedupstore.Produced, then dedupstore.Settlement,
+) *Publication {
 	return &Publication{
 		produced: produced,
 		hb:       g.beat(ctx, h, func() bool { return true }), // nobody else can claim while the store is away

@@ -38,8 +38,11 @@ func (g *Guard) succeeded(ctx context.Context, h *holding, o *dedupstore.Outcome
 }
 
 // produced is succeeded for a run with outputs.
-func (g *Guard) produced(ctx context.Context, call Call, h *holding, res Result, stored dedupstore.Outcome) (Result, error) {
-	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: stored, Retention: g.policy.Window}); err != nil {
+func (g *Guard) produced(
+	ctx context.Context, call Call, h *holding, res Result, stored dedupstore.Outcome,
+) (Result, error) {
+	finish := dedupstore.Finish{Outcome: stored, Retention: g.policy.Window}
+	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		// The effect has happened, and running it again would not make these outputs valid.
 		res.err = Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))
 		return g.failed(ctx, call, h, res, stored.Result)
@@ -94,13 +97,16 @@ func (g *Guard) conclude(ctx context.Context, call Call, h *holding, res Result,
 
 // deadLetter asks the caller for the dead letter of a failure. One that no store takes is left out: without its outcome
 // the message would run again and again.
-func (g *Guard) deadLetter(ctx context.Context, call Call, o dedupstore.Outcome, attempt int, fence uint64) []dedupstore.Produced {
+func (g *Guard) deadLetter(
+	ctx context.Context, call Call, o dedupstore.Outcome, attempt int, fence uint64,
+) []dedupstore.Produced {
 	if call.DeadLetter == nil {
 		return nil
 	}
 	o.Produced = call.DeadLetter(o, attempt, fence)
 	if err := dedupstore.ValidateSettlement(dedupstore.Finish{Outcome: o, Retention: g.window(o)}); err != nil {
-		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out", "id", call.Key.ID, "key", call.Key.String(), "error", err)
+		g.log.ErrorContext(ctx, "oncemill: dead letter is invalid and left out",
+			"id", call.Key.ID, "key", call.Key.String(), "error", err)
 		return nil
 	}
 	return o.Produced
@@ -111,7 +117,8 @@ const longestDelay = 365 * 24 * time.Hour
 
 // release gives the key back for another attempt. It always returns an error.
 func (g *Guard) release(ctx context.Context, h *holding, handler error, interrupted bool) error {
-	retry := &RetryError{Delay: g.policy.Backoff.delay(h.claim.Attempt), Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
+	retry := &RetryError{Attempt: h.claim.Attempt, Uncounted: interrupted, Err: handler}
+	retry.Delay = g.policy.Backoff.delay(h.claim.Attempt)
 	if interrupted {
 		retry.Delay = 0
 		_, conflict := mark[*dedupstore.ConflictError](handler)
@@ -142,7 +149,8 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 	}
 	if is[*crowdedError](err) {
 		g.storeFailed(ctx, "settle", err)
-		g.log.WarnContext(ctx, "oncemill: the store has no room for produced messages; they are published first, and a crash before that runs the handler again",
+		g.log.WarnContext(ctx, "oncemill: the store has no room for produced messages; they are published first, and "+
+			"a crash before that runs the handler again",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 		if time.Since(sent) >= h.claim.Lease/3 { // the first heartbeat may be too late
 			_ = g.extendBefore(context.WithoutCancel(ctx), h, h.until()) // it tries again
@@ -151,7 +159,8 @@ func (g *Guard) finish(ctx context.Context, call Call, h *holding, res Result, o
 			return Result{}, g.lost(ctx, h, res.err)
 		}
 		o.Produced = dedupstore.Stubs(o.Produced)
-		return g.publishThen(ctx, call, h, res, dedupstore.Finish{Outcome: o, Retention: finish.Retention, Published: true})
+		published := dedupstore.Finish{Outcome: o, Retention: finish.Retention, Published: true}
+		return g.publishThen(ctx, call, h, res, published)
 	}
 	if err != nil {
 		return Result{}, g.unfinished(ctx, h, res.err, err)
@@ -232,8 +241,10 @@ func (g *Guard) settleAgain(ctx context.Context, h *holding, s dedupstore.Settle
 	})
 	if err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !is[*crowdedError](err) {
 		g.storeFailed(ctx, "settle", err)
-		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may run the handler again",
-			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "settlement", fmt.Sprintf("%T", s), "error", err)
+		g.log.ErrorContext(ctx, "oncemill: settlement could not be stored; unless it is Published, a redelivery may "+
+			"run the handler again",
+			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence,
+			"settlement", fmt.Sprintf("%T", s), "error", err)
 	}
 	return err
 }
@@ -247,7 +258,9 @@ func (e *crowdedError) Unwrap() error { return e.error }
 
 // lean leaves out of a settlement that found no room what can be done without: a run that is not settled is made again,
 // and counts.
-func (g *Guard) lean(ctx context.Context, h *holding, s dedupstore.Settlement, err error) (dedupstore.Settlement, error) {
+func (g *Guard) lean(
+	ctx context.Context, h *holding, s dedupstore.Settlement, err error,
+) (dedupstore.Settlement, error) {
 	if !errors.Is(err, dedupstore.ErrFull) {
 		return s, err
 	}
@@ -263,7 +276,8 @@ func (g *Guard) lean(ctx context.Context, h *holding, s dedupstore.Settlement, e
 			return s, err
 		}
 		g.storeFailed(ctx, "settle", err)
-		g.log.WarnContext(ctx, "oncemill: the store has no room for a result; the outcome is stored without it, and duplicates get none",
+		g.log.WarnContext(ctx, "oncemill: the store has no room for a result; the outcome is stored without it, and "+
+			"duplicates get none",
 			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
 		s.Outcome.Result, s.Outcome.Truncated = nil, true
 		return s, err
@@ -279,7 +293,8 @@ func (g *Guard) retry(ctx context.Context, h *holding, operation func(context.Co
 // retryAfter is retry after a first attempt that ended in err.
 func (g *Guard) retryAfter(ctx context.Context, h *holding, err error, operation func(context.Context) error) error {
 	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
-		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) || is[*dedupstore.RecordError](err) || is[*crowdedError](err) {
+		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || is[*dedupstore.InvalidError](err) ||
+			is[*dedupstore.RecordError](err) || is[*crowdedError](err) {
 			return err
 		}
 		left := time.Until(h.until())

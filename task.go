@@ -10,7 +10,8 @@ import (
 // remains. Whoever wants the rest calls Do again with the call that Rest returns, for those parts only:
 //
 //	for todo := parts; ; {
-//		p, err := oncemill.Do(ctx, guard, call, func(ctx context.Context) (oncemill.Partial[Receipts, Part], error) { … todo … })
+//		p, err := oncemill.Do(ctx, guard, call,
+//			func(ctx context.Context) (oncemill.Partial[Receipts, Part], error) { … todo … })
 //		if err != nil || p.Complete() {
 //			return err
 //		}
@@ -19,15 +20,16 @@ import (
 //
 // It says what the run knew when it returned, and no more:
 //
-//   - A part remains if it certainly did not happen. If nobody can tell, return an error instead: the same key runs again,
-//     with the same Run.ID for each part. In the rest Run.ID is another one; Run{Key: call.Key}.ID(part) with the first
-//     call's key is the same all along.
-//   - A run that did nothing returns an error too, or the rest of the rest never ends: one with a method Uncounted() bool,
-//     in RetryAfter, if it may take more than Policy.MaxAttempts runs until something can be done.
-//   - A run that dies recorded nothing. The next one starts with all parts of its key, or is parked, as the policy says.
-//   - Each call is remembered for Policy.Window from the end of its own run, the first one no longer because of the others.
-//     Whoever begins with the first call after that does all parts again. If the rest may take so long, keep the call that
-//     Rest returned, with its parts, and go on with that one.
+//   - A part remains if it certainly did not happen. If nobody can tell, return an error instead: the same key runs
+//     again, with the same Run.ID for each part. In the rest Run.ID is another one; Run{Key: call.Key}.ID(part) with
+//     the first call's key is the same all along.
+//   - A run that did nothing returns an error too, or the rest of the rest never ends: one with a method Uncounted()
+//     bool, in RetryAfter, if it may take more than Policy.MaxAttempts runs until something can be done.
+//   - A run that dies recorded nothing. The next one starts with all parts of its key, or is parked, as the policy
+//     says.
+//   - Each call is remembered for Policy.Window from the end of its own run, the first one no longer because of the
+//     others. Whoever begins with the first call after that does all parts again. If the rest may take so long, keep
+//     the call that Rest returned, with its parts, and go on with that one.
 //   - All of it counts against Policy.MaxResultBytes. What is longer is ErrNoResult for later callers, who then do not
 //     get to know what remains.
 type Partial[T, P any] struct {

@@ -83,7 +83,9 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	hb := g.beat(ctx, h, func() bool { return true })
 	return func(handler error) {
 		hb.stop()
-		var s dedupstore.Settlement = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: g.policy.Window}
+		var s dedupstore.Settlement = dedupstore.Finish{
+			Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: g.policy.Window,
+		}
 		if handler != nil {
 			s = dedupstore.Release{Uncounted: true}
 		}

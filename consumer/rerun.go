@@ -29,9 +29,9 @@ import (
 // it erred or died, also one before the run in which the handler refused the message. docs/operations.md, "Running a
 // dead letter again", says how, and what to do if it has happened.
 //
-// Header oncemill-reruns counts the reruns of a message, and its dead letters carry it: Rerun refuses after ten, so that
-// a program that sends each dead letter back, which fails again, comes to an end. To go on all the same, delete that
-// header from the dead letter.
+// Header oncemill-reruns counts the reruns of a message, and its dead letters carry it: Rerun refuses after ten, so
+// that a program that sends each dead letter back, which fails again, comes to an end. To go on all the same, delete
+// that header from the dead letter.
 //
 // It does what it says if
 //
