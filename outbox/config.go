@@ -103,10 +103,10 @@ const (
 // validate checks a config after its defaults were filled in.
 func (c Config) validate() error {
 	if c.BatchSize < 1 || c.BatchSize > maxBatch {
-		return &InvalidError{"Config.BatchSize", fmt.Sprintf("is %d, want 1 to %d", c.BatchSize, maxBatch)}
+		return invalid("Config.BatchSize", fmt.Sprintf("is %d, want 1 to %d", c.BatchSize, maxBatch))
 	}
 	if c.MaxAttempts < 1 {
-		return &InvalidError{"Config.MaxAttempts", fmt.Sprintf("is %d, want at least 1", c.MaxAttempts)}
+		return invalid("Config.MaxAttempts", fmt.Sprintf("is %d, want at least 1", c.MaxAttempts))
 	}
 	for _, d := range [...]struct {
 		field string
@@ -119,20 +119,20 @@ func (c Config) validate() error {
 		{"Config.Backoff.Max", c.Backoff.Max},
 	} {
 		if d.value < time.Millisecond || d.value > longest {
-			return &InvalidError{d.field, fmt.Sprintf("is %v, want 1ms to %v", d.value, longest)}
+			return invalid(d.field, fmt.Sprintf("is %v, want 1ms to %v", d.value, longest))
 		}
 	}
 	switch {
 	case c.Lease < c.shortestLease():
-		return &InvalidError{"Config.Lease",
+		return invalid("Config.Lease",
 			fmt.Sprintf("is %v, want at least %v, what it takes to lease, publish and settle", c.Lease,
-				c.shortestLease())}
+				c.shortestLease()))
 	case c.Backoff.Max < c.Backoff.Min:
-		return &InvalidError{"Config.Backoff.Max", fmt.Sprintf("is %v, want at least Min (%v)", c.Backoff.Max,
-			c.Backoff.Min)}
+		return invalid("Config.Backoff.Max", fmt.Sprintf("is %v, want at least Min (%v)", c.Backoff.Max,
+			c.Backoff.Min))
 	case c.Retention != DeleteAtOnce && (c.Retention < time.Millisecond || c.Retention > longest):
-		return &InvalidError{"Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention,
-			longest)}
+		return invalid("Config.Retention", fmt.Sprintf("is %v, want 1ms to %v, or DeleteAtOnce", c.Retention,
+			longest))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -28,7 +29,7 @@ func TestNewRelay_ErrorNamesTheField(t *testing.T) {
 		{"Config.Retention", outbox.Config{Retention: time.Microsecond}},
 	} {
 		_, err := outbox.NewRelay(new(fakeStore), &broker{}, tc.cfg)
-		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != tc.field {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != tc.field {
 			t.Errorf("%+v: error %v, want one that names %s", tc.cfg, err, tc.field)
 		}
 	}
@@ -36,7 +37,7 @@ func TestNewRelay_ErrorNamesTheField(t *testing.T) {
 		"store":     second(outbox.NewRelay(nil, &broker{}, outbox.Config{})),
 		"publisher": second(outbox.NewRelay(new(fakeStore), (*broker)(nil), outbox.Config{})),
 	} {
-		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != name {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != name {
 			t.Errorf("nil %s: error %v", name, err)
 		}
 	}

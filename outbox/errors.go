@@ -1,14 +1,10 @@
 package outbox
 
-import "fmt"
+import (
+	"fmt"
 
-// InvalidError says which argument or field of a config is wrong. Nothing was done; repeating the call is useless.
-type InvalidError struct {
-	Field   string // such as "Config.Lease"
-	Problem string // such as "is nil"
-}
-
-func (e *InvalidError) Error() string { return "outbox: " + e.Field + " " + e.Problem }
+	"github.com/oncemill/oncemill/dedupstore"
+)
 
 // ConflictError says that the outbox holds a message with this ID for this topic, but with other content: one of the
 // two would never be published. Either the ID is used for two different things, or the content changes when the action
@@ -21,3 +17,7 @@ func (e *ConflictError) Error() string {
 
 // OtherContent says that the ID is known with other content, to those who do not know this package.
 func (*ConflictError) OtherContent() bool { return true }
+
+func invalid(field, problem string) error {
+	return &dedupstore.InvalidError{Package: "outbox", Field: field, Problem: problem}
+}

@@ -42,9 +42,9 @@ type Relay struct {
 func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, error) {
 	switch {
 	case isnil.Nil(store):
-		return nil, &InvalidError{"store", "is nil"}
+		return nil, invalid("store", "is nil")
 	case isnil.Nil(publisher):
-		return nil, &InvalidError{"publisher", "is nil"}
+		return nil, invalid("publisher", "is nil")
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

@@ -157,17 +157,17 @@ type DeadRow struct {
 	Error     string
 }
 
-// Validate returns an *InvalidError that names the field that is wrong. Stores call it.
+// Validate returns an *dedupstore.InvalidError that names the field that is wrong. Stores call it.
 func (r ReplayRequest) Validate() error {
 	switch {
 	case r.Before.IsZero():
-		return &InvalidError{"ReplayRequest.Before", "is zero: name the time at which the replay was asked for"}
+		return invalid("ReplayRequest.Before", "is zero: name the time at which the replay was asked for")
 	case r.Since.After(r.Before):
-		return &InvalidError{"ReplayRequest.Since", fmt.Sprintf("is %v, after Before, %v", r.Since, r.Before)}
+		return invalid("ReplayRequest.Since", fmt.Sprintf("is %v, after Before, %v", r.Since, r.Before))
 	case r.IDs != nil && len(r.IDs) == 0:
-		return &InvalidError{"ReplayRequest.IDs", "is empty: leave it nil to replay all"}
+		return invalid("ReplayRequest.IDs", "is empty: leave it nil to replay all")
 	case r.Limit < 1:
-		return &InvalidError{"ReplayRequest.Limit", fmt.Sprintf("is %d, want at least 1", r.Limit)}
+		return invalid("ReplayRequest.Limit", fmt.Sprintf("is %d, want at least 1", r.Limit))
 	}
 	return nil
 }

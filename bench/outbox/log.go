@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -39,7 +40,7 @@ func (l fromLog) uninstall(ctx context.Context) error {
 	defer again.Stop()
 	for range 250 {
 		err = relay.Drop(ctx)
-		if _, busy := errors.AsType[*pgwal.SetupError](err); !busy {
+		if _, busy := errors.AsType[*dedupstore.SetupError](err); !busy {
 			break
 		}
 		<-again.C

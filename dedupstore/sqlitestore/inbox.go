@@ -44,8 +44,8 @@ type running struct {
 func Tx(ctx context.Context) *sql.Tx {
 	r, found := txctx.From[*running](ctx)
 	if !found {
-		panic(txctx.NoTx("sqlitestore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, and " +
-			"pass the context that the handler got"))
+		panic(txctx.NoTx("sqlitestore: Tx outside a run of an inbox: give Store.Inbox() to the guard or consumer, " +
+			"and pass the context that the handler got"))
 	}
 	return r.tx
 }

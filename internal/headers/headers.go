@@ -18,7 +18,8 @@ func Portable(name, value string) bool {
 	token := name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return r <= ' ' || r >= unicode.MaxASCII || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
 	})
-	return token && utf8.ValidString(value) && !strings.ContainsFunc(value, unicode.IsControl) && strings.TrimSpace(value) == value
+	return token && utf8.ValidString(value) && !strings.ContainsFunc(value, unicode.IsControl) &&
+		strings.TrimSpace(value) == value
 }
 
 // Text is a text as headers can carry it: on one line, without spaces around it, and not longer than most bytes.

@@ -4,9 +4,9 @@ package lanes
 import "sync"
 
 // A Set runs work in goroutines of its own: what has the same lane one after the other, in the order of Go, everything
-// else at once. How much there is at a time is up to the caller. Goroutines wait for more work until Wait: as many as there
-// was work at once, with stacks that have grown already. The zero value is usable. It is safe for concurrent use; the order
-// of a lane is that of the calls.
+// else at once. How much there is at a time is up to the caller. Goroutines wait for more work until Wait: as many as
+// there was work at once, with stacks that have grown already. The zero value is usable. It is safe for concurrent use;
+// the order of a lane is that of the calls.
 type Set struct {
 	mu      sync.Mutex
 	waiting map[string][]func() // by lane; an entry, empty or not, means that the lane is running

@@ -7,13 +7,13 @@ import (
 
 const (
 	hungFor  = 10 * time.Minute // several of the longest waits between two attempts
-	quietFor = 2 * time.Minute  // with answers: longer than PublishTimeout and the longest wait between two attempts, by default
+	quietFor = 2 * time.Minute  // with answers: longer than PublishTimeout and the longest pause between attempts, by default
 	mostHung = 1000             // topics: where there are more, the broker is away as a whole
 )
 
-// Hung are topics of which a message got no answer lately. A call of a publisher returns when all of its messages are answered
-// or its time is over, and what must not overtake them waits for that: so what goes to these topics should go by calls of its
-// own. The zero value is usable. It is safe for concurrent use.
+// Hung are topics of which a message got no answer lately. A call of a publisher returns when all of its messages are
+// answered or its time is over, and what must not overtake them waits for that: so what goes to these topics should go
+// by calls of its own. The zero value is usable. It is safe for concurrent use.
 type Hung struct {
 	mu     sync.Mutex
 	topics map[string]time.Time // of the last such message
@@ -31,8 +31,8 @@ func (h *Hung) Note(topic string) (news bool) {
 	return !known
 }
 
-// Answered notes that a message to a topic was acknowledged. A topic that was away with the whole broker is forgotten soon; one
-// of which a part hangs is noted again before, by the attempts of what waits for that.
+// Answered notes that a message to a topic was acknowledged. A topic that was away with the whole broker is forgotten
+// soon; one of which a part hangs is noted again before, by the attempts of what waits for that.
 func (h *Hung) Answered(topic string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

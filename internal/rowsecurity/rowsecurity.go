@@ -9,7 +9,8 @@ const Advice = "has row-level security, which may hide rows from the database us
 	"a role with BYPASSRLS, give the role a policy USING (true) for all commands and drop restrictive ones, " +
 	"or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
 
-// A policy for all rows and commands is as good as none, unless another one restricts it. Those for other roles say nothing.
+// A policy for all rows and commands is as good as none, unless another one restricts it. Those for other roles say
+// nothing.
 const hiddenSQL = `
 SELECT coalesce(min(t.name), '') FROM unnest($1::text[]) AS t (name)
 WHERE row_security_active(t.name) AND NOT coalesce((
@@ -17,7 +18,8 @@ WHERE row_security_active(t.name) AND NOT coalesce((
 		AND coalesce(pg_get_expr(p.polwithcheck, p.polrelid), 'true') = 'true')
 	FROM pg_policy p
 	WHERE p.polrelid = t.name::regclass
-		AND EXISTS (SELECT FROM unnest(p.polroles) AS r (role) WHERE r.role = 0 OR pg_has_role(r.role, 'USAGE'))), false)`
+		AND EXISTS (SELECT FROM unnest(p.polroles) AS r (role)
+			WHERE r.role = 0 OR pg_has_role(r.role, 'USAGE'))), false)`
 
 // A querier is a *pgx.Conn, seen without its package: internal packages belong to a module that has no driver.
 type querier[R interface{ Scan(dest ...any) error }] interface {

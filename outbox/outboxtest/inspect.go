@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -203,7 +204,7 @@ var replayCases = []testCase{
 			"ReplayRequest.IDs":   {Before: time.Now(), Limit: 1, IDs: []string{}},
 			"ReplayRequest.Since": {Since: time.Now().Add(long), Before: time.Now(), Limit: 1},
 		} {
-			var invalid *outbox.InvalidError
+			var invalid *dedupstore.InvalidError
 			if _, err := k.replayer().Replay(k.Context(), bad); !errors.As(err, &invalid) || invalid.Field != field {
 				k.Errorf("error %v, want one for %s", err, field)
 			}

@@ -330,7 +330,7 @@ func (s *toy) Settle(ctx context.Context, token string, results []outbox.Result)
 	known := []outbox.State{outbox.Published, outbox.Removed, outbox.Failed, outbox.Unknown, outbox.Dead}
 	for _, r := range results {
 		if !slices.Contains(known, r.State) && !s.is("unknown-state-is-skipped") {
-			return &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
+			return &dedupstore.InvalidError{Package: "outbox", Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
 		}
 	}
 	now := time.Now()

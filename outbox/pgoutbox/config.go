@@ -4,8 +4,8 @@ import (
 	"hash/fnv"
 	"log/slog"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // Config configures an Outbox. The zero value is ready to use. All programs that share an outbox give it the same
@@ -52,13 +52,13 @@ const longestName = 40
 
 func (c Config) validate() error {
 	if problem := sqlstore.NameProblem(c.Schema, longestName); c.Schema != "" && problem != "" {
-		return &outbox.InvalidError{Field: "Config.Schema", Problem: problem}
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Config.Schema", Problem: problem}
 	}
 	if problem := sqlstore.NameProblem(c.Table, longestName); problem != "" {
-		return &outbox.InvalidError{Field: "Config.Table", Problem: problem}
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Config.Table", Problem: problem}
 	}
 	if c.SkipDead && !c.Ordered {
-		return &outbox.InvalidError{Field: "Config.SkipDead",
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "Config.SkipDead",
 			Problem: "is set, but Ordered is not: dead messages hold up nobody"}
 	}
 	return nil

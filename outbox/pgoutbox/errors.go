@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // ErrNoTx says that Publish was called with a context that carries no transaction: use In or InSQL, or pass the context
@@ -12,24 +14,12 @@ import (
 var ErrNoTx = errors.New("pgoutbox: the context carries no transaction: write with In(tx), or pass the context that " +
 	"the handler of a pgstore inbox got")
 
-// A SchemaError says that the tables are missing, older than this package, made for another config, or hide rows.
-// Repeating the call is useless until somebody acts as it says.
-type SchemaError struct {
-	Table   string
-	Problem string // such as "is missing: call Migrate"
-	Err     error  // what PostgreSQL said; nil if it had no part in it
+// unfit says that the tables are missing, older than this package, made for another config, or hide rows. Err is what
+// PostgreSQL said.
+func unfit(table, problem string, err error) error {
+	subject := fmt.Sprintf("outbox table %q", table)
+	return &dedupstore.SetupError{Package: "pgoutbox", Subject: subject, Problem: problem, Err: err}
 }
-
-func (e *SchemaError) Error() string {
-	s := fmt.Sprintf("pgoutbox: outbox table %q %s", e.Table, e.Problem)
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-// Unwrap returns what PostgreSQL said.
-func (e *SchemaError) Unwrap() error { return e.Err }
 
 // Codes of PostgreSQL, Appendix A of its manual.
 const (
@@ -48,11 +38,10 @@ func (o *Outbox) explain(err error) error {
 	}
 	switch e.Code {
 	case codeUndefinedTable, codeUndefinedSchema:
-		return &SchemaError{Table: o.cfg.Table,
-			Problem: "is missing where the connection looks for it: call Migrate, or grant the user USAGE on its " +
-				"schema", Err: err}
+		return unfit(o.cfg.Table, "is missing where the connection looks for it: call Migrate, or grant the user "+
+			"USAGE on its schema", err)
 	case codeUndefinedColumn:
-		return &SchemaError{Table: o.cfg.Table, Problem: "lacks a column: call Migrate", Err: err}
+		return unfit(o.cfg.Table, "lacks a column: call Migrate", err)
 	case codeNoPrivilege:
 		return fmt.Errorf("pgoutbox: the database user lacks a privilege on outbox table %q, see Migrate: %w",
 			o.cfg.Table, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/errtext"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
@@ -266,7 +267,8 @@ func sortResults(results []outbox.Result) (s sorted, err error) {
 		case outbox.Unknown:
 			s.add(r, 0, 1)
 		default:
-			return sorted{}, &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
+			return sorted{}, &dedupstore.InvalidError{Package: "pgoutbox", Field: "Result.State",
+				Problem: fmt.Sprintf("is %q", r.State)}
 		}
 	}
 	return s, nil

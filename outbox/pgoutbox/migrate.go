@@ -39,7 +39,7 @@ ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version);
 // that use the outbox need SELECT, INSERT, UPDATE and DELETE on the table and on Table_lease, SELECT on Table_settings,
 // and, if it is ordered, USAGE on the sequence Table_places.
 //
-// Errors: a *SchemaError if the tables that are there do not fit the config.
+// Errors: a *dedupstore.SetupError if the tables that are there do not fit the config.
 func (o *Outbox) Migrate(ctx context.Context) error {
 	err := pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		return o.migrate(ctx, tx)
@@ -82,8 +82,7 @@ func (o *Outbox) migrate(ctx context.Context, tx pgx.Tx) error {
 	}
 	if !settings {
 		if table {
-			return &SchemaError{Table: o.cfg.Table,
-				Problem: "is there, and is no outbox: name another one by Config.Table"}
+			return unfit(o.cfg.Table, "is there, and is no outbox: name another one by Config.Table", nil)
 		}
 		return o.create(ctx, tx)
 	}
@@ -130,8 +129,9 @@ type settings struct {
 }
 
 func (s settings) mismatch(cfg Config) error {
-	return &SchemaError{Table: cfg.Table, Problem: fmt.Sprintf("was made with Ordered %v, but Config.Ordered is %v; "+
-		"all programs must say the same, and for another setting there must be another table", s.ordered, cfg.Ordered)}
+	return unfit(cfg.Table, fmt.Sprintf("was made with Ordered %v, but Config.Ordered is %v; "+
+		"all programs must say the same, and for another setting there must be another table",
+		s.ordered, cfg.Ordered), nil)
 }
 
 func (o *Outbox) readSettings(ctx context.Context, s session) (found settings, err error) {
@@ -154,12 +154,12 @@ func (o *Outbox) check(ctx context.Context, s session) error {
 	found, err := o.readSettings(ctx, s)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return &SchemaError{Table: o.cfg.Table, Problem: "is incomplete: call Migrate"}
+		return unfit(o.cfg.Table, "is incomplete: call Migrate", nil)
 	case err != nil:
 		return o.explain(err)
 	case found.version < version:
-		return &SchemaError{Table: o.cfg.Table,
-			Problem: fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found.version, version)}
+		problem := fmt.Sprintf("has schema version %d, want at least %d: call Migrate", found.version, version)
+		return unfit(o.cfg.Table, problem, nil)
 	case found.ordered != o.cfg.Ordered:
 		return found.mismatch(o.cfg)
 	}

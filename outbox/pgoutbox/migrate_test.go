@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 )
@@ -35,7 +36,7 @@ func TestNew_ErrorNamesTheField(t *testing.T) {
 		{"Config.SkipDead", pgoutbox.Config{SkipDead: true}},
 	} {
 		_, err := pgoutbox.New(pool, tc.cfg)
-		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != tc.field {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != tc.field {
 			t.Errorf("%+v: error %v", tc.cfg, err)
 		}
 	}
@@ -175,7 +176,8 @@ func TestCheck_WrongTablesAreNamed(t *testing.T) {
 				t.Errorf("Migrate: %v", migrateErr)
 			}
 			for what, err := range errs {
-				if e, ok := errors.AsType[*pgoutbox.SchemaError](err); !ok || !strings.Contains(err.Error(), tc.want) || e.Table != "oncemill_outbox" {
+				if e, ok := errors.AsType[*dedupstore.SetupError](err); !ok || !strings.Contains(err.Error(), tc.want) ||
+					e.Subject != `outbox table "oncemill_outbox"` {
 					t.Errorf("%s: error %v, want one that says %q", what, err, tc.want)
 				}
 			}
@@ -232,7 +234,7 @@ func TestMigrate_TableOfSomebodyElseIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	err := unmigrated(t, pool, pgoutbox.Config{Table: "orders"}).Migrate(t.Context())
-	if _, ok := errors.AsType[*pgoutbox.SchemaError](err); !ok {
+	if _, ok := errors.AsType[*dedupstore.SetupError](err); !ok {
 		t.Errorf("error %v", err)
 	}
 }
@@ -286,7 +288,8 @@ func TestLease_RefusesATableThatHidesRows(t *testing.T) {
 	mine.Topic = "mine"
 	write(t, hidden, tenant, mine) // who only writes needs no more than that
 	_, err := hidden.Lease(t.Context(), outbox.LeaseRequest{Token: "t", Limit: 10, Lease: time.Minute})
-	if e, ok := errors.AsType[*pgoutbox.SchemaError](err); !ok || !strings.Contains(e.Error(), "row-level security") || e.Table != "oncemill_outbox" {
+	if e, ok := errors.AsType[*dedupstore.SetupError](err); !ok || !strings.Contains(e.Error(), "row-level security") ||
+		e.Subject != `outbox table "oncemill_outbox"` {
 		t.Errorf("error %v, want one that says that rows are hidden", err)
 	}
 	mustExec(t, pool, `CREATE POLICY relay ON oncemill_outbox TO `+user+` USING (true)`)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -33,7 +34,7 @@ var (
 // the field of the config that is wrong.
 func New(pool *pgxpool.Pool, cfg Config) (*Outbox, error) {
 	if pool == nil {
-		return nil, &outbox.InvalidError{Field: "pool", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "pgoutbox", Field: "pool", Problem: "is nil"}
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

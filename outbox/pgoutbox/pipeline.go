@@ -46,7 +46,7 @@ func (o *Outbox) checkOn(ctx context.Context, conn *pgx.Conn) error {
 	case err != nil:
 		return o.explain(err)
 	case hidden != "":
-		return &SchemaError{Table: strings.ReplaceAll(hidden, `"`, ""), Problem: rowsecurity.Advice}
+		return unfit(strings.ReplaceAll(hidden, `"`, ""), rowsecurity.Advice, nil)
 	}
 	if err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return o.check(ctx, pgxSession{tx}) }); err != nil {
 		return err

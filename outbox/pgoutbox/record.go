@@ -48,10 +48,10 @@ func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]re
 		switch n := len(m.Key); {
 		case err != nil:
 		case size > maxPayloads:
-			err = &dedupstore.InvalidError{Package: "outbox", Field: "Message.Payload",
+			err = &dedupstore.InvalidError{Package: "pgoutbox", Field: "Message.Payload",
 				Problem: fmt.Sprintf("makes the payloads of the call more than %d bytes", maxPayloads)}
 		case o.cfg.Ordered && n > maxOrderedKey:
-			err = &dedupstore.InvalidError{Package: "outbox", Field: "Message.Key",
+			err = &dedupstore.InvalidError{Package: "pgoutbox", Field: "Message.Key",
 				Problem: fmt.Sprintf("has %d bytes, want at most %d in an ordered outbox", n, maxOrderedKey)}
 		}
 		r := record{Record: made, index: len(records)}

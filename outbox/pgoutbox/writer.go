@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/txctx"
 	"github.com/oncemill/oncemill/outbox"
@@ -70,7 +71,7 @@ type writer struct {
 // Publish implements [producer.Publisher]. See In.
 func (w writer) Publish(ctx context.Context, messages ...producer.Message) error {
 	if w.session == nil {
-		return &outbox.InvalidError{Field: "tx", Problem: "is nil"}
+		return &dedupstore.InvalidError{Package: "pgoutbox", Field: "tx", Problem: "is nil"}
 	}
 	records, err := w.outbox.records(ctx, messages)
 	if err != nil || len(records) == 0 {

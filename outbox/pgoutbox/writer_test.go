@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/propagation"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -21,7 +21,7 @@ func TestIn_WithoutATransactionIsAnError(t *testing.T) {
 		"nil": box.In(nil), "typed nil": box.In((*pgxpool.Tx)(nil)), "of database/sql": box.InSQL(nil),
 	} {
 		err := p.Publish(t.Context(), message("1"))
-		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != "tx" {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != "tx" {
 			t.Errorf("%s: error %v, want one for tx", name, err)
 		}
 	}

@@ -104,19 +104,19 @@ func (r *Relay) serverProblem(f facts) error {
 	name := fmt.Sprintf("outbox table %q", r.cfg.Table)
 	switch {
 	case f.version < oldest:
-		return &SetupError{"the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version),
-			nil}
+		return unfit("the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version),
+			nil)
 	case f.walLevel != "logical":
-		return &SetupError{"the server", "has wal_level " + f.walLevel + ": set wal_level = logical and restart it",
-			nil}
+		return unfit("the server", "has wal_level "+f.walLevel+": set wal_level = logical and restart it",
+			nil)
 	case strings.Contains(f.standbys, "*"): // the reader of the log counts as a standby
-		return &SetupError{"the server", "has synchronous_standby_names = '" + f.standbys +
-			"', so that all commits would wait for what the broker acknowledges: name the standbys", nil}
+		return unfit("the server", "has synchronous_standby_names = '"+f.standbys+
+			"', so that all commits would wait for what the broker acknowledges: name the standbys", nil)
 	case f.table == 0 || !f.settings:
-		return &SetupError{name, "is missing where the connection looks for it: " +
-			"call pgoutbox's Migrate, set Config.Schema, or grant the user USAGE on its schema", nil}
+		return unfit(name, "is missing where the connection looks for it: "+
+			"call pgoutbox's Migrate, set Config.Schema, or grant the user USAGE on its schema", nil)
 	case f.hidden != "":
-		return &SetupError{"outbox table " + f.hidden, rowsecurity.Advice, nil}
+		return unfit("outbox table "+f.hidden, rowsecurity.Advice, nil)
 	case f.slot && !f.ours:
 		return r.slotError("is not one of database %q, and names are shared by all: set Config.Slot", f.database)
 	case f.slot && f.plugin != plugin:
@@ -141,7 +141,7 @@ func (r *Relay) strangers(f facts) error {
 }
 
 func (r *Relay) slotError(format string, args ...any) error {
-	return &SetupError{fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf(format, args...), nil}
+	return unfit(fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf(format, args...), nil)
 }
 
 // check says what does not fit, so that reading the log would be useless.
@@ -161,12 +161,12 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 	publication := fmt.Sprintf("publication %q", r.cfg.Slot)
 	switch {
 	case !f.publication:
-		return facts{}, &SetupError{publication, "is missing: call Setup", nil}
+		return facts{}, unfit(publication, "is missing: call Setup", nil)
 	case !f.publishes:
 		return facts{}, r.noInserts()
 	case !f.covers:
-		return facts{}, &SetupError{publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table),
-			nil}
+		return facts{}, unfit(publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table),
+			nil)
 	case !f.slot:
 		return facts{}, r.slotError("is missing: call Setup")
 	case f.status == lost:
@@ -181,8 +181,8 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 const lost = "lost"
 
 func (r *Relay) noInserts() error {
-	return &SetupError{fmt.Sprintf("publication %q", r.cfg.Slot),
-		"does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil}
+	return unfit(fmt.Sprintf("publication %q", r.cfg.Slot),
+		"does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil)
 }
 
 // watch looks at the slot, and at what the log shows. It returns an error if the log is to be read again: nobody reads

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -106,7 +107,8 @@ var (
 // validate checks a config after its defaults were filled in. Schema and Table are for pgoutbox to check.
 func (c Config) validate() error {
 	invalid := func(field, format string, args ...any) error {
-		return &outbox.InvalidError{Field: "Config." + field, Problem: fmt.Sprintf(format, args...)}
+		return &dedupstore.InvalidError{Package: "pgwal", Field: "Config." + field,
+			Problem: fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case c.Pool == nil:

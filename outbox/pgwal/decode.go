@@ -104,8 +104,8 @@ func (d *decoder) relation(m *pglogrepl.RelationMessage) error {
 	for _, i := range [...]int{c.number, c.written, c.due, c.published, c.dead, c.id, c.topic, c.key, c.header,
 		c.payload} {
 		if i < 0 {
-			return &SetupError{fmt.Sprintf("outbox table %q", m.RelationName),
-				"lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil}
+			return unfit(fmt.Sprintf("outbox table %q", m.RelationName),
+				"lacks a column in the publication: publish all columns, and call pgoutbox's Migrate", nil)
 		}
 	}
 	d.columns, d.told = c, true
@@ -136,7 +136,7 @@ func (d *decoder) insert(b []byte) (event, error) {
 		return event{}, nil
 	}
 	if len(get(c.number)) != 8 || len(get(c.written)) != 8 {
-		return event{}, &SetupError{"the outbox table", "has columns of other types than this package knows", nil}
+		return event{}, unfit("the outbox table", "has columns of other types than this package knows", nil)
 	}
 	r := &row{number: int64(binary.BigEndian.Uint64(get(c.number))), at: int64(binary.BigEndian.Uint64(get(c.written)))}
 	if topic := get(c.topic); string(topic) != d.topic {

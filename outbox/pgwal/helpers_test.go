@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
@@ -119,7 +120,7 @@ func newRigOn(t testing.TB, server server, configure ...func(*settings)) *rig {
 		var err error
 		until(t, "the slot to be free", func() bool {
 			err = r.Drop(context.Background())
-			_, busy := errors.AsType[*pgwal.SetupError](err)
+			_, busy := errors.AsType[*dedupstore.SetupError](err)
 			return !busy
 		})
 		if err != nil {

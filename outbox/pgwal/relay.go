@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -39,7 +40,7 @@ type Relay struct {
 // the field of the config that is wrong.
 func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	if publisher == nil {
-		return nil, &outbox.InvalidError{Field: "publisher", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "pgwal", Field: "publisher", Problem: "is nil"}
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -89,9 +90,9 @@ func (r *Relay) warn(ctx context.Context, text string, args ...any) {
 // nil. A publisher that does not obey its context makes it wait longer.
 //
 // It waits while another relay has the slot, and connects again whenever its connections fail: that is logged, and
-// tried for as long as Run runs. It returns a *SetupError when trying again is useless: a slot, publication or table
-// that is missing or not what it should be, a slot whose log the server has thrown away, a right or a server setting
-// that is missing.
+// tried for as long as Run runs. It returns a *dedupstore.SetupError when trying again is useless: a slot, publication
+// or table that is missing or not what it should be, a slot whose log the server has thrown away, a right or a server
+// setting that is missing.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("pgwal: relay is running already")

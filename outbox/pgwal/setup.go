@@ -18,7 +18,7 @@ type conn = *pgxpool.Conn
 // It needs the right to create publications, the ownership of the table, and REPLICATION. It waits for transactions
 // that are writing when it makes the slot, as long as ctx allows.
 //
-// Errors: a *SetupError says what to do.
+// Errors: a *dedupstore.SetupError says what to do.
 func (r *Relay) Setup(ctx context.Context) error {
 	return r.alone(ctx, func(c conn) error {
 		f, err := r.lookOn(ctx, c)

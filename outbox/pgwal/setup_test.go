@@ -15,8 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
-	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
 )
@@ -24,7 +24,7 @@ import (
 // wantSetupError checks that an error says what is wrong.
 func wantSetupError(t *testing.T, err error, words ...string) {
 	t.Helper()
-	if _, ok := errors.AsType[*pgwal.SetupError](err); !ok {
+	if _, ok := errors.AsType[*dedupstore.SetupError](err); !ok {
 		t.Errorf("%v, want a SetupError", err)
 		return
 	}
@@ -331,7 +331,7 @@ func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
 		config := g.config
 		change(&config)
 		_, err := pgwal.New(config.Config, g.broker)
-		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != field {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/dedupstore"
 )
 
 // patience is how long connections wait for other writers.
@@ -23,7 +23,8 @@ const patience = 10 * time.Second
 // closes it. In-memory databases are refused: each connection would have one of its own.
 func Open(ctx context.Context, path string) (*sql.DB, error) {
 	if path == "" || strings.HasPrefix(path, ":memory:") || strings.HasPrefix(path, "file:") {
-		return nil, &outbox.InvalidError{Field: "path", Problem: fmt.Sprintf("is %q, want the path of a file", path)}
+		return nil, &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "path",
+			Problem: fmt.Sprintf("is %q, want the path of a file", path)}
 	}
 	name, err := dataSource(path)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -36,11 +37,11 @@ var (
 // the field of the config that is wrong.
 func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if db == nil {
-		return nil, &outbox.InvalidError{Field: "db", Problem: "is nil"}
+		return nil, &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "db", Problem: "is nil"}
 	}
 	cfg.Table = cmp.Or(cfg.Table, "oncemill_outbox")
 	if problem := sqlstore.NameProblem(cfg.Table, 48); problem != "" {
-		return nil, &outbox.InvalidError{Field: "Config.Table", Problem: problem}
+		return nil, &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "Config.Table", Problem: problem}
 	}
 	return &Outbox{db: db, table: cfg.Table, baggage: cfg.Baggage, sql: statementsFor(cfg.Table),
 		woken: make(chan struct{}, 1)}, nil

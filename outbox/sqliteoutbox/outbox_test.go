@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 )
 
@@ -18,7 +18,7 @@ func TestNew_ErrorNamesTheField(t *testing.T) {
 	_, db := newBox(t)
 	for _, table := range []string{`x"y`, "1st", "a b", "main.x", "é", strings.Repeat("x", 49)} {
 		_, err := sqliteoutbox.New(db, sqliteoutbox.Config{Table: table})
-		if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != "Config.Table" {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != "Config.Table" {
 			t.Errorf("table %q: error %v", table, err)
 		}
 	}

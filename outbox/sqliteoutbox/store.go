@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -137,7 +138,8 @@ func (o *Outbox) record(ctx context.Context, tx *sql.Tx, token string, results [
 		case outbox.Dead:
 			failures, dead = 1, sql.NullInt64{Int64: at, Valid: true}
 		default:
-			return &outbox.InvalidError{Field: "Result.State", Problem: fmt.Sprintf("is %q", r.State)}
+			return &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "Result.State",
+				Problem: fmt.Sprintf("is %q", r.State)}
 		}
 		due := at + r.Delay.Microseconds()
 		if _, err := tx.ExecContext(ctx, o.sql.unsent, due, dead, failures, unknowns, r.Error, token,

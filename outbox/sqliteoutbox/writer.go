@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/producer"
@@ -50,7 +51,7 @@ WHERE topic = ? AND id = ? AND copy = ?`
 // Publish implements [producer.Publisher]. See InSQL.
 func (w writer) Publish(ctx context.Context, messages ...producer.Message) error {
 	if w.tx == nil {
-		return &outbox.InvalidError{Field: "tx", Problem: "is nil"}
+		return &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "tx", Problem: "is nil"}
 	}
 	records := make([]outgoing.Record, len(messages))
 	for i, m := range messages {

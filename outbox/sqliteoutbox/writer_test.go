@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/propagation"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -20,7 +20,7 @@ func TestInSQL_WithoutATransactionIsAnError(t *testing.T) {
 	t.Parallel()
 	box, _ := newBox(t)
 	err := box.InSQL(nil).Publish(t.Context(), message("1"))
-	if e, ok := errors.AsType[*outbox.InvalidError](err); !ok || e.Field != "tx" {
+	if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != "tx" {
 		t.Errorf("error %v, want one for tx", err)
 	}
 }

@@ -34,8 +34,8 @@ type Config struct {
 	// MaxBody is how many bytes a body may have. GitHub sends up to 25 MB. Zero: 1 MiB.
 	MaxBody int64
 
-	// MaxWait is how long a request waits for another one of the same event before it is answered with 503. Zero: not at
-	// all.
+	// MaxWait is how long a request waits for another one of the same event before it is answered with 503. Zero: not
+	// at all.
 	MaxWait time.Duration
 
 	// Wake is called after an event was published and recorded, such as an outbox's Wake. Nil: nothing is.

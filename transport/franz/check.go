@@ -68,8 +68,8 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 }
 
 const (
-	notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that " +
-		"was made last"
+	notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client " +
+		"that was made last"
 	keptErrors = "hands out errors that pass by themselves, and what a broker that restarts says of a topic would " +
 		"end the run: leave kgo.KeepRetryableFetchErrors out"
 	endingContext = "has a context that can end (kgo.WithContext), and then nothing can be confirmed any more that " +
