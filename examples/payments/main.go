@@ -206,7 +206,7 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 	if err := shop.Settled(ctx, db.Box, br.js, br.stream(), charge, notify); err != nil {
 		return b, err
 	}
-	if err := c.dismiss(ctx); err != nil {
+	if err := c.dismiss(ctx, closeTime); err != nil {
 		return b, err
 	}
 	b, err = readBooks(ctx, all, db, br, api)

@@ -98,7 +98,9 @@ func AtRest(
 // Settled waits until the outbox is empty, the durable consumers have acknowledged all there is, and still so a moment
 // later. Name them in the order in which work flows. When it cannot be told, as servers may be away, something is under
 // way.
-func Settled(ctx context.Context, box outbox.Inspector, js jetstream.JetStream, stream string, durables ...string) error {
+func Settled(
+	ctx context.Context, box outbox.Inspector, js jetstream.JetStream, stream string, durables ...string,
+) error {
 	quiet := 0
 	return Poll(ctx, 100*time.Millisecond, func() (bool, error) {
 		quiet++
