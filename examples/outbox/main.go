@@ -30,6 +30,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill/examples/internal/observe"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -70,6 +71,11 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 func (p program) run(ctx context.Context, o options, dir string, stdout, out io.Writer) (balanced bool, err error) {
 	run := shop.RunName() // names of its own: it keeps out of the way of other runs
 	topic, stream := "outbox."+run+".orders", "OUTBOX-"+run
+	stop, err := observe.Global(ctx, "outbox")
+	if err != nil {
+		return false, err
+	}
+	defer stop(ctx)
 
 	// Orders and their outbox are in one database.
 	db := &database{topic: topic}

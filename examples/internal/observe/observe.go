@@ -27,7 +27,7 @@ import (
 )
 
 // Start makes providers for an example of this name; the readers get its metrics as well. Nothing global is changed:
-// give the result to policies, relays and publishers.
+// give the result to policies, relays and publishers, or use Global.
 //
 // It reads the variables of the exporters (HTTP with protobuf only), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER, OTEL_METRIC_EXPORT_INTERVAL and OTEL_SDK_DISABLED.
@@ -71,6 +71,21 @@ func Start(
 	t.MeterProvider = provider
 	ends = append(ends, provider.Shutdown)
 	return t, func(ctx context.Context) { end(ctx, ends) }, nil
+}
+
+// Global is Start for a program that has one example: its providers become OpenTelemetry's global ones, which are
+// everybody's default.
+func Global(ctx context.Context, name string, readers ...metric.Reader) (stop func(context.Context), err error) {
+	t, stop, err := Start(ctx, name, readers...)
+	if err != nil {
+		return nil, err
+	}
+	otel.SetMeterProvider(t.MeterProvider)
+	if t.TracerProvider != nil {
+		otel.SetTracerProvider(t.TracerProvider)
+		otel.SetTextMapPropagator(t.Propagator)
+	}
+	return stop, nil
 }
 
 // end sends what is left.

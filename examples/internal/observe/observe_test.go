@@ -12,7 +12,6 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-	"go.opentelemetry.io/otel/trace"
 	collectormetrics "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	collectortrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	resourcev1 "go.opentelemetry.io/proto/otlp/resource/v1"
@@ -64,8 +63,8 @@ func (c *collector) note(what string, from *resourcev1.Resource) {
 	}
 }
 
-// One test, as the environment is global.
-func TestStart_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
+// One test, as the environment and OpenTelemetry's providers are global.
+func TestGlobal_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
 	c := &collector{ids: map[string]bool{}}
 	server := httptest.NewServer(c)
 	defer server.Close()
@@ -73,15 +72,12 @@ func TestStart_SendsOnlyWhereTheEnvironmentSays(t *testing.T) {
 	play := func(name string) int {
 		t.Helper()
 		reader := metric.NewManualReader()
-		told, stop, err := observe.Start(t.Context(), name, reader)
+		stop, err := observe.Global(t.Context(), name, reader)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, span := t.Context(), trace.SpanFromContext(t.Context())
-		if told.TracerProvider != nil {
-			ctx, span = told.TracerProvider.Tracer("test").Start(ctx, "work")
-		}
-		counter, err := told.MeterProvider.Meter("test").Int64Counter("work")
+		ctx, span := otel.Tracer("test").Start(t.Context(), "work")
+		counter, err := otel.Meter("test").Int64Counter("work")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -82,7 +81,11 @@ func (e Example) Main(ctx context.Context, args []string, stdout, stderr io.Writ
 // run plays, and closes the books. What it says to people goes to out.
 func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) (b Books, err error) {
 	reader := metric.NewManualReader()
-	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
+	stop, err := observe.Global(ctx, e.Name, reader)
+	if err != nil {
+		return b, err
+	}
+	defer stop(ctx)
 	var store dedupstore.Store
 	if o.Embedded {
 		store, err = dedupstore.NewMemory(dedupstore.MemoryConfig{})
