@@ -10,10 +10,8 @@
 //
 //	docker compose up -d --wait
 //	go run ./examples/outbox
-//	go run ./examples/outbox -listen 127.0.0.1:8080    # only the service, until interrupted
 //
-// A run with books removes what it has made there. The service keeps it, for the next start: the schema oncemill_demo,
-// and the stream OUTBOX-demo.
+// It removes what it has made there.
 //
 // What you would write yourself stands in service.go and orders.go. Exit status: 0 if the books balance, 1 if they do
 // not or something broke, 2 for wrong flags.
@@ -50,7 +48,6 @@ type options struct {
 	embedded bool
 	postgres string
 	nats     string
-	listen   string // empty: play the load
 	orders   int
 }
 
@@ -60,8 +57,7 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	flags.BoolVar(&o.embedded, "embedded", false, "install nothing: use SQLite, not PostgreSQL, and a NATS in here")
 	flags.StringVar(&o.postgres, "postgres", "postgres://postgres@127.0.0.1:5432/shop", "keep orders at this `URL`")
 	flags.StringVar(&o.nats, "nats", "nats://127.0.0.1:4222", "publish to the NATS JetStream server at this `URL`")
-	flags.StringVar(&o.listen, "listen", "", "take orders at this `address` until interrupted; no load is played")
-	flags.IntVar(&o.orders, "orders", 300, "how many orders the load places, 10 to 100000")
+	flags.IntVar(&o.orders, "orders", 300, "how many orders are placed, 10 to 100000")
 	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
 		err := shop.OnlyServers(flags, o.embedded, "postgres", "nats")
 		if err := errors.Join(err, shop.CheckRange("orders", o.orders, 10, 100_000)); err != nil {
@@ -71,12 +67,9 @@ func (p program) main(ctx context.Context, args []string, stdout, stderr io.Writ
 	})
 }
 
-// run serves, or plays the load and reports whether the books balance. What it says to people goes to out.
+// run plays, and reports whether the books balance. What it says to people goes to out.
 func (p program) run(ctx context.Context, o options, dir string, stdout, out io.Writer) (balanced bool, err error) {
-	run, address := "demo", o.listen
-	if o.listen == "" {
-		run, address = shop.RunName(), "127.0.0.1:0" // names of its own: it keeps out of the way of other runs
-	}
+	run := shop.RunName() // names of its own: it keeps out of the way of other runs
 	topic, stream := "outbox."+run+".orders", "OUTBOX-"+run
 	stop, err := observe.Global(ctx, "outbox")
 	if err != nil {
@@ -96,9 +89,7 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 		return false, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if o.listen == "" {
-		defer shop.Finish(ctx, &err, db.Remove)
-	}
+	defer shop.Finish(ctx, &err, db.Remove)
 
 	// The events go to a stream.
 	if o.embedded {
@@ -109,13 +100,13 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 		return false, err
 	}
 	defer closeNATS()
-	settings := jetstream.StreamConfig{Name: stream, Subjects: []string{topic}, MaxAge: 24 * time.Hour}
-	if o.listen == "" {
+	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: stream, Subjects: []string{topic}, MaxAge: 24 * time.Hour,
 		// The stream's own deduplication, by default two minutes, is shortened, so that the books show the copies that
 		// relays make: here they come in tenths of a second, after an outage in hours.
-		settings.Duplicates = 100 * time.Millisecond
-	}
-	if _, err := js.CreateOrUpdateStream(ctx, settings); err != nil {
+		Duplicates: 100 * time.Millisecond,
+	})
+	if err != nil {
 		return false, shop.NoServer("nats", shop.Redacted(o.nats), err)
 	}
 	publisher, err := natsjs.NewPublisher(js, natsjs.PublisherConfig{})
@@ -128,19 +119,9 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 	if p.tamper != nil {
 		p.tamper(s)
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return false, fmt.Errorf("-listen: %w", err)
-	}
-	if o.listen != "" {
-		shop.Say(out, "taking orders until interrupted; events go to %s\n", topic)
-		shop.Say(out, "  curl -d '{\"id\":\"4711\",\"cents\":1200}' http://%s/orders\n", l.Addr())
-		if err := shop.Serve(ctx, l, handler(s.place), s.relay); err != nil {
-			return false, err
-		}
-		stats, err := db.Box.Stats(context.WithoutCancel(ctx))
-		shop.Say(out, "drained; %d events wait in the outbox, %d are dead\n", stats.Pending, stats.Dead)
-		return true, err
+		return false, err
 	}
 	defer shop.Finish(ctx, &err, func(ctx context.Context) error { return js.DeleteStream(ctx, stream) })
 	b, err := play(ctx, s, l, o.orders, out)

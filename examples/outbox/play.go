@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,86 +16,85 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// play runs the service, lets clients place orders, and stops and replaces the relay meanwhile.
+// play runs the service, lets clients place orders, stops the relay half way, and starts another one at the end.
 func play(ctx context.Context, s *service, l net.Listener, orders int, out io.Writer) (b Books, err error) {
 	shop.Say(out, "%d orders by HTTP; the relay is stopped half way\n", orders)
 	s.publisher = shop.ForgetTenth(s.publisher)
-	working, stop := context.WithCancel(ctx)
-	defer stop()
-	first, stopFirst := context.WithCancel(working)
+	ctx, stop := context.WithCancelCause(ctx)
+	first, stopFirst := context.WithCancel(ctx)
 	defer stopFirst()
 	stopped, next := make(chan struct{}), make(chan struct{})
-	relays := func(ctx context.Context) error {
-		if err := s.relay(first); err != nil {
-			return err
-		}
-		close(stopped)
-		shop.Say(out, "the relay has drained and stopped; orders come all the same\n")
-		select {
-		case <-next:
-		case <-ctx.Done():
-			return nil
-		}
-		stats, err := s.db.Box.Stats(ctx)
-		if err != nil {
-			return fmt.Errorf("look into the outbox: %w", err)
-		}
-		b.Waited = stats.Pending
-		shop.Say(out, "the next relay starts; %d events wait for it\n", b.Waited)
-		return s.relay(ctx)
-	}
 	served := make(chan error, 1)
 	go func() {
-		defer stop() // nobody waits for a service that broke
-		served <- shop.Serve(working, l, handler(s.place), relays)
+		err := shop.Serve(ctx, l, handler(s.place), func(ctx context.Context) error {
+			if err := s.relay(first); err != nil {
+				return err
+			}
+			close(stopped)
+			select {
+			case <-next:
+				return s.relay(ctx)
+			case <-ctx.Done():
+				return nil
+			}
+		})
+		stop(fmt.Errorf("the service broke: %w", err)) // nobody waits for it
+		served <- err
 	}()
-
 	client := shop.NewClient(fmt.Sprintf("http://%s/orders", l.Addr()))
 	defer client.Close()
+	defer func() {
+		stop(nil)
+		if err = errors.Join(err, <-served); err != nil {
+			err = fmt.Errorf("stopped after %d of %d orders: %w", b.Orders, orders, err)
+		}
+		b.Requests, b.RolledBack = int(client.Requests.Load()), int(s.db.warehouse.rolledBack.Load())
+	}()
+
 	var mu sync.Mutex
 	b.taken = map[string]string{}
-	err = shop.Each(working, orders, 8, func(ctx context.Context, i int) error {
-		if i >= orders/2 { // these wait until there is no relay
-			select {
-			case <-stopped:
-			case <-ctx.Done():
-				return ctx.Err()
+	place := func(from, to int) error {
+		return shop.Each(ctx, to-from, 8, func(ctx context.Context, n int) error {
+			o := shop.Order{ID: fmt.Sprintf("order-%05d", from+n), Cents: 1200 + from + n}
+			taken, err := order(ctx, client, o, from+n)
+			if err != nil {
+				return fmt.Errorf("order %s: %w", o.ID, err)
 			}
-		}
-		o := shop.Order{ID: fmt.Sprintf("order-%05d", i), Cents: 1200 + i}
-		taken, err := order(ctx, client, o, i)
-		if err != nil {
-			return fmt.Errorf("order %s: %w", o.ID, err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if b.Orders++; taken {
-			e := event("", o)
-			b.taken[e.ID] = string(e.Payload)
-		}
-		switch b.Orders {
-		case orders * 2 / 5:
-			stopFirst()
-		case orders * 4 / 5:
-			close(next)
-		}
-		return nil
-	})
-	if err == nil {
-		err = shop.Poll(working, 5*time.Millisecond, func() (bool, error) {
-			stats, err := s.db.Box.Stats(working)
-			return stats.Pending == 0, err
+			mu.Lock()
+			defer mu.Unlock()
+			if b.Orders++; taken {
+				e := event("", o)
+				b.taken[e.ID] = string(e.Payload)
+			}
+			if b.Orders == orders*2/5 {
+				stopFirst() // amid the orders
+			}
+			return nil
 		})
 	}
-	stop()
-	if broken := <-served; broken != nil {
-		err = fmt.Errorf("the service broke: %w", broken)
+	if err := place(0, orders/2); err != nil {
+		return b, err
 	}
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+		return b, context.Cause(ctx)
+	}
+	shop.Say(out, "the relay has drained and stopped; orders come all the same\n")
+	if err := place(orders/2, orders); err != nil {
+		return b, err
+	}
+	stats, err := s.db.Box.Stats(ctx)
 	if err != nil {
-		return b, fmt.Errorf("stopped after %d of %d orders: %w", b.Orders, orders, err)
+		return b, fmt.Errorf("look into the outbox: %w", err)
 	}
-	b.Requests, b.RolledBack = int(client.Requests.Load()), int(s.db.warehouse.rolledBack.Load())
-	return b, nil
+	b.Waited = stats.Pending
+	shop.Say(out, "the next relay starts; %d events wait for it\n", b.Waited)
+	close(next)
+	return b, shop.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
+		stats, err := s.db.Box.Stats(ctx)
+		return stats.Pending == 0, err
+	})
 }
 
 // order is one client. Some clients hang up before the answer and ask again, others miss it and ask again.

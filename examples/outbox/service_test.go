@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -9,17 +8,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/oncemill/oncemill/examples/internal/shop"
-	"github.com/oncemill/oncemill/internal/testserver/natstest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -260,92 +255,4 @@ func TestServe_BrokenRelayEndsTheService(t *testing.T) {
 	if err := shop.Serve(t.Context(), l, http.NotFoundHandler(), func(context.Context) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
-}
-
-// addressSaid finds where a program listens in what it says.
-var addressSaid = regexp.MustCompile(`http://[^ /]+/orders`)
-
-// whileListening runs the example with -listen, calls do with its URL, and interrupts it.
-func whileListening(t *testing.T, do func(*shop.Client), args ...string) {
-	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	read, write := io.Pipe()
-	ended := make(chan int, 1)
-	go func() {
-		defer write.Close()
-		ended <- program{}.main(ctx, append(args, "-listen", "127.0.0.1:0"), io.Discard, write)
-	}()
-	var said bytes.Buffer
-	buffer := make([]byte, 1024)
-	for !addressSaid.Match(said.Bytes()) {
-		n, err := read.Read(buffer)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, &said)
-		}
-		said.Write(buffer[:n])
-	}
-	client := shop.NewClient(addressSaid.FindString(said.String()))
-	defer client.Close()
-	do(client)
-	stop()
-	rest, err := io.ReadAll(read)
-	if status := <-ended; err != nil || status != 0 || !strings.Contains(string(rest), "drained") {
-		t.Errorf("status %d, %v\n%s%s", status, err, &said, rest)
-	}
-}
-
-// posts posts an order, whose answers must have these statuses.
-func posts(t *testing.T, statuses ...int) func(*shop.Client) {
-	return func(l *shop.Client) {
-		for _, want := range statuses {
-			if status, err := l.Post(t.Context(), shop.Order{ID: "4711", Cents: 1200}.JSON()); err != nil || status != want {
-				t.Errorf("status %d, %v; want %d", status, err, want)
-			}
-		}
-	}
-}
-
-func TestOutbox_ListensUntilInterrupted(t *testing.T) {
-	t.Parallel()
-	whileListening(t, posts(t, http.StatusCreated, http.StatusOK), "-embedded")
-}
-
-// Copies of the service begin together at a deployment.
-func TestOutbox_CopiesThatBeginTogetherMakeTheirTables(t *testing.T) {
-	t.Parallel()
-	dsn := postgrestest.Shared(t).NewDatabase(t).DSN()
-	var copies sync.WaitGroup
-	for range 8 {
-		copies.Go(func() {
-			db, err := shop.OpenPostgres(t.Context(), dsn, "oncemill_together", table)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := db.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	copies.Wait()
-}
-
-func TestOutbox_ListensAgainOnTheSameServers(t *testing.T) {
-	t.Parallel()
-	db, servers := postgrestest.Shared(t).NewDatabase(t), natstest.Start(t)
-	args := []string{"-postgres", db.DSN(), "-nats", servers.URL()}
-	js := servers.JetStream()
-	// examples/nats keeps its stream: README lets both run on one server.
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "SHOP-demo", Subjects: []string{"shop.demo.orders"}}); err != nil {
-		t.Fatal(err)
-	}
-	whileListening(t, posts(t, http.StatusCreated), args...)
-	whileListening(t, func(l *shop.Client) {
-		posts(t, http.StatusOK)(l)
-		until(t, "one event, by whichever of the two relays", func() bool {
-			stream, err := js.Stream(t.Context(), "OUTBOX-demo")
-			return err == nil && stream.CachedInfo().State.Msgs == 1
-		})
-	}, args...)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer"
@@ -36,32 +37,31 @@ func (b Books) Balance() bool {
 		b.Charged+b.Declined == b.Payments && b.Receipts == b.Charged && b.Transfers == b.Charged
 }
 
-// facts are what is there, or should be, by what it is about.
-type facts map[string][]string
+// facts count what is there, as text, less what should be there.
+type facts map[string]int
 
-func (f facts) add(about string, fact any) { f[about] = append(f[about], fmt.Sprint(fact)) }
+func (f facts) add(n int, words ...any) { f[strings.TrimSuffix(fmt.Sprintln(words...), "\n")] += n }
 
-// wanted is what follows from the payments: each has two entries, one receipt and one transfer; or, if it is declined,
-// a dead letter alone.
-func wanted(all []planned) facts {
-	want, balances := facts{}, map[string]int64{}
+// takeWanted takes off what follows from the payments: each has two entries, one receipt and one transfer; or, if it is
+// declined, a dead letter alone.
+func (f facts) takeWanted(all []planned) {
+	balances := map[string]int64{}
 	for _, p := range all {
-		want.add("payment "+p.ID, p.payment)
+		f.add(-1, "payment", p.ID, p.Account, p.Merchant, p.Cents)
 		if p.luck == declined {
-			want.add("dead letter of "+p.ID, "one")
+			f.add(-1, "dead letter of", p.ID)
 			continue
 		}
-		want.add("entries of "+p.ID, entry{p.ID, p.Account, -p.Cents})
-		want.add("entries of "+p.ID, entry{p.ID, p.Merchant, p.Cents})
-		want.add("receipts of "+p.ID, receipt{p.ID, p.Cents})
-		want.add("transfers of "+p.ID, 1)
+		f.add(-1, "entry", p.ID, p.Account, -p.Cents)
+		f.add(-1, "entry", p.ID, p.Merchant, p.Cents)
+		f.add(-1, "receipt", p.ID, p.Cents)
+		f.add(-1, "transfer", p.ID)
 		balances[p.Account] -= p.Cents
 		balances[p.Merchant] += p.Cents
 	}
 	for account, cents := range balances {
-		want.add("balance of "+account, cents)
+		f.add(-1, "balance", account, cents)
 	}
-	return want
 }
 
 // A letter is a message as it lies in a stream.
@@ -71,73 +71,59 @@ type letter struct {
 }
 
 // closeBooks compares what is there with the plan.
-func closeBooks(all []planned, l *ledger, receipts, dead []letter, transfers map[string]int) Books {
-	b, found := Books{Payments: len(all)}, facts{}
-	for id, p := range l.payments {
-		found.add("payment "+id, p)
-	}
-	charged := map[string]bool{}
-	for _, e := range l.entries {
-		found.add("entries of "+e.payment, e)
-		charged[e.payment] = true
+func closeBooks(all []planned, ledger []string, receipts, dead []letter, transfers map[string]int) Books {
+	b, f, charged := Books{Payments: len(all)}, facts{}, map[string]bool{}
+	for _, line := range ledger {
+		f.add(1, line)
+		if words := strings.Fields(line); words[0] == "entry" {
+			charged[words[1]] = true
+		}
 	}
 	b.Charged = len(charged)
-	for account, cents := range l.balances {
-		found.add("balance of "+account, cents)
-	}
 	ids := map[string]string{}
 	for _, m := range receipts {
 		var r receipt
 		switch err := json.Unmarshal(m.data, &r); {
 		case err != nil:
-			found.add("receipts of nobody", m.data)
+			f.add(1, "receipt that is none", m.id)
 		case ids[m.id] == string(m.data):
 			b.ReceiptMore++
 		default:
-			found.add("receipts of "+r.Payment, r)
+			f.add(1, "receipt", r.Payment, r.Cents)
 		}
 		ids[m.id] = string(m.data)
 	}
 	b.Receipts = len(ids)
+	given := map[string]bool{}
 	for _, m := range dead {
-		p, err := parsePayment(m.data)
-		if about := "dead letter of " + p.ID; err != nil {
-			found.add("dead letters of others", m.data)
-		} else if found[about] == nil { // after a crash there may be a second copy
-			found.add(about, "one")
-			b.Declined++
+		switch p, err := parsePayment(m.data); {
+		case err != nil:
+			f.add(1, "dead letter that is no payment", m.id)
+		case !given[p.ID]: // after a crash there may be a second copy
+			given[p.ID] = true
+			f.add(1, "dead letter of", p.ID)
 		}
 	}
+	b.Declined = len(given)
 	for id, n := range transfers {
-		found.add("transfers of "+id, n)
+		f.add(n, "transfer", id)
 		b.Transfers += n
 	}
-	b.compare(found, wanted(all))
-	return b
-}
-
-// compare notes what differs.
-func (b *Books) compare(found, want facts) {
-	for about := range want {
-		if found[about] == nil {
-			found[about] = []string{}
-		}
-	}
-	for about, is := range found {
-		slices.Sort(is)
-		slices.Sort(want[about])
-		if !slices.Equal(is, want[about]) {
-			b.Mistakes = append(b.Mistakes, fmt.Sprintf("%s: %q, want %q", about, is, want[about]))
+	f.takeWanted(all)
+	for fact, n := range f {
+		if n != 0 {
+			b.Mistakes = append(b.Mistakes, fmt.Sprintf("%s: %+d", fact, n))
 		}
 	}
 	slices.Sort(b.Mistakes)
+	return b
 }
 
 // readBooks reads the ledger, the streams and what the API has done.
 func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *api) (b Books, err error) {
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
-	l, err := db.ledger(ctx)
+	ledger, err := db.facts(ctx)
 	letters := func(subject string) (found []letter) {
 		messages, e := shop.Messages(ctx, br.js, br.stream(), subject)
 		err = errors.Join(err, e)
@@ -152,7 +138,7 @@ func readBooks(ctx context.Context, all []planned, db *database, br *broker, a *
 	if err := errors.Join(err, err1, err2); err != nil {
 		return b, err
 	}
-	b = closeBooks(all, l, receipts, dead, a.transfers)
+	b = closeBooks(all, ledger, receipts, dead, a.transfers)
 	b.Messages, b.Deliveries, b.Redelivered, b.Calls = len(taken), charged, notified-b.Receipts, a.calls
 	for _, p := range all {
 		if p.luck == repeated {

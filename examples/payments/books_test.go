@@ -2,12 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 )
 
 // evidence is what books are made from.
 type evidence struct {
-	ledger   *ledger
+	ledger   []string
 	receipts []letter
 	dead     []letter
 	sent     map[string]int // transfers by payment
@@ -26,10 +27,9 @@ func receiptOf(id string, cents int64) []byte {
 // rightEvidence is that of two payments, one of them declined.
 func rightEvidence() evidence {
 	return evidence{
-		ledger: &ledger{
-			payments: map[string]payment{"p1": twoPlanned[0].payment, "p2": twoPlanned[1].payment},
-			entries:  []entry{{"p1", "ann", -10}, {"p1", "shop", 10}},
-			balances: map[string]int64{"ann": -10, "shop": 10},
+		ledger: []string{
+			"payment p1 ann shop 10", fmt.Sprint("payment p2 bob shop ", limit+1),
+			"entry p1 ann -10", "entry p1 shop 10", "balance ann -10", "balance shop 10",
 		},
 		receipts: []letter{{"r1", receiptOf("p1", 10)}, {"r1", receiptOf("p1", 10)}},
 		dead:     []letter{{"d2", twoPlanned[1].JSON()}},
@@ -49,17 +49,17 @@ func TestBooks_CopiesDoNoHarm(t *testing.T) {
 func TestBooks_EachMistakeShows(t *testing.T) {
 	t.Parallel()
 	for name, mistake := range map[string]func(*evidence){
-		"the service forgot a payment":       func(e *evidence) { delete(e.ledger.payments, "p2") },
-		"the service changed a payment":      func(e *evidence) { e.ledger.payments["p1"] = payment{ID: "p1", Account: "eve"} },
-		"not booked":                         func(e *evidence) { e.ledger.entries = nil },
-		"booked twice":                       func(e *evidence) { e.ledger.entries = append(e.ledger.entries, e.ledger.entries...) },
-		"half booked":                        func(e *evidence) { e.ledger.entries = e.ledger.entries[:1] },
-		"booked to another account":          func(e *evidence) { e.ledger.entries[0].account = "eve" },
-		"another amount":                     func(e *evidence) { e.ledger.entries[1].cents++ },
-		"declined, but booked":               func(e *evidence) { e.ledger.entries = append(e.ledger.entries, entry{"p2", "bob", -1}) },
-		"nobody sent it":                     func(e *evidence) { e.ledger.entries = append(e.ledger.entries, entry{"p3", "bob", -1}) },
-		"a balance differs":                  func(e *evidence) { e.ledger.balances["ann"]++ },
-		"a balance of nobody":                func(e *evidence) { e.ledger.balances["eve"] = 0 },
+		"the service forgot a payment":       func(e *evidence) { e.ledger = append(e.ledger[:1], e.ledger[2:]...) },
+		"the service changed a payment":      func(e *evidence) { e.ledger[0] = "payment p1 eve shop 10" },
+		"not booked":                         func(e *evidence) { e.ledger = append(e.ledger[:2], e.ledger[4:]...) },
+		"booked twice":                       func(e *evidence) { e.ledger = append(e.ledger, e.ledger[2:4]...) },
+		"half booked":                        func(e *evidence) { e.ledger = append(e.ledger[:3], e.ledger[4:]...) },
+		"booked to another account":          func(e *evidence) { e.ledger[2] = "entry p1 eve -10" },
+		"another amount":                     func(e *evidence) { e.ledger[3] = "entry p1 shop 11" },
+		"declined, but booked":               func(e *evidence) { e.ledger = append(e.ledger, "entry p2 bob -1") },
+		"nobody sent it":                     func(e *evidence) { e.ledger = append(e.ledger, "entry p3 bob -1") },
+		"a balance differs":                  func(e *evidence) { e.ledger[4] = "balance ann -9" },
+		"a balance of nobody":                func(e *evidence) { e.ledger = append(e.ledger, "balance eve 0") },
 		"no receipt":                         func(e *evidence) { e.receipts = nil },
 		"a receipt of another amount":        func(e *evidence) { e.receipts = []letter{{"r1", receiptOf("p1", 11)}} },
 		"two receipts of one ID":             func(e *evidence) { e.receipts[1].data = receiptOf("p1", 11) },

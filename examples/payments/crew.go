@@ -72,21 +72,16 @@ func (o options) consume(ctx context.Context, tamper func(options, *database)) (
 	defer closing()
 	b.pub = shop.ForgetTenth(b.pub)
 	shop.Say(os.Stdout, ready)
-	var cleaning sync.WaitGroup
-	defer cleaning.Wait()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	cleaning.Go(func() { _ = db.Leased.RunCleaning(ctx) })
 	client := newClient()
 	defer client.CloseIdleConnections()
-	notified := make(chan error, 1)
-	go func() {
-		defer stop()
-		notified <- b.work(ctx, o, db.Leased, notify, b.receipts(), callAPI(client, o.API))
-	}()
-	err = b.work(ctx, o, db.Inbox, charge, b.payments(), bookPayment(db, b.receipts()))
-	stop()
-	return errors.Join(err, <-notified)
+	ctx, drain := context.WithCancel(ctx)
+	return shop.Each(context.WithoutCancel(ctx), 2, 2, func(_ context.Context, i int) error {
+		defer drain() // if one breaks, the other ends too
+		if i == 0 {
+			return b.work(ctx, o, db.Inbox, charge, b.payments(), bookPayment(db, b.receipts()))
+		}
+		return b.work(ctx, o, db.Leased, notify, b.receipts(), callAPI(client, o.API))
+	})
 }
 
 // A process is a consumer in a process of its own.
@@ -98,18 +93,13 @@ type process struct {
 	err    error // of its end
 }
 
-// kill ends the process at once (SIGKILL), and waits for its end.
-func (p *process) kill() {
+// leave lets the process finish its work for so long, and then kills it (SIGKILL).
+func (p *process) leave(within time.Duration) error {
 	p.leaves.Store(true)
-	_ = p.cmd.Process.Kill() // fails only if it has ended
-	<-p.ended
-}
-
-// drain lets the process finish its work. It must end well, and in time.
-func (p *process) drain() error {
-	p.leaves.Store(true)
-	_ = p.stdin.Close() // fails only if it has ended
-	late := time.AfterFunc(closeTime, func() { _ = p.cmd.Process.Kill() })
+	if within > 0 {
+		_ = p.stdin.Close() // fails only if it has ended
+	}
+	late := time.AfterFunc(within, func() { _ = p.cmd.Process.Kill() })
 	defer late.Stop()
 	<-p.ended
 	return p.err
@@ -188,7 +178,7 @@ func (c *crew) kill(ctx context.Context, inAll int) error {
 			return err
 		}
 		i := c.rng.IntN(len(c.all))
-		c.all[i].kill()
+		_ = c.all[i].leave(0)
 		p, err := c.start(ctx)
 		if err != nil {
 			return err
@@ -198,13 +188,13 @@ func (c *crew) kill(ctx context.Context, inAll int) error {
 	return nil
 }
 
-// dismiss lets all processes drain.
-func (c *crew) dismiss(ctx context.Context) error {
-	return shop.Each(ctx, len(c.all), len(c.all), func(_ context.Context, i int) error { return c.all[i].drain() })
+// dismiss lets all processes finish their work for so long: they must end well, and in time.
+func (c *crew) dismiss(ctx context.Context, within time.Duration) error {
+	return shop.Each(ctx, len(c.all), 3, func(_ context.Context, i int) error { return c.all[i].leave(within) })
 }
 
 func (c *crew) killAll() {
 	for _, p := range c.all {
-		p.kill()
+		_ = p.leave(0) // it says that it was killed
 	}
 }

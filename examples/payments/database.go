@@ -1,10 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
-	"errors"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -79,16 +78,15 @@ func insertPayment(ctx context.Context, tx *sql.Tx, p payment) (inserted bool, e
 
 // book writes the ledger, in the transaction that ctx carries.
 func (d *database) book(ctx context.Context, p payment) error {
-	lines := []entry{{p.ID, p.Account, -p.Cents}, {p.ID, p.Merchant, p.Cents}}
-	slices.SortFunc(lines, func(a, b entry) int { return cmp.Compare(a.account, b.account) }) // against deadlocks
-	for _, e := range lines {
+	cents := map[string]int64{p.Account: -p.Cents, p.Merchant: p.Cents}
+	for _, account := range slices.Sorted(maps.Keys(cents)) { // in one order, against deadlocks
 		err := d.Exec(ctx, `INSERT INTO entries (payment, account, cents) VALUES ($1, $2, $3)`,
-			e.payment, e.account, e.cents)
+			p.ID, account, cents[account])
 		if err != nil {
 			return err
 		}
 		err = d.Exec(ctx, `INSERT INTO balances (account, cents) VALUES ($1, $2)
-			ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, e.account, e.cents)
+			ON CONFLICT (account) DO UPDATE SET cents = balances.cents + excluded.cents`, account, cents[account])
 		if err != nil {
 			return err
 		}
@@ -96,47 +94,22 @@ func (d *database) book(ctx context.Context, p payment) error {
 	return nil
 }
 
-// A ledger is what the books are made from.
-type ledger struct {
-	payments map[string]payment // by ID
-	entries  []entry
-	balances map[string]int64 // by account
-}
-
-// An entry is one line of the double-entry ledger.
-type entry struct {
-	payment, account string
-	cents            int64
-}
-
-// ledger returns everything that is committed. Nobody writes any more.
-func (d *database) ledger(ctx context.Context) (*ledger, error) {
-	l := &ledger{payments: map[string]payment{}, balances: map[string]int64{}}
-	var p payment
-	var e entry
-	var account string
-	var cents int64
-	return l, errors.Join(
-		d.each(ctx, `SELECT id, account, merchant, cents FROM payments`,
-			[]any{&p.ID, &p.Account, &p.Merchant, &p.Cents}, func() { l.payments[p.ID] = p }),
-		d.each(ctx, `SELECT payment, account, cents FROM entries`,
-			[]any{&e.payment, &e.account, &e.cents}, func() { l.entries = append(l.entries, e) }),
-		d.each(ctx, `SELECT account, cents FROM balances`,
-			[]any{&account, &cents}, func() { l.balances[account] = cents }),
-	)
-}
-
-func (d *database) each(ctx context.Context, query string, into []any, do func()) error {
-	rows, err := d.SQL.QueryContext(ctx, query)
+// facts are all rows of the example's tables that are committed, as text.
+func (d *database) facts(ctx context.Context) (facts []string, err error) {
+	rows, err := d.SQL.QueryContext(ctx, `
+		SELECT 'payment ' || id || ' ' || account || ' ' || merchant || ' ' || cents FROM payments
+		UNION ALL SELECT 'entry ' || payment || ' ' || account || ' ' || cents FROM entries
+		UNION ALL SELECT 'balance ' || account || ' ' || cents FROM balances`)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		if err := rows.Scan(into...); err != nil {
-			return err
+		var fact string
+		if err := rows.Scan(&fact); err != nil {
+			return nil, err
 		}
-		do()
+		facts = append(facts, fact)
 	}
-	return rows.Err()
+	return facts, rows.Err()
 }

@@ -129,11 +129,11 @@ func (o options) conduct(ctx context.Context, dir string, out io.Writer) (b Book
 		return b, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	before, err := db.ledger(ctx)
+	before, err := db.facts(ctx)
 	if err != nil {
 		return b, err
 	}
-	if len(before.payments) > 0 { // nobody has sent them, the books would say; they are not this run's to remove
+	if len(before) > 0 { // nobody has sent them, the books would say; they are not this run's to remove
 		return b, errors.New("the database has payments of another run: want a new file for -sqlite, or another -keep")
 	}
 	if o.Keep == "" {
@@ -203,10 +203,10 @@ func (o options) play(ctx context.Context, db *database, br *broker, out io.Writ
 		return b, err
 	}
 	shop.Say(out, "all payments have an answer; waiting until every message is acknowledged\n")
-	if err := settled(ctx, db, br); err != nil {
+	if err := shop.Settled(ctx, db.Box, br.js, br.stream(), charge, notify); err != nil {
 		return b, err
 	}
-	if err := c.dismiss(ctx); err != nil {
+	if err := c.dismiss(ctx, closeTime); err != nil {
 		return b, err
 	}
 	b, err = readBooks(ctx, all, db, br, api)
@@ -239,22 +239,4 @@ func pay(ctx context.Context, client *shop.Client, br *broker, p planned) error 
 		return err
 	}
 	return br.repeat(ctx, p.payment)
-}
-
-// settled waits until everything is published, everything published is acknowledged, and still so a moment later. When
-// it cannot be told, as servers may be away, something is under way.
-func settled(ctx context.Context, db *database, br *broker) error {
-	quiet := 0
-	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
-		quiet++
-		for _, durable := range []string{charge, notify} { // in the order in which work flows
-			if stats, err := db.Box.Stats(ctx); err != nil || stats.Pending > 0 {
-				quiet = 0
-			}
-			if rest, _, err := shop.AtRest(ctx, br.js, br.stream(), durable); err != nil || !rest {
-				quiet = 0
-			}
-		}
-		return quiet == 3, nil
-	})
 }

@@ -74,24 +74,6 @@ func (b *broker) publishCopy(ctx context.Context, o order) error {
 	return err
 }
 
-// rest waits until the outbox is empty and every stack has acknowledged all there is, and still so a moment later. When
-// it cannot be told, something is under way.
-func (b *broker) rest(ctx context.Context, s *store) error {
-	quiet := 0
-	return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) {
-		quiet++
-		if stats, err := s.box.Stats(ctx); err != nil || stats.Pending > 0 {
-			quiet = 0
-		}
-		for _, name := range stacks {
-			if rest, _, err := shop.AtRest(ctx, b.js, b.names.stream(), name); err != nil || !rest {
-				quiet = 0
-			}
-		}
-		return quiet == 5, nil
-	})
-}
-
 // close removes what a temporary run has stored at the broker.
 func (b *broker) close() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -157,7 +157,7 @@ func play(ctx context.Context, o options, out io.Writer) (all report, err error)
 
 	// When nothing is under way any more, the books are closed.
 	shop.Say(out, "  placed %d; waiting until every message is acknowledged\n", len(orders))
-	if err := b.rest(ctx, s); err != nil {
+	if err := shop.Settled(ctx, s.box, b.js, b.names.stream(), stacks...); err != nil {
 		return nil, err
 	}
 	claims, err := observe.Claims(ctx, metrics)

@@ -49,13 +49,8 @@ type Box interface {
 	Wake()
 }
 
-// makeTables makes what is missing: the tables of the outbox, of the store, and those of the example.
-func (d *Database) makeTables(ctx context.Context, tables ...string) error {
-	for _, table := range tables {
-		if _, err := d.SQL.ExecContext(ctx, table); err != nil {
-			return err
-		}
-	}
+// migrate makes what is missing of the outbox and the store.
+func (d *Database) migrate(ctx context.Context) error {
 	if err := errors.Join(d.Box.Migrate(ctx), d.Leased.Migrate(ctx)); err != nil {
 		return err
 	}
@@ -111,7 +106,7 @@ func OpenPostgres(ctx context.Context, url, schema string, tables ...string) (_ 
 	if err := createTables(ctx, pool, schema, tables); err != nil {
 		return nil, NoServer("postgres", Redacted(url), err)
 	}
-	return d, d.makeTables(ctx)
+	return d, d.migrate(ctx)
 }
 
 // createTables lets processes that begin together take turns: to PostgreSQL, IF NOT EXISTS is no promise about what
@@ -159,7 +154,12 @@ func OpenSQLite(ctx context.Context, file string, tables ...string) (*Database, 
 	d.Publish = func(ctx context.Context, messages ...producer.Message) error {
 		return box.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
 	}
-	if err := d.makeTables(ctx, tables...); err != nil {
+	for _, table := range tables {
+		if _, err := db.ExecContext(ctx, table); err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+	}
+	if err := d.migrate(ctx); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	return d, nil

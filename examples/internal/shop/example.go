@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -124,31 +123,36 @@ func (e Example) run(ctx context.Context, o Options, dir string, out io.Writer) 
 // play runs the producer, and one consumer after another: the first is stopped in the middle.
 func play(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, orders []Order, out io.Writer) error {
 	Say(out, "%d orders; the consumer restarts half way\n", len(orders))
-	var produced atomic.Bool
-	half := func() bool { return bank.charged() >= len(orders)/2 }
-	rest := func() bool {
-		if !produced.Load() {
-			return false
-		}
-		rest, err := br.AtRest(ctx)
-		return rest && err == nil
+	half := len(orders) / 2
+	err := consuming(ctx, br, store, bank, func(ctx context.Context) error { return produce(ctx, br, orders[:half]) })
+	if err != nil {
+		return err
 	}
-	return Each(ctx, 2, 2, func(ctx context.Context, i int) error {
-		if i == 0 {
-			err := produce(ctx, br, orders, out)
-			produced.Store(true)
+	Say(out, "the consumer has drained and stopped; the next one starts\n")
+	return consuming(ctx, br, store, bank, func(ctx context.Context) error {
+		if err := produce(ctx, br, orders[half:]); err != nil {
 			return err
 		}
-		if err := consumeUntil(ctx, br, store, bank, half); err != nil {
+		// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this,
+		// as in production they are shorter than the retries of people, phones and outboxes.
+		if err := Pause(ctx, 400*time.Millisecond); err != nil {
 			return err
 		}
-		Say(out, "the consumer has drained and stopped; the next one starts\n")
-		return consumeUntil(ctx, br, store, bank, rest)
+		var again []Order // as by a producer that missed the acknowledgement
+		for i := 0; i < len(orders); i += placedAgain {
+			again = append(again, orders[i])
+		}
+		if err := produce(ctx, br, again); err != nil {
+			return err
+		}
+		return Poll(ctx, 50*time.Millisecond, func() (bool, error) {
+			rest, err := br.AtRest(ctx)
+			return rest && err == nil, nil
+		})
 	})
 }
 
-// produce places the orders, and some of them again, as a producer does that missed the acknowledgement.
-func produce(ctx context.Context, br Broker, orders []Order, out io.Writer) error {
+func produce(ctx context.Context, br Broker, orders []Order) error {
 	for i, o := range orders {
 		if err := Pause(ctx, 4*time.Millisecond); err != nil {
 			return err
@@ -156,25 +160,14 @@ func produce(ctx context.Context, br Broker, orders []Order, out io.Writer) erro
 		if err := br.Place(ctx, o); err != nil {
 			return fmt.Errorf("stopped at order %d of %d: %w", i, len(orders), err)
 		}
-		if i%250 == 249 {
-			Say(out, "placed %d\n", i+1)
-		}
-	}
-	// Brokers have windows of their own in which they drop repetitions. In the examples they are shorter than this, as
-	// in production they are shorter than the retries of people, phones and outboxes.
-	if err := Pause(ctx, 400*time.Millisecond); err != nil {
-		return err
-	}
-	for i := 0; i < len(orders); i += placedAgain {
-		if err := br.Place(ctx, orders[i]); err != nil {
-			return fmt.Errorf("stopped at placing order %d again: %w", i, err)
-		}
 	}
 	return nil
 }
 
-// consumeUntil runs one consumer until the condition is met, and lets it drain.
-func consumeUntil(ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, met func() bool) error {
+// consuming runs a consumer while do runs, and lets it drain.
+func consuming(
+	ctx context.Context, br Broker, store dedupstore.Store, bank *Bank, do func(context.Context) error,
+) error {
 	work, drain := context.WithCancelCause(ctx)
 	ended := make(chan error, 1)
 	go func() {
@@ -182,7 +175,7 @@ func consumeUntil(ctx context.Context, br Broker, store dedupstore.Store, bank *
 		drain(errors.Join(errors.New("the consumer ended"), err))
 		ended <- err
 	}()
-	err := Poll(work, 50*time.Millisecond, func() (bool, error) { return met(), nil })
+	err := do(work)
 	drain(nil)
 	return errors.Join(err, <-ended)
 }

@@ -3,8 +3,7 @@ package shop
 import (
 	"context"
 	"errors"
-	"hash/fnv"
-	"sync"
+	"sync/atomic"
 
 	"github.com/oncemill/oncemill/producer"
 )
@@ -16,13 +15,10 @@ type Forgetful struct {
 	Loses func(ctx context.Context, id string) bool
 }
 
-// ForgetTenth loses the acknowledgement of one message in ten, once. It is safe for concurrent use.
+// ForgetTenth loses every tenth acknowledgement. It is safe for concurrent use.
 func ForgetTenth(pub producer.Publisher) *Forgetful {
-	var lost sync.Map
-	return &Forgetful{pub, func(_ context.Context, id string) bool {
-		_, again := lost.LoadOrStore(id, true)
-		return number(id)%10 == 0 && !again
-	}}
+	var n atomic.Int64
+	return &Forgetful{pub, func(context.Context, string) bool { return n.Add(1)%10 == 0 }}
 }
 
 // Publish implements producer.Publisher.
@@ -41,11 +37,4 @@ func (f *Forgetful) Publish(ctx context.Context, messages ...producer.Message) e
 		return nil
 	}
 	return &producer.PublishError{Failures: failures}
-}
-
-// number makes a number of a text.
-func number(s string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(s)) // never fails
-	return h.Sum64()
 }

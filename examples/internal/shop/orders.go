@@ -83,10 +83,3 @@ func (b *Bank) Charge(ctx context.Context, _ string, o Order) error {
 	b.charges[o.ID]++
 	return nil
 }
-
-// charged is how many orders were charged.
-func (b *Bank) charged() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.charges)
-}

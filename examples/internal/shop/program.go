@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
 
 // Main runs an example as a program, and returns its exit status: 0 if its books balance, 1 if they do not or something
@@ -106,16 +106,11 @@ func Redacted(address string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// quiet keeps libraries from logging, once: go-redis does not expect it while it works.
+// quiet keeps libraries from logging.
 var quiet = sync.OnceFunc(func() {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	redis.SetLogger(silent{})
+	logging.Disable() // of go-redis, which expects it before the first client
 })
-
-// silent is a logger of go-redis.
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
 
 var saying sync.Mutex
 
@@ -168,25 +163,21 @@ func Finish(ctx context.Context, err *error, end func(context.Context) error) {
 	*err = errors.Join(*err, end(ctx))
 }
 
-// Each calls do for 0 to n-1, by so many workers at once, until one call fails.
-func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i int) error) error {
+// Each calls do for 0 to n-1, so many at once, until one call fails.
+func Each(ctx context.Context, n, atOnce int, do func(ctx context.Context, i int) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	next := make(chan int)
 	var all sync.WaitGroup
-	for range workers {
+	slots := make(chan struct{}, atOnce)
+	for i := 0; i < n && ctx.Err() == nil; i++ {
+		slots <- struct{}{}
 		all.Go(func() {
-			for i := range next {
-				if err := do(ctx, i); err != nil {
-					stop(err)
-				}
+			if err := do(ctx, i); err != nil {
+				stop(err)
 			}
+			<-slots
 		})
 	}
-	for i := 0; i < n && ctx.Err() == nil; i++ {
-		next <- i
-	}
-	close(next)
 	all.Wait()
 	return context.Cause(ctx)
 }

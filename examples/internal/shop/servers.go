@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // AnswerTime is how long a server has to answer at the start.
@@ -92,6 +93,27 @@ func AtRest(
 	}
 	info := cons.CachedInfo()
 	return info.NumPending == 0 && info.NumAckPending == 0, int(info.Delivered.Consumer), nil
+}
+
+// Settled waits until the outbox is empty, the durable consumers have acknowledged all there is, and still so a moment
+// later. Name them in the order in which work flows. When it cannot be told, as servers may be away, something is under
+// way.
+func Settled(
+	ctx context.Context, box outbox.Inspector, js jetstream.JetStream, stream string, durables ...string,
+) error {
+	quiet := 0
+	return Poll(ctx, 100*time.Millisecond, func() (bool, error) {
+		quiet++
+		for _, durable := range durables {
+			if stats, err := box.Stats(ctx); err != nil || stats.Pending > 0 {
+				quiet = 0
+			}
+			if rest, _, err := AtRest(ctx, js, stream, durable); err != nil || !rest {
+				quiet = 0
+			}
+		}
+		return quiet == 5, nil
+	})
 }
 
 // OpenRedis opens a store in Redis. Call the function when it is not used any more.

@@ -68,8 +68,8 @@ func TestBank_ChargesOnlyWhenItSaysSo(t *testing.T) {
 			}
 		}
 	}
-	if bank.charged() != charged || charged+declined != 100 || timeouts == 0 || declined == 0 {
-		t.Errorf("%d charged, %d declined, %d timeouts; the bank has charged %d", charged, declined, timeouts, bank.charged())
+	if len(bank.charges) != charged || charged+declined != 100 || timeouts == 0 || declined == 0 {
+		t.Errorf("%d charged, %d declined, %d timeouts; the bank has charged %d", charged, declined, timeouts, len(bank.charges))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
