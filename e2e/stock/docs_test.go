@@ -13,7 +13,7 @@ import (
 const glance = "| | natsjs "
 
 var (
-	folderRE = regexp.MustCompile("[Tt]ests in `([a-z/]+)`")
+	folderRE = regexp.MustCompile("[Tt]ests in `([a-z0-9/]+)`")
 	nameRE   = regexp.MustCompile("`(Test\\w+)`")
 	funcRE   = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 )
