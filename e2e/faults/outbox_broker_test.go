@@ -22,7 +22,7 @@ func TestOutbox_LeaderKilledWhilePublishingLosesNothing(t *testing.T) {
 	cluster := newNATSCluster(t)
 	db := postgrestest.Shared(t).NewDatabase(t)
 	cfg := shortLease()
-	cfg.PublishTimeout, cfg.Lease = 2*time.Second, 4*time.Second
+	cfg.PublishTimeout, cfg.Lease = 2*time.Second, 6*time.Second
 	m := newMint(t, db.DSN(), cluster.URLs(), cluster.JetStream(), jetstream.StreamConfig{Replicas: 3}, true, cfg)
 	relays := m.startAll(full(3, 2))
 	messages, kills := full(15_000, 600), full(8, 1)

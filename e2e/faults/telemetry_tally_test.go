@@ -272,7 +272,7 @@ func (t *tally) once(tt *testing.T, p *consumer.Processor, id, content string, i
 	if id != "" {
 		header[producer.HeaderID] = id
 	}
-	d := p.Process(ctx, consumer.Delivery{Topic: "orders", System: "nats", Header: header, Count: 1 + i%2, Payload: []byte(content)}, handle)
+	d := p.Process(ctx, consumer.Delivery{Handler: "charge", Topic: "orders", System: "nats", Header: header, Count: 1 + i%2, Payload: []byte(content)}, handle)
 	t.answered(e, d)
 	return d
 }
@@ -317,12 +317,12 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 	for i := range 2 {
 		e := &errand{id: fmt.Sprintf("bypassed %d", i)}
 		d := open.Process(context.WithValue(tt.Context(), errandKey{}, e), consumer.Delivery{
-			Topic: "orders", Header: producer.Header{producer.HeaderID: e.id},
+			Handler: "charge", Topic: "orders", Header: producer.Header{producer.HeaderID: e.id},
 		}, func(context.Context) error { t.ran(""); return nil })
 		t.answered(e, d)
 	}
 	bypass := newProcessor(store, func(c *consumer.Config) { c.Group, c.Policy.MissingID = "bypasses", oncemill.MissingIDBypass })
-	d := bypass.Process(context.WithValue(tt.Context(), errandKey{}, &errand{}), consumer.Delivery{Topic: "orders"},
+	d := bypass.Process(context.WithValue(tt.Context(), errandKey{}, &errand{}), consumer.Delivery{Handler: "charge", Topic: "orders"},
 		func(context.Context) error { t.ran(""); return nil })
 	t.answered(&errand{}, d)
 }
