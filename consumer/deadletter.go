@@ -250,7 +250,7 @@ func (p *Processor) undeliverable(ctx context.Context, d Delivery, original, out
 	sum := sha256.Sum256(d.Payload)
 	parts := []string{p.config.Tenant, p.config.Group, d.Handler, d.Topic, p.config.DeadLetterTopic, outcome, original,
 		string(sum[:])}
-	// what else tells messages without an ID apart, of which many may have one content, as tombstones
+	// Many messages without an ID may have one content, as tombstones do: position and key tell them apart.
 	if original == "" {
 		parts = append(parts, d.Position, d.Header.Get(producer.HeaderKey))
 	}

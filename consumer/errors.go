@@ -38,9 +38,9 @@ func (e *ContentError) Error() string {
 // Unwrap returns what could not be read.
 func (e *ContentError) Unwrap() error { return e.Err }
 
-// ErrOwnDeadLetter says that a dead letter came to the handler that had given its message up, or that had given up the
-// message of which it is a dead letter's dead letter. The handler did not run. The delivery is acknowledged, if it came
-// from elsewhere than DeadLetterTopic when it is there again; where there are no DeadLetters it comes again.
+// ErrOwnDeadLetter says that a dead letter came to the handler that made it, or that made the dead letter behind it.
+// The handler did not run. With DeadLetters the delivery is acknowledged; if it came from another topic than
+// DeadLetterTopic, it is published there first. Without DeadLetters it is delivered again.
 var ErrOwnDeadLetter = errors.New("consumer: a dead letter came to its own handler")
 
 // ErrGuardedTwice says that one delivery entered a guard twice: the middleware was added to the Router and to the

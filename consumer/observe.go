@@ -15,7 +15,7 @@ import (
 type TraceMode string
 
 // How the span of a delivery belongs to the trace of its message. Either way it has a link to where the message was
-// made, and a span that the context has already, as of a tracing middleware outside, is its parent.
+// made. If the context has a span already, such as that of a tracing middleware, that span is its parent.
 const (
 	TraceParent TraceMode = "parent" // it is part of the message's trace
 	TraceLink   TraceMode = "link"   // it begins a trace of its own
@@ -143,7 +143,7 @@ func interrupted(ctx context.Context, err error) bool {
 	return cause != nil && errors.Is(err, cause) && !errors.Is(cause, context.DeadlineExceeded)
 }
 
-// handlerFailure says of which kind a handler's error is. It looks through wrapped errors from the outside, as the
+// handlerFailure returns the kind of a handler's error. It looks through wrapped errors from the outside, as the
 // guard does, but not into those of other guards.
 func handlerFailure(err error) telemetry.Failure {
 	if err == nil {

@@ -10,9 +10,9 @@ import (
 // must not acknowledge the message on the strength of its own run.
 var ErrClaimLost = errors.New("dedupstore: claim lost")
 
-// ErrFull says that a bounded store has no room for a new key. Nothing was forgotten to make room; keys that are known
-// can still be settled, but for those of a database whose disk is full, of which Settle may return it, too: then
-// nothing was settled, and a smaller settlement may find room.
+// ErrFull says that a bounded store has no room for a new key. The store has forgotten nothing to make room, and known
+// keys can still be settled. Settle returns ErrFull only where a database's disk is full: then nothing was settled, and
+// a smaller settlement may find room.
 var ErrFull = errors.New("dedupstore: store is full")
 
 // ErrNotDurable says that a claim was granted, but not made as durable as the store is told to make claims, and was

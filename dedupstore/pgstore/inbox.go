@@ -28,7 +28,7 @@ type run struct {
 	store *Store
 	claim dedupstore.Claim
 	id    []byte
-	token string       // names the transaction, if it is to be barred
+	token string       // names the transaction for those who bar it
 	ours  bool         // the claim was granted here, and this is its first transaction: no need to look
 	used  atomic.Bool  // the handler has made a statement
 	calls sync.RWMutex // calls of the handler hold it for reading; locked when they may not begin

@@ -52,7 +52,7 @@ func (c *clock) learn(time uint64, sent, came time.Time) {
 	}
 }
 
-// known tells whether claims can be stamped now. From time to time it says no to one caller, who is to take a sample.
+// known tells whether claims can be stamped now. From time to time it says no to one caller, which then takes a sample.
 // It says no as well when this machine's clocks disagree about the age of the last one: a machine that sleeps stops
 // one.
 func (c *clock) known(now time.Time) bool {
