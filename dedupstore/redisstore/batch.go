@@ -14,17 +14,14 @@ import (
 func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results, replicas := make([]dedupstore.ClaimResult, len(requests)), make([]acknowledged, len(requests))
 	ready := s.ready.pass(ctx, s.check)
-	times := make(map[dedupstore.Key]int, len(requests))
-	for _, r := range requests {
-		times[r.Key]++
-	}
+	several := several(requests)
 	ops := make([]*operation, len(requests))
 	for i, r := range requests {
 		if err := r.Validate(); err != nil {
 			results[i].Err = err
 		} else if ready != nil {
 			results[i].Err = ready
-		} else if times[r.Key] > 1 { // in order, so none of them in a second pipeline
+		} else if several[r.Key] { // in order, so none of them in a second pipeline
 			ops[i] = s.claimOperation(r)
 		} else {
 			ops[i] = s.firstOperation(ctx, r)
@@ -35,6 +32,19 @@ func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []
 	}
 	s.confirm(ctx, results, replicas)
 	return results
+}
+
+// several returns the keys of more than one request.
+func several(requests []dedupstore.Request) map[dedupstore.Key]bool {
+	if len(requests) == 1 {
+		return nil
+	}
+	several := make(map[dedupstore.Key]bool, len(requests))
+	for _, r := range requests {
+		_, known := several[r.Key]
+		several[r.Key] = known
+	}
+	return several
 }
 
 // ask sends claims and reads their answers. It returns those that have to be asked again, by script; nil: none.

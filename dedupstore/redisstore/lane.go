@@ -206,7 +206,7 @@ func (l *lane) exec(ctx context.Context, ops []*operation) {
 	l.send(ctx, ops, false)
 	var again []*operation
 	for _, op := range ops {
-		if op.err != nil {
+		if op.err != nil && op.err != redis.Nil { //nolint:errorlint // what says no key is there is never wrapped
 			switch {
 			case redis.HasErrorPrefix(op.err, "NOSCRIPT"):
 				again = append(again, op)
@@ -269,7 +269,7 @@ func unsaid(failed error) error {
 // learn takes the server's time from the reply of a claim script, if there is one.
 func (l *lane) learn(ops []*operation, sent time.Time) {
 	for _, op := range ops {
-		if op.script == claimScript && op.stamped == nil && op.err == nil {
+		if op.script == claimScript && !op.plain && op.err == nil {
 			if now, ok := timeOf(op.reply); ok {
 				l.clock.learn(now, sent, time.Now())
 			}

@@ -13,11 +13,13 @@ import (
 // An operation is one run of a script, or a plain claim.
 type operation struct {
 	script  *script
-	name    string   // of the record
-	args    []any    // of the command that runs the script
-	size    int      // how many bytes of strings it sends
-	queues  bool     // its caller waits no longer than his context, whatever the client does
-	stamped *stamped // of a plain claim; nil: it is none
+	name    string  // of the record
+	args    []any   // of the command that runs the script
+	space   [7]any  // that most args fit in
+	size    int     // how many bytes of text it sends
+	queues  bool    // its caller waits no longer than his context, whatever the client does
+	plain   bool    // it is a plain claim
+	stamped stamped // its record
 	cmd     *redis.StringCmd
 
 	reply        string
@@ -49,9 +51,9 @@ const packedSize = 160
 func (s *Store) operation(script *script, key dedupstore.Key, args ...any) *operation {
 	op := &operation{script: script, name: s.name(key)}
 	op.size = len(op.name)
-	op.args = append(append(make([]any, 0, 4+len(args)), "evalsha", script.sha, 1, op.name), args...)
+	op.args = append(append(op.space[:0], "evalsha", script.sha, 1, op.name), args...)
 	for _, arg := range args {
-		if text, ok := arg.(string); ok {
+		if text, ok := arg.([]byte); ok {
 			op.size += len(text)
 		}
 	}

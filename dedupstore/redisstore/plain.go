@@ -54,19 +54,18 @@ func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
 	b = appendDigits(b, 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op := s.operation(s.scripts.claim, r.Key)
-	op.stamped = &stamped{
+	op := &operation{script: s.scripts.claim, name: s.name(r.Key), plain: true}
+	op.stamped = stamped{
 		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
 		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
 	}
-	op.args = []any{"set", op.name, op.stamped, "nx", "get", "px", &op.stamped.keep}
-	op.size += len(b)
+	op.args = append(op.space[:0], "set", op.name, &op.stamped, "nx", "get", "px", &op.stamped.keep)
+	op.size = len(op.name) + len(b)
 	return op
 }
 
 // plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
 func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
-	var refused redis.Error
 	switch {
 	case errors.Is(op.err, redis.Nil):
 		if op.stamped.times != 1 { // written again: which of the stamps is in the record?
@@ -74,7 +73,7 @@ func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.A
 		}
 		claim := claimOf(r, op.stamped.fence, 1, 0)
 		return dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claim}, true, nil
-	case errors.As(op.err, &refused): // memory is full, or the key is something else: the script says it better
+	case refused(op.err): // memory is full, or the key is something else: the script says it better
 		return a, false, nil
 	case op.err != nil:
 		return a, true, op.failure()
@@ -84,6 +83,12 @@ func (s *Store) plainAnswer(r dedupstore.Request, op *operation) (a dedupstore.A
 		a, known = rec.answer(r, op.stamped.clock)
 	}
 	return a, known, nil // the script says what is not known better
+}
+
+// refused tells whether an error is the server's.
+func refused(err error) bool {
+	var answer redis.Error
+	return err != nil && errors.As(err, &answer)
 }
 
 // answer is what a record that is done answers, if it can be read.

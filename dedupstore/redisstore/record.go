@@ -91,8 +91,8 @@ func tag(owner string) []byte {
 }
 
 // ownerOf is the fence and the tag of a claim.
-func ownerOf(c dedupstore.Claim) string {
-	return string(appendOwner(make([]byte, 0, fenceSize+tagSize), c))
+func ownerOf(c dedupstore.Claim) []byte {
+	return appendOwner(make([]byte, 0, fenceSize+tagSize), c)
 }
 
 // appendOwner appends the fence and the tag of a claim.

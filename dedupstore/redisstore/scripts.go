@@ -30,8 +30,9 @@ var (
 // A script is what an operation runs. What happens most stands in front of what the scripts share: a first claim and a
 // plain finish pay nothing for the rest.
 type script struct {
-	name        string // for error messages
-	source, sha string
+	name   string // for error messages
+	source string
+	sha    any // a string: what commands are made of
 }
 
 var (
@@ -44,5 +45,5 @@ var (
 
 func newScript(name, source string) *script {
 	sum := sha1.Sum([]byte(source)) //nolint:gosec // see above
-	return &script{name: name, source: source, sha: hex.EncodeToString(sum[:])}
+	return &script{name, source, hex.EncodeToString(sum[:])}
 }

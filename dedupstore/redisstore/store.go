@@ -87,7 +87,7 @@ func (s *Store) claimOperation(r dedupstore.Request) *operation {
 	b := appendDigits(make([]byte, 0, packedSize), uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
 	b = appendRequest(append(b, flag(s.barrier().on())), r)
-	return s.operation(s.scripts.claim, r.Key, string(b), milliseconds(r.Lease)+milliseconds(r.Retention))
+	return s.operation(s.scripts.claim, r.Key, b, milliseconds(r.Lease)+milliseconds(r.Retention))
 }
 
 func flag(set bool) byte {
@@ -99,7 +99,7 @@ func flag(set bool) byte {
 
 // answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
 func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
-	if op.stamped != nil {
+	if op.plain {
 		return s.plainAnswer(r, op)
 	}
 	if err := op.failure(); err != nil {
@@ -156,7 +156,7 @@ func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settle
 		if err != nil {
 			return nil, fmt.Errorf("redisstore: published: %w", err)
 		}
-		return s.operation(s.scripts.published, c.Key, ownerOf(c), milliseconds(t.Retention), string(produced)), nil
+		return s.operation(s.scripts.published, c.Key, ownerOf(c), milliseconds(t.Retention), produced), nil
 	}
 	panic("unreachable: validated above")
 }
@@ -164,7 +164,7 @@ func (s *Store) settleOperation(c dedupstore.Claim, settlement dedupstore.Settle
 // releaseOperation makes the operation of a release; what the last argument says stands in release.lua.
 func (s *Store) releaseOperation(c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
 	return s.operation(s.scripts.release, c.Key,
-		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), string(uncounted), t.Reason)
+		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), []byte{uncounted}, []byte(t.Reason))
 }
 
 func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
@@ -178,11 +178,10 @@ func (s *Store) finishOperation(c dedupstore.Claim, f dedupstore.Finish) (*opera
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: finish: %w", err)
 	}
-	args := []any{string(packed), milliseconds(f.Retention)}
 	if publish {
-		args = append(args, milliseconds(c.Lease))
+		return s.operation(s.scripts.finish, c.Key, packed, milliseconds(f.Retention), milliseconds(c.Lease)), nil
 	}
-	return s.operation(s.scripts.finish, c.Key, args...), nil
+	return s.operation(s.scripts.finish, c.Key, packed, milliseconds(f.Retention)), nil
 }
 
 // done reads the reply of a script that answers yes or no.
