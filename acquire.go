@@ -110,7 +110,7 @@ func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedups
 	if g.meter.Times(ctx) {
 		return g.timed(ctx, r, answer)
 	}
-	got, err := g.store.Claim(g.patience.of(ctx), *r)
+	got, err := dedupstore.ClaimOne(g.patience.of(ctx), g.store, *r)
 	*answer = got
 	return err
 }
@@ -120,7 +120,7 @@ func (g *Guard) claim(ctx context.Context, r *dedupstore.Request, answer *dedups
 //go:noinline
 func (g *Guard) timed(ctx context.Context, r *dedupstore.Request, answer *dedupstore.Answer) (err error) {
 	sent := time.Now()
-	*answer, err = g.store.Claim(g.patience.of(ctx), *r)
+	*answer, err = dedupstore.ClaimOne(g.patience.of(ctx), g.store, *r)
 	took := time.Since(sent)
 	if err != nil {
 		g.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), took)

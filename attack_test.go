@@ -161,17 +161,29 @@ func TestGuard_HangingStoreHoldsNoOperationForEver(t *testing.T) {
 // hanging is a store that never answers.
 type hanging struct{}
 
-func (hanging) Claim(ctx context.Context, _ dedupstore.Request) (dedupstore.Answer, error) {
+func (s hanging) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (hanging) claimOne(ctx context.Context, _ dedupstore.Request) (dedupstore.Answer, error) {
 	<-ctx.Done()
 	return dedupstore.Answer{}, ctx.Err()
 }
 
-func (hanging) Extend(ctx context.Context, _ dedupstore.Claim, _ time.Duration) error {
+func (s hanging) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (hanging) extendOne(ctx context.Context, x dedupstore.Extension) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-func (hanging) Settle(ctx context.Context, _ dedupstore.Claim, _ dedupstore.Settlement) error {
+func (s hanging) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (hanging) settleOne(ctx context.Context, _ dedupstore.Claim, _ dedupstore.Settlement) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
@@ -321,7 +333,7 @@ func TestShadow_LongRunsKeepTheirClaim(t *testing.T) {
 		}
 		k := key("m1")
 		k.Handler = "~charge"
-		a, err := store.Store.Claim(t.Context(), dedupstore.Request{
+		a, err := dedupstore.ClaimOne(t.Context(), store.Store, dedupstore.Request{
 			Key: k, Owner: "a-later-duplicate", Lease: time.Second, Retention: time.Hour, MaxAttempts: 9,
 		})
 		if err != nil || a.Status != dedupstore.Done {
@@ -398,13 +410,17 @@ type stuckStore struct {
 	stuck bool
 }
 
-func (s *stuckStore) Settle(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
+func (s *stuckStore) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (s *stuckStore) settleOne(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
 	if !s.stuck {
 		s.stuck = true
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	return s.faultyStore.Settle(ctx, c, st)
+	return dedupstore.SettleOne(ctx, s.faultyStore, c, st)
 }
 
 // Why a delivery has ended is not why an operation of the store has: one that times out is tried again, even if the

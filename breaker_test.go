@@ -32,7 +32,11 @@ type asked struct {
 
 func newOutage(t testing.TB) *outage { return &outage{faultyStore: newStore(t)} }
 
-func (o *outage) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *outage) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (o *outage) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	o.mu.Lock()
 	o.asked = append(o.asked, asked{time.Now(), r.Key.ID, r.Owner})
 	answer := o.answer
@@ -42,7 +46,7 @@ func (o *outage) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.An
 			return dedupstore.Answer{}, err
 		}
 	}
-	return o.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, o.Store, r)
 }
 
 func (o *outage) set(answer func(context.Context, dedupstore.Request) error) {

@@ -144,7 +144,7 @@ func TestGuard_LateCopyOfAClaimAfterItsSettleTakesNoAttempt(t *testing.T) {
 		}}
 		_, err := g.Run(t.Context(), call("m1"), h.run)
 		as[*oncemill.RetryError](t, err)
-		a, err := store.Store.Claim(t.Context(), store.claims[0])
+		a, err := dedupstore.ClaimOne(t.Context(), store.Store, store.claims[0])
 		if err != nil || a.Status != dedupstore.Busy {
 			t.Fatalf("late copy: %+v, %v; want busy", a, err)
 		}

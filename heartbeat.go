@@ -52,7 +52,7 @@ func (g *Guard) extend(ctx context.Context, h *holding, lease time.Duration) err
 	ctx, cancel := context.WithTimeout(ctx, g.patience.timeout)
 	defer cancel()
 	sent := time.Now()
-	err := g.store.Extend(ctx, h.claim, lease)
+	err := dedupstore.ExtendOne(ctx, g.store, dedupstore.Extension{Claim: h.claim, Lease: lease, Started: true})
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {

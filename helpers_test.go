@@ -53,42 +53,56 @@ func newStore(t testing.TB) *faultyStore {
 	return &faultyStore{Store: m}
 }
 
-func (s *faultyStore) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *faultyStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *faultyStore) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	s.mu.Lock()
 	s.claims = append(s.claims, r)
 	s.mu.Unlock()
 	if s.down.Load() {
 		return dedupstore.Answer{}, errDown
 	}
-	apply := func() (dedupstore.Answer, error) { return s.Store.Claim(ctx, r) }
+	apply := func() (dedupstore.Answer, error) { return dedupstore.ClaimOne(ctx, s.Store, r) }
 	if s.claim != nil {
 		return s.claim(apply)
 	}
 	return apply()
 }
 
-func (s *faultyStore) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *faultyStore) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (s *faultyStore) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	s.mu.Lock()
 	s.extension++
 	s.mu.Unlock()
 	if s.down.Load() {
 		return errDown
 	}
-	apply := func() error { return s.Store.Extend(ctx, c, lease) }
+	apply := func() error { return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true}) }
 	if s.extend != nil {
 		return s.extend(apply)
 	}
 	return apply()
 }
 
-func (s *faultyStore) Settle(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
+func (s *faultyStore) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (s *faultyStore) settleOne(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
 	s.mu.Lock()
 	s.settled = append(s.settled, st)
 	s.mu.Unlock()
 	if s.down.Load() {
 		return errDown
 	}
-	apply := func() error { return s.Store.Settle(ctx, c, st) }
+	apply := func() error { return dedupstore.SettleOne(ctx, s.Store, c, st) }
 	if s.settle != nil {
 		return s.settle(st, apply)
 	}
@@ -143,7 +157,7 @@ func abandonedClaim(t testing.TB, s dedupstore.Store, id string, change ...func(
 	for _, c := range change {
 		c(&r)
 	}
-	a, err := s.Claim(t.Context(), r)
+	a, err := dedupstore.ClaimOne(t.Context(), s, r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -396,7 +396,7 @@ func TestInbox_ParkedAtMostOnce(t *testing.T) {
 		_, err = g.Run(t.Context(), call("proves"), inbox.charging(t, failing(oncemill.NoEffect(errRefused))).run)
 		as[*oncemill.RetryError](t, err)
 		crashed := abandonedClaim(t, inbox, "crashes")
-		if err := inbox.Extend(t.Context(), crashed, crashed.Lease); err != nil {
+		if err := dedupstore.ExtendOne(t.Context(), inbox, dedupstore.Extension{Claim: crashed, Lease: crashed.Lease, Started: true}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(crashed.Lease)

@@ -226,7 +226,7 @@ func (g *Guard) settle(ctx context.Context, h *holding, s dedupstore.Settlement)
 // tried again.
 func (g *Guard) settleOnce(ctx context.Context, h *holding, s dedupstore.Settlement) (err error) {
 	defer calm(&err)
-	return g.store.Settle(ctx, h.claim, s)
+	return dedupstore.SettleOne(ctx, g.store, h.claim, s)
 }
 
 // settleAgain goes on with a settlement of which the first attempt failed.

@@ -208,7 +208,7 @@ func TestDo_WhatBecomesOfARunThatDiedIsTheClasssBusiness(t *testing.T) {
 		s := newStore(t)
 		afterDeath := func(id string, p oncemill.Policy) (runs int, err error) {
 			c := abandonedClaim(t, s, id, func(r *dedupstore.Request) { r.ParkExpired = p.ExpiredLease == oncemill.Park })
-			if err := s.Extend(t.Context(), c, c.Lease); err != nil { // it had started
+			if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: c.Lease, Started: true}); err != nil { // it had started
 				t.Fatal(err)
 			}
 			time.Sleep(31 * time.Second)

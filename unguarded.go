@@ -67,7 +67,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	err := g.breakers.of(ctx, &key).claim(&key, func() (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
-		if answer, err = g.store.Claim(quick, request); err != nil {
+		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
 			g.meter.StoreError(ctx, "claim", "shadow", storeFailure(err))
 		}
 		return err
@@ -91,7 +91,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
-		if err := g.store.Settle(ctx, answer.Claim, s); err != nil {
+		if err := dedupstore.SettleOne(ctx, g.store, answer.Claim, s); err != nil {
 			g.meter.StoreError(ctx, "settle", "shadow", storeFailure(err))
 		}
 	}

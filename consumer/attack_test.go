@@ -93,9 +93,9 @@ func TestProcess_FailuresFromBeforeTheDeadLetterTopicAreDeadLettered(t *testing.
 func crashedInPublishing(t *testing.T, store dedupstore.Store, o dedupstore.Outcome) {
 	t.Helper()
 	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"}
-	a, err := store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1})
+	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{Key: key, Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1})
 	if err == nil {
-		err = store.Settle(t.Context(), a.Claim, dedupstore.Finish{Outcome: o, Retention: time.Hour})
+		err = dedupstore.SettleOne(t.Context(), store, a.Claim, dedupstore.Finish{Outcome: o, Retention: time.Hour})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func TestProcess_ExhaustedByCrashesIsDeadLetteredOnceForAllCopies(t *testing.T) 
 		var l letters
 		store := newStore(t)
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"}
-		if _, err := store.Claim(t.Context(), dedupstore.Request{
+		if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
 			Key: key, Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
 		}); err != nil {
 			t.Fatal(err)

@@ -54,7 +54,7 @@ func TestProcess_DecidesByOutcome(t *testing.T) {
 		as[*oncemill.FailedError](t, d.Err)
 
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "held"}
-		if _, err := store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1}); err != nil {
+		if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{Key: key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1}); err != nil {
 			t.Fatal(err)
 		}
 		if d := want("held", failing(nil), consumer.RetryLater); d.Delay < time.Minute {
@@ -67,7 +67,11 @@ func TestProcess_DecidesByOutcome(t *testing.T) {
 // lossy loses every claim as soon as it is settled.
 type lossy struct{ dedupstore.Store }
 
-func (lossy) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+func (s lossy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (lossy) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
 	return dedupstore.ErrClaimLost
 }
 

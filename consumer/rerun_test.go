@@ -95,12 +95,12 @@ func arrives(t *testing.T, m producer.Message) consumer.Delivery {
 // crash leaves a run whose holder has died.
 func (d *desk) crash(id string) {
 	d.t.Helper()
-	a, err := d.store.Claim(d.t.Context(), dedupstore.Request{
+	a, err := dedupstore.ClaimOne(d.t.Context(), d.store, dedupstore.Request{
 		Key:   dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: id},
 		Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
 	})
 	if err == nil {
-		err = d.store.Extend(d.t.Context(), a.Claim, time.Second) // it has started
+		err = dedupstore.ExtendOne(d.t.Context(), d.store, dedupstore.Extension{Claim: a.Claim, Lease: time.Second, Started: true}) // it has started
 	}
 	if err != nil {
 		d.t.Fatal(err)

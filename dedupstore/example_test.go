@@ -20,17 +20,17 @@ func ExampleNewMemory() {
 		Key:   dedupstore.Key{Tenant: "acme", Group: "billing", Handler: "charge", ID: "order-7"},
 		Owner: "a-random-token-1", Lease: 30 * time.Second, Retention: 24 * time.Hour, MaxAttempts: 5,
 	}
-	first, err := store.Claim(ctx, request)
+	first, err := dedupstore.ClaimOne(ctx, store, request)
 	fmt.Println(first.Status, err)
 
-	err = store.Settle(ctx, first.Claim, dedupstore.Finish{
+	err = dedupstore.SettleOne(ctx, store, first.Claim, dedupstore.Finish{
 		Outcome:   dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("charged 12.50")},
 		Retention: 24 * time.Hour,
 	})
 	fmt.Println(err)
 
 	request.Owner = "a-random-token-2"
-	second, err := store.Claim(ctx, request)
+	second, err := dedupstore.ClaimOne(ctx, store, request)
 	fmt.Printf("%s: %s, %s %v\n", second.Status, second.Outcome.Kind, second.Outcome.Result, err)
 	// Output:
 	// acquired_run <nil>

@@ -35,7 +35,7 @@ func (c MemoryConfig) validate() error {
 
 // Memory is a Store in the memory of one process, for tests, examples and single processes that may forget everything
 // when they stop. Its clock is the process's monotonic clock. Expired records are removed by the operations that
-// follow. It is a [Batcher], too, whose batches are no faster than their operations.
+// follow. Its batches are no faster than their operations.
 type Memory struct {
 	maxBytes int64
 	start    time.Time
@@ -79,7 +79,11 @@ type record struct {
 func (m *Memory) now() time.Time { return m.start.Add(time.Since(m.start)) }
 
 // Claim implements [Store].
-func (m *Memory) Claim(ctx context.Context, r Request) (Answer, error) {
+func (m *Memory) Claim(ctx context.Context, requests []Request) []ClaimResult {
+	return ClaimEach(ctx, requests, m.claim)
+}
+
+func (m *Memory) claim(ctx context.Context, r Request) (Answer, error) {
 	if err := r.Validate(); err != nil {
 		return Answer{}, err
 	}
@@ -176,11 +180,12 @@ func (rec *record) heldBy(c Claim) bool {
 }
 
 // Extend implements [Store].
-func (m *Memory) Extend(ctx context.Context, c Claim, lease time.Duration) error {
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	if err := validDuration("lease", lease); err != nil {
+func (m *Memory) Extend(ctx context.Context, extensions []Extension) []error {
+	return ExtendEach(ctx, extensions, m.extend)
+}
+
+func (m *Memory) extend(ctx context.Context, x Extension) error {
+	if err := x.Validate(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -190,18 +195,22 @@ func (m *Memory) Extend(ctx context.Context, c Claim, lease time.Duration) error
 	defer m.mu.Unlock()
 	now := m.now()
 	m.removeExpired(now)
-	rec := m.records[c.Key]
-	if !rec.heldBy(c) || rec.state != Running && rec.state != Publishing {
+	rec := m.records[x.Claim.Key]
+	if !rec.heldBy(x.Claim) || rec.state != Running && rec.state != Publishing {
 		return ErrClaimLost
 	}
-	rec.started = rec.started || rec.state == Running
-	rec.lease = now.Add(lease)
-	m.keep(rec, rec.lease.Add(c.Retention))
+	rec.started = rec.started || x.Started && rec.state == Running
+	rec.lease = now.Add(x.Lease)
+	m.keep(rec, rec.lease.Add(x.Claim.Retention))
 	return nil
 }
 
 // Settle implements [Store].
-func (m *Memory) Settle(ctx context.Context, c Claim, s Settlement) error {
+func (m *Memory) Settle(ctx context.Context, settlings []Settling) []error {
+	return SettleEach(ctx, settlings, m.settle)
+}
+
+func (m *Memory) settle(ctx context.Context, c Claim, s Settlement) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}

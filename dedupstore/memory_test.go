@@ -46,7 +46,7 @@ func fill(t *testing.T, m *dedupstore.Memory, name string) []dedupstore.Claim {
 	t.Helper()
 	var claims []dedupstore.Claim
 	for {
-		a, err := m.Claim(t.Context(), request(fmt.Sprintf("%s-%d", name, len(claims))))
+		a, err := dedupstore.ClaimOne(t.Context(), m, request(fmt.Sprintf("%s-%d", name, len(claims))))
 		if errors.Is(err, dedupstore.ErrFull) {
 			return claims
 		}
@@ -73,14 +73,14 @@ func TestMemory_FullStoreRefusesNewKeysAndForgetsNone(t *testing.T) {
 			m.Bytes())
 	}
 	for range 3 {
-		if _, err := m.Claim(t.Context(), request("new")); !errors.Is(err, dedupstore.ErrFull) {
+		if _, err := dedupstore.ClaimOne(t.Context(), m, request("new")); !errors.Is(err, dedupstore.ErrFull) {
 			t.Errorf("a new key was answered %v, want ErrFull", err)
 		}
 	}
 	for _, c := range claims {
 		r := request(c.Key.ID)
 		r.Owner = "another-owner-token"
-		if a, err := m.Claim(t.Context(), r); err != nil || a.Status != dedupstore.Busy {
+		if a, err := dedupstore.ClaimOne(t.Context(), m, r); err != nil || a.Status != dedupstore.Busy {
 			t.Fatalf("a known key was answered %s, %v; want busy", a.Status, err)
 		}
 	}
@@ -91,7 +91,7 @@ func TestMemory_FullStoreSettlesAndRetriesKnownKeys(t *testing.T) {
 	m := newMemory(t, 100_000)
 	claims := fill(t, m, "a")
 	for i, c := range claims {
-		if err := m.Extend(t.Context(), c, time.Minute); err != nil {
+		if err := dedupstore.ExtendOne(t.Context(), m, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}); err != nil {
 			t.Fatalf("extend: %v", err)
 		}
 		var s dedupstore.Settlement = dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
@@ -100,13 +100,13 @@ func TestMemory_FullStoreSettlesAndRetriesKnownKeys(t *testing.T) {
 		if i == 0 {
 			s = dedupstore.Release{}
 		}
-		if err := m.Settle(t.Context(), c, s); err != nil {
+		if err := dedupstore.SettleOne(t.Context(), m, c, s); err != nil {
 			t.Fatalf("settle: %v", err)
 		}
 	}
 	r := request(claims[0].Key.ID)
 	r.Owner = "another-owner-token"
-	if a, err := m.Claim(t.Context(), r); err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 2 {
+	if a, err := dedupstore.ClaimOne(t.Context(), m, r); err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 2 {
 		t.Errorf("the retry of a known key was answered %s, %v; want a second run", a.Status, err)
 	}
 }
@@ -126,7 +126,7 @@ func TestMemory_RoomComesBackWhenRecordsExpire(t *testing.T) {
 			t.Errorf("%d keys found room, then %d; there are %d records", len(first), len(second), m.Len())
 		}
 		<-time.After(2 * time.Hour)
-		if err := m.Settle(t.Context(), first[0], dedupstore.Release{}); !errors.Is(err, dedupstore.ErrClaimLost) {
+		if err := dedupstore.SettleOne(t.Context(), m, first[0], dedupstore.Release{}); !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("settle of a forgotten record returned %v, want ErrClaimLost", err)
 		}
 		if n, bytes := m.Len(), m.Bytes(); n != 0 || bytes != 0 {
@@ -139,7 +139,7 @@ func TestMemory_CountsWhatAnOutcomeTakesUntilItIsDropped(t *testing.T) {
 	t.Parallel()
 	const size = 100_000
 	m := newMemory(t, 0)
-	a, err := m.Claim(t.Context(), request("1"))
+	a, err := dedupstore.ClaimOne(t.Context(), m, request("1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,11 +150,11 @@ func TestMemory_CountsWhatAnOutcomeTakesUntilItIsDropped(t *testing.T) {
 			ID: "out", Header: map[string]string{"h": strings.Repeat("x", size)}, Payload: make([]byte, size),
 		}},
 	}}
-	if err := m.Settle(t.Context(), a.Claim, finish); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), m, a.Claim, finish); err != nil {
 		t.Fatal(err)
 	}
 	publishing := m.Bytes()
-	if err := m.Settle(t.Context(), a.Claim, dedupstore.Published{Retention: time.Hour}); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), m, a.Claim, dedupstore.Published{Retention: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	done := m.Bytes()
@@ -179,9 +179,9 @@ func TestMemory_EstimateIsNotBelowWhatARecordTakes(t *testing.T) {
 	for i := range records {
 		r := request(strings.Clone(fmt.Sprintf("%032d", i)))
 		r.Fingerprint = dedupstore.Fingerprint{Scheme: "sha256", Sum: fmt.Sprintf("%043d", i)}
-		a, err := m.Claim(t.Context(), r)
+		a, err := dedupstore.ClaimOne(t.Context(), m, r)
 		if err == nil {
-			err = m.Settle(t.Context(), a.Claim, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
+			err = dedupstore.SettleOne(t.Context(), m, a.Claim, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
 				Kind: dedupstore.Succeeded, Result: make([]byte, 100),
 				Produced: []dedupstore.Produced{{ID: fmt.Sprint(i), Topic: "orders"}},
 			}})

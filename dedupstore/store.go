@@ -5,17 +5,24 @@ import (
 	"time"
 )
 
-// A Store keeps one record per key. All methods are safe for concurrent use and change one record in one atomic step;
-// no operation reads in one step and writes in another.
+// A Store keeps one record per key. All methods are safe for concurrent use.
+//
+// Operations come in batches, because a round trip costs more than an operation. A batch is no transaction: each
+// operation of it changes one record in one atomic step, or says why not, and the error of one says nothing of the
+// others. No operation reads in one step and writes in another. Operations on equal keys are made in the order of the
+// slice. A method returns one result for each operation, in the same order. It sends at once what it is given, in as few
+// round trips as it can: it neither waits for more nor keeps anything back. Callers who have one operation use
+// [ClaimOne], [ExtendOne] and [SettleOne]; stores without batches are made of [ClaimEach], [ExtendEach] and [SettleEach].
 //
 // Every operation is idempotent per owner token: repeating it, because the reply was lost, changes nothing more and
 // answers as the first time. A caller may therefore repeat any operation that ended in an error.
 //
-// Methods return [*InvalidError] for bad arguments, before anything is sent, [*RecordError] for a record that they
+// An error is [*InvalidError] for bad arguments, before anything is sent, [*RecordError] for a record that the store
 // cannot read, the context's error, or an error of the technology below. After any error the operation may or may not
-// have happened.
+// have happened. When the context ends, the results that are not known have its error.
 type Store interface {
-	// Claim asks for the exclusive right to process a key. It checks and claims in one step, and looks, in this order,
+	// Claim asks for the exclusive right to process keys. It checks and claims in one step, and looks, for each
+	// request, in this order,
 	//   1. whether there is a record of other content (Mismatch);
 	//   2. whether the record is DONE (Done, or AcquiredRun for a Request.Rerun that names its fence and whose
 	//      outcome is not Succeeded; attempts start anew);
@@ -26,43 +33,40 @@ type Store interface {
 	//      (Request.ParkExpired: the outcome becomes Unknown), attempts that are spent (the outcome becomes Failed,
 	//      exhausted), both in PUBLISHING and owned by the claimer (AcquiredPublish), so that one claimer publishes
 	//      the dead letter; or else a run (AcquiredRun).
-	Claim(ctx context.Context, r Request) (Answer, error)
+	Claim(ctx context.Context, requests []Request) []ClaimResult
 
-	// Extend renews the lease: it ends the given duration from now, by the store's clock, be that later or sooner than
-	// before. It works after expiry as long as nobody took over, and marks a RUNNING record as started (see
-	// Request.ParkExpired). It returns ErrClaimLost unless the record is RUNNING or PUBLISHING under the claim's owner
-	// and fence.
-	Extend(ctx context.Context, c Claim, lease time.Duration) error
+	// Extend renews leases: each ends the given duration from now, by the store's clock, be that later or sooner than
+	// before. It works after expiry as long as nobody took over. It is ErrClaimLost unless the record is RUNNING or
+	// PUBLISHING under the claim's owner and fence.
+	Extend(ctx context.Context, extensions []Extension) []error
 
-	// Settle ends the claim's step: Finish or Release a run, or note that the outcome was Published. It compares owner
-	// and fence and works after expiry as long as nobody took over. Repeating the settlement that ended the step is
-	// ok. It returns ErrClaimLost if another owner came, the record is gone, or the step was ended otherwise: a
-	// Finish after a Release, or of an outcome that its owner did not store but only acquired to publish, a Release
-	// after a Finish or after the next run began, a Published of what has no outcome yet.
-	Settle(ctx context.Context, c Claim, s Settlement) error
+	// Settle ends steps: Finish or Release a run, or note that the outcome was Published. It compares owner and fence
+	// and works after expiry as long as nobody took over. Repeating the settlement that ended the step is ok. It is
+	// ErrClaimLost if another owner came, the record is gone, or the step was ended otherwise: a Finish after a
+	// Release, or of an outcome that its owner did not store but only acquired to publish, a Release after a Finish or
+	// after the next run began, a Published of what has no outcome yet.
+	Settle(ctx context.Context, settlings []Settling) []error
 }
 
-// A Batcher is a Store that does many operations in few round trips, for those who fetch messages in batches.
-type Batcher interface {
-	Store
-
-	// ClaimMany makes each claim as Claim does, each for itself: the error of one says nothing of the others. Claims of
-	// equal keys are made in the order of the slice. It returns one result a request, in the same order. When the
-	// context ends, the results that are not known have its error. No requests: an empty slice.
-	ClaimMany(ctx context.Context, requests []Request) []ClaimResult
-
-	// SettleMany settles each claim as Settle does, under the same rules as ClaimMany. It returns one error a
-	// settling, nil for what is settled.
-	SettleMany(ctx context.Context, settlings []Settling) []error
-}
-
-// A ClaimResult is what Claim would have returned.
+// A ClaimResult is how a claim was answered, or why it was not.
 type ClaimResult struct {
 	Answer Answer
 	Err    error
 }
 
-// A Settling is a call of Settle.
+// An Extension renews the lease of a claim.
+type Extension struct {
+	Claim Claim
+
+	// Lease is how long the lease lives from now, at least a millisecond.
+	Lease time.Duration
+
+	// Started says that the handler has been called, or is about to be: a RUNNING record is marked as started, and stays
+	// so until the next run (see Request.ParkExpired). Without it an extension leaves that as it is.
+	Started bool
+}
+
+// A Settling is a claim with how its step ended.
 type Settling struct {
 	Claim      Claim
 	Settlement Settlement

@@ -55,6 +55,14 @@ func (c Claim) Validate() error {
 	return validDuration("Claim.Retention", c.Retention)
 }
 
+// Validate reports the first field that breaks its documented limits, as an [*InvalidError].
+func (x Extension) Validate() error {
+	if err := x.Claim.Validate(); err != nil {
+		return err
+	}
+	return validDuration("Extension.Lease", x.Lease)
+}
+
 // ValidateSettlement reports the first field that breaks its documented limits, as an [*InvalidError].
 func ValidateSettlement(s Settlement) error {
 	switch s := s.(type) {

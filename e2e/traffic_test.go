@@ -41,25 +41,39 @@ type moody struct {
 	claims, settles atomic.Bool // fail
 }
 
-func (m *moody) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *moody) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (m *moody) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if m.claims.Load() {
 		return dedupstore.Answer{}, errDown
 	}
-	return m.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, m.Store, r)
 }
 
-func (m *moody) Extend(ctx context.Context, c dedupstore.Claim, d time.Duration) error {
+func (s *moody) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (m *moody) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, d := x.Claim, x.Lease
+
 	if m.settles.Load() {
 		return errDown
 	}
-	return m.Store.Extend(ctx, c, d)
+	return dedupstore.ExtendOne(ctx, m.Store, dedupstore.Extension{Claim: c, Lease: d, Started: true})
 }
 
-func (m *moody) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (s *moody) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (m *moody) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	if m.settles.Load() {
 		return errDown
 	}
-	return m.Store.Settle(ctx, c, s)
+	return dedupstore.SettleOne(ctx, m.Store, c, s)
 }
 
 // A shop makes every kind of traffic that a dashboard shows, with faults planted, round after round.

@@ -48,7 +48,7 @@ func options(addr string) *redis.Options {
 
 func (c *storeClient) process(ctx context.Context, m message) (time.Duration, error) {
 	begun := time.Now()
-	a, err := c.store.Claim(ctx, c.request(m))
+	a, err := dedupstore.ClaimOne(ctx, c.store, c.request(m))
 	claim := time.Since(begun)
 	if err != nil {
 		return 0, err
@@ -56,12 +56,12 @@ func (c *storeClient) process(ctx context.Context, m message) (time.Duration, er
 	if a.Status != dedupstore.AcquiredRun {
 		return 0, errState(m, a.Status)
 	}
-	return claim, c.store.Settle(ctx, a.Claim, c.finish())
+	return claim, dedupstore.SettleOne(ctx, c.store, a.Claim, c.finish())
 }
 
 func (c *storeClient) check(ctx context.Context, m message) error {
 	m.owner = "somebody-else-asks"
-	a, err := c.store.Claim(ctx, c.request(m))
+	a, err := dedupstore.ClaimOne(ctx, c.store, c.request(m))
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,11 @@ func openNothing() client {
 // nothing grants every claim and knows every message as succeeded.
 type nothing struct{}
 
-func (nothing) Claim(_ context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s nothing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (nothing) claimOne(_ context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if r.Owner == "somebody-else-asks" {
 		return dedupstore.Answer{Status: dedupstore.Done, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}}, nil
 	}
@@ -89,6 +93,14 @@ func (nothing) Claim(_ context.Context, r dedupstore.Request) (dedupstore.Answer
 	return dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c}, nil
 }
 
-func (nothing) Extend(context.Context, dedupstore.Claim, time.Duration) error { return nil }
+func (s nothing) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
 
-func (nothing) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }
+func (nothing) extendOne(context.Context, dedupstore.Extension) error { return nil }
+
+func (s nothing) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (nothing) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }

@@ -7,7 +7,7 @@ import (
 )
 
 // ClaimMany implements [dedupstore.Batcher].
-func (f *form) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	var asked []int
 	for i, r := range requests {
@@ -38,7 +38,7 @@ func (f *form) ClaimMany(ctx context.Context, requests []dedupstore.Request) []d
 }
 
 // SettleMany implements [dedupstore.Batcher].
-func (f *form) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
 	var asked []*settling
 	var places []int

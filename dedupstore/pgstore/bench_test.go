@@ -22,7 +22,7 @@ func BenchmarkInbox(b *testing.B) {
 	var made atomic.Int64
 	inbox := func() error {
 		r := request(strconv.FormatInt(made.Add(1), 10))
-		a, err := s.Inbox().Claim(ctx, r)
+		a, err := dedupstore.ClaimOne(ctx, s.Inbox(), r)
 		if err != nil {
 			return err
 		}

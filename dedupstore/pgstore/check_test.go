@@ -130,14 +130,14 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 	t.Helper()
 	r := request("1")
 	c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: long, Retention: long}
-	_, claimed := s.Claim(t.Context(), r)
+	_, claimed := dedupstore.ClaimOne(t.Context(), s, r)
 	_, cleaned := s.Clean(t.Context(), 1)
 	work := func(context.Context) (dedupstore.Settlement, error) {
 		t.Error("work was called")
 		return success, nil
 	}
 	for what, err := range map[string]error{
-		"Claim": claimed, "Extend": s.Extend(t.Context(), c, long), "Settle": s.Settle(t.Context(), c, success),
+		"Claim": claimed, "Extend": dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: long, Started: true}), "Settle": dedupstore.SettleOne(t.Context(), s, c, success),
 		"Clean": cleaned,
 		"InTx":  s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
 	} {
@@ -196,7 +196,7 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
 	}
 	mustExec(t, pool, `REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA `+schema+` FROM PUBLIC`)
-	if a, err := s.Claim(t.Context(), request("2")); schemaProblem(err,
+	if a, err := dedupstore.ClaimOne(t.Context(), s, request("2")); schemaProblem(err,
 		"see Migrate for what it has to be granted") != nil {
 		t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
 	}
@@ -219,10 +219,10 @@ BEGIN
 END $$`)
 	for name, form := range map[string]dedupstore.Batcher{"leased": s, "inbox": s.Inbox().(dedupstore.Batcher)} {
 		for range 2 {
-			if a, err := form.Claim(t.Context(), request(name)); schemaProblem(err, "call Migrate") != nil {
+			if a, err := dedupstore.ClaimOne(t.Context(), form, request(name)); schemaProblem(err, "call Migrate") != nil {
 				t.Errorf("%s: a claim was answered %q, %v, want that Migrate is missing", name, a.Status, err)
 			}
-			for _, r := range form.ClaimMany(t.Context(),
+			for _, r := range form.Claim(t.Context(),
 				[]dedupstore.Request{request(name + "-1"), request(name + "-2")}) {
 				if schemaProblem(r.Err, "call Migrate") != nil {
 					t.Errorf("%s: a claim of two was answered %q, %v, want that Migrate is missing", name,
@@ -347,7 +347,7 @@ func TestStore_CommitsWaitForTheDisk(t *testing.T) {
 			t.Errorf("the transactions had %q (%v), want %q", got, err, settings)
 		}
 	}
-	if err := s.Settle(t.Context(), runOf(t, s, "leased"), success); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), s, runOf(t, s, "leased"), success); err != nil {
 		t.Fatal(err)
 	}
 	want("running on", "done on")

@@ -22,7 +22,7 @@ func TestSettle_AReasonThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 			for reason, want := range map[string]string{"no funds": "no funds", "\U0001F4B8 refused": "? refused"} {
 				failure := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason},
 					Retention: long}
-				if err := s.Settle(t.Context(), runOf(t, s, want), failure); err != nil {
+				if err := dedupstore.SettleOne(t.Context(), s, runOf(t, s, want), failure); err != nil {
 					t.Errorf("%s: %v", reason, err)
 					continue
 				}

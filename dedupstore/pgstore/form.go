@@ -35,8 +35,12 @@ const (
 	contendedWait = 5 * time.Millisecond
 )
 
+func (s *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
 // Claim implements [dedupstore.Store].
-func (f *form) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (f *form) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
 	}
@@ -63,8 +67,14 @@ func (f *form) claimAgain(ctx context.Context, r *dedupstore.Request) (a answer,
 	}
 }
 
+func (s *form) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
 // Extend implements [dedupstore.Store].
-func (f *form) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (f *form) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	if err := sqlstore.ValidateExtend(c, lease); err != nil {
 		return err
 	}
@@ -92,8 +102,12 @@ func (f *form) extend(ctx context.Context, c dedupstore.Claim, lease time.Durati
 	return verdict, err
 }
 
+func (s *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
 // Settle implements [dedupstore.Store].
-func (f *form) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+func (f *form) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	s, err := newSettling(idOf(c.Key.String()), c, settlement)
 	if err != nil {
 		return err

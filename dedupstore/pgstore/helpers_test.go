@@ -112,7 +112,7 @@ func brief(id string) dedupstore.Request {
 
 func ask(t testing.TB, s dedupstore.Store, r dedupstore.Request) dedupstore.Answer {
 	t.Helper()
-	a, err := s.Claim(context.Background(), r)
+	a, err := dedupstore.ClaimOne(context.Background(), s, r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,10 +74,14 @@ const (
 // Check implements [dedupstore.Checker].
 func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) { return i.store.Check(ctx) }
 
+func (s *inbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
 // Claim implements [dedupstore.Store].
-func (i *inbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (i *inbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	start := time.Now()
-	a, err := i.form.Claim(ctx, r)
+	a, err := dedupstore.ClaimOne(ctx, i.form, r)
 	if err == nil && a.Status == dedupstore.AcquiredRun {
 		i.store.granted.add(r.Owner, start.Add(r.Lease))
 	}

@@ -103,7 +103,7 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			}
 			var results []dedupstore.ClaimResult
 			var group sync.WaitGroup
-			group.Go(func() { results = s.ClaimMany(t.Context(), []dedupstore.Request{first, second}) })
+			group.Go(func() { results = s.Claim(t.Context(), []dedupstore.Request{first, second}) })
 			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
 			other := runOf(t, s, second.Key.ID)
 			mustExec(t, pool, `DELETE FROM oncemill_dedup WHERE id = $1`, idOf(second.Key.String()))
@@ -136,12 +136,12 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 	defer cancel()
 	for round := range 2 {
-		a, err := s.Claim(ctx, request("1"))
+		a, err := dedupstore.ClaimOne(ctx, s, request("1"))
 		if err != nil || a.Status != dedupstore.Busy {
 			t.Errorf("a twin was answered %q, %v, want busy", a.Status, err)
 		}
 		neighbour := fmt.Sprint("neighbour-", round)
-		results := s.ClaimMany(ctx, []dedupstore.Request{request("1"), request(neighbour), request("2")})
+		results := s.Claim(ctx, []dedupstore.Request{request("1"), request(neighbour), request("2")})
 		for i, want := range []dedupstore.Status{dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.Busy} {
 			if r := results[i]; r.Err != nil || r.Answer.Status != want {
 				t.Errorf("claim %d of a batch was answered %q, %v, want %s", i, r.Answer.Status, r.Err, want)
@@ -179,7 +179,7 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 			t.Errorf("%s: twins were answered after %v at best, want 50 ms at most", name, best)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := s.Extend(ctx, c, long); !errors.Is(err, context.DeadlineExceeded) ||
+		if err := dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: long, Started: true}); !errors.Is(err, context.DeadlineExceeded) ||
 			errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: a heartbeat beside the commit returned %v, want the end of its context", name, err)
 		}

@@ -190,7 +190,7 @@ func TestStore_ConcurrentOperationsShareStatements(t *testing.T) {
 	for i := range messages {
 		group.Go(func() {
 			c := runOf(t, s, fmt.Sprint(i))
-			if err := s.Settle(t.Context(), c, success); err != nil {
+			if err := dedupstore.SettleOne(t.Context(), s, c, success); err != nil {
 				t.Error(err)
 			}
 		})
@@ -220,7 +220,7 @@ func TestClaimMany_EachGetsWhatItAskedFor(t *testing.T) {
 				requests = append(requests, r)
 			}
 			granted := map[string]dedupstore.Claim{}
-			for i, result := range s.ClaimMany(t.Context(), requests) {
+			for i, result := range s.Claim(t.Context(), requests) {
 				if result.Err != nil {
 					t.Fatal(result.Err)
 				}

@@ -62,7 +62,7 @@ func awkward(t *testing.T, s *Store) {
 	r := request(`"\{},' NULL ☃`)
 	r.Fingerprint, r.Trace = dedupstore.Fingerprint{Scheme: "a.b", Sum: "c"}, `"tr\ace'`
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-	if err := s.Extend(t.Context(), c, long); err != nil {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: long, Started: true}); err != nil {
 		t.Error(err)
 	}
 	o := dedupstore.Outcome{
@@ -71,13 +71,13 @@ func awkward(t *testing.T, s *Store) {
 		Produced: []dedupstore.Produced{{ID: "a", Topic: "\xff\x00", Key: "\x00",
 			Header: map[string]string{"\x00\xfe": "\xfd"}, Payload: []byte{0}}},
 	}
-	if err := s.Settle(t.Context(), c, dedupstore.Finish{Outcome: o, Retention: long}); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), s, c, dedupstore.Finish{Outcome: o, Retention: long}); err != nil {
 		t.Fatal(err)
 	}
 	if a := claim(t, s, r, dedupstore.AcquiredPublish); !reflect.DeepEqual(a.Outcome, o) {
 		t.Errorf("the outcome is %+v, want %+v", a.Outcome, o)
 	}
-	if err := s.Settle(t.Context(), c, dedupstore.Published{Retention: long}); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), s, c, dedupstore.Published{Retention: long}); err != nil {
 		t.Fatal(err)
 	}
 	o.Produced = dedupstore.Stubs(o.Produced)
@@ -98,13 +98,13 @@ func TestStore_RecordsThatCannotBeReadAreLeftAlone(t *testing.T) {
 		"state":     `state = 'odd', lease_until = NULL`,
 		"contents":  `state = 'publishing', lease_until = now(), contents = '\x02'`,
 	} {
-		if err := s.Settle(t.Context(), runOf(t, s, id), success); err != nil {
+		if err := dedupstore.SettleOne(t.Context(), s, runOf(t, s, id), success); err != nil {
 			t.Fatal(err)
 		}
 		mustExec(t, pool, `UPDATE oncemill_dedup SET `+spoil+` WHERE id = $1`, idOf(request(id).Key.String()))
 		before := fenceOf(t, s, id)
 		for range 2 {
-			_, err := s.Claim(t.Context(), request(id))
+			_, err := dedupstore.ClaimOne(t.Context(), s, request(id))
 			if record, ok := errors.AsType[*dedupstore.RecordError](err); !ok ||
 				record.Key != request(id).Key.String() {
 				t.Errorf("%s: a claim returned %v, want a RecordError", id, err)

@@ -54,16 +54,16 @@ WHERE schemaname = $1 AND relname IN ('oncemill_dedup', 'oncemill_dedup_beats')`
 			for j := range 3 {
 				many = append(many, request(fmt.Sprint("many-", i, "-", j)))
 			}
-			for _, r := range s.ClaimMany(t.Context(), many) {
+			for _, r := range s.Claim(t.Context(), many) {
 				if r.Err != nil {
 					t.Fatal(r.Err)
 				}
 			}
 		}
-		if err := s.Extend(t.Context(), leased, long); err != nil {
+		if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: leased, Lease: long, Started: true}); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Settle(t.Context(), leased, success); err != nil {
+		if err := dedupstore.SettleOne(t.Context(), s, leased, success); err != nil {
 			t.Fatal(err)
 		}
 		c := runOf(t, s.Inbox(), fmt.Sprint("inbox-", i))

@@ -223,7 +223,7 @@ func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
 		requests := []dedupstore.Request{request(id("known")), request(id("new")), request(id("twice")),
 			request(id("twice")), request(id("again"))}
 		requests = append(requests, requests[4]) // a copy: the same owner
-		results := s.ClaimMany(t.Context(), requests)
+		results := s.Claim(t.Context(), requests)
 		want := []dedupstore.Status{dedupstore.Busy, dedupstore.AcquiredRun, dedupstore.AcquiredRun, dedupstore.Busy,
 			dedupstore.AcquiredRun, dedupstore.AcquiredRun}
 		for i, r := range results {
@@ -232,13 +232,13 @@ func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
 				continue
 			}
 			if want[i] == dedupstore.AcquiredRun {
-				if err := s.Extend(t.Context(), r.Answer.Claim, long); err != nil {
+				if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: r.Answer.Claim, Lease: long, Started: true}); err != nil {
 					t.Errorf("claim %d does not hold: %v", i, err)
 				}
 			}
 		}
 		for range 2 * (round % 2) {
-			s.ClaimMany(t.Context(), requests)
+			s.Claim(t.Context(), requests)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func TestClaimMany_TheFirstOfSeveralHasTheKey(t *testing.T) {
 	for i := range keys * copies {
 		requests = append(requests, request(fmt.Sprint(i%keys)))
 	}
-	for i, r := range s.ClaimMany(t.Context(), requests) {
+	for i, r := range s.Claim(t.Context(), requests) {
 		want := dedupstore.Busy
 		if i < keys {
 			want = dedupstore.AcquiredRun
@@ -301,7 +301,7 @@ func TestClaim_ErrorsCostNoConnections(t *testing.T) {
 			}
 			before := pids()
 			for range 3 {
-				if _, err := s.Claim(t.Context(), request("1")); err == nil {
+				if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); err == nil {
 					t.Error("a claim was answered although the table refuses it")
 				}
 				if _, err := s.Clean(t.Context(), 10); err == nil {

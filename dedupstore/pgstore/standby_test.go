@@ -45,7 +45,7 @@ func TestStore_LeavesAServerThatOnlyReads(t *testing.T) {
 	})
 	s := unmigrated(t, pool, Config{})
 	attempt := func() error {
-		_, err := s.Claim(t.Context(), request("1"))
+		_, err := dedupstore.ClaimOne(t.Context(), s, request("1"))
 		return err
 	}
 	if problem := schemaProblem(attempt(), "only reads"); problem != nil {
@@ -70,7 +70,7 @@ func TestStore_StoresOfAPoolThatOnlyReadsResetItTogether(t *testing.T) {
 	})
 	began := time.Now()
 	for range 20 {
-		_, err := unmigrated(t, pool, Config{}).Claim(t.Context(), request("1"))
+		_, err := dedupstore.ClaimOne(t.Context(), unmigrated(t, pool, Config{}), request("1"))
 		if problem := schemaProblem(err, "only reads"); problem != nil {
 			t.Fatal(problem)
 		}

@@ -188,7 +188,7 @@ func TestTx_WhatAHandlerLeavesUnderWayReachesNoOtherRun(t *testing.T) {
 		workers.Go(func() {
 			for n := range full(2000, 200) {
 				id := fmt.Sprintf("%d-%d", worker, n)
-				a, err := inbox.Claim(t.Context(), request(id))
+				a, err := dedupstore.ClaimOne(t.Context(), inbox, request(id))
 				if err != nil || a.Status != dedupstore.AcquiredRun {
 					t.Errorf("%s: %+v, %v", id, a, err)
 					return

@@ -11,7 +11,7 @@ import (
 
 // ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims, and a
 // second one for those of keys that are known and not done.
-func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results, replicas := make([]dedupstore.ClaimResult, len(requests)), make([]acknowledged, len(requests))
 	ready := s.ready.pass(ctx, s.check)
 	several := several(requests)
@@ -74,7 +74,7 @@ func (s *Store) ask(ctx context.Context, requests []dedupstore.Request, ops []*o
 }
 
 // SettleMany implements [dedupstore.Batcher].
-func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	results := make([]error, len(settlings))
 	ops := make([]*operation, len(settlings))
 	for i, t := range settlings {

@@ -36,7 +36,7 @@ func TestCheck_RefusesEvictionUnlessItIsAllowed(t *testing.T) {
 				t.Errorf("the error %q does not say %q", err, want)
 			}
 		}
-		if _, err := s.Claim(t.Context(), request("1")); !errors.As(err, &refused) {
+		if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); !errors.As(err, &refused) {
 			t.Errorf("%s: the first claim's error is %v, want a SetupError", policy, err)
 		}
 		allowed := must(New(rdb, Config{AllowEviction: true}))(t)
@@ -169,7 +169,7 @@ func TestStore_WhatTheFirstClaimIsWarnedOfIsLoggedOnce(t *testing.T) {
 			must(s.Check(t.Context()))(t)
 		}
 		for range 2 {
-			must(s.Claim(t.Context(), request(name)))(t)
+			must(dedupstore.ClaimOne(t.Context(), s, request(name)))(t)
 		}
 		if n := strings.Count(log.String(), "appendonly is no"); n != want {
 			t.Errorf("%s: the log has the warning %d times, want %d: %q", name, n, want, log.String())
@@ -208,7 +208,7 @@ func TestCheck_ServerThatIsLoadingIsNoReasonToSkipTheCheck(t *testing.T) {
 	h.left.Store(1)
 	rdb.AddHook(h)
 	s := newStore(t, rdb)
-	_, err := s.Claim(t.Context(), request("1"))
+	_, err := dedupstore.ClaimOne(t.Context(), s, request("1"))
 	var unfit *dedupstore.SetupError
 	if !errors.Is(err, loadingError{}) || errors.As(err, &unfit) {
 		t.Errorf("error is %v, want LOADING and no SetupError", err)

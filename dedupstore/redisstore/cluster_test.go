@@ -61,7 +61,7 @@ func TestCluster_KeysOfAllSlotsWorkAndSurviveAFailover(t *testing.T) {
 	defer cancel()
 	for i := range keys {
 		for { // until the replica has taken over and the client knows
-			err = s.Settle(ctx, claims[i], succeeded("after"))
+			err = dedupstore.SettleOne(ctx, s, claims[i], succeeded("after"))
 			if err == nil || ctx.Err() != nil || errors.Is(err, dedupstore.ErrClaimLost) {
 				break
 			}
@@ -116,7 +116,7 @@ func TestCluster_AClientOfASingleServerIsAWarning(t *testing.T) {
 	}
 	refused := 0
 	for i := range 20 {
-		_, err := newStore(t, single).Claim(t.Context(), request(strconv.Itoa(i)))
+		_, err := dedupstore.ClaimOne(t.Context(), newStore(t, single), request(strconv.Itoa(i)))
 		if redis.HasErrorPrefix(err, "MOVED") {
 			refused++
 		} else if err != nil {
@@ -155,11 +155,11 @@ func TestCluster_AClaimOfWhichTheNodeIsNotKnownIsNotGrantedByTheReplicasOfAnothe
 		}
 		t.Cleanup(store.Close)
 		request := dedupstore.Request{Key: key, Owner: "first-of-two-owners", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3}
-		if a, err := store.Claim(t.Context(), request); !errors.Is(err, dedupstore.ErrNotDurable) {
+		if a, err := dedupstore.ClaimOne(t.Context(), store, request); !errors.Is(err, dedupstore.ErrNotDurable) {
 			t.Errorf("%s: %s, %v, want ErrNotDurable", key.ID, a.Status, err)
 		}
 		request.Owner = "second-of-two-owners"
-		if a, err := store.Claim(t.Context(), request); err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 1 {
+		if a, err := dedupstore.ClaimOne(t.Context(), store, request); err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 1 {
 			t.Errorf("%s: %s as attempt %d, %v, want the first run", key.ID, a.Status, a.Claim.Attempt, err)
 		}
 	}

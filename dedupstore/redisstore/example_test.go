@@ -35,13 +35,13 @@ func ExampleNew() {
 		Retention:   24 * time.Hour,
 		MaxAttempts: 5,
 	}
-	answer, err := store.Claim(ctx, request)
+	answer, err := dedupstore.ClaimOne(ctx, store, request)
 	if err != nil {
 		panic(err)
 	}
 	fmt.Println(answer.Status, answer.Claim.Attempt)
 
-	err = store.Settle(ctx, answer.Claim, dedupstore.Finish{
+	err = dedupstore.SettleOne(ctx, store, answer.Claim, dedupstore.Finish{
 		Outcome:   dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("charged")},
 		Retention: 24 * time.Hour,
 	})
@@ -49,7 +49,7 @@ func ExampleNew() {
 		panic(err)
 	}
 	request.Owner = "a-random-token-of-a-duplicate"
-	answer, err = store.Claim(ctx, request)
+	answer, err = dedupstore.ClaimOne(ctx, store, request)
 	fmt.Println(answer.Status, string(answer.Outcome.Result), err)
 	// Output:
 	// acquired_run 1

@@ -101,10 +101,10 @@ func TestStore_ZombieIsRefused(t *testing.T) {
 		t.Errorf("the takeover is %+v", a)
 	}
 	for name, err := range map[string]error{
-		"extend":    s.Extend(t.Context(), zombie.Claim, time.Minute),
-		"finish":    s.Settle(t.Context(), zombie.Claim, succeeded("z")),
-		"release":   s.Settle(t.Context(), zombie.Claim, dedupstore.Release{}),
-		"published": s.Settle(t.Context(), zombie.Claim, dedupstore.Published{Retention: time.Hour}),
+		"extend":    dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: zombie.Claim, Lease: time.Minute, Started: true}),
+		"finish":    dedupstore.SettleOne(t.Context(), s, zombie.Claim, succeeded("z")),
+		"release":   dedupstore.SettleOne(t.Context(), s, zombie.Claim, dedupstore.Release{}),
+		"published": dedupstore.SettleOne(t.Context(), s, zombie.Claim, dedupstore.Published{Retention: time.Hour}),
 	} {
 		if !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: error is %v, want ErrClaimLost", name, err)
@@ -123,9 +123,9 @@ func TestStore_OwnersFormerFenceIsRefused(t *testing.T) {
 	expire(t, s, rdb, r.Key)
 	now := claim(t, s, r, dedupstore.AcquiredRun).Claim
 	for name, err := range map[string]error{
-		"extend":  s.Extend(t.Context(), former, time.Minute),
-		"finish":  s.Settle(t.Context(), former, succeeded("z")),
-		"release": s.Settle(t.Context(), former, dedupstore.Release{}),
+		"extend":  dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: former, Lease: time.Minute, Started: true}),
+		"finish":  dedupstore.SettleOne(t.Context(), s, former, succeeded("z")),
+		"release": dedupstore.SettleOne(t.Context(), s, former, dedupstore.Release{}),
 	} {
 		if !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s with the former fence: error is %v, want ErrClaimLost", name, err)
@@ -140,12 +140,12 @@ func TestStore_RedisDownAtStartIsAnErrorUntilItIsUp(t *testing.T) {
 	proxy.Cut()
 	s := newStore(t, impatient(t, proxy.Addr))
 	for range 3 {
-		if _, err := s.Claim(t.Context(), request("down")); err == nil || errors.Is(err, dedupstore.ErrClaimLost) {
+		if _, err := dedupstore.ClaimOne(t.Context(), s, request("down")); err == nil || errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Fatalf("error is %v, want one of the network", err)
 		}
 	}
 	proxy.Heal()
-	eventually(t, func() error { _, err := s.Claim(t.Context(), request("down")); return err })
+	eventually(t, func() error { _, err := dedupstore.ClaimOne(t.Context(), s, request("down")); return err })
 }
 
 func TestStore_ServerKilledInFlightForgetsNothingWithAppendFsyncAlways(t *testing.T) {
@@ -160,7 +160,7 @@ func TestStore_ServerKilledInFlightForgetsNothingWithAppendFsyncAlways(t *testin
 		}
 	}
 	server.Restart()
-	eventually(t, func() error { return s.Extend(t.Context(), a.Claim, time.Minute) })
+	eventually(t, func() error { return dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: time.Minute, Started: true}) })
 	claim(t, s, request("1"), dedupstore.Busy)
 	settle(t, s, a.Claim, succeeded("kept"))
 	if got := claim(t, s, request("1"), dedupstore.Done); string(got.Outcome.Result) != "kept" {
@@ -177,7 +177,7 @@ func TestStore_DeadlineEndsAnOperationThatGetsNoReply(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	// The connection has the deadline, too, and may be the first to say so.
-	if _, err := s.Claim(ctx, request("2")); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := dedupstore.ClaimOne(ctx, s, request("2")); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("error is %v, want the end of the context", err)
 	}
 }
@@ -206,19 +206,19 @@ func TestStore_AtMaxmemoryKnownKeysGoOnAndNewOnesAreRefused(t *testing.T) {
 	if err := rdb.Set(t.Context(), "any", "x", 0).Err(); !redis.IsOOMError(err) {
 		t.Fatalf("the server is not at maxmemory: %v", err)
 	}
-	if _, err := s.Claim(t.Context(), request("new")); !errors.Is(err, dedupstore.ErrFull) {
+	if _, err := dedupstore.ClaimOne(t.Context(), s, request("new")); !errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("claim of a new key: error is %v, want ErrFull", err)
 	}
 	if rdb.Exists(t.Context(), s.name(key("new"))).Val() != 0 {
 		t.Error("the refused claim left a record")
 	}
-	if err := s.Extend(t.Context(), e, time.Minute); err != nil {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: e, Lease: time.Minute, Started: true}); err != nil {
 		t.Errorf("extend: %v", err)
 	}
 	settle(t, s, f, succeeded(strings.Repeat("r", 10_000)))
 	claim(t, s, finishing, dedupstore.Done)
 	settle(t, s, r, dedupstore.Release{Reason: "again"})
-	if err := s.Extend(t.Context(), r, time.Minute); !errors.Is(err, dedupstore.ErrClaimLost) {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: r, Lease: time.Minute, Started: true}); !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("extend of a claim that was given back: error is %v, want ErrClaimLost", err)
 	}
 	settle(t, s, p, dedupstore.Published{Retention: time.Hour})
@@ -241,11 +241,11 @@ func TestStore_AFormerMasterIsNotBelievedThatAClaimIsLost(t *testing.T) {
 	for _, id := range []string{"known", "new"} {
 		c := claim(t, now, request(id), dedupstore.AcquiredRun).Claim
 		for _, s := range []dedupstore.Settlement{succeeded(""), dedupstore.Release{}, dedupstore.Published{Retention: time.Hour}} {
-			if err := there.Settle(t.Context(), c, s); !redis.HasErrorPrefix(errors.Unwrap(err), "READONLY") {
+			if err := dedupstore.SettleOne(t.Context(), there, c, s); !redis.HasErrorPrefix(errors.Unwrap(err), "READONLY") {
 				t.Errorf("%s: a former master answers %T with %v, want READONLY", id, s, err)
 			}
 		}
-		if err := there.Extend(t.Context(), c, time.Minute); !redis.HasErrorPrefix(errors.Unwrap(err), "READONLY") {
+		if err := dedupstore.ExtendOne(t.Context(), there, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}); !redis.HasErrorPrefix(errors.Unwrap(err), "READONLY") {
 			t.Errorf("%s: a former master answers a heartbeat with %v, want READONLY", id, err)
 		}
 		settle(t, now, c, succeeded(""))
@@ -267,7 +267,7 @@ func TestStore_ARecordOfAnotherIsKeptAsLongAsBefore(t *testing.T) {
 			rdb.PExpire(t.Context(), name, ttl)
 		}
 		before := must(rdb.PExpireTime(t.Context(), name).Result())(t)
-		if err := s.Settle(t.Context(), former, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
+		if err := dedupstore.SettleOne(t.Context(), s, former, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("error is %v, want ErrClaimLost", err)
 		}
 		after := must(rdb.PExpireTime(t.Context(), name).Result())(t)

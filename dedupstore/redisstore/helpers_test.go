@@ -68,7 +68,7 @@ func request(id string) dedupstore.Request {
 
 func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
 	t.Helper()
-	a, err := s.Claim(t.Context(), r)
+	a, err := dedupstore.ClaimOne(t.Context(), s, r)
 	if err != nil {
 		t.Fatalf("claim: %v", err)
 	}
@@ -80,7 +80,7 @@ func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupsto
 
 func settle(t testing.TB, s dedupstore.Store, c dedupstore.Claim, settlement dedupstore.Settlement) {
 	t.Helper()
-	if err := s.Settle(t.Context(), c, settlement); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), s, c, settlement); err != nil {
 		t.Fatalf("settle with %T: %v", settlement, err)
 	}
 }

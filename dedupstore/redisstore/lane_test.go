@@ -113,7 +113,7 @@ func TestLane_CancellationOfOneCallerHarmsNoOther(t *testing.T) {
 				claim(t, s, request(fmt.Sprint("k", i)), dedupstore.AcquiredRun)
 				return
 			}
-			if _, err := s.Claim(ctx, request(fmt.Sprint("k", i))); !errors.Is(err, context.Canceled) {
+			if _, err := dedupstore.ClaimOne(ctx, s, request(fmt.Sprint("k", i))); !errors.Is(err, context.Canceled) {
 				t.Errorf("the cancelled claim's error is %v, want context.Canceled", err)
 			}
 		})
@@ -127,7 +127,7 @@ func TestLane_CancellationOfOneCallerHarmsNoOther(t *testing.T) {
 		if i%2 == 1 {
 			want = "" // sent or not, as it came
 		}
-		a, err := s.Claim(t.Context(), request(fmt.Sprint("k", i)))
+		a, err := dedupstore.ClaimOne(t.Context(), s, request(fmt.Sprint("k", i)))
 		if err != nil || want != "" && a.Status != want {
 			t.Errorf("claim %d was answered %s, %v", i, a.Status, err)
 		}
@@ -141,7 +141,7 @@ func TestLane_AbandonedOperationIsNotSent(t *testing.T) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		if _, err := s.Claim(ctx, request("gone")); !errors.Is(err, context.Canceled) {
+		if _, err := dedupstore.ClaimOne(ctx, s, request("gone")); !errors.Is(err, context.Canceled) {
 			t.Errorf("error is %v, want context.Canceled", err)
 		}
 	}()
@@ -204,7 +204,7 @@ func TestLane_LargeOperationsHoldUpNobody(t *testing.T) {
 	large := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
 		Kind: dedupstore.Succeeded, Result: bytes.Repeat([]byte("x"), maxShared),
 	}}
-	if err := s.Settle(t.Context(), a, large); !errors.Is(err, dedupstore.ErrClaimLost) {
+	if err := dedupstore.SettleOne(t.Context(), s, a, large); !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("error is %v, want ErrClaimLost, although another operation is under way", err)
 	}
 	release()
@@ -261,11 +261,11 @@ func TestLane_PanicInAHookIsTheCallersAndStopsNobodyElse(t *testing.T) {
 				t.Error("the panic was swallowed")
 			}
 		}()
-		_, _ = s.Claim(t.Context(), request("panics"))
+		_, _ = dedupstore.ClaimOne(t.Context(), s, request("panics"))
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if _, err := s.Claim(ctx, request("next")); err != nil {
+	if _, err := dedupstore.ClaimOne(ctx, s, request("next")); err != nil {
 		t.Errorf("after a panic: %v", err)
 	}
 	l := s.lanes.of(t.Context(), "", true)
@@ -286,10 +286,10 @@ func TestLane_DeadlineIsKeptInTheQueue(t *testing.T) {
 	s, _, release := underWay(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := dedupstore.ClaimOne(ctx, s, request("1")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error is %v, want context.DeadlineExceeded", err)
 	}
-	results := s.ClaimMany(ctx, []dedupstore.Request{request("2"), {}, request("3")})
+	results := s.Claim(ctx, []dedupstore.Request{request("2"), {}, request("3")})
 	for i, want := range []error{context.DeadlineExceeded, &dedupstore.InvalidError{}, context.DeadlineExceeded} {
 		if invalid := new(dedupstore.InvalidError); results[i].Err == nil || i == 1 != errors.As(results[i].Err, &invalid) {
 			t.Errorf("result %d is %v, want %T", i, results[i].Err, want)
@@ -329,7 +329,7 @@ func TestStore_CloseMayBeCalledTooEarly(t *testing.T) {
 					return
 				default:
 				}
-				if err := s.Extend(t.Context(), c, time.Minute); err != nil {
+				if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -386,7 +386,7 @@ func TestCluster_NodeThatHangsHoldsUpItsOwnKeysOnly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	for _, id := range byNode[hung.Addr] {
-		group.Go(func() { _, _ = s.Claim(ctx, request(id)) }) // as it comes: a replica may take over meanwhile
+		group.Go(func() { _, _ = dedupstore.ClaimOne(ctx, s, request(id)) }) // as it comes: a replica may take over meanwhile
 	}
 	for node, ids := range byNode {
 		if node == hung.Addr {
@@ -429,12 +429,12 @@ func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
-			if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) || !first.Load() {
+			if _, err := dedupstore.ClaimOne(ctx, s, request("1")); !errors.Is(err, context.DeadlineExceeded) || !first.Load() {
 				t.Fatalf("the first claim: %v, want the end of its context", err)
 			}
 			ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
-			if a, err := s.Claim(ctx, request("1")); err != nil || a.Status != dedupstore.AcquiredRun {
+			if a, err := dedupstore.ClaimOne(ctx, s, request("1")); err != nil || a.Status != dedupstore.AcquiredRun {
 				t.Errorf("the next claim: %+v, %v", a, err)
 			}
 		})
@@ -453,7 +453,7 @@ func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Extend(ctx, c, time.Minute) }()
+	go func() { ended <- dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}) }()
 	<-held
 	cancel()
 	select {
@@ -476,15 +476,15 @@ func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 	}
 	for name, operation := range map[string]func(context.Context, *Store, dedupstore.Claim) error{
 		"claim": func(ctx context.Context, s *Store, _ dedupstore.Claim) error {
-			_, err := s.Claim(ctx, request("new"))
+			_, err := dedupstore.ClaimOne(ctx, s, request("new"))
 			return err
 		},
 		"batch": func(ctx context.Context, s *Store, _ dedupstore.Claim) error {
-			return s.ClaimMany(ctx, []dedupstore.Request{request("new 1"), request("new 2")})[1].Err
+			return s.Claim(ctx, []dedupstore.Request{request("new 1"), request("new 2")})[1].Err
 		},
-		"outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error { return s.Settle(ctx, c, succeeded("")) },
+		"outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error { return dedupstore.SettleOne(ctx, s, c, succeeded("")) },
 		"large outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error {
-			return s.Settle(ctx, c, succeeded(strings.Repeat("x", 2*maxShared)))
+			return dedupstore.SettleOne(ctx, s, c, succeeded(strings.Repeat("x", 2*maxShared)))
 		},
 	} {
 		for client, options := range clients {
@@ -527,7 +527,7 @@ func TestGate_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *tes
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	if _, err := s.Claim(ctx, request("1")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+	if _, err := dedupstore.ClaimOne(ctx, s, request("1")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
 		t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
 	}
 	release()

@@ -142,7 +142,7 @@ func perform(t *testing.T, s *Store, in input, pool *claimPool) output {
 	k := key(string(rune('a' + in.key)))
 	ctx := t.Context()
 	if in.what == "claim" {
-		a, err := s.Claim(ctx, dedupstore.Request{
+		a, err := dedupstore.ClaimOne(ctx, s, dedupstore.Request{
 			Key: k, Owner: in.owner, Lease: linearLease, Retention: time.Minute, MaxAttempts: in.most, ParkExpired: in.park,
 			Rerun: in.rerun, Fingerprint: dedupstore.Fingerprint{Scheme: "test", Sum: in.content},
 		})
@@ -165,21 +165,21 @@ func perform(t *testing.T, s *Store, in input, pool *claimPool) output {
 	var err error
 	switch in.what {
 	case "extend":
-		err = s.Extend(ctx, c, linearLease)
+		err = dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: linearLease, Started: true})
 	case "finish":
 		f := dedupstore.Finish{Retention: time.Minute, Outcome: dedupstore.Outcome{Kind: in.kind, Result: []byte(in.result)}}
 		if in.publish {
 			f.Outcome.Produced = []dedupstore.Produced{{ID: in.result}}
 		}
-		err = s.Settle(ctx, c, f)
+		err = dedupstore.SettleOne(ctx, s, c, f)
 	case "release":
 		r := dedupstore.Release{Uncounted: in.give}
 		if in.delay {
 			r.Delay = linearDelay
 		}
-		err = s.Settle(ctx, c, r)
+		err = dedupstore.SettleOne(ctx, s, c, r)
 	case "published":
-		err = s.Settle(ctx, c, dedupstore.Published{Retention: time.Minute})
+		err = dedupstore.SettleOne(ctx, s, c, dedupstore.Published{Retention: time.Minute})
 	}
 	switch {
 	case errors.Is(err, dedupstore.ErrClaimLost):

@@ -70,7 +70,7 @@ func TestPlain_ForeignEmptyStringIsNotGranted(t *testing.T) {
 	if err := rdb.Set(t.Context(), s.name(key("foreign")), "", time.Hour).Err(); err != nil {
 		t.Fatal(err)
 	}
-	results := s.ClaimMany(t.Context(), []dedupstore.Request{request("fresh"), request("foreign")})
+	results := s.Claim(t.Context(), []dedupstore.Request{request("fresh"), request("foreign")})
 	if results[0].Err != nil || results[1].Err == nil {
 		t.Errorf("the batch was answered %+v", results)
 	}
@@ -83,7 +83,7 @@ func TestPlain_EqualKeysOfABatchAreClaimedInOrder(t *testing.T) {
 	settle(t, s, claim(t, s, request("k"), dedupstore.AcquiredRun).Claim, dedupstore.Release{})
 	first, second := request("k"), request("k")
 	second.Rerun = 5 // which is never plain
-	results := s.ClaimMany(t.Context(), []dedupstore.Request{first, second})
+	results := s.Claim(t.Context(), []dedupstore.Request{first, second})
 	if results[0].Answer.Status != dedupstore.AcquiredRun || results[1].Answer.Status != dedupstore.Busy {
 		t.Errorf("the batch was answered %s, %s", results[0].Answer.Status, results[1].Answer.Status)
 	}
@@ -183,7 +183,7 @@ func TestPlain_ClaimThatWasWrittenTwiceHasTheFenceOfItsRecord(t *testing.T) {
 	s := newStore(t, rdb)
 	learned(t, s)
 	armed.Store(true)
-	results := s.ClaimMany(t.Context(), []dedupstore.Request{request("a"), request("b")})
+	results := s.Claim(t.Context(), []dedupstore.Request{request("a"), request("b")})
 	if !broken.Load() {
 		t.Fatal("no connection was broken")
 	}
@@ -219,7 +219,7 @@ func TestBatch_LargeSettlesTravelAlone(t *testing.T) {
 	rdb.AddHook(recording{new(sync.Mutex), &sizes})
 	large := succeeded("")
 	large.Outcome.Result = bytes.Repeat([]byte("x"), 1<<20)
-	for _, err := range s.SettleMany(t.Context(), []dedupstore.Settling{{Claim: a, Settlement: large}, {Claim: b, Settlement: succeeded("")}}) {
+	for _, err := range s.Settle(t.Context(), []dedupstore.Settling{{Claim: a, Settlement: large}, {Claim: b, Settlement: succeeded("")}}) {
 		if err != nil {
 			t.Error(err)
 		}
@@ -237,12 +237,12 @@ func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing
 	s.lanes.barrier.timeout = 50 * time.Millisecond
 	r := request("k")
 	for range 3 {
-		if _, err := s.Claim(t.Context(), request("k")); !errors.Is(err, dedupstore.ErrNotDurable) ||
+		if _, err := dedupstore.ClaimOne(t.Context(), s, request("k")); !errors.Is(err, dedupstore.ErrNotDurable) ||
 			!strings.Contains(err.Error(), "0 replicas have it, want 1") {
 			t.Fatalf("without a replica the error is %v", err)
 		}
 	}
-	for _, result := range s.ClaimMany(t.Context(), []dedupstore.Request{r, request("other")}) {
+	for _, result := range s.Claim(t.Context(), []dedupstore.Request{r, request("other")}) {
 		if !errors.Is(result.Err, dedupstore.ErrNotDurable) {
 			t.Errorf("without a replica a batch is answered %+v", result)
 		}
@@ -252,7 +252,7 @@ func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing
 	redistest.Start(t, "--replicaof", host+" "+port)
 	var a dedupstore.Answer
 	eventually(t, func() (err error) {
-		a, err = s.Claim(t.Context(), request("k"))
+		a, err = dedupstore.ClaimOne(t.Context(), s, request("k"))
 		return err
 	})
 	if a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 1 || a.Claim.Returned != 0 {
@@ -274,11 +274,11 @@ func TestBarrier_ClaimIsGivenBackUncountedIfTheServerRefusesToWait(t *testing.T)
 		}
 	}
 	for range 3 { // by script and plain, of keys that are known and are not
-		_, err := s.Claim(t.Context(), request("a"))
+		_, err := dedupstore.ClaimOne(t.Context(), s, request("a"))
 		check(err)
-		_, err = s.Claim(t.Context(), request("b"))
+		_, err = dedupstore.ClaimOne(t.Context(), s, request("b"))
 		check(err)
-		for _, result := range s.ClaimMany(t.Context(), []dedupstore.Request{request("a"), request("b"), request("c"), request("c")}) {
+		for _, result := range s.Claim(t.Context(), []dedupstore.Request{request("a"), request("b"), request("c"), request("c")}) {
 			if result.Answer.Status != dedupstore.Busy { // c, whose lease is live while its twin is asked
 				check(result.Err)
 			}
@@ -316,7 +316,7 @@ func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
 				group.Go(func() {
 					ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
 					defer cancel()
-					if a, err := s.Claim(ctx, r); err == nil {
+					if a, err := dedupstore.ClaimOne(ctx, s, r); err == nil {
 						t.Errorf("without a replica a claim is answered %+v", a)
 					}
 				})

@@ -92,7 +92,7 @@ func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) 
 	c := claims[rapid.IntRange(max(0, len(claims)-3), len(claims)-1).Draw(rt, "claim")]
 	settlement := func(what string, st dedupstore.Settlement) (string, func(*testing.T) (dedupstore.Answer, string)) {
 		return what, func(t *testing.T) (dedupstore.Answer, string) {
-			return dedupstore.Answer{}, class("", s.Settle(t.Context(), c, st))
+			return dedupstore.Answer{}, class("", dedupstore.SettleOne(t.Context(), s, c, st))
 		}
 	}
 	switch what := rapid.SampledFrom([]string{"claim", "claim", "claim again", "extend", "finish", "publish", "release", "published"}).Draw(rt, "what"); what {
@@ -110,12 +110,12 @@ func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) 
 			r.Owner = c.Owner
 		}
 		return what, func(t *testing.T) (dedupstore.Answer, string) {
-			a, err := s.Claim(t.Context(), r)
+			a, err := dedupstore.ClaimOne(t.Context(), s, r)
 			return a, class(string(a.Status), err)
 		}
 	case "extend":
 		return what, func(t *testing.T) (dedupstore.Answer, string) {
-			return dedupstore.Answer{}, class("", s.Extend(t.Context(), c, time.Hour))
+			return dedupstore.Answer{}, class("", dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: time.Hour, Started: true}))
 		}
 	case "finish":
 		return settlement(what, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{

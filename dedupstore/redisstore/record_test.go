@@ -83,13 +83,13 @@ func TestRecord_SizeIsBounded(t *testing.T) {
 func everyOperation(ctx context.Context, s dedupstore.Store, k dedupstore.Key) map[string]error {
 	r := request(k.ID)
 	c := dedupstore.Claim{Key: k, Owner: ids.Token(), Fence: 1, Attempt: 1, Lease: time.Minute, Retention: time.Hour}
-	_, err := s.Claim(ctx, r)
+	_, err := dedupstore.ClaimOne(ctx, s, r)
 	return map[string]error{
 		"claim":     err,
-		"extend":    s.Extend(ctx, c, time.Minute),
-		"finish":    s.Settle(ctx, c, succeeded("x")),
-		"release":   s.Settle(ctx, c, dedupstore.Release{}),
-		"published": s.Settle(ctx, c, dedupstore.Published{Retention: time.Hour}),
+		"extend":    dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}),
+		"finish":    dedupstore.SettleOne(ctx, s, c, succeeded("x")),
+		"release":   dedupstore.SettleOne(ctx, s, c, dedupstore.Release{}),
+		"published": dedupstore.SettleOne(ctx, s, c, dedupstore.Published{Retention: time.Hour}),
 	}
 }
 
@@ -170,10 +170,10 @@ func TestRecord_WithANumberThatCannotBeReadIsNotTouched(t *testing.T) {
 				rec.sections[letter] = value
 			})
 			before := dump(t, rdb, s.name(r.Key))
-			_, err := s.Claim(t.Context(), request(r.Key.ID))
+			_, err := dedupstore.ClaimOne(t.Context(), s, request(r.Key.ID))
 			results := map[string]error{
-				"claim": err, "extend": s.Extend(t.Context(), a.Claim, time.Minute),
-				"release": s.Settle(t.Context(), a.Claim, dedupstore.Release{Uncounted: true}),
+				"claim": err, "extend": dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: time.Minute, Started: true}),
+				"release": dedupstore.SettleOne(t.Context(), s, a.Claim, dedupstore.Release{Uncounted: true}),
 			}
 			for what, err := range results {
 				var unreadable *dedupstore.RecordError
@@ -206,9 +206,9 @@ func TestRecord_ThatIsDamagedGetsNoPlainAnswer(t *testing.T) {
 		}
 		s.plain.Store(true)
 		plainly(t, s)
-		plain, err1 := s.Claim(t.Context(), request("k"))
+		plain, err1 := dedupstore.ClaimOne(t.Context(), s, request("k"))
 		s.plain.Store(false)
-		script, err2 := s.Claim(t.Context(), request("k"))
+		script, err2 := dedupstore.ClaimOne(t.Context(), s, request("k"))
 		if plain.Status != script.Status || (err1 == nil) != (err2 == nil) {
 			t.Errorf("%q: plain %s, %v; by script %s, %v", bad, plain.Status, err1, script.Status, err2)
 		}
@@ -224,7 +224,7 @@ func TestRecord_WithAnEndThatCannotBeReadIsNotFinished(t *testing.T) {
 	}
 	before := dump(t, rdb, s.name(key("k")))
 	var unreadable *dedupstore.RecordError
-	if err := s.Settle(t.Context(), a.Claim, succeeded("ok")); !errors.As(err, &unreadable) {
+	if err := dedupstore.SettleOne(t.Context(), s, a.Claim, succeeded("ok")); !errors.As(err, &unreadable) {
 		t.Errorf("error is %v, want a RecordError", err)
 	}
 	if dump(t, rdb, s.name(key("k"))) != before {
@@ -250,7 +250,7 @@ func TestRecord_WithMessagesThatCannotBeReadIsNotTakenOver(t *testing.T) {
 		edit(t, s, rdb, r.Key, damage)
 		before := dump(t, rdb, s.name(r.Key))
 		var unreadable *dedupstore.RecordError
-		if _, err := s.Claim(t.Context(), request(what)); !errors.As(err, &unreadable) {
+		if _, err := dedupstore.ClaimOne(t.Context(), s, request(what)); !errors.As(err, &unreadable) {
 			t.Errorf("%s: error is %v, want a RecordError", what, err)
 		}
 		if dump(t, rdb, s.name(r.Key)) != before {
@@ -266,7 +266,7 @@ func TestRecord_WithoutAnAttemptToGiveBackIsNotReleased(t *testing.T) {
 	a := claim(t, s, r, dedupstore.AcquiredRun)
 	edit(t, s, rdb, r.Key, func(rec *record) { rec.sections['a'] = "0000000000" })
 	var unreadable *dedupstore.RecordError
-	if err := s.Settle(t.Context(), a.Claim, dedupstore.Release{Uncounted: true}); !errors.As(err, &unreadable) {
+	if err := dedupstore.SettleOne(t.Context(), s, a.Claim, dedupstore.Release{Uncounted: true}); !errors.As(err, &unreadable) {
 		t.Errorf("error is %v, want a RecordError", err)
 	}
 }
@@ -285,7 +285,7 @@ func TestRecord_OutlivesItsLeaseByTheRetention(t *testing.T) {
 	}
 	a := claim(t, s, r, dedupstore.AcquiredRun)
 	ttl("claim", 70*time.Minute)
-	if err := s.Extend(t.Context(), a.Claim, 20*time.Minute); err != nil {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: 20*time.Minute, Started: true}); err != nil {
 		t.Fatal(err)
 	}
 	ttl("extend", 80*time.Minute)

@@ -95,19 +95,19 @@ func TestOperation_ALateAnswerIsNobodyElses(t *testing.T) {
 		mine := claim(t, s, request(ids.Token()), dedupstore.AcquiredRun).Claim
 		zombie := mine
 		zombie.Owner = ids.Token()
-		if err := s.Extend(t.Context(), mine, time.Minute); err != nil { // the server knows the scripts
+		if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: mine, Lease: time.Minute, Started: true}); err != nil { // the server knows the scripts
 			t.Fatal(err)
 		}
-		if err := s.Settle(t.Context(), zombie, finish); !errors.Is(err, dedupstore.ErrClaimLost) {
+		if err := dedupstore.SettleOne(t.Context(), s, zombie, finish); !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Fatal(err)
 		}
 		hook.written, hook.answer, hook.over = make(chan struct{}), make(chan struct{}), make(chan struct{})
 		hook.commands.Store(0)
 		hook.on.Store(true)
-		if err := s.Extend(t.Context(), mine, time.Minute); err == nil {
+		if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: mine, Lease: time.Minute, Started: true}); err == nil {
 			t.Fatal("the hook did not give up")
 		}
-		if err := s.Settle(t.Context(), zombie, finish); !errors.Is(err, dedupstore.ErrClaimLost) {
+		if err := dedupstore.SettleOne(t.Context(), s, zombie, finish); !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Fatalf("settlement of another owner: %v, want %v", err, dedupstore.ErrClaimLost)
 		}
 		hook.on.Store(false)

@@ -27,7 +27,7 @@ func TestCheck_UserWithoutInfoGetsAnErrorThatNamesTheWayOut(t *testing.T) {
 	claim(t, s, request("1"), dedupstore.AcquiredRun)
 
 	blind := as(t, server, "blind", "-info")
-	_, err := newStore(t, blind).Claim(t.Context(), request("2"))
+	_, err := dedupstore.ClaimOne(t.Context(), newStore(t, blind), request("2"))
 	var refused *dedupstore.SetupError
 	if !errors.As(err, &refused) || !strings.Contains(refused.Problem, "INFO") || !strings.Contains(err.Error(), "Config.SkipCheck") {
 		t.Errorf("error is %v, want a SetupError for INFO", err)
@@ -50,7 +50,7 @@ func TestStore_PasswordThatWasChangedIsSaid(t *testing.T) {
 	if err := admin.ClientKillByFilter(t.Context(), "USER", "app").Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, result := range s.ClaimMany(t.Context(), []dedupstore.Request{request("2"), request("3")}) {
+	for _, result := range s.Claim(t.Context(), []dedupstore.Request{request("2"), request("3")}) {
 		if result.Err == nil || !strings.Contains(result.Err.Error(), "WRONGPASS") {
 			t.Errorf("a claim of a batch: %v, want WRONGPASS", result.Err)
 		}
@@ -90,7 +90,7 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	s := newStore(t, as(t, server, "documented"))
 	r := request("1")
 	a := claim(t, s, r, dedupstore.AcquiredRun)
-	if err := s.Extend(t.Context(), a.Claim, time.Minute); err != nil {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: time.Minute, Started: true}); err != nil {
 		t.Error(err)
 	}
 	settle(t, s, a.Claim, dedupstore.Release{Uncounted: true, Reason: "shutdown"})
@@ -112,7 +112,7 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	taken := claim(t, s, request("taken"), dedupstore.AcquiredRun).Claim
 	settle(t, s, taken, dedupstore.Release{})
 	claim(t, s, request("taken"), dedupstore.AcquiredRun)
-	if err := s.Settle(t.Context(), taken, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
+	if err := dedupstore.SettleOne(t.Context(), s, taken, succeeded("")); !errors.Is(err, dedupstore.ErrClaimLost) {
 		t.Errorf("error is %v, want ErrClaimLost", err)
 	}
 
@@ -121,7 +121,7 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	var unreadable *dedupstore.RecordError
-	if _, err := s.Claim(t.Context(), foreign); !errors.As(err, &unreadable) {
+	if _, err := dedupstore.ClaimOne(t.Context(), s, foreign); !errors.As(err, &unreadable) {
 		t.Errorf("error is %v, want a RecordError", err)
 	}
 }
@@ -140,14 +140,14 @@ func TestStore_UserWhoMayRunNoScriptsAnyMoreIsGrantedNothing(t *testing.T) {
 		}
 	}
 	may("-evalsha")
-	if err := s.Extend(t.Context(), first, time.Minute); !redis.IsPermissionError(err) {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: first, Lease: time.Minute, Started: true}); !redis.IsPermissionError(err) {
 		t.Errorf("error of an extension is %v, want what Redis says", err)
 	}
-	if a, err := s.Claim(t.Context(), request("2")); !redis.IsPermissionError(err) {
+	if a, err := dedupstore.ClaimOne(t.Context(), s, request("2")); !redis.IsPermissionError(err) {
 		t.Errorf("a claim that could not be settled was answered %q, %v", a.Status, err)
 	}
 	must(s.Check(t.Context()))(t) // which an application may make now and then
-	if a, err := s.Claim(t.Context(), request("3")); !redis.IsPermissionError(err) {
+	if a, err := dedupstore.ClaimOne(t.Context(), s, request("3")); !redis.IsPermissionError(err) {
 		t.Errorf("a claim that could not be settled was answered %q after a Check, %v", a.Status, err)
 	}
 	may("+evalsha")

@@ -69,16 +69,20 @@ func clientProblem(rdb redis.UniversalClient) string {
 	return ""
 }
 
+func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
 // Claim implements [dedupstore.Store]. Before the first claim it calls Check, unless the config says otherwise: while
 // the server is unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few
 // replicas know is not granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the
 // replicas have answered, at most half a second longer than they have and the context lasts: it may have to be given
 // back.
-func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *Store) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if err := r.Validate(); err != nil {
 		return dedupstore.Answer{}, err
 	}
-	result := s.ClaimMany(ctx, []dedupstore.Request{r})[0]
+	result := s.Claim(ctx, []dedupstore.Request{r})[0]
 	return result.Answer, result.Err
 }
 
@@ -112,9 +116,15 @@ func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer
 	return a, true, nil
 }
 
+func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
 // Extend implements [dedupstore.Store]. Unlike the rest, it also returns at once when the context is cancelled: an
 // outcome may be waiting for the end of its heartbeat.
-func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *Store) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -129,8 +139,12 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 // maxLease is the longest duration that the contract allows.
 const maxLease = 100 * 365 * 24 * time.Hour
 
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
 // Settle implements [dedupstore.Store].
-func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+func (s *Store) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	op, err := s.settleOperation(c, settlement)
 	if err != nil {
 		return err

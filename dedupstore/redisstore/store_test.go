@@ -55,13 +55,13 @@ func TestStore_RefusesBadArgumentsBeforeItSends(t *testing.T) {
 	c := dedupstore.Claim{Key: key("1"), Owner: ids.Token(), Fence: 1, Lease: time.Second, Retention: time.Second}
 	bad := request("1")
 	bad.Lease = 0
-	_, err := s.Claim(t.Context(), bad)
+	_, err := dedupstore.ClaimOne(t.Context(), s, bad)
 	for what, err := range map[string]error{
 		"claim":      err,
-		"extend":     s.Extend(t.Context(), c, 0),
-		"settlement": s.Settle(t.Context(), c, nil),
-		"finish":     s.Settle(t.Context(), c, dedupstore.Finish{}),
-		"owner":      s.Settle(t.Context(), dedupstore.Claim{}, dedupstore.Release{}),
+		"extend":     dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: 0, Started: true}),
+		"settlement": dedupstore.SettleOne(t.Context(), s, c, nil),
+		"finish":     dedupstore.SettleOne(t.Context(), s, c, dedupstore.Finish{}),
+		"owner":      dedupstore.SettleOne(t.Context(), s, dedupstore.Claim{}, dedupstore.Release{}),
 	} {
 		var invalid *dedupstore.InvalidError
 		if !errors.As(err, &invalid) {
@@ -80,7 +80,7 @@ func TestStore_FiveHundredClaimersOneRun(t *testing.T) {
 	for range 500 {
 		group.Go(func() {
 			<-start
-			a, err := s.Claim(t.Context(), request("one"))
+			a, err := dedupstore.ClaimOne(t.Context(), s, request("one"))
 			if err != nil {
 				t.Error(err)
 			}
@@ -171,8 +171,8 @@ func TestStore_OwnerOfALostRecordIsRefused(t *testing.T) {
 		t.Errorf("after fence %d came %+v", former.Fence, a)
 	}
 	for what, err := range map[string]error{
-		"finish": s.Settle(t.Context(), former, succeeded("z")), "extend": s.Extend(t.Context(), former, time.Minute),
-		"release": s.Settle(t.Context(), former, dedupstore.Release{}),
+		"finish": dedupstore.SettleOne(t.Context(), s, former, succeeded("z")), "extend": dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: former, Lease: time.Minute, Started: true}),
+		"release": dedupstore.SettleOne(t.Context(), s, former, dedupstore.Release{}),
 	} {
 		if !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: error is %v, want ErrClaimLost", what, err)
@@ -212,7 +212,7 @@ func TestStore_EndedContextSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r := request("ended")
-	if _, err := s.Claim(ctx, r); !errors.Is(err, context.Canceled) {
+	if _, err := dedupstore.ClaimOne(ctx, s, r); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want context.Canceled", err)
 	}
 	if n := rdb.Exists(t.Context(), s.name(r.Key)).Val(); n != 0 {
@@ -233,7 +233,7 @@ func TestStore_WorksAfterScriptFlush(t *testing.T) {
 	flush()
 	a := claim(t, s, r, dedupstore.AcquiredRun)
 	flush()
-	if err := s.Extend(t.Context(), a.Claim, time.Minute); err != nil {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: time.Minute, Started: true}); err != nil {
 		t.Error(err)
 	}
 	flush()

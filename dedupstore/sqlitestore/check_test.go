@@ -72,7 +72,7 @@ func TestStore_OtherSchemasAreRefusedAndNotTouched(t *testing.T) {
 	} {
 		s, db := newStore(t)
 		mustExec(t, db, tc.prepare)
-		_, claimErr := s.Claim(t.Context(), request("1"))
+		_, claimErr := dedupstore.ClaimOne(t.Context(), s, request("1"))
 		_, checkErr := s.Check(t.Context())
 		for what, err := range map[string]error{"claim": claimErr, "check": checkErr} {
 			if e, is := errors.AsType[*dedupstore.SetupError](err); !is || !strings.Contains(e.Error(), tc.says) {
@@ -97,7 +97,7 @@ func TestStore_ReadOnlyFileIsSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, claimErr := readOnly.Claim(t.Context(), request("2"))
+	_, claimErr := dedupstore.ClaimOne(t.Context(), readOnly, request("2"))
 	_, checkErr := readOnly.Check(t.Context())
 	for what, err := range map[string]error{"claim": claimErr, "check": checkErr} {
 		if e, is := errors.AsType[*sqlite.Error](err); !is || e.Code()&0xff != codes.SQLITE_READONLY {
@@ -119,8 +119,8 @@ func TestStore_AWriteLockThatSomebodyKeepsIsSaid(t *testing.T) {
 	}
 	defer tx.Rollback()
 	for what, operate := range map[string]func(context.Context) error{
-		"claim":  func(ctx context.Context) error { _, err := s.Claim(ctx, request("2")); return err },
-		"settle": func(ctx context.Context) error { return s.Settle(ctx, held, succeeded) },
+		"claim":  func(ctx context.Context) error { _, err := dedupstore.ClaimOne(ctx, s, request("2")); return err },
+		"settle": func(ctx context.Context) error { return dedupstore.SettleOne(ctx, s, held, succeeded) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
@@ -143,7 +143,7 @@ func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 	large := succeeded
 	large.Outcome.Result = make([]byte, 1<<20)
-	if err := s.Settle(t.Context(), c, large); !isFull(err) || !errors.Is(err, dedupstore.ErrFull) {
+	if err := dedupstore.SettleOne(t.Context(), s, c, large); !isFull(err) || !errors.Is(err, dedupstore.ErrFull) {
 		t.Errorf("a settlement that does not fit returned %v, want ErrFull for SQLITE_FULL", err)
 	}
 	err = s.Inbox().InTx(t.Context(), c, settlesWith(large))
@@ -152,7 +152,7 @@ func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {
 	}
 	full := false
 	for i := 0; i < 200 && !full; i++ {
-		_, err := s.Claim(t.Context(), request("more-"+itoa(i)))
+		_, err := dedupstore.ClaimOne(t.Context(), s, request("more-"+itoa(i)))
 		full = errors.Is(err, dedupstore.ErrFull) && isFull(err)
 		if err != nil && !full {
 			t.Fatal(err)
@@ -162,7 +162,7 @@ func TestStore_FullDatabaseTakesNoNewKeysAndForgetsNothing(t *testing.T) {
 		t.Error("claims never returned ErrFull")
 	}
 	claim(t, s, request("known"), dedupstore.Busy)
-	if err := roomy.Settle(t.Context(), c, large); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), roomy, c, large); err != nil {
 		t.Errorf("the settlement, when there was room again: %v", err)
 	}
 }

@@ -7,15 +7,19 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
+func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
 // Claim implements [dedupstore.Store]. It refuses without the write lock what the latest snapshot of the database shows
 // to be refused. It grants nothing without it.
-func (s *Store) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	result := s.ClaimMany(ctx, []dedupstore.Request{r})[0]
+func (s *Store) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	result := s.Claim(ctx, []dedupstore.Request{r})[0]
 	return result.Answer, result.Err
 }
 
 // ClaimMany implements [dedupstore.Batcher].
-func (s *Store) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	asked := make([]*operation, len(requests))
 	var ops []*operation

@@ -59,7 +59,7 @@ func request(id string) dedupstore.Request {
 
 func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupstore.Status) dedupstore.Answer {
 	t.Helper()
-	a, err := s.Claim(t.Context(), r)
+	a, err := dedupstore.ClaimOne(t.Context(), s, r)
 	if err != nil {
 		t.Fatal(err)
 	}

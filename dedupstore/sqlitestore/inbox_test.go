@@ -105,7 +105,7 @@ func TestInbox_RolledBackRunsLeaveTheRecordAsItWas(t *testing.T) {
 			t.Errorf("%s: %d charges, want none", id, n)
 		}
 		claim(t, s, request(id), dedupstore.Busy)
-		if err := s.Settle(t.Context(), c, succeeded); err != nil {
+		if err := dedupstore.SettleOne(t.Context(), s, c, succeeded); err != nil {
 			t.Errorf("%s: the claim does not hold any more: %v", id, err)
 		}
 	}
@@ -322,7 +322,7 @@ func TestInbox_TwinInAnotherProcessWaitsForALateOutcome(t *testing.T) {
 	var twin func() error
 	err = s.Inbox().InTx(t.Context(), c, func(context.Context) (dedupstore.Settlement, error) {
 		twin = background(func() error {
-			a, err := other.Claim(t.Context(), request("1"))
+			a, err := dedupstore.ClaimOne(t.Context(), other, request("1"))
 			if err == nil && a.Status != dedupstore.Done {
 				err = fmt.Errorf("answered %s, want the outcome", a.Status)
 			}
@@ -377,8 +377,14 @@ type slowest struct {
 	t *testing.T
 }
 
-func (s slowest) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	err := s.Transactor.Extend(ctx, c, lease)
+func (s slowest) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (s slowest) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
+	err := dedupstore.ExtendOne(ctx, s.Transactor, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
 	if err != nil {
 		s.t.Errorf("a heartbeat returned %v", err)
 	}
@@ -403,7 +409,7 @@ func TestInbox_HasTheWriteLockFromItsBeginning(t *testing.T) {
 		took := time.Hour
 		for range 5 { // the machine may be busy: what counts is what the store needs
 			start := time.Now()
-			if err := s.Extend(t.Context(), c, time.Minute); err != nil {
+			if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}); err != nil {
 				t.Error(err)
 			}
 			took = min(took, time.Since(start))
@@ -452,7 +458,7 @@ func TestInbox_ZombieRollsBack(t *testing.T) {
 	r.Lease = time.Millisecond
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
 	eventually(t, "the lease ends and another takes over", func() bool {
-		a, err := s.Claim(t.Context(), request("1"))
+		a, err := dedupstore.ClaimOne(t.Context(), s, request("1"))
 		return err == nil && a.Status == dedupstore.AcquiredRun
 	})
 	c.Lease = time.Minute
@@ -601,7 +607,7 @@ func TestInbox_RefusesToWaitForItself(t *testing.T) {
 		_, err := inTx(t, s, request(table), func(ctx context.Context) (dedupstore.Settlement, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second) // a claim would wait for as long
 			defer cancel()
-			_, err := nested.Claim(ctx, request("nested"))
+			_, err := dedupstore.ClaimOne(ctx, nested, request("nested"))
 			return nil, err
 		})
 		if !errors.Is(err, ErrNested) {
@@ -639,7 +645,7 @@ func TestInbox_ContextOfARunThatIsOverIsRefusedNothing(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Claim(kept, request("2")); err != nil {
+	if _, err := dedupstore.ClaimOne(kept, s, request("2")); err != nil {
 		t.Error(err)
 	}
 }

@@ -65,7 +65,7 @@ func TestJoin_EffectAndOutcomeAreCommittedTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim(t, s, request("2"), dedupstore.Done)
-	if err := s.Settle(ctx, c, succeeded); err != nil {
+	if err := dedupstore.SettleOne(ctx, s, c, succeeded); err != nil {
 		t.Errorf("the guard's Finish: %v, want a repetition", err)
 	}
 }

@@ -27,7 +27,7 @@ func TestMigrate_ManyAtOnceMakeOneTable(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if _, err := s.Claim(t.Context(), request("1")); err != nil {
+				if _, err := dedupstore.ClaimOne(t.Context(), s, request("1")); err != nil {
 					t.Errorf("the first claim: %v", err)
 				}
 			})

@@ -80,7 +80,7 @@ func claimAll(ctx context.Context, s *Store, messages int) error {
 	}
 	got := 0
 	for _, i := range rand.Perm(messages) {
-		a, err := s.Claim(ctx, request(fmt.Sprint(i)))
+		a, err := dedupstore.ClaimOne(ctx, s, request(fmt.Sprint(i)))
 		switch {
 		case err != nil:
 			return err

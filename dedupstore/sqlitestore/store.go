@@ -69,9 +69,15 @@ func (s *Store) usable(ctx context.Context) error {
 	return s.prepare(ctx)
 }
 
+func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
 // Extend implements [dedupstore.Store]. The run may have the write lock itself, in its inbox or after Join. Then nobody
 // can take the claim over, and the extension follows when the lock is free.
-func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *Store) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	if err := sqlstore.ValidateExtend(c, lease); err != nil {
 		return err
 	}
@@ -95,13 +101,17 @@ func (s *Store) Extend(ctx context.Context, c dedupstore.Claim, lease time.Durat
 	return op.await(ctx)
 }
 
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
 // Settle implements [dedupstore.Store].
-func (s *Store) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	return s.SettleMany(ctx, []dedupstore.Settling{{Claim: c, Settlement: settlement}})[0]
+func (s *Store) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+	return s.Settle(ctx, []dedupstore.Settling{{Claim: c, Settlement: settlement}})[0]
 }
 
 // SettleMany implements [dedupstore.Batcher].
-func (s *Store) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
 	all := make([]*operation, len(settlings))
 	var ops []*operation

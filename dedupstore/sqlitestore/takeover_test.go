@@ -45,7 +45,7 @@ func busyInbox(t *testing.T, s *Store, name string, each time.Duration) (stop fu
 func redeliveries(t *testing.T, s *Store, id string, most int) (n int) {
 	t.Helper()
 	for n = 1; n <= most; n++ {
-		a, err := s.Claim(t.Context(), request(id))
+		a, err := dedupstore.ClaimOne(t.Context(), s, request(id))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func TestInbox_AZombieDoesNotKeepTheHoldersHeartbeatWaiting(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		return succeeded, s.Extend(ctx, c, time.Minute)
+		return succeeded, dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true})
 	})
 	if err != nil {
 		t.Errorf("the holder: %v", err)

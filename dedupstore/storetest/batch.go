@@ -8,24 +8,14 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-var batchCases = slices.Concat(batchClaimCases, batchSettleCases, batchKeptCases, batchContextCases)
-
-// batcher is the store's, or ends the case without a failure: many operations in few round trips are an offer.
-func (k *kit) batcher() dedupstore.Batcher {
-	k.Helper()
-	b, ok := k.Store.(dedupstore.Batcher)
-	if !ok {
-		k.Skipf("skipped: %T does not implement dedupstore.Batcher", k.Store)
-	}
-	return b
-}
+var batchCases = slices.Concat(batchClaimCases, batchExtendCases, batchSettleCases, batchKeptCases, batchContextCases)
 
 // askMany claims and wants as many results, whatever they are.
 func (k *kit) askMany(requests ...dedupstore.Request) []dedupstore.ClaimResult {
 	k.Helper()
-	results := k.batcher().ClaimMany(k.Context(), requests)
+	results := k.Store.Claim(k.Context(), requests)
 	if len(results) != len(requests) {
-		k.Fatalf("ClaimMany of %d requests returned %d results", len(requests), len(results))
+		k.Fatalf("Claim of %d requests returned %d results", len(requests), len(results))
 	}
 	return results
 }
@@ -74,7 +64,6 @@ var batchClaimCases = []testCase{
 		name: "batch/results-are-in-order",
 		why:  "a result that stands at another's place gives a message the outcome or the claim of a stranger",
 		test: func(k *kit) {
-			k.batcher()
 			requests := k.requests(numbered(20)...)
 			var want []dedupstore.Status
 			for i, r := range requests {
@@ -98,7 +87,6 @@ var batchClaimCases = []testCase{
 		name: "batch/claims-are-answered-as-by-Claim",
 		why:  "a batch is a faster way to ask, not another protocol",
 		test: func(k *kit) {
-			k.batcher()
 			var requests []dedupstore.Request
 			var want []dedupstore.Status
 			for _, s := range situations {
@@ -151,7 +139,6 @@ var batchClaimCases = []testCase{
 		name: "batch/duplicates-see-the-rerun-before-them",
 		why:  "a duplicate behind the rerun of its failure in a batch is told of a failure that is being run again",
 		test: func(k *kit) {
-			k.batcher()
 			answers := k.claimMany([]dedupstore.Request{k.rerun(k.failure(failed("card refused"))), k.request("1")},
 				dedupstore.AcquiredRun, dedupstore.Busy)
 			k.found(answers[1], dedupstore.Running)
@@ -177,7 +164,6 @@ var batchClaimCases = []testCase{
 		name: "batch/outcomes-share-no-bytes",
 		why:  "two duplicates in a batch get the same outcome, and each may change what it got",
 		test: func(k *kit) {
-			k.batcher()
 			k.settle(k.run("1"), finish(succeeded("paid")))
 			answers := k.claimMany(k.requests("1", "1"), dedupstore.Done)
 			copy(answers[0].Outcome.Result, "lost")
@@ -188,7 +174,6 @@ var batchClaimCases = []testCase{
 		name: "batch/repeated-claims-change-nothing",
 		why:  "a batch whose reply was lost is sent again: every claim has to be answered as the first time",
 		test: func(k *kit) {
-			k.batcher()
 			k.settle(k.run("done"), finish(succeeded("paid")))
 			requests := k.requests("1", "2", "1", "done", "3")
 			want := []dedupstore.Status{
@@ -229,7 +214,7 @@ var batchClaimCases = []testCase{
 		why:  "processes that fetch copies of the same messages claim them in batches of different order",
 		test: func(k *kit) {
 			const keys, batches = 100, 20
-			b := k.batcher()
+			b := k.Store
 			results := make([][]dedupstore.ClaimResult, batches)
 			start := make(chan struct{})
 			var group sync.WaitGroup
@@ -242,7 +227,7 @@ var batchClaimCases = []testCase{
 				requests := k.requests(ids...)
 				group.Go(func() {
 					<-start
-					results[i] = b.ClaimMany(k.Context(), requests)
+					results[i] = b.Claim(k.Context(), requests)
 				})
 			}
 			close(start)

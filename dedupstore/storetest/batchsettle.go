@@ -9,12 +9,12 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// trySettleMany settles and wants as many errors, nil or not.
-func (k *kit) trySettleMany(settlings []dedupstore.Settling) []error {
+// trySettle settles and wants as many errors, nil or not.
+func (k *kit) trySettle(settlings []dedupstore.Settling) []error {
 	k.Helper()
-	errs := k.batcher().SettleMany(k.Context(), settlings)
+	errs := k.Store.Settle(k.Context(), settlings)
 	if len(errs) != len(settlings) {
-		k.Fatalf("SettleMany of %d settlings returned %d errors", len(settlings), len(errs))
+		k.Fatalf("Settle of %d settlings returned %d errors", len(settlings), len(errs))
 	}
 	return errs
 }
@@ -22,7 +22,7 @@ func (k *kit) trySettleMany(settlings []dedupstore.Settling) []error {
 // settleMany settles all.
 func (k *kit) settleMany(settlings []dedupstore.Settling) {
 	k.Helper()
-	for i, err := range k.trySettleMany(settlings) {
+	for i, err := range k.trySettle(settlings) {
 		if err != nil {
 			k.Fatalf("settling %d of %d, of %q with %T: %v",
 				i, len(settlings), settlings[i].Claim.Key.ID, settlings[i].Settlement, err)
@@ -35,7 +35,6 @@ var batchSettleCases = []testCase{
 		name: "batch/settles-each-as-it-is-asked",
 		why:  "messages of one batch end differently, and each settlement has to reach its own record",
 		test: func(k *kit) {
-			k.batcher()
 			publishing, none := k.run("published"), k.run("published what the claim decided")
 			k.settle(publishing, finishTo(succeeded("sent"), receipt))
 			k.extend(none, short)
@@ -83,7 +82,6 @@ var batchSettleCases = []testCase{
 		name: "batch/errors-are-of-one-settling",
 		why:  "a settling that is refused must neither hide behind the others nor keep them from their records",
 		test: func(k *kit) {
-			k.batcher()
 			settled := k.run("settled")
 			k.settle(settled, dedupstore.Release{})
 			other := k.run("of another")
@@ -98,7 +96,7 @@ var batchSettleCases = []testCase{
 				{Claim: k.run("nothing"), Settlement: nil},
 				{Claim: k.run("c"), Settlement: finish(succeeded("c"))},
 			}
-			errs := k.trySettleMany(settlings)
+			errs := k.trySettle(settlings)
 			for _, i := range []int{0, 2, 7} {
 				if errs[i] != nil {
 					k.Errorf("settling %d of a batch: %v", i, errs[i])
@@ -122,9 +120,8 @@ var batchSettleCases = []testCase{
 		why: "what a message produced is noted as published after its outcome was stored, though both travel in one " +
 			"batch",
 		test: func(k *kit) {
-			k.batcher()
 			c, released, finished := k.run("1"), k.run("2"), k.run("3")
-			errs := k.trySettleMany([]dedupstore.Settling{
+			errs := k.trySettle([]dedupstore.Settling{
 				{Claim: c, Settlement: finishTo(succeeded("paid"), receipt)},
 				{Claim: released, Settlement: dedupstore.Release{}},
 				{Claim: finished, Settlement: finish(succeeded("paid"))},
@@ -169,8 +166,8 @@ var batchSettleCases = []testCase{
 		test: func(k *kit) {
 			k.askMany()
 			k.askMany([]dedupstore.Request{}...)
-			k.trySettleMany(nil)
-			k.trySettleMany([]dedupstore.Settling{})
+			k.trySettle(nil)
+			k.trySettle([]dedupstore.Settling{})
 		},
 	},
 }
@@ -181,20 +178,20 @@ var batchContextCases = []testCase{
 		why: "a caller that has given up must find an error at every place that is not known: nothing at all looks " +
 			"like success",
 		test: func(k *kit) {
-			b := k.batcher()
+			b := k.Store
 			cancelled, cancel := context.WithCancel(k.Context())
 			cancel()
 			late, cancel := context.WithDeadline(k.Context(), time.Now().Add(-time.Second))
 			defer cancel()
 			ended := map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded}
 			for ctx, want := range ended {
-				k.knownOrEnded(b.ClaimMany(ctx, k.requests("1, "+want.Error(), "2, "+want.Error())), 2, want)
-				errs := b.SettleMany(ctx, []dedupstore.Settling{
+				k.knownOrEnded(b.Claim(ctx, k.requests("1, "+want.Error(), "2, "+want.Error())), 2, want)
+				errs := b.Settle(ctx, []dedupstore.Settling{
 					{Claim: k.run("finished, " + want.Error()), Settlement: finish(succeeded("paid"))},
 					{Claim: k.run("released, " + want.Error()), Settlement: dedupstore.Release{}},
 				})
 				if len(errs) != 2 {
-					k.Fatalf("SettleMany of 2 settlings returned %d errors", len(errs))
+					k.Fatalf("Settle of 2 settlings returned %d errors", len(errs))
 				}
 				for i, err := range errs {
 					if err != nil && !errors.Is(err, want) {
@@ -209,7 +206,7 @@ var batchContextCases = []testCase{
 		why: "shutdown ends a context in the middle of a batch: what was not known is asked again, and answers as " +
 			"if nothing had been",
 		test: func(k *kit) {
-			b := k.batcher()
+			b := k.Store
 			for round, after := range []time.Duration{0, time.Millisecond, 10 * time.Millisecond} {
 				ids := numbered(200)
 				for i := range ids {
@@ -218,7 +215,7 @@ var batchContextCases = []testCase{
 				requests := k.requests(ids...)
 				ctx, cancel := context.WithCancel(k.Context())
 				timer := time.AfterFunc(after, cancel)
-				first := b.ClaimMany(ctx, requests)
+				first := b.Claim(ctx, requests)
 				timer.Stop()
 				cancel()
 				k.knownOrEnded(first, len(ids), context.Canceled)
@@ -238,7 +235,7 @@ var batchContextCases = []testCase{
 func (k *kit) knownOrEnded(results []dedupstore.ClaimResult, n int, want error) {
 	k.Helper()
 	if len(results) != n {
-		k.Fatalf("ClaimMany of %d requests returned %d results", n, len(results))
+		k.Fatalf("Claim of %d requests returned %d results", n, len(results))
 	}
 	for i, r := range results {
 		if r.Err == nil && r.Answer.Status != dedupstore.AcquiredRun || r.Err != nil && !errors.Is(r.Err, want) {

@@ -71,13 +71,12 @@ func Benchmarks(b *testing.B, open func(b *testing.B) dedupstore.Store) {
 		})
 	})
 	bench("batch-of-64-claim+finish", func(b *testing.B, k *kit, next func() dedupstore.Request) {
-		batcher := k.batcher()
 		requests := make([]dedupstore.Request, batchSize)
 		for b.Loop() {
 			for i := range requests {
 				requests[i] = next()
 			}
-			if err := k.batch(batcher, requests); err != nil {
+			if err := k.batch(requests); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -86,26 +85,26 @@ func Benchmarks(b *testing.B, open func(b *testing.B) dedupstore.Store) {
 }
 
 // batch is what messages cost that are processed once and travel together.
-func (k *kit) batch(b dedupstore.Batcher, requests []dedupstore.Request) error {
+func (k *kit) batch(requests []dedupstore.Request) error {
 	settlings := make([]dedupstore.Settling, len(requests))
 	f := finish(succeeded("paid"))
 	f.Retention = brevity
-	for i, r := range b.ClaimMany(k.Context(), requests) {
+	for i, r := range k.Store.Claim(k.Context(), requests) {
 		if r.Err != nil {
 			return r.Err
 		}
 		settlings[i] = dedupstore.Settling{Claim: r.Answer.Claim, Settlement: f}
 	}
-	return errors.Join(b.SettleMany(k.Context(), settlings)...)
+	return errors.Join(k.Store.Settle(k.Context(), settlings)...)
 }
 
 // message is what a message costs that is processed once.
 func (k *kit) message(r dedupstore.Request) error {
-	a, err := k.Store.Claim(k.Context(), r)
+	a, err := dedupstore.ClaimOne(k.Context(), k.Store, r)
 	if err != nil {
 		return err
 	}
 	f := finish(succeeded("paid"))
 	f.Retention = brevity
-	return k.Store.Settle(k.Context(), a.Claim, f)
+	return dedupstore.SettleOne(k.Context(), k.Store, a.Claim, f)
 }

@@ -103,8 +103,8 @@ var concurrencyCases = []testCase{
 			answers, errs := make([]dedupstore.Answer, keys), make([][2]error, keys)
 			var group sync.WaitGroup
 			for i := range dead {
-				group.Go(func() { errs[i][0] = k.Store.Settle(k.Context(), dead[i], finish(succeeded(""))) })
-				group.Go(func() { answers[i], errs[i][1] = k.Store.Claim(k.Context(), k.request(fmt.Sprint(i))) })
+				group.Go(func() { errs[i][0] = dedupstore.SettleOne(k.Context(), k.Store, dead[i], finish(succeeded(""))) })
+				group.Go(func() { answers[i], errs[i][1] = dedupstore.ClaimOne(k.Context(), k.Store, k.request(fmt.Sprint(i))) })
 			}
 			group.Wait()
 			for i, a := range answers {
@@ -130,7 +130,7 @@ var concurrencyCases = []testCase{
 			errs := make([]error, 50)
 			var group sync.WaitGroup
 			for i := range errs {
-				group.Go(func() { errs[i] = k.Store.Settle(k.Context(), c, finish(succeeded("paid"))) })
+				group.Go(func() { errs[i] = dedupstore.SettleOne(k.Context(), k.Store, c, finish(succeeded("paid"))) })
 			}
 			group.Wait()
 			for _, err := range errs {
@@ -156,7 +156,7 @@ func (k *kit) race(n int, request func(i int) dedupstore.Request, want map[dedup
 	for i := range n {
 		group.Go(func() {
 			<-start
-			answers[i], errs[i] = k.Store.Claim(k.Context(), requests[i])
+			answers[i], errs[i] = dedupstore.ClaimOne(k.Context(), k.Store, requests[i])
 		})
 	}
 	close(start)

@@ -21,13 +21,13 @@ var contextCases = []testCase{
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			ended := map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded}
 			for ctx, want := range ended {
-				_, err := k.Store.Claim(ctx, k.request("other"))
+				_, err := dedupstore.ClaimOne(ctx, k.Store, k.request("other"))
 				for what, err := range map[string]error{
 					"claim":     err,
-					"extend":    k.Store.Extend(ctx, c, long),
-					"finish":    k.Store.Settle(ctx, c, finish(succeeded("paid"))),
-					"release":   k.Store.Settle(ctx, c, dedupstore.Release{}),
-					"published": k.Store.Settle(ctx, c, published()),
+					"extend":    dedupstore.ExtendOne(ctx, k.Store, dedupstore.Extension{Claim: c, Lease: long, Started: true}),
+					"finish":    dedupstore.SettleOne(ctx, k.Store, c, finish(succeeded("paid"))),
+					"release":   dedupstore.SettleOne(ctx, k.Store, c, dedupstore.Release{}),
+					"published": dedupstore.SettleOne(ctx, k.Store, c, published()),
 				} {
 					if !errors.Is(err, want) || errors.Is(err, dedupstore.ErrClaimLost) {
 						k.Errorf("%s returned %v, want %v", what, err, want)
@@ -43,16 +43,16 @@ var contextCases = []testCase{
 			ctx, cancel := context.WithCancel(k.Context())
 			cancel()
 			r := k.request("1")
-			_, _ = k.Store.Claim(ctx, r) // it may or may not have happened; so it is with those below
+			_, _ = dedupstore.ClaimOne(ctx, k.Store, r) // it may or may not have happened; so it is with those below
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
 			if c.Attempt != 1 {
 				k.Errorf("attempt is %d, want 1", c.Attempt)
 			}
-			_ = k.Store.Extend(ctx, c, long)
+			_ = dedupstore.ExtendOne(ctx, k.Store, dedupstore.Extension{Claim: c, Lease: long, Started: true})
 			k.extend(c, long)
-			_ = k.Store.Settle(ctx, c, finishTo(succeeded("paid"), receipt))
+			_ = dedupstore.SettleOne(ctx, k.Store, c, finishTo(succeeded("paid"), receipt))
 			k.settle(c, finishTo(succeeded("paid"), receipt))
-			_ = k.Store.Settle(ctx, c, published())
+			_ = dedupstore.SettleOne(ctx, k.Store, c, published())
 			k.settle(c, published())
 			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, dedupstore.Outcome{
 				Kind: dedupstore.Succeeded, Result: []byte("paid"), Produced: []dedupstore.Produced{receipt},

@@ -129,6 +129,31 @@ var exhaustionCases = []testCase{
 		},
 	},
 	{
+		name: "parking/extended-but-not-started-is-retaken",
+		why:  "a claim made ahead is extended while its message waits for the handler, which has had no effect then",
+		test: func(k *kit) {
+			c := k.run("1")
+			k.extendUnstarted(c, short)
+			k.pass(short)
+			r := k.request("1")
+			r.ParkExpired = true
+			k.attempt(k.claim(r, dedupstore.AcquiredRun), 2)
+		},
+	},
+	{
+		name: "parking/started-stays-started",
+		why:  "an extension that says nothing of the handler must not take back that it has been called",
+		test: func(k *kit) {
+			c := k.run("1")
+			k.extend(c, long)
+			k.extendUnstarted(c, short)
+			k.pass(short)
+			r := k.request("1")
+			r.ParkExpired = true
+			k.claim(r, dedupstore.AcquiredPublish)
+		},
+	},
+	{
 		name: "parking/mark-goes-with-the-run",
 		why: "that an earlier run had started says nothing about the one that took over, nor about one after a " +
 			"release",

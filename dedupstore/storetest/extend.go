@@ -56,10 +56,10 @@ var extendCases = []testCase{
 			c := k.run("1")
 			forged := c
 			forged.Owner = newOwner()
-			k.lost(k.Store.Extend(k.Context(), forged, short), "extend by another owner")
+			k.lost(k.tryExtend(forged, short), "extend by another owner")
 			forged = c
 			forged.Fence++
-			k.lost(k.Store.Extend(k.Context(), forged, short), "extend by another fence")
+			k.lost(k.tryExtend(forged, short), "extend by another fence")
 			k.pass(short)
 			k.claim(k.request("1"), dedupstore.Busy)
 			k.extend(c, long)
@@ -71,7 +71,7 @@ var extendCases = []testCase{
 		test: func(k *kit) {
 			zombie := k.crashed("1")
 			c := k.run("1")
-			k.lost(k.Store.Extend(k.Context(), zombie, short), "extend by a zombie")
+			k.lost(k.tryExtend(zombie, short), "extend by a zombie")
 			k.pass(short)
 			k.claim(k.request("1"), dedupstore.Busy)
 			k.extend(c, long)
@@ -110,12 +110,12 @@ var extendCases = []testCase{
 		test: func(k *kit) {
 			c := k.run("released")
 			k.settle(c, dedupstore.Release{})
-			k.lost(k.Store.Extend(k.Context(), c, long), "extend after a release")
+			k.lost(k.tryExtend(c, long), "extend after a release")
 			k.attempt(k.claim(k.request("released"), dedupstore.AcquiredRun), 2)
 
 			c = k.run("done")
 			k.settle(c, finish(succeeded("")))
-			k.lost(k.Store.Extend(k.Context(), c, long), "extend after a finish")
+			k.lost(k.tryExtend(c, long), "extend after a finish")
 			k.claim(k.request("done"), dedupstore.Done)
 		},
 	},

@@ -67,7 +67,7 @@ var finishCases = []testCase{
 			c := k.run("1")
 			k.settle(c, f)
 			k.pass(short)
-			if err := k.Store.Settle(k.Context(), c, f); err != nil {
+			if err := dedupstore.SettleOne(k.Context(), k.Store, c, f); err != nil {
 				return // the machine is slow: the window is over
 			}
 			k.pass(short)
@@ -84,7 +84,7 @@ var finishCases = []testCase{
 			f := finishTo(succeeded("paid"), receipt)
 			k.settle(publishing, f)
 			for _, c := range []dedupstore.Claim{done, publishing} {
-				_ = k.Store.Settle(k.Context(), c, finish(failed("card refused"))) // it may be refused or ignored
+				_ = dedupstore.SettleOne(k.Context(), k.Store, c, finish(failed("card refused"))) // it may be refused or ignored
 			}
 			k.settle(publishing, published())
 			k.sameOutcome(k.claim(k.request("done"), dedupstore.Done).Outcome, succeeded("paid"))
@@ -208,7 +208,7 @@ var finishCases = []testCase{
 				k.refused(c, finishTo(succeeded(""), receipt), "nobody")
 				k.refused(c, dedupstore.Release{}, "nobody")
 				k.refused(c, published(), "nobody")
-				k.lost(k.Store.Extend(k.Context(), c, long), "extend by nobody")
+				k.lost(k.tryExtend(c, long), "extend by nobody")
 				k.found(k.claim(k.request(c.Key.ID), dedupstore.AcquiredRun), dedupstore.Absent)
 			}
 		},

@@ -115,7 +115,9 @@ var inboxCommitCases = []inboxCase{
 				s, err := k.charge(c)(ctx)
 				for range 5 {
 					k.pass(short)
-					k.soon("a heartbeat", func(ctx context.Context) error { return k.in.Inbox.Extend(ctx, c, long) })
+					k.soon("a heartbeat", func(ctx context.Context) error {
+						return dedupstore.ExtendOne(ctx, k.in.Inbox, dedupstore.Extension{Claim: c, Lease: long, Started: true})
+					})
 				}
 				k.claim(k.request("1"), dedupstore.Busy)
 				return s, err
@@ -207,7 +209,7 @@ func (k *inboxKit) watch(c dedupstore.Claim) error {
 		if err != nil {
 			return err
 		}
-		a, err := k.Store.Claim(k.Context(), k.request(c.Key.ID))
+		a, err := dedupstore.ClaimOne(k.Context(), k.Store, k.request(c.Key.ID))
 		if err != nil {
 			return err
 		}

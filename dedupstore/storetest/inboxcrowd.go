@@ -134,7 +134,7 @@ func (k *inboxKit) contest(dead dedupstore.Claim) error {
 	var next dedupstore.Answer
 	var group sync.WaitGroup
 	group.Go(func() { zombie = k.insist(dead, k.charge(dead)) })
-	group.Go(func() { next, claim = k.Store.Claim(k.Context(), k.request(dead.Key.ID)) })
+	group.Go(func() { next, claim = dedupstore.ClaimOne(k.Context(), k.Store, k.request(dead.Key.ID)) })
 	group.Wait()
 	if claim != nil {
 		return claim

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"sync"
-	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
@@ -81,26 +80,26 @@ func (m *MemoryInbox) All() map[string]int {
 }
 
 // Claim implements [dedupstore.Store].
-func (m *MemoryInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (m *MemoryInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.records.Claim(ctx, r)
+	return m.records.Claim(ctx, requests)
 }
 
 // Extend implements [dedupstore.Store].
-func (m *MemoryInbox) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	return m.records.Extend(ctx, c, lease)
+func (m *MemoryInbox) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return m.records.Extend(ctx, extensions)
 }
 
 // Settle implements [dedupstore.Store].
-func (m *MemoryInbox) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (m *MemoryInbox) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.settle(ctx, c, s)
+	return dedupstore.SettleEach(ctx, settlings, m.settle)
 }
 
 func (m *MemoryInbox) settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
-	err := m.records.Settle(ctx, c, s)
+	err := dedupstore.SettleOne(ctx, m.records, c, s)
 	if _, ok := s.(dedupstore.Finish); ok && err == nil {
 		m.finished[finished{c.Key, c.Owner, c.Fence}] = true
 	}

@@ -67,7 +67,7 @@ var inboxOwnerCases = []inboxCase{
 				}
 				k.pass(short)
 				k.soon("a claim", func(ctx context.Context) (err error) {
-					next, err = k.Store.Claim(ctx, k.request("1"))
+					next, err = dedupstore.ClaimOne(ctx, k.Store, k.request("1"))
 					return err
 				})
 				return s, err
@@ -185,7 +185,7 @@ func (k *inboxKit) twin(limit time.Duration, id string, want ...dedupstore.Statu
 	ctx, cancel := context.WithTimeout(k.Context(), limit)
 	defer cancel()
 	start := time.Now()
-	a, err := k.Store.Claim(ctx, k.request(id))
+	a, err := dedupstore.ClaimOne(ctx, k.Store, k.request(id))
 	took := time.Since(start)
 	if err != nil {
 		return errors.New("a twin got no answer in " + took.String() + ": " + err.Error())

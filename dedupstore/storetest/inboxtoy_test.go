@@ -110,7 +110,11 @@ func (s *toyInbox) subject() InboxSubject {
 	}
 }
 
-func (s *toyInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *toyInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *toyInbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	for s.locked.Load() > 0 || s.breaks("twin-waits-for-the-transaction") && len(s.conns) > 0 {
 		select {
 		case <-ctx.Done():
@@ -120,17 +124,23 @@ func (s *toyInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.
 	}
 	s.database.Lock()
 	defer s.database.Unlock()
-	return s.toy.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.toy, r)
 }
 
-func (s *toyInbox) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *toyInbox) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (s *toyInbox) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	if s.breaks("heartbeat-waits-for-the-transaction") && len(s.conns) > 0 {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	s.database.Lock()
 	defer s.database.Unlock()
-	return s.toy.Extend(ctx, c, lease)
+	return dedupstore.ExtendOne(ctx, s.toy, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
 }
 
 func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim,
@@ -254,9 +264,9 @@ func (s *toyInbox) rolledBack(c dedupstore.Claim, tx *toyTx, err error) error {
 	case "error-commits":
 		s.apply(tx)
 	case "error-releases":
-		_ = s.Settle(context.Background(), c, dedupstore.Release{})
+		_ = dedupstore.SettleOne(context.Background(), s, c, dedupstore.Release{})
 	case "error-fails":
-		_ = s.Settle(context.Background(), c, finish(failed(err.Error())))
+		_ = dedupstore.SettleOne(context.Background(), s, c, finish(failed(err.Error())))
 	case "error-is-wrapped":
 		return fmt.Errorf("in transaction: %w", err)
 	case "lost-claims-of-the-work-are-the-store's":
@@ -376,7 +386,7 @@ func (s *toyInbox) settleInTx(ctx context.Context, c dedupstore.Claim, settlemen
 			return nil
 		}
 	}
-	err := s.Settle(ctx, c, settlement)
+	err := dedupstore.SettleOne(ctx, s, c, settlement)
 	if s.breaks("missing-record-is-fine") && errors.Is(err, dedupstore.ErrClaimLost) &&
 		s.load(c.Key, time.Now()) == nil {
 		return nil
@@ -396,9 +406,9 @@ func (s *toyInbox) commitApart(
 	if s.breaks("settles-after-the-commit") {
 		s.apply(tx)
 		<-time.After(10 * time.Millisecond)
-		return s.Settle(ctx, c, settlement)
+		return dedupstore.SettleOne(ctx, s, c, settlement)
 	}
-	if err := s.Settle(ctx, c, settlement); err != nil {
+	if err := dedupstore.SettleOne(ctx, s, c, settlement); err != nil {
 		return err
 	}
 	if s.breaks("end-of-context-stops-the-commit") && ended {

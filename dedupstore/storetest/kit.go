@@ -56,7 +56,7 @@ func (k *kit) brief(id string) dedupstore.Request {
 // ask claims and returns whatever the answer is.
 func (k *kit) ask(r dedupstore.Request) dedupstore.Answer {
 	k.Helper()
-	a, err := k.Store.Claim(k.Context(), r)
+	a, err := dedupstore.ClaimOne(k.Context(), k.Store, r)
 	if err != nil {
 		k.Fatalf("claim of %q: %v", r.Key.ID, err)
 	}
@@ -96,7 +96,7 @@ func (k *kit) crashed(id string) dedupstore.Claim {
 
 func (k *kit) settle(c dedupstore.Claim, s dedupstore.Settlement) {
 	k.Helper()
-	if err := k.Store.Settle(k.Context(), c, s); err != nil {
+	if err := dedupstore.SettleOne(k.Context(), k.Store, c, s); err != nil {
 		k.Fatalf("settle with %T: %v", s, err)
 	}
 }
@@ -104,12 +104,26 @@ func (k *kit) settle(c dedupstore.Claim, s dedupstore.Settlement) {
 // refused settles and wants ErrClaimLost.
 func (k *kit) refused(c dedupstore.Claim, s dedupstore.Settlement, who string) {
 	k.Helper()
-	k.lost(k.Store.Settle(k.Context(), c, s), "settle with %T by %s", s, who)
+	k.lost(dedupstore.SettleOne(k.Context(), k.Store, c, s), "settle with %T by %s", s, who)
 }
 
 func (k *kit) extend(c dedupstore.Claim, lease time.Duration) {
 	k.Helper()
-	if err := k.Store.Extend(k.Context(), c, lease); err != nil {
+	if err := k.tryExtend(c, lease); err != nil {
+		k.Fatalf("extend: %v", err)
+	}
+}
+
+// tryExtend extends the lease of a run that has started.
+func (k *kit) tryExtend(c dedupstore.Claim, lease time.Duration) error {
+	x := dedupstore.Extension{Claim: c, Lease: lease, Started: true}
+	return dedupstore.ExtendOne(k.Context(), k.Store, x)
+}
+
+// extendUnstarted extends the lease of a run whose handler has not been called.
+func (k *kit) extendUnstarted(c dedupstore.Claim, lease time.Duration) {
+	k.Helper()
+	if err := dedupstore.ExtendOne(k.Context(), k.Store, dedupstore.Extension{Claim: c, Lease: lease}); err != nil {
 		k.Fatalf("extend: %v", err)
 	}
 }

@@ -17,9 +17,9 @@ type odd struct{ dedupstore.Store }
 
 // Fences are odd numbers, errors are wrapped, times are rounded down, and an operation whose context has ended happens
 // all the same.
-func (s odd) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s odd) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	r.Rerun = inner(r.Rerun)
-	a, err := s.Store.Claim(context.WithoutCancel(ctx), r)
+	a, err := dedupstore.ClaimOne(context.WithoutCancel(ctx), s.Store, r)
 	if err := s.wrapped(ctx, err); err != nil {
 		return dedupstore.Answer{}, err
 	}
@@ -48,36 +48,39 @@ func (s odd) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer
 	return a, nil
 }
 
-func (s odd) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	c.Fence = inner(c.Fence)
-	return s.wrapped(ctx, s.Store.Extend(context.WithoutCancel(ctx), c, lease))
+func (s odd) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
 }
 
-func (s odd) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+func (s odd) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	x.Claim.Fence = inner(x.Claim.Fence)
+	return s.wrapped(ctx, dedupstore.ExtendOne(context.WithoutCancel(ctx), s.Store, x))
+}
+
+func (s odd) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	c.Fence = inner(c.Fence)
-	return s.wrapped(ctx, s.Store.Settle(context.WithoutCancel(ctx), c, settlement))
+	return s.wrapped(ctx, dedupstore.SettleOne(context.WithoutCancel(ctx), s.Store, c, settlement))
 }
 
 // Batches are made backwards, but for equal keys.
-func (s odd) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+func (s odd) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	if len(requests) == 0 {
 		return nil
 	}
 	results := make([]dedupstore.ClaimResult, len(requests))
 	backwards(len(requests), func(i int) dedupstore.Key { return requests[i].Key }, func(i int) {
-		// What is known although the context has ended may be told.
-		results[i].Answer, results[i].Err = s.Claim(context.WithoutCancel(ctx), requests[i])
+		results[i].Answer, results[i].Err = s.claimOne(ctx, requests[i])
 	})
 	return results
 }
 
-func (s odd) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+func (s odd) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	if len(settlings) == 0 {
 		return nil
 	}
 	errs := make([]error, len(settlings))
 	backwards(len(settlings), func(i int) dedupstore.Key { return settlings[i].Claim.Key }, func(i int) {
-		errs[i] = s.Settle(ctx, settlings[i].Claim, settlings[i].Settlement)
+		errs[i] = s.settleOne(ctx, settlings[i].Claim, settlings[i].Settlement)
 	})
 	return errs
 }

@@ -135,7 +135,7 @@ var releaseCases = []testCase{
 			k.grew(zombie.Fence, back.Claim.Fence, "takeover by a late copy")
 			k.refused(zombie, dedupstore.Release{}, "a zombie whose token came back")
 			k.refused(zombie, finish(failed("zombie")), "a zombie whose token came back")
-			k.lost(k.Store.Extend(k.Context(), zombie, short), "extend by a zombie whose token came back")
+			k.lost(k.tryExtend(zombie, short), "extend by a zombie whose token came back")
 			k.claim(k.request("1"), dedupstore.Busy)
 			k.settle(back.Claim, finish(succeeded("")))
 		},

@@ -11,8 +11,7 @@ import (
 
 // A Subject is a store to test, and what the suite may do with it.
 type Subject struct {
-	// Store is the store. Never nil. The cases of the area batch are for those that are a [dedupstore.Batcher]; for
-	// others they are skipped, and say so.
+	// Store is the store. Never nil.
 	Store dedupstore.Store
 
 	// Advance makes at least d pass on the store's clock, and returns then. It is called by one goroutine at a time

@@ -59,7 +59,7 @@ func (s *toy) load(k dedupstore.Key, now time.Time) *toyRecord {
 	return rec
 }
 
-func (s *toy) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *toy) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if err := r.Validate(); err != nil && !s.is("accepts-anything") {
 		return dedupstore.Answer{}, err
 	}
@@ -294,12 +294,13 @@ func (s *toy) held(rec *toyRecord, c dedupstore.Claim, ownerIgnored, fenceIgnore
 		(rec.fence == c.Fence || s.is(fenceIgnored))
 }
 
-func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *toy) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
 	if err := c.Validate(); err != nil && !s.is("accepts-anything") {
 		return err
 	}
 	if lease < time.Millisecond || lease > farthest {
-		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v", lease)}
+		return &dedupstore.InvalidError{Field: "Extension.Lease", Problem: fmt.Sprintf("is %v", lease)}
 	}
 	if err := ctx.Err(); err != nil && !s.is("ignores-the-context") {
 		return err
@@ -315,7 +316,8 @@ func (s *toy) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duratio
 		s.is("expiry-revokes") && !now.Before(rec.lease) {
 		return dedupstore.ErrClaimLost
 	}
-	rec.started = true
+	rec.started = (x.Started || rec.started && !s.is("extend-forgets-the-start") || s.is("extend-starts")) &&
+		!s.is("extend-never-starts")
 	if s.is("extend-forgets-the-result") {
 		rec.outcome.Result = nil
 	}

@@ -28,6 +28,11 @@ var brokenBatches = map[string]string{
 	"batch-of-at-most-512":                   "batch/thousand",
 	"batch-of-at-most-512-settlings":         "batch/thousand",
 	"batch-checks-then-sets":                 "batch/one-run-of-many-batches",
+	"batch-extends-all-as-the-first":         "batch/extends-each-as-it-is-asked",
+	"batch-extends-only-the-first":           "batch/extends-each-as-it-is-asked",
+	"batch-extends-stop-at-an-error":         "batch/errors-are-of-one-extension",
+	"batch-extend-errors-are-joined":         "batch/errors-are-of-one-extension",
+	"batch-extends-hide-lost-claims":         "batch/errors-are-of-one-extension",
 	"batch-finishes-whatever-is-asked":       "batch/settles-each-as-it-is-asked",
 	"batch-never-publishes":                  "batch/settles-each-as-it-is-asked",
 	"batch-settles-stop-at-an-error":         "batch/errors-are-of-one-settling",
@@ -53,8 +58,8 @@ var brokenBatches = map[string]string{
 	"batch-guesses-what-is-unknown":          "batch/ended-in-the-middle",
 }
 
-// ClaimMany claims one after the other, and breaks the rule, if it is one of batches.
-func (s *toy) ClaimMany(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+// Claim claims one after the other, and breaks the rule, if it is one of batches.
+func (s *toy) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
 	order := numbers(len(requests), s.is("batch-equal-keys-from-the-end"))
 	if s.is("batch-looks-before-it-claims") {
@@ -66,7 +71,7 @@ func (s *toy) ClaimMany(ctx context.Context, requests []dedupstore.Request) []de
 			<-time.After(time.Millisecond) // of virtual time: for the context to end in the middle
 		}
 		r := s.misread(requests[i])
-		a, err := s.Claim(ctx, r)
+		a, err := s.claimOne(ctx, r)
 		if known, ok := first[r.Key]; !ok {
 			first[r.Key] = dedupstore.ClaimResult{Answer: a, Err: err}
 		} else if s.is("batch-equal-keys-share-an-answer") ||
@@ -199,8 +204,41 @@ func (s *toy) spoiled(
 	return results
 }
 
-// SettleMany settles one after the other, and breaks the rule, if it is one of batches.
-func (s *toy) SettleMany(ctx context.Context, settlings []dedupstore.Settling) []error {
+// Extend extends one after the other, and breaks the rule, if it is one of batches.
+func (s *toy) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	errs := make([]error, len(extensions))
+	for i, x := range extensions {
+		switch s.broken {
+		case "batch-extends-all-as-the-first":
+			x.Lease, x.Started = extensions[0].Lease, extensions[0].Started
+		case "batch-extends-only-the-first":
+			if i > 0 {
+				continue
+			}
+		}
+		errs[i] = s.extendOne(ctx, x)
+		if errs[i] != nil && s.is("batch-extends-stop-at-an-error") {
+			break
+		}
+	}
+	switch s.broken {
+	case "batch-extend-errors-are-joined":
+		all := errors.Join(errs...)
+		for i := range errs {
+			errs[i] = all
+		}
+	case "batch-extends-hide-lost-claims":
+		for i, err := range errs {
+			if errors.Is(err, dedupstore.ErrClaimLost) && len(errs) > 1 {
+				errs[i] = nil
+			}
+		}
+	}
+	return errs
+}
+
+// Settle settles one after the other, and breaks the rule, if it is one of batches.
+func (s *toy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	errs := make([]error, len(settlings))
 	for _, i := range numbers(len(settlings), s.is("batch-settles-from-the-end")) {
 		c, settlement := s.missettled(settlings[i].Claim, settlings[i].Settlement)
@@ -208,7 +246,7 @@ func (s *toy) SettleMany(ctx context.Context, settlings []dedupstore.Settling) [
 			errs[i] = dedupstore.ErrClaimLost
 			continue
 		}
-		errs[i] = s.Settle(ctx, c, settlement)
+		errs[i] = s.settleOne(ctx, c, settlement)
 		if errs[i] != nil && s.is("batch-settles-stop-at-an-error") {
 			break
 		}

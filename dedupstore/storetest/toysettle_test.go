@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-func (s *toy) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+func (s *toy) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}

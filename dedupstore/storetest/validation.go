@@ -74,11 +74,11 @@ var validationCases = []testCase{
 			} {
 				bad := c
 				spoil(&bad)
-				k.invalid(k.Store.Extend(k.Context(), bad, long), field, "extend")
-				k.invalid(k.Store.Settle(k.Context(), bad, finish(succeeded(""))), field, "settle")
+				k.invalid(k.tryExtend(bad, long), field, "extend")
+				k.invalid(dedupstore.SettleOne(k.Context(), k.Store, bad, finish(succeeded(""))), field, "settle")
 			}
 			for _, d := range []time.Duration{0, -time.Second, time.Millisecond - 1, farthest + 1} {
-				k.invalid(k.Store.Extend(k.Context(), c, d), "lease", "extend")
+				k.invalid(k.tryExtend(c, d), "Extension.Lease", "extend")
 				k.badSettlement(c, "Finish.Retention", dedupstore.Finish{Outcome: succeeded(""), Retention: d})
 				k.badSettlement(c, "Published.Retention", dedupstore.Published{Retention: d})
 			}
@@ -104,13 +104,13 @@ func (k *kit) badRequest(field, what string, spoil func(*dedupstore.Request)) {
 	k.Helper()
 	r := k.request("1")
 	spoil(&r)
-	_, err := k.Store.Claim(k.Context(), r)
+	_, err := dedupstore.ClaimOne(k.Context(), k.Store, r)
 	k.invalid(err, field, what)
 }
 
 func (k *kit) badSettlement(c dedupstore.Claim, field string, s dedupstore.Settlement) {
 	k.Helper()
-	k.invalid(k.Store.Settle(k.Context(), c, s), field, "settle")
+	k.invalid(dedupstore.SettleOne(k.Context(), k.Store, c, s), field, "settle")
 }
 
 func (k *kit) invalid(err error, field, what string) {

@@ -144,7 +144,7 @@ func TestProcess_TheRecordKeepsTheRunsSpan(t *testing.T) {
 	store := newStore(t)
 	p := newProcessor(t, store, c)
 	p.Process(t.Context(), delivery("o1"), func(context.Context) error { return nil })
-	a, err := store.Claim(t.Context(), dedupstore.Request{
+	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
 		Key:   dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"},
 		Owner: "somebody-else-0001", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
 	})
@@ -273,11 +273,15 @@ type stumbling struct {
 	failed atomic.Bool
 }
 
-func (s *stumbling) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *stumbling) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *stumbling) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if !s.failed.Swap(true) {
 		return dedupstore.Answer{}, errors.New("down")
 	}
-	return s.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
 // A delivery that is held counts for what it waited for, too; its span says how it ended.

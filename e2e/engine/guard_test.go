@@ -23,8 +23,12 @@ type deaf struct {
 	claims int
 }
 
-func (d *deaf) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	a, err := d.Store.Claim(ctx, r)
+func (s *deaf) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (d *deaf) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	a, err := dedupstore.ClaimOne(ctx, d.Store, r)
 	if d.claims++; d.claims == 1 && err == nil {
 		return dedupstore.Answer{}, errors.New("the answer is lost")
 	}
@@ -88,7 +92,7 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 	dies := func(change ...func(*dedupstore.Request)) func(*testing.T, *faultyStore) {
 		return func(t *testing.T, store *faultyStore) {
 			claim := abandonedClaim(t, store, "m1", change...)
-			if err := store.Extend(t.Context(), claim, 30*time.Second); err != nil {
+			if err := dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: claim, Lease: 30*time.Second, Started: true}); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(31 * time.Second) // virtual

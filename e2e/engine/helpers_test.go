@@ -40,16 +40,24 @@ func newStore(t *testing.T) *faultyStore {
 	return &faultyStore{Store: m}
 }
 
-func (s *faultyStore) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	apply := func() (dedupstore.Answer, error) { return s.Store.Claim(ctx, r) }
+func (s *faultyStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *faultyStore) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	apply := func() (dedupstore.Answer, error) { return dedupstore.ClaimOne(ctx, s.Store, r) }
 	if s.claim != nil {
 		return s.claim(apply)
 	}
 	return apply()
 }
 
-func (s *faultyStore) Settle(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
-	apply := func() error { return s.Store.Settle(ctx, c, st) }
+func (s *faultyStore) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (s *faultyStore) settleOne(ctx context.Context, c dedupstore.Claim, st dedupstore.Settlement) error {
+	apply := func() error { return dedupstore.SettleOne(ctx, s.Store, c, st) }
 	if s.settle != nil {
 		return s.settle(st, apply)
 	}
@@ -107,7 +115,7 @@ func abandonedClaim(t *testing.T, s dedupstore.Store, id string, change ...func(
 	for _, c := range change {
 		c(&r)
 	}
-	a, err := s.Claim(t.Context(), r)
+	a, err := dedupstore.ClaimOne(t.Context(), s, r)
 	if err != nil || a.Status != dedupstore.AcquiredRun {
 		t.Fatalf("claim: %s, %v", a.Status, err)
 	}

@@ -44,7 +44,7 @@ func TestGuard_ClaimOfAnotherThatIsLostIsNotThisOneWhateverTheStoreAnswers(t *te
 			t.Errorf("%s: %v", name, err)
 		}
 		h.want(t, 0)
-		answer, err := records.Claim(t.Context(), dedupstore.Request{Key: call(name).Key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3})
+		answer, err := dedupstore.ClaimOne(t.Context(), records, dedupstore.Request{Key: call(name).Key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3})
 		if err != nil || answer.Status != dedupstore.AcquiredRun || answer.Claim.Attempt != 1 {
 			t.Errorf("%s: then %+v, %v; want attempt 1 at once", name, answer, err)
 		}
@@ -56,9 +56,15 @@ type endsBeforeExtend struct {
 	end func()
 }
 
-func (s endsBeforeExtend) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s endsBeforeExtend) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (s endsBeforeExtend) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	s.end()
-	return s.Store.Extend(ctx, c, lease)
+	return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
 }
 
 type endsBeforeInTx struct {

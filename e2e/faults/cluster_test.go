@@ -72,14 +72,14 @@ func (l *load) message(ctx context.Context, k dedupstore.Key) {
 // claim asks until there is an answer. Like a guard it gives each try a sixth of the lease.
 func (l *load) claim(ctx context.Context, k dedupstore.Key) (a dedupstore.Answer, err error) {
 	r := clusterRequest(k)
-	err = l.retried(ctx, func(ctx context.Context) error { a, err = l.Claim(ctx, r); return err })
+	err = l.retried(ctx, func(ctx context.Context) error { a, err = dedupstore.ClaimOne(ctx, l, r); return err })
 	return a, err
 }
 
 func (l *load) settle(ctx context.Context, c dedupstore.Claim) error {
 	outcome := dedupstore.Outcome{Kind: dedupstore.Succeeded}
 	return l.retried(ctx, func(ctx context.Context) error {
-		return l.Settle(ctx, c, dedupstore.Finish{Outcome: outcome, Retention: time.Hour})
+		return dedupstore.SettleOne(ctx, l, c, dedupstore.Finish{Outcome: outcome, Retention: time.Hour})
 	})
 }
 
@@ -291,7 +291,7 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 					k.ID = fmt.Sprint("fresh-", n)
 				}
 				var a dedupstore.Answer
-				if !try("claim", func() (err error) { a, err = j.Claim(t.Context(), clusterRequest(k)); return err }) {
+				if !try("claim", func() (err error) { a, err = dedupstore.ClaimOne(t.Context(), j, clusterRequest(k)); return err }) {
 					continue
 				}
 				if a.Status != dedupstore.AcquiredRun {
@@ -299,7 +299,7 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 				}
 				j.does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
 				done := dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}}
-				if try("settle", func() error { return j.Settle(t.Context(), a.Claim, done) }) {
+				if try("settle", func() error { return dedupstore.SettleOne(t.Context(), j, a.Claim, done) }) {
 					j.acks(k.ID)
 				}
 			}
@@ -327,7 +327,7 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 	// What was done is known, wherever it lies now.
 	list, _ := j.granted()
 	for _, k := range list {
-		if a, err := j.Claim(t.Context(), clusterRequest(k)); err != nil || a.Status != dedupstore.Done {
+		if a, err := dedupstore.ClaimOne(t.Context(), j, clusterRequest(k)); err != nil || a.Status != dedupstore.Done {
 			t.Fatalf("%s: %s, %v", k, a.Status, err)
 		}
 	}

@@ -66,7 +66,7 @@ func TestJetStream_BusyKeysDoNotBurnMaxDeliver(t *testing.T) {
 // take claims a key as somebody else.
 func (s *shop) take(id string, lease time.Duration) dedupstore.Claim {
 	s.t.Helper()
-	a, err := s.store.Claim(s.t.Context(), dedupstore.Request{
+	a, err := dedupstore.ClaimOne(s.t.Context(), s.store, dedupstore.Request{
 		Key: orderKey(id), Owner: "somebody-else-" + id, Lease: lease, Retention: time.Minute, MaxAttempts: 10,
 	})
 	if err != nil || a.Status != dedupstore.AcquiredRun {
@@ -83,10 +83,10 @@ func (s *shop) holdUntil(ctx context.Context, c dedupstore.Claim, lease time.Dur
 	for {
 		select {
 		case <-ctx.Done():
-			return s.store.Settle(detached, c, dedupstore.Release{Uncounted: true})
+			return dedupstore.SettleOne(detached, s.store, c, dedupstore.Release{Uncounted: true})
 		case <-tick.C:
 		}
-		if err := s.store.Extend(detached, c, lease); err != nil {
+		if err := dedupstore.ExtendOne(detached, s.store, dedupstore.Extension{Claim: c, Lease: lease, Started: true}); err != nil {
 			return err
 		}
 	}

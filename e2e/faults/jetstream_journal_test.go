@@ -67,22 +67,36 @@ func newJournal(t *testing.T, store dedupstore.Store, name string) *journal {
 	return j
 }
 
-func (j *journal) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	a, err := j.ledger.Claim(ctx, r)
+func (s *journal) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (j *journal) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	a, err := dedupstore.ClaimOne(ctx, j.ledger, r)
 	if err == nil && a.Status == dedupstore.AcquiredRun {
 		j.write(a.Claim.Key, a.Claim.Fence, mark{})
 	}
 	return a, err
 }
 
-func (j *journal) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
-	err := j.ledger.Extend(ctx, c, lease)
+func (s *journal) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (j *journal) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
+	err := dedupstore.ExtendOne(ctx, j.ledger, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
 	j.write(c.Key, c.Fence, mark{})
 	return err
 }
 
-func (j *journal) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
-	err := j.ledger.Settle(ctx, c, s)
+func (s *journal) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (j *journal) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+	err := dedupstore.SettleOne(ctx, j.ledger, c, s)
 	_, release := s.(dedupstore.Release)
 	j.write(c.Key, c.Fence, mark{released: release && err == nil})
 	return err

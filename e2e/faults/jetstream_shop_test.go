@@ -268,7 +268,7 @@ func (s *shop) await(what string, met func() bool) {
 // finished is whether the store has an outcome of a message.
 func (s *shop) finished(id string) bool {
 	s.t.Helper()
-	a, err := s.store.Claim(s.t.Context(), dedupstore.Request{
+	a, err := dedupstore.ClaimOne(s.t.Context(), s.store, dedupstore.Request{
 		Key: orderKey(id), Owner: fmt.Sprintf("auditor-%016x", rand.Uint64()), Lease: time.Second, Retention: time.Minute, MaxAttempts: 10,
 	})
 	if err != nil {

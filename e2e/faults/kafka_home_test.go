@@ -56,18 +56,18 @@ func (l *KafkaLost) take(err error) error {
 
 // Claim is Store.Claim.
 func (h *KafkaHome) Claim(q dedupstore.Request, a *dedupstore.Answer) (err error) {
-	*a, err = h.r.Claim(context.Background(), q)
+	*a, err = dedupstore.ClaimOne(context.Background(), h.r, q)
 	return err
 }
 
 // Extend is Store.Extend.
 func (h *KafkaHome) Extend(q KafkaSettle, lost *KafkaLost) error {
-	return lost.take(h.r.Extend(context.Background(), q.Claim, q.Lease))
+	return lost.take(dedupstore.ExtendOne(context.Background(), h.r, dedupstore.Extension{Claim: q.Claim, Lease: q.Lease, Started: true}))
 }
 
 // Settle is Store.Settle.
 func (h *KafkaHome) Settle(q KafkaSettle, lost *KafkaLost) error {
-	return lost.take(h.r.Settle(context.Background(), q.Claim, q.Settlement))
+	return lost.take(dedupstore.SettleOne(context.Background(), h.r, q.Claim, q.Settlement))
 }
 
 // Publish takes dead letters.
@@ -242,7 +242,11 @@ func (h *remoteHome) call(ctx context.Context, method string, q, a any) error {
 	}
 }
 
-func (h *remoteHome) Claim(ctx context.Context, q dedupstore.Request) (dedupstore.Answer, error) {
+func (s *remoteHome) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (h *remoteHome) claimOne(ctx context.Context, q dedupstore.Request) (dedupstore.Answer, error) {
 	a := new(dedupstore.Answer) // not shared with a call that was given up
 	if err := h.call(ctx, "Home.Claim", q, a); err != nil {
 		return dedupstore.Answer{}, err
@@ -250,11 +254,21 @@ func (h *remoteHome) Claim(ctx context.Context, q dedupstore.Request) (dedupstor
 	return *a, nil
 }
 
-func (h *remoteHome) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *remoteHome) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (h *remoteHome) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	return h.settle(ctx, "Home.Extend", KafkaSettle{Claim: c, Lease: lease})
 }
 
-func (h *remoteHome) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (s *remoteHome) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (h *remoteHome) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	return h.settle(ctx, "Home.Settle", KafkaSettle{Claim: c, Settlement: s})
 }
 

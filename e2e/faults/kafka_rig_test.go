@@ -305,10 +305,14 @@ func (a *account) String() string {
 	return fmt.Sprintf("%d asked, %d dead letters, %d runs: %s", len(a.asked), a.letters, len(a.runs), b.String())
 }
 
+func (s *kafkaRig) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
 // Claim notes, beside what the ledger does, which messages the store says to have an outcome: it may have stored one and
 // the confirmation was lost.
-func (r *kafkaRig) Claim(ctx context.Context, q dedupstore.Request) (dedupstore.Answer, error) {
-	a, err := r.ledger.Claim(ctx, q)
+func (r *kafkaRig) claimOne(ctx context.Context, q dedupstore.Request) (dedupstore.Answer, error) {
+	a, err := dedupstore.ClaimOne(ctx, r.ledger, q)
 	if err == nil && a.Status == dedupstore.Done {
 		r.look(func() { r.known[q.Key.ID] = true })
 	}

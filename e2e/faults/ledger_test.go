@@ -92,7 +92,11 @@ func (l *ledger) fails(operation string, err error) {
 	}
 }
 
-func (l *ledger) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *ledger) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (l *ledger) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	l.mu.Lock()
 	account := l.of(r.Key.ID)
 	if account.asked[r.Owner].IsZero() {
@@ -100,7 +104,7 @@ func (l *ledger) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.An
 	}
 	l.claims++
 	l.mu.Unlock()
-	a, err := l.Store.Claim(ctx, r)
+	a, err := dedupstore.ClaimOne(ctx, l.Store, r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fails("claim", err)
@@ -112,9 +116,15 @@ func (l *ledger) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.An
 	return a, err
 }
 
-func (l *ledger) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (s *ledger) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
+func (l *ledger) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	sent := time.Now()
-	err := l.Store.Extend(ctx, c, lease)
+	err := dedupstore.ExtendOne(ctx, l.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fails("extend", err)
@@ -125,8 +135,12 @@ func (l *ledger) Extend(ctx context.Context, c dedupstore.Claim, lease time.Dura
 	return err
 }
 
-func (l *ledger) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
-	err := l.Store.Settle(ctx, c, s)
+func (s *ledger) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (l *ledger) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+	err := dedupstore.SettleOne(ctx, l.Store, c, s)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fails("settle", err)

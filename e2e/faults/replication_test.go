@@ -221,7 +221,7 @@ func TestReplication_TheBarrierOfAClusterAsksTheReplicaOfTheKey(t *testing.T) {
 	if n := c.done() - calls; n != len(others)-half {
 		t.Errorf("%d handlers began, want the %d of the other masters", n, len(others)-half)
 	}
-	_, err := c.Claim(t.Context(), clusterRequest(probe))
+	_, err := dedupstore.ClaimOne(t.Context(), c, clusterRequest(probe))
 	if !errors.Is(err, dedupstore.ErrNotDurable) {
 		t.Errorf("a claim whose replica is frozen: %v, want ErrNotDurable", err)
 	}

@@ -47,7 +47,7 @@ func forgottenBy(
 			continue
 		}
 		// The record is there: a claim that finds a run changes nothing while its lease is live.
-		a, err := c.store.Claim(t.Context(), shortRequest(k))
+		a, err := dedupstore.ClaimOne(t.Context(), c.store, shortRequest(k))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	nemesis.Go(func() {
 		each(past, len(past), func(k dedupstore.Key) {
 			for ctx.Err() == nil {
-				if a, err := c.Claim(ctx, shortRequest(k)); err == nil && a.Status == dedupstore.AcquiredRun {
+				if a, err := dedupstore.ClaimOne(ctx, c, shortRequest(k)); err == nil && a.Status == dedupstore.AcquiredRun {
 					c.does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
 				}
 			}

@@ -128,9 +128,9 @@ func (l listings) dies(t *testing.T, store dedupstore.Store, id string, lease ti
 	if id == "forgotten" {
 		retention = time.Millisecond
 	}
-	a, err := store.Claim(t.Context(), dedupstore.Request{Key: keyOf(id), Owner: ids.Token(), Lease: time.Minute, Retention: retention, MaxAttempts: 10})
+	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{Key: keyOf(id), Owner: ids.Token(), Lease: time.Minute, Retention: retention, MaxAttempts: 10})
 	if err == nil {
-		err = store.Extend(t.Context(), a.Claim, lease)
+		err = dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: a.Claim, Lease: lease, Started: true})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -60,13 +60,17 @@ type faulty struct {
 
 var errFault = errors.New("a fault of the test")
 
-func (f *faulty) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *faulty) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (f *faulty) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	fault := rand.N(f.rate)
 	if fault == 0 {
 		f.tally.failed("claim")
 		return dedupstore.Answer{}, errFault
 	}
-	a, err := f.Store.Claim(ctx, r)
+	a, err := dedupstore.ClaimOne(ctx, f.Store, r)
 	if err == nil && fault == 1 { // the answer is lost
 		f.tally.failed("claim")
 		return dedupstore.Answer{}, errFault
@@ -90,7 +94,11 @@ func (f *faulty) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.An
 	return a, nil
 }
 
-func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) (err error) {
+func (s *faulty) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (f *faulty) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) (err error) {
 	e := errandOf(ctx)
 	defer func() {
 		givesBack := e.attempt > 0 && !e.ran // which is tried once, and no error
@@ -102,7 +110,7 @@ func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Se
 	if kindOf(c.Key.ID) == "loses" && c.Attempt == 1 {
 		return dedupstore.ErrClaimLost
 	}
-	err = f.Store.Settle(ctx, c, s)
+	err = dedupstore.SettleOne(ctx, f.Store, c, s)
 	if finish, ok := s.(dedupstore.Finish); ok && err == nil {
 		f.tally.ended(finish.Outcome)
 	}
@@ -112,7 +120,11 @@ func (f *faulty) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Se
 // unsettling is a store that never takes a settlement.
 type unsettling struct{ dedupstore.Store }
 
-func (unsettling) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+func (s unsettling) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (unsettling) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
 	return errFault
 }
 
@@ -295,12 +307,12 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 		c.DeadLetters, c.DeadLetterTopic = &moody{failed: map[string]bool{}}, "dead"
 	})
 	dies := func(group, id string) { // in its last attempt, after the handler has begun
-		a, err := store.Claim(tt.Context(), dedupstore.Request{
+		a, err := dedupstore.ClaimOne(tt.Context(), store, dedupstore.Request{
 			Key:   dedupstore.Key{Tenant: "default", Group: group, Handler: "charge", ID: id},
 			Owner: "of-a-dead-holder", Lease: time.Millisecond, Retention: time.Hour, MaxAttempts: 1,
 		})
 		if err == nil {
-			err = store.Extend(tt.Context(), a.Claim, time.Millisecond)
+			err = dedupstore.ExtendOne(tt.Context(), store, dedupstore.Extension{Claim: a.Claim, Lease: time.Millisecond, Started: true})
 		}
 		if err != nil {
 			tt.Error(err)

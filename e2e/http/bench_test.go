@@ -87,7 +87,7 @@ func BenchmarkRedis(b *testing.B) {
 		}
 		b.ReportAllocs()
 		for b.Loop() {
-			if answer, err := store.Claim(b.Context(), r); err != nil || answer.Status != dedupstore.Done {
+			if answer, err := dedupstore.ClaimOne(b.Context(), store, r); err != nil || answer.Status != dedupstore.Done {
 				b.Fatal(answer.Status, err)
 			}
 		}

@@ -271,11 +271,15 @@ type downStore struct {
 	down atomic.Bool
 }
 
-func (s *downStore) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *downStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *downStore) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if s.down.Load() {
 		return dedupstore.Answer{}, errors.New("store is down")
 	}
-	return s.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
 func TestKafka_NothingRunsOrIsCommittedWhileTheStoreIsDown(t *testing.T) {

@@ -85,17 +85,29 @@ func TestKafka_BrokenGuardShowsInTheBooks(t *testing.T) {
 // forgetful is a store for which every claim is the first.
 type forgetful struct{ dedupstore.Store }
 
-func (f forgetful) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s forgetful) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (f forgetful) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	id := r.Key.ID
 	r.Key.ID = producer.NewID()
-	a, err := f.Store.Claim(ctx, r)
+	a, err := dedupstore.ClaimOne(ctx, f.Store, r)
 	a.Claim.Key.ID = id
 	return a, err
 }
 
-func (f forgetful) Extend(context.Context, dedupstore.Claim, time.Duration) error { return nil }
+func (s forgetful) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
 
-func (f forgetful) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }
+func (f forgetful) extendOne(context.Context, dedupstore.Extension) error { return nil }
+
+func (s forgetful) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }
 
 // The other mistakes are those of examples/nats.
 func TestKafka_MistakesAreNamed(t *testing.T) {

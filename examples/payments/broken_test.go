@@ -34,9 +34,13 @@ func tamper(o options, db *database) {
 // forgetfulInbox is an inbox for which every claim is the first.
 type forgetfulInbox struct{ dedupstore.Transactor }
 
-func (f forgetfulInbox) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s forgetfulInbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (f forgetfulInbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	r.Key.ID += producer.NewID()
-	return f.Transactor.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, f.Transactor, r)
 }
 
 // outsideInbox is an inbox that settles first, and then loses some transactions.
@@ -46,5 +50,5 @@ func (o outsideInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(co
 	if c.Key.ID[len(c.Key.ID)-1] != '7' {
 		return o.Transactor.InTx(ctx, c, work)
 	}
-	return o.Settle(ctx, c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention})
+	return dedupstore.SettleOne(ctx, o, c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention})
 }

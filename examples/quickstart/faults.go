@@ -54,20 +54,30 @@ var errDead = errors.New("injected: the handler's process is dead")
 // kill ends a run between its effect and its outcome.
 func (m *mortality) kill(run oncemill.Run) { m.dead.Store(run.Fence, true) }
 
+func (s *mortality) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
+}
+
 // Extend implements dedupstore.Store.
-func (m *mortality) Extend(ctx context.Context, c dedupstore.Claim, lease time.Duration) error {
+func (m *mortality) extendOne(ctx context.Context, x dedupstore.Extension) error {
+	c, lease := x.Claim, x.Lease
+
 	if _, dead := m.dead.Load(c.Fence); dead {
 		return errDead
 	}
-	return m.Store.Extend(ctx, c, lease)
+	return dedupstore.ExtendOne(ctx, m.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+}
+
+func (s *mortality) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
 }
 
 // Settle implements dedupstore.Store.
-func (m *mortality) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (m *mortality) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	if _, dead := m.dead.Load(c.Fence); dead {
 		return errDead
 	}
-	err := m.Store.Settle(ctx, c, s)
+	err := dedupstore.SettleOne(ctx, m.Store, c, s)
 	if _, finished := s.(dedupstore.Finish); err != nil || !finished {
 		return err
 	}

@@ -23,17 +23,6 @@ func Micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / t
 // Duration is that of as many microseconds, not negative: a clock may have been set back.
 func Duration(micros int64) time.Duration { return time.Duration(max(micros, 0)) * time.Microsecond }
 
-// ValidateExtend checks what Extend gets.
-func ValidateExtend(c dedupstore.Claim, lease time.Duration) error {
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	if c.Lease = lease; c.Validate() != nil {
-		return &dedupstore.InvalidError{Field: "lease", Problem: fmt.Sprintf("is %v, want 1ms to 100 years", lease)}
-	}
-	return nil
-}
-
 var names = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
 
 // ValidateName checks the name of a table or schema. It needs no escaping in quotes, and has room for endings within

@@ -19,18 +19,26 @@ type broken struct {
 	claim, settle error
 }
 
-func (b broken) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s broken) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (b broken) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if b.claim != nil {
 		return dedupstore.Answer{}, b.claim
 	}
-	return b.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, b.Store, r)
 }
 
-func (b broken) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (s broken) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (b broken) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	if b.settle != nil {
 		return b.settle
 	}
-	return b.Store.Settle(ctx, c, s)
+	return dedupstore.SettleOne(ctx, b.Store, c, s)
 }
 
 var errDown = errors.New("the store is down")

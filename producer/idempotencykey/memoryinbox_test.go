@@ -58,7 +58,7 @@ func (b *inbox) InTx(
 		if b.broken != nil {
 			return b.broken
 		}
-		if err := b.Memory.Settle(context.WithoutCancel(ctx), c, s); err != nil {
+		if err := dedupstore.SettleOne(context.WithoutCancel(ctx), b.Memory, c, s); err != nil {
 			return err
 		}
 		b.rows = append(b.rows, tx.rows...)
@@ -66,11 +66,15 @@ func (b *inbox) InTx(
 	}
 }
 
-func (b *inbox) Settle(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
+func (s *inbox) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (b *inbox) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) error {
 	if b.settle != nil {
 		return b.settle
 	}
-	return b.Memory.Settle(ctx, c, s)
+	return dedupstore.SettleOne(ctx, b.Memory, c, s)
 }
 
 func (b *inbox) count() int {

@@ -180,14 +180,22 @@ func (s *spy) all() string {
 	return strings.Join(s.seen, "\n")
 }
 
-func (s *spy) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	s.note(r)
-	return s.Store.Claim(ctx, r)
+func (s *spy) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
 }
 
-func (s *spy) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+func (s *spy) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+	s.note(r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
+}
+
+func (s *spy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (s *spy) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	s.note(settlement)
-	return s.Store.Settle(ctx, c, settlement)
+	return dedupstore.SettleOne(ctx, s.Store, c, settlement)
 }
 
 func TestSecurity_CredentialsAreNotStored(t *testing.T) {

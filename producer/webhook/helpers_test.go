@@ -69,7 +69,11 @@ type watched struct {
 	claims int
 }
 
-func (s *watched) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *watched) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *watched) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	s.mu.Lock()
 	s.claims++
 	down := s.down
@@ -77,7 +81,7 @@ func (s *watched) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.A
 	if down != nil {
 		return dedupstore.Answer{}, down
 	}
-	return s.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
 func (s *watched) set(down error) {
@@ -205,11 +209,15 @@ type unsettled struct {
 	down bool
 }
 
-func (s *unsettled) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
+func (s *unsettled) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (s *unsettled) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
 	if s.down {
 		return errDown
 	}
-	return s.Store.Settle(ctx, c, settlement)
+	return dedupstore.SettleOne(ctx, s.Store, c, settlement)
 }
 
 var errDown = errors.New("down")

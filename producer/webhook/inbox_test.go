@@ -36,7 +36,7 @@ func (i *inbox) InTx(
 	if i.commit != nil {
 		return i.commit
 	}
-	if err := i.Settle(ctx, c, s); err != nil {
+	if err := dedupstore.SettleOne(ctx, i, c, s); err != nil {
 		return err
 	}
 	i.committed = append(i.committed, tx.written...)

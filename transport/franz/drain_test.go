@@ -209,11 +209,15 @@ type counting struct {
 	claims atomic.Int64
 }
 
-func (c *counting) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *counting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (c *counting) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	if r.Key.ID == c.id {
 		c.claims.Add(1)
 	}
-	return c.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, c.Store, r)
 }
 
 func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
@@ -227,7 +231,7 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
+	if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
 		t.Fatal(err)
 	}
 	var polls, joins atomic.Int64
@@ -335,10 +339,14 @@ type late struct {
 	once   sync.Once
 }
 
-func (l *late) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *late) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (l *late) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	l.once.Do(func() { close(l.asked) })
 	<-l.answer
-	return l.Store.Claim(context.WithoutCancel(ctx), r)
+	return dedupstore.ClaimOne(context.WithoutCancel(ctx), l.Store, r)
 }
 
 func TestWorker_NoHandlerStartsInADrain(t *testing.T) {

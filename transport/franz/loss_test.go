@@ -361,12 +361,16 @@ type fullStore struct {
 	asked atomic.Int64
 }
 
-func (s *fullStore) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *fullStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *fullStore) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	s.asked.Add(1)
 	if s.full.Load() {
 		return dedupstore.Answer{}, dedupstore.ErrFull
 	}
-	return s.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
 func TestWorker_RecordsThatAllWaitForTheSameFloodNoLog(t *testing.T) {

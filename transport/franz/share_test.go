@@ -481,7 +481,7 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.store.Claim(t.Context(), dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
+		if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -584,12 +584,16 @@ type switched struct {
 	asked atomic.Int64
 }
 
-func (s *switched) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *switched) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *switched) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	s.asked.Add(1)
 	if s.down.Load() {
 		return dedupstore.Answer{}, errors.New("down")
 	}
-	return s.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
 func TestShareWorker_PoisonIsDeadLetteredAfterItsAttemptsInOneDelivery(t *testing.T) {
@@ -801,9 +805,13 @@ type scoped struct {
 	seen sync.Map
 }
 
-func (s *scoped) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *scoped) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (s *scoped) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	s.seen.Store(r.Key.Handler, true)
-	return s.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
 func (s *scoped) handlers() (names []string) {

@@ -31,7 +31,7 @@ func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	// Another owner has the key, and keeps it for a while.
 	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o0"}
 	other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
-	answer, err := r.store.Claim(t.Context(), other)
+	answer, err := dedupstore.ClaimOne(t.Context(), r.store, other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	if info := r.info(); info.Delivered.Consumer != 1 {
 		t.Errorf("%d deliveries after 20 looks, want 1", info.Delivered.Consumer)
 	}
-	if err := r.store.Settle(t.Context(), answer.Claim, dedupstore.Release{}); err != nil {
+	if err := dedupstore.SettleOne(t.Context(), r.store, answer.Claim, dedupstore.Release{}); err != nil {
 		t.Fatal(err)
 	}
 	r.finishes(1)
@@ -61,7 +61,7 @@ func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
 	for i := range busy {
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint("o", i)}
 		other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
-		if _, err := r.store.Claim(t.Context(), other); err != nil {
+		if _, err := dedupstore.ClaimOne(t.Context(), r.store, other); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,9 +82,13 @@ type counting struct {
 	shortened atomic.Bool
 }
 
-func (c *counting) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *counting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (c *counting) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	c.claims.Add(1)
-	a, err := c.Store.Claim(ctx, r)
+	a, err := dedupstore.ClaimOne(ctx, c.Store, r)
 	if c.shortened.Load() && a.Status == dedupstore.Busy {
 		a.Wait = min(a.Wait, 20*time.Millisecond)
 	}
@@ -277,12 +281,16 @@ type failing struct {
 	claims atomic.Int32
 }
 
-func (f *failing) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (s *failing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (f *failing) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
 	f.claims.Add(1)
 	if f.down.Load() {
 		return dedupstore.Answer{}, errors.New("down")
 	}
-	return f.Store.Claim(ctx, r)
+	return dedupstore.ClaimOne(ctx, f.Store, r)
 }
 
 func TestWorker_RejectedMessageIsTerminatedWithAReason(t *testing.T) {

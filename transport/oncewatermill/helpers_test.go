@@ -101,7 +101,11 @@ func delivery(id string) consumer.Delivery {
 // lossy loses every claim as soon as it is settled.
 type lossy struct{ dedupstore.Store }
 
-func (lossy) Settle(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+func (s lossy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
+}
+
+func (lossy) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
 	return dedupstore.ErrClaimLost
 }
 

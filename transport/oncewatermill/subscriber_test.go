@@ -222,7 +222,11 @@ func TestSubscriber_DownStoreSaysThatTheDeliveryIsToBeKept(t *testing.T) {
 
 type deadStore struct{ dedupstore.Store }
 
-func (deadStore) Claim(context.Context, dedupstore.Request) (dedupstore.Answer, error) {
+func (s deadStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
+}
+
+func (deadStore) claimOne(context.Context, dedupstore.Request) (dedupstore.Answer, error) {
 	return dedupstore.Answer{}, errors.New("connection refused")
 }
 
