@@ -131,6 +131,10 @@ type Request struct {
 
 	// Trace is the W3C traceparent of the run, kept so that duplicates can link to it. At most 64 bytes; may be empty.
 	Trace string
+
+	// Holder names the host and the process of the claimer, for people. It decides nothing. Valid UTF-8 without control
+	// characters, at most MaxHolder bytes; may be empty.
+	Holder string
 }
 
 // Status is how a store answers a claim.
@@ -198,6 +202,7 @@ type Claim struct {
 	Returned  int           // how many runs of the key gave their attempt back (Release.Uncounted)
 	Lease     time.Duration // as requested; also the lease of a publish step that a Finish begins
 	Retention time.Duration // as requested
+	Holder    string        // as requested
 }
 
 // A Settlement ends a step: [Finish], [Release] or [Published].
@@ -213,6 +218,10 @@ type Finish struct {
 
 	// Published says that what the outcome produced has been published already: it becomes DONE, and keeps IDs only.
 	Published bool
+
+	// Took is how long the run took, by the caller's monotonic clock. It is evidence for people, of which stores keep
+	// milliseconds. Zero: not known.
+	Took time.Duration
 }
 
 // Release gives a key back after a run that may be tried again.
@@ -226,6 +235,9 @@ type Release struct {
 	// Uncounted gives the attempt back: the run was interrupted, it did not fail. The record counts how often that
 	// happened (Claim.Returned), until a rerun.
 	Uncounted bool
+
+	// Took is how long the run took, as of Finish.
+	Took time.Duration
 }
 
 // Published says that everything the outcome produced has been published. The record becomes DONE.

@@ -10,6 +10,9 @@ import (
 // MaxReason is the longest reason of an outcome or a release, in bytes. Engines cut longer ones.
 const MaxReason = 1024
 
+// MaxHolder is the longest name of a holder, in bytes.
+const MaxHolder = 64
+
 const maxTrace = 64
 
 // Validate reports the first field that breaks its documented limits, as an [*InvalidError]. Stores call it first.
@@ -34,6 +37,8 @@ func (r Request) Validate() error {
 		return invalid("Request.MaxAttempts", fmt.Sprintf("is %d, want at least 1", r.MaxAttempts))
 	case r.Trace != "" && textProblem(r.Trace, maxTrace) != "":
 		return invalid("Request.Trace", textProblem(r.Trace, maxTrace))
+	case r.Holder != "" && textProblem(r.Holder, MaxHolder) != "":
+		return invalid("Request.Holder", textProblem(r.Holder, MaxHolder))
 	}
 	return nil
 }

@@ -1,42 +1,45 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"slices"
-	"sync"
+	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// ClaimMany implements [dedupstore.Batcher]: a pipeline for each node of the server, of at most 256 claims, and a
-// second one for those of keys that are known and not done.
+// Claim implements [dedupstore.Store]: in pipelines of at most 256 claims, and further ones for those of keys that are
+// known and not done. Before the first claim it calls Check, unless the config says otherwise: while the server is
+// unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few replicas know is not
+// granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the replicas have answered,
+// at most half a second longer than they have and the context lasts: it may have to be given back.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results, replicas := make([]dedupstore.ClaimResult, len(requests)), make([]acknowledged, len(requests))
+	results := make([]dedupstore.ClaimResult, len(requests))
 	ready := s.ready.pass(ctx, s.check)
 	several := several(requests)
-	ops := make([]*operation, len(requests))
+	ops := make([]*operation, 0, len(requests))
 	for i, r := range requests {
-		if err := r.Validate(); err != nil {
+		switch err := r.Validate(); {
+		case err != nil:
 			results[i].Err = err
-		} else if ready != nil {
+		case ready != nil:
 			results[i].Err = ready
-		} else if several[r.Key] { // in order, so none of them in a second pipeline
-			ops[i] = s.claimOperation(r)
-		} else {
-			ops[i] = s.firstOperation(ctx, r)
+		case several[r.Key]: // in order, so none of them in a second pipeline
+			ops = append(ops, s.claimOperation(i, r))
+		default:
+			ops = append(ops, s.firstOperation(i, r))
 		}
 	}
-	for ops != nil {
-		ops = s.ask(ctx, requests, ops, results, replicas)
+	for len(ops) > 0 {
+		ops = s.ask(ctx, requests, ops, results)
 	}
-	s.confirm(ctx, results, replicas)
 	return results
 }
 
 // several returns the keys of more than one request.
 func several(requests []dedupstore.Request) map[dedupstore.Key]bool {
-	if len(requests) == 1 {
+	if len(requests) < 2 {
 		return nil
 	}
 	several := make(map[dedupstore.Key]bool, len(requests))
@@ -47,116 +50,113 @@ func several(requests []dedupstore.Request) map[dedupstore.Key]bool {
 	return several
 }
 
-// ask sends claims and reads their answers. It returns those that have to be asked again, by script; nil: none.
-func (s *Store) ask(ctx context.Context, requests []dedupstore.Request, ops []*operation,
-	results []dedupstore.ClaimResult, replicas []acknowledged,
+// ask sends claims and reads their answers. It returns those that have to be asked again, by script.
+func (s *Store) ask(
+	ctx context.Context, requests []dedupstore.Request, ops []*operation, results []dedupstore.ClaimResult,
 ) (again []*operation) {
-	asked := slices.Clone(ops)
-	s.runMany(ctx, ops, true)
-	for i, op := range ops {
-		if asked[i] == nil { // has its result
-			continue
+	if !s.send(ctx, ops, true) {
+		for _, op := range ops {
+			results[op.index].Err = ctx.Err()
 		}
-		if op == nil {
-			results[i].Err = ctx.Err()
-			continue
-		}
-		answer, known, err := s.answer(requests[i], op)
-		results[i], replicas[i] = dedupstore.ClaimResult{Answer: answer, Err: err}, op.acknowledged
+		return nil
+	}
+	var back []*operation
+	for _, op := range ops {
+		r, result := requests[op.index], &results[op.index]
+		answer, known, err := s.answer(r, op)
 		if !known {
-			if again == nil {
-				again = make([]*operation, len(ops))
-			}
-			again[i] = s.claimOperation(requests[i])
+			again = append(again, s.claimOperation(op.index, r))
+			continue
+		}
+		*result = dedupstore.ClaimResult{Answer: answer, Err: err}
+		if lack := s.lack(op); lack != nil && answer.Status == dedupstore.AcquiredRun {
+			*result = dedupstore.ClaimResult{Err: lack}
+			back = append(back, s.releaseOperation(0, answer.Claim, dedupstore.Release{Reason: lack.Error()}, '2'))
 		}
 	}
+	s.giveBack(ctx, back)
 	return again
 }
 
-// SettleMany implements [dedupstore.Batcher].
-func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	results := make([]error, len(settlings))
-	ops := make([]*operation, len(settlings))
-	for i, t := range settlings {
-		ops[i], results[i] = s.settleOperation(t.Claim, t.Settlement)
+// lack is why a run is not granted that a claim got: too few replicas have it. Only runs need that: what has to be
+// published has been decided already.
+func (s *Store) lack(op *operation) error {
+	got := op.acknowledged
+	if !s.barrier.on() || got.replicas >= s.config.Replicas {
+		return nil
 	}
-	s.runMany(ctx, ops, false)
-	for i := range settlings {
-		if results[i] == nil {
-			results[i] = s.done(ctx, ops[i])
-		}
-	}
-	return results
+	why := cmp.Or(got.err, fmt.Errorf("%d replicas have it, want %d", got.replicas, s.config.Replicas))
+	return fmt.Errorf("redisstore: WAIT: %w: %w", dedupstore.ErrNotDurable, why)
 }
 
-// runMany runs the operations that are not nil. Those whose context ended before their reply came are nil afterwards.
-// Two on the same record never travel at once: pipelines may overtake each other, and their order counts.
-func (s *Store) runMany(ctx context.Context, ops []*operation, claims bool) {
-	if len(ops) == 1 && ops[0] != nil {
-		ops[0] = s.run(ctx, ops[0], claims)
+// releaseTimeout bounds how long the store tries to give back a claim that was not replicated. If that fails, its lease
+// has to end.
+const releaseTimeout = time.Second
+
+// giveBack gives back runs that too few replicas have. Their owners have settled then, and are never granted the key
+// again: a late copy of the release must not meet a run of theirs. What cannot be given back ends with its lease, and
+// counts as an attempt.
+func (s *Store) giveBack(ctx context.Context, ops []*operation) {
+	if len(ops) == 0 {
 		return
 	}
-	todo := make([]int, 0, len(ops))
-	for i, op := range ops {
-		if op != nil {
-			todo = append(todo, i)
-		}
-	}
-	for len(todo) > 0 {
-		wave, later := map[*lane][]int{}, todo[:0:0]
-		names := make(map[string]bool, len(todo))
-		var large [][]int
-		lanes := make([]*lane, len(ops))
-		for _, i := range todo {
-			name := ops[i].name
-			if names[name] {
-				later = append(later, i)
-				continue
-			}
-			names[name] = true
-			lanes[i] = s.lanes.of(ctx, name, claims)
-			if ops[i].size > maxShared { // travels alone
-				large = append(large, []int{i})
-			} else {
-				wave[lanes[i]] = append(wave[lanes[i]], i)
-			}
-		}
-		var group sync.WaitGroup
-		for l, indices := range wave {
-			if len(wave) == 1 {
-				runLane(ctx, l, ops, indices)
-				break
-			}
-			group.Go(func() {
-				defer func() { // nobody else could tell of a panic in a hook of the client
-					if p := recover(); p != nil {
-						for _, i := range indices {
-							ops[i].err = fmt.Errorf("%w: %v", errPanic, p)
-						}
-					}
-				}()
-				runLane(ctx, l, ops, indices)
-			})
-		}
-		group.Wait()
-		for _, one := range large {
-			runLane(ctx, lanes[one[0]], ops, one)
-		}
-		todo = later
-	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	s.send(ctx, ops, false)
 }
 
-func runLane(ctx context.Context, l *lane, ops []*operation, indices []int) {
-	batch := make([]*operation, len(indices))
-	for n, i := range indices {
-		batch[n] = ops[i]
+// Extend implements [dedupstore.Store].
+func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return s.change(ctx, len(extensions), func(i int) (*operation, error) {
+		x := extensions[i]
+		if err := x.Validate(); err != nil {
+			return nil, err
+		}
+		owner := append(ownerOf(x.Claim), flag(x.Started))
+		return s.operation(i, s.scripts.extend, x.Claim.Key, owner, milliseconds(x.Lease),
+			milliseconds(x.Claim.Retention)), nil
+	})
+}
+
+// Settle implements [dedupstore.Store].
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return s.change(ctx, len(settlings), func(i int) (*operation, error) {
+		return s.settleOperation(i, settlings[i])
+	})
+}
+
+// change runs operations that are answered yes or no, each of which one makes.
+func (s *Store) change(ctx context.Context, n int, one func(i int) (*operation, error)) []error {
+	errs := make([]error, n)
+	ops := make([]*operation, 0, n)
+	for i := range n {
+		op, err := one(i)
+		if errs[i] = err; err == nil {
+			ops = append(ops, op)
+		}
 	}
-	if ctx.Err() == nil {
-		l.do(ctx, batch)
-	} else {
-		clear(batch)
+	known := s.send(ctx, ops, false)
+	for _, op := range ops {
+		if errs[op.index] = ctx.Err(); known {
+			errs[op.index] = s.done(op)
+		}
 	}
-	for n, i := range indices {
-		ops[i] = batch[n]
+	return errs
+}
+
+// done reads the reply of a script that answers yes or no.
+func (s *Store) done(op *operation) error {
+	if err := op.failure(); err != nil {
+		if op.err != nil && forbidden(op.err) {
+			s.barred.Store(true) // plain claims may still be allowed: each would be a run that cannot be settled
+		}
+		return err
 	}
+	switch op.reply {
+	case replyOK:
+		return nil
+	case replyLost:
+		return dedupstore.ErrClaimLost
+	}
+	return fmt.Errorf("redisstore: %s: %w", op.script.name, errReply)
 }

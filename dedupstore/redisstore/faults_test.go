@@ -160,7 +160,9 @@ func TestStore_ServerKilledInFlightForgetsNothingWithAppendFsyncAlways(t *testin
 		}
 	}
 	server.Restart()
-	eventually(t, func() error { return dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: time.Minute, Started: true}) })
+	eventually(t, func() error {
+		return dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: time.Minute, Started: true})
+	})
 	claim(t, s, request("1"), dedupstore.Busy)
 	settle(t, s, a.Claim, succeeded("kept"))
 	if got := claim(t, s, request("1"), dedupstore.Done); string(got.Outcome.Result) != "kept" {

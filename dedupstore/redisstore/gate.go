@@ -10,7 +10,7 @@ import (
 type gate struct {
 	passed atomic.Bool
 	turn   chan struct{} // has room for one
-	checks flushes
+	checks background
 }
 
 func newGate() *gate { return &gate{turn: make(chan struct{}, 1)} }

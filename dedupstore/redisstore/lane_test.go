@@ -453,7 +453,9 @@ func TestLane_HeartbeatEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}) }()
+	go func() {
+		ended <- dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true})
+	}()
 	<-held
 	cancel()
 	select {
@@ -482,7 +484,9 @@ func TestLane_OperationsEndWithTheirContextsWhateverTheClientDoes(t *testing.T) 
 		"batch": func(ctx context.Context, s *Store, _ dedupstore.Claim) error {
 			return s.Claim(ctx, []dedupstore.Request{request("new 1"), request("new 2")})[1].Err
 		},
-		"outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error { return dedupstore.SettleOne(ctx, s, c, succeeded("")) },
+		"outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error {
+			return dedupstore.SettleOne(ctx, s, c, succeeded(""))
+		},
 		"large outcome": func(ctx context.Context, s *Store, c dedupstore.Claim) error {
 			return dedupstore.SettleOne(ctx, s, c, succeeded(strings.Repeat("x", 2*maxShared)))
 		},

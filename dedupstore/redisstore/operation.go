@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -12,6 +11,7 @@ import (
 
 // An operation is one run of a script, or a plain claim.
 type operation struct {
+	index   int // its place in the caller's batch
 	script  *script
 	name    string  // of the record
 	args    []any   // of the command that runs the script
@@ -25,9 +25,6 @@ type operation struct {
 	reply        string
 	acknowledged acknowledged
 	err          error
-
-	state atomic.Int32
-	done  chan struct{} // gets a value when it is finished; nil: its caller sends it
 }
 
 // acknowledged says how many replicas have what an operation wrote, if that was asked, or why that is not known.
@@ -36,20 +33,12 @@ type acknowledged struct {
 	err      error
 }
 
-// The states of an operation while its caller waits.
-const (
-	waiting int32 = iota
-	flushing
-	finished
-	abandoned // its caller has gone: it belongs to who flushes it
-)
-
 // packedSize has room for what most operations pack into one argument.
 const packedSize = 160
 
 // operation makes an operation on the record of a key.
-func (s *Store) operation(script *script, key dedupstore.Key, args ...any) *operation {
-	op := &operation{script: script, name: s.name(key)}
+func (s *Store) operation(index int, script *script, key dedupstore.Key, args ...any) *operation {
+	op := &operation{index: index, script: script, name: s.name(key)}
 	op.size = len(op.name)
 	op.args = append(append(op.space[:0], "evalsha", script.sha, 1, op.name), args...)
 	for _, arg := range args {
@@ -82,34 +71,4 @@ func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd 
 	}
 	op.cmd = redis.NewStringCmd(ctx, op.args...)
 	return op.cmd
-}
-
-// finish tells the caller that reply and err can be read. The operation is not the flusher's any more.
-func (op *operation) finish() {
-	if op.state.CompareAndSwap(flushing, finished) {
-		op.done <- struct{}{}
-	}
-}
-
-// await waits for the reply. If the context ends before, the operation is left to its flusher, which does not send it
-// any more. One that has been sent is waited for until the later one ends.
-func (op *operation) await(ctx, later context.Context) (left bool) {
-	select {
-	case <-op.done:
-		return false
-	case <-ctx.Done():
-		if op.state.CompareAndSwap(waiting, abandoned) {
-			return true
-		}
-	}
-	select {
-	case <-op.done:
-		return false
-	case <-later.Done():
-		if op.state.CompareAndSwap(flushing, abandoned) {
-			return true
-		}
-		<-op.done
-		return false
-	}
 }

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"context"
 	"errors"
 	"strconv"
 	"time"
@@ -49,14 +48,14 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 }
 
 // plainOperation makes the operation of a plain claim.
-func (s *Store) plainOperation(r dedupstore.Request, c *clock) *operation {
+func (s *Store) plainOperation(index int, r dedupstore.Request) *operation {
 	b := append(make([]byte, 0, packedSize), layoutVersion, stateRunning, '-')
 	b = appendDigits(b, 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op := &operation{script: s.scripts.claim, name: s.name(r.Key), plain: true}
+	op := &operation{index: index, script: s.scripts.claim, name: s.name(r.Key), plain: true}
 	op.stamped = stamped{
-		clock: c, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
+		clock: &s.clock, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
 		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
 	}
 	op.args = append(op.space[:0], "set", op.name, &op.stamped, "nx", "get", "px", &op.stamped.keep)
@@ -117,11 +116,11 @@ func (rec *record) otherContent(r dedupstore.Request) bool {
 }
 
 // firstOperation is what a claim is tried with first: plain, where that can be.
-func (s *Store) firstOperation(ctx context.Context, r dedupstore.Request) *operation {
+func (s *Store) firstOperation(index int, r dedupstore.Request) *operation {
 	if s.plain.Load() && !s.barred.Load() && r.Rerun == 0 {
-		if c := &s.lanes.of(ctx, "", true).clock; c.known(time.Now()) { // there is one node
-			return s.plainOperation(r, c)
+		if s.clock.known(time.Now()) { // there is one node
+			return s.plainOperation(index, r)
 		}
 	}
-	return s.claimOperation(r)
+	return s.claimOperation(index, r)
 }

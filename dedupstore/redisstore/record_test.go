@@ -285,7 +285,7 @@ func TestRecord_OutlivesItsLeaseByTheRetention(t *testing.T) {
 	}
 	a := claim(t, s, r, dedupstore.AcquiredRun)
 	ttl("claim", 70*time.Minute)
-	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: 20*time.Minute, Started: true}); err != nil {
+	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: a.Claim, Lease: 20 * time.Minute, Started: true}); err != nil {
 		t.Fatal(err)
 	}
 	ttl("extend", 80*time.Minute)
