@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -28,7 +29,7 @@ func newBank(t *testing.T, isolation pgx.TxIsoLevel) (*pgxpool.Pool, *pgstore.St
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	s, err := pgstore.New(pool, pgstore.Config{Logger: quiet(), Isolation: isolation})
+	s, err := pgstore.New(pool, pgstore.Config{Logger: keytest.Quiet(), Isolation: isolation})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,14 +67,15 @@ func TestDatabase_ClientErrorAfterAFailedStatementIsKeptIfItWasInASavepoint(t *t
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{}), idempotencykey.Config{Group: name},
+			g := keytest.NewGuard(t, s.Inbox(), oncemill.Policy{})
+			rg := keytest.Serve(t, g, idempotencykey.Config{Group: name},
 				func(w http.ResponseWriter, r *http.Request) {
 					if try(r.Context(), pgstore.Tx(r.Context())) {
 						w.WriteHeader(http.StatusConflict)
 					}
 				})
-			want(t, rg.pay("k"), 409, false)
-			want(t, rg.pay("k"), 409, true)
+			keytest.Want(t, rg.Pay("k"), 409, false)
+			keytest.Want(t, rg.Pay("k"), 409, true)
 		})
 	}
 }
@@ -85,25 +87,25 @@ func TestDatabase_ResponseOverAnAbortedTransactionIsRefusedAtOnceAndLogged(t *te
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	policy := oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond, Max: time.Nanosecond}}
 	for _, status := range []int{201, 409} {
-		l := &ledger{}
-		rg := serve(t, newGuard(t, s.Inbox(), policy), idempotencykey.Config{Logger: logger},
+		l := &keytest.Ledger{}
+		rg := keytest.Serve(t, keytest.NewGuard(t, s.Inbox(), policy), idempotencykey.Config{Logger: logger},
 			func(w http.ResponseWriter, r *http.Request) {
-				l.add("")
+				l.Add("")
 				if _, err := pgstore.Tx(r.Context()).Exec(r.Context(), openTaken); err == nil {
 					t.Error("the account could be opened twice")
 				}
 				w.WriteHeader(status)
 			})
-		k := key(http.StatusText(status))
-		pay := func() answer { return rg.send("POST", route, "{}", k) }
+		k := keytest.Key(http.StatusText(status))
+		pay := func() keytest.Answer { return rg.Send("POST", keytest.Route, "{}", k) }
 		a := pay()
-		wantProblem(t, a, 500, idempotencykey.CodeUncommitted)
-		if a.header.Get("Retry-After") == "" || a.replayed() {
-			t.Errorf("header %v", a.header)
+		keytest.WantProblem(t, a, 500, idempotencykey.CodeUncommitted)
+		if a.Header.Get("Retry-After") == "" || a.Replayed() {
+			t.Errorf("header %v", a.Header)
 		}
-		until(t, "the attempts are spent", func() bool { a = pay(); return a.status == 500 && a.replayed() })
-		wantProblem(t, a, 500, idempotencykey.CodeUncommitted)
-		wantRuns(t, l, 2)
+		keytest.Until(t, "the attempts are spent", func() bool { a = pay(); return a.Status == 500 && a.Replayed() })
+		keytest.WantProblem(t, a, 500, idempotencykey.CodeUncommitted)
+		keytest.WantRuns(t, l, 2)
 	}
 	if s := log.String(); strings.Count(s, "does not count") != 4 || !strings.Contains(s, "did not return the error") {
 		t.Errorf("logged: %s", s)
@@ -113,9 +115,9 @@ func TestDatabase_ResponseOverAnAbortedTransactionIsRefusedAtOnceAndLogged(t *te
 func TestDatabase_ClientErrorAfterAFailedStatementIsKeptInSQLite(t *testing.T) {
 	t.Parallel()
 	b := openFor(t, onSQLiteInbox, newPlace(t, onSQLiteInbox))
-	rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{},
+	rg := keytest.Serve(t, keytest.NewGuard(t, b.Store, oncemill.Policy{}), idempotencykey.Config{},
 		func(w http.ResponseWriter, r *http.Request) {
-			if err := b.pay(r, "refusal"); err != nil {
+			if err := b.Pay(r, "refusal"); err != nil {
 				t.Error(err)
 			}
 			if _, err := sqlitestore.Tx(r.Context()).ExecContext(r.Context(),
@@ -123,9 +125,9 @@ func TestDatabase_ClientErrorAfterAFailedStatementIsKeptInSQLite(t *testing.T) {
 				w.WriteHeader(http.StatusConflict)
 			}
 		})
-	want(t, rg.pay("k"), 409, false)
-	want(t, rg.pay("k"), 409, true)
-	if n := b.payments("refusal"); n != 1 {
+	keytest.Want(t, rg.Pay("k"), 409, false)
+	keytest.Want(t, rg.Pay("k"), 409, true)
+	if n := b.Payments("refusal"); n != 1 {
 		t.Errorf("%d rows, want 1", n)
 	}
 }
@@ -144,7 +146,8 @@ func TestDatabase_ServerErrorBecauseOfOthersIsKeptUnlessItIsReleased(t *testing.
 		t.Run(string(tc.errors), func(t *testing.T) {
 			var runs atomic.Int32
 			c := idempotencykey.Config{Group: string(tc.errors), ServerErrors: tc.errors}
-			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{}), c, func(w http.ResponseWriter, r *http.Request) {
+			g := keytest.NewGuard(t, s.Inbox(), oncemill.Policy{})
+			rg := keytest.Serve(t, g, c, func(w http.ResponseWriter, r *http.Request) {
 				ctx, tx := r.Context(), pgstore.Tx(r.Context())
 				var balance int
 				if err := tx.QueryRow(ctx, `SELECT balance FROM accounts`).Scan(&balance); err != nil {
@@ -161,8 +164,8 @@ func TestDatabase_ServerErrorBecauseOfOthersIsKeptUnlessItIsReleased(t *testing.
 				}
 				w.WriteHeader(http.StatusCreated)
 			})
-			want(t, rg.pay("k"), 500, false)
-			want(t, rg.pay("k"), tc.status, tc.runs == 1)
+			keytest.Want(t, rg.Pay("k"), 500, false)
+			keytest.Want(t, rg.Pay("k"), tc.status, tc.runs == 1)
 			if runs.Load() != tc.runs {
 				t.Errorf("%d runs, want %d", runs.Load(), tc.runs)
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
@@ -63,7 +64,7 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { operator.Close(context.Background()) })
-	s, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
+	s, err := pgstore.New(pool, pgstore.Config{Logger: keytest.Quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,20 +80,20 @@ func TestPostgres_ATransactionThatCannotBeginKeepsNoResponse(t *testing.T) {
 		}
 		interrupt = false
 	}}
-	rg := serve(t, newGuard(t, store, oncemill.Policy{MaxAttempts: 1, Backoff: oncemill.Backoff{Min: 1, Max: 1}}),
-		idempotencykey.Config{},
+	policy := oncemill.Policy{MaxAttempts: 1, Backoff: oncemill.Backoff{Min: 1, Max: 1}}
+	rg := keytest.Serve(t, keytest.NewGuard(t, store, policy), idempotencykey.Config{},
 		func(w http.ResponseWriter, r *http.Request) {
-			if err := b.pay(r, "k"); err != nil {
+			if err := b.Pay(r, "k"); err != nil {
 				w.WriteHeader(500)
 				return
 			}
 			w.WriteHeader(201)
 			io.WriteString(w, "paid")
 		})
-	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
-	want(t, rg.pay("k"), 201, false)
-	if b.payments("k") != 1 || b.rows("k") != 1 {
-		t.Errorf("%d payments, %d rows", b.payments("k"), b.rows("k"))
+	keytest.WantProblem(t, rg.Pay("k"), 503, idempotencykey.CodeUnavailable)
+	keytest.Want(t, rg.Pay("k"), 201, false)
+	if b.Payments("k") != 1 || b.Rows("k") != 1 {
+		t.Errorf("%d payments, %d rows", b.Payments("k"), b.Rows("k"))
 	}
 }
 
@@ -105,7 +106,7 @@ func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			pool := postgrestest.Shared(t).NewDatabase(t).Pool(t)
-			s, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
+			s, err := pgstore.New(pool, pgstore.Config{Logger: keytest.Quiet()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -113,8 +114,8 @@ func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T
 				t.Fatal(err)
 			}
 			var again atomic.Bool
-			rg := serve(t, newGuard(t, s.Inbox(), oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}}),
-				idempotencykey.Config{ServerErrors: mode},
+			policy := oncemill.Policy{Backoff: oncemill.Backoff{Min: 1, Max: 1}}
+			rg := keytest.Serve(t, keytest.NewGuard(t, s.Inbox(), policy), idempotencykey.Config{ServerErrors: mode},
 				func(w http.ResponseWriter, r *http.Request) {
 					tx := pgstore.Tx(r.Context())
 					var pid int
@@ -130,8 +131,8 @@ func TestPostgres_ARestartBetweenStatementsIsTheHandlersServerError(t *testing.T
 					}
 					w.WriteHeader(201)
 				})
-			want(t, rg.pay("k"), 500, false)
-			want(t, rg.pay("k"), second, second == 500)
+			keytest.Want(t, rg.Pay("k"), 500, false)
+			keytest.Want(t, rg.Pay("k"), second, second == 500)
 		})
 	}
 }

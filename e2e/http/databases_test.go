@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/dedupstore/pgstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/dedupstore/sqlitestore"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
@@ -34,12 +35,13 @@ const (
 
 var durable = []string{onRedis, onPostgres, onPostgresInbox, onSQLite, onSQLiteInbox}
 
-var backends = map[string]func(t testing.TB) *backend{}
-
-func init() {
+func TestMiddleware_OverDurableStores(t *testing.T) {
+	t.Parallel()
+	backends := map[string]func(t testing.TB) *keytest.Backend{}
 	for _, kind := range durable {
-		backends[kind] = func(t testing.TB) *backend { return openFor(t, kind, newPlace(t, kind)) }
+		backends[kind] = func(t testing.TB) *keytest.Backend { return openFor(t, kind, newPlace(t, kind)) }
 	}
+	keytest.Run(t, backends)
 }
 
 // newPlace makes an empty place for a kind of store.
@@ -54,7 +56,7 @@ func newPlace(t testing.TB, kind string) string {
 	return filepath.Join(t.TempDir(), "shop.db")
 }
 
-func openFor(t testing.TB, kind, place string) *backend {
+func openFor(t testing.TB, kind, place string) *keytest.Backend {
 	t.Helper()
 	b, closeAll, err := open(context.Background(), kind, place)
 	if err != nil {
@@ -65,7 +67,7 @@ func openFor(t testing.TB, kind, place string) *backend {
 }
 
 // open opens the store and the table of payments in a place, in this process or in one that is to be killed.
-func open(ctx context.Context, kind, place string) (*backend, func(), error) {
+func open(ctx context.Context, kind, place string) (*keytest.Backend, func(), error) {
 	switch kind {
 	case onRedis:
 		return openRedis(place)
@@ -75,15 +77,15 @@ func open(ctx context.Context, kind, place string) (*backend, func(), error) {
 	return openSQLite(ctx, place, kind == onSQLiteInbox)
 }
 
-func openRedis(addr string) (*backend, func(), error) {
+func openRedis(addr string) (*keytest.Backend, func(), error) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
 	store, err := redisstore.New(rdb, redisstore.Config{})
-	return &backend{
-		store: store,
-		pay: func(r *http.Request, id string) error {
+	return &keytest.Backend{
+		Store: store,
+		Pay: func(r *http.Request, id string) error {
 			return rdb.Incr(r.Context(), "payments:"+id).Err()
 		},
-		payments: func(id string) int {
+		Payments: func(id string) int {
 			n, err := rdb.Get(context.Background(), "payments:"+id).Int()
 			if err != nil && !errors.Is(err, redis.Nil) {
 				panic(err)
@@ -97,7 +99,7 @@ func message(id string) producer.Message {
 	return producer.Message{ID: id, Topic: "payments", Payload: []byte("paid")}
 }
 
-func openPostgres(ctx context.Context, dsn string, transacted bool) (*backend, func(), error) {
+func openPostgres(ctx context.Context, dsn string, transacted bool) (*keytest.Backend, func(), error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, nil, err
@@ -107,7 +109,7 @@ func openPostgres(ctx context.Context, dsn string, transacted bool) (*backend, f
 	if err != nil {
 		return nil, nil, err
 	}
-	store, err := pgstore.New(pool, pgstore.Config{Logger: quiet()})
+	store, err := pgstore.New(pool, pgstore.Config{Logger: keytest.Quiet()})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -127,26 +129,26 @@ func openPostgres(ctx context.Context, dsn string, transacted bool) (*backend, f
 		}
 	}
 	const insert = `INSERT INTO payments (id) VALUES ($1)`
-	b := &backend{store: store}
-	b.pay = func(r *http.Request, id string) error {
+	b := &keytest.Backend{Store: store}
+	b.Pay = func(r *http.Request, id string) error {
 		_, err := pool.Exec(r.Context(), insert, id)
 		return err
 	}
-	b.payments = func(id string) int {
+	b.Payments = func(id string) int {
 		return counted(func(n *int) error {
 			return pool.QueryRow(context.Background(), `SELECT count(*) FROM payments WHERE id = $1`, id).Scan(n)
 		})
 	}
 	if transacted {
-		b.store = store.Inbox()
-		b.pay = func(r *http.Request, id string) error {
+		b.Store = store.Inbox()
+		b.Pay = func(r *http.Request, id string) error {
 			tx := pgstore.Tx(r.Context())
 			if _, err := tx.Exec(r.Context(), insert, id); err != nil {
 				return err
 			}
 			return box.In(tx).Publish(r.Context(), message(id))
 		}
-		b.rows = func(id string) int {
+		b.Rows = func(id string) int {
 			return counted(func(n *int) error {
 				return pool.QueryRow(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = $1`,
 					id).Scan(n)
@@ -156,12 +158,12 @@ func openPostgres(ctx context.Context, dsn string, transacted bool) (*backend, f
 	return b, pool.Close, nil
 }
 
-func openSQLite(ctx context.Context, path string, transacted bool) (*backend, func(), error) {
+func openSQLite(ctx context.Context, path string, transacted bool) (*keytest.Backend, func(), error) {
 	db, err := sqliteoutbox.Open(ctx, path)
 	if err != nil {
 		return nil, nil, err
 	}
-	store, err := sqlitestore.New(db, sqlitestore.Config{Logger: quiet()})
+	store, err := sqlitestore.New(db, sqlitestore.Config{Logger: keytest.Quiet()})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -180,23 +182,23 @@ func openSQLite(ctx context.Context, path string, transacted bool) (*backend, fu
 			return nil, nil, err
 		}
 	}
-	b := &backend{store: store}
-	b.pay = func(r *http.Request, id string) error { return insertSQL(r.Context(), db, id) }
-	b.payments = func(id string) int {
+	b := &keytest.Backend{Store: store}
+	b.Pay = func(r *http.Request, id string) error { return insertSQL(r.Context(), db, id) }
+	b.Payments = func(id string) int {
 		return counted(func(n *int) error {
 			return db.QueryRowContext(context.Background(), `SELECT count(*) FROM payments WHERE id = ?`, id).Scan(n)
 		})
 	}
 	if transacted {
-		b.store = store.Inbox()
-		b.pay = func(r *http.Request, id string) error {
+		b.Store = store.Inbox()
+		b.Pay = func(r *http.Request, id string) error {
 			tx := sqlitestore.Tx(r.Context())
 			if err := insertSQL(r.Context(), tx, id); err != nil {
 				return err
 			}
 			return box.InSQL(tx).Publish(r.Context(), message(id))
 		}
-		b.rows = func(id string) int {
+		b.Rows = func(id string) int {
 			return counted(func(n *int) error {
 				return db.QueryRowContext(context.Background(), `SELECT count(*) FROM oncemill_outbox WHERE id = ?`,
 					id).Scan(n)
@@ -222,9 +224,9 @@ func counted(query func(n *int) error) (n int) {
 }
 
 // serverError is a handler that pays and then fails.
-func (b *backend) serverError(w http.ResponseWriter, r *http.Request) {
+func serverError(b *keytest.Backend, w http.ResponseWriter, r *http.Request) {
 	run := oncemill.FromContext(r.Context())
-	if err := b.pay(r, run.ID("payments")); err != nil {
+	if err := b.Pay(r, run.ID("payments")); err != nil {
 		http.Error(w, "no", http.StatusServiceUnavailable)
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -17,19 +18,20 @@ func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 			t.Parallel()
 			b := openFor(t, kind, newPlace(t, kind))
 			begun := make(chan struct{})
-			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{}, givingUp(begun,
-				func(r *http.Request) error { return b.pay(r, "debit") },
-				func(r *http.Request) error { return b.pay(r, "credit") },
+			g := keytest.NewGuard(t, b.Store, oncemill.Policy{})
+			rg := keytest.Serve(t, g, idempotencykey.Config{}, keytest.GivingUp(begun,
+				func(r *http.Request) error { return b.Pay(r, "debit") },
+				func(r *http.Request) error { return b.Pay(r, "credit") },
 			))
-			leave(t, rg, begun)
-			want(t, retried(t, rg), 201, false)
-			if d, c := b.payments("debit"), b.payments("credit"); d != 1 || c != 1 {
+			keytest.Leave(t, rg, begun)
+			keytest.Want(t, keytest.Retried(t, rg), 201, false)
+			if d, c := b.Payments("debit"), b.Payments("credit"); d != 1 || c != 1 {
 				t.Errorf("%d debits and %d credits, want one each", d, c)
 			}
-			if d, c := b.rows("debit"), b.rows("credit"); d != 1 || c != 1 {
+			if d, c := b.Rows("debit"), b.Rows("credit"); d != 1 || c != 1 {
 				t.Errorf("%d and %d rows in the outbox, want one each", d, c)
 			}
-			want(t, rg.pay("k"), 201, true)
+			keytest.Want(t, rg.Pay("k"), 201, true)
 		})
 	}
 }
@@ -39,25 +41,25 @@ func TestInbox_ResponseThatIsShorterThanItSaysIsRolledBack(t *testing.T) {
 	for _, kind := range []string{onPostgresInbox, onSQLiteInbox} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			b, l := openFor(t, kind, newPlace(t, kind)), &ledger{}
-			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{},
+			b, l := openFor(t, kind, newPlace(t, kind)), &keytest.Ledger{}
+			rg := keytest.Serve(t, keytest.NewGuard(t, b.Store, oncemill.Policy{}), idempotencykey.Config{},
 				func(w http.ResponseWriter, r *http.Request) {
-					if err := b.pay(r, "debit"); err != nil {
+					if err := b.Pay(r, "debit"); err != nil {
 						t.Error(err)
 					}
-					short(l)(w, r)
+					keytest.Short(l)(w, r)
 				})
 			for _, replayed := range []bool{false, true} {
-				a := rg.pay("k")
-				wantProblem(t, a, 500, idempotencykey.CodeRefused)
-				if a.replayed() != replayed || !strings.Contains(a.body, "shorter") {
-					t.Errorf("replayed %v: %s", a.replayed(), a.body)
+				a := rg.Pay("k")
+				keytest.WantProblem(t, a, 500, idempotencykey.CodeRefused)
+				if a.Replayed() != replayed || !strings.Contains(a.Body, "shorter") {
+					t.Errorf("replayed %v: %s", a.Replayed(), a.Body)
 				}
 			}
-			if n, rows := b.payments("debit"), b.rows("debit"); n+rows != 0 {
+			if n, rows := b.Payments("debit"), b.Rows("debit"); n+rows != 0 {
 				t.Errorf("%d debits, %d rows in the outbox", n, rows)
 			}
-			wantRuns(t, l, 1)
+			keytest.WantRuns(t, l, 1)
 		})
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/oncemill/oncemill/internal/keytest"
 )
 
 // full is the first number in proofs, else the second.
@@ -34,26 +36,26 @@ func TestKill_RetryGetsTheStoredResponseOrRunsAgainByTheRuleOfTheTier(t *testing
 				b := openFor(t, kind, place)
 				client := newClient(t)
 				p := start(t, kind, place)
-				first := make(chan answer, 1)
+				first := make(chan keytest.Answer, 1)
 				go func() { first <- p.post(client, "k", where) }()
 				if line := p.line(t); line != "stopped" {
 					t.Fatal(line)
 				}
 				p.kill()
-				if a := <-first; a.err == nil {
-					t.Fatalf("the killed process answered %d", a.status)
+				if a := <-first; a.Err == nil {
+					t.Fatalf("the killed process answered %d", a.Status)
 				}
 				p = start(t, kind, place)
 				a := p.settle(t, client, "k")
-				want(t, a, http.StatusCreated, where == beforeReply)
+				keytest.Want(t, a, http.StatusCreated, where == beforeReply)
 				again := p.post(client, "k", "")
-				want(t, again, http.StatusCreated, true)
+				keytest.Want(t, again, http.StatusCreated, true)
 				id := paymentOf(a)
-				if again.body != a.body || b.payments(id) != payments {
-					t.Errorf("%q, then %q; %d payments, want %d", a.body, again.body, b.payments(id), payments)
+				if again.Body != a.Body || b.Payments(id) != payments {
+					t.Errorf("%q, then %q; %d payments, want %d", a.Body, again.Body, b.Payments(id), payments)
 				}
-				if transacted && b.rows(id) != 1 {
-					t.Errorf("%d rows in the outbox, want 1", b.rows(id))
+				if transacted && b.Rows(id) != 1 {
+					t.Errorf("%d rows in the outbox, want 1", b.Rows(id))
 				}
 			})
 		}
@@ -61,8 +63,8 @@ func TestKill_RetryGetsTheStoredResponseOrRunsAgainByTheRuleOfTheTier(t *testing
 }
 
 // paymentOf is the ID of the payment that a response speaks of.
-func paymentOf(a answer) string {
-	fields := strings.Fields(a.body)
+func paymentOf(a keytest.Answer) string {
+	fields := strings.Fields(a.Body)
 	if len(fields) < 2 {
 		return ""
 	}
@@ -90,21 +92,21 @@ func TestKill_AnywhereUnderLoadNothingIsLostAndInAnInboxNothingIsDouble(t *testi
 							k := fmt.Sprintf("%d-%d-%d", round, c, i)
 							a := p.post(client, k, "")
 							mu.Lock()
-							if a.err == nil && a.status == http.StatusCreated {
-								answered[k] = a.body
+							if a.Err == nil && a.Status == http.StatusCreated {
+								answered[k] = a.Body
 								responses++
 							} else {
 								answered[k] = ""
 							}
 							mu.Unlock()
-							if a.err != nil {
+							if a.Err != nil {
 								return
 							}
 						}
 					})
 				}
 				enough := 20 + rand.N(60)
-				until(t, "the shop has answered", func() bool {
+				keytest.Until(t, "the shop has answered", func() bool {
 					mu.Lock()
 					defer mu.Unlock()
 					return responses >= enough
@@ -116,16 +118,16 @@ func TestKill_AnywhereUnderLoadNothingIsLostAndInAnInboxNothingIsDouble(t *testi
 			double, open := 0, 0
 			for k, body := range answered {
 				a := p.settle(t, client, k)
-				if a.status != http.StatusCreated || body != "" && (a.body != body || !a.replayed()) {
-					t.Errorf("%s: answered %q, then %d %q, replayed %v", k, body, a.status, a.body, a.replayed())
+				if a.Status != http.StatusCreated || body != "" && (a.Body != body || !a.Replayed()) {
+					t.Errorf("%s: answered %q, then %d %q, replayed %v", k, body, a.Status, a.Body, a.Replayed())
 				}
 				if body == "" {
 					open++
 				}
-				switch n := b.payments(paymentOf(a)); {
+				switch n := b.Payments(paymentOf(a)); {
 				case n == 0:
 					t.Errorf("%s: no payment", k)
-				case n > 1 && b.rows != nil:
+				case n > 1 && b.Rows != nil:
 					t.Errorf("%s: %d payments", k, n)
 				case n > 1:
 					double++

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -49,7 +50,7 @@ func runChild() error {
 	if err != nil {
 		return err
 	}
-	guard, err := oncemill.NewGuard(b.store, oncemill.Policy{Lease: childLease, Logger: quiet()})
+	guard, err := oncemill.NewGuard(b.Store, oncemill.Policy{Lease: childLease, Logger: keytest.Quiet()})
 	if err != nil {
 		return err
 	}
@@ -58,10 +59,10 @@ func runChild() error {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle(route, keys.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle(keytest.Route, keys.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		run := oncemill.FromContext(r.Context())
 		stopAt(r, beforeEffect)
-		if err := b.pay(r, run.ID("payments")); err != nil {
+		if err := b.Pay(r, run.ID("payments")); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
@@ -123,7 +124,7 @@ func start(t testing.TB, kind, place string) *process {
 	}
 	t.Cleanup(p.kill)
 	p.lines = bufio.NewReader(out)
-	p.url = "http://" + strings.TrimPrefix(p.line(t), "listening ") + route
+	p.url = "http://" + strings.TrimPrefix(p.line(t), "listening ") + keytest.Route
 	return p
 }
 
@@ -142,22 +143,22 @@ func (p *process) kill() {
 }
 
 // post sends a payment to a process.
-func (p *process) post(client *http.Client, k, stop string) answer {
+func (p *process) post(client *http.Client, k, stop string) keytest.Answer {
 	r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, p.url, strings.NewReader("{}"))
 	if err != nil {
-		return answer{err: err}
+		return keytest.Answer{Err: err}
 	}
 	r.Header.Set("Idempotency-Key", k)
 	r.Header.Set("Stop", stop)
-	return do(client, r)
+	return keytest.Do(client, r)
 }
 
 // settle repeats a payment until its key is neither busy nor unavailable.
-func (p *process) settle(t testing.TB, client *http.Client, k string) (a answer) {
+func (p *process) settle(t testing.TB, client *http.Client, k string) (a keytest.Answer) {
 	t.Helper()
-	until(t, "the payment "+k+" has an outcome", func() bool {
+	keytest.Until(t, "the payment "+k+" has an outcome", func() bool {
 		a = p.post(client, k, "")
-		return a.err == nil && a.status != http.StatusConflict && a.status != http.StatusServiceUnavailable
+		return a.Err == nil && a.Status != http.StatusConflict && a.Status != http.StatusServiceUnavailable
 	})
 	return a
 }

@@ -102,15 +102,10 @@ func (b *broker) DeadLetters(ctx context.Context) ([]shop.Order, error) {
 	}
 	var letters int64
 	ends.Each(func(end kadm.ListedOffset) { letters += end.Offset })
-	start := kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())
-	cl, err := kgo.NewClient(kgo.SeedBrokers(b.brokers...), kgo.ConsumeTopics(b.dead()), start)
-	if err != nil {
-		return nil, err
-	}
-	defer cl.Close()
+	b.client.AddConsumeTopics(b.dead()) // from the start, as no option says otherwise
 	var orders []shop.Order
 	for int64(len(orders)) < letters {
-		fetched := cl.PollFetches(ctx)
+		fetched := b.client.PollFetches(ctx)
 		if err := fetched.Err(); err != nil {
 			return nil, err
 		}

@@ -81,6 +81,7 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 	db := &database{topic: topic}
 	if o.embedded {
 		shop.Say(out, "-embedded: orders are kept in SQLITE INSTEAD OF POSTGRESQL, and NATS runs in this process\n")
+		o.nats = ""
 		db.Database, err = shop.OpenSQLite(ctx, filepath.Join(dir, "shop.db"), table)
 	} else {
 		db.Database, err = shop.OpenPostgres(ctx, o.postgres, "oncemill_"+run, table)
@@ -92,9 +93,6 @@ func (p program) run(ctx context.Context, o options, dir string, stdout, out io.
 	defer shop.Finish(ctx, &err, db.Remove)
 
 	// The events go to a stream.
-	if o.embedded {
-		o.nats = ""
-	}
 	js, closeNATS, err := shop.OpenNATS(o.nats, dir)
 	if err != nil {
 		return false, err

@@ -52,16 +52,6 @@ func (b *broker) makeStream(ctx context.Context) error {
 	return err
 }
 
-// repeat publishes a payment's message once more, as somebody does who does not know that it is there. Without a
-// Nats-Msg-Id the stream takes every copy.
-func (b *broker) repeat(ctx context.Context, p payment) error {
-	msg := nats.NewMsg(b.payments())
-	msg.Header.Set(producer.HeaderID, p.ID)
-	msg.Data = p.JSON()
-	_, err := b.js.PublishMsg(ctx, msg)
-	return err
-}
-
 // A losingDialer makes connections that lose one in ten acknowledgements of consumers.
 type losingDialer struct{}
 

@@ -238,5 +238,5 @@ func pay(ctx context.Context, client *shop.Client, br *broker, p planned) error 
 	if err := shop.Pause(ctx, rand.N(400*time.Millisecond)); err != nil {
 		return err
 	}
-	return br.repeat(ctx, p.payment)
+	return shop.PublishCopy(ctx, br.js, br.payments(), p.ID, p.JSON())
 }

@@ -61,7 +61,7 @@ func TestStack_ThatCannotBeStartedEndsWhatItBegan(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := b.close(); err != nil {
+		if err := b.close(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"log/slog"
 	"time"
 
@@ -62,25 +61,11 @@ func openBroker(ctx context.Context, n names, o options, telemetry oncemill.Tele
 // reconnects makes connections come back soon.
 var reconnects = nats.ReconnectWait(100 * time.Millisecond)
 
-// publishCopy publishes a copy of an order's event past the outbox, as a producer does that retries on its own.
-func (b *broker) publishCopy(ctx context.Context, o order) error {
-	msg := nats.NewMsg(b.names.orders())
-	msg.Header.Set(producer.HeaderID, o.ID)
-	var err error
-	if msg.Data, err = json.Marshal(o); err != nil {
-		return err
-	}
-	_, err = b.js.PublishMsg(ctx, msg)
-	return err
-}
-
 // close removes what a temporary run has stored at the broker.
-func (b *broker) close() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
+func (b *broker) close(ctx context.Context) error {
+	defer b.closing()
 	if b.temporary {
-		err = b.js.DeleteStream(ctx, b.names.stream())
+		return b.js.DeleteStream(ctx, b.names.stream())
 	}
-	b.closing()
-	return err
+	return nil
 }

@@ -96,7 +96,7 @@ func play(ctx context.Context, o options, out io.Writer) (all report, err error)
 	if err != nil {
 		return nil, err
 	}
-	defer also(b.close)
+	defer shop.Finish(ctx, &err, b.close)
 	orders := plan(s.names.run, o)
 	fates := map[string]fault{}
 	for _, p := range orders {

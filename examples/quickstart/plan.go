@@ -3,13 +3,9 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
-)
 
-// An order is what a customer wants to pay for. Its ID is the message ID from the shop to the ledger.
-type order struct {
-	ID     string `json:"id"`
-	Amount int    `json:"amount"` // cents
-}
+	"github.com/oncemill/oncemill/examples/internal/shop"
+)
 
 // A fault is what goes wrong with one order. Each order meets at most one.
 type fault string
@@ -34,9 +30,9 @@ var faults = []struct {
 	{changedAmount, 1}, {diesAfterWrite, 2},
 }
 
-// A plannedOrder is an order and its fate.
+// A plannedOrder is an order and its fate. The order's ID is the message ID from the shop to the ledger.
 type plannedOrder struct {
-	order
+	shop.Order
 	fault fault // empty: none
 }
 
@@ -50,7 +46,7 @@ func plan(run string, o options) []plannedOrder {
 	}
 	planned := make([]plannedOrder, o.orders)
 	for i := range planned {
-		p := plannedOrder{order: order{ID: fmt.Sprintf("%s-%05d", run, i), Amount: 100 + rng.IntN(9900)}}
+		p := plannedOrder{Order: shop.Order{ID: fmt.Sprintf("%s-%05d", run, i), Cents: 100 + rng.IntN(9900)}}
 		n := rng.IntN(100)
 		for kind, f := range possible {
 			if i == kind || i >= len(possible) && n >= 0 && n < f.percent {

@@ -143,7 +143,7 @@ func TestPlan_DependsOnTheSeedOnlyAndMeetsEveryFault(t *testing.T) {
 		if a[i] != b[i] {
 			t.Fatalf("order %d differs between two plans of one seed", i)
 		}
-		if a[i].Amount == c[i].Amount {
+		if a[i].Cents == c[i].Cents {
 			same++
 		}
 		seen[a[i].fault] = true

@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -51,22 +49,18 @@ func openStore(ctx context.Context, dir string) (*store, error) {
 }
 
 // place writes an order and its event in one transaction. The customer may press the button twice.
-func (s *store) place(ctx context.Context, o order) error {
-	body, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
+func (s *store) place(ctx context.Context, o shop.Order) error {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // after the commit it does nothing
 	const insert = `INSERT INTO orders (id, amount) VALUES (?, ?) ON CONFLICT DO NOTHING`
-	added, err := changes(tx.ExecContext(ctx, insert, o.ID, o.Amount))
+	added, err := changes(tx.ExecContext(ctx, insert, o.ID, o.Cents))
 	if err != nil || added == 0 {
 		return err
 	}
-	event := producer.Message{ID: o.ID, Topic: s.names.orders(), Key: o.ID, Payload: body}
+	event := producer.Message{ID: o.ID, Topic: s.names.orders(), Key: o.ID, Payload: o.JSON()}
 	if err := s.box.InSQL(tx).Publish(ctx, event); err != nil {
 		return err
 	}
@@ -80,17 +74,17 @@ func placeWithLuck(ctx context.Context, s *store, b *broker, p plannedOrder) err
 	insist := func(do func() error) error {
 		return shop.Poll(ctx, 100*time.Millisecond, func() (bool, error) { return do() == nil, nil })
 	}
-	if err := insist(func() error { return s.place(ctx, p.order) }); err != nil {
+	if err := insist(func() error { return s.place(ctx, p.Order) }); err != nil {
 		return fmt.Errorf("place %s: %w", p.ID, err)
 	}
-	var copies []order
+	var copies []shop.Order
 	switch p.fault {
 	case producerRetry, poisonOrder: // a poison order is sent again too: its failure is replayed
-		copies = []order{p.order}
+		copies = []shop.Order{p.Order}
 	case twinCopies:
-		copies = []order{p.order, p.order}
+		copies = []shop.Order{p.Order, p.Order}
 	case changedAmount:
-		copies = []order{{ID: p.ID, Amount: p.Amount + 1}}
+		copies = []shop.Order{{ID: p.ID, Cents: p.Cents + 1}}
 	default:
 		return nil
 	}
@@ -98,24 +92,18 @@ func placeWithLuck(ctx context.Context, s *store, b *broker, p plannedOrder) err
 		return err
 	}
 	if p.fault == changedAmount { // the first amount is to win: the point is what becomes of the second
-		err := shop.Poll(ctx, 10*time.Millisecond, func() (bool, error) {
-			n, err := s.count(ctx, `SELECT count(*) FROM ledger WHERE stack = ? AND order_id = ?`, guarded, p.ID)
-			return n > 0, err
+		err := shop.Poll(ctx, 10*time.Millisecond, func() (charged bool, err error) {
+			const ask = `SELECT EXISTS (SELECT * FROM ledger WHERE stack = ? AND order_id = ?)`
+			err = s.db.QueryRowContext(ctx, ask, guarded, p.ID).Scan(&charged)
+			return charged, err
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return shop.Each(ctx, len(copies), len(copies), func(ctx context.Context, i int) error {
-		return insist(func() error { return b.publishCopy(ctx, copies[i]) })
+		return insist(func() error { return shop.PublishCopy(ctx, b.js, b.names.orders(), p.ID, copies[i].JSON()) })
 	})
-}
-
-// charge writes a charge. It returns what kept it from that.
-func (s *store) charge(ctx context.Context, stack string, o order) error {
-	_, err := s.db.ExecContext(ctx, `INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`,
-		stack, o.ID, o.Amount, os.Getpid(), time.Now().UnixMicro())
-	return err
 }
 
 // note writes down what happened.
@@ -136,10 +124,4 @@ func changes(r sql.Result, err error) (int64, error) {
 		return 0, err
 	}
 	return r.RowsAffected()
-}
-
-// count asks a question whose answer is a number.
-func (s *store) count(ctx context.Context, query string, args ...any) (n int, err error) {
-	err = s.db.QueryRowContext(ctx, query, args...).Scan(&n)
-	return n, err
 }

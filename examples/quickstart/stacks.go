@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"time"
 
@@ -106,34 +106,23 @@ func (s *stack) start(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var subs several
-	defer func() {
-		for _, sub := range subs {
-			if err != nil { // a router that does not run ends none of them
-				err = errors.Join(err, sub.Close())
-			}
-		}
-	}()
 	router.AddMiddleware(s.countDeliveries, s.loseAcks)
 	end, err := s.protect(router)
 	if err != nil {
 		return nil, err
 	}
-	for range workers {
-		sub, err := s.subscriber()
-		if err != nil {
-			return nil, err
-		}
-		subs = append(subs, sub)
+	sub, err := s.subscriber()
+	if err != nil {
+		return nil, err
 	}
-	router.AddHandler("charge", s.broker.names.orders(), subs,
+	router.AddHandler("charge", s.broker.names.orders(), parallel{sub},
 		s.broker.names.receipts(s.name), oncewatermill.NewPublisher(s.broker.publisher), s.charge)
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
 	select {
 	case <-router.Running():
 	case err := <-ended:
-		return nil, errors.Join(err, end(ctx))
+		return nil, errors.Join(err, sub.Close(), end(ctx)) // a router that does not run does not end it
 	}
 	return func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -142,14 +131,14 @@ func (s *stack) start(ctx context.Context) (stop func() error, err error) {
 	}, nil
 }
 
-// Several subscribers are one to the Router: they share a handler, under whose name records are kept.
-type several []message.Subscriber
+// A parallel subscriber has several subscriptions, which are one to the Router.
+type parallel struct{ message.Subscriber }
 
-func (s several) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+func (p parallel) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	all := make(chan *message.Message)
 	var each sync.WaitGroup
-	for _, sub := range s {
-		messages, err := sub.Subscribe(ctx, topic)
+	for range workers {
+		messages, err := p.Subscriber.Subscribe(ctx, topic)
 		if err != nil {
 			return nil, err
 		}
@@ -164,15 +153,6 @@ func (s several) Subscribe(ctx context.Context, topic string) (<-chan *message.M
 		close(all)
 	}()
 	return all, nil
-}
-
-// Close closes all of them.
-func (s several) Close() error {
-	var errs []error
-	for _, sub := range s {
-		errs = append(errs, sub.Close())
-	}
-	return errors.Join(errs...)
 }
 
 func (s *stack) subscriber() (message.Subscriber, error) {
@@ -209,9 +189,9 @@ func (s *stack) durable(ctx context.Context, js jetstream.JetStream, topic strin
 // charge is the handler: it charges the card, and returns a receipt.
 func (s *stack) charge(msg *message.Message) ([]*message.Message, error) {
 	ctx := context.WithoutCancel(msg.Context()) // a charge that was begun is made, as at a payment provider
-	var o order
-	if err := json.Unmarshal(msg.Payload, &o); err != nil {
-		return nil, oncemill.Permanent(fmt.Errorf("order is not JSON: %w", err))
+	o, err := shop.ParseOrder(msg.Payload)
+	if err != nil {
+		return nil, oncemill.Permanent(err)
 	}
 	if err := s.shop.note(ctx, s.name, "run", o.ID); err != nil {
 		return nil, err
@@ -223,7 +203,9 @@ func (s *stack) charge(msg *message.Message) ([]*message.Message, error) {
 		return nil, err
 	}
 	gateway(10 * time.Millisecond)
-	if err := s.shop.charge(ctx, s.name, o); err != nil {
+	const write = `INSERT INTO ledger (stack, order_id, amount, pid, at) VALUES (?, ?, ?, ?, ?)`
+	_, err = s.shop.db.ExecContext(ctx, write, s.name, o.ID, o.Cents, os.Getpid(), time.Now().UnixMicro())
+	if err != nil {
 		return nil, err
 	}
 	if s.records != nil {
@@ -233,7 +215,7 @@ func (s *stack) charge(msg *message.Message) ([]*message.Message, error) {
 		}
 	}
 	gateway(10 * time.Millisecond)
-	receipt := message.NewMessage("", fmt.Appendf(nil, `{"order":%q,"cents":%d}`, o.ID, o.Amount))
+	receipt := message.NewMessage("", fmt.Appendf(nil, `{"order":%q,"cents":%d}`, o.ID, o.Cents))
 	return []*message.Message{receipt}, nil
 }
 

@@ -1,19 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/examples/internal/shop"
 	"github.com/oncemill/oncemill/producer/webhook"
 )
-
-// secrets are what the senders sign with.
-type secrets struct{ gitHub, stripe, standard string }
 
 // readme are the secrets of README.md, with which anybody can sign.
 var readme = map[string]string{
@@ -22,19 +21,15 @@ var readme = map[string]string{
 }
 
 // secretsOf refuses to do without a secret, unless the service is to be played with.
-func secretsOf(env func(string) string, play bool) (s secrets, err error) {
-	for name, to := range map[string]*string{
-		"GITHUB_SECRET": &s.gitHub, "STRIPE_SECRET": &s.stripe, "STANDARD_SECRET": &s.standard,
-	} {
-		*to = env(name)
-		switch {
-		case *to == "" && play:
-			*to = readme[name]
-		case *to == "":
-			return s, shop.WrongFlag("-db is set, and %s is not: those of README.md are for play", name)
+func secretsOf(env func(string) string, play bool) (map[string]string, error) {
+	secrets := map[string]string{}
+	for name, known := range readme {
+		if !play && env(name) == "" {
+			return nil, shop.WrongFlag("-db is set, and %s is not: those of README.md are for play", name)
 		}
+		secrets[name] = cmp.Or(env(name), known)
 	}
-	return s, nil
+	return secrets, nil
 }
 
 // hooks are the receivers, and what they stand on.
@@ -43,7 +38,7 @@ type hooks struct {
 	receivers map[string]http.Handler // by sender
 }
 
-func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *hooks, err error) {
+func open(ctx context.Context, path string, lease time.Duration, secrets map[string]string) (_ *hooks, err error) {
 	h := &hooks{receivers: map[string]http.Handler{}}
 	if h.db, err = shop.OpenSQLite(ctx, path); err != nil {
 		return nil, err
@@ -61,12 +56,10 @@ func open(ctx context.Context, path string, lease time.Duration, s secrets) (_ *
 	}
 	// It writes in the transaction in which the guard records that the event is known: both or neither.
 	enqueue := webhook.PublisherFunc(h.db.Publish)
-	for sender, verifier := range map[string]func() (webhook.Verifier, error){
-		"github":   func() (webhook.Verifier, error) { return webhook.GitHub(s.gitHub) },
-		"stripe":   func() (webhook.Verifier, error) { return webhook.Stripe(s.stripe) },
-		"standard": func() (webhook.Verifier, error) { return webhook.StandardWebhooks(s.standard) },
+	for sender, verifier := range map[string]func(secret string, others ...string) (webhook.Verifier, error){
+		"github": webhook.GitHub, "stripe": webhook.Stripe, "standard": webhook.StandardWebhooks,
 	} {
-		v, err := verifier()
+		v, err := verifier(secrets[strings.ToUpper(sender)+"_SECRET"])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", sender, err)
 		}

@@ -44,21 +44,22 @@ func run(
 	path := flags.String("db", "", "keep outbox and claims in this SQLite `file` (default: a temporary one)")
 	lease := flags.Duration("lease", 5*time.Second, "how long senders wait for a request that died with its process")
 	return shop.Main(ctx, flags, args, stderr, func(ctx context.Context, dir string) (bool, error) {
-		keys, err := secretsOf(env, *path == "")
+		secrets, err := secretsOf(env, *path == "")
 		if err != nil {
 			return false, err
 		}
 		file := cmp.Or(*path, filepath.Join(dir, "hooks.db"))
-		return true, service(ctx, *listen, file, *lease, keys, stdout, listens)
+		return true, service(ctx, *listen, file, *lease, secrets, stdout, listens)
 	})
 }
 
 // service takes webhooks until ctx ends.
 func service(
-	ctx context.Context, address, path string, lease time.Duration, s secrets, stdout io.Writer, listens func(net.Addr),
+	ctx context.Context, address, path string, lease time.Duration, secrets map[string]string, stdout io.Writer,
+	listens func(net.Addr),
 ) (err error) {
 	sent := &published{out: stdout}
-	h, err := open(ctx, path, lease, s)
+	h, err := open(ctx, path, lease, secrets)
 	if err != nil {
 		return err
 	}

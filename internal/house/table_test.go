@@ -42,6 +42,7 @@ var house = table{
 	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", nil},
 
 	{3, "outbox", "the relay and its contract", otelAPI},
+	{3, "internal/keytest", "tests of idempotency keys over every store", testLib},
 	{3, "transport/oncewatermill", "Watermill: middleware, chain, subscriber, publishers", watermill},
 	{3, "transport/natsjs", "NATS JetStream, both directions", natsGo},
 	{3, "transport/franz", "Kafka, both directions", franz},

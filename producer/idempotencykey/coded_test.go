@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -41,26 +41,26 @@ func TestMiddleware_EachResponseHasTheEncodingOfItsOwnRequest(t *testing.T) {
 		for _, typed := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, typed %v", name, typed), func(t *testing.T) {
 				t.Parallel()
-				keys := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
+				keys := newMiddleware(t, idempotencykey.Config{})
 				mux := http.NewServeMux()
-				mux.Handle(route, keys.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				mux.Handle(keytest.Route, keys.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					if typed {
 						w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 					}
 					io.WriteString(w, plain)
 				})))
-				rg := serveHandler(t, compress(mux))
+				rg := keytest.ServeHandler(t, compress(mux))
 				for i, encoding := range encodings {
-					a := rg.pay("k", header("Accept-Encoding", encoding))
-					want(t, a, http.StatusOK, i > 0)
-					body := a.body
+					a := rg.Pay("k", keytest.Header("Accept-Encoding", encoding))
+					keytest.Want(t, a, http.StatusOK, i > 0)
+					body := a.Body
 					if encoding == "gzip" {
 						body = unzipped(t, a)
-					} else if got := a.header.Get("Content-Encoding"); got != "" {
+					} else if got := a.Header.Get("Content-Encoding"); got != "" {
 						t.Errorf("response %d to a client that wants none has Content-Encoding %q", i+1, got)
 					}
-					if body != plain || a.header.Get("Content-Type") != "text/plain; charset=utf-8" {
-						t.Errorf("response %d, %s: %q %.40q", i+1, encoding, a.header.Get("Content-Type"), body)
+					if body != plain || a.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+						t.Errorf("response %d, %s: %q %.40q", i+1, encoding, a.Header.Get("Content-Type"), body)
 					}
 				}
 			})
@@ -69,12 +69,12 @@ func TestMiddleware_EachResponseHasTheEncodingOfItsOwnRequest(t *testing.T) {
 }
 
 // unzipped is the body of a response that must be compressed, whole.
-func unzipped(t *testing.T, a answer) string {
+func unzipped(t *testing.T, a keytest.Answer) string {
 	t.Helper()
-	if a.err != nil || a.header.Get("Content-Encoding") != "gzip" {
-		t.Fatalf("Content-Encoding %q, %v", a.header.Get("Content-Encoding"), a.err)
+	if a.Err != nil || a.Header.Get("Content-Encoding") != "gzip" {
+		t.Fatalf("Content-Encoding %q, %v", a.Header.Get("Content-Encoding"), a.Err)
 	}
-	z, err := gzip.NewReader(strings.NewReader(a.body))
+	z, err := gzip.NewReader(strings.NewReader(a.Body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,8 +94,8 @@ func TestMiddleware_BodyThatTheHandlerHasEncodedIsReplayedAsItIs(t *testing.T) {
 		z.Close()
 	})
 	for i := range 2 {
-		a := rg.pay("k")
-		want(t, a, http.StatusOK, i > 0)
+		a := rg.Pay("k")
+		keytest.Want(t, a, http.StatusOK, i > 0)
 		if body := unzipped(t, a); body != "paid" {
 			t.Errorf("response %d: %q", i+1, body)
 		}

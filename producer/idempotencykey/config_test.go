@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
 func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 	t.Parallel()
-	g := newGuard(t, newMemory(t), oncemill.Policy{})
+	g := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{})
 	for _, tc := range []struct {
 		field  string
 		change func(c *idempotencykey.Config)
@@ -32,11 +33,11 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 	if _, err := idempotencykey.New(nil, idempotencykey.Config{Account: idempotencykey.SingleTenant}); err == nil {
 		t.Error("a guard that is nil was taken")
 	}
-	ignoring := newGuard(t, newMemory(t), oncemill.Policy{Mismatch: oncemill.MismatchIgnore})
+	ignoring := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{Mismatch: oncemill.MismatchIgnore})
 	if _, err := idempotencykey.New(ignoring, idempotencykey.Config{Account: idempotencykey.SingleTenant}); err == nil {
 		t.Error("a policy under which other requests with a key get its response was taken")
 	}
-	tiny := newGuard(t, newMemory(t), oncemill.Policy{MaxResultBytes: 1000})
+	tiny := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{MaxResultBytes: 1000})
 	if _, err := idempotencykey.New(tiny, idempotencykey.Config{Account: idempotencykey.SingleTenant}); err == nil {
 		t.Error("a policy that leaves no room for headers was taken")
 	}

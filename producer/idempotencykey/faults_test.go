@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -45,15 +46,15 @@ var errDown = errors.New("the store is down")
 
 func TestFaults_WithoutAStoreNothingRuns(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	rg := serve(t, newGuard(t, broken{newMemory(t), errDown, nil}, oncemill.Policy{}), idempotencykey.Config{},
-		l.charge)
-	a := rg.pay("k")
-	wantProblem(t, a, 503, idempotencykey.CodeUnavailable)
-	if a.header.Get("Retry-After") != "1" {
-		t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
+	l := &keytest.Ledger{}
+	g := keytest.NewGuard(t, broken{keytest.NewMemory(t), errDown, nil}, oncemill.Policy{})
+	rg := keytest.Serve(t, g, idempotencykey.Config{}, l.Charge)
+	a := rg.Pay("k")
+	keytest.WantProblem(t, a, 503, idempotencykey.CodeUnavailable)
+	if a.Header.Get("Retry-After") != "1" {
+		t.Errorf("Retry-After %q", a.Header.Get("Retry-After"))
 	}
-	wantRuns(t, l, 0)
+	keytest.WantRuns(t, l, 0)
 }
 
 func TestFaults_PolicyThatFailsOpenRunsUnguarded(t *testing.T) {
@@ -61,10 +62,11 @@ func TestFaults_PolicyThatFailsOpenRunsUnguarded(t *testing.T) {
 	for name, p := range map[string]oncemill.Policy{"open": {StoreDown: oncemill.FailOpen}, "shadow": {Shadow: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := &ledger{}
-			rg := serve(t, newGuard(t, broken{newMemory(t), errDown, nil}, p), idempotencykey.Config{},
+			n := &keytest.Ledger{}
+			g := keytest.NewGuard(t, broken{keytest.NewMemory(t), errDown, nil}, p)
+			rg := keytest.Serve(t, g, idempotencykey.Config{},
 				func(w http.ResponseWriter, _ *http.Request) {
-					switch n.add("") {
+					switch n.Add("") {
 					case 1:
 						w.WriteHeader(201)
 					case 2:
@@ -73,10 +75,10 @@ func TestFaults_PolicyThatFailsOpenRunsUnguarded(t *testing.T) {
 						panic(http.ErrAbortHandler)
 					}
 				})
-			want(t, rg.pay("k"), 201, false)
-			want(t, rg.pay("k"), 502, false)
-			if a := rg.pay("k"); a.err == nil {
-				t.Errorf("a panic was answered with %d", a.status)
+			keytest.Want(t, rg.Pay("k"), 201, false)
+			keytest.Want(t, rg.Pay("k"), 502, false)
+			if a := rg.Pay("k"); a.Err == nil {
+				t.Errorf("a panic was answered with %d", a.Status)
 			}
 		})
 	}
@@ -85,80 +87,84 @@ func TestFaults_PolicyThatFailsOpenRunsUnguarded(t *testing.T) {
 func TestFaults_ResponseThatCannotBeStoredIsSentAllTheSame(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{201, 503} {
-		store := broken{newMemory(t), nil, errDown}
-		rg := serve(t, newGuard(t, store, oncemill.Policy{Lease: 100 * time.Millisecond}), idempotencykey.Config{},
+		store := broken{keytest.NewMemory(t), nil, errDown}
+		g := keytest.NewGuard(t, store, oncemill.Policy{Lease: 100 * time.Millisecond})
+		rg := keytest.Serve(t, g, idempotencykey.Config{},
 			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
-		want(t, rg.pay("k"), status, false) // the effect has happened: a client that believes it failed would act again
+		// The effect has happened: a client that believes it failed would act again.
+		keytest.Want(t, rg.Pay("k"), status, false)
 	}
 }
 
 func TestFaults_ResponseOfARunThatLostItsClaimDoesNotCount(t *testing.T) {
 	t.Parallel()
-	store := broken{newMemory(t), nil, dedupstore.ErrClaimLost}
+	store := broken{keytest.NewMemory(t), nil, dedupstore.ErrClaimLost}
 	handlers := map[string]http.HandlerFunc{
 		"held": func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "mine") },
 		"begun": func(w http.ResponseWriter, _ *http.Request) {
 			w.Write(make([]byte, 1<<20)) // more than is kept
 		},
 	}
-	rg := serve(t, newGuard(t, store, oncemill.Policy{}), idempotencykey.Config{}, handlers["held"])
-	wantProblem(t, rg.pay("k"), 409, idempotencykey.CodeInProgress)
-	rg = serve(t, newGuard(t, store, oncemill.Policy{}), idempotencykey.Config{}, func(w http.ResponseWriter,
-		_ *http.Request) {
+	g := keytest.NewGuard(t, store, oncemill.Policy{})
+	rg := keytest.Serve(t, g, idempotencykey.Config{}, handlers["held"])
+	keytest.WantProblem(t, rg.Pay("k"), 409, idempotencykey.CodeInProgress)
+	rg = keytest.Serve(t, g, idempotencykey.Config{}, func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(500)
 	})
-	wantProblem(t, rg.pay("k1"), 409, idempotencykey.CodeInProgress)
-	rg = serve(t, newGuard(t, store, oncemill.Policy{}), idempotencykey.Config{}, handlers["begun"])
-	if a := rg.pay("k2"); a.err == nil {
-		t.Errorf("it ended as if it were whole: %d, %d bytes", a.status, len(a.body))
+	keytest.WantProblem(t, rg.Pay("k1"), 409, idempotencykey.CodeInProgress)
+	rg = keytest.Serve(t, g, idempotencykey.Config{}, handlers["begun"])
+	if a := rg.Pay("k2"); a.Err == nil {
+		t.Errorf("it ended as if it were whole: %d, %d bytes", a.Status, len(a.Body))
 	}
 }
 
 func TestFaults_CommitThatFailsIsNeverAnsweredAsDone(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &ledger{}
+	box, l := newInbox(t), &keytest.Ledger{}
 	box.broken = errDown
-	rg := serve(t, newGuard(t, box, oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond}}),
-		idempotencykey.Config{},
-		func(w http.ResponseWriter, _ *http.Request) { l.add(""); w.WriteHeader(201) })
-	wantProblem(t, rg.pay("k"), 500, idempotencykey.CodeUncommitted)
-	until(t, "the attempts are spent", func() bool {
-		a := rg.pay("k")
-		if a.status == 201 {
+	policy := oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond}}
+	rg := keytest.Serve(t, keytest.NewGuard(t, box, policy), idempotencykey.Config{},
+		func(w http.ResponseWriter, _ *http.Request) { l.Add(""); w.WriteHeader(201) })
+	keytest.WantProblem(t, rg.Pay("k"), 500, idempotencykey.CodeUncommitted)
+	keytest.Until(t, "the attempts are spent", func() bool {
+		a := rg.Pay("k")
+		if a.Status == 201 {
 			t.Error("answered 201, although nothing is committed")
 		}
-		return a.status == 500
+		return a.Status == 500
 	})
-	a := rg.pay("k")
-	wantProblem(t, a, 500, idempotencykey.CodeUncommitted)
-	if !a.replayed() {
+	a := rg.Pay("k")
+	keytest.WantProblem(t, a, 500, idempotencykey.CodeUncommitted)
+	if !a.Replayed() {
 		t.Error("it does not say that it is final")
 	}
-	wantRuns(t, l, 2)
+	keytest.WantRuns(t, l, 2)
 }
 
 func TestFaults_CommitThatFailsAndCannotBeRecordedIsNeverAnsweredAsDone(t *testing.T) {
 	t.Parallel()
 	box := newInbox(t)
 	box.broken, box.settle = errDown, errDown
-	rg := serve(t, newGuard(t, box, oncemill.Policy{Lease: 100 * time.Millisecond}), idempotencykey.Config{},
+	g := keytest.NewGuard(t, box, oncemill.Policy{Lease: 100 * time.Millisecond})
+	rg := keytest.Serve(t, g, idempotencykey.Config{},
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(201) })
-	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
+	keytest.WantProblem(t, rg.Pay("k"), 503, idempotencykey.CodeUnavailable)
 }
 
 func TestFaults_RecordOfAnotherProgramIsNotAResponse(t *testing.T) {
 	t.Parallel()
-	g := newGuard(t, newMemory(t), oncemill.Policy{})
+	g := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{})
 	foreign := func(id string, result []byte) {
-		call := oncemill.Call{Key: dedupstore.Key{Tenant: "default", Group: "http", Handler: "POST " + route, ID: id}}
+		key := dedupstore.Key{Tenant: "default", Group: "http", Handler: "POST " + keytest.Route, ID: id}
+		call := oncemill.Call{Key: key}
 		if _, err := g.Run(t.Context(), call, func(context.Context) (dedupstore.Outcome, error) {
 			return dedupstore.Outcome{Result: result}, nil
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	l := &ledger{}
-	rg := serve(t, g, idempotencykey.Config{}, l.charge)
+	l := &keytest.Ledger{}
+	rg := keytest.Serve(t, g, idempotencykey.Config{}, l.Charge)
 	for id, result := range map[string]string{
 		"json": `{"v":1}`, "number": "HTTP/1.1 99 No\r\n\r\nx", "informational": "HTTP/1.1 101 Go\r\n\r\n",
 		"end": "HTTP/1.1 200 OK",
@@ -166,9 +172,9 @@ func TestFaults_RecordOfAnotherProgramIsNotAResponse(t *testing.T) {
 		"version": "HTTP/x 200 OK\r\n\r\n",
 	} {
 		foreign(id, []byte(result))
-		wantProblem(t, rg.pay(id), 500, idempotencykey.CodeInternal)
+		keytest.WantProblem(t, rg.Pay(id), 500, idempotencykey.CodeInternal)
 	}
 	foreign("empty", nil)
-	wantProblem(t, rg.pay("empty"), 500, idempotencykey.CodeUnknown)
-	wantRuns(t, l, 0)
+	keytest.WantProblem(t, rg.Pay("empty"), 500, idempotencykey.CodeUnknown)
+	keytest.WantRuns(t, l, 0)
 }

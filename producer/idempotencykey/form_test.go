@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -13,34 +13,34 @@ import (
 // form: handlers find the form where it was put, and bodies would count for nothing.
 func TestMiddleware_BodyThatSomebodyHasReadBeforeIsNoEmptyBody(t *testing.T) {
 	t.Parallel()
-	form := header("Content-Type", "application/x-www-form-urlencoded")
+	form := keytest.Header("Content-Type", "application/x-www-form-urlencoded")
 	for name, chunked := range map[string]bool{"with a length": false, "chunked": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := &ledger{}
-			m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{
-				Route: func(*http.Request) string { return route }, Required: idempotencykey.Optional,
+			l := &keytest.Ledger{}
+			m := newMiddleware(t, idempotencykey.Config{
+				Route: func(*http.Request) string { return keytest.Route }, Required: idempotencykey.Optional,
 			})
 			pay := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				l.add("")
+				l.Add("")
 				io.WriteString(w, "paid "+r.FormValue("amount"))
 			}))
-			rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			rg := keytest.ServeHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				r.FormValue("token")
 				pay.ServeHTTP(w, r)
 			}))
-			send := func(body string, options ...option) answer {
-				return rg.send("POST", route, body, append(options, form, func(r *http.Request) {
+			send := func(body string, options ...keytest.Option) keytest.Answer {
+				return rg.Send("POST", keytest.Route, body, append(options, form, func(r *http.Request) {
 					if chunked {
 						r.ContentLength = -1
 					}
 				})...)
 			}
-			wantProblem(t, send("token=x&amount=1", key("k")), 500, idempotencykey.CodeInternal)
-			wantProblem(t, send("token=x&amount=1000", key("k")), 500, idempotencykey.CodeInternal)
-			wantRuns(t, l, 0)
-			if a := send("token=x&amount=2"); a.body != "paid 2" { // nobody can repeat it
-				t.Errorf("without a key: %d %q", a.status, a.body)
+			keytest.WantProblem(t, send("token=x&amount=1", keytest.Key("k")), 500, idempotencykey.CodeInternal)
+			keytest.WantProblem(t, send("token=x&amount=1000", keytest.Key("k")), 500, idempotencykey.CodeInternal)
+			keytest.WantRuns(t, l, 0)
+			if a := send("token=x&amount=2"); a.Body != "paid 2" { // nobody can repeat it
+				t.Errorf("without a key: %d %q", a.Status, a.Body)
 			}
 		})
 	}

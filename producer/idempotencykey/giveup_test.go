@@ -2,7 +2,6 @@ package idempotencykey_test
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,98 +12,69 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
-
-// givingUp is a handler whose first run waits for something until its context ends, and then returns without a word.
-func givingUp(begun chan struct{}, before, after func(r *http.Request) error) http.HandlerFunc {
-	var runs atomic.Int32
-	return func(w http.ResponseWriter, r *http.Request) {
-		first := runs.Add(1) == 1
-		if err := before(r); err != nil {
-			http.Error(w, "no", http.StatusInternalServerError)
-			return
-		}
-		if first {
-			close(begun)
-			<-r.Context().Done()
-			return
-		}
-		if err := after(r); err != nil {
-			http.Error(w, "no", http.StatusInternalServerError)
-			return
-		}
-		w.WriteHeader(http.StatusCreated)
-		io.WriteString(w, "paid")
-	}
-}
-
-// retried repeats the payment of leave until it is neither in progress nor unavailable.
-func retried(t *testing.T, rg *rig) (a answer) {
-	t.Helper()
-	until(t, "the key is free again", func() bool { a = rg.pay("k"); return a.status != 409 && a.status != 503 })
-	return a
-}
 
 func TestMiddleware_RunThatGivesUpInSilenceIsNoResponse(t *testing.T) {
 	t.Parallel()
 	begun := make(chan struct{})
 	var effects atomic.Int32
-	g := newGuard(t, newMemory(t), oncemill.Policy{})
-	rg := serveLinger(t, g, idempotencykey.Config{}, 20*time.Millisecond, givingUp(begun,
+	g := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{})
+	rg := serveLinger(t, g, idempotencykey.Config{}, 20*time.Millisecond, keytest.GivingUp(begun,
 		func(*http.Request) error { return nil },
 		func(*http.Request) error { effects.Add(1); return nil },
 	))
-	leave(t, rg, begun)
-	a := retried(t, rg)
-	want(t, a, 201, false)
-	if a.body != "paid" || effects.Load() != 1 {
-		t.Errorf("body %q, %d effects", a.body, effects.Load())
+	keytest.Leave(t, rg, begun)
+	a := keytest.Retried(t, rg)
+	keytest.Want(t, a, 201, false)
+	if a.Body != "paid" || effects.Load() != 1 {
+		t.Errorf("body %q, %d effects", a.Body, effects.Load())
 	}
-	want(t, rg.pay("k"), 201, true)
+	keytest.Want(t, rg.Pay("k"), 201, true)
 }
 
 func TestMiddleware_RunThatGivesUpInSilenceIsUnknownUnderAPolicyThatParks(t *testing.T) {
 	t.Parallel()
 	begun := make(chan struct{})
 	nothing := func(*http.Request) error { return nil }
-	g := newGuard(t, newMemory(t), oncemill.Irreversible())
-	rg := serveLinger(t, g, idempotencykey.Config{}, -1, givingUp(begun, nothing, nothing))
-	leave(t, rg, begun)
-	wantProblem(t, retried(t, rg), 500, idempotencykey.CodeUnknown)
+	g := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Irreversible())
+	rg := serveLinger(t, g, idempotencykey.Config{}, -1, keytest.GivingUp(begun, nothing, nothing))
+	keytest.Leave(t, rg, begun)
+	keytest.WantProblem(t, keytest.Retried(t, rg), 500, idempotencykey.CodeUnknown)
 }
 
 func TestMiddleware_ResponseThatIsGivenAfterTheEndOfTheContextCounts(t *testing.T) {
 	t.Parallel()
 	begun := make(chan struct{})
-	l := &ledger{}
-	g := newGuard(t, newMemory(t), oncemill.Policy{})
+	l := &keytest.Ledger{}
+	g := keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{})
 	rg := serveLinger(t, g, idempotencykey.Config{}, -1, func(w http.ResponseWriter, r *http.Request) {
-		if l.add("") == 1 {
+		if l.Add("") == 1 {
 			close(begun)
 		}
 		<-r.Context().Done()
 		w.WriteHeader(202)
 	})
-	leave(t, rg, begun)
-	want(t, retried(t, rg), 202, true)
-	wantRuns(t, l, 1)
+	keytest.Leave(t, rg, begun)
+	keytest.Want(t, keytest.Retried(t, rg), 202, true)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 	t.Parallel()
 	box, begun := newInbox(t), make(chan struct{})
-	rg := serveLinger(t, newGuard(t, box, oncemill.Policy{}), idempotencykey.Config{}, 20*time.Millisecond,
-		givingUp(begun,
+	rg := serveLinger(t, keytest.NewGuard(t, box, oncemill.Policy{}), idempotencykey.Config{}, 20*time.Millisecond,
+		keytest.GivingUp(begun,
 			func(r *http.Request) error { write(r.Context(), "debit"); return nil },
 			func(r *http.Request) error { write(r.Context(), "credit"); return nil },
 		))
-	leave(t, rg, begun)
-	want(t, retried(t, rg), 201, false)
+	keytest.Leave(t, rg, begun)
+	keytest.Want(t, keytest.Retried(t, rg), 201, false)
 	if box.count() != 2 {
 		t.Errorf("%d rows, want a debit and a credit", box.count())
 	}
-	want(t, rg.pay("k"), 201, true)
+	keytest.Want(t, rg.Pay("k"), 201, true)
 }
 
 // TestMiddleware_HandlerNeverBeginsWithAnEndedContext lets requests end at about the time at which their handlers
@@ -112,8 +82,7 @@ func TestInbox_RunThatGivesUpInSilenceRollsBackAndStoresNothing(t *testing.T) {
 func TestMiddleware_HandlerNeverBeginsWithAnEndedContext(t *testing.T) {
 	t.Parallel()
 	var began, dead atomic.Int32
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
-		idempotencykey.Config{Route: func(*http.Request) string { return route }})
+	m := newMiddleware(t, idempotencykey.Config{Route: func(*http.Request) string { return keytest.Route }})
 	h := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began.Add(1)
 		if r.Context().Err() != nil {
@@ -127,7 +96,7 @@ func TestMiddleware_HandlerNeverBeginsWithAnEndedContext(t *testing.T) {
 	}
 	for i := range n {
 		ctx, cancel := context.WithCancel(t.Context())
-		r := httptest.NewRequestWithContext(ctx, http.MethodPost, route, nil)
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, keytest.Route, nil)
 		r.Header.Set("Idempotency-Key", strconv.Itoa(i))
 		cancelled := make(chan struct{})
 		go func() {

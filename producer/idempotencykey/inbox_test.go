@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
 // transacted serves over an inbox in memory.
-func transacted(t testing.TB, box *inbox, c idempotencykey.Config, h http.HandlerFunc) *rig {
+func transacted(t testing.TB, box *inbox, c idempotencykey.Config, h http.HandlerFunc) *keytest.Rig {
 	t.Helper()
-	return serve(t, newGuard(t, box, oncemill.Policy{}), c, h)
+	return keytest.Serve(t, keytest.NewGuard(t, box, oncemill.Policy{}), c, h)
 }
 
 func TestInbox_WritesAndResponseAppearTogether(t *testing.T) {
@@ -28,8 +29,8 @@ func TestInbox_WritesAndResponseAppearTogether(t *testing.T) {
 		io.WriteString(w, "paid")
 		before = box.count()
 	})
-	want(t, rg.pay("k"), 201, false)
-	want(t, rg.pay("k"), 201, true)
+	keytest.Want(t, rg.Pay("k"), 201, false)
+	keytest.Want(t, rg.Pay("k"), 201, true)
 	if before != 0 || box.count() != 1 {
 		t.Errorf("%d rows before the commit, %d after two requests", before, box.count())
 	}
@@ -37,20 +38,20 @@ func TestInbox_WritesAndResponseAppearTogether(t *testing.T) {
 
 func TestInbox_ServerErrorRollsBackAndIsStored(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &ledger{}
+	box, l := newInbox(t), &keytest.Ledger{}
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
-		l.add("")
+		l.Add("")
 		write(r.Context(), "row")
 		w.WriteHeader(502)
 		io.WriteString(w, "no")
 	})
-	first, again := rg.pay("k"), rg.pay("k")
-	want(t, first, 502, false)
-	want(t, again, 502, true)
-	if box.count() != 0 || first.body != "no" || again.body != "no" {
-		t.Errorf("%d rows, %q and %q", box.count(), first.body, again.body)
+	first, again := rg.Pay("k"), rg.Pay("k")
+	keytest.Want(t, first, 502, false)
+	keytest.Want(t, again, 502, true)
+	if box.count() != 0 || first.Body != "no" || again.Body != "no" {
+		t.Errorf("%d rows, %q and %q", box.count(), first.Body, again.Body)
 	}
-	wantRuns(t, l, 1)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestInbox_ClientErrorCommitsWhatWasWritten(t *testing.T) {
@@ -60,7 +61,7 @@ func TestInbox_ClientErrorCommitsWhatWasWritten(t *testing.T) {
 		write(r.Context(), "refusal")
 		w.WriteHeader(402)
 	})
-	want(t, rg.pay("k"), 402, false)
+	keytest.Want(t, rg.Pay("k"), 402, false)
 	if box.count() != 1 {
 		t.Errorf("%d rows", box.count())
 	}
@@ -89,24 +90,24 @@ func TestInbox_ResponseThatCannotBeHeldIsRefusedAndRolledBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			box, l := newInbox(t), &ledger{}
+			box, l := newInbox(t), &keytest.Ledger{}
 			rg := transacted(t, box, idempotencykey.Config{MaxResponseBody: 100},
 				func(w http.ResponseWriter, r *http.Request) {
-					l.add("")
+					l.Add("")
 					write(r.Context(), "row")
 					respond(w)
 				})
-			a := rg.pay("k")
-			wantProblem(t, a, 500, idempotencykey.CodeRefused)
-			if a.header.Get("Location") != "" {
-				t.Errorf("header %v", a.header)
+			a := rg.Pay("k")
+			keytest.WantProblem(t, a, 500, idempotencykey.CodeRefused)
+			if a.Header.Get("Location") != "" {
+				t.Errorf("header %v", a.Header)
 			}
-			again := rg.pay("k")
-			wantProblem(t, again, 500, idempotencykey.CodeRefused)
-			if !again.replayed() || box.count() != 0 {
-				t.Errorf("replayed %v, %d rows", again.replayed(), box.count())
+			again := rg.Pay("k")
+			keytest.WantProblem(t, again, 500, idempotencykey.CodeRefused)
+			if !again.Replayed() || box.count() != 0 {
+				t.Errorf("replayed %v, %d rows", again.Replayed(), box.count())
 			}
-			wantRuns(t, l, 1)
+			keytest.WantRuns(t, l, 1)
 		})
 	}
 }
@@ -138,12 +139,12 @@ func TestInbox_RefusedResponseHasTheFormOfTheOtherProblems(t *testing.T) {
 				write(r.Context(), "row")
 				w.Write(make([]byte, 1<<20))
 			})
-			first, again := rg.pay("k"), rg.pay("k")
-			want(t, first, 500, false)
-			want(t, again, 500, true)
-			if first.body != tc.body || again.body != tc.body ||
-				first.header.Get("Content-Type") != again.header.Get("Content-Type") || box.count() != 0 {
-				t.Errorf("%q %v, then %q %v; %d rows", first.body, first.header, again.body, again.header, box.count())
+			first, again := rg.Pay("k"), rg.Pay("k")
+			keytest.Want(t, first, 500, false)
+			keytest.Want(t, again, 500, true)
+			if first.Body != tc.body || again.Body != tc.body ||
+				first.Header.Get("Content-Type") != again.Header.Get("Content-Type") || box.count() != 0 {
+				t.Errorf("%q %v, then %q %v; %d rows", first.Body, first.Header, again.Body, again.Header, box.count())
 			}
 		})
 	}
@@ -168,19 +169,19 @@ func TestInbox_NothingLeavesBeforeTheCommit(t *testing.T) {
 		}
 	})
 	var hints atomic.Int32
-	if a := rg.pay("k", informational(&hints)); a.status != 200 || a.body != "held" || hints.Load() != 0 {
-		t.Errorf("%d %q, informational %d", a.status, a.body, hints.Load())
+	if a := rg.Pay("k", informational(&hints)); a.Status != 200 || a.Body != "held" || hints.Load() != 0 {
+		t.Errorf("%d %q, informational %d", a.Status, a.Body, hints.Load())
 	}
 }
 
 func TestInbox_RepeatedTransactionRunsAsIfItWereTheFirst(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &ledger{}
+	box, l := newInbox(t), &keytest.Ledger{}
 	box.again = 2
 	rg := transacted(t, box, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
 		write(r.Context(), "row")
 		body, _ := io.ReadAll(r.Body)
-		if l.add("") < 3 {
+		if l.Add("") < 3 {
 			r.Header.Set("Spoilt", "x")
 			w.Header().Set("Location", "spoilt")
 			w.WriteHeader(202)
@@ -192,10 +193,10 @@ func TestInbox_RepeatedTransactionRunsAsIfItWereTheFirst(t *testing.T) {
 		w.WriteHeader(201)
 		w.Write(body)
 	})
-	a := rg.pay("k")
-	want(t, a, 201, false)
-	if a.body != `{"amount":100}` || a.header.Get("Location") != "" || box.count() != 1 {
-		t.Errorf("%q %v, %d rows", a.body, a.header, box.count())
+	a := rg.Pay("k")
+	keytest.Want(t, a, 201, false)
+	if a.Body != `{"amount":100}` || a.Header.Get("Location") != "" || box.count() != 1 {
+		t.Errorf("%q %v, %d rows", a.Body, a.Header, box.count())
 	}
 }
 
@@ -207,22 +208,22 @@ func TestInbox_UndecidedCommitIsNeverAnsweredAsDone(t *testing.T) {
 		r *http.Request) {
 		w.WriteHeader(201)
 	})
-	wantProblem(t, rg.pay("k"), 503, idempotencykey.CodeUnavailable)
+	keytest.WantProblem(t, rg.Pay("k"), 503, idempotencykey.CodeUnavailable)
 }
 
 func TestInbox_PanicRollsBack(t *testing.T) {
 	t.Parallel()
-	box, l := newInbox(t), &ledger{}
+	box, l := newInbox(t), &keytest.Ledger{}
 	rg := transacted(t, box, idempotencykey.Config{}, func(_ http.ResponseWriter, r *http.Request) {
 		write(r.Context(), "row")
-		if l.add("") == 1 {
+		if l.Add("") == 1 {
 			panic(http.ErrAbortHandler)
 		}
 	})
-	if a := rg.pay("k"); a.err == nil || box.count() != 0 {
-		t.Errorf("answered %d, %d rows", a.status, box.count())
+	if a := rg.Pay("k"); a.Err == nil || box.count() != 0 {
+		t.Errorf("answered %d, %d rows", a.Status, box.count())
 	}
-	want(t, rg.pay("k"), 200, false)
+	keytest.Want(t, rg.Pay("k"), 200, false)
 	if box.count() != 1 {
 		t.Errorf("%d rows", box.count())
 	}

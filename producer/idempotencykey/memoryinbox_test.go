@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -83,4 +84,4 @@ func (b *inbox) count() int {
 	return len(b.rows)
 }
 
-func newInbox(t testing.TB) *inbox { return &inbox{Memory: newMemory(t)} }
+func newInbox(t testing.TB) *inbox { return &inbox{Memory: keytest.NewMemory(t)} }

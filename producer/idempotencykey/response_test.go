@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -70,16 +71,16 @@ func TestMiddleware_ReplayIsTheSameByteForByte(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rg := serveMemory(t, idempotencykey.Config{}, handler)
-			first, again := rg.pay("k"), rg.pay("k")
-			if first.err != nil || again.err != nil {
-				t.Fatal(first.err, again.err)
+			first, again := rg.Pay("k"), rg.Pay("k")
+			if first.Err != nil || again.Err != nil {
+				t.Fatal(first.Err, again.Err)
 			}
-			if again.status != first.status || again.body != first.body || !again.replayed() || first.replayed() {
-				t.Errorf("%d and %d bytes, then %d and %d bytes", first.status, len(first.body), again.status,
-					len(again.body))
+			if again.Status != first.Status || again.Body != first.Body || !again.Replayed() || first.Replayed() {
+				t.Errorf("%d and %d bytes, then %d and %d bytes", first.Status, len(first.Body), again.Status,
+					len(again.Body))
 			}
 			for _, h := range idempotencykey.StoredHeaders {
-				if a, b := strings.Join(first.header.Values(h), "|"), strings.Join(again.header.Values(h),
+				if a, b := strings.Join(first.Header.Values(h), "|"), strings.Join(again.Header.Values(h),
 					"|"); a != b {
 					t.Errorf("%s is %q, then %q", h, a, b)
 				}
@@ -102,53 +103,54 @@ func TestMiddleware_HandlerReadsTheBodyFromItsBeginning(t *testing.T) {
 		}
 		w.Write(data)
 	})
-	form := header("Content-Type", "application/x-www-form-urlencoded")
-	if a := rg.send("POST", route, "account=a&amount=1", key("k"), form); a.status != 200 ||
-		a.body != "account=a&amount=1" {
-		t.Errorf("%d %q", a.status, a.body)
+	form := keytest.Header("Content-Type", "application/x-www-form-urlencoded")
+	if a := rg.Send("POST", keytest.Route, "account=a&amount=1", keytest.Key("k"), form); a.Status != 200 ||
+		a.Body != "account=a&amount=1" {
+		t.Errorf("%d %q", a.Status, a.Body)
 	}
-	wantProblem(t, rg.send("POST", route, "amount=1", key("k"), form), 403, idempotencykey.CodeNoAccount)
+	a := rg.Send("POST", keytest.Route, "amount=1", keytest.Key("k"), form)
+	keytest.WantProblem(t, a, 403, idempotencykey.CodeNoAccount)
 }
 
 func TestMiddleware_ResponseOverTheLimitIsSentOnceAndRepeatsGetToKnowThatTheWorkIsDone(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
+	l := &keytest.Ledger{}
 	rg := serveMemory(t, idempotencykey.Config{MaxResponseBody: 100}, func(w http.ResponseWriter, _ *http.Request) {
-		l.add("")
+		l.Add("")
 		w.WriteHeader(201)
 		for range 50 {
 			io.WriteString(w, "0123456789")
 		}
 	})
-	first := rg.pay("k")
-	want(t, first, 201, false)
-	if len(first.body) != 500 {
-		t.Errorf("%d bytes arrived, want all 500", len(first.body))
+	first := rg.Pay("k")
+	keytest.Want(t, first, 201, false)
+	if len(first.Body) != 500 {
+		t.Errorf("%d bytes arrived, want all 500", len(first.Body))
 	}
-	again := rg.pay("k")
-	wantProblem(t, again, 410, idempotencykey.CodeNotKept)
-	if !again.replayed() || !strings.Contains(again.body, `"original_status":201`) {
-		t.Errorf("%v %s", again.header, again.body)
+	again := rg.Pay("k")
+	keytest.WantProblem(t, again, 410, idempotencykey.CodeNotKept)
+	if !again.Replayed() || !strings.Contains(again.Body, `"original_status":201`) {
+		t.Errorf("%v %s", again.Header, again.Body)
 	}
-	wantRuns(t, l, 1)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestMiddleware_HeadersThatDoNotFitMakeAResponseTooLarge(t *testing.T) {
 	t.Parallel()
-	rg := serve(t, newGuard(t, newMemory(t), oncemill.Policy{MaxResultBytes: 4096}),
+	rg := keytest.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{MaxResultBytes: 4096}),
 		idempotencykey.Config{MaxResponseBody: 3000},
 		func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", strings.Repeat("x", 2000))
 			w.Write(make([]byte, 3000))
 		})
-	if a := rg.pay("k"); a.status != 200 || len(a.body) != 3000 || len(a.header.Get("Location")) != 2000 {
-		t.Errorf("%d with %d bytes", a.status, len(a.body))
+	if a := rg.Pay("k"); a.Status != 200 || len(a.Body) != 3000 || len(a.Header.Get("Location")) != 2000 {
+		t.Errorf("%d with %d bytes", a.Status, len(a.Body))
 	}
-	wantProblem(t, rg.pay("k"), 410, idempotencykey.CodeNotKept)
+	keytest.WantProblem(t, rg.Pay("k"), 410, idempotencykey.CodeNotKept)
 }
 
 // informational adds up the informational responses to a request.
-func informational(sum *atomic.Int32) option {
+func informational(sum *atomic.Int32) keytest.Option {
 	return func(r *http.Request) {
 		*r = *r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 			Got1xxResponse: func(code int, _ textproto.MIMEHeader) error { sum.Add(int32(code)); return nil },
@@ -170,31 +172,30 @@ func TestMiddleware_InformationalResponsesAndTrailersAreDropped(t *testing.T) {
 	})
 	var hints atomic.Int32
 	for _, replayed := range []bool{false, true} {
-		a := rg.pay("k", informational(&hints))
-		want(t, a, 200, replayed)
-		if a.body != "body" || len(a.trailer) > 0 || hints.Load() != 0 {
-			t.Errorf("replayed %v: %q, trailer %v, hints %d", replayed, a.body, a.trailer, hints.Load())
+		a := rg.Pay("k", informational(&hints))
+		keytest.Want(t, a, 200, replayed)
+		if a.Body != "body" || len(a.Trailer) > 0 || hints.Load() != 0 {
+			t.Errorf("replayed %v: %q, trailer %v, hints %d", replayed, a.Body, a.Trailer, hints.Load())
 		}
-		if a.header.Get("Link") != "" || a.header.Get("Location") != "" {
-			t.Errorf("header %v", a.header)
+		if a.Header.Get("Link") != "" || a.Header.Get("Location") != "" {
+			t.Errorf("header %v", a.Header)
 		}
 	}
 }
 
 func TestMiddleware_HeadersOfOuterMiddlewaresStayAndCanBeRemoved(t *testing.T) {
 	t.Parallel()
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
-		idempotencykey.Config{Route: func(*http.Request) string { return "r" }})
+	m := newMiddleware(t, idempotencykey.Config{Route: func(*http.Request) string { return "r" }})
 	inner := m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Del("Removed") }))
-	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	rg := keytest.ServeHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Request-Id", r.Header.Get("N"))
 		w.Header().Set("Removed", "x")
 		inner.ServeHTTP(w, r)
 	}))
 	for _, n := range []string{"1", "2"} {
-		if a := rg.pay("k", header("N", n)); a.header.Get("X-Request-Id") != n || n == "1" &&
-			a.header.Get("Removed") != "" {
-			t.Errorf("request %s: %v", n, a.header)
+		if a := rg.Pay("k", keytest.Header("N", n)); a.Header.Get("X-Request-Id") != n || n == "1" &&
+			a.Header.Get("Removed") != "" {
+			t.Errorf("request %s: %v", n, a.Header)
 		}
 	}
 }

@@ -4,36 +4,36 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
 func TestMiddleware_ServerErrorsAreReleasedIfThatIsChosen(t *testing.T) {
 	t.Parallel()
 	rg, n := answering(t, idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors}, 503, 500, 201)
-	want(t, rg.pay("k"), 503, false)
-	want(t, rg.pay("k"), 500, false)
-	want(t, rg.pay("k"), 201, false)
-	want(t, rg.pay("k"), 201, true)
-	wantRuns(t, n, 3)
+	keytest.Want(t, rg.Pay("k"), 503, false)
+	keytest.Want(t, rg.Pay("k"), 500, false)
+	keytest.Want(t, rg.Pay("k"), 201, false)
+	keytest.Want(t, rg.Pay("k"), 201, true)
+	keytest.WantRuns(t, n, 3)
 }
 
 func TestMiddleware_ReleasedServerErrorsEndWhenTheAttemptsAreSpent(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	rg := serve(t, newGuard(t, newMemory(t), oncemill.Policy{MaxAttempts: 2}),
+	l := &keytest.Ledger{}
+	rg := keytest.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{MaxAttempts: 2}),
 		idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors},
-		func(w http.ResponseWriter, _ *http.Request) { l.add(""); w.WriteHeader(503) })
-	want(t, rg.pay("k"), 503, false)
-	want(t, rg.pay("k"), 503, false)
-	want(t, rg.pay("k"), 503, true)
-	wantRuns(t, l, 2)
+		func(w http.ResponseWriter, _ *http.Request) { l.Add(""); w.WriteHeader(503) })
+	keytest.Want(t, rg.Pay("k"), 503, false)
+	keytest.Want(t, rg.Pay("k"), 503, false)
+	keytest.Want(t, rg.Pay("k"), 503, true)
+	keytest.WantRuns(t, l, 2)
 }
 
 func TestMiddleware_PanicEndsTheConnectionAndReleasesTheKey(t *testing.T) {
@@ -41,64 +41,63 @@ func TestMiddleware_PanicEndsTheConnectionAndReleasesTheKey(t *testing.T) {
 	for name, value := range map[string]any{"abort": http.ErrAbortHandler, "bug": "card 4242"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := &ledger{}
+			l := &keytest.Ledger{}
 			rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, _ *http.Request) {
 				io.WriteString(w, "half a resp")
-				if l.add("") == 1 {
+				if l.Add("") == 1 {
 					panic(value)
 				}
 			})
-			if a := rg.pay("k"); a.err == nil {
-				t.Errorf("answered %d %q, want an aborted connection", a.status, a.body)
+			if a := rg.Pay("k"); a.Err == nil {
+				t.Errorf("answered %d %q, want an aborted connection", a.Status, a.Body)
 			}
-			want(t, rg.pay("k"), 200, false)
-			want(t, rg.pay("k"), 200, true)
-			wantRuns(t, l, 2)
+			keytest.Want(t, rg.Pay("k"), 200, false)
+			keytest.Want(t, rg.Pay("k"), 200, true)
+			keytest.WantRuns(t, l, 2)
 		})
 	}
 }
 
 func TestMiddleware_ParkedRunIsAnsweredWithAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	rg := serve(t, newGuard(t, newMemory(t), oncemill.Irreversible()), idempotencykey.Config{},
+	l := &keytest.Ledger{}
+	rg := keytest.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Irreversible()), idempotencykey.Config{},
 		func(http.ResponseWriter, *http.Request) {
-			l.add("")
+			l.Add("")
 			panic(http.ErrAbortHandler)
 		})
-	if a := rg.pay("k"); a.err == nil {
-		t.Errorf("answered %d, want an aborted connection", a.status)
+	if a := rg.Pay("k"); a.Err == nil {
+		t.Errorf("answered %d, want an aborted connection", a.Status)
 	}
-	a := rg.pay("k")
-	wantProblem(t, a, 500, idempotencykey.CodeUnknown)
-	if !a.replayed() {
+	a := rg.Pay("k")
+	keytest.WantProblem(t, a, 500, idempotencykey.CodeUnknown)
+	if !a.Replayed() {
 		t.Error("it does not say that it is a replay")
 	}
-	wantRuns(t, l, 1)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestMiddleware_ClientThatGoesDoesNotStopTheRun(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
+	l := &keytest.Ledger{}
 	begun, ended := make(chan struct{}), make(chan error, 1)
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
-		idempotencykey.Config{Route: func(*http.Request) string { return route }})
-	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	m := newMiddleware(t, idempotencykey.Config{Route: func(*http.Request) string { return keytest.Route }})
+	rg := keytest.ServeHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		gone := r.Context().Done() // of the request itself
 		m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			close(begun)
 			<-gone
 			ended <- r.Context().Err()
-			l.charge(w, r)
+			l.Charge(w, r)
 		})).ServeHTTP(w, r)
 	}))
-	leave(t, rg, begun)
+	keytest.Leave(t, rg, begun)
 	if err := <-ended; err != nil {
 		t.Errorf("the handler's context ended: %v", err)
 	}
-	until(t, "the response is kept", func() bool { return rg.pay("k").status == 201 })
-	want(t, rg.pay("k"), 201, true)
-	wantRuns(t, l, 1)
+	keytest.Until(t, "the response is kept", func() bool { return rg.Pay("k").Status == 201 })
+	keytest.Want(t, rg.Pay("k"), 201, true)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
@@ -106,7 +105,7 @@ func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan error, 1)
 	var runs atomic.Int32
 	c := idempotencykey.Config{ServerErrors: idempotencykey.ReleaseServerErrors}
-	rg := serveLinger(t, newGuard(t, newMemory(t), oncemill.Policy{}), c, -1,
+	rg := serveLinger(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{}), c, -1,
 		func(w http.ResponseWriter, r *http.Request) {
 			if runs.Add(1) > 1 {
 				return
@@ -116,19 +115,18 @@ func TestMiddleware_RunOfAClientThatHasGoneEndsAfterTheLimit(t *testing.T) {
 			ended <- context.Cause(r.Context())
 			w.WriteHeader(503)
 		})
-	leave(t, rg, begun)
+	keytest.Leave(t, rg, begun)
 	if err := <-ended; !errors.Is(err, idempotencykey.ErrClientGone) {
 		t.Errorf("the cause is %v", err)
 	}
-	until(t, "the key is free again", func() bool { return rg.pay("k").status == 200 })
+	keytest.Until(t, "the key is free again", func() bool { return rg.Pay("k").Status == 200 })
 }
 
 func TestMiddleware_DeadlineFromOutsideDoesNotStopTheRun(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}),
-		idempotencykey.Config{Route: func(*http.Request) string { return route }})
-	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	l := &keytest.Ledger{}
+	m := newMiddleware(t, idempotencykey.Config{Route: func(*http.Request) string { return keytest.Route }})
+	rg := keytest.ServeHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		outer, end := context.WithTimeout(r.Context(), time.Hour)
 		defer end()
 		m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -136,25 +134,12 @@ func TestMiddleware_DeadlineFromOutsideDoesNotStopTheRun(t *testing.T) {
 			if _, set := r.Context().Deadline(); set || r.Context().Err() != nil {
 				t.Errorf("the handler's context has a deadline (%v), error %v", set, r.Context().Err())
 			}
-			l.charge(w, r)
+			l.Charge(w, r)
 		})).ServeHTTP(w, r.WithContext(outer))
 	}))
-	want(t, rg.pay("k"), 201, false)
-	want(t, rg.pay("k"), 201, true)
-	wantRuns(t, l, 1)
-}
-
-// leave sends a request, and goes when it is being processed.
-func leave(t *testing.T, rg *rig, begun <-chan struct{}) {
-	t.Helper()
-	conn, err := net.Dial("tcp", rg.server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	io.WriteString(conn,
-		"POST "+route+" HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 14\r\n\r\n"+`{"amount":100}`)
-	<-begun
-	conn.Close()
+	keytest.Want(t, rg.Pay("k"), 201, false)
+	keytest.Want(t, rg.Pay("k"), 201, true)
+	keytest.WantRuns(t, l, 1)
 }
 
 // Nothing is left unguarded by mistake: a key on any method that may have an effect is honoured.
@@ -167,12 +152,12 @@ func TestMiddleware_KeysAreHonouredOnAllMethodsThatMayHaveAnEffect(t *testing.T)
 				w.WriteHeader(500)
 			}
 		})
-		want(t, rg.send(method, route, "", key("k")), 200, false)
-		want(t, rg.send(method, route, "", key("k")), 200, true)
+		keytest.Want(t, rg.Send(method, keytest.Route, "", keytest.Key("k")), 200, false)
+		keytest.Want(t, rg.Send(method, keytest.Route, "", keytest.Key("k")), 200, true)
 		if required {
-			wantProblem(t, rg.send(method, route, ""), 400, idempotencykey.CodeMissing)
+			keytest.WantProblem(t, rg.Send(method, keytest.Route, ""), 400, idempotencykey.CodeMissing)
 		} else {
-			want(t, rg.send(method, route, ""), 200, false)
+			keytest.Want(t, rg.Send(method, keytest.Route, ""), 200, false)
 		}
 	}
 }
@@ -189,52 +174,52 @@ func TestMiddleware_WriterCanNeitherFlushNorHijack(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	want(t, rg.pay("k"), 200, false)
+	keytest.Want(t, rg.Pay("k"), 200, false)
 }
 
 func TestMiddleware_OptionalKeyThatIsMissingStillMakesARun(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	rg := serveMemory(t, idempotencykey.Config{Required: idempotencykey.Optional}, l.charge)
-	want(t, rg.send("POST", route, "{}"), 201, false)
-	want(t, rg.send("POST", route, "{}"), 201, false)
-	want(t, rg.pay("k"), 201, false)
-	want(t, rg.pay("k"), 201, true)
-	wantRuns(t, l, 3)
+	l := &keytest.Ledger{}
+	rg := serveMemory(t, idempotencykey.Config{Required: idempotencykey.Optional}, l.Charge)
+	keytest.Want(t, rg.Send("POST", keytest.Route, "{}"), 201, false)
+	keytest.Want(t, rg.Send("POST", keytest.Route, "{}"), 201, false)
+	keytest.Want(t, rg.Pay("k"), 201, false)
+	keytest.Want(t, rg.Pay("k"), 201, true)
+	keytest.WantRuns(t, l, 3)
 }
 
 func TestMiddleware_WithoutARouteNothingRuns(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
-	rg := serveHandler(t, m.Wrap(http.HandlerFunc(l.charge)))
-	wantProblem(t, rg.pay("k"), 500, idempotencykey.CodeInternal)
-	wantRuns(t, l, 0)
+	l := &keytest.Ledger{}
+	m := newMiddleware(t, idempotencykey.Config{})
+	rg := keytest.ServeHandler(t, m.Wrap(http.HandlerFunc(l.Charge)))
+	keytest.WantProblem(t, rg.Pay("k"), 500, idempotencykey.CodeInternal)
+	keytest.WantRuns(t, l, 0)
 }
 
 func TestMiddleware_HeldRequestsGetTheResponseOfTheFirst(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
+	l := &keytest.Ledger{}
 	begun, end := make(chan struct{}), make(chan struct{})
 	rg := serveMemory(t, idempotencykey.Config{MaxWait: 1 << 40, WaitLimit: oncemill.NewWaitLimit(1)},
 		func(w http.ResponseWriter, r *http.Request) {
 			close(begun)
 			<-end
-			l.charge(w, r)
+			l.Charge(w, r)
 		})
-	answers := make(chan answer)
-	pay := func() { answers <- rg.pay("k") }
+	answers := make(chan keytest.Answer)
+	pay := func() { answers <- rg.Pay("k") }
 	go pay()
 	<-begun
 	go pay()
 	go pay()
-	wantProblem(t, <-answers, 409, idempotencykey.CodeInProgress) // one of the two has no place to wait
+	keytest.WantProblem(t, <-answers, 409, idempotencykey.CodeInProgress) // one of the two has no place to wait
 	close(end)
 	a, b := <-answers, <-answers
-	if a.status != 201 || b.status != 201 || a.replayed() == b.replayed() {
-		t.Errorf("%d %v and %d %v", a.status, a.replayed(), b.status, b.replayed())
+	if a.Status != 201 || b.Status != 201 || a.Replayed() == b.Replayed() {
+		t.Errorf("%d %v and %d %v", a.Status, a.Replayed(), b.Status, b.Replayed())
 	}
-	wantRuns(t, l, 1)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestMiddleware_ProblemsCanBeWrittenInAnotherForm(t *testing.T) {
@@ -244,10 +229,10 @@ func TestMiddleware_ProblemsCanBeWrittenInAnotherForm(t *testing.T) {
 		w.WriteHeader(p.Status)
 		io.WriteString(w, p.Code)
 	}})
-	a := rg.pay("k")
-	if a.status != 409 || a.body != idempotencykey.CodeInProgress || a.header.Get("Retry-After") == "" {
-		t.Errorf("%d %q %v", a.status, a.body, a.header)
+	a := rg.Pay("k")
+	if a.Status != 409 || a.Body != idempotencykey.CodeInProgress || a.Header.Get("Retry-After") == "" {
+		t.Errorf("%d %q %v", a.Status, a.Body, a.Header)
 	}
 	release()
-	want(t, <-first, 201, false)
+	keytest.Want(t, <-first, 201, false)
 }

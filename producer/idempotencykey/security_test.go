@@ -2,8 +2,6 @@ package idempotencykey_test
 
 import (
 	"bufio"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -16,50 +14,18 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
-func TestSecurity_AnAccountNeverGetsTheResponseOfAnother(t *testing.T) {
-	t.Parallel()
-	for name, open := range backends {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := open(t)
-			rg := serve(t, newGuard(t, b.store, oncemill.Policy{}), idempotencykey.Config{
-				Account: func(r *http.Request) (string, error) {
-					if r.Header.Get("Account") == "nobody" {
-						return "", errors.New("unknown")
-					}
-					return r.Header.Get("Account"), nil
-				},
-			}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "secret of "+r.Header.Get("Account")) })
-			long := strings.Repeat("a", 200)
-			for _, account := range []string{"a", "b", "A", "a ", "a:POST", long, long + "b", "default", "http"} {
-				account = strings.TrimSpace(account) + strings.Repeat("!", len(account)-len(strings.TrimSpace(account)))
-				for _, replayed := range []bool{false, true} {
-					a := rg.pay("k", header("Account", account))
-					want(t, a, 200, replayed)
-					if a.body != "secret of "+account {
-						t.Errorf("account %q got %q", account, a.body)
-					}
-				}
-			}
-			for _, account := range []string{"", "nobody"} {
-				wantProblem(t, rg.pay("k", header("Account", account)), 403, idempotencykey.CodeNoAccount)
-			}
-		})
-	}
-}
-
 func TestSecurity_RequestsThatAPrefixTellsApartNeverGetTheResponseOfEachOther(t *testing.T) {
 	t.Parallel()
-	l := &ledger{}
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
+	l := &keytest.Ledger{}
+	m := newMiddleware(t, idempotencykey.Config{})
 	api := func(name string) http.Handler { // one for all prefixes
 		mux := http.NewServeMux()
-		mux.Handle("POST "+route, m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			l.add("")
+		mux.Handle("POST "+keytest.Route, m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			l.Add("")
 			io.WriteString(w, name)
 		})))
 		return mux
@@ -67,24 +33,25 @@ func TestSecurity_RequestsThatAPrefixTellsApartNeverGetTheResponseOfEachOther(t 
 	mux := http.NewServeMux()
 	mux.Handle("/live/", http.StripPrefix("/live", api("live")))
 	mux.Handle("/test/", http.StripPrefix("/test", api("test")))
-	rg := serveHandler(t, mux)
-	want(t, rg.send("POST", "/test"+route, "{}", key("k")), 200, false)
-	want(t, rg.send("POST", "/test"+route, "{}", key("k")), 200, true)
-	wantProblem(t, rg.send("POST", "/live"+route, "{}", key("k")), 422, idempotencykey.CodeReused)
-	wantRuns(t, l, 1)
+	rg := keytest.ServeHandler(t, mux)
+	keytest.Want(t, rg.Send("POST", "/test"+keytest.Route, "{}", keytest.Key("k")), 200, false)
+	keytest.Want(t, rg.Send("POST", "/test"+keytest.Route, "{}", keytest.Key("k")), 200, true)
+	keytest.WantProblem(t, rg.Send("POST", "/live"+keytest.Route, "{}", keytest.Key("k")),
+		422, idempotencykey.CodeReused)
+	keytest.WantRuns(t, l, 1)
 }
 
 func TestSecurity_RepeatThroughAProxyThatSendsTheWholeURLIsTheSameRequest(t *testing.T) {
 	t.Parallel()
 	rg, l := shop(t)
-	want(t, rg.pay("k"), 201, false)
-	conn, err := net.Dial("tcp", rg.server.Listener.Addr().String())
+	keytest.Want(t, rg.Pay("k"), 201, false)
+	conn, err := net.Dial("tcp", rg.Server.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	io.WriteString(conn,
-		"POST http://shop"+route+" HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k\r\n"+
+		"POST http://shop"+keytest.Route+" HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k\r\n"+
 			"Content-Length: 14\r\n\r\n"+`{"amount":100}`)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -94,7 +61,7 @@ func TestSecurity_RepeatThroughAProxyThatSendsTheWholeURLIsTheSameRequest(t *tes
 	if resp.StatusCode != 201 || resp.Header.Get("Idempotent-Replayed") != "true" {
 		t.Errorf("answered %d, %v", resp.StatusCode, resp.Header)
 	}
-	wantRuns(t, l, 1)
+	keytest.WantRuns(t, l, 1)
 }
 
 // TestSecurity_ConnectionsThatOnlyAnnounceABodyHoldLittleMemory opens connections that say how much they will send, and
@@ -102,8 +69,8 @@ func TestSecurity_RepeatThroughAProxyThatSendsTheWholeURLIsTheSameRequest(t *tes
 func TestSecurity_ConnectionsThatOnlyAnnounceABodyHoldLittleMemory(t *testing.T) { // not parallel: it measures the heap
 	const clients, announced = 200, 1 << 20
 	waiting := make(chan struct{}, clients)
-	m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
-	rg := serveHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	m := newMiddleware(t, idempotencykey.Config{})
+	rg := keytest.ServeHandler(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = &announcing{ReadCloser: r.Body, waiting: waiting}
 		m.Wrap(http.NotFoundHandler()).ServeHTTP(w, r)
 	}))
@@ -111,13 +78,13 @@ func TestSecurity_ConnectionsThatOnlyAnnounceABodyHoldLittleMemory(t *testing.T)
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for range clients {
-		conn, err := net.Dial("tcp", rg.server.Listener.Addr().String())
+		conn, err := net.Dial("tcp", rg.Server.Listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n", route,
-			announced)
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n",
+			keytest.Route, announced)
 	}
 	for range clients {
 		<-waiting
@@ -144,10 +111,10 @@ func (a *announcing) Read(p []byte) (int, error) {
 func TestSecurity_AnnouncedLengthIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int64{1 << 20, math.MaxInt64} {
-		m := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{
-			MaxRequestBody: limit, Route: func(*http.Request) string { return route },
+		m := newMiddleware(t, idempotencykey.Config{
+			MaxRequestBody: limit, Route: func(*http.Request) string { return keytest.Route },
 		})
-		r := httptest.NewRequest(http.MethodPost, route, strings.NewReader("x"))
+		r := httptest.NewRequest(http.MethodPost, keytest.Route, strings.NewReader("x"))
 		r.ContentLength = math.MaxInt64
 		r.Header.Set("Idempotency-Key", "k")
 		w := httptest.NewRecorder()
@@ -156,46 +123,6 @@ func TestSecurity_AnnouncedLengthIsNotBelieved(t *testing.T) {
 			t.Errorf("limit %d: answered %d, want %d", limit, w.Code, want)
 		}
 	}
-}
-
-// spy remembers everything that is given to a store.
-type spy struct {
-	dedupstore.Store
-	mu   sync.Mutex
-	seen []string
-}
-
-func (s *spy) note(v any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.seen = append(s.seen, fmt.Sprintf("%+v", v))
-	if f, ok := v.(dedupstore.Finish); ok {
-		s.seen = append(s.seen, string(f.Outcome.Result))
-	}
-}
-
-func (s *spy) all() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return strings.Join(s.seen, "\n")
-}
-
-func (s *spy) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
-}
-
-func (s *spy) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	s.note(r)
-	return dedupstore.ClaimOne(ctx, s.Store, r)
-}
-
-func (s *spy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
-}
-
-func (s *spy) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	s.note(settlement)
-	return dedupstore.SettleOne(ctx, s.Store, c, settlement)
 }
 
 func TestSecurity_CredentialsAreNotStored(t *testing.T) {
@@ -210,20 +137,20 @@ func TestSecurity_CredentialsAreNotStored(t *testing.T) {
 		w.Header().Set("Location", "/visible")
 		io.WriteString(w, "body")
 	}
-	credentials := []option{
-		header("Authorization", "Bearer hidden-request"), header("Cookie", "session=hidden-request"),
-		header("X-Api-Key", "hidden-request"),
+	credentials := []keytest.Option{
+		keytest.Header("Authorization", "Bearer hidden-request"), keytest.Header("Cookie", "session=hidden-request"),
+		keytest.Header("X-Api-Key", "hidden-request"),
 	}
-	store := &spy{Store: newMemory(t)}
-	rg := serve(t, newGuard(t, store, oncemill.Policy{}), idempotencykey.Config{}, handler)
-	if a := rg.pay("k", credentials...); a.header.Get("Set-Cookie") == "" {
+	store := &keytest.Spy{Store: keytest.NewMemory(t)}
+	rg := keytest.Serve(t, keytest.NewGuard(t, store, oncemill.Policy{}), idempotencykey.Config{}, handler)
+	if a := rg.Pay("k", credentials...); a.Header.Get("Set-Cookie") == "" {
 		t.Error("the client that made the run did not get its cookie")
 	}
-	if a := rg.pay("k", credentials...); !a.replayed() || a.header.Get("Set-Cookie") != "" ||
-		a.header.Get("Location") != "/visible" {
-		t.Errorf("replay: %v", a.header)
+	if a := rg.Pay("k", credentials...); !a.Replayed() || a.Header.Get("Set-Cookie") != "" ||
+		a.Header.Get("Location") != "/visible" {
+		t.Errorf("replay: %v", a.Header)
 	}
-	if kept := store.all(); strings.Contains(kept, "hidden") || !strings.Contains(kept, "/visible") {
+	if kept := strings.Join(store.Seen(), "\n"); strings.Contains(kept, "hidden") || !strings.Contains(kept, "/visible") {
 		t.Errorf("the store got %s", kept)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -26,17 +26,17 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var paid ledger
+			var paid keytest.Ledger
 			var runs sync.WaitGroup
 			begun, end := make(chan struct{}), make(chan struct{})
-			keys := newMiddleware(t, newGuard(t, newMemory(t), oncemill.Policy{}), idempotencykey.Config{})
+			keys := newMiddleware(t, idempotencykey.Config{})
 			pay := keys.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				close(begun)
 				<-end
-				paid.charge(w, r)
+				paid.Charge(w, r)
 			}))
 			mux := http.NewServeMux()
-			mux.HandleFunc("POST "+route, func(w http.ResponseWriter, r *http.Request) {
+			mux.HandleFunc("POST "+keytest.Route, func(w http.ResponseWriter, r *http.Request) {
 				runs.Add(1)
 				defer runs.Done()
 				pay.ServeHTTP(w, r)
@@ -47,13 +47,13 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 			defer s.Close()
 			ctx, leave := context.WithCancel(context.Background())
 			defer leave()
-			r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+route, strings.NewReader("{}"))
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+keytest.Route, strings.NewReader("{}"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			key("k")(r)
-			answered := make(chan answer, 1)
-			go func() { answered <- do(s.Client(), r) }()
+			keytest.Key("k")(r)
+			answered := make(chan keytest.Answer, 1)
+			go func() { answered <- keytest.Do(s.Client(), r) }()
 			<-begun
 			if name != "http.TimeoutHandler" {
 				leave()
@@ -67,13 +67,13 @@ func TestMiddleware_RunsThatShutdownLeavesBehindCanBeWaitedFor(t *testing.T) {
 			close(end)
 			runs.Wait()
 			again := httptest.NewRecorder()
-			retry := httptest.NewRequest(http.MethodPost, route, strings.NewReader("{}"))
-			key("k")(retry)
+			retry := httptest.NewRequest(http.MethodPost, keytest.Route, strings.NewReader("{}"))
+			keytest.Key("k")(retry)
 			mux.ServeHTTP(again, retry)
-			want(t, answer{status: again.Code, header: again.Header(), body: again.Body.String()}, http.StatusCreated,
-				true)
-			if paid.total() != 1 {
-				t.Errorf("%d effects", paid.total())
+			a := keytest.Answer{Status: again.Code, Header: again.Header(), Body: again.Body.String()}
+			keytest.Want(t, a, http.StatusCreated, true)
+			if paid.Total() != 1 {
+				t.Errorf("%d effects", paid.Total())
 			}
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/keytest"
 	"github.com/oncemill/oncemill/producer/idempotencykey"
 )
 
@@ -180,15 +181,15 @@ func TestTransport_KeyOfAContextIsNotForWhereItIsRedirectedTo(t *testing.T) {
 	rg := serveMemory(t, idempotencykey.Config{}, func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method == http.MethodPost:
-			http.Redirect(w, r, route+"/1", http.StatusSeeOther)
+			http.Redirect(w, r, keytest.Route+"/1", http.StatusSeeOther)
 		case r.Header.Get("Idempotency-Key") != "":
 			w.WriteHeader(400)
 		}
 	})
-	client := &http.Client{Transport: newTransport(t, rg.client.Transport, idempotencykey.TransportConfig{})}
-	r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", rg.server.URL+route,
+	client := &http.Client{Transport: newTransport(t, rg.Client.Transport, idempotencykey.TransportConfig{})}
+	r, _ := http.NewRequestWithContext(idempotencykey.WithKey(t.Context(), "k"), "POST", rg.Server.URL+keytest.Route,
 		strings.NewReader("{}"))
-	want(t, do(client, r), 200, false)
+	keytest.Want(t, keytest.Do(client, r), 200, false)
 }
 
 // With a new key in place of a stored one that was not found, a repeat would be another request.

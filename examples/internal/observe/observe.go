@@ -50,6 +50,15 @@ func Start(
 		metrics = append(metrics, metric.WithReader(r))
 	}
 	var ends []func(context.Context) error
+	stop = func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		for _, end := range ends {
+			if err := end(ctx); err != nil {
+				otel.Handle(err)
+			}
+		}
+	}
 	if wanted("TRACES") {
 		exporter, err := otlptracehttp.New(ctx)
 		if err != nil {
@@ -62,7 +71,7 @@ func Start(
 	if wanted("METRICS") {
 		exporter, err := otlpmetrichttp.New(ctx)
 		if err != nil {
-			end(ctx, ends)
+			stop(ctx)
 			return t, nil, err
 		}
 		metrics = append(metrics, metric.WithReader(metric.NewPeriodicReader(exporter)))
@@ -70,7 +79,7 @@ func Start(
 	provider := metric.NewMeterProvider(metrics...)
 	t.MeterProvider = provider
 	ends = append(ends, provider.Shutdown)
-	return t, func(ctx context.Context) { end(ctx, ends) }, nil
+	return t, stop, nil
 }
 
 // Global is Start for a program that has one example: its providers become OpenTelemetry's global ones, which are
@@ -86,17 +95,6 @@ func Global(ctx context.Context, name string, readers ...metric.Reader) (stop fu
 		otel.SetTextMapPropagator(t.Propagator)
 	}
 	return stop, nil
-}
-
-// end sends what is left.
-func end(ctx context.Context, ends []func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	for _, e := range ends {
-		if err := e(ctx); err != nil {
-			otel.Handle(err)
-		}
-	}
 }
 
 // wanted says whether the environment names an endpoint for the signal.

@@ -5,8 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -91,40 +91,25 @@ func OpenPostgres(ctx context.Context, url, schema string, tables ...string) (_ 
 			err = errors.Join(err, d.Close())
 		}
 	}()
-	box, err := pgoutbox.New(pool, pgoutbox.Config{})
-	if err != nil {
-		return nil, err
-	}
-	store, err := pgstore.New(pool, pgstore.Config{})
-	if err != nil {
+	box, err1 := pgoutbox.New(pool, pgoutbox.Config{})
+	store, err2 := pgstore.New(pool, pgstore.Config{})
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
 	d.Box, d.Inbox, d.Leased, d.Publish = box, store.Inbox(), store, box.Publish // which finds the transaction itself
 	if tables == nil {
 		return d, nil
 	}
-	if err := createTables(ctx, pool, schema, tables); err != nil {
+	// Statements that are sent together are one transaction. Processes that begin together take turns with it: to
+	// PostgreSQL, IF NOT EXISTS is no promise about what others are making at the same moment.
+	script := `SELECT pg_advisory_xact_lock(hashtextextended('` + schema + `', 0));
+		CREATE SCHEMA IF NOT EXISTS ` + schema + `; ` + strings.Join(tables, `; `)
+	brief, cancel := context.WithTimeout(ctx, AnswerTime)
+	defer cancel()
+	if _, err := pool.Exec(brief, script); err != nil {
 		return nil, NoServer("postgres", Redacted(url), err)
 	}
 	return d, d.migrate(ctx)
-}
-
-// createTables lets processes that begin together take turns: to PostgreSQL, IF NOT EXISTS is no promise about what
-// others are making at the same moment.
-func createTables(ctx context.Context, pool *pgxpool.Pool, schema string, tables []string) error {
-	ctx, cancel := context.WithTimeout(ctx, AnswerTime)
-	defer cancel()
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, schema); err != nil {
-			return err
-		}
-		for _, statement := range append([]string{`CREATE SCHEMA IF NOT EXISTS ` + schema}, tables...) {
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 // OpenSQLite returns a file, in which it makes what is missing.
@@ -133,31 +118,23 @@ func OpenSQLite(ctx context.Context, file string, tables ...string) (*Database, 
 	if err != nil {
 		return nil, fmt.Errorf("open the SQLite file %s: %w", file, err)
 	}
+	box, err1 := sqliteoutbox.New(db, sqliteoutbox.Config{})
+	store, err2 := sqlitestore.New(db, sqlitestore.Config{})
+	_, err3 := db.ExecContext(ctx, strings.Join(tables, ";"))
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
 	d := &Database{
-		SQL: db,
+		SQL: db, Box: box, Inbox: store.Inbox(), Leased: store,
 		Exec: func(ctx context.Context, statement string, args ...any) error {
 			_, err := sqlitestore.Tx(ctx).ExecContext(ctx, statement, args...)
 			return err
 		},
+		Publish: func(ctx context.Context, messages ...producer.Message) error {
+			return box.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
+		},
 		Remove: func(context.Context) error { return nil }, // the file belongs to whoever named it
 		Close:  db.Close,
-	}
-	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{})
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	store, err := sqlitestore.New(db, sqlitestore.Config{})
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	d.Box, d.Inbox, d.Leased = box, store.Inbox(), store
-	d.Publish = func(ctx context.Context, messages ...producer.Message) error {
-		return box.InSQL(sqlitestore.Tx(ctx)).Publish(ctx, messages...)
-	}
-	for _, table := range tables {
-		if _, err := db.ExecContext(ctx, table); err != nil {
-			return nil, errors.Join(err, db.Close())
-		}
 	}
 	if err := d.migrate(ctx); err != nil {
 		return nil, errors.Join(err, db.Close())

@@ -126,18 +126,15 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Insist posts a request until there is an answer below 500.
 func (c *Client) Insist(ctx context.Context, body []byte) (status int, err error) {
-	for begun := time.Now(); time.Since(begun) < insists; {
-		if status, err = c.Post(ctx, body); err == nil {
-			if status < http.StatusInternalServerError {
-				return status, nil
-			}
+	ctx, cancel := context.WithTimeout(ctx, insists)
+	defer cancel()
+	late := Poll(ctx, recall, func() (bool, error) {
+		if status, err = c.Post(ctx, body); err == nil && status >= http.StatusInternalServerError {
 			err = fmt.Errorf("the service answers %d", status)
 		}
-		if e := Pause(ctx, recall); e != nil {
-			return 0, errors.Join(err, e)
-		}
-	}
-	return 0, fmt.Errorf("no answer for %v: %w", insists, err)
+		return err == nil, nil
+	})
+	return status, errors.Join(err, late)
 }
 
 // Post posts a request once.

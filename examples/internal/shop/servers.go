@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // AnswerTime is how long a server has to answer at the start.
@@ -55,6 +56,14 @@ func OpenNATS(url, dir string, options ...nats.Option) (js jetstream.JetStream, 
 	}, err
 }
 
+// PublishCopy publishes a message past the outbox, as a producer does that retries on its own. Without a Nats-Msg-Id
+// the stream takes every copy.
+func PublishCopy(ctx context.Context, js jetstream.JetStream, subject, id string, payload []byte) error {
+	header := nats.Header{producer.HeaderID: {id}}
+	_, err := js.PublishMsg(ctx, &nats.Msg{Subject: subject, Header: header, Data: payload})
+	return err
+}
+
 // Messages returns all that a stream has of a subject, copies included.
 func Messages(ctx context.Context, js jetstream.JetStream, stream, subject string) ([]jetstream.Msg, error) {
 	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{FilterSubjects: []string{subject}})
@@ -65,18 +74,15 @@ func Messages(ctx context.Context, js jetstream.JetStream, stream, subject strin
 	if err != nil {
 		return nil, err
 	}
-	var all []jetstream.Msg
-	for total := int(info.NumPending); len(all) < total; {
-		batch, err := cons.Fetch(min(500, total-len(all)), jetstream.FetchMaxWait(AnswerTime))
-		if err != nil {
-			return nil, err
-		}
-		before := len(all)
-		for msg := range batch.Messages() {
-			all = append(all, msg)
-		}
-		if err := batch.Error(); err != nil || len(all) == before {
-			return nil, errors.Join(fmt.Errorf("%s gave %d of %d messages", subject, len(all), total), err)
+	messages, err := cons.Messages()
+	if err != nil {
+		return nil, err
+	}
+	defer messages.Stop()
+	all := make([]jetstream.Msg, info.NumPending)
+	for i := range all {
+		if all[i], err = messages.Next(jetstream.NextMaxWait(AnswerTime)); err != nil {
+			return nil, fmt.Errorf("%s gave %d of %d messages: %w", subject, i, len(all), err)
 		}
 	}
 	return all, nil

@@ -49,7 +49,7 @@ func main() {
 var notLibrary = []string{
 	"bench", "docs", "e2e", "examples", "model", "scripts",
 	"dedupstore/storetest", "outbox/outboxtest",
-	"internal/house", "internal/testserver",
+	"internal/house", "internal/keytest", "internal/testserver",
 }
 
 type sizes struct {
