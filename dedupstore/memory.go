@@ -71,7 +71,12 @@ type record struct {
 	trace                      string
 	outcome                    Outcome
 	decided                    uint64 // the fence under which the outcome was decided
-	index                      int    // in the expiry heap
+	holder                     string
+	claimed, ended             time.Time
+	history                    []Attempt
+	duplicates                 int
+	lastDuplicate              time.Time
+	index                      int // in the expiry heap
 	bytes                      int64
 }
 
@@ -110,7 +115,7 @@ func (m *Memory) claim(ctx context.Context, r Request) (Answer, error) {
 	if answer.Status == AcquiredRun || answer.Status == AcquiredPublish {
 		answer.Claim = Claim{
 			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned,
-			Lease: r.Lease, Retention: r.Retention,
+			Lease: r.Lease, Retention: r.Retention, Holder: r.Holder,
 		}
 	}
 	if rec.fence != before { // an owner that only asks again changes nothing
@@ -170,7 +175,12 @@ func (rec *record) end(r Request, now time.Time, o Outcome) {
 }
 
 func (rec *record) own(r Request, now time.Time) {
-	rec.owner = r.Owner
+	if rec.state != Absent {
+		past := Attempt{Claimed: rec.claimed, Ended: rec.ended, Holder: rec.holder, Reason: rec.outcome.Reason}
+		kept := rec.history[max(0, len(rec.history)+1-MaxHistory):]
+		rec.history = append(slices.Clone(kept), past)
+	}
+	rec.owner, rec.holder, rec.claimed, rec.ended = r.Owner, r.Holder, now, time.Time{}
 	rec.fence = max(rec.fence+1, uint64(now.UnixMicro()))
 	rec.lease, rec.due = now.Add(r.Lease), time.Time{}
 }
@@ -245,7 +255,7 @@ func (m *Memory) finish(rec *record, c Claim, s Finish, now time.Time) error {
 	case rec.state != Running: // the outcome is not this owner's: it only got it to publish
 		return ErrClaimLost
 	}
-	rec.settledBy(c.Owner)
+	rec.settledBy(c.Owner, s.Took)
 	rec.outcome, rec.decided = s.Outcome.clone(), rec.fence
 	if len(s.Outcome.Produced) > 0 && !s.Published {
 		rec.state, rec.lease = Publishing, now.Add(c.Lease)
@@ -263,7 +273,7 @@ func (m *Memory) release(rec *record, c Claim, s Release, now time.Time) error {
 	case !rec.heldBy(c) || rec.state != Running:
 		return ErrClaimLost
 	}
-	rec.settledBy(c.Owner)
+	rec.settledBy(c.Owner, s.Took)
 	rec.state, rec.owner, rec.started = Retryable, "", false
 	rec.lease, rec.due = time.Time{}, now.Add(s.Delay)
 	if s.Uncounted {
@@ -295,11 +305,67 @@ func (m *Memory) close(rec *record, expires time.Time) {
 	m.keep(rec, expires)
 }
 
-func (rec *record) settledBy(owner string) {
+func (rec *record) settledBy(owner string, took time.Duration) {
+	rec.ended = rec.claimed.Add(took)
 	rec.settled = append(rec.settled, owner)
 	if n := len(rec.settled); n > rememberedSettlers {
 		rec.settled = slices.Clone(rec.settled[n-rememberedSettlers:])
 	}
+}
+
+// Look implements [Inspector].
+func (m *Memory) Look(ctx context.Context, keys []Key) ([]Record, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.removeExpired(m.now())
+	records := make([]Record, len(keys))
+	for i, key := range keys {
+		records[i] = Record{Key: key, State: Absent}
+		if rec := m.records[key]; rec != nil {
+			records[i] = rec.look()
+		}
+	}
+	return records, nil
+}
+
+func (rec *record) look() Record {
+	seen := Record{
+		Key: rec.key, State: rec.state, Started: rec.started && rec.state == Running, Fence: rec.fence,
+		Attempts: rec.attempts, Returned: rec.returned, First: rec.first, Claimed: rec.claimed, Ended: rec.ended,
+		Expires: rec.expires, Holder: rec.holder, Trace: rec.trace, History: slices.Clone(rec.history),
+		Outcome: rec.outcome.clone(), Duplicates: rec.duplicates, LastDuplicate: rec.lastDuplicate,
+	}
+	seen.Outcome.Produced = Stubs(seen.Outcome.Produced)
+	switch rec.state {
+	case Running:
+		seen.Until = rec.lease
+	case Retryable:
+		seen.Until = rec.due
+	case Publishing:
+		seen.Until, seen.Decided = rec.lease, rec.decided
+	case Finished:
+		seen.Decided = rec.decided
+	}
+	return seen
+}
+
+// NoteDuplicates implements [Inspector].
+func (m *Memory) NoteDuplicates(ctx context.Context, duplicates []Duplicates) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range duplicates {
+		if rec := m.records[d.Key]; rec != nil {
+			rec.duplicates += d.Count
+			rec.lastDuplicate = d.Last
+		}
+	}
+	return nil
 }
 
 // Len is the number of records, expired ones included that no operation has removed yet.
@@ -336,8 +402,11 @@ const recordOverhead = 640
 
 func (rec *record) size() int64 {
 	n := recordOverhead + len(rec.key.Tenant) + len(rec.key.Group) + len(rec.key.Handler) + len(rec.key.ID) +
-		len(rec.owner) + len(rec.fingerprint.Scheme) + len(rec.fingerprint.Sum) + len(rec.trace) +
+		len(rec.owner) + len(rec.holder) + len(rec.fingerprint.Scheme) + len(rec.fingerprint.Sum) + len(rec.trace) +
 		len(rec.outcome.Reason) + len(rec.outcome.Result)
+	for _, past := range rec.history {
+		n += 80 + len(past.Holder) + len(past.Reason)
+	}
 	for _, owner := range rec.settled {
 		n += 16 + len(owner)
 	}

@@ -33,13 +33,17 @@ func (s *Spy) Seen() []string {
 }
 
 // Claim implements [dedupstore.Store].
-func (s *Spy) Claim(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	s.note(r)
-	return s.Store.Claim(ctx, r)
+func (s *Spy) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	for _, r := range requests {
+		s.note(r)
+	}
+	return s.Store.Claim(ctx, requests)
 }
 
 // Settle implements [dedupstore.Store].
-func (s *Spy) Settle(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	s.note(settlement)
-	return s.Store.Settle(ctx, c, settlement)
+func (s *Spy) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	for _, settling := range settlings {
+		s.note(settling.Settlement)
+	}
+	return s.Store.Settle(ctx, settlings)
 }
