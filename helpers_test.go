@@ -84,7 +84,9 @@ func (s *faultyStore) extendOne(ctx context.Context, x dedupstore.Extension) err
 	if s.down.Load() {
 		return errDown
 	}
-	apply := func() error { return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true}) }
+	apply := func() error {
+		return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	}
 	if s.extend != nil {
 		return s.extend(apply)
 	}
@@ -118,6 +120,7 @@ func newGuard(t testing.TB, store dedupstore.Store, p oncemill.Policy) *oncemill
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(g.Close)
 	return g
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -80,6 +81,16 @@ func (l *Line[Op, Res]) GoOne(op Op, done func(Res)) {
 
 // Wait returns when nothing that was handed over is under way. Nothing must be handed over any more.
 func (l *Line[Op, Res]) Wait() { l.background.Wait() }
+
+// A PanicError is a panic of Send, such as one in a hook of a store's client.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("the client panicked: %v\n%s", e.Value, e.Stack)
+}
 
 // begin begins a batch. The line is locked.
 func (l *Line[Op, Res]) begin() (flight int) {
@@ -171,7 +182,7 @@ func (l *Line[Op, Res]) send(ctx context.Context, ops []Op) (results []Res) {
 	defer cancel()
 	defer func() {
 		if v := recover(); v != nil {
-			results = l.failed(len(ops), fmt.Errorf("the client panicked: %v", v))
+			results = l.failed(len(ops), &PanicError{v, debug.Stack()})
 		}
 	}()
 	results = l.Send(ctx, ops)
