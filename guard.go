@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
@@ -26,7 +27,7 @@ type Guard struct {
 	parts      *parts
 	keeper     *keeper
 	duplicates duplicates
-	background sync.WaitGroup // settlements that are tried again
+	background batch.Background // settlements that are tried again
 
 	noInbox sync.Once    // says that a handler wants a transaction
 	told    atomic.Int64 // when somebody was last told of a claim that the store refused, in Unix nanoseconds

@@ -76,8 +76,6 @@ func (s *faultyStore) Extend(ctx context.Context, extensions []dedupstore.Extens
 }
 
 func (s *faultyStore) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
 	s.mu.Lock()
 	s.extension++
 	s.mu.Unlock()
@@ -85,7 +83,7 @@ func (s *faultyStore) extendOne(ctx context.Context, x dedupstore.Extension) err
 		return errDown
 	}
 	apply := func() error {
-		return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+		return dedupstore.ExtendOne(ctx, s.Store, x)
 	}
 	if s.extend != nil {
 		return s.extend(apply)

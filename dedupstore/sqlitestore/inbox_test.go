@@ -382,9 +382,7 @@ func (s slowest) Extend(ctx context.Context, extensions []dedupstore.Extension) 
 }
 
 func (s slowest) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
-	err := dedupstore.ExtendOne(ctx, s.Transactor, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	err := dedupstore.ExtendOne(ctx, s.Transactor, x)
 	if err != nil {
 		s.t.Errorf("a heartbeat returned %v", err)
 	}

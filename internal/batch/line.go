@@ -36,7 +36,7 @@ type Line[Op, Res any] struct {
 	flown      int         // how many there were
 	timer      *time.Timer // goes off when a batch has been under way for long
 	began      time.Time
-	background sync.WaitGroup
+	background Background
 }
 
 type item[Op, Res any] struct {
@@ -79,7 +79,7 @@ func (l *Line[Op, Res]) GoOne(op Op, done func(Res)) {
 	l.start()
 }
 
-// Wait returns when nothing that was handed over is under way. Nothing must be handed over any more.
+// Wait returns when nothing that was handed over is under way.
 func (l *Line[Op, Res]) Wait() { l.background.Wait() }
 
 // A PanicError is a panic of Send, such as one in a hook of a store's client.
