@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -12,40 +13,61 @@ import (
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
-// Attempt claims, unless that has been done, waits as the call says, and runs fn if it may. It tells done how the call
-// ended, once, in the words of Guard.Run. An outcome without outputs is handed over to be stored with those of others:
+// Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns as Guard.Run does,
+// when the outcome is stored.
+func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
+	began := time.Now()
+	e, res, err := t.attempt(ctx, fn)
+	if e != nil {
+		res, err = t.ended(ctx, e, t.guard.settle(ctx, &t.lease, e.settlement))
+	}
+	t.log(ctx, &res, err, began)
+	return res, err
+}
+
+// Attempt is Run without the wait for the outcome to be stored. It tells done how the call ended, once, in the words of
+// Guard.Run. An outcome without outputs is handed over to be stored with those of others:
 // then done is called when it is stored, or lost, perhaps after Attempt has returned, and in another goroutine, in which
 // it must not wait for anything.
 func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) {
-	done = t.logged(ctx, done)
+	began := time.Now()
+	over := func(res Result, err error) {
+		t.log(ctx, &res, err, began)
+		done(res, err)
+	}
 	e, res, err := t.attempt(ctx, fn)
 	if e == nil {
-		done(res, err)
+		over(res, err)
 		return
 	}
 	l := &t.lease
 	l.part.settles.GoOne(dedupstore.Settling{Claim: l.claim, Settlement: e.settlement}, func(err error) {
 		if err == nil {
-			done(t.ended(ctx, e, nil))
+			over(t.ended(ctx, e, nil))
 			return
 		}
 		t.guard.background.Go(func() {
-			done(t.ended(ctx, e, t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)))
+			over(t.ended(ctx, e, t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)))
 		})
 	})
 }
 
-// logged adds a debug line to done.
-func (t *Ticket) logged(ctx context.Context, done func(Result, error)) func(Result, error) {
-	if !t.guard.logsDebug(ctx) {
-		return done
+// log says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
+func (t *Ticket) log(ctx context.Context, res *Result, err error, began time.Time) {
+	g, key := t.guard, &t.call.Key
+	if err != nil || g.policy.Shadow || !g.log.Enabled(ctx, slog.LevelDebug) {
+		return
 	}
-	began := time.Now()
-	return func(res Result, err error) {
-		if err == nil && !t.guard.policy.Shadow {
-			t.guard.logEnd(ctx, &t.call.Key, &t.last.Answer, &res, time.Since(began))
+	switch {
+	case res.Duplicate:
+		line := []any{"id", key.ID, "handler", key.Handler, "outcome", string(res.Outcome.Kind), "age", res.Age}
+		if id := telemetry.TraceID(t.last.Answer.Trace); id != "" {
+			line = append(line, "first_trace_id", id)
 		}
-		done(res, err)
+		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
+	case res.Outcome.Kind == dedupstore.Succeeded:
+		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
+			"took", time.Since(began))
 	}
 }
 

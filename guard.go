@@ -163,16 +163,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //     A claim that was granted is tried to be given back for some 5 s, as before a *StoreError, and under a policy that
 //     parks until its lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
-	t := g.Ticket(ctx, call)
-	var res Result
-	var err error
-	done := t.logged(ctx, func(r Result, e error) { res, err = r, e })
-	e, ended, failed := t.attempt(ctx, fn)
-	if e != nil {
-		ended, failed = t.ended(ctx, e, g.settle(ctx, &t.lease, e.settlement))
-	}
-	done(ended, failed)
-	return res, err
+	return g.Ticket(ctx, call).Run(ctx, fn)
 }
 
 // Close waits until nothing that the guard has begun is under way any more, and notes the duplicates that it has
@@ -181,25 +172,6 @@ func (g *Guard) Close() {
 	g.background.Wait()
 	g.parts.wait()
 	g.duplicates.close()
-}
-
-func (g *Guard) logsDebug(ctx context.Context) bool { return g.log.Enabled(ctx, slog.LevelDebug) }
-
-// logEnd says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
-func (g *Guard) logEnd(
-	ctx context.Context, key *dedupstore.Key, answer *dedupstore.Answer, res *Result, took time.Duration,
-) {
-	switch {
-	case res.Duplicate:
-		line := []any{"id", key.ID, "handler", key.Handler, "outcome", string(res.Outcome.Kind), "age", res.Age}
-		if id := telemetry.TraceID(answer.Trace); id != "" {
-			line = append(line, "first_trace_id", id)
-		}
-		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
-	case res.Outcome.Kind == dedupstore.Succeeded:
-		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
-			"took", took)
-	}
 }
 
 func (c *Call) validate() error {
