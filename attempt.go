@@ -176,7 +176,6 @@ func (t *Ticket) over(
 	ctx context.Context, o dedupstore.Outcome, err error, took time.Duration,
 ) (*ending, Result, error) {
 	g, l := t.guard, &t.lease
-	g.keeper.let(l)
 	res := Result{Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: took, err: err}
 	switch {
 	case l.isLost():

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -41,38 +40,27 @@ func (g *Guard) Ticket(ctx context.Context, call Call) *Ticket {
 	return t
 }
 
-// Claim asks for all tickets together, and returns when each has its answer. What was granted is extended from then on,
-// until the ticket is attempted or given back. Claim only what can start now: a crash uses up an attempt of it. Where
-// the store is down it asks for nothing: each attempt asks by itself, and waits as its call says.
-func (g *Guard) Claim(tickets []*Ticket) {
-	var asked sync.WaitGroup
-	for p, some := range g.byPart(tickets) {
-		requests := make([]dedupstore.Request, len(some))
-		now := time.Now()
-		for i, t := range some {
-			requests[i], t.first = t.request, now
-		}
-		asked.Add(len(some))
-		p.claims.Go(requests, func(i int, result dedupstore.ClaimResult) {
-			defer asked.Done()
-			some[i].answered(p, result, now)
-		})
+// Claim asks for the ticket's key, together with other calls that ask at this time, and calls ready when there is an
+// answer: in a goroutine that asks for further ones afterwards, so that ready must not wait for anything. What was
+// granted is extended from then on, until the ticket is attempted or given back. Claim only what can start now: a crash
+// uses up an attempt of it. Where the store is down nothing is asked: the attempt asks, and waits as its call says.
+func (t *Ticket) Claim(ready func()) {
+	g := t.guard
+	if g.policy.Shadow || t.err != nil || t.ctx.Err() != nil {
+		ready()
+		return
 	}
-	asked.Wait()
-}
-
-// byPart sorts the tickets that can be asked for by the parts of the store that have their keys.
-func (g *Guard) byPart(tickets []*Ticket) map[*part][]*Ticket {
-	parts := map[*part][]*Ticket{}
-	for _, t := range tickets {
-		if g.policy.Shadow || t.err != nil || t.ctx.Err() != nil {
-			continue
-		}
-		if p := g.parts.of(t.ctx, &t.call.Key); p.breaker.healthy.Load() {
-			parts[p] = append(parts[p], t)
-		}
+	p := g.parts.of(t.ctx, &t.call.Key)
+	if !p.breaker.healthy.Load() {
+		ready()
+		return
 	}
-	return parts
+	sent := time.Now()
+	t.first = sent
+	p.claims.GoOne(t.request, func(result dedupstore.ClaimResult) {
+		t.answered(p, result, sent)
+		ready()
+	})
 }
 
 // answered takes the answer to a claim that was sent at a time together with others.
@@ -98,10 +86,10 @@ func (t *Ticket) take(p *part, result dedupstore.ClaimResult, sent time.Time) {
 
 // GiveBack gives back what was granted to a ticket that will not be attempted.
 func (t *Ticket) GiveBack(ctx context.Context) {
+	t.guard.keeper.let(&t.lease)
 	if t.granted && t.last.Answer.Status == dedupstore.AcquiredRun {
 		t.guard.giveBack(ctx, &t.lease)
 	}
-	t.guard.keeper.let(&t.lease)
 }
 
 // How often a call that waits asks again: often at first, because most holders are quick.

@@ -15,7 +15,6 @@ func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, erro
 	g, l := t.guard, &t.lease
 	w := &transacted{ticket: t, fn: fn}
 	err := g.underLease(ctx, l, func(ctx context.Context) error { return g.inbox.InTx(ctx, l.claim, w.work) })
-	g.keeper.let(l)
 	if err == nil {
 		w.res.Fence, w.res.Attempt = l.claim.Fence, l.claim.Attempt
 		res, err := t.publishStored(ctx, w.res, w.sent)

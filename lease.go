@@ -256,8 +256,10 @@ func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 	return &StoreError{Op: "extend", Key: l.claim.Key, Err: err}
 }
 
-// underLease runs work whose context is cancelled when the claim is lost.
+// underLease runs work whose context is cancelled when the claim is lost. The lease is extended until it returns, or
+// ends its goroutine.
 func (g *Guard) underLease(ctx context.Context, l *lease, work func(context.Context) error) error {
+	defer g.keeper.let(l)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l.work(func() { cancel(ErrClaimLost) })

@@ -78,7 +78,6 @@ func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Se
 		})
 		if err != nil {
 			if l.isLost() {
-				g.keeper.let(l)
 				return Result{}, g.lost(ctx, l, err)
 			}
 			return Result{}, &UnpublishedError{Delay: g.postpone(ctx, l), Err: err}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -32,6 +33,7 @@ type Processor struct {
 	closed   chan struct{}
 	giveUp   sync.Once // closes closed
 	watchers sync.WaitGroup
+	running  batch.Background // handlers that Start has called
 }
 
 // New returns a Processor that keeps its records in store. The error names the field of the config that is wrong.

@@ -3,10 +3,14 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
+	"runtime/debug"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // A Ticket is a delivery on its way through a Processor. It is for one goroutine at a time, and has to be processed or
@@ -20,22 +24,61 @@ type Ticket struct {
 	guarded   *oncemill.Ticket      // nil: no guard is asked
 	observed  *telemetry.Processing // nil: nobody wants to know
 	over      bool                  // its span has ended
+	handed    bool                  // the guard has it, or is done with it
 }
 
-// Claim finds out what deliveries are, and asks for the keys of all of them together. Each is to be processed at once:
-// a crash uses up an attempt of what was claimed. Nothing is logged or counted of a delivery before it is processed.
-func (p *Processor) Claim(ctx context.Context, deliveries []Delivery) []*Ticket {
-	tickets := make([]*Ticket, len(deliveries))
-	guarded := make([]*oncemill.Ticket, 0, len(deliveries))
-	for i, d := range deliveries {
-		t := p.ticket(ctx, d)
-		if tickets[i] = t; t.guarded != nil {
-			guarded = append(guarded, t.guarded)
-		}
+// Claim finds out what a delivery is, and asks for its key together with others that are asked for at this time. It
+// calls ready when there is an answer: in a goroutine that asks for further ones afterwards, so that ready must not wait
+// for anything. The ticket is to be processed at once: a crash uses up an attempt of what was claimed.
+func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(*Ticket)) {
+	t := p.ticket(ctx, d)
+	if t.guarded == nil {
+		ready(t)
+		return
 	}
-	p.guard.Claim(guarded)
-	return tickets
+	t.guarded.Claim(func() { ready(t) })
 }
+
+// Start is Process that does not wait: the delivery is claimed together with others, its handler runs in a goroutine of
+// its own, and its outcome is stored together with others. It tells done what to do with the delivery, once, in a
+// goroutine in which done must not wait for anything. A handler that ends its goroutine (runtime.Goexit), which is
+// what a test does that fails in one, is done with Leave.
+func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
+	p.Claim(ctx, d, func(t *Ticket) {
+		p.alone(t.ctx, d, done, func() { t.Process(t.ctx, handle, done) })
+	})
+}
+
+// Blocking makes a SourceHandler of a function that returns its decision: it is called in a goroutine of its own.
+func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) SourceHandler {
+	return func(ctx context.Context, d Delivery, done func(Decision)) {
+		p.alone(ctx, d, done, func() { done(handle(ctx, d)) })
+	}
+}
+
+// alone does work on a delivery in a goroutine of its own. If that does not return, done is told.
+func (p *Processor) alone(ctx context.Context, d Delivery, done func(Decision), work func()) {
+	p.running.Go(func() {
+		returned := false
+		defer func() {
+			where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
+			if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
+				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+				p.log.ErrorContext(ctx, "oncemill: panic while a message was processed; it comes again",
+					append(where, "error", err, "stack", string(err.Stack))...)
+				done(Decision{Action: RetryLater, Delay: time.Second, Err: err})
+			} else if !returned {
+				p.log.ErrorContext(ctx, "oncemill: a handler has ended its goroutine (runtime.Goexit): its message "+
+					"comes again when its lease and its broker's patience are over", where...)
+				done(Decision{Action: Leave, Err: errGoexit})
+			}
+		}()
+		work()
+		returned = true
+	})
+}
+
+var errGoexit = errors.New("consumer: the handler ended its goroutine")
 
 // Context returns the context to process the delivery in: what Claim got, with the delivery's span.
 func (t *Ticket) Context() context.Context { return t.ctx }
@@ -110,11 +153,17 @@ func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) {
 		done(decision)
 		return
 	}
+	defer func() {
+		if !t.handed {
+			t.end(nil) // it panics, in shadow mode, or has ended its goroutine
+		}
+	}()
 	t.guarded.Attempt(t.within(ctx), t.timed(do), func(res oncemill.Result, err error) {
 		decision := t.conclude(ctx, res, err)
 		t.end(&decision)
 		done(decision)
 	})
+	t.handed = true
 }
 
 // known returns what to do with a delivery that no guard is asked about.

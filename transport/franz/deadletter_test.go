@@ -162,8 +162,8 @@ func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 			sharing := b.newClient(append(share.Opts(), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later"))...)
 			for who, err := range map[string]error{
 				"Worker.Run": b.start(once, nothing, franz.Config{}).wait(),
-				"Source.Run": s.Run(t.Context(), "orders", func(context.Context, consumer.Delivery) consumer.Decision {
-					return consumer.Decision{Action: consumer.Ack}
+				"Source.Run": s.Run(t.Context(), "orders", func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
+					done(consumer.Decision{Action: consumer.Ack})
 				}),
 				"Source.Check":    s.Check(t.Context(), "orders"),
 				"ShareWorker.Run": share.Run(t.Context(), sharing),
