@@ -71,8 +71,10 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
 		p := passageOf(msg.Context())
-		switch {
-		case p != nil && !p.enter():
+		switch entered := p == nil || p.enter(); {
+		case !entered && p.handBack(msg):
+			return nil, errHandedBack
+		case !entered:
 			return g.passOn(msg, next)
 		case !g.policy.Shadow && answeredBefore(msg, p):
 			return nil, g.calledAgain(msg)
@@ -89,7 +91,7 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
-// passOn gives a message to its handler that is not for this guard any more.
+// passOn gives a message to its handler that is acknowledged, and so not for this guard any more.
 func (g *guard) passOn(msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
 	g.passed.Do(func() {
 		g.log.ErrorContext(msg.Context(),

@@ -16,6 +16,7 @@ import (
 type passage struct {
 	contexts.Lazy
 	delivery consumer.Delivery
+	message  *message.Message
 	owner    atomic.Int32                      // who guards the delivery
 	decided  atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
 }
@@ -25,6 +26,7 @@ const (
 	ownedByMiddleware              // it has
 	// the middleware must not guard it: the subscription does, or the message is acknowledged
 	ownedBySubscriber
+	handedBack // by the middleware, which the subscription took for missing
 )
 
 // newPassage makes a message of a delivery. The passage ends with Cancel.
@@ -39,6 +41,7 @@ func newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage
 	if d.Header != nil { // it is ours
 		msg.Metadata = message.Metadata(d.Header)
 	}
+	p.message = msg
 	msg.SetContext(p)
 	return p, msg
 }
@@ -76,6 +79,16 @@ func (p *passage) enter() bool {
 // leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
 // it now.
 func (p *passage) leave() bool { return !p.owner.CompareAndSwap(noOwner, ownedBySubscriber) }
+
+// handBack says to the subscription that guards the delivery that there is a middleware for that. It reports false if
+// that is too late, or the message another one, which has the context of this.
+func (p *passage) handBack(msg *message.Message) bool {
+	if p.message != msg || isClosed(msg.Acked()) {
+		return false
+	}
+	p.owner.Store(handedBack)
+	return true
+}
 
 // timed reports whether a middleware outside has set an end to the message's context.
 func (p *passage) timed(ctx context.Context) bool {

@@ -26,9 +26,9 @@ import (
 //
 // Without Middleware in the Router, the subscription notices at the first ack, and says in the log what to add. It
 // records that message's outcome, and from then on claims each message by itself before it hands it to the Router,
-// under the Router's name of the handler. What it cannot do is to store the handler's outputs: a run whose outputs
-// could not be published is repeated. Without a Router nobody names the handler, so that nothing can be recorded, and
-// messages are acknowledged as they are.
+// under the Router's name of the handler, until one comes to a middleware all the same, as behind a filter. What it
+// cannot do is to store the handler's outputs: a run whose outputs could not be published is repeated. Without a Router
+// nobody names the handler, so that nothing can be recorded, and messages are acknowledged as they are.
 //
 // Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of
 // them need Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second
@@ -202,7 +202,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 		})
 		return *decision
 	}
-	if p.leave() {
+	if s.seen.Load() || p.leave() { // what was left out before it, as by a filter, is not for the guard
 		s.seen.Store(true)
 		return consumer.Decision{Action: consumer.Ack}
 	}
@@ -230,14 +230,20 @@ func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
 	if err := s.hand(ctx, msg); err != nil {
 		return oncemill.Uncounted(oncemill.NoEffect(err))
 	}
+	err := errNacked
 	select {
 	case <-msg.Acked():
-		return nil
+		err = nil
 	case <-msg.Nacked():
-		return errNacked
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		err = context.Cause(ctx)
 	}
+	if p.owner.Load() == handedBack { // from now on the middleware guards, and stores outputs
+		s.seen.Store(true)
+		s.handler.Store(nil)
+		return oncemill.Uncounted(oncemill.NoEffect(errHandedBack))
+	}
+	return err
 }
 
 // ownCopy returns a delivery whose message its handler may change.

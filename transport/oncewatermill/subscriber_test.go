@@ -631,6 +631,63 @@ func TestSubscriber_WithoutTheMiddlewareItClaimsBeforeItHandsOver(t *testing.T) 
 	})
 }
 
+// A middleware outside of the guard may leave messages out. That does not make the guard's own part the subscription's,
+// which could not store outputs: the handler would run again for those that are not published.
+func TestSubscriber_WhatIsLeftOutBeforeTheGuardLeavesTheOthersToIt(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		filter := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				if strings.HasPrefix(m.Metadata.Get(producer.HeaderID), "skip") {
+					return nil, nil
+				}
+				return next(m)
+			}
+		}
+		r, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.AddMiddleware(filter, oncewatermill.Middleware(p))
+		s, pub := newSource(p), &failingOnce{}
+		h := &handler{then: func(*message.Message, int) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("", []byte("receipt"))}, nil
+		}}
+		r.AddHandler("charge", "orders", subscriber(t, s), "receipts", pub, h.handle)
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(context.Background()) }()
+		<-r.Running()
+		for n, id := range []string{"skip 1", "a", "skip 2", "b"} {
+			pub.fails = true
+			s.queue <- delivery(id)
+			<-time.After(time.Minute)
+			if want := (n + 1) / 2; h.runs != want || len(pub.sent) != want {
+				t.Errorf("after %q: %d runs and %d outputs, want %d of each", id, h.runs, len(pub.sent), want)
+			}
+		}
+		if err := errors.Join(r.Close(), <-ended); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// failingOnce publishes nothing the first time.
+type failingOnce struct {
+	fails bool
+	sent  []*message.Message
+}
+
+func (f *failingOnce) Publish(_ string, messages ...*message.Message) error {
+	if f.fails {
+		f.fails = false
+		return errors.New("no broker")
+	}
+	f.sent = append(f.sent, messages...)
+	return nil
+}
+
+func (*failingOnce) Close() error { return nil }
+
 // One that was acknowledged too early was not refused by anybody: its handler runs.
 func TestMiddleware_MessageThatWasAcknowledgedOutsideOfTheGuardRuns(t *testing.T) {
 	virtual(t, func(t *testing.T) {
