@@ -25,31 +25,37 @@ func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 	return res, err
 }
 
-// Attempt is Run without the wait for the outcome to be stored. It tells done how the call ended, once, in the words of
-// Guard.Run. An outcome without outputs is handed over to be stored with those of others:
-// then done is called when it is stored, or lost, perhaps after Attempt has returned, and in another goroutine, in which
-// it must not wait for anything.
-func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) {
+// Attempt is Run without the wait for a success to be stored. It tells done how the call ended, once, in the words of
+// Guard.Run. A success without outputs is handed over, to be stored with those of others, and Attempt returns true: then
+// done is called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise
+// done has been called.
+func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
 	began := time.Now()
-	over := func(res Result, err error) {
+	e, res, err := t.attempt(ctx, fn)
+	if e == nil || e.handler != nil {
+		if e != nil {
+			res, err = t.ended(ctx, e, t.guard.settle(ctx, &t.lease, e.settlement))
+		}
 		t.log(ctx, &res, err, began)
 		done(res, err)
+		return false
 	}
-	e, res, err := t.attempt(ctx, fn)
-	if e == nil {
-		over(res, err)
-		return
+	over := func(err error) {
+		res, err := t.ended(ctx, e, err)
+		t.log(ctx, &res, err, began)
+		done(res, err)
 	}
 	l := &t.lease
 	l.part.settles.GoOne(dedupstore.Settling{Claim: l.claim, Settlement: e.settlement}, func(err error) {
 		if err == nil {
-			over(t.ended(ctx, e, nil))
+			over(nil)
 			return
 		}
 		t.guard.background.Go(func() {
-			over(t.ended(ctx, e, t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)))
+			over(t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err))
 		})
 	})
+	return true
 }
 
 // log says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.

@@ -84,15 +84,16 @@ var errGoexit = errors.New("consumer: the handler ended its goroutine")
 func (t *Ticket) Context() context.Context { return t.ctx }
 
 // Process is Processor.Process for the ticket, in its Context or one made of it. It tells done what to do with the
-// delivery, once: when the outcome is stored, which may be after Process has returned, and in another goroutine, in
-// which done must not wait for anything.
-func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) {
-	t.start(ctx, plainly(handle), func(d Decision) { done(t.withoutOutputs(d)) })
+// delivery, once. A success is handed over, to be stored with those of others, and Process returns true: then done is
+// called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise done has
+// been called.
+func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) (later bool) {
+	return t.start(ctx, plainly(handle), func(d Decision) { done(t.withoutOutputs(d)) })
 }
 
 // ProcessOutputs is Processor.ProcessOutputs for the ticket, and otherwise as Process.
-func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done func(Decision)) {
-	t.start(ctx, t.withOutputs(handle), func(d Decision) { done(t.said(d)) })
+func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done func(Decision)) (later bool) {
+	return t.start(ctx, t.withOutputs(handle), func(d Decision) { done(t.said(d)) })
 }
 
 // GiveBack gives back what was claimed for a ticket that is not processed.
@@ -146,24 +147,25 @@ func (t *Ticket) run(ctx context.Context, do work) Decision {
 }
 
 // start processes the ticket, and tells done what becomes of it.
-func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) {
+func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) (later bool) {
 	decision, known := t.known(ctx, do)
 	if known {
 		t.end(&decision)
 		done(decision)
-		return
+		return false
 	}
 	defer func() {
 		if !t.handed {
 			t.end(nil) // it panics, in shadow mode, or has ended its goroutine
 		}
 	}()
-	t.guarded.Attempt(t.within(ctx), t.timed(do), func(res oncemill.Result, err error) {
+	later = t.guarded.Attempt(t.within(ctx), t.timed(do), func(res oncemill.Result, err error) {
 		decision := t.conclude(ctx, res, err)
 		t.end(&decision)
 		done(decision)
 	})
 	t.handed = true
+	return later
 }
 
 // known returns what to do with a delivery that no guard is asked about.

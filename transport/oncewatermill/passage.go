@@ -2,6 +2,7 @@ package oncewatermill
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -15,10 +16,17 @@ import (
 // nacks; by the passage, the guard tells the subscription what it has decided.
 type passage struct {
 	contexts.Lazy
-	delivery consumer.Delivery
-	message  *message.Message
-	owner    atomic.Int32                      // who guards the delivery
-	decided  atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
+	delivery     consumer.Delivery
+	message      *message.Message
+	subscription *subscription
+	owner        atomic.Int32                      // who guards the delivery
+	decided      atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
+
+	mu     sync.Mutex
+	ticket *consumer.Ticket        // the delivery has been claimed, and nobody has processed it yet
+	later  bool                    // the outcome is on its way to the store, and the source is to hear of it
+	stored *consumer.Decision      // what the store has made of it
+	tell   func(consumer.Decision) // is told that, when the Router has acknowledged the message
 }
 
 const (
@@ -30,8 +38,8 @@ const (
 )
 
 // newPassage makes a message of a delivery. The passage ends with Cancel.
-func newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage, *message.Message) {
-	p := &passage{delivery: d}
+func (s *subscription) newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage, *message.Message) {
+	p := &passage{delivery: d, subscription: s}
 	p.owner.Store(owner)
 	p.Init(ctx)
 	msg := message.NewMessage(d.UUID, d.Payload)
@@ -74,6 +82,52 @@ func pastPassage(ctx context.Context) context.Context {
 // enter reports whether the delivery is the middleware's to guard.
 func (p *passage) enter() bool {
 	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
+}
+
+// claimed returns the delivery's ticket, once, if it was claimed for a handler. The middleware has its message.
+func (p *passage) claimed(handler string) *consumer.Ticket {
+	if known := p.subscription.ahead.Load(); known == nil || *known != handler {
+		p.subscription.ahead.Store(&handler)
+	}
+	t := p.take()
+	if t != nil && p.delivery.Handler != handler { // there is another handler than before
+		t.GiveBack(p)
+		return nil
+	}
+	return t
+}
+
+// take returns the delivery's ticket, once.
+func (p *passage) take() *consumer.Ticket {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.ticket
+	p.ticket = nil
+	return t
+}
+
+// settled hears what the store has made of an outcome, which may be before the Router has acknowledged the message, or
+// after.
+func (p *passage) settled(d consumer.Decision) {
+	p.mu.Lock()
+	p.stored = &d
+	tell := p.tell
+	p.mu.Unlock()
+	if tell != nil {
+		tell(d)
+	}
+}
+
+// await has tell told what the store has made of the outcome that is on its way there. It reports false if none is.
+func (p *passage) await(tell func(consumer.Decision)) bool {
+	p.mu.Lock()
+	later, stored := p.later, p.stored
+	p.tell = tell
+	p.mu.Unlock()
+	if later && stored != nil {
+		tell(*stored)
+	}
+	return later
 }
 
 // leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
