@@ -13,7 +13,14 @@ import (
 )
 
 // schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
-const schemaVersion = 1
+const schemaVersion = 2
+
+// fromVersion1 leads from version 1. What follows in schema.sql adds the tables.
+const fromVersion1 = `
+ALTER TABLE "{table}" ADD COLUMN holder TEXT;
+ALTER TABLE "{table}" ADD COLUMN took_ms INTEGER;
+ALTER TABLE "{table}" ADD COLUMN history TEXT;
+`
 
 //go:embed schema.sql
 var schema string
@@ -49,8 +56,11 @@ func (s *Store) migrate(ctx context.Context) error {
 		return s.schemaError(has)
 	}
 	if err == nil {
-		query := strings.ReplaceAll(s.in(schema+versionSQL), "{version}", fmt.Sprint(schemaVersion))
-		_, err = tx.ExecContext(ctx, query)
+		query := schema + versionSQL
+		if has == 1 {
+			query = fromVersion1 + query
+		}
+		_, err = tx.ExecContext(ctx, strings.ReplaceAll(s.in(query), "{version}", fmt.Sprint(schemaVersion)))
 	}
 	if err == nil {
 		err = tx.Commit()
