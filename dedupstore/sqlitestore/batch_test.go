@@ -98,9 +98,9 @@ func TestStore_RefusalsInABatchDoNotWaitForTheWriteLock(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	results := s.Claim(ctx, append(requests, request("fresh")))
-	if results[0].Err != nil || results[1].Err != nil || !errors.Is(results[2].Err, context.DeadlineExceeded) {
-		t.Errorf("refusals beside a claim that waits in vain: %v, %v, %v", results[0].Err, results[1].Err, results[2].Err)
+	r := s.Claim(ctx, append(requests, request("fresh")))
+	if r[0].Err != nil || r[1].Err != nil || !errors.Is(r[2].Err, context.DeadlineExceeded) {
+		t.Errorf("refusals beside a claim that waits in vain: %v, %v, %v", r[0].Err, r[1].Err, r[2].Err)
 	}
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)

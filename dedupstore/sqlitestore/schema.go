@@ -30,9 +30,9 @@ CREATE TABLE IF NOT EXISTS "{table}_version" (version INTEGER NOT NULL) STRICT;
 DELETE FROM "{table}_version";
 INSERT INTO "{table}_version" VALUES ({version});`
 
-// Migrate makes the table and its index where they are missing. It only adds, may be repeated, and several processes
-// may call it at once, while others use the store. It leaves a table of a newer program alone:
-// [*dedupstore.SetupError].
+// Migrate makes the tables and the index where they are missing, and adds to those of the version before. It may be
+// repeated, and several processes may call it at once, while others use the store. It leaves a table of a newer program
+// alone: [*dedupstore.SetupError].
 func (s *Store) Migrate(ctx context.Context) error {
 	for {
 		err := s.migrate(context.WithoutCancel(ctx)) // it is short
