@@ -78,10 +78,10 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
 			d.Handler = "charge"
 			return once.Process(ctx, d, func(ctx context.Context) error { return run(ctx, &kgo.Record{Value: d.Payload}) })
-		})
+		}))
 	}()
 	until(t, "the commits", func() bool { return b.committed("orders")[0] == n && b.committed("later")[0] >= n })
 	stop()

@@ -48,7 +48,7 @@ func (s *source) Processor() *consumer.Processor { return s.once }
 
 func (s *source) Check(context.Context, string) error { return s.check }
 
-func (s *source) Run(ctx context.Context, _ string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+func (s *source) Run(ctx context.Context, _ string, handle consumer.SourceHandler) error {
 	s.mu.Lock()
 	s.runs++
 	broken := s.runs <= s.stops
@@ -71,9 +71,11 @@ func (s *source) Run(ctx context.Context, _ string, handle func(context.Context,
 	}
 }
 
-func (s *source) deliver(ctx, each context.Context, d consumer.Delivery, handle func(context.Context, consumer.Delivery) consumer.Decision) {
+func (s *source) deliver(ctx, each context.Context, d consumer.Delivery, handle consumer.SourceHandler) {
 	for d.Count = 1; ; d.Count++ {
-		decision := handle(each, d)
+		decided := make(chan consumer.Decision, 1)
+		handle(each, d, func(decision consumer.Decision) { decided <- decision })
+		decision := <-decided
 		s.mu.Lock()
 		s.decisions = append(s.decisions, decision)
 		s.mu.Unlock()
@@ -462,10 +464,10 @@ func (r revoking) Processor() *consumer.Processor { return r.once }
 
 func (revoking) Check(context.Context, string) error { return nil }
 
-func (r revoking) Run(ctx context.Context, _ string, handle func(context.Context, consumer.Delivery) consumer.Decision) error {
+func (r revoking) Run(ctx context.Context, _ string, handle consumer.SourceHandler) error {
 	each, revoke := context.WithCancel(context.WithoutCancel(ctx))
 	time.AfterFunc(time.Second, revoke)
-	r.decided <- handle(each, delivery("a"))
+	handle(each, delivery("a"), func(d consumer.Decision) { r.decided <- d })
 	<-ctx.Done()
 	return nil
 }
