@@ -21,8 +21,8 @@ type Ticket struct {
 	call  Call
 	err   error // what is wrong with the call
 
-	request dedupstore.Request
-	first   time.Time              // when a claim was sent first under the request's owner
+	owner   string                 // of all claims, until one was refused as not durable
+	first   time.Time              // when one was sent first
 	last    dedupstore.ClaimResult // how the last claim was answered
 	took    time.Duration          // how long that was under way
 	unread  bool                   // nobody has looked at that yet
@@ -32,10 +32,9 @@ type Ticket struct {
 
 // Ticket makes a ticket for a call. It sends nothing. The error of a call that is wrong is that of its attempt.
 func (g *Guard) Ticket(ctx context.Context, call Call) *Ticket {
-	t := &Ticket{guard: g, ctx: ctx, call: call}
+	t := &Ticket{guard: g, ctx: ctx, call: call, owner: newOwner()}
 	if !g.policy.Shadow {
 		t.err = t.call.validate()
-		t.request = g.request(ctx, &t.call)
 	}
 	return t
 }
@@ -57,7 +56,7 @@ func (t *Ticket) Claim(ready func()) {
 	}
 	sent := time.Now()
 	t.first = sent
-	p.claims.GoOne(t.request, func(result dedupstore.ClaimResult) {
+	p.claims.GoOne(g.request(t.ctx, &t.call, t.owner), func(result dedupstore.ClaimResult) {
 		t.answered(p, result, sent)
 		ready()
 	})
@@ -135,7 +134,7 @@ func (t *Ticket) acquire(ctx context.Context) error {
 		} else {
 			// its owner has settled, and replicas are not back in milliseconds
 			if errors.Is(err, dedupstore.ErrNotDurable) {
-				t.request.Owner, t.first, pause = newOwner(), time.Time{}, maxPoll
+				t.owner, t.first, pause = newOwner(), time.Time{}, maxPoll
 			}
 			pause, err = g.storeError(ctx, t.call.Key, pause, err)
 			if g.mayBypass(err) && !busy { // else somebody is known to be at it
@@ -178,7 +177,7 @@ func (t *Ticket) ask(ctx context.Context, p *part) error {
 		if t.first.IsZero() {
 			t.first = sent
 		}
-		t.take(p, p.claims.Do(ctx, t.request), sent)
+		t.take(p, p.claims.Do(ctx, t.guard.request(ctx, &t.call, t.owner)), sent)
 		t.time(ctx)
 		return t.last.Err
 	})
@@ -196,10 +195,10 @@ func (t *Ticket) time(ctx context.Context) {
 	}
 }
 
-func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
+func (g *Guard) request(ctx context.Context, call *Call, owner string) dedupstore.Request {
 	r := dedupstore.Request{
 		Key:         call.Key,
-		Owner:       newOwner(),
+		Owner:       owner,
 		Lease:       g.policy.Lease,
 		Retention:   g.policy.Window,
 		MaxAttempts: g.policy.MaxAttempts,

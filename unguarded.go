@@ -58,7 +58,7 @@ func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc) (res Result,
 
 // shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
 func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key) func(handler error) {
-	request := g.request(ctx, call)
+	request := g.request(ctx, call, newOwner())
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
 	p := g.parts.of(ctx, &key)

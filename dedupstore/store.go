@@ -11,7 +11,7 @@ import (
 // operation of it changes one record in one atomic step, or says why not, and the error of one says nothing of the
 // others. No operation reads in one step and writes in another. Operations on equal keys are made in the order of the
 // slice. A method returns one result for each operation, in the same order. It sends at once what it is given, in as few
-// round trips as it can: it neither waits for more nor keeps anything back. Callers who have one operation use
+// round trips as it can: it neither waits for more nor keeps anything back, nor the slice when it has returned. Callers who have one operation use
 // [ClaimOne], [ExtendOne] and [SettleOne]; stores without batches are made of [ClaimEach], [ExtendEach] and [SettleEach].
 //
 // Every operation is idempotent per owner token: repeating it, because the reply was lost, changes nothing more and

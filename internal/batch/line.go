@@ -32,6 +32,7 @@ type Line[Op, Res any] struct {
 
 	mu         sync.Mutex
 	queue      []item[Op, Res]
+	spare      batch[Op, Res] // to be used again
 	flight     int         // the number of the batch that is under way; 0: none is
 	flown      int         // how many there were
 	timer      *time.Timer // goes off when a batch has been under way for long
@@ -42,6 +43,12 @@ type Line[Op, Res any] struct {
 type item[Op, Res any] struct {
 	op   Op
 	done func(Res)
+}
+
+// A batch is what travels together.
+type batch[Op, Res any] struct {
+	items []item[Op, Res]
+	ops   []Op
 }
 
 // Do sends an operation and returns its result. It waits for that, whatever becomes of ctx, which lends its values to
@@ -144,7 +151,7 @@ func (l *Line[Op, Res]) start() {
 
 // run sends the queue until it is empty, or another batch has passed.
 func (l *Line[Op, Res]) run(flight int) {
-	var batch []item[Op, Res]
+	var b batch[Op, Res]
 	for {
 		runtime.Gosched() // those who were answered have the next operations
 		l.mu.Lock()
@@ -152,27 +159,40 @@ func (l *Line[Op, Res]) run(flight int) {
 			l.mu.Unlock()
 			return
 		}
-		n := min(most, len(l.queue))
-		batch = append(batch[:0], l.queue[:n]...)
-		rest := copy(l.queue, l.queue[n:])
-		clear(l.queue[rest:])
-		l.queue = l.queue[:rest]
-		if n == 0 {
+		if len(l.queue) == 0 {
 			l.over(flight)
+			l.spare = b
 			l.mu.Unlock()
 			return
 		}
+		if b.items == nil {
+			b, l.spare = l.spare, batch[Op, Res]{}
+		}
+		l.take(&b)
 		l.began = time.Now()
 		l.timer.Reset(stuckAfter)
 		l.mu.Unlock()
-		ops := make([]Op, n)
-		for i, one := range batch {
-			ops[i] = one.op
+		for i, result := range l.send(context.Background(), b.ops) {
+			b.items[i].done(result)
 		}
-		for i, result := range l.send(context.Background(), ops) {
-			batch[i].done(result)
-		}
-		clear(batch)
+		clear(b.items)
+		clear(b.ops)
+	}
+}
+
+// take moves what waits into a batch. The line is locked.
+func (l *Line[Op, Res]) take(b *batch[Op, Res]) {
+	if len(l.queue) <= most {
+		b.items, l.queue = l.queue, b.items[:0]
+	} else {
+		b.items = append(b.items[:0], l.queue[:most]...)
+		rest := copy(l.queue, l.queue[most:])
+		clear(l.queue[rest:])
+		l.queue = l.queue[:rest]
+	}
+	b.ops = b.ops[:0]
+	for i := range b.items {
+		b.ops = append(b.ops, b.items[i].op)
 	}
 }
 

@@ -17,8 +17,8 @@ const (
 	// maxFetches bounds how many requests are outstanding.
 	maxFetches = 4
 
-	// smallFetches is how often the server is asked for less than two thirds of a window: one at a time would cost more
-	// than the messages.
+	// smallFetches is how long room for less than two thirds of a window waits for more: to ask for one message at a
+	// time would cost more than the messages.
 	smallFetches = 2 * time.Millisecond
 
 	minPause = 50 * time.Millisecond
@@ -96,11 +96,14 @@ func (s *session) room(now, notBefore time.Time) (n int, wait time.Duration) {
 	switch {
 	case free < 1:
 		return 0, fetchWait // somebody wakes us
+	case small && s.nextSmall.IsZero():
+		s.nextSmall = now.Add(smallFetches)
+		return 0, smallFetches
 	case small && now.Before(s.nextSmall):
 		return 0, s.nextSmall.Sub(now)
 	}
 	n = min(free, s.limits.batch)
-	s.nextSmall = now.Add(smallFetches)
+	s.nextSmall = time.Time{}
 	s.credit += n
 	s.outstanding++
 	return n, 0
