@@ -24,7 +24,6 @@ type Ticket struct {
 	guarded   *oncemill.Ticket      // nil: no guard is asked
 	observed  *telemetry.Processing // nil: nobody wants to know
 	over      bool                  // its span has ended
-	handed    bool                  // the guard has it, or is done with it
 }
 
 // Claim finds out what a delivery is, and asks for its key together with others that are asked for at this time. It
@@ -41,41 +40,43 @@ func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(*Ticket)) 
 
 // Start is Process that does not wait: the delivery is claimed together with others, its handler runs in a goroutine of
 // its own, and its outcome is stored together with others. It tells done what to do with the delivery, once, in a
-// goroutine in which done must not wait for anything. A handler that ends its goroutine (runtime.Goexit), which is
-// what a test does that fails in one, is done with Leave.
+// goroutine in which done must not wait for anything.
 func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
 	p.Claim(ctx, d, func(t *Ticket) {
-		p.alone(t.ctx, d, done, func() { t.Process(t.ctx, handle, done) })
+		p.running.Go(func() { t.Process(t.ctx, handle, done) })
 	})
 }
 
 // Blocking makes a SourceHandler of a function that returns its decision: it is called in a goroutine of its own.
 func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) SourceHandler {
 	return func(ctx context.Context, d Delivery, done func(Decision)) {
-		p.alone(ctx, d, done, func() { done(handle(ctx, d)) })
+		p.running.Go(func() {
+			returned := false
+			defer func() {
+				if !returned {
+					done(p.unreturned(ctx, &d, recover()))
+				}
+			}()
+			decision := handle(ctx, d)
+			returned = true
+			done(decision)
+		})
 	}
 }
 
-// alone does work on a delivery in a goroutine of its own. If that does not return, done is told.
-func (p *Processor) alone(ctx context.Context, d Delivery, done func(Decision), work func()) {
-	p.running.Go(func() {
-		returned := false
-		defer func() {
-			where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
-			if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
-				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
-				p.log.ErrorContext(ctx, "oncemill: panic while a message was processed; it comes again",
-					append(where, "error", err, "stack", string(err.Stack))...)
-				done(Decision{Action: RetryLater, Delay: time.Second, Err: err})
-			} else if !returned {
-				p.log.ErrorContext(ctx, "oncemill: a handler has ended its goroutine (runtime.Goexit): its message "+
-					"comes again when its lease and its broker's patience are over", where...)
-				done(Decision{Action: Leave, Err: errGoexit})
-			}
-		}()
-		work()
-		returned = true
-	})
+// unreturned is what to do with a delivery whose processing has panicked, or else ended its goroutine. The panic is not
+// the handler's: those the guard turns into errors.
+func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision {
+	where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
+	if v == nil {
+		p.log.ErrorContext(ctx, "oncemill: a handler has ended its goroutine (runtime.Goexit): its message comes again "+
+			"when its lease and its broker's patience are over", where...)
+		return Decision{Action: Leave, Err: errGoexit}
+	}
+	err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+	p.log.ErrorContext(ctx, "oncemill: panic while a message was processed; it comes again",
+		append(where, "error", err, "stack", string(err.Stack))...)
+	return Decision{Action: RetryLater, Delay: time.Second, Err: err}
 }
 
 var errGoexit = errors.New("consumer: the handler ended its goroutine")
@@ -148,23 +149,27 @@ func (t *Ticket) run(ctx context.Context, do work) Decision {
 
 // start processes the ticket, and tells done what becomes of it.
 func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) (later bool) {
-	decision, known := t.known(ctx, do)
-	if known {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		v := recover()
+		t.end(nil)
+		done(t.processor.unreturned(t.ctx, &t.delivery, v))
+	}()
+	if decision, known := t.known(ctx, do); known {
+		returned = true
 		t.end(&decision)
 		done(decision)
 		return false
 	}
-	defer func() {
-		if !t.handed {
-			t.end(nil) // it panics, in shadow mode, or has ended its goroutine
-		}
-	}()
 	later = t.guarded.Attempt(t.within(ctx), t.timed(do), func(res oncemill.Result, err error) {
 		decision := t.conclude(ctx, res, err)
 		t.end(&decision)
 		done(decision)
 	})
-	t.handed = true
+	returned = true
 	return later
 }
 

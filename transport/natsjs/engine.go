@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // An engine is what Worker and Source have in common.
@@ -19,8 +20,9 @@ type engine struct {
 }
 
 // process begins to process a delivery, and tells done what to do with it, once. It waits for nothing, and neither must
-// done.
-type process func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision))
+// done. What waits runs in a goroutine of the pool.
+type process func(
+	ctx context.Context, pool *worker.Pool, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision))
 
 // run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains.
 func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p process) error {

@@ -90,22 +90,22 @@ func (s *session) lane(ctx context.Context, f *held) (lane string) {
 // begin has a message processed that may start now.
 func (s *session) begin(ctx context.Context, f *held) {
 	if s.isDraining() && !f.last { // giving back the last delivery would lose the message
-		go func() {
+		s.pool.Go(func() {
 			defer s.over(f)
 			s.giveBack(ctx, f)
-		}()
+		})
 		return
 	}
 	f.tries++
 	s.running.Add(1)
-	s.process(ctx, message{f}, f.delivery, func(d consumer.Decision) {
+	s.process(ctx, &s.pool, message{f}, f.delivery, func(d consumer.Decision) {
 		s.running.Add(-1)
 		if d.Action == consumer.Ack && !s.config.DoubleAck {
 			s.send(ctx, f, "ack", sayAck)
 			s.over(f)
 			return
 		}
-		go s.conclude(ctx, f, d)
+		s.pool.Go(func() { s.conclude(ctx, f, d) })
 	})
 }
 

@@ -29,6 +29,7 @@ type session struct {
 	look    time.Duration // how often the consumer is looked at again
 
 	order      worker.Order
+	pool       worker.Pool
 	handling   sync.WaitGroup // messages in flight
 	fetches    sync.WaitGroup
 	background sync.WaitGroup
@@ -87,6 +88,7 @@ func (s *session) run(ctx context.Context) error {
 	s.fetches.Wait()
 	close(s.pulled)
 	s.handling.Wait()
+	s.pool.Wait()
 
 	close(finished)
 	s.background.Wait()

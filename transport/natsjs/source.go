@@ -9,6 +9,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Source is a consumer.Source of JetStream pull consumers: with oncewatermill.NewSubscriber it is a Watermill
@@ -84,7 +85,7 @@ func (s *Source) Run(
 		return err
 	}
 	process := func(
-		ctx context.Context, _ jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
+		ctx context.Context, _ *worker.Pool, _ jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
 	) {
 		handle(ctx, d, done)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
@@ -90,10 +91,13 @@ func (w *Worker) Run(ctx context.Context) error {
 		return err
 	}
 	process := func(
-		ctx context.Context, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
+		ctx context.Context, pool *worker.Pool, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
 	) {
 		d.Handler = w.engine.config.Handler
-		w.once.Start(ctx, d, func(ctx context.Context) error { return w.handle(ctx, msg) }, done)
+		handle := func(ctx context.Context) error { return w.handle(ctx, msg) }
+		w.once.Claim(ctx, d, func(t *consumer.Ticket) {
+			pool.Go(func() { t.Process(t.Context(), handle, done) })
+		})
 	}
 	return w.engine.run(ctx, w.cons, limits, process)
 }

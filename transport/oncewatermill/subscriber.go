@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // NewSubscriber returns a Watermill Subscriber over a source. With Middleware in the Router, everything that the
@@ -130,7 +131,7 @@ type subscription struct {
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is
 
-	passes sync.WaitGroup // messages on their way through the Router
+	passes worker.Pool // messages on their way through the Router
 }
 
 // run keeps a subscription going until ctx ends.
