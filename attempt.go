@@ -85,6 +85,12 @@ type ending struct {
 	handler    error
 }
 
+// ends says that the call ends with a settlement that can be handed over.
+func (t *Ticket) ends(e ending) (*ending, Result, error) {
+	t.ending = e
+	return &t.ending, Result{}, nil
+}
+
 // ended returns how a call ended, when its settlement is stored, or could not be.
 func (t *Ticket) ended(ctx context.Context, e *ending, err error) (Result, error) {
 	switch {
@@ -192,7 +198,7 @@ func (t *Ticket) over(
 	g.succeeded(&o, &res)
 	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Window, Took: took}
 	if len(o.Produced) == 0 {
-		return &ending{settlement: finish, res: res}, Result{}, nil
+		return t.ends(ending{settlement: finish, res: res})
 	}
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		// The effect has happened, and running it again would not make these outputs valid.
@@ -223,7 +229,7 @@ func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending
 		v.release.Took = res.took
 		retry := &RetryError{Delay: v.release.Delay, Attempt: t.lease.claim.Attempt, Uncounted: v.release.Uncounted,
 			Err: res.err}
-		return &ending{settlement: *v.release, err: retry, handler: res.err}, Result{}, nil
+		return t.ends(ending{settlement: *v.release, err: retry, handler: res.err})
 	}
 	v.outcome.Result = result
 	return t.conclude(ctx, res, v.outcome)
@@ -238,7 +244,7 @@ func (t *Ticket) conclude(ctx context.Context, res Result, o dedupstore.Outcome)
 	g.truncate(&o)
 	finish := dedupstore.Finish{Outcome: o, Retention: g.window(o), Took: res.took}
 	if len(o.Produced) == 0 {
-		return &ending{settlement: finish, res: res, handler: res.err}, Result{}, nil
+		return t.ends(ending{settlement: finish, res: res, handler: res.err})
 	}
 	if size(o.Produced) > g.policy.MaxProducedBytes {
 		finish = withheld(finish)

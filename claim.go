@@ -28,6 +28,7 @@ type Ticket struct {
 	unread  bool                   // nobody has looked at that yet
 	lease   lease                  // of what was granted
 	granted bool
+	ending  ending
 }
 
 // Ticket makes a ticket for a call. It sends nothing. The error of a call that is wrong is that of its attempt.

@@ -123,19 +123,13 @@ func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, id string) De
 var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which only ProcessOutputs, such as a " +
 	"Router's middleware, can publish")
 
-// inside is the delivery that is being guarded, as a value of its context. A context may outlive its delivery, by way of
-// brokers that keep contexts, so that the key alone does not tell.
-type inside struct {
-	key     dedupstore.Key
-	message any // Delivery.Message
-}
-
 type insideKey struct{}
 
-// insideOf returns the delivery in whose guard a context is, or nil.
-func insideOf(ctx context.Context) *inside {
-	i, _ := ctx.Value(insideKey{}).(*inside)
-	return i
+// insideOf returns the ticket in whose guard a context is, or nil. A context may outlive its delivery, by way of brokers
+// that keep contexts, so that the key alone does not tell that a handler is guarded twice.
+func insideOf(ctx context.Context) *Ticket {
+	t, _ := ctx.Value(insideKey{}).(*Ticket)
+	return t
 }
 
 // errNoHandler keeps a delivery whose scope is incomplete from being guarded under another's.

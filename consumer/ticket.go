@@ -125,8 +125,8 @@ func (p *Processor) ticket(ctx context.Context, d Delivery) *Ticket {
 	if t.found.err != nil {
 		return t
 	}
-	if outer := insideOf(t.ctx); !p.policy.Shadow && outer != nil && outer.key == t.found.call.Key &&
-		outer.message == d.Message {
+	if outer := insideOf(t.ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == t.found.call.Key &&
+		outer.delivery.Message == d.Message {
 		decision := p.guardedTwice(t.ctx, &t.delivery, t.found.call.Key.ID)
 		t.decision = &decision
 		return t
@@ -189,7 +189,7 @@ func (t *Ticket) within(ctx context.Context) context.Context {
 	if t.processor.policy.Shadow { // which guards nothing
 		return ctx
 	}
-	return context.WithValue(ctx, insideKey{}, &inside{t.found.call.Key, t.delivery.Message})
+	return context.WithValue(ctx, insideKey{}, t)
 }
 
 // conclude says what to do with a delivery by how its guarded run ended.

@@ -7,7 +7,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
@@ -38,21 +37,21 @@ var guardedRouter = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 	}, nil
 }}
 
-// plainRouter is the same in shadow mode, which suppresses nothing, over a store that costs next to nothing.
+// plainRouter is the same without dedup.
 var plainRouter = way{run: func(ctx context.Context, j *job) (func() error, error) {
-	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{}) // which nobody asks
 	if err != nil {
 		return nil, err
 	}
-	once, err := consumer.New(store, consumer.Config{Group: durable, Policy: oncemill.Policy{Shadow: true}})
+	once, err := consumer.New(store, consumer.Config{Group: durable})
 	if err != nil {
 		return nil, err
 	}
-	source, err := newSubscriber(once, j)
+	source, err := newSource(once, j)
 	if err != nil {
 		return nil, err
 	}
-	return runRouter(ctx, j, source, 1, oncewatermill.Middleware(once))
+	return runRouter(ctx, j, newPlainSubscriber(source), 1, nil)
 }}
 
 // guardedWorker has no Router. A message is done, here, when its handler is: nobody sees what follows, and that is awaited
@@ -97,11 +96,15 @@ func processor(j *job) (once *consumer.Processor, closeStore func(), err error) 
 	return once, store.Close, err
 }
 
-func newSubscriber(once *consumer.Processor, j *job) (message.Subscriber, error) {
-	source, err := natsjs.NewSource(once, j.js, natsjs.SourceConfig{
+func newSource(once *consumer.Processor, j *job) (*natsjs.Source, error) {
+	return natsjs.NewSource(once, j.js, natsjs.SourceConfig{
 		Config:   natsjs.Config{MaxInFlight: window},
 		Consumer: func(context.Context, string) (jetstream.Consumer, error) { return j.consumer, nil },
 	})
+}
+
+func newSubscriber(once *consumer.Processor, j *job) (message.Subscriber, error) {
+	source, err := newSource(once, j)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/consumer"
+)
+
+// plainSubscriber hands what a source delivers to a Router, and acknowledges what the Router does: nobody claims
+// anything.
+type plainSubscriber struct {
+	source  consumer.Source
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+}
+
+func newPlainSubscriber(source consumer.Source) *plainSubscriber {
+	ctx, stop := context.WithCancel(context.Background())
+	return &plainSubscriber{source: source, ctx: ctx, stop: stop}
+}
+
+// Subscribe implements message.Subscriber.
+func (s *plainSubscriber) Subscribe(_ context.Context, topic string) (<-chan *message.Message, error) {
+	out := make(chan *message.Message)
+	s.running.Go(func() {
+		defer close(out)
+		_ = s.source.Run(s.ctx, topic, func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
+			go s.pass(ctx, out, d, done)
+		})
+	})
+	return out, nil
+}
+
+func (s *plainSubscriber) pass(
+	ctx context.Context, out chan<- *message.Message, d consumer.Delivery, done func(consumer.Decision),
+) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	msg := message.NewMessage(d.UUID, d.Payload)
+	msg.Metadata = message.Metadata(d.Header)
+	msg.SetContext(ctx)
+	decision := consumer.Decision{Action: consumer.RetryLater}
+	select {
+	case out <- msg:
+	case <-s.ctx.Done():
+		done(decision)
+		return
+	}
+	select {
+	case <-msg.Acked():
+		decision.Action = consumer.Ack
+	case <-msg.Nacked():
+	case <-ctx.Done():
+	}
+	done(decision)
+}
+
+// Close implements message.Subscriber.
+func (s *plainSubscriber) Close() error {
+	s.stop()
+	s.running.Wait()
+	return nil
+}
