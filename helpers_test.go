@@ -76,15 +76,13 @@ func (s *faultyStore) Extend(ctx context.Context, extensions []dedupstore.Extens
 }
 
 func (s *faultyStore) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
 	s.mu.Lock()
 	s.extension++
 	s.mu.Unlock()
 	if s.down.Load() {
 		return errDown
 	}
-	apply := func() error { return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true}) }
+	apply := func() error { return dedupstore.ExtendOne(ctx, s.Store, x) }
 	if s.extend != nil {
 		return s.extend(apply)
 	}
