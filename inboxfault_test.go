@@ -398,7 +398,9 @@ func TestInbox_ParkedAtMostOnce(t *testing.T) {
 		_, err = g.Run(t.Context(), call("proves"), inbox.charging(t, failing(oncemill.NoEffect(errRefused))).run)
 		as[*oncemill.RetryError](t, err)
 		crashed := abandonedClaim(t, inbox, "crashes")
-		if err := dedupstore.ExtendOne(t.Context(), inbox, dedupstore.Extension{Claim: crashed, Lease: crashed.Lease, Started: true}); err != nil {
+		if err := dedupstore.ExtendOne(t.Context(), inbox, dedupstore.Extension{
+			Claim: crashed, Lease: crashed.Lease, Started: true,
+		}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(crashed.Lease)

@@ -60,7 +60,9 @@ func TestGuard_CrashBetweenFinishAndPublishIsMadeGoodByACopy(t *testing.T) {
 		claim := abandonedClaim(t, store, "m1")
 		o, _ := producing("o1")(t.Context(), 1)
 		o.Kind = dedupstore.Succeeded
-		if err := dedupstore.SettleOne(t.Context(), store, claim, dedupstore.Finish{Outcome: o, Retention: time.Hour}); err != nil {
+		if err := dedupstore.SettleOne(t.Context(), store, claim, dedupstore.Finish{
+			Outcome: o, Retention: time.Hour,
+		}); err != nil {
 			t.Fatal(err)
 		}
 		g := newGuard(t, store, oncemill.Policy{})

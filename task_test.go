@@ -208,7 +208,10 @@ func TestDo_WhatBecomesOfARunThatDiedIsTheClasssBusiness(t *testing.T) {
 		s := newStore(t)
 		afterDeath := func(id string, p oncemill.Policy) (runs int, err error) {
 			c := abandonedClaim(t, s, id, func(r *dedupstore.Request) { r.ParkExpired = p.ExpiredLease == oncemill.Park })
-			if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: c.Lease, Started: true}); err != nil { // it had started
+			// It had started.
+			if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{
+				Claim: c, Lease: c.Lease, Started: true,
+			}); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(31 * time.Second)

@@ -93,7 +93,9 @@ func TestProcess_FailuresFromBeforeTheDeadLetterTopicAreDeadLettered(t *testing.
 func crashedInPublishing(t *testing.T, store dedupstore.Store, o dedupstore.Outcome) {
 	t.Helper()
 	key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "o1"}
-	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{Key: key, Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1})
+	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+		Key: key, Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
+	})
 	if err == nil {
 		err = dedupstore.SettleOne(t.Context(), store, a.Claim, dedupstore.Finish{Outcome: o, Retention: time.Hour})
 	}

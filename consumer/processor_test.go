@@ -54,7 +54,9 @@ func TestProcess_DecidesByOutcome(t *testing.T) {
 		as[*oncemill.FailedError](t, d.Err)
 
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: "held"}
-		if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{Key: key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1}); err != nil {
+		if _, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+			Key: key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 1,
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if d := want("held", failing(nil), consumer.RetryLater); d.Delay < time.Minute {

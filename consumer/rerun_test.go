@@ -100,7 +100,10 @@ func (d *desk) crash(id string) {
 		Owner: "owner-that-will-die", Lease: time.Second, Retention: time.Hour, MaxAttempts: 1,
 	})
 	if err == nil {
-		err = dedupstore.ExtendOne(d.t.Context(), d.store, dedupstore.Extension{Claim: a.Claim, Lease: time.Second, Started: true}) // it has started
+		// It has started.
+		err = dedupstore.ExtendOne(d.t.Context(), d.store, dedupstore.Extension{
+			Claim: a.Claim, Lease: time.Second, Started: true,
+		})
 	}
 	if err != nil {
 		d.t.Fatal(err)

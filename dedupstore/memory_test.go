@@ -91,7 +91,9 @@ func TestMemory_FullStoreSettlesAndRetriesKnownKeys(t *testing.T) {
 	m := newMemory(t, 100_000)
 	claims := fill(t, m, "a")
 	for i, c := range claims {
-		if err := dedupstore.ExtendOne(t.Context(), m, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}); err != nil {
+		if err := dedupstore.ExtendOne(t.Context(), m, dedupstore.Extension{
+			Claim: c, Lease: time.Minute, Started: true,
+		}); err != nil {
 			t.Fatalf("extend: %v", err)
 		}
 		var s dedupstore.Settlement = dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
@@ -106,7 +108,8 @@ func TestMemory_FullStoreSettlesAndRetriesKnownKeys(t *testing.T) {
 	}
 	r := request(claims[0].Key.ID)
 	r.Owner = "another-owner-token"
-	if a, err := dedupstore.ClaimOne(t.Context(), m, r); err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 2 {
+	a, err := dedupstore.ClaimOne(t.Context(), m, r)
+	if err != nil || a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 2 {
 		t.Errorf("the retry of a known key was answered %s, %v; want a second run", a.Status, err)
 	}
 }
@@ -126,7 +129,8 @@ func TestMemory_RoomComesBackWhenRecordsExpire(t *testing.T) {
 			t.Errorf("%d keys found room, then %d; there are %d records", len(first), len(second), m.Len())
 		}
 		<-time.After(2 * time.Hour)
-		if err := dedupstore.SettleOne(t.Context(), m, first[0], dedupstore.Release{}); !errors.Is(err, dedupstore.ErrClaimLost) {
+		err := dedupstore.SettleOne(t.Context(), m, first[0], dedupstore.Release{})
+		if !errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("settle of a forgotten record returned %v, want ErrClaimLost", err)
 		}
 		if n, bytes := m.Len(), m.Bytes(); n != 0 || bytes != 0 {
@@ -181,10 +185,13 @@ func TestMemory_EstimateIsNotBelowWhatARecordTakes(t *testing.T) {
 		r.Fingerprint = dedupstore.Fingerprint{Scheme: "sha256", Sum: fmt.Sprintf("%043d", i)}
 		a, err := dedupstore.ClaimOne(t.Context(), m, r)
 		if err == nil {
-			err = dedupstore.SettleOne(t.Context(), m, a.Claim, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
-				Kind: dedupstore.Succeeded, Result: make([]byte, 100),
-				Produced: []dedupstore.Produced{{ID: fmt.Sprint(i), Topic: "orders"}},
-			}})
+			err = dedupstore.SettleOne(t.Context(), m, a.Claim, dedupstore.Finish{
+				Retention: time.Hour,
+				Outcome: dedupstore.Outcome{
+					Kind: dedupstore.Succeeded, Result: make([]byte, 100),
+					Produced: []dedupstore.Produced{{ID: fmt.Sprint(i), Topic: "orders"}},
+				},
+			})
 		}
 		if err != nil {
 			t.Fatal(err)

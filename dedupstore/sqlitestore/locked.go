@@ -67,25 +67,25 @@ func (s *Store) begin(ctx, txCtx context.Context) (*lockedTx, error) {
 
 // try begins, and takes the write lock with a statement that changes nothing: the database may be opened without
 // _txlock=immediate. As the transaction's first statement it sees the latest snapshot. Meanwhile the connection's own
-// patience is off.
+// patience is off. Nothing of it waits but for a connection, which ctx bounds.
 func (s *Store) try(ctx, txCtx context.Context) (*lockedTx, error) {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	t := &lockedTx{conn: conn}
-	if err := conn.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&t.usual); err != nil {
+	if err := conn.QueryRowContext(txCtx, "PRAGMA busy_timeout").Scan(&t.usual); err != nil {
 		t.discard()
 		return nil, err
 	}
-	err = t.patience(ctx, 0)
+	err = t.patience(txCtx, 0)
 	if err == nil {
 		t.Tx, err = conn.BeginTx(txCtx, nil)
 	}
 	if err == nil {
 		_, err = t.StmtContext(txCtx, s.statements.touch).ExecContext(txCtx)
 	}
-	restored := t.patience(context.WithoutCancel(ctx), t.usual)
+	restored := t.patience(context.WithoutCancel(txCtx), t.usual)
 	if err == nil && restored == nil {
 		return t, nil
 	}

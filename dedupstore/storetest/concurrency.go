@@ -103,8 +103,12 @@ var concurrencyCases = []testCase{
 			answers, errs := make([]dedupstore.Answer, keys), make([][2]error, keys)
 			var group sync.WaitGroup
 			for i := range dead {
-				group.Go(func() { errs[i][0] = dedupstore.SettleOne(k.Context(), k.Store, dead[i], finish(succeeded(""))) })
-				group.Go(func() { answers[i], errs[i][1] = dedupstore.ClaimOne(k.Context(), k.Store, k.request(fmt.Sprint(i))) })
+				group.Go(func() {
+					errs[i][0] = dedupstore.SettleOne(k.Context(), k.Store, dead[i], finish(succeeded("")))
+				})
+				group.Go(func() {
+					answers[i], errs[i][1] = dedupstore.ClaimOne(k.Context(), k.Store, k.request(fmt.Sprint(i)))
+				})
 			}
 			group.Wait()
 			for i, a := range answers {

@@ -19,12 +19,13 @@ var contextCases = []testCase{
 			defer cancel()
 			r := k.request("1")
 			c := k.claim(r, dedupstore.AcquiredRun).Claim
+			beat := dedupstore.Extension{Claim: c, Lease: long, Started: true}
 			ended := map[context.Context]error{cancelled: context.Canceled, late: context.DeadlineExceeded}
 			for ctx, want := range ended {
 				_, err := dedupstore.ClaimOne(ctx, k.Store, k.request("other"))
 				for what, err := range map[string]error{
 					"claim":     err,
-					"extend":    dedupstore.ExtendOne(ctx, k.Store, dedupstore.Extension{Claim: c, Lease: long, Started: true}),
+					"extend":    dedupstore.ExtendOne(ctx, k.Store, beat),
 					"finish":    dedupstore.SettleOne(ctx, k.Store, c, finish(succeeded("paid"))),
 					"release":   dedupstore.SettleOne(ctx, k.Store, c, dedupstore.Release{}),
 					"published": dedupstore.SettleOne(ctx, k.Store, c, published()),

@@ -84,7 +84,8 @@ var finishCases = []testCase{
 			f := finishTo(succeeded("paid"), receipt)
 			k.settle(publishing, f)
 			for _, c := range []dedupstore.Claim{done, publishing} {
-				_ = dedupstore.SettleOne(k.Context(), k.Store, c, finish(failed("card refused"))) // it may be refused or ignored
+				// It may be refused or ignored.
+				_ = dedupstore.SettleOne(k.Context(), k.Store, c, finish(failed("card refused")))
 			}
 			k.settle(publishing, published())
 			k.sameOutcome(k.claim(k.request("done"), dedupstore.Done).Outcome, succeeded("paid"))

@@ -116,7 +116,9 @@ var inboxCommitCases = []inboxCase{
 				for range 5 {
 					k.pass(short)
 					k.soon("a heartbeat", func(ctx context.Context) error {
-						return dedupstore.ExtendOne(ctx, k.in.Inbox, dedupstore.Extension{Claim: c, Lease: long, Started: true})
+						return dedupstore.ExtendOne(ctx, k.in.Inbox, dedupstore.Extension{
+							Claim: c, Lease: long, Started: true,
+						})
 					})
 				}
 				k.claim(k.request("1"), dedupstore.Busy)

@@ -44,7 +44,9 @@ func TestGuard_ClaimOfAnotherThatIsLostIsNotThisOneWhateverTheStoreAnswers(t *te
 			t.Errorf("%s: %v", name, err)
 		}
 		h.want(t, 0)
-		answer, err := dedupstore.ClaimOne(t.Context(), records, dedupstore.Request{Key: call(name).Key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3})
+		answer, err := dedupstore.ClaimOne(t.Context(), records, dedupstore.Request{
+			Key: call(name).Key, Owner: ids.Token(), Lease: time.Minute, Retention: time.Hour, MaxAttempts: 3,
+		})
 		if err != nil || answer.Status != dedupstore.AcquiredRun || answer.Claim.Attempt != 1 {
 			t.Errorf("%s: then %+v, %v; want attempt 1 at once", name, answer, err)
 		}

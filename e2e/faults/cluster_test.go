@@ -291,7 +291,10 @@ func TestCluster_LiveReshardUnderLoadIsNotNoticed(t *testing.T) {
 					k.ID = fmt.Sprint("fresh-", n)
 				}
 				var a dedupstore.Answer
-				if !try("claim", func() (err error) { a, err = dedupstore.ClaimOne(t.Context(), j, clusterRequest(k)); return err }) {
+				if !try("claim", func() (err error) {
+					a, err = dedupstore.ClaimOne(t.Context(), j, clusterRequest(k))
+					return err
+				}) {
 					continue
 				}
 				if a.Status != dedupstore.AcquiredRun {

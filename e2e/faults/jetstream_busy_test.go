@@ -86,7 +86,9 @@ func (s *shop) holdUntil(ctx context.Context, c dedupstore.Claim, lease time.Dur
 			return dedupstore.SettleOne(detached, s.store, c, dedupstore.Release{Uncounted: true})
 		case <-tick.C:
 		}
-		if err := dedupstore.ExtendOne(detached, s.store, dedupstore.Extension{Claim: c, Lease: lease, Started: true}); err != nil {
+		if err := dedupstore.ExtendOne(detached, s.store, dedupstore.Extension{
+			Claim: c, Lease: lease, Started: true,
+		}); err != nil {
 			return err
 		}
 	}

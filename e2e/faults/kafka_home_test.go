@@ -62,7 +62,9 @@ func (h *KafkaHome) Claim(q dedupstore.Request, a *dedupstore.Answer) (err error
 
 // Extend is Store.Extend.
 func (h *KafkaHome) Extend(q KafkaSettle, lost *KafkaLost) error {
-	return lost.take(dedupstore.ExtendOne(context.Background(), h.r, dedupstore.Extension{Claim: q.Claim, Lease: q.Lease, Started: true}))
+	return lost.take(dedupstore.ExtendOne(context.Background(), h.r, dedupstore.Extension{
+		Claim: q.Claim, Lease: q.Lease, Started: true,
+	}))
 }
 
 // Settle is Store.Settle.

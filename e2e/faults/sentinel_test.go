@@ -143,7 +143,8 @@ func TestSentinel_WithTheBarrierNoHandlerRunsOnAClaimThatAFailoverForgets(t *tes
 	nemesis.Go(func() {
 		each(past, len(past), func(k dedupstore.Key) {
 			for ctx.Err() == nil {
-				if a, err := dedupstore.ClaimOne(ctx, c, shortRequest(k)); err == nil && a.Status == dedupstore.AcquiredRun {
+				a, err := dedupstore.ClaimOne(ctx, c, shortRequest(k))
+				if err == nil && a.Status == dedupstore.AcquiredRun {
 					c.does(oncemill.Run{Key: k, Fence: a.Claim.Fence, Attempt: a.Claim.Attempt})
 				}
 			}

@@ -128,9 +128,13 @@ func (l listings) dies(t *testing.T, store dedupstore.Store, id string, lease ti
 	if id == "forgotten" {
 		retention = time.Millisecond
 	}
-	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{Key: keyOf(id), Owner: ids.Token(), Lease: time.Minute, Retention: retention, MaxAttempts: 10})
+	a, err := dedupstore.ClaimOne(t.Context(), store, dedupstore.Request{
+		Key: keyOf(id), Owner: ids.Token(), Lease: time.Minute, Retention: retention, MaxAttempts: 10,
+	})
 	if err == nil {
-		err = dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: a.Claim, Lease: lease, Started: true})
+		err = dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{
+			Claim: a.Claim, Lease: lease, Started: true,
+		})
 	}
 	if err != nil {
 		t.Fatal(err)

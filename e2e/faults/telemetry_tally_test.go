@@ -312,7 +312,9 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 			Owner: "of-a-dead-holder", Lease: time.Millisecond, Retention: time.Hour, MaxAttempts: 1,
 		})
 		if err == nil {
-			err = dedupstore.ExtendOne(tt.Context(), store, dedupstore.Extension{Claim: a.Claim, Lease: time.Millisecond, Started: true})
+			err = dedupstore.ExtendOne(tt.Context(), store, dedupstore.Extension{
+				Claim: a.Claim, Lease: time.Millisecond, Started: true,
+			})
 		}
 		if err != nil {
 			tt.Error(err)

@@ -37,7 +37,8 @@ func BenchmarkRedis(b *testing.B) {
 		}
 		b.ReportAllocs()
 		for b.Loop() {
-			if answer, err := dedupstore.ClaimOne(b.Context(), store, r); err != nil || answer.Status != dedupstore.Done {
+			answer, err := dedupstore.ClaimOne(b.Context(), store, r)
+			if err != nil || answer.Status != dedupstore.Done {
 				b.Fatal(answer.Status, err)
 			}
 		}

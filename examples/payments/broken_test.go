@@ -50,5 +50,7 @@ func (o outsideInbox) InTx(ctx context.Context, c dedupstore.Claim, work func(co
 	if c.Key.ID[len(c.Key.ID)-1] != '7' {
 		return o.Transactor.InTx(ctx, c, work)
 	}
-	return dedupstore.SettleOne(ctx, o, c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention})
+	return dedupstore.SettleOne(ctx, o, c, dedupstore.Finish{
+		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention,
+	})
 }

@@ -231,7 +231,10 @@ func TestWorker_BusyKeyNeitherSpinsNorLosesMembership(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
+	if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{
+		Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10,
+		Fingerprint: fingerprint,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	var polls, joins atomic.Int64

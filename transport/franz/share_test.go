@@ -481,7 +481,10 @@ func TestShareWorker_BusyKeysUseUpNoDeliveryAndTakeNoRoom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10, Fingerprint: fingerprint}); err != nil {
+		if _, err := dedupstore.ClaimOne(t.Context(), b.store, dedupstore.Request{
+			Key: key, Owner: "another-owner-of-the-key", Lease: lease, Retention: time.Hour, MaxAttempts: 10,
+			Fingerprint: fingerprint,
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
