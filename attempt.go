@@ -46,7 +46,7 @@ func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, erro
 		done(res, err)
 	}
 	l := &t.lease
-	l.part.settles.GoOne(dedupstore.Settling{Claim: l.claim, Settlement: e.settlement}, func(err error) {
+	l.part.settles.GoOne(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(err error) {
 		if err == nil {
 			over(nil)
 			return
@@ -107,7 +107,7 @@ func (t *Ticket) ended(ctx context.Context, e *ending, err error) (Result, error
 func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 	g := t.guard
 	if g.policy.Shadow {
-		res, err := g.shadow(ctx, &t.call, fn)
+		res, err := g.shadow(ctx, t.call, fn)
 		return nil, res, err
 	}
 	if t.err != nil {
@@ -121,7 +121,7 @@ func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, erro
 		telemetry.LinkOriginal(ctx, t.call.Key.Group, t.call.Key.Handler, t.call.Key.ID, answer.Trace)
 		return nil, Result{}, e
 	case *bypassError:
-		res, err := g.bypass(ctx, t.call, fn)
+		res, err := g.bypass(ctx, *t.call, fn)
 		return nil, res, err
 	default:
 		return nil, Result{}, err
@@ -158,7 +158,7 @@ func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 	began := time.Now()
 	var outcome dedupstore.Outcome
 	err := t.guard.underLease(ctx, &t.lease, func(ctx context.Context) (err error) {
-		outcome, err = t.guard.protect(ctx, &t.lease.claim, fn)
+		outcome, err = t.guard.protect(ctx, t.lease.claim, fn)
 		return err
 	})
 	return t.over(ctx, outcome, err, time.Since(began))
@@ -224,7 +224,7 @@ func (g *Guard) succeeded(o *dedupstore.Outcome, res *Result) {
 func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending, Result, error) {
 	// Adapters cancel deliveries for reasons of their own, too. So does the guard when a lease cannot be renewed.
 	interrupted := errors.Is(ctx.Err(), context.Canceled) || t.lease.wasCut()
-	v := decide(&t.guard.policy, &t.lease.claim, res.err, interrupted)
+	v := decide(&t.guard.policy, t.lease.claim, res.err, interrupted)
 	if v.release != nil {
 		v.release.Took = res.took
 		retry := &RetryError{Delay: v.release.Delay, Attempt: t.lease.claim.Attempt, Uncounted: v.release.Uncounted,
@@ -239,7 +239,7 @@ func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending
 // out, and made again by whoever publishes it.
 func (t *Ticket) conclude(ctx context.Context, res Result, o dedupstore.Outcome) (*ending, Result, error) {
 	g := t.guard
-	o.Produced = g.deadLetter(ctx, &t.call, o, t.lease.claim.Attempt, t.lease.claim.Fence)
+	o.Produced = g.deadLetter(ctx, t.call, o, t.lease.claim.Attempt, t.lease.claim.Fence)
 	res.Outcome = o
 	g.truncate(&o)
 	finish := dedupstore.Finish{Outcome: o, Retention: g.window(o), Took: res.took}

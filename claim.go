@@ -18,7 +18,7 @@ import (
 type Ticket struct {
 	guard *Guard
 	ctx   context.Context // of the delivery
-	call  Call
+	call  *Call
 	err   error // what is wrong with the call
 
 	owner   string                 // of all claims, until one was refused as not durable
@@ -31,8 +31,9 @@ type Ticket struct {
 	ending  ending
 }
 
-// Ticket makes a ticket for a call. It sends nothing. The error of a call that is wrong is that of its attempt.
-func (g *Guard) Ticket(ctx context.Context, call Call) *Ticket {
+// Ticket makes a ticket for a call, which must not be changed. It sends nothing. The error of a call that is wrong is
+// that of its attempt.
+func (g *Guard) Ticket(ctx context.Context, call *Call) *Ticket {
 	t := &Ticket{guard: g, ctx: ctx, call: call, owner: newOwner()}
 	if !g.policy.Shadow {
 		t.err = t.call.validate()
@@ -57,7 +58,7 @@ func (t *Ticket) Claim(ready func()) {
 	}
 	sent := time.Now()
 	t.first = sent
-	p.claims.GoOne(g.request(t.ctx, &t.call, t.owner), func(result dedupstore.ClaimResult) {
+	p.claims.GoOne(g.request(t.ctx, t.call, t.owner), func(result dedupstore.ClaimResult) {
 		t.answered(p, result, sent)
 		ready()
 	})
@@ -80,7 +81,7 @@ func (t *Ticket) take(p *part, result dedupstore.ClaimResult, sent time.Time) {
 		return
 	}
 	t.granted = true
-	t.lease.granted(result.Answer.Claim, p, t.first)
+	t.lease.granted(&t.last.Answer.Claim, p, t.first)
 	t.guard.keeper.hold(&t.lease)
 }
 
@@ -178,7 +179,7 @@ func (t *Ticket) ask(ctx context.Context, p *part) error {
 		if t.first.IsZero() {
 			t.first = sent
 		}
-		t.take(p, p.claims.Do(ctx, t.guard.request(ctx, &t.call, t.owner)), sent)
+		t.take(p, p.claims.Do(ctx, t.guard.request(ctx, t.call, t.owner)), sent)
 		t.time(ctx)
 		return t.last.Err
 	})

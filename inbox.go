@@ -14,7 +14,7 @@ import (
 func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 	g, l := t.guard, &t.lease
 	w := &transacted{ticket: t, fn: fn}
-	err := g.underLease(ctx, l, func(ctx context.Context) error { return g.inbox.InTx(ctx, l.claim, w.work) })
+	err := g.underLease(ctx, l, func(ctx context.Context) error { return g.inbox.InTx(ctx, *l.claim, w.work) })
 	if err == nil {
 		w.res.Fence, w.res.Attempt = l.claim.Fence, l.claim.Attempt
 		res, err := t.publishStored(ctx, w.res, w.sent)
@@ -106,7 +106,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	w.calls++
 	w.res, w.result, w.proof = Result{}, nil, false
 	began := time.Now()
-	outcome, err := g.protect(ctx, &l.claim, w.fn)
+	outcome, err := g.protect(ctx, l.claim, w.fn)
 	w.took = time.Since(began)
 	if err != nil {
 		w.result = outcome.Result

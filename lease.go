@@ -14,7 +14,7 @@ import (
 // process's monotonic clock from before the operation was first sent that granted or renewed the lease, so it never
 // ends later than the lease does at the store.
 type lease struct {
-	claim dedupstore.Claim
+	claim *dedupstore.Claim
 	part  *part
 
 	mu        sync.Mutex
@@ -29,7 +29,7 @@ type lease struct {
 }
 
 // granted sets the lease to what a claim has granted that was first sent at a time.
-func (l *lease) granted(c dedupstore.Claim, p *part, sent time.Time) {
+func (l *lease) granted(c *dedupstore.Claim, p *part, sent time.Time) {
 	l.claim, l.part = c, p
 	l.until(sent, c.Lease)
 }
@@ -108,7 +108,7 @@ const margin = 10
 func (l *lease) extension(d time.Duration) dedupstore.Extension {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return dedupstore.Extension{Claim: l.claim, Lease: d, Started: l.started}
+	return dedupstore.Extension{Claim: *l.claim, Lease: d, Started: l.started}
 }
 
 // A keeper extends the leases of all claims that a guard holds, together: it looks at them now and then, as long as

@@ -30,7 +30,7 @@ func (t *Ticket) publish(ctx context.Context, res Result) (Result, error) {
 	g, l := t.guard, &t.lease
 	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && t.call.DeadLetter != nil {
 		// the claim itself ended the run, or the letter was too large for the record
-		res.Outcome.Produced = g.deadLetter(ctx, &t.call, res.Outcome, l.claim.Attempt, res.Fence)
+		res.Outcome.Produced = g.deadLetter(ctx, t.call, res.Outcome, l.claim.Attempt, res.Fence)
 	}
 	return t.publishThen(ctx, res, dedupstore.Published{
 		Retention: g.window(res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),

@@ -79,7 +79,7 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 		return func(error) {}
 	}
 	l := &lease{started: true}
-	l.granted(answer.Claim, p, sent)
+	l.granted(&answer.Claim, p, sent)
 	g.keeper.hold(l)
 	return func(handler error) {
 		g.keeper.let(l)

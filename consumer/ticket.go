@@ -131,7 +131,7 @@ func (p *Processor) ticket(ctx context.Context, d Delivery) *Ticket {
 		t.decision = &decision
 		return t
 	}
-	t.guarded = p.guard.Ticket(t.ctx, t.found.call)
+	t.guarded = p.guard.Ticket(t.ctx, &t.found.call)
 	return t
 }
 
