@@ -74,6 +74,7 @@ func newBreaker(policy StoreDown, log *slog.Logger) *breaker {
 		IsExcluded:    func(err error) bool { return errors.Is(err, errNoVerdict) },
 		OnStateChange: b.changed,
 	})
+	b.healthy.Store(true) // until a claim says otherwise
 	return b
 }
 

@@ -1,0 +1,252 @@
+package oncemill_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// claimed returns a ticket whose claim has been answered.
+func claimed(t *testing.T, g *oncemill.Guard, c oncemill.Call) *oncemill.Ticket {
+	t.Helper()
+	ticket := g.Ticket(t.Context(), &c)
+	ready := make(chan struct{})
+	ticket.Claim(func() { close(ready) })
+	<-ready
+	return ticket
+}
+
+// attempted attempts a ticket, and returns how that ended.
+func attempted(t *testing.T, ticket *oncemill.Ticket, h *counter) (oncemill.Result, error) {
+	t.Helper()
+	type end struct {
+		res oncemill.Result
+		err error
+	}
+	ended := make(chan end, 1)
+	ticket.Attempt(t.Context(), h.run, func(res oncemill.Result, err error) { ended <- end{res, err} })
+	e := <-ended
+	return e.res, e.err
+}
+
+func TestTicket_ClaimsOfMessagesThatArriveTogetherTravelTogether(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &batches{Store: newStore(t)}
+		g := newGuard(t, store, oncemill.Policy{})
+		var ready, done sync.WaitGroup
+		var tickets []*oncemill.Ticket
+		for _, id := range []string{"a", "b", "c", "d"} {
+			c := call(id)
+			ticket := g.Ticket(t.Context(), &c)
+			tickets = append(tickets, ticket)
+			ready.Add(1)
+			ticket.Claim(ready.Done)
+		}
+		ready.Wait()
+		for _, ticket := range tickets {
+			done.Add(1)
+			h := counter{}
+			later := ticket.Attempt(t.Context(), h.run, func(res oncemill.Result, err error) {
+				defer done.Done()
+				if err != nil || res.Attempt != 1 || res.Duplicate {
+					t.Errorf("ended with %+v, %v", res, err)
+				}
+			})
+			if !later || h.runs.Load() != 1 {
+				t.Errorf("handed over: %t, after %d calls; want true after 1", later, h.runs.Load())
+			}
+		}
+		done.Wait()
+		if store.claims > 2 || store.settles > 2 {
+			t.Errorf("4 messages took %d batches of claims and %d of settlements, want at most 2 of each", store.claims, store.settles)
+		}
+	})
+}
+
+// batches counts those that come.
+type batches struct {
+	dedupstore.Store
+	mu              sync.Mutex
+	claims, settles int
+}
+
+func (b *batches) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.claims++
+	return b.Store.Claim(ctx, requests)
+}
+
+func (b *batches) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.settles++
+	return b.Store.Settle(ctx, settlings)
+}
+
+// A message that waits for its handler longer than a lease keeps its claim.
+func TestTicket_ClaimAheadIsExtended(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{Lease: 30 * time.Second})
+		ticket := claimed(t, g, call("m1"))
+		time.Sleep(10 * time.Minute)
+		_, err := g.Run(t.Context(), call("m1"), (&counter{}).run)
+		as[*oncemill.BusyError](t, err)
+		if res, err := attempted(t, ticket, &counter{}); err != nil || res.Attempt != 1 {
+			t.Errorf("ended with %+v, %v", res, err)
+		}
+	})
+}
+
+// A process that dies between claim and start has had no effect: also at most once, its message runs again, and not
+// before the lease is over.
+func TestTicket_ClaimAheadWhoseProcessDiesRunsAgain(t *testing.T) {
+	for name, policy := range map[string]oncemill.Policy{
+		"retake": {Lease: 30 * time.Second},
+		"park":   {Lease: 30 * time.Second, ExpiredLease: oncemill.Park},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store, dying := newStore(t), newStore(t)
+				dying.Store = store
+				ticket := claimed(t, newGuard(t, dying, policy), call("m1"))
+				time.Sleep(time.Minute) // it waits, and is extended
+				dying.down.Store(true)  // nothing of the process reaches the store any more
+				synctest.Wait()
+				time.Sleep(31 * time.Second)
+				h := counter{}
+				res, err := newGuard(t, store, policy).Run(t.Context(), call("m1"), h.run)
+				if err != nil || res.Attempt != 2 || h.runs.Load() != 1 {
+					t.Errorf("the next delivery ended with %+v, %v after %d calls, want a second attempt", res, err, h.runs.Load())
+				}
+				_, err = attempted(t, ticket, &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+					t.Error("the handler of a claim that is lost was called")
+					return dedupstore.Outcome{}, nil
+				}})
+				if err == nil {
+					t.Error("a ticket whose claim is lost ended well")
+				}
+			})
+		})
+	}
+}
+
+// What is not started gives its claim back, and the attempt with it.
+func TestTicket_GivenBackRunsAtOnceAndCountsNothing(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Policy{MaxAttempts: 1})
+		for range 3 {
+			claimed(t, g, call("m1")).GiveBack(t.Context())
+		}
+		if res, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil || res.Attempt != 1 {
+			t.Errorf("ended with %+v, %v", res, err)
+		}
+	})
+}
+
+// The handler has returned, and its outcome is refused: nobody may take that for a success.
+func TestTicket_SettlementThatIsRefusedLaterIsAnError(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		store.settle = func(dedupstore.Settlement, func() error) error { return dedupstore.ErrClaimLost }
+		g := newGuard(t, store, oncemill.Policy{})
+		_, err := attempted(t, claimed(t, g, call("m1")), &counter{})
+		as[*oncemill.ClaimLostError](t, err)
+	})
+}
+
+// A settlement of one message that has to be tried again holds up no other.
+func TestTicket_SettlementThatIsTriedAgainDelaysNobody(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		var down sync.Map
+		store.settle = func(s dedupstore.Settlement, apply func() error) error {
+			f, _ := s.(dedupstore.Finish)
+			if _, stuck := down.Load(string(f.Outcome.Result)); stuck {
+				return errDown
+			}
+			return apply()
+		}
+		down.Store("stuck", true)
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		ended := make(chan error, 1)
+		stuck := &counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{Result: []byte("stuck")}, nil
+		}}
+		claimed(t, g, call("stuck")).Attempt(t.Context(), stuck.run, func(_ oncemill.Result, err error) { ended <- err })
+		began := time.Now()
+		if _, err := attempted(t, claimed(t, g, call("other")), &counter{}); err != nil || time.Since(began) > time.Second {
+			t.Errorf("another message ended with %v after %v", err, time.Since(began))
+		}
+		down.Delete("stuck")
+		if err := <-ended; err != nil {
+			t.Errorf("the one that was tried again ended with %v", err)
+		}
+	})
+}
+
+// A failure whose dead letter is too large for the record runs once, however often its publisher fails.
+func TestGuard_FailureWithAnOversizeDeadLetterRunsOnce(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{MaxProducedBytes: 1000})
+		letter := bytes.Repeat([]byte("x"), 1500)
+		var published [][]byte
+		fails := 3
+		c := call("m1")
+		c.DeadLetter = func(_ dedupstore.Outcome, _ int, fence uint64) []dedupstore.Produced {
+			return []dedupstore.Produced{{ID: "letter of " + time.Unix(0, int64(fence)).UTC().String(), Topic: "dead", Payload: letter}}
+		}
+		c.Publish = func(_ context.Context, produced []dedupstore.Produced) error {
+			if fails--; fails >= 0 {
+				return errDown
+			}
+			published = append(published, produced[0].Payload)
+			return nil
+		}
+		h := counter{then: func(context.Context, int) (dedupstore.Outcome, error) {
+			return dedupstore.Outcome{}, oncemill.Permanent(errors.New("declined"))
+		}}
+		for range 3 {
+			_, err := g.Run(t.Context(), c, h.run)
+			time.Sleep(as[*oncemill.UnpublishedError](t, err).Delay + time.Millisecond)
+		}
+		res, err := g.Run(t.Context(), c, h.run)
+		if err != nil || res.Outcome.Kind != dedupstore.Failed || h.runs.Load() != 1 {
+			t.Errorf("ended with %+v, %v after %d runs, want a failure after one", res, err, h.runs.Load())
+		}
+		if len(published) != 1 || !bytes.Equal(published[0], letter) {
+			t.Errorf("%d letters were published, want one, as it was", len(published))
+		}
+		if res, err := g.Run(t.Context(), c, h.run); err != nil || !res.Duplicate || len(published) != 1 {
+			t.Errorf("a duplicate ended with %+v, %v", res, err)
+		}
+	})
+}
+
+func TestGuard_DuplicatesAreNotedBesideTheRecord(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		m, err := dedupstore.NewMemory(dedupstore.MemoryConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := newGuard(t, m, oncemill.Policy{})
+		for range 4 {
+			if _, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2 * time.Second) // they are noted in batches
+		records, err := m.Look(t.Context(), []dedupstore.Key{key("m1")})
+		if err != nil || records[0].Duplicates != 3 || records[0].Holder == "" || records[0].Ended.IsZero() {
+			t.Errorf("the record is %+v, %v, want 3 duplicates, a holder and an end", records, err)
+		}
+	})
+}
