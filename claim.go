@@ -17,7 +17,6 @@ import (
 // A Ticket is a call on its way through the guard: claim, attempt, settle. It is for one goroutine at a time.
 type Ticket struct {
 	guard *Guard
-	ctx   context.Context // of the delivery
 	call  *Call
 	err   error // what is wrong with the call
 
@@ -33,8 +32,8 @@ type Ticket struct {
 
 // Ticket makes a ticket for a call, which must not be changed. It sends nothing. The error of a call that is wrong is
 // that of its attempt.
-func (g *Guard) Ticket(ctx context.Context, call *Call) *Ticket {
-	t := &Ticket{guard: g, ctx: ctx, call: call, owner: newOwner()}
+func (g *Guard) Ticket(call *Call) *Ticket {
+	t := &Ticket{guard: g, call: call, owner: newOwner()}
 	if !g.policy.Shadow {
 		t.err = t.call.validate()
 	}
@@ -45,20 +44,20 @@ func (g *Guard) Ticket(ctx context.Context, call *Call) *Ticket {
 // answer: in a goroutine that asks for further ones afterwards, so that ready must not wait for anything. What was
 // granted is extended from then on, until the ticket is attempted or given back. Claim only what can start now: a crash
 // uses up an attempt of it. Where the store is down nothing is asked: the attempt asks, and waits as its call says.
-func (t *Ticket) Claim(ready func()) {
+func (t *Ticket) Claim(ctx context.Context, ready func()) {
 	g := t.guard
-	if g.policy.Shadow || t.err != nil || t.ctx.Err() != nil {
+	if g.policy.Shadow || t.err != nil || ctx.Err() != nil {
 		ready()
 		return
 	}
-	p := g.parts.of(t.ctx, &t.call.Key)
+	p := g.parts.of(ctx, &t.call.Key)
 	if !p.breaker.healthy.Load() {
 		ready()
 		return
 	}
 	sent := time.Now()
 	t.first = sent
-	p.claims.GoOne(g.request(t.ctx, t.call, t.owner), func(result dedupstore.ClaimResult) {
+	p.claims.GoOne(g.request(ctx, t.call, t.owner), func(result dedupstore.ClaimResult) {
 		t.answered(p, result, sent)
 		ready()
 	})

@@ -163,7 +163,7 @@ type RunFunc func(ctx context.Context) (dedupstore.Outcome, error)
 //     A claim that was granted is tried to be given back for some 5 s, as before a *StoreError, and under a policy that
 //     parks until its lease ends.
 func (g *Guard) Run(ctx context.Context, call Call, fn RunFunc) (Result, error) {
-	return g.Ticket(ctx, &call).Run(ctx, fn)
+	return g.Ticket(&call).Run(ctx, fn)
 }
 
 // Close waits until nothing that the guard has begun is under way any more, and notes the duplicates that it has

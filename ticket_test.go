@@ -16,9 +16,9 @@ import (
 // claimed returns a ticket whose claim has been answered.
 func claimed(t *testing.T, g *oncemill.Guard, c oncemill.Call) *oncemill.Ticket {
 	t.Helper()
-	ticket := g.Ticket(t.Context(), &c)
+	ticket := g.Ticket(&c)
 	ready := make(chan struct{})
-	ticket.Claim(func() { close(ready) })
+	ticket.Claim(t.Context(), func() { close(ready) })
 	<-ready
 	return ticket
 }
@@ -44,10 +44,10 @@ func TestTicket_ClaimsOfMessagesThatArriveTogetherTravelTogether(t *testing.T) {
 		var tickets []*oncemill.Ticket
 		for _, id := range []string{"a", "b", "c", "d"} {
 			c := call(id)
-			ticket := g.Ticket(t.Context(), &c)
+			ticket := g.Ticket(&c)
 			tickets = append(tickets, ticket)
 			ready.Add(1)
-			ticket.Claim(ready.Done)
+			ticket.Claim(t.Context(), ready.Done)
 		}
 		ready.Wait()
 		for _, ticket := range tickets {

@@ -30,8 +30,8 @@ type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 // else its place among the outputs. An ID that the handler set itself is kept, unless it is the consumed message's, or
 // another output's: a header that was copied along must not make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
-	t := p.ticket(ctx, d)
-	return t.said(t.run(t.ctx, t.withOutputs(handle)))
+	t, ctx := p.ticket(ctx, d)
+	return t.said(ctx, t.run(ctx, t.withOutputs(handle)))
 }
 
 // withOutputs is work whose outputs are stored, where a record is kept.

@@ -95,8 +95,8 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
-	t := p.ticket(ctx, d)
-	return t.withoutOutputs(t.run(t.ctx, plainly(handle)))
+	t, ctx := p.ticket(ctx, d)
+	return t.withoutOutputs(ctx, t.run(ctx, plainly(handle)))
 }
 
 // plainly is work without outputs.

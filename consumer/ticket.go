@@ -19,7 +19,6 @@ type Ticket struct {
 	processor *Processor
 	delivery  Delivery
 	found     identified
-	ctx       context.Context       // with the delivery's span
 	decision  *Decision             // known already; nil: none is
 	guarded   *oncemill.Ticket      // nil: no guard is asked
 	observed  *telemetry.Processing // nil: nobody wants to know
@@ -27,23 +26,24 @@ type Ticket struct {
 }
 
 // Claim finds out what a delivery is, and asks for its key together with others that are asked for at this time. It
-// calls ready when there is an answer: in a goroutine that asks for further ones afterwards, so that ready must not wait
-// for anything. The ticket is to be processed at once: a crash uses up an attempt of what was claimed.
-func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(*Ticket)) {
-	t := p.ticket(ctx, d)
+// calls ready when there is an answer, with the delivery's span in the context: in a goroutine that asks for further
+// ones afterwards, so that ready must not wait for anything. The ticket is to be processed at once, in this context or
+// one made of it: a crash uses up an attempt of what was claimed.
+func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(context.Context, *Ticket)) {
+	t, ctx := p.ticket(ctx, d)
 	if t.guarded == nil {
-		ready(t)
+		ready(ctx, t)
 		return
 	}
-	t.guarded.Claim(func() { ready(t) })
+	t.guarded.Claim(ctx, func() { ready(ctx, t) })
 }
 
 // Start is Process that does not wait: the delivery is claimed together with others, its handler runs in a goroutine of
 // its own, and its outcome is stored together with others. It tells done what to do with the delivery, once, in a
 // goroutine in which done must not wait for anything.
 func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
-	p.Claim(ctx, d, func(t *Ticket) {
-		p.running.Go(func() { t.Process(t.ctx, handle, done) })
+	p.Claim(ctx, d, func(ctx context.Context, t *Ticket) {
+		p.running.Go(func() { t.Process(ctx, handle, done) })
 	})
 }
 
@@ -81,20 +81,17 @@ func (p *Processor) unreturned(ctx context.Context, d *Delivery, v any) Decision
 
 var errGoexit = errors.New("consumer: the handler ended its goroutine")
 
-// Context returns the context to process the delivery in: what Claim got, with the delivery's span.
-func (t *Ticket) Context() context.Context { return t.ctx }
-
-// Process is Processor.Process for the ticket, in its Context or one made of it. It tells done what to do with the
+// Process is Processor.Process for the ticket. It tells done what to do with the
 // delivery, once. A success is handed over, to be stored with those of others, and Process returns true: then done is
 // called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise done has
 // been called.
 func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) (later bool) {
-	return t.start(ctx, plainly(handle), func(d Decision) { done(t.withoutOutputs(d)) })
+	return t.start(ctx, plainly(handle), func(d Decision) { done(t.withoutOutputs(ctx, d)) })
 }
 
 // ProcessOutputs is Processor.ProcessOutputs for the ticket, and otherwise as Process.
 func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done func(Decision)) (later bool) {
-	return t.start(ctx, t.withOutputs(handle), func(d Decision) { done(t.said(d)) })
+	return t.start(ctx, t.withOutputs(handle), func(d Decision) { done(t.said(ctx, d)) })
 }
 
 // GiveBack gives back what was claimed for a ticket that is not processed.
@@ -102,48 +99,48 @@ func (t *Ticket) GiveBack(ctx context.Context) {
 	if t.guarded != nil {
 		t.guarded.GiveBack(ctx)
 	}
-	t.end(&Decision{Action: RetryLater, Err: errGivenBack})
+	t.end(ctx, &Decision{Action: RetryLater, Err: errGivenBack})
 }
 
 // work is what a handler does, with its outputs. It is told whether a record is kept of them.
 type work func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
 
-// ticket finds out what a delivery is.
-func (p *Processor) ticket(ctx context.Context, d Delivery) *Ticket {
-	t := &Ticket{processor: p, delivery: d, ctx: ctx}
+// ticket finds out what a delivery is. It returns a context with its span.
+func (p *Processor) ticket(ctx context.Context, d Delivery) (*Ticket, context.Context) {
+	t := &Ticket{processor: p, delivery: d}
 	if d.Handler == "" && !p.policy.Shadow {
 		decision := p.unguardable(&t.delivery, errNoHandler)
 		t.decision = &decision
-		return t
+		return t, ctx
 	}
 	t.found.err = p.identify(&t.delivery, &t.found)
 	if p.telemetry.On(ctx) {
-		t.begin()
+		ctx = t.begin(ctx)
 	} else {
-		t.ctx = p.telemetry.Propagate(ctx, d.Header)
+		ctx = p.telemetry.Propagate(ctx, d.Header)
 	}
 	if t.found.err != nil {
-		return t
+		return t, ctx
 	}
-	if outer := insideOf(t.ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == t.found.call.Key &&
+	if outer := insideOf(ctx); !p.policy.Shadow && outer != nil && outer.found.call.Key == t.found.call.Key &&
 		outer.delivery.Message == d.Message {
-		decision := p.guardedTwice(t.ctx, &t.delivery, t.found.call.Key.ID)
+		decision := p.guardedTwice(ctx, &t.delivery, t.found.call.Key.ID)
 		t.decision = &decision
-		return t
+		return t, ctx
 	}
-	t.guarded = p.guard.Ticket(t.ctx, &t.found.call)
-	return t
+	t.guarded = p.guard.Ticket(&t.found.call)
+	return t, ctx
 }
 
 // run processes the ticket and waits for what becomes of it.
 func (t *Ticket) run(ctx context.Context, do work) Decision {
-	defer t.end(nil) // if it panics, in shadow mode
+	defer t.end(ctx, nil) // if it panics, in shadow mode
 	decision, known := t.known(ctx, do)
 	if !known {
-		res, err := t.guarded.Run(t.within(ctx), t.timed(do))
+		res, err := t.guarded.Run(t.within(ctx), t.timed(ctx, do))
 		decision = t.conclude(ctx, res, err)
 	}
-	t.end(&decision)
+	t.end(ctx, &decision)
 	return decision
 }
 
@@ -155,18 +152,18 @@ func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) (later
 			return
 		}
 		v := recover()
-		t.end(nil)
-		done(t.processor.unreturned(t.ctx, &t.delivery, v))
+		t.end(ctx, nil)
+		done(t.processor.unreturned(ctx, &t.delivery, v))
 	}()
 	if decision, known := t.known(ctx, do); known {
 		returned = true
-		t.end(&decision)
+		t.end(ctx, &decision)
 		done(decision)
 		return false
 	}
-	later = t.guarded.Attempt(t.within(ctx), t.timed(do), func(res oncemill.Result, err error) {
+	later = t.guarded.Attempt(t.within(ctx), t.timed(ctx, do), func(res oncemill.Result, err error) {
 		decision := t.conclude(ctx, res, err)
-		t.end(&decision)
+		t.end(ctx, &decision)
 		done(decision)
 	})
 	returned = true
@@ -213,32 +210,32 @@ func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) D
 }
 
 // said says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing else does.
-func (t *Ticket) said(d Decision) Decision {
+func (t *Ticket) said(ctx context.Context, d Decision) Decision {
 	if d.Action != Ack {
-		t.processor.log.DebugContext(t.ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),
+		t.processor.log.DebugContext(ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),
 			"delay", d.Delay, "error", d.Err)
 	}
 	return d
 }
 
 // withoutOutputs is said of a handler that has no outputs, and cannot publish those of an earlier run.
-func (t *Ticket) withoutOutputs(d Decision) Decision {
+func (t *Ticket) withoutOutputs(ctx context.Context, d Decision) Decision {
 	if publication := d.Result.Publication; publication != nil {
 		d = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: d.ID,
 			Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
-		t.processor.log.ErrorContext(t.ctx,
+		t.processor.log.ErrorContext(ctx,
 			"oncemill: message waits for its stored outputs, which only a handler with outputs can publish: it is "+
 				"not handled, comes again, and may hold up others",
 			"id", d.ID, "from", t.delivery.Topic, "position", t.delivery.Position, "handler", t.delivery.Handler,
 			"outputs", len(publication.Messages()))
 	}
-	return t.said(d)
+	return t.said(ctx, d)
 }
 
-// begin begins the span of the delivery.
-func (t *Ticket) begin() {
+// begin begins the span of the delivery. It returns a context with it.
+func (t *Ticket) begin(ctx context.Context) context.Context {
 	p, d, found := t.processor, &t.delivery, &t.found
-	t.ctx, t.observed = p.telemetry.Begin(t.ctx, &telemetry.Incoming{
+	ctx, t.observed = p.telemetry.Begin(ctx, &telemetry.Incoming{
 		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
 		Topic: d.Topic, Origin: d.Origin, ID: found.call.Key.ID, KeySource: string(found.source), Header: d.Header,
 		Spellings: found.spellings, Cause: p.causeOf(d, found), Link: p.config.Trace == TraceLink,
@@ -246,14 +243,15 @@ func (t *Ticket) begin() {
 	switch answer := p.withoutClaim(found.err); {
 	case answer == nil:
 	case p.policy.Shadow:
-		t.observed.Shadow(t.ctx, answer.Outcome)
+		t.observed.Shadow(ctx, answer.Outcome)
 	default:
-		t.observed.Count(t.ctx, answer)
+		t.observed.Count(ctx, answer)
 	}
+	return ctx
 }
 
 // end ends the span of the delivery, once. Without a decision there was a panic.
-func (t *Ticket) end(d *Decision) {
+func (t *Ticket) end(ctx context.Context, d *Decision) {
 	if t.observed == nil || t.over {
 		return
 	}
@@ -262,14 +260,14 @@ func (t *Ticket) end(d *Decision) {
 		t.observed.End("", telemetry.FailedPanic, nil)
 		return
 	}
-	failure, err := failureOf(t.ctx, d)
+	failure, err := failureOf(ctx, d)
 	t.observed.End(string(d.Action), failure, err)
 }
 
 // timed is what the guard runs.
-func (t *Ticket) timed(do work) oncemill.RunFunc {
+func (t *Ticket) timed(outside context.Context, do work) oncemill.RunFunc {
 	recorded := !t.processor.policy.Shadow
-	return func(ctx context.Context) (dedupstore.Outcome, error) { return t.measured(t.ctx, do)(ctx, recorded) }
+	return func(ctx context.Context) (dedupstore.Outcome, error) { return t.measured(outside, do)(ctx, recorded) }
 }
 
 // measured measures a handler. The delivery's own context, outside, has its span at hand.

@@ -13,22 +13,22 @@ import (
 // anything.
 type plainSubscriber struct {
 	source  consumer.Source
-	ctx     context.Context
-	stop    context.CancelFunc
+	closing chan struct{}
 	running sync.WaitGroup
 }
 
 func newPlainSubscriber(source consumer.Source) *plainSubscriber {
-	ctx, stop := context.WithCancel(context.Background())
-	return &plainSubscriber{source: source, ctx: ctx, stop: stop}
+	return &plainSubscriber{source: source, closing: make(chan struct{})}
 }
 
 // Subscribe implements message.Subscriber.
 func (s *plainSubscriber) Subscribe(_ context.Context, topic string) (<-chan *message.Message, error) {
 	out := make(chan *message.Message)
+	ctx, stop := context.WithCancel(context.Background())
+	s.running.Go(func() { <-s.closing; stop() })
 	s.running.Go(func() {
 		defer close(out)
-		_ = s.source.Run(s.ctx, topic, func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
+		_ = s.source.Run(ctx, topic, func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 			go s.pass(ctx, out, d, done)
 		})
 	})
@@ -46,7 +46,7 @@ func (s *plainSubscriber) pass(
 	decision := consumer.Decision{Action: consumer.RetryLater}
 	select {
 	case out <- msg:
-	case <-s.ctx.Done():
+	case <-s.closing:
 		done(decision)
 		return
 	}
@@ -61,7 +61,7 @@ func (s *plainSubscriber) pass(
 
 // Close implements message.Subscriber.
 func (s *plainSubscriber) Close() error {
-	s.stop()
+	close(s.closing)
 	s.running.Wait()
 	return nil
 }

@@ -95,8 +95,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	) {
 		d.Handler = w.engine.config.Handler
 		handle := func(ctx context.Context) error { return w.handle(ctx, msg) }
-		w.once.Claim(ctx, d, func(t *consumer.Ticket) {
-			pool.Go(func() { t.Process(t.Context(), handle, done) })
+		w.once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
+			pool.Go(func() { t.Process(ctx, handle, done) })
 		})
 	}
 	return w.engine.run(ctx, w.cons, limits, process)

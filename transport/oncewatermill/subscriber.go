@@ -177,9 +177,9 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 	p.delivery.Handler, d.Handler = *name, *name
 	claimed := p.delivery
 	claimed.Message = msg
-	s.once.Claim(ctx, claimed, func(t *consumer.Ticket) {
+	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
 		p.ticket = t
-		p.Init(t.Context())
+		p.Init(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
 	})
 }

@@ -663,6 +663,7 @@ func TestSubscriber_WhatIsLeftOutBeforeTheGuardLeavesTheOthersToIt(t *testing.T)
 			pub.fails = true
 			s.queue <- delivery(id)
 			<-time.After(time.Minute)
+			synctest.Wait()
 			if want := (n + 1) / 2; h.runs != want || len(pub.sent) != want {
 				t.Errorf("after %q: %d runs and %d outputs, want %d of each", id, h.runs, len(pub.sent), want)
 			}

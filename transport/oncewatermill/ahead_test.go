@@ -1,0 +1,153 @@
+package oncewatermill_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/transport/oncewatermill"
+)
+
+// A slow store takes a while to settle, and refuses some.
+type slowStore struct {
+	dedupstore.Store
+	refuse map[string]error // by message ID
+
+	mu     sync.Mutex
+	hold   chan struct{} // nil: it does not wait
+	claims []int         // how many came together
+}
+
+func (s *slowStore) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	s.mu.Lock()
+	s.claims = append(s.claims, len(requests))
+	s.mu.Unlock()
+	return s.Store.Claim(ctx, requests)
+}
+
+func (s *slowStore) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	s.mu.Lock()
+	hold := s.hold
+	s.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+	return dedupstore.SettleEach(ctx, settlings, func(ctx context.Context, c dedupstore.Claim, t dedupstore.Settlement) error {
+		if err := s.refuse[c.Key.ID]; err != nil {
+			return err
+		}
+		return dedupstore.SettleOne(ctx, s.Store, c, t)
+	})
+}
+
+func (s *slowStore) wait(hold chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hold = hold
+}
+
+// The Router has acknowledged a message whose outcome is on its way: the broker's ack follows when that is stored.
+func TestSubscriber_BrokersAckFollowsTheStoredOutcome(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &slowStore{Store: newStore(t)}
+		p := newProcessor(t, store, consumer.Config{})
+		s := newSource(p, delivery("first"))
+		var handled []string
+		stop := over(t, s, func(m *message.Message) error { handled = append(handled, m.UUID); return nil },
+			oncewatermill.Middleware(p))
+		synctest.Wait() // from now on messages are claimed before the Router has them
+		hold := make(chan struct{})
+		store.wait(hold)
+		s.queue <- delivery("a")
+		synctest.Wait()
+		if len(handled) != 2 {
+			t.Errorf("%v were handled, want two messages", handled)
+		}
+		s.want(t, consumer.Ack) // of the first
+		close(hold)
+		synctest.Wait()
+		s.want(t, consumer.Ack, consumer.Ack)
+		stop()
+	})
+}
+
+// A settlement that is refused after the Router's ack is no ack to the broker.
+func TestSubscriber_RefusedSettlementIsNoAckToTheBroker(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &slowStore{Store: newStore(t), refuse: map[string]error{
+			"lost": dedupstore.ErrClaimLost, "unrecorded": errors.New("the store is down"),
+		}}
+		p := newProcessor(t, store, consumer.Config{})
+		s := newSource(p, delivery("first"))
+		stop := over(t, s, func(*message.Message) error { return nil }, oncewatermill.Middleware(p))
+		synctest.Wait()
+		s.queue <- delivery("lost")
+		synctest.Wait()
+		s.want(t, consumer.Ack, consumer.Leave)
+		s.queue <- delivery("unrecorded")
+		time.Sleep(time.Minute) // of virtual time: until the lease ends, it is tried again
+		if got := s.actions(); len(got) < 3 || slices.Contains(got[1:], consumer.Ack) {
+			t.Errorf("the source was told %v, want no ack for what could not be recorded", got)
+		}
+		stop()
+	})
+}
+
+// Who nacks outside of the guard is heeded, although the outcome is on its way: the duplicate gives the Router another
+// try at what failed outside.
+func TestSubscriber_NackOutsideOfTheGuardBringsTheMessageAgain(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s := newSource(p, delivery("first"))
+		fails, runs := 0, 0
+		outside := func(next message.HandlerFunc) message.HandlerFunc {
+			return func(m *message.Message) ([]*message.Message, error) {
+				out, err := next(m)
+				if fails--; fails == 0 {
+					return nil, errors.New("an audit log is full")
+				}
+				return out, err
+			}
+		}
+		stop := over(t, s, func(*message.Message) error { runs++; return nil }, outside, oncewatermill.Middleware(p))
+		synctest.Wait()
+		fails = 1
+		s.queue <- delivery("a")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		s.want(t, consumer.Ack, consumer.RetryLater, consumer.Ack)
+		if runs != 2 {
+			t.Errorf("the handler ran %d times, want once for each message", runs)
+		}
+		stop()
+	})
+}
+
+// Messages that arrive together are claimed together, before the Router has them.
+func TestSubscriber_ClaimsTravelTogether(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := &slowStore{Store: newStore(t)}
+		p := newProcessor(t, store, consumer.Config{})
+		s := newSource(p, delivery("first"))
+		stop := over(t, s, func(*message.Message) error { return nil }, oncewatermill.Middleware(p))
+		synctest.Wait()
+		for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
+			s.queue <- delivery(id)
+		}
+		synctest.Wait()
+		stop()
+		store.mu.Lock()
+		defer store.mu.Unlock()
+		if n := len(store.claims); n > 6 {
+			t.Errorf("7 messages were claimed in %v, want them together", store.claims)
+		}
+	})
+}
