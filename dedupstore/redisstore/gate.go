@@ -53,43 +53,31 @@ func (g *gate) try(ctx context.Context, check func(context.Context) error) (err 
 	return err
 }
 
-// background counts the goroutines of a store. Other than a sync.WaitGroup it may be waited for while further ones begin:
-// at shutdown heartbeats may go on. The zero value is ready to use.
+// background has the goroutines of a store. Other than a sync.WaitGroup it may be waited for while further ones begin: at
+// shutdown heartbeats may go on. The zero value is ready to use.
 type background struct {
-	mu   sync.Mutex
-	now  int
-	none chan struct{} // closed when there is none any more; nil: nobody waits
+	mu  sync.Mutex
+	now *sync.WaitGroup // what began since it was last waited for, and that wait; nil: nothing yet
 }
 
 func (b *background) start(work func()) {
 	b.mu.Lock()
-	b.now++
-	b.mu.Unlock()
-	go func() {
-		defer b.done()
-		work()
-	}()
-}
-
-func (b *background) done() {
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.now--
-	if b.now == 0 && b.none != nil {
-		close(b.none)
-		b.none = nil
+	if b.now == nil {
+		b.now = new(sync.WaitGroup)
 	}
+	b.now.Go(work)
 }
 
-// wait returns at a moment at which there is none.
+// wait returns when all that began before has ended.
 func (b *background) wait() {
 	b.mu.Lock()
-	if b.now > 0 && b.none == nil {
-		b.none = make(chan struct{})
-	}
-	none := b.none
+	before, now := b.now, new(sync.WaitGroup)
+	now.Add(1)
+	b.now = now
 	b.mu.Unlock()
-	if none != nil {
-		<-none
+	if before != nil {
+		before.Wait()
 	}
+	now.Done()
 }

@@ -68,8 +68,8 @@ func clientProblem(rdb redis.UniversalClient) string {
 	return ""
 }
 
-// Close waits until nothing that the store began is under way any more. Operations whose callers have gone may be, for
-// as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
+// Close waits until nothing that the store began before is under way any more. Operations whose callers have gone may
+// be, for as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
 // operation. It closes nothing: a client that is closed before ends what waits.
 func (s *Store) Close() { s.background.wait() }
 
