@@ -53,8 +53,8 @@ func (g *gate) try(ctx context.Context, check func(context.Context) error) (err 
 	return err
 }
 
-// background has the goroutines of a store. Other than a sync.WaitGroup it may be waited for while further ones begin: at
-// shutdown heartbeats may go on. The zero value is ready to use.
+// background has the goroutines of a store. Other than a sync.WaitGroup it may be waited for while further ones begin:
+// at shutdown heartbeats may go on. The zero value is ready to use.
 type background struct {
 	mu  sync.Mutex
 	now *sync.WaitGroup // what began since it was last waited for, and that wait; nil: nothing yet

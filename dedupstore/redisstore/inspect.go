@@ -136,7 +136,8 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 		if err := d.Key.Validate(); err != nil {
 			return err
 		}
-		ops[i] = newOperation(i, noteScript, s.name(d.Key)+beside, d.Count, d.Last.UnixMilli(), milliseconds(d.Retention))
+		ops[i] = newOperation(i, noteScript, s.name(d.Key)+beside,
+			d.Count, d.Last.UnixMilli(), milliseconds(d.Retention))
 	}
 	if !s.send(ctx, ops, barrier{}) {
 		return ctx.Err()

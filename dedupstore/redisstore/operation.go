@@ -93,7 +93,8 @@ func (s *Store) settleOperation(index int, c dedupstore.Claim, settlement dedups
 		if err != nil {
 			return nil, fmt.Errorf("redisstore: published: %w", err)
 		}
-		return newOperation(index, s.scripts.published, s.name(c.Key), ownerOf(c), milliseconds(t.Retention), produced), nil
+		return newOperation(index, s.scripts.published, s.name(c.Key),
+			ownerOf(c), milliseconds(t.Retention), produced), nil
 	}
 	panic("unreachable: validated before")
 }
