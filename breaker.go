@@ -12,6 +12,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 )
 
 // When the breaker opens: claims failed one after the other and none was answered in between. Claims that share a
@@ -36,41 +37,6 @@ const (
 // How often the log says that the store is down while it is. The first error may be that of a connection which broke,
 // and only the later ones why there is no other, such as a certificate that has expired.
 const sayAgain = time.Minute
-
-// Breakers are a guard's, one for each part of its store that fails by itself (dedupstore.Sharded).
-type breakers struct {
-	sharded dedupstore.Sharded // nil: there is one part
-	policy  StoreDown
-	log     *slog.Logger
-
-	mu      sync.Mutex
-	byShard map[string]*breaker
-}
-
-func newBreakers(store dedupstore.Store, policy StoreDown, log *slog.Logger) *breakers {
-	sharded, _ := store.(dedupstore.Sharded)
-	return &breakers{sharded: sharded, policy: policy, log: log, byShard: map[string]*breaker{}}
-}
-
-// of returns the breaker for a key.
-func (b *breakers) of(ctx context.Context, key *dedupstore.Key) *breaker {
-	shard := ""
-	if b.sharded != nil {
-		shard = b.sharded.Shard(ctx, *key)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	found := b.byShard[shard]
-	if found == nil {
-		log := b.log
-		if shard != "" {
-			log = log.With("shard", shard)
-		}
-		found = newBreaker(b.policy, log)
-		b.byShard[shard] = found
-	}
-	return found
-}
 
 // A breaker keeps claims from a store that is down. It opens when claims fail in a row, lets one of them through after
 // each pause, and closes when that one is answered. Only claims pass it: extends and settles hold what matters, and are
@@ -133,16 +99,12 @@ func (b *breaker) claim(key *dedupstore.Key, ask func() error) error {
 }
 
 // report tells the circuit of a claim that failed while everything was well.
-//
-//go:noinline
 func (b *breaker) report(key *dedupstore.Key, err error) {
 	defer b.tell()
 	_, _ = b.circuit.Execute(func() (struct{}, error) { return struct{}{}, b.verdict(key, err) })
 }
 
 // guarded is claim while failures count.
-//
-//go:noinline
 func (b *breaker) guarded(key *dedupstore.Key, ask func() error) error {
 	if err := b.refused(); err != nil {
 		return err
@@ -178,7 +140,7 @@ func (b *breaker) verdict(key *dedupstore.Key, err error) error {
 		b.first, b.more, b.told = dedupstore.Key{}, false, false
 		b.healthy.Store(!b.down) // an answer to what was sent before it opened closes nothing
 		return nil
-	case is[*dedupstore.InvalidError](err):
+	case is[*dedupstore.InvalidError](err), is[*batch.PanicError](err): // a bug is not to be hidden behind a pause
 		return errNoVerdict
 	case b.first == dedupstore.Key{}:
 		b.first, b.began = *key, time.Now()

@@ -9,6 +9,7 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,9 +184,10 @@ func TestGuard_HeartbeatKeepsALongRunsLease(t *testing.T) {
 func TestGuard_ZombieIsCancelledAndItsOutcomeRefused(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
-		partitioned := true
+		var partitioned atomic.Bool
+		partitioned.Store(true)
 		store.extend = func(apply func() error) error {
-			if partitioned {
+			if partitioned.Load() {
 				return errDown
 			}
 			return apply()
@@ -211,7 +213,7 @@ func TestGuard_ZombieIsCancelledAndItsOutcomeRefused(t *testing.T) {
 			t.Errorf("cancelled after %v, want before the lease of 30s ended", took)
 		}
 		time.Sleep(30 * time.Second)
-		partitioned = false
+		partitioned.Store(false)
 		res, err := g.Run(t.Context(), call("m1"), func(context.Context) (dedupstore.Outcome, error) {
 			close(finish)
 			if err := <-zombie; !errors.Is(err, oncemill.ErrClaimLost) {

@@ -76,15 +76,15 @@ func (s *faultyStore) Extend(ctx context.Context, extensions []dedupstore.Extens
 }
 
 func (s *faultyStore) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
 	s.mu.Lock()
 	s.extension++
 	s.mu.Unlock()
 	if s.down.Load() {
 		return errDown
 	}
-	apply := func() error { return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true}) }
+	apply := func() error {
+		return dedupstore.ExtendOne(ctx, s.Store, x)
+	}
 	if s.extend != nil {
 		return s.extend(apply)
 	}
@@ -118,6 +118,7 @@ func newGuard(t testing.TB, store dedupstore.Store, p oncemill.Policy) *oncemill
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(g.Close)
 	return g
 }
 

@@ -11,71 +11,74 @@ import (
 
 // runInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed together. A
 // failure is recorded afterwards, when the effects are rolled back.
-func (g *Guard) runInTx(ctx context.Context, call *Call, h *holding, fn RunFunc, res *Result) error {
-	w := &transacted{guard: g, h: h, fn: fn}
-	_, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
-		return dedupstore.Outcome{}, g.inbox.InTx(ctx, h.claim, w.work)
-	})
+func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, error) {
+	g, l := t.guard, &t.lease
+	w := &transacted{ticket: t, fn: fn}
+	err := g.underLease(ctx, l, func(ctx context.Context) error { return g.inbox.InTx(ctx, l.claim, w.work) })
 	if err == nil {
-		w.res.Fence, w.res.Attempt = h.claim.Fence, h.claim.Attempt
-		*res, err = g.publishStored(ctx, *call, h, w.res, w.sent)
-		return err
+		w.res.Fence, w.res.Attempt = l.claim.Fence, l.claim.Attempt
+		res, err := t.publishStored(ctx, w.res, w.sent)
+		return nil, res, err
 	}
-	*res, err = g.uncommitted(ctx, *call, h, w, err)
-	return err
+	return t.uncommitted(ctx, w, err)
 }
 
 // uncommitted deals with a transaction that was rolled back, or may have been.
-//
-//go:noinline
-func (g *Guard) uncommitted(ctx context.Context, call Call, h *holding, w *transacted, err error) (Result, error) {
-	res := Result{Fence: h.claim.Fence, Attempt: h.claim.Attempt, err: err}
+func (t *Ticket) uncommitted(ctx context.Context, w *transacted, err error) (*ending, Result, error) {
+	g, l := t.guard, &t.lease
+	res := Result{Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: w.took, err: err}
 	failure, handlers := err.(*workError) //nolint:errorlint // InTx returns it as it is
 	undecided, unknown := errors.AsType[*dedupstore.UndecidedError](err)
 	switch {
-	case handlers && !h.isLost():
+	case handlers && !l.isLost():
 		res.err = failure.err
-		return g.failed(ctx, call, h, res, w.result)
+		return t.failed(ctx, res, w.result)
 	case handlers:
-		return Result{}, g.lost(ctx, h, failure.err)
+		return nil, Result{}, g.lost(ctx, l, failure.err)
 	// another run could make the effects once more, whatever the handler's error is
 	case errors.Is(err, dedupstore.ErrEnded):
-		return g.parked(ctx, call, h, res)
+		return t.conclude(ctx, res, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: reason(err)})
 	case unknown:
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery "+
 			"finds out",
-			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "fence", h.claim.Fence, "error", err)
-		return Result{}, &UnrecordedError{Key: h.claim.Key, Err: undecided}
-	case h.isLost() || claimLost(ctx, err):
-		return Result{}, g.lost(ctx, h, nil)
+			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "fence", l.claim.Fence, "error", err)
+		return nil, Result{}, &UnrecordedError{Key: l.claim.Key, Err: undecided}
+	case l.isLost() || claimLost(ctx, err):
+		return nil, Result{}, g.lost(ctx, l, nil)
 	// the settlement, or a statement of the handler: all is rolled back
 	case w.calls > 0 && errors.Is(err, dedupstore.ErrFull) && !nested(err):
 		g.storeFailed(ctx, "settle", err)
 		res.err = Uncounted(err)
-		res, ending := g.failed(ctx, call, h, res, w.result)
-		if is[*RetryError](ending) { // else the handler or the policy has decided
+		e, res, ending := t.failed(ctx, res, w.result)
+		if e != nil && e.err != nil { // else the handler or the policy has decided
 			g.log.ErrorContext(ctx, "oncemill: a message waits because the inbox's database has no room",
-				"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
+				"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
 		}
-		return res, ending
+		return e, res, ending
 	case w.calls > 0: // it could not be settled or committed
-		return g.failed(ctx, call, h, res, w.result)
+		return t.failed(ctx, res, w.result)
 	}
-	g.giveBack(ctx, h)
+	g.giveBack(ctx, l)
 	if ctx.Err() != nil {
-		return Result{}, context.Cause(ctx)
+		return nil, Result{}, context.Cause(ctx)
 	}
 	g.storeFailed(ctx, "begin", err)
-	return Result{}, &StoreError{Op: "begin", Key: h.claim.Key, Err: err}
+	return nil, Result{}, &StoreError{Op: "begin", Key: l.claim.Key, Err: err}
+}
+
+// claimLost tells an answer of the store from the end of a context that has ended because another claim is lost, in
+// whose handler this is: some stores return its cause.
+func claimLost(ctx context.Context, err error) bool {
+	return errors.Is(err, dedupstore.ErrClaimLost) && !errors.Is(context.Cause(ctx), dedupstore.ErrClaimLost)
 }
 
 // transacted is a handler's run in a transaction, which may have to be repeated.
 type transacted struct {
-	guard  *Guard
-	h      *holding
+	ticket *Ticket
 	fn     RunFunc
 	calls  int
+	took   time.Duration // the last call
 	res    Result
 	result []byte    // beside an error
 	proof  bool      // the last call had no effect at all
@@ -96,23 +99,25 @@ var errNotRepeated = errors.New("the database refused the transaction because of
 
 // work is what InTx runs.
 func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
-	g := w.guard
+	g, l := w.ticket.guard, &w.ticket.lease
 	if w.calls > 0 && g.policy.ExpiredLease == Park && !w.proof {
 		return nil, &workError{errNotRepeated}
 	}
 	w.calls++
 	w.res, w.result, w.proof = Result{}, nil, false
-	outcome, err := g.protect(ctx, &w.h.claim, w.fn)
+	began := time.Now()
+	outcome, err := g.protect(ctx, &l.claim, w.fn)
+	w.took = time.Since(began)
 	if err != nil {
 		w.result = outcome.Result
 		_, w.proof = mark[*noEffectError](err)
 		return nil, &workError{err}
 	}
-	if w.h.isLost() {
+	if l.isLost() {
 		return nil, ErrClaimLost
 	}
-	g.outcome(&outcome, &w.res)
-	finish := dedupstore.Finish{Outcome: outcome, Retention: g.policy.Window}
+	g.succeeded(&outcome, &w.res)
+	finish := dedupstore.Finish{Outcome: outcome, Retention: g.policy.Window, Took: w.took}
 	if err := dedupstore.ValidateSettlement(finish); err != nil {
 		return nil, &workError{Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -77,6 +78,7 @@ func TestInbox_ZombieRollsBackAndItsSuccessorCommits(t *testing.T) {
 		if n := len(inbox.records.settled); n != 1 {
 			t.Errorf("%d settlements by the zombie, want no other than the one in its transaction", n)
 		}
+		synctest.Wait() // its last heartbeat is over
 		inbox.records.extend = nil
 		time.Sleep(2 * g.Policy().Lease)
 		res, err := g.Run(t.Context(), call("m1"), inbox.charging(t, nil).run)

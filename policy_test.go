@@ -64,7 +64,7 @@ func TestIrreversible_CrashedRunIsParkedNotRunAgain(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		store := newStore(t)
 		claim := abandonedClaim(t, store, "m1")
-		if err := dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: claim, Lease: 30*time.Second, Started: true}); err != nil { // the run has started
+		if err := dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: claim, Lease: 30 * time.Second, Started: true}); err != nil { // the run has started
 			t.Fatal(err)
 		}
 		time.Sleep(31 * time.Second)

@@ -9,104 +9,123 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// publish does the publish step of an outcome, under a lease of its own so that copies do not publish side by side.
-func (g *Guard) publish(ctx context.Context, call Call, h *holding, res Result, attempt int) (Result, error) {
-	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && call.DeadLetter != nil {
-		// the claim itself ended the run
-		res.Outcome.Produced = g.deadLetter(ctx, call, res.Outcome, attempt, res.Fence)
+// publishStored publishes what an outcome holds that was sent to the store at a time. The publish step has a lease of
+// its own.
+func (t *Ticket) publishStored(ctx context.Context, res Result, sent time.Time) (Result, error) {
+	g, l := t.guard, &t.lease
+	if len(res.Outcome.Produced) == 0 {
+		return res, nil
 	}
-	return g.publishThen(ctx, call, h, res, dedupstore.Published{
+	l.until(sent, l.claim.Lease)
+	if err := g.renew(ctx, l, false); errors.Is(err, ErrClaimLost) {
+		return Result{}, err
+	} else if err != nil {
+		return Result{}, &UnpublishedError{Delay: l.claim.Lease, Err: err}
+	}
+	return t.publish(ctx, res)
+}
+
+// publish does the publish step of an outcome, so that copies do not publish side by side.
+func (t *Ticket) publish(ctx context.Context, res Result) (Result, error) {
+	g, l := t.guard, &t.lease
+	if res.Outcome.Kind != dedupstore.Succeeded && len(res.Outcome.Produced) == 0 && t.call.DeadLetter != nil {
+		// the claim itself ended the run, or the letter was too large for the record
+		res.Outcome.Produced = g.deadLetter(ctx, &t.call, res.Outcome, l.claim.Attempt, res.Fence)
+	}
+	return t.publishThen(ctx, res, dedupstore.Published{
 		Retention: g.window(res.Outcome), Produced: dedupstore.Stubs(res.Outcome.Produced),
 	})
 }
 
 // publishFirst publishes outputs that are too large for the record while the run still holds its claim, and finishes
 // then. A crash in between runs the handler again.
-func (g *Guard) publishFirst(
-	ctx context.Context, call Call, h *holding, res Result, o dedupstore.Outcome,
-) (Result, error) {
-	g.meter.Oversize(ctx, call.Key.Group, call.Key.Handler)
+func (t *Ticket) publishFirst(ctx context.Context, res Result, finish dedupstore.Finish) (Result, error) {
+	g, key := t.guard, &t.call.Key
+	g.meter.Oversize(ctx, key.Group, key.Handler)
 	g.log.WarnContext(ctx, "oncemill: produced messages are too large to be stored; a crash before they are "+
 		"published runs the handler again",
-		"id", call.Key.ID, "key", call.Key.String(), "bytes", size(o.Produced), "limit", g.policy.MaxProducedBytes)
-	o.Produced = dedupstore.Stubs(o.Produced)
-	return g.publishThen(ctx, call, h, res, dedupstore.Finish{Outcome: o, Retention: g.window(o), Published: true})
+		"id", key.ID, "key", key.String(), "bytes", size(finish.Outcome.Produced), "limit", g.policy.MaxProducedBytes)
+	return t.publishUnstored(ctx, res, finish)
+}
+
+// publishUnstored publishes outputs that no record holds, and finishes then.
+func (t *Ticket) publishUnstored(ctx context.Context, res Result, finish dedupstore.Finish) (Result, error) {
+	if err := t.guard.renew(ctx, &t.lease, false); errors.Is(err, ErrClaimLost) {
+		return Result{}, err
+	}
+	finish.Outcome.Produced, finish.Published = dedupstore.Stubs(finish.Outcome.Produced), true
+	return t.publishThen(ctx, res, finish)
 }
 
 // publishThen publishes what the result holds, or leaves that to the caller, and then settles.
-func (g *Guard) publishThen(
-	ctx context.Context, call Call, h *holding, res Result, then dedupstore.Settlement,
-) (Result, error) {
+func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Settlement) (Result, error) {
+	g, l := t.guard, &t.lease
 	// heartbeats are not to shorten it to that of a success
-	h.claim.Retention = max(h.claim.Retention, g.window(res.Outcome))
-	if call.Publish == nil && len(res.Outcome.Produced) > 0 {
-		res.Publication = g.publication(ctx, h, res.Outcome.Produced, then)
+	l.claim.Retention = max(l.claim.Retention, g.window(res.Outcome))
+	l.work(nil)
+	g.keeper.hold(l)
+	if t.call.Publish == nil && len(res.Outcome.Produced) > 0 {
+		res.Publication = &Publication{
+			produced: res.Outcome.Produced,
+			done:     func() error { return g.published(ctx, l, then) },
+			abandon:  func() time.Duration { return g.postpone(ctx, l) },
+		}
 		return res, nil
 	}
 	if len(res.Outcome.Produced) > 0 {
-		_, err := g.underLease(ctx, h, func(ctx context.Context) (dedupstore.Outcome, error) {
-			return dedupstore.Outcome{}, call.Publish(ctx, res.Outcome.Produced)
+		err := g.underLease(ctx, l, func(ctx context.Context) error {
+			return t.call.Publish(ctx, res.Outcome.Produced)
 		})
-		switch {
-		case err != nil && h.isLost():
-			return Result{}, g.lost(ctx, h, err)
-		case err != nil:
-			return Result{}, &UnpublishedError{Delay: g.postpone(ctx, h), Err: err}
+		if err != nil {
+			if l.isLost() {
+				return Result{}, g.lost(ctx, l, err)
+			}
+			return Result{}, &UnpublishedError{Delay: g.postpone(ctx, l), Err: err}
 		}
 	}
-	return res, g.published(ctx, h, then)
+	return res, g.published(ctx, l, then)
 }
 
 // published records that everything was published. A record that stays in PUBLISHING because its claim was lost
 // changes nothing for the message: what it held has been published. A run that was to finish only now is another
 // matter: without its outcome it runs again.
-func (g *Guard) published(ctx context.Context, h *holding, then dedupstore.Settlement) error {
-	err := g.settle(ctx, h, then)
+func (g *Guard) published(ctx context.Context, l *lease, then dedupstore.Settlement) error {
+	g.keeper.let(l)
+	err := g.settle(ctx, l, then)
 	finish, unfinished := then.(dedupstore.Finish)
 	switch {
 	case err == nil && unfinished:
-		g.ended(ctx, &h.claim.Key, &finish.Outcome)
+		g.countEnd(ctx, &l.claim.Key, &finish.Outcome)
 		return nil
 	case err == nil || !unfinished:
 		return nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
-		return g.lost(ctx, h, nil)
+		return g.lost(ctx, l, nil)
 	}
-	return &UnrecordedError{Key: h.claim.Key, Err: err}
+	return &UnrecordedError{Key: l.claim.Key, Err: err}
 }
 
 // postpone shortens the lease of a publish step that failed, so that a redelivery can take it over soon, but not at
 // once. It returns when.
-func (g *Guard) postpone(ctx context.Context, h *holding) time.Duration {
-	delay := min(max(g.policy.Backoff.delay(1), time.Millisecond), h.claim.Lease)
-	ctx = context.WithoutCancel(ctx)
-	if err := g.extend(ctx, h, delay); err != nil {
+func (g *Guard) postpone(ctx context.Context, l *lease) time.Duration {
+	g.keeper.let(l)
+	l.quiet()
+	delay := min(max(g.policy.Backoff.delay(1), time.Millisecond), l.claim.Lease)
+	if err := g.extend(ctx, l, delay); err != nil {
 		g.log.WarnContext(ctx, "oncemill: publish step not given back, its lease must end",
-			"id", h.claim.Key.ID, "key", h.claim.Key.String(), "error", err)
-		return h.claim.Lease
+			"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
+		return l.claim.Lease
 	}
 	return delay
 }
 
-// A Publication is the publish step of an outcome that is left to the caller. It holds the lease by a heartbeat until
-// Done or Abandon is called, exactly one of which must be.
+// A Publication is the publish step of an outcome that is left to the caller. Its lease is extended until Done or
+// Abandon is called, exactly one of which must be.
 type Publication struct {
 	produced []dedupstore.Produced
 	once     sync.Once
-	hb       *heartbeat
 	done     func() error
 	abandon  func() time.Duration
-}
-
-func (g *Guard) publication(
-	ctx context.Context, h *holding, produced []dedupstore.Produced, then dedupstore.Settlement,
-) *Publication {
-	return &Publication{
-		produced: produced,
-		hb:       g.beat(ctx, h, func() bool { return true }), // nobody else can claim while the store is away
-		done:     func() error { return g.published(ctx, h, then) },
-		abandon:  func() time.Duration { return g.postpone(ctx, h) },
-	}
 }
 
 // Messages returns what has to be published, with these IDs and bytes.
@@ -116,22 +135,14 @@ func (p *Publication) Messages() []dedupstore.Produced { return p.produced }
 // acknowledged before or after. The error, an *UnrecordedError or *ClaimLostError, says that it could not be recorded
 // that the run is over, so that a redelivery runs it again; it happens only with outputs over Policy.MaxProducedBytes,
 // or for which the store has no room.
-func (p *Publication) Done() error {
-	var err error
-	p.once.Do(func() {
-		p.hb.stop()
-		err = p.done()
-	})
+func (p *Publication) Done() (err error) {
+	p.once.Do(func() { err = p.done() })
 	return err
 }
 
 // Abandon says that the messages were not published, or not all. It returns after which time a redelivery can publish
 // them; zero if the publication has ended before.
-func (p *Publication) Abandon() time.Duration {
-	var delay time.Duration
-	p.once.Do(func() {
-		p.hb.stop()
-		delay = p.abandon()
-	})
+func (p *Publication) Abandon() (delay time.Duration) {
+	p.once.Do(func() { delay = p.abandon() })
 	return delay
 }

@@ -110,14 +110,10 @@ func TestGuard_StoreThatPanicsIsAskedByEveryCall(t *testing.T) {
 		store.set(func(context.Context, dedupstore.Request) error { panic("store") })
 		g := newGuard(t, store, oncemill.Policy{})
 		for i := range 20 {
-			func() {
-				defer func() {
-					if recover() == nil {
-						t.Error("the panic was swallowed")
-					}
-				}()
-				g.Run(t.Context(), call(fmt.Sprint(i)), (&counter{}).run)
-			}()
+			_, err := g.Run(t.Context(), call(fmt.Sprint(i)), (&counter{}).run)
+			if failed := as[*oncemill.StoreError](t, err); !strings.Contains(failed.Error(), "panicked: store") {
+				t.Errorf("error %v", err)
+			}
 			time.Sleep(20 * time.Millisecond)
 		}
 	})

@@ -44,18 +44,16 @@ const shadowPrefix = "~"
 
 // shadow runs every call and counts what a guard would have done. Whatever the store says or fails to say, the handler
 // runs once, with the caller's context, and its error is returned as it is.
-//
-//go:noinline
-func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc, res *Result) error {
+func (g *Guard) shadow(ctx context.Context, call *Call, fn RunFunc) (res Result, ran error) {
 	key := call.Key
 	key.Handler = shadowPrefix + key.Handler
 	settle := g.shadowClaim(ctx, call, key)
-	ran := errors.New("the handler did not return")
+	ran = errors.New("the handler did not return")
 	defer func() { settle(ran) }()
 	res.Bypassed = true
 	res.Outcome, ran = fn(withClaim(ctx, &dedupstore.Claim{Key: call.Key}))
 	res.Outcome.Kind = dedupstore.Succeeded
-	return ran
+	return res, ran
 }
 
 // shadowClaim claims under the shadow's key, counts the answer, and returns how to end the claim.
@@ -63,8 +61,9 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	request := g.request(ctx, call)
 	request.Key, request.Rerun, request.ParkExpired, request.MaxAttempts = key, 0, false, maxShadowAttempts
 	sent := time.Now()
+	p := g.parts.of(ctx, &key)
 	var answer dedupstore.Answer
-	err := g.breakers.of(ctx, &key).claim(&key, func() (err error) {
+	err := p.breaker.claim(&key, func() (err error) {
 		quick, cancel := context.WithTimeout(context.WithoutCancel(ctx), shadowPatience)
 		defer cancel()
 		if answer, err = dedupstore.ClaimOne(quick, g.store, request); err != nil {
@@ -79,10 +78,11 @@ func (g *Guard) shadowClaim(ctx context.Context, call *Call, key dedupstore.Key)
 	if answer.Status != dedupstore.AcquiredRun {
 		return func(error) {}
 	}
-	h := &holding{claim: answer.Claim, deadline: sent.Add(answer.Claim.Lease)}
-	hb := g.beat(ctx, h, func() bool { return true })
+	l := &lease{started: true}
+	l.granted(answer.Claim, p, sent)
+	g.keeper.hold(l)
 	return func(handler error) {
-		hb.stop()
+		g.keeper.let(l)
 		var s dedupstore.Settlement = dedupstore.Finish{
 			Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: g.policy.Window,
 		}

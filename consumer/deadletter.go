@@ -35,8 +35,6 @@ func (p *Processor) token(handler string) string {
 
 // gaveUp reports whether a dead letter is one of its own handler, or a descendant of one. Under the ID of its own, its
 // handler would run again for a message that it gave up, and for the dead letter of that, for ever.
-//
-//go:noinline
 func (p *Processor) gaveUp(d *Delivery) bool {
 	if tokens := d.Header.Get(headerGaveUp); tokens != "" {
 		return slices.Contains(strings.Split(tokens, ","), p.token(d.Handler))

@@ -6,7 +6,6 @@ import (
 	"errors"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -21,35 +20,6 @@ const (
 	TraceLink   TraceMode = "link"   // it begins a trace of its own
 )
 
-// observed is guarded for those who want to know about it.
-//
-//go:noinline
-func (p *Processor) observed(ctx context.Context, d *Delivery, this *identified, decision *Decision, do job) {
-	ctx, processing := p.telemetry.Begin(ctx, &telemetry.Incoming{
-		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
-		Topic: d.Topic, Origin: d.Origin, ID: this.call.Key.ID, KeySource: string(this.source), Header: d.Header,
-		Spellings: this.spellings, Cause: p.causeOf(d, this), Link: p.config.Trace == TraceLink,
-	})
-	this.observed = processing
-	ended := false
-	defer func() {
-		if !ended { // it panics, in shadow mode
-			processing.End("", telemetry.FailedPanic, nil)
-		}
-	}()
-	switch outcome := p.withoutClaim(this.err); {
-	case outcome == nil:
-	case p.policy.Shadow:
-		processing.Shadow(ctx, outcome.Outcome)
-	default:
-		processing.Count(ctx, outcome)
-	}
-	p.guarded(ctx, d, this, decision, do)
-	ended = true
-	failure, err := failureOf(ctx, decision)
-	processing.End(string(decision.Action), failure, err)
-}
-
 // withoutClaim says how a delivery counts of which the guard does not hear; nil: it does.
 func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
 	if _, panicked := unidentified.(*panicError); panicked { //nolint:errorlint // never wrapped
@@ -62,20 +32,6 @@ func (p *Processor) withoutClaim(unidentified error) *telemetry.Answer {
 		return &telemetry.Answer{Outcome: telemetry.Bypassed, Bypass: telemetry.MissingID}
 	}
 	return &telemetry.Answer{Outcome: telemetry.Rejected}
-}
-
-// timed measures a handler. The delivery's own context, outside, has its span at hand.
-func timed(
-	ctx, outside context.Context, processing *telemetry.Processing, do job, recorded bool,
-) (o dedupstore.Outcome, err error) {
-	began := processing.Run()
-	failure := telemetry.FailedPanic
-	defer func() { processing.Ran(outside, began, failure) }()
-	o, err = do(ctx, recorded)
-	if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
-		failure = telemetry.FailedCanceled
-	}
-	return o, err
 }
 
 func (p *Processor) system(d *Delivery) string {

@@ -30,18 +30,19 @@ type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 // else its place among the outputs. An ID that the handler set itself is kept, unless it is the consumed message's, or
 // another output's: a header that was copied along must not make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
-	var decision Decision
-	p.process(ctx, &d, &decision, func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
+	t := p.ticket(ctx, d)
+	return t.said(t.run(t.ctx, t.withOutputs(handle)))
+}
+
+// withOutputs is work whose outputs are stored, where a record is kept.
+func (t *Ticket) withOutputs(handle OutputHandler) work {
+	return func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
 		outputs, err := handle(ctx)
 		if err != nil || !recorded || len(outputs) == 0 {
 			return dedupstore.Outcome{}, err
 		}
-		return dedupstore.Outcome{Produced: stamp(ctx, d.Header, outputs)}, nil
-	})
-	if decision.Action != Ack {
-		p.notAcknowledged(ctx, &decision)
+		return dedupstore.Outcome{Produced: stamp(ctx, t.delivery.Header, outputs)}, nil
 	}
-	return decision
 }
 
 // stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed:

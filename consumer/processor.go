@@ -13,7 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/contexts"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
 )
@@ -33,6 +33,7 @@ type Processor struct {
 	closed   chan struct{}
 	giveUp   sync.Once // closes closed
 	watchers sync.WaitGroup
+	running  batch.Background // handlers that Start has called
 }
 
 // New returns a Processor that keeps its records in store. The error names the field of the config that is wrong.
@@ -94,55 +95,42 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 // Process guards one delivery to a handler, and says what to do with it. It is the whole of a consumer, without a
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
-	var decision Decision
-	p.process(ctx, &d, &decision, func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
-		return dedupstore.Outcome{}, handle(ctx)
-	})
-	if publication := decision.Result.Publication; publication != nil {
-		decision = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: decision.ID,
-			Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
-		p.log.ErrorContext(ctx,
-			"oncemill: message waits for its stored outputs, which only a handler with outputs can publish: it is "+
-				"not handled, comes again, and may hold up others",
-			"id", decision.ID, "from", d.Topic, "position", d.Position, "handler", d.Handler, "outputs",
-			len(publication.Messages()))
-	}
-	if decision.Action != Ack {
-		p.notAcknowledged(ctx, &decision)
-	}
-	return decision
+	t := p.ticket(ctx, d)
+	return t.withoutOutputs(t.run(t.ctx, plainly(handle)))
 }
 
-// notAcknowledged says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing
-// else does.
-//
-//go:noinline
-func (p *Processor) notAcknowledged(ctx context.Context, decision *Decision) {
-	p.log.DebugContext(ctx, "oncemill: not acknowledged", "id", decision.ID, "action", string(decision.Action), "delay",
-		decision.Delay, "error", decision.Err)
+// plainly is work without outputs.
+func plainly(handle Handler) work {
+	return func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
+		return dedupstore.Outcome{}, handle(ctx)
+	}
+}
+
+// errGivenBack is why a delivery is not processed that was claimed.
+var errGivenBack = errors.New("consumer: the delivery was given back before it was processed")
+
+// guardedTwice refuses a delivery whose handler is being guarded already.
+func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, id string) Decision {
+	nested := &guardedTwiceError{d.Handler}
+	p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
+		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept",
+			"id", id, "error", nested)
+	})
+	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Min, ID: id, Err: oncemill.NoEffect(nested)}
 }
 
 // errForeignOutputs stops a migration from losing what the old way of consuming has stored.
 var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which only ProcessOutputs, such as a " +
 	"Router's middleware, can publish")
 
-// inside is the context of the delivery that is being guarded. A context may outlive its delivery, by way of brokers
-// that keep contexts, so that the key alone does not tell.
+// inside is the delivery that is being guarded, as a value of its context. A context may outlive its delivery, by way of
+// brokers that keep contexts, so that the key alone does not tell.
 type inside struct {
-	contexts.Child
 	key     dedupstore.Key
 	message any // Delivery.Message
 }
 
 type insideKey struct{}
-
-// Value implements context.Context.
-func (i *inside) Value(key any) any {
-	if key == any(insideKey{}) {
-		return i
-	}
-	return i.Child.Value(key)
-}
 
 // insideOf returns the delivery in whose guard a context is, or nil.
 func insideOf(ctx context.Context) *inside {
@@ -150,28 +138,9 @@ func insideOf(ctx context.Context) *inside {
 	return i
 }
 
-// A job is what a handler does, with its outputs. It is told whether a record is kept of them.
-type job func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
-
 // errNoHandler keeps a delivery whose scope is incomplete from being guarded under another's.
 var errNoHandler = errors.New("consumer: no handler name: set Delivery.Handler; in Watermill a Router names its " +
 	"handlers")
-
-// process is Process for handlers with outputs. A decision to Ack whose Result has a Publication leaves it to the
-// caller to publish first; no other decision has one.
-func (p *Processor) process(ctx context.Context, d *Delivery, decision *Decision, do job) {
-	if d.Handler == "" && !p.policy.Shadow {
-		p.unguardable(d, errNoHandler, decision)
-		return
-	}
-	var this identified
-	this.err = p.identify(d, &this)
-	if p.telemetry.On(ctx) {
-		p.observed(ctx, d, &this, decision, do)
-		return
-	}
-	p.guarded(p.telemetry.Propagate(ctx, d.Header), d, &this, decision, do)
-}
 
 // An identified is what was found out about a delivery.
 type identified struct {
@@ -179,8 +148,7 @@ type identified struct {
 	source producer.Source // of its ID
 	err    error           // why it cannot be guarded
 
-	spellings telemetry.Spellings   // of its header
-	observed  *telemetry.Processing // nil: nobody wants to know
+	spellings telemetry.Spellings // of its header
 }
 
 // header is the delivery's Header.Get for names in lower case.
@@ -189,73 +157,6 @@ func (i *identified) header(d *Delivery, name string) string {
 		return v
 	}
 	return d.Header.Get(name)
-}
-
-// guarded guards a delivery.
-func (p *Processor) guarded(ctx context.Context, d *Delivery, found *identified, decision *Decision, do job) {
-	call := &found.call
-	if found.err != nil {
-		p.unidentified(ctx, d, found, decision, do)
-		return
-	}
-	within := ctx
-	if !p.policy.Shadow { // which guards nothing
-		if outer := insideOf(ctx); outer != nil && outer.key == call.Key && outer.message == d.Message {
-			p.guardedTwice(ctx, d, call, decision)
-			return
-		}
-		within = &inside{contexts.Under(ctx), call.Key, d.Message}
-	}
-	var err error
-	decision.Result, err = p.guard.Run(within, *call, p.work(ctx, found.observed, do))
-	if err == nil && decision.Result.Outcome.Kind == dedupstore.Succeeded && !p.policy.Shadow { // nearly always
-		decision.Action = Ack
-	} else {
-		p.otherwise(ctx, d, call, decision, err)
-	}
-	decision.ID = call.Key.ID
-}
-
-//go:noinline
-func (p *Processor) guardedTwice(ctx context.Context, d *Delivery, call *oncemill.Call, decision *Decision) {
-	decision.Action, decision.Delay, decision.ID = RetryLater, p.policy.Backoff.Min, call.Key.ID
-	nested := &guardedTwiceError{d.Handler}
-	decision.Err = oncemill.NoEffect(nested)
-	p.nested.Do(func() { // of the outer guard's answer, which is a retry, no log need say anything
-		p.log.ErrorContext(ctx, "oncemill: handler is guarded twice, and runs for none of its messages, which are kept",
-			"id", call.Key.ID, "error", nested)
-	})
-}
-
-// work is what the guard runs.
-func (p *Processor) work(outside context.Context, observed *telemetry.Processing, do job) oncemill.RunFunc {
-	if observed != nil {
-		return func(ctx context.Context) (dedupstore.Outcome, error) {
-			return timed(ctx, outside, observed, do, !p.policy.Shadow)
-		}
-	}
-	return func(ctx context.Context) (dedupstore.Outcome, error) { return do(ctx, !p.policy.Shadow) }
-}
-
-// otherwise is what to do with a delivery that did not simply succeed.
-//
-//go:noinline
-func (p *Processor) otherwise(ctx context.Context, d *Delivery, call *oncemill.Call, decision *Decision, err error) {
-	res := decision.Result
-	if p.policy.Shadow {
-		*decision = shadowed(res, err)
-		return
-	}
-	*decision = p.decide(d, res, err)
-	switch {
-	case decision.Action == mismatched:
-		*decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)
-	case decision.Action == Ack && res.Failure() != nil:
-		*decision = p.buryFailure(ctx, d, *call, *decision)
-	case decision.Action != Ack && res.Publication != nil:
-		res.Publication.Abandon() // for a process that can publish it
-		decision.Result.Publication = nil
-	}
 }
 
 // A panicError is what a panic became of a function of the user's that is no handler. Its text leaves out what may be a
@@ -316,8 +217,6 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 }
 
 // letters makes the dead letters of a delivery when they are needed: by then the delivery is as it came again.
-//
-//go:noinline
 func (p *Processor) letters(
 	d *Delivery, key dedupstore.Key,
 ) func(dedupstore.Outcome, int, uint64) []dedupstore.Produced {
@@ -326,20 +225,8 @@ func (p *Processor) letters(
 	}
 }
 
-// unidentified deals with a delivery that cannot be guarded.
-//
-//go:noinline
-func (p *Processor) unidentified(ctx context.Context, d *Delivery, found *identified, decision *Decision, do job) {
-	if observed := found.observed; observed != nil {
-		unobserved := do
-		do = func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
-			return timed(ctx, ctx, observed, unobserved, recorded)
-		}
-	}
-	*decision = p.unguarded(ctx, *d, found.err, do)
-}
-
-func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do job) Decision {
+// unguarded deals with a delivery that cannot be guarded.
+func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do work) Decision {
 	if p.policy.Shadow {
 		o, err := do(ctx, false)
 		o.Kind = dedupstore.Succeeded
@@ -375,7 +262,7 @@ func (p *Processor) bypasses(err error) bool {
 const longestDelay = 365 * 24 * time.Hour
 
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
-func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
+func (p *Processor) bypass(ctx context.Context, d Delivery, do work) Decision {
 	o, err := p.protect(ctx, do)
 	var permanent *oncemill.PermanentError
 	var after *oncemill.RetryAfterError
@@ -393,7 +280,7 @@ func (p *Processor) bypass(ctx context.Context, d Delivery, do job) Decision {
 }
 
 // protect turns a panic into an error, as the guard does.
-func (p *Processor) protect(ctx context.Context, do job) (o dedupstore.Outcome, err error) {
+func (p *Processor) protect(ctx context.Context, do work) (o dedupstore.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			e := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
@@ -440,9 +327,7 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 		return Decision{Action: RetryLater, Delay: e.Delay, Err: err}
 	// of the handler's name, or what a fingerprinter made: nothing that another delivery mends
 	case *dedupstore.InvalidError:
-		var decision Decision
-		p.unguardable(d, err, &decision)
-		return decision
+		return p.unguardable(d, err)
 	}
 	pause := p.policy.Backoff.Min               // the store is down, or the consumer is shutting down
 	_, unanswered := err.(*oncemill.StoreError) //nolint:errorlint // see above
@@ -450,12 +335,10 @@ func (p *Processor) decide(d *Delivery, res oncemill.Result, err error) Decision
 }
 
 // unguardable is what to do with a delivery that cannot be guarded because of how things are set up.
-//
-//go:noinline
-func (p *Processor) unguardable(d *Delivery, err error, decision *Decision) {
+func (p *Processor) unguardable(d *Delivery, err error) Decision {
 	p.log.Error("oncemill: message cannot be guarded as things are set up; it is kept", "from", d.Topic, "position",
 		d.Position, "error", err)
-	*decision = Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
+	return Decision{Action: RetryLater, Delay: p.policy.Backoff.Max, Keep: true, Err: err}
 }
 
 // jitter keeps the copies of a message from coming back all at once.

@@ -13,7 +13,7 @@ type Source interface {
 	Check(ctx context.Context, topic string) error
 
 	// Run hands the deliveries of a topic to handle, as many at once as the source is configured for, and carries each
-	// decision out when handle returns: it acknowledges, has the message delivered again not before the delay, ends it,
+	// decision out: it acknowledges, has the message delivered again not before the delay, ends it,
 	// or leaves it alone. It may be called for several topics at once. Each delivery's Header belongs to handle, which
 	// may change it: what is handed over again gets a new one.
 	//
@@ -21,5 +21,9 @@ type Source interface {
 	// broker, and what was not handed over, or comes back as RetryLater, is given back. The context that handle gets
 	// ends only when that takes longer than the source's grace. Then Run returns nil. It returns an error if it cannot
 	// go on, by itself, with the same guarantees.
-	Run(ctx context.Context, topic string, handle func(context.Context, Delivery) Decision) error
+	Run(ctx context.Context, topic string, handle SourceHandler) error
 }
+
+// A SourceHandler begins to handle a delivery, and tells done what to do with it, once. It is called by who receives
+// messages, so that it waits for nothing: Processor.Claim and Processor.Start don't. Nor does done.
+type SourceHandler func(ctx context.Context, d Delivery, done func(Decision))

@@ -257,7 +257,7 @@ func (m *Memory) finish(rec *record, c Claim, s Finish, now time.Time) error {
 	}
 	rec.settledBy(c.Owner, s.Took)
 	rec.outcome, rec.decided = s.Outcome.clone(), rec.fence
-	if len(s.Outcome.Produced) > 0 && !s.Published {
+	if s.Publishes() {
 		rec.state, rec.lease = Publishing, now.Add(c.Lease)
 		m.keep(rec, rec.lease.Add(s.Retention))
 		return nil

@@ -208,8 +208,8 @@ type Claim struct {
 // A Settlement ends a step: [Finish], [Release] or [Published].
 type Settlement interface{ settlement() }
 
-// Finish stores the outcome of a run. With produced messages the record becomes PUBLISHING, under the same claim with
-// a lease from now, else DONE.
+// Finish stores the outcome of a run. With produced messages, or withheld ones, the record becomes PUBLISHING, under the
+// same claim with a lease from now, else DONE.
 type Finish struct {
 	Outcome Outcome
 
@@ -219,10 +219,17 @@ type Finish struct {
 	// Published says that what the outcome produced has been published already: it becomes DONE, and keeps IDs only.
 	Published bool
 
+	// Withheld says that what the outcome produces is not in it, because it is too large for a record: it becomes
+	// PUBLISHING, and whoever gets it to publish makes that again, as for an outcome that a claim decided.
+	Withheld bool
+
 	// Took is how long the run took, by the caller's monotonic clock. It is evidence for people, of which stores keep
 	// milliseconds. Zero: not known.
 	Took time.Duration
 }
+
+// Publishes reports whether the record becomes PUBLISHING.
+func (f Finish) Publishes() bool { return !f.Published && (f.Withheld || len(f.Outcome.Produced) > 0) }
 
 // Release gives a key back after a run that may be tried again.
 type Release struct {

@@ -23,6 +23,7 @@ type form struct {
 func newForm(s *Store, relaxed bool) *form {
 	f := &form{store: s, relaxed: relaxed}
 	f.claims.exec, f.settles.exec = f.execClaims, f.execSettles
+	f.settles.large = (*settling).large
 	return f
 }
 

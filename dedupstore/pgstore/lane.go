@@ -14,6 +14,10 @@ const (
 	// maxBatch is how many operations share a statement at most.
 	maxBatch = 256
 
+	// maxShared is how many bytes an operation may have to share one: larger ones would together take longer than
+	// their callers wait, again and again.
+	maxShared = 64 << 10
+
 	// flushTimeout bounds a flush, for which others wait. Callers of a shared one have contexts of their own.
 	flushTimeout = 10 * time.Second
 )
@@ -22,7 +26,8 @@ const (
 // alone, in its own goroutine and context; the others wait in a queue, which goes in one statement when the flush has
 // returned.
 type lane[Q, A any] struct {
-	exec func(ctx context.Context, questions []Q) ([]A, error)
+	exec  func(ctx context.Context, questions []Q) ([]A, error)
+	large func(Q) bool // it goes beside the others; nil: none does
 
 	mu       sync.Mutex
 	queue    []*passenger[Q, A]
@@ -43,23 +48,15 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 	if err := ctx.Err(); err != nil {
 		return a, err
 	}
+	if l.large != nil && l.large(q) {
+		return l.alone(ctx, q)
+	}
 	l.mu.Lock()
 	if !l.flushing {
 		l.flushing = true
 		l.mu.Unlock()
 		defer l.end() // also when a hook of the pool panics
-		bounded, cancel := context.WithTimeout(ctx, flushTimeout)
-		defer cancel()
-		answers, err := l.exec(bounded, []Q{q})
-		switch {
-		case err == nil:
-			return answers[0], nil
-		case ctx.Err() != nil:
-			return a, ctx.Err()
-		case bounded.Err() != nil:
-			return a, fmt.Errorf("no answer within %v: %w", flushTimeout, err)
-		}
-		return a, err
+		return l.alone(ctx, q)
 	}
 	p := &passenger[Q, A]{question: q, done: make(chan struct{})}
 	l.queue = append(l.queue, p)
@@ -71,6 +68,22 @@ func (l *lane[Q, A]) do(ctx context.Context, q Q) (a A, err error) {
 		p.gone.Store(true)
 		return a, ctx.Err()
 	}
+}
+
+// alone runs an operation in a statement of its own.
+func (l *lane[Q, A]) alone(ctx context.Context, q Q) (a A, err error) {
+	bounded, cancel := context.WithTimeout(ctx, flushTimeout)
+	defer cancel()
+	answers, err := l.exec(bounded, []Q{q})
+	switch {
+	case err == nil:
+		return answers[0], nil
+	case ctx.Err() != nil:
+		return a, ctx.Err()
+	case bounded.Err() != nil:
+		return a, fmt.Errorf("no answer within %v: %w", flushTimeout, err)
+	}
+	return a, err
 }
 
 // end ends a flush; what has queued up meanwhile is sent by a goroutine of its own. Those in the queue wait for it.

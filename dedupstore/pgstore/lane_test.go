@@ -73,6 +73,41 @@ func TestLane_WhoWaitsGoesTogether(t *testing.T) {
 	group.Wait()
 }
 
+// Outputs may have a megabyte each: hundreds of them in one statement would be written in vain when its time is over.
+func TestLane_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
+	t.Parallel()
+	f := newFlow()
+	f.large = func(q int) bool { return q > 100 }
+	var group sync.WaitGroup
+	for q := range 3 {
+		group.Go(func() { _, _ = f.do(t.Context(), 100*q+q) }) // 0, 101, 202
+		select {
+		case size := <-f.sizes:
+			if size != 1 {
+				t.Errorf("%d went with %d others", 100*q+q, size-1)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("%d waits for the others", 100*q+q)
+		}
+	}
+	close(f.let) // also for those that have waited
+	group.Wait()
+}
+
+// A settlement with outputs of a megabyte is large, one without is not.
+func TestSettling_Large(t *testing.T) {
+	t.Parallel()
+	c := ask(t, newStore(t, newPool(t), Config{}), request("1")).Claim
+	for size, want := range map[int]bool{1 << 10: false, 1 << 20: true} {
+		s, err := newSettling(idOf(c.Key.String()), c, dedupstore.Finish{Retention: long, Outcome: dedupstore.Outcome{
+			Kind: dedupstore.Succeeded, Produced: []dedupstore.Produced{{ID: "1", Topic: "t", Payload: make([]byte, size)}},
+		}})
+		if err != nil || s.large() != want {
+			t.Errorf("with %d bytes: large %v, %v, want %v", size, s.large(), err, want)
+		}
+	}
+}
+
 func TestLane_ARefusalIsOfOneOperation(t *testing.T) {
 	t.Parallel()
 	f := newFlow()

@@ -60,6 +60,9 @@ func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement
 	return s, nil
 }
 
+// large reports whether it takes long to send and to write.
+func (s *settling) large() bool { return len(s.result)+len(s.stubs)+len(s.contents) > maxShared }
+
 // plain reports whether it is what nearly all are: a success that produced nothing.
 func (s *settling) plain() bool {
 	return s.step == "done" && s.kind == string(dedupstore.Succeeded) && !s.exhausted && !s.truncated &&

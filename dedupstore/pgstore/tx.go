@@ -2,11 +2,13 @@ package pgstore
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/txctx"
 )
 
@@ -126,12 +128,19 @@ func (p *pgxSession) end(ctx context.Context) (open bool) {
 }
 
 // cut is end while a call is under way, which fails then. The connection must not become another run's, and pgx may
-// panic where a pool closes it under the call.
+// panic where a pool closes it under the call. A call that does not return, as one that waits for what the handler gave
+// it to copy, is left alone after endTimeout.
 func (p *pgxSession) cut() (open bool) {
 	conn := p.conn.Hijack().PgConn()
 	_ = conn.Conn().Close()
-	p.run.calls.Lock() // when the call has failed: until then it may change what is looked at
-	p.closed = true
+	bounded, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
+	for !p.close() { // until the call has failed it may change what is looked at
+		if !pace.Sleep(bounded, pauses.Next()) {
+			return true
+		}
+	}
 	return conn.TxStatus() != idle
 }
 

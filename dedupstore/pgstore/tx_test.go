@@ -308,6 +308,44 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'effects'::regclass AND NOT
 	}
 }
 
+// TestInbox_ACopyWithoutEndThatAHandlerLeftUnderWay holds up neither the run nor its connection: pgx waits for the
+// copy's source, which may never return, also when the connection is closed.
+func TestInbox_ACopyWithoutEndThatAHandlerLeftUnderWay(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := newStore(t, pool, Config{})
+	for _, returns := range []error{nil, errors.New("it was given up")} {
+		asked, release, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		ended := make(chan error, 1)
+		go func() {
+			ended <- inInbox(t, s, fmt.Sprint("returns ", returns), func(ctx context.Context, tx pgx.Tx) error {
+				go func() {
+					defer close(left)
+					_, _ = tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"id"}, pgx.CopyFromFunc(
+						func() ([]any, error) {
+							close(asked)
+							<-release
+							return nil, nil
+						}))
+				}()
+				<-asked
+				return returns
+			})
+		}()
+		select {
+		case err := <-ended:
+			if want := cmp.Or(returns, errBusy); !errors.Is(err, want) {
+				t.Errorf("the run returned %v, want %v", err, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("the run does not return")
+		}
+		until(t, "connections that are given back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+		close(release)
+		<-left
+	}
+}
+
 // TestTx_AStatementThatIsGivenUpIsTheHandlersFailure and nothing that the handler does afterwards is committed without
 // it.
 func TestTx_AStatementThatIsGivenUpIsTheHandlersFailure(t *testing.T) {

@@ -32,7 +32,7 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err := s.usable(ctx); err != nil {
 		return report, err
 	}
-	if err := s.tryWriting(ctx); err != nil {
+	if err := s.write(ctx, s.gate.enterLast, func(context.Context, *lockedTx) error { return nil }); err != nil {
 		return report, fmt.Errorf("sqlitestore: the database cannot be written: %w", err)
 	}
 	return report, nil
@@ -114,18 +114,4 @@ func (set settings) durability() string {
 		keeps += ", and a power cut as far as the disk keeps what it confirmed"
 	}
 	return fmt.Sprintf("journal_mode=%s synchronous=%s: what is committed %s", set.journal, mode, keeps)
-}
-
-// tryWriting takes the write lock, and changes nothing.
-func (s *Store) tryWriting(ctx context.Context) error {
-	if err := s.gate.enter(ctx, false); err != nil {
-		return err
-	}
-	defer s.gate.leave()
-	t, err := s.begin(ctx, context.WithoutCancel(ctx), always)
-	if err != nil {
-		return err
-	}
-	t.abort()
-	return nil
 }

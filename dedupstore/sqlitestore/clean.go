@@ -11,9 +11,12 @@ import (
 // cleanBatch is how many records are removed in one transaction. Others get the write lock in between.
 const cleanBatch = 200
 
-const cleanSQL = `
-DELETE FROM "{table}" WHERE number IN (
-	SELECT number FROM "{table}" WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)`
+const expiredSQL = `(SELECT number FROM "{table}" WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2)`
+
+const (
+	cleanSQL           = `DELETE FROM "{table}" WHERE number IN ` + expiredSQL
+	cleanDuplicatesSQL = `DELETE FROM "{table}_duplicates" WHERE number IN ` + expiredSQL
+)
 
 // Clean removes records that have expired, at most limit, and returns how many they were; fewer than limit: there are
 // no more. It works in small transactions, between which claims get the write lock. Several processes may call it.
@@ -38,26 +41,24 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 	return removed, nil
 }
 
-func (s *Store) cleanBatch(ctx context.Context, limit int) (int, error) {
-	if err := s.gate.enter(ctx, false); err != nil {
-		return 0, err
-	}
-	defer s.gate.leave()
-	detached := context.WithoutCancel(ctx) // a batch is short
-	t, err := s.begin(ctx, detached, always)
+func (s *Store) cleanBatch(ctx context.Context, limit int) (removed int, err error) {
+	err = s.write(ctx, s.gate.enterLast, func(ctx context.Context, t *lockedTx) error {
+		now := clock()
+		if _, err := t.ExecContext(ctx, s.in(cleanDuplicatesSQL), now, limit); err != nil {
+			return err
+		}
+		result, err := t.StmtContext(ctx, s.statements.clean).ExecContext(ctx, now, limit)
+		if err != nil {
+			return err
+		}
+		n, err := result.RowsAffected()
+		removed = int(n)
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}
-	defer t.abort()
-	result, err := t.StmtContext(detached, s.statements.clean).ExecContext(detached, clock(), limit)
-	if err != nil {
-		return 0, err
-	}
-	n, err := result.RowsAffected()
-	if err != nil {
-		return 0, err
-	}
-	return int(n), t.commit()
+	return removed, nil
 }
 
 // RunCleaning removes expired records, every minute until ctx ends; then it returns nil. Run it in one process of those

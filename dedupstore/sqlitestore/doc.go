@@ -28,8 +28,8 @@
 //   - The claim is a transaction of its own: a twin of a running message is answered at once, also while the handler's
 //     transaction has the write lock. A heartbeat of that run neither waits for the lock nor fails.
 //   - A commit whose answer is lost is looked up in the record.
-//   - Operations that come while another is written share the next transaction; what is refused anyway, such as a
-//     duplicate of a finished message, is refused without the write lock.
+//   - The operations of a batch share a transaction, and one that cannot be written harms no other. A claim that is
+//     refused anyway, such as a duplicate of a finished message, is refused without the write lock.
 //   - Committed records survive a killed process. With synchronous=FULL, which is SQLite's default, they survive a
 //     power cut as far as the disk keeps what it confirmed.
 //   - Join commits once: a second transaction of the same run, and a failure after the commit, are refused.

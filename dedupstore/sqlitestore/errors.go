@@ -54,9 +54,8 @@ var errOver = errors.New("the transaction is over: SQLite ends it by itself when
 	"interrupted or a constraint says ROLLBACK; the handler must return the errors of its statements")
 
 var (
-	errGivenUp = errors.New("nobody waits for the write lock any more")
-	errLocked  = errors.New("the database's write lock was not to be had for as long as the lease")
-	errGone    = errors.New("the record is gone")
+	errLocked = errors.New("the database's write lock was not to be had for as long as the lease")
+	errGone   = errors.New("the record is gone")
 )
 
 // A conflictError is why the database refused a transaction because of others. Nothing of it is there.

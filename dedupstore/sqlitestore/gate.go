@@ -1,43 +1,42 @@
 package sqlitestore
 
-import (
-	"context"
-	"sync/atomic"
-)
+import "context"
 
-// A gate lets one writer of this store at a time try for the database's write lock. A flush of short operations goes
-// before the others, which go in the order in which they came. There is one flush at a time.
+// A gate lets one writer of this store at a time try for the database's write lock, in the order in which they came. So
+// a crowd does not poll, and short operations do not wait for all handlers that wait.
 type gate struct {
-	line     chan struct{} // the first of the others is in it
-	turn     chan struct{} // whoever has the turn is in it
-	flushing atomic.Bool   // a flush waits
+	line chan struct{} // the first of the long ones is in it
+	turn chan struct{} // whoever has the turn is in it
 }
 
+func newGate() gate { return gate{line: make(chan struct{}, 1), turn: make(chan struct{}, 1)} }
+
 // enter waits for the writer's turn, which ends with leave. It returns the cause of ctx if that ends before.
-func (g *gate) enter(ctx context.Context, flush bool) error {
-	if flush {
-		g.flushing.Store(true)
-		defer g.flushing.Store(false)
-	} else {
-		select {
-		case g.line <- struct{}{}:
-			defer func() { <-g.line }()
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+func (g *gate) enter(ctx context.Context) error { return put(ctx, g.turn) }
+
+// enterLast is enter for handlers, and for what is not urgent. The first in their line lets those go first who wait for
+// their turn when it comes, once: nobody waits for more than one handler, and no handler for ever.
+func (g *gate) enterLast(ctx context.Context) error {
+	if err := put(ctx, g.line); err != nil {
+		return err
 	}
-	for {
-		select {
-		case g.turn <- struct{}{}:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		if flush || !g.flushing.Load() {
-			return nil
-		}
-		g.leave() // to the flush
+	defer func() { <-g.line }()
+	if err := g.enter(ctx); err != nil {
+		return err
 	}
+	g.leave()
+	return g.enter(ctx)
 }
 
 // leave gives the turn to the next.
 func (g *gate) leave() { <-g.turn }
+
+// put sends to a channel of the gate; those who wait do so in their order.
+func put(ctx context.Context, to chan struct{}) error {
+	select {
+	case to <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

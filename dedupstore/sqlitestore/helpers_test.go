@@ -69,7 +69,14 @@ func claim(t testing.TB, s dedupstore.Store, r dedupstore.Request, want dedupsto
 	return a
 }
 
-var succeeded = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("paid")}, Retention: time.Hour}
+// beat is a heartbeat of a handler.
+func beat(c dedupstore.Claim) dedupstore.Extension {
+	return dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}
+}
+
+var succeeded = dedupstore.Finish{
+	Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("paid")}, Retention: time.Hour,
+}
 
 func mustExec(t testing.TB, db *sql.DB, query string, args ...any) {
 	t.Helper()

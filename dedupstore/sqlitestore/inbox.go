@@ -18,7 +18,7 @@ type inbox struct{ *Store }
 
 var _ interface {
 	dedupstore.Transactor
-	dedupstore.Batcher
+	dedupstore.Inspector
 	dedupstore.Checker
 } = inbox{}
 
@@ -86,7 +86,7 @@ func (s *Store) attempt(
 ) error {
 	waitCtx, done := context.WithTimeoutCause(ctx, max(c.Lease, leastPatience), errLocked)
 	defer done()
-	if err := s.gate.enter(waitCtx, false); err != nil {
+	if err := s.gate.enterLast(waitCtx); err != nil {
 		return notBegun(err)
 	}
 	defer s.gate.leave()
@@ -96,7 +96,7 @@ func (s *Store) attempt(
 	defer cancel(nil)
 	attached := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	defer attached()
-	t, err := s.begin(waitCtx, txCtx, always)
+	t, err := s.begin(waitCtx, txCtx)
 	if err != nil {
 		return notBegun(err)
 	}

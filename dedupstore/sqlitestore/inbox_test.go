@@ -328,11 +328,7 @@ func TestInbox_TwinInAnotherProcessWaitsForALateOutcome(t *testing.T) {
 			}
 			return err
 		})
-		eventually(t, "the twin waits", func() bool {
-			other.queue.mu.Lock()
-			defer other.queue.mu.Unlock()
-			return len(other.queue.waiting) > 0
-		})
+		eventually(t, "the twin waits", func() bool { return len(other.gate.turn) > 0 })
 		return succeeded, nil
 	})
 	if err := errors.Join(err, twin()); err != nil {
@@ -378,18 +374,12 @@ type slowest struct {
 }
 
 func (s slowest) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
-}
-
-func (s slowest) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
-	err := dedupstore.ExtendOne(ctx, s.Transactor, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
-	if err != nil {
+	errs := s.Transactor.Extend(ctx, extensions)
+	if err := errors.Join(errs...); err != nil {
 		s.t.Errorf("a heartbeat returned %v", err)
 	}
-	s.n.Add(1)
-	return err
+	s.n.Add(int32(len(extensions)))
+	return errs
 }
 
 func TestInbox_HasTheWriteLockFromItsBeginning(t *testing.T) {
@@ -409,7 +399,7 @@ func TestInbox_HasTheWriteLockFromItsBeginning(t *testing.T) {
 		took := time.Hour
 		for range 5 { // the machine may be busy: what counts is what the store needs
 			start := time.Now()
-			if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true}); err != nil {
+			if err := dedupstore.ExtendOne(t.Context(), s, beat(c)); err != nil {
 				t.Error(err)
 			}
 			took = min(took, time.Since(start))

@@ -68,7 +68,10 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 	if err != nil {
 		return err
 	}
-	succeeded := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention}
+	succeeded := dedupstore.Finish{
+		Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}, Retention: c.Retention,
+		Took: sqlstore.Duration(now - int64(c.Fence)),
+	}
 	changed, err := rec.finish(c, succeeded, now)
 	if err != nil {
 		return err

@@ -25,9 +25,33 @@ type lockedTx struct {
 	usual int // the connection's busy_timeout
 }
 
-// begin begins a transaction with the write lock, and tries until ctx ends, or goOn, which is asked between tries, says
-// no. The caller has the gate. The transaction is bound to txCtx, which should have no end but the caller's.
-func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, error) {
+// write has the write lock while it calls change, and commits then, unless change returns an error. The context bounds
+// the waiting only: what change does is short.
+func (s *Store) write(
+	ctx context.Context, enter func(context.Context) error, change func(context.Context, *lockedTx) error,
+) error {
+	if err := enter(ctx); err != nil {
+		return fmt.Errorf("wait for the database's write lock: %w", err)
+	}
+	defer s.gate.leave()
+	detached := context.WithoutCancel(ctx)
+	t, err := s.begin(ctx, detached)
+	if err != nil {
+		return fmt.Errorf("take the database's write lock: %w", err)
+	}
+	defer t.abort()
+	if err := change(detached, t); err != nil {
+		return err
+	}
+	if err := t.commit(); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
+}
+
+// begin begins a transaction with the write lock, and tries until ctx ends. The caller has the gate. The transaction is
+// bound to txCtx, which should have no end but the caller's.
+func (s *Store) begin(ctx, txCtx context.Context) (*lockedTx, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		t, err := s.try(ctx, txCtx)
 		switch {
@@ -35,15 +59,11 @@ func (s *Store) begin(ctx, txCtx context.Context, goOn func() bool) (*lockedTx, 
 			return t, nil
 		case !isBusy(err):
 			return nil, ended(ctx, err)
-		case !goOn():
-			return nil, ended(ctx, fmt.Errorf("%w: %w", errGivenUp, err))
 		case !pace.Sleep(ctx, pause):
 			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
 }
-
-func always() bool { return true }
 
 // try begins, and takes the write lock with a statement that changes nothing: the database may be opened without
 // _txlock=immediate. As the transaction's first statement it sees the latest snapshot. Meanwhile the connection's own

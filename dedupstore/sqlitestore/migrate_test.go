@@ -3,12 +3,15 @@ package sqlitestore
 import (
 	"context"
 	"database/sql"
+	_ "embed"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
 // TestMigrate_ManyAtOnceMakeOneTable opens a file for each, as processes do; SQLite keeps them apart alike.
@@ -33,6 +36,69 @@ func TestMigrate_ManyAtOnceMakeOneTable(t *testing.T) {
 			})
 		}
 		all.Wait()
+	}
+}
+
+// schema1 is schema.sql of version 1.
+//
+//go:embed testdata/schema1.sql
+var schema1 string
+
+func TestMigrate_RecordsOfTheVersionBeforeContinue(t *testing.T) {
+	t.Parallel()
+	db := openAt(t, filepath.Join(t.TempDir(), "old.db"))
+	s, err := New(db, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, db, s.in(schema1)+strings.ReplaceAll(s.in(versionSQL), "{version}", "1"))
+	now := clock()
+	row := func(
+		r dedupstore.Request, state dedupstore.State, kind, reason string, decided, lease int64,
+	) dedupstore.Claim {
+		mustExec(t, db, `
+			INSERT INTO oncemill_dedup (key, state, owner, fence, attempts, returned, started, lease_until, due_at,
+				first_at, expires_at, scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result)
+			VALUES (?1, ?2, ?3, ?4, 1, 0, 0, ?5, 0, ?4, ?6, '', '', '', '', ?9, ?7, 0, 0, CAST(?8 AS BLOB), x'')`,
+			r.Key.String(), string(state), r.Owner, now, lease, now+sqlstore.Micros(time.Hour), kind, reason, decided)
+		return dedupstore.Claim{
+			Key: r.Key, Owner: r.Owner, Fence: uint64(now), Attempt: 1, Lease: r.Lease, Retention: r.Retention,
+		}
+	}
+	done := row(request("done"), dedupstore.Finished, "failed", "card refused", now, 0)
+	running := row(request("running"), dedupstore.Running, "", "", 0, now+sqlstore.Micros(time.Hour))
+	row(request("released"), dedupstore.Retryable, "", "database is down", 0, 0)
+
+	if _, err := dedupstore.ClaimOne(t.Context(), s, request("done")); err == nil {
+		t.Error("the version before is used as if it were this one")
+	}
+	for range 2 {
+		if err := s.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := claim(t, s, request("done"), dedupstore.Done)
+	if a.Outcome.Reason != "card refused" || a.Fence != done.Fence {
+		t.Errorf("the outcome is %+v, of fence %d", a.Outcome, a.Fence)
+	}
+	if seen := look(t, s, "done"); seen.Holder != "" || !seen.Ended.IsZero() || seen.History != nil {
+		t.Errorf("the finished record looks like %+v, want nothing that was not known", seen)
+	}
+	if err := dedupstore.ExtendOne(t.Context(), s, beat(running)); err != nil {
+		t.Errorf("a run of before: %v", err)
+	}
+	finish := succeeded
+	finish.Took = time.Second
+	if err := dedupstore.SettleOne(t.Context(), s, running, finish); err != nil {
+		t.Errorf("a run of before: %v", err)
+	}
+	if seen := look(t, s, "running"); seen.Ended.Sub(seen.Claimed) != time.Second {
+		t.Errorf("its record looks like %+v, want its duration", seen)
+	}
+	claim(t, s, request("released"), dedupstore.AcquiredRun)
+	seen := look(t, s, "released")
+	if seen.Attempts != 2 || len(seen.History) != 1 || seen.History[0].Reason != "database is down" {
+		t.Errorf("a record that was taken over looks like %+v, want its past", seen)
 	}
 }
 

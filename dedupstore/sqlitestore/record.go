@@ -1,6 +1,7 @@
 package sqlitestore
 
 import (
+	"database/sql"
 	"fmt"
 	"slices"
 	"time"
@@ -25,6 +26,9 @@ type record struct {
 	trace                      string
 	decided                    uint64 // the fence under which the outcome was decided; of a run, see markSQL
 	outcome                    dedupstore.Outcome
+	holder                     string
+	took                       sql.NullInt64  // milliseconds, of the last run
+	history                    sql.NullString // JSON: the attempts before it
 }
 
 // forget makes a record that has expired like one that never was, but for the fence, which has to grow.
@@ -48,7 +52,7 @@ func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, 
 	if a.Status == dedupstore.AcquiredRun || a.Status == dedupstore.AcquiredPublish {
 		a.Claim = dedupstore.Claim{
 			Key: r.Key, Owner: r.Owner, Fence: rec.fence, Attempt: rec.attempts, Returned: rec.returned,
-			Lease: r.Lease, Retention: r.Retention,
+			Lease: r.Lease, Retention: r.Retention, Holder: r.Holder,
 		}
 	}
 	if rec.fence == before { // an owner that only asks again changes nothing
@@ -115,7 +119,10 @@ func (rec *record) end(r dedupstore.Request, now int64, o dedupstore.Outcome) {
 }
 
 func (rec *record) own(r dedupstore.Request, now int64) {
-	rec.owner = r.Owner
+	if rec.state != dedupstore.Absent {
+		rec.moveOn()
+	}
+	rec.owner, rec.holder, rec.took = r.Owner, r.Holder, sql.NullInt64{}
 	rec.fence = max(rec.fence+1, uint64(max(now, 0)))
 	rec.lease, rec.due = now+sqlstore.Micros(r.Lease), 0
 }
@@ -127,13 +134,13 @@ func (rec *record) heldBy(c dedupstore.Claim) bool {
 // settledBy reports whether an owner has ended its run.
 func (rec *record) settledBy(owner string) bool { return slices.Contains(rec.settled, owner) }
 
-func (rec *record) extend(c dedupstore.Claim, lease time.Duration, now int64) error {
-	if !rec.heldBy(c) || rec.state != dedupstore.Running && rec.state != dedupstore.Publishing {
+func (rec *record) extend(x dedupstore.Extension, now int64) error {
+	if !rec.heldBy(x.Claim) || rec.state != dedupstore.Running && rec.state != dedupstore.Publishing {
 		return dedupstore.ErrClaimLost
 	}
-	rec.started = rec.started || rec.state == dedupstore.Running
-	rec.lease = now + sqlstore.Micros(lease)
-	rec.expires = rec.lease + sqlstore.Micros(c.Retention)
+	rec.started = rec.started || x.Started && rec.state == dedupstore.Running
+	rec.lease = now + sqlstore.Micros(x.Lease)
+	rec.expires = rec.lease + sqlstore.Micros(x.Claim.Retention)
 	return nil
 }
 
@@ -165,7 +172,7 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	case rec.state != dedupstore.Running: // the outcome is not this owner's: it only got it to publish
 		return false, dedupstore.ErrClaimLost
 	}
-	rec.remember(c.Owner)
+	rec.ends(c.Owner, s.Took)
 	rec.outcome, rec.decided = s.Outcome, rec.fence
 	if len(s.Outcome.Produced) > 0 && !s.Published {
 		rec.state, rec.lease = dedupstore.Publishing, now+sqlstore.Micros(c.Lease)
@@ -183,7 +190,7 @@ func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) 
 	case !rec.heldBy(c) || rec.state != dedupstore.Running:
 		return false, dedupstore.ErrClaimLost
 	}
-	rec.remember(c.Owner)
+	rec.ends(c.Owner, s.Took)
 	rec.state, rec.owner, rec.started = dedupstore.Retryable, "", false
 	rec.lease, rec.due = 0, now+sqlstore.Micros(s.Delay)
 	if s.Uncounted {
@@ -215,7 +222,9 @@ func (rec *record) close(expires int64) {
 	rec.expires = expires
 }
 
-func (rec *record) remember(owner string) {
+// ends notes how a run ended. A duration of zero is not known.
+func (rec *record) ends(owner string, took time.Duration) {
+	rec.took = sql.NullInt64{Int64: took.Milliseconds(), Valid: took > 0}
 	rec.settled = append(rec.settled, owner)
 	if n := len(rec.settled); n > sqlstore.RememberedSettlers {
 		rec.settled = rec.settled[n-sqlstore.RememberedSettlers:]

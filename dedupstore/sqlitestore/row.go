@@ -14,18 +14,21 @@ import (
 
 const loadSQL = `
 SELECT number, state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents
+	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents,
+	coalesce(holder, ''), took_ms, history
 FROM "{table}" WHERE key = ?`
 
 const saveSQL = `
 INSERT INTO "{table}" (state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents, key)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents,
+	holder, took_ms, history, key)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 const updateSQL = `
 UPDATE "{table}" SET state = ?, owner = ?, fence = ?, attempts = ?, returned = ?, started = ?, lease_until = ?,
 	due_at = ?, first_at = ?, expires_at = ?, scheme = ?, sum = ?, settled = ?, trace = ?, decided = ?, kind = ?,
-	exhausted = ?, truncated = ?, reason = ?, result = ?, stubs = ?, contents = ? WHERE number = ?`
+	exhausted = ?, truncated = ?, reason = ?, result = ?, stubs = ?, contents = ?,
+	holder = ?, took_ms = ?, history = ? WHERE number = ?`
 
 // A querier runs a statement that returns a row, in a transaction or outside.
 type querier interface {
@@ -41,7 +44,7 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	err := q.QueryRowContext(ctx, key).Scan(&rec.number, &state, &rec.owner, &fence, &rec.attempts, &rec.returned,
 		&rec.started, &rec.lease, &rec.due, &rec.first, &rec.expires, &rec.fingerprint.Scheme, &rec.fingerprint.Sum,
 		&settled, &rec.trace, &decided, &kind, &rec.outcome.Exhausted, &rec.outcome.Truncated,
-		&reason, &result, &stubs, &contents)
+		&reason, &result, &stubs, &contents, &rec.holder, &rec.took, &rec.history)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		rec.forget(now)
@@ -84,7 +87,7 @@ func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 		rec.first, rec.expires, rec.fingerprint.Scheme, rec.fingerprint.Sum, strings.Join(rec.settled, ","), rec.trace,
 		int64(rec.decided), string(rec.outcome.Kind), rec.outcome.Exhausted, rec.outcome.Truncated,
 		[]byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), // never nil, which is NULL
-		sqlstore.EncodeStubs(rec.outcome.Produced), contents,
+		sqlstore.EncodeStubs(rec.outcome.Produced), contents, rec.holder, rec.took, rec.history,
 	}
 	if rec.number == 0 {
 		_, err := tx.StmtContext(ctx, s.statements.save).ExecContext(ctx, append(values, rec.key)...)

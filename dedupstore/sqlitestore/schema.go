@@ -13,7 +13,14 @@ import (
 )
 
 // schemaVersion is that of schema.sql. A change of it comes with the statements that lead from the version before.
-const schemaVersion = 1
+const schemaVersion = 2
+
+// fromVersion1 leads from version 1. What follows in schema.sql adds the tables.
+const fromVersion1 = `
+ALTER TABLE "{table}" ADD COLUMN holder TEXT;
+ALTER TABLE "{table}" ADD COLUMN took_ms INTEGER;
+ALTER TABLE "{table}" ADD COLUMN history TEXT;
+`
 
 //go:embed schema.sql
 var schema string
@@ -23,9 +30,9 @@ CREATE TABLE IF NOT EXISTS "{table}_version" (version INTEGER NOT NULL) STRICT;
 DELETE FROM "{table}_version";
 INSERT INTO "{table}_version" VALUES ({version});`
 
-// Migrate makes the table and its index where they are missing. It only adds, may be repeated, and several processes
-// may call it at once, while others use the store. It leaves a table of a newer program alone:
-// [*dedupstore.SetupError].
+// Migrate makes the tables and the index where they are missing, and adds to those of the version before. It may be
+// repeated, and several processes may call it at once, while others use the store. It leaves a table of a newer program
+// alone: [*dedupstore.SetupError].
 func (s *Store) Migrate(ctx context.Context) error {
 	for {
 		err := s.migrate(context.WithoutCancel(ctx)) // it is short
@@ -49,8 +56,11 @@ func (s *Store) migrate(ctx context.Context) error {
 		return s.schemaError(has)
 	}
 	if err == nil {
-		query := strings.ReplaceAll(s.in(schema+versionSQL), "{version}", fmt.Sprint(schemaVersion))
-		_, err = tx.ExecContext(ctx, query)
+		query := schema + versionSQL
+		if has == 1 {
+			query = fromVersion1 + query
+		}
+		_, err = tx.ExecContext(ctx, strings.ReplaceAll(s.in(query), "{version}", fmt.Sprint(schemaVersion)))
 	}
 	if err == nil {
 		err = tx.Commit()

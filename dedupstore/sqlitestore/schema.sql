@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	fence       INTEGER NOT NULL,
 	attempts    INTEGER NOT NULL,
 	returned    INTEGER NOT NULL,     -- runs that gave their attempt back
-	started     INTEGER NOT NULL,     -- 1: the run has extended its lease
+	started     INTEGER NOT NULL,     -- 1: the handler has been called, or is about to be
 	lease_until INTEGER NOT NULL,
 	due_at      INTEGER NOT NULL,
 	first_at    INTEGER NOT NULL,     -- when the first claim came
@@ -23,7 +23,18 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 	reason      BLOB    NOT NULL,     -- text
 	result      BLOB    NOT NULL,
 	stubs       BLOB,                 -- IDs, topics and keys of what the outcome produced
-	contents    BLOB                  -- headers and payloads of it, until it is published
+	contents    BLOB,                 -- headers and payloads of it, until it is published
+	holder      TEXT,                 -- host and process of the last owner
+	took_ms     INTEGER,              -- the last run, from its fence, which is its time; NULL: not known
+	history     TEXT                  -- JSON: the attempts before the last one
 ) STRICT;
 
 CREATE INDEX IF NOT EXISTS "{table}_expires" ON "{table}" (expires_at);
+
+-- Duplicates that came for outcomes. A row counts if the record of its number has its first_at.
+CREATE TABLE IF NOT EXISTS "{table}_duplicates" (
+	number   INTEGER PRIMARY KEY,
+	first_at INTEGER NOT NULL,
+	count    INTEGER NOT NULL,
+	last_at  INTEGER NOT NULL -- by the clock of the process that noted it
+) STRICT;

@@ -1,6 +1,7 @@
 package sqlitestore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -21,7 +22,6 @@ type Store struct {
 	config     Config
 	log        *slog.Logger
 	gate       gate
-	queue      queue
 	runs       runs
 	preparing  sync.Mutex
 	prepared   atomic.Bool
@@ -34,8 +34,8 @@ type Store struct {
 }
 
 var (
-	_ dedupstore.Batcher = (*Store)(nil)
-	_ dedupstore.Checker = (*Store)(nil)
+	_ dedupstore.Inspector = (*Store)(nil)
+	_ dedupstore.Checker   = (*Store)(nil)
 )
 
 // New returns a store in a database that was opened with the driver modernc.org/sqlite. It does not talk to it: call
@@ -49,13 +49,10 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{
-		db: db, config: cfg, log: cfg.Logger, reading: make(chan struct{}, 1),
-		gate:   gate{line: make(chan struct{}, 1), turn: make(chan struct{}, 1)},
+	return &Store{
+		db: db, config: cfg, log: cfg.Logger, gate: newGate(), reading: make(chan struct{}, 1),
 		commit: (*lockedTx).commit, rest: time.Minute,
-	}
-	s.queue.store = s
-	return s, nil
+	}, nil
 }
 
 // usable is what every operation begins with.
@@ -69,84 +66,66 @@ func (s *Store) usable(ctx context.Context) error {
 	return s.prepare(ctx)
 }
 
+// Extend implements [dedupstore.Store]. A run may have the write lock itself, in its inbox or after Join. Then nobody
+// can take its claim over: it is told so at once, and its extension follows when the lock is free.
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
-}
-
-// Extend implements [dedupstore.Store]. The run may have the write lock itself, in its inbox or after Join. Then nobody
-// can take the claim over, and the extension follows when the lock is free.
-func (s *Store) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
-	if err := sqlstore.ValidateExtend(c, lease); err != nil {
-		return err
-	}
-	if err := s.usable(ctx); err != nil {
-		return err
-	}
-	op := newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
-		if rec.state == dedupstore.Finished && rec.heldBy(c) && s.runs.has(c) {
-			return false, nil // the handler has committed, and will return
-		}
-		err := rec.extend(c, lease, now)
-		if err != nil {
-			s.runs.leave(c) // the next heartbeat is told
-		}
-		return err == nil, err
-	})
-	s.queue.add(op)
-	if s.runs.has(c) {
-		return nil
-	}
-	return op.await(ctx)
-}
-
-func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
-}
-
-// Settle implements [dedupstore.Store].
-func (s *Store) settleOne(ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement) error {
-	return s.Settle(ctx, []dedupstore.Settling{{Claim: c, Settlement: settlement}})[0]
-}
-
-// SettleMany implements [dedupstore.Batcher].
-func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	errs := make([]error, len(settlings))
-	all := make([]*operation, len(settlings))
-	var ops []*operation
-	for i, settling := range settlings {
-		if all[i], errs[i] = s.settling(ctx, settling.Claim, settling.Settlement); errs[i] == nil {
-			ops = append(ops, all[i])
-		}
-	}
-	s.queue.add(ops...)
-	for i, op := range all {
-		if op == nil {
+	errs := make([]error, len(extensions))
+	unusable := s.usable(ctx)
+	var ops []operation
+	for i, x := range extensions {
+		if errs[i] = cmp.Or(x.Validate(), unusable); errs[i] != nil {
 			continue
 		}
-		err := op.await(ctx)
-		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, sqlstore.ErrJoinedOutputs) {
-			s.runs.leave(settlings[i].Claim)
+		op := operation{key: x.Claim.Key.String(), err: &errs[i],
+			apply: func(rec *record, now int64) (bool, error) {
+				if rec.state == dedupstore.Finished && rec.heldBy(x.Claim) && s.runs.has(x.Claim) {
+					return false, nil // the handler has committed, and will return
+				}
+				err := rec.extend(x, now)
+				if err != nil {
+					s.runs.leave(x.Claim) // the next heartbeat is told
+				}
+				return err == nil, err
+			},
 		}
-		errs[i] = noRoom(err)
+		if s.runs.has(x.Claim) {
+			go s.follow(ctx, op, x.Lease)
+		} else {
+			ops = append(ops, op)
+		}
 	}
+	s.do(ctx, ops)
 	return errs
 }
 
-func (s *Store) settling(
-	ctx context.Context, c dedupstore.Claim, settlement dedupstore.Settlement,
-) (*operation, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
+// follow makes an operation when it can, unless that takes until the lease's end, when another has come. Nobody waits
+// for its result.
+func (s *Store) follow(ctx context.Context, op operation, lease time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lease)
+	defer cancel()
+	op.err = new(error)
+	s.do(ctx, []operation{op})
+}
+
+// Settle implements [dedupstore.Store].
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	errs := make([]error, len(settlings))
+	unusable := s.usable(ctx)
+	var ops []operation
+	for i, x := range settlings {
+		errs[i] = cmp.Or(x.Claim.Validate(), dedupstore.ValidateSettlement(x.Settlement), unusable)
+		if errs[i] != nil {
+			continue
+		}
+		ops = append(ops, operation{key: x.Claim.Key.String(), err: &errs[i],
+			apply: func(rec *record, now int64) (bool, error) { return rec.settle(x.Claim, x.Settlement, now) },
+		})
 	}
-	if err := dedupstore.ValidateSettlement(settlement); err != nil {
-		return nil, err
+	s.do(ctx, ops)
+	for i, err := range errs {
+		if err == nil || errors.Is(err, dedupstore.ErrClaimLost) || errors.Is(err, sqlstore.ErrJoinedOutputs) {
+			s.runs.leave(settlings[i].Claim)
+		}
 	}
-	if err := s.usable(ctx); err != nil {
-		return nil, err
-	}
-	return newOperation(c.Key.String(), func(rec *record, now int64) (bool, error) {
-		return rec.settle(c, settlement, now)
-	}), nil
+	return errs
 }

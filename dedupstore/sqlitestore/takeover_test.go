@@ -120,7 +120,7 @@ func TestInbox_AZombieDoesNotKeepTheHoldersHeartbeatWaiting(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		return succeeded, dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: time.Minute, Started: true})
+		return succeeded, dedupstore.ExtendOne(ctx, s, beat(c))
 	})
 	if err != nil {
 		t.Errorf("the holder: %v", err)

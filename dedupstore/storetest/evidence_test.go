@@ -30,7 +30,7 @@ func TestEvidence_EachCaseNoticesWhatIsLost(t *testing.T) {
 		"evidence/attempts-with-their-reasons": func(r *dedupstore.Record) {
 			r.History = r.History[:min(1, len(r.History))]
 		},
-		"evidence/is-bounded": func(r *dedupstore.Record) { r.History = append(r.History, dedupstore.Attempt{}) },
+		"evidence/is-bounded":                               func(r *dedupstore.Record) { r.History = append(r.History, dedupstore.Attempt{}) },
 		"evidence/duplicates-are-counted-beside-the-record": func(r *dedupstore.Record) { r.Duplicates = min(1, r.Duplicates) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -132,15 +132,13 @@ func (s *toyInbox) Extend(ctx context.Context, extensions []dedupstore.Extension
 }
 
 func (s *toyInbox) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
 	if s.breaks("heartbeat-waits-for-the-transaction") && len(s.conns) > 0 {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	s.database.Lock()
 	defer s.database.Unlock()
-	return dedupstore.ExtendOne(ctx, s.toy, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	return dedupstore.ExtendOne(ctx, s.toy, x)
 }
 
 func (s *toyInbox) InTx(ctx context.Context, c dedupstore.Claim,

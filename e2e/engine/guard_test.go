@@ -92,7 +92,7 @@ func TestGuard_FailureIsCountedOnceWhenItIsStored(t *testing.T) {
 	dies := func(change ...func(*dedupstore.Request)) func(*testing.T, *faultyStore) {
 		return func(t *testing.T, store *faultyStore) {
 			claim := abandonedClaim(t, store, "m1", change...)
-			if err := dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: claim, Lease: 30*time.Second, Started: true}); err != nil {
+			if err := dedupstore.ExtendOne(t.Context(), store, dedupstore.Extension{Claim: claim, Lease: 30 * time.Second, Started: true}); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(31 * time.Second) // virtual

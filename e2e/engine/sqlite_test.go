@@ -61,10 +61,8 @@ func (s endsBeforeExtend) Extend(ctx context.Context, extensions []dedupstore.Ex
 }
 
 func (s endsBeforeExtend) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
-
 	s.end()
-	return dedupstore.ExtendOne(ctx, s.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	return dedupstore.ExtendOne(ctx, s.Store, x)
 }
 
 type endsBeforeInTx struct {

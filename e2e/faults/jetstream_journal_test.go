@@ -84,9 +84,9 @@ func (s *journal) Extend(ctx context.Context, extensions []dedupstore.Extension)
 }
 
 func (j *journal) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
+	c := x.Claim
 
-	err := dedupstore.ExtendOne(ctx, j.ledger, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	err := dedupstore.ExtendOne(ctx, j.ledger, x)
 	j.write(c.Key, c.Fence, mark{})
 	return err
 }

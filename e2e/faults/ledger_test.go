@@ -124,7 +124,7 @@ func (l *ledger) extendOne(ctx context.Context, x dedupstore.Extension) error {
 	c, lease := x.Claim, x.Lease
 
 	sent := time.Now()
-	err := dedupstore.ExtendOne(ctx, l.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	err := dedupstore.ExtendOne(ctx, l.Store, x)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fails("extend", err)

@@ -107,7 +107,9 @@ func (s forgetful) Settle(ctx context.Context, settlings []dedupstore.Settling) 
 	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
 }
 
-func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }
+func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+	return nil
+}
 
 // The other mistakes are those of examples/nats.
 func TestKafka_MistakesAreNamed(t *testing.T) {

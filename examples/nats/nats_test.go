@@ -99,7 +99,9 @@ func (s forgetful) Settle(ctx context.Context, settlings []dedupstore.Settling) 
 	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
 }
 
-func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }
+func (f forgetful) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error {
+	return nil
+}
 
 func TestNATS_MistakesAreNamed(t *testing.T) {
 	for says, args := range map[string][]string{

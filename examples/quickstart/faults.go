@@ -60,12 +60,12 @@ func (s *mortality) Extend(ctx context.Context, extensions []dedupstore.Extensio
 
 // Extend implements dedupstore.Store.
 func (m *mortality) extendOne(ctx context.Context, x dedupstore.Extension) error {
-	c, lease := x.Claim, x.Lease
+	c := x.Claim
 
 	if _, dead := m.dead.Load(c.Fence); dead {
 		return errDead
 	}
-	return dedupstore.ExtendOne(ctx, m.Store, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+	return dedupstore.ExtendOne(ctx, m.Store, x)
 }
 
 func (s *mortality) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {

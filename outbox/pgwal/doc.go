@@ -14,8 +14,8 @@
 //   - Order: messages with the same key are published in the order of their commits, each after the one before it was
 //     acknowledged or is dead. A message that is refused holds up its own key only. With MaxInFlight 1, all messages
 //     that need no second attempt are published in the order of commits. Rows that were delayed, requeued or replayed
-//     have the place at which they become due again. Rows that are older than the slot may be published after later
-//     ones of their key.
+//     have the place at which they become due again. Rows that are older than the slot, or that the server does not
+//     show yet when a relay takes over, may be published after later ones of their key.
 //   - No copy without a cause. Causes are a relay that dies, an acknowledgement that never comes, a result that cannot
 //     be recorded before the connection ends, and a row that the server does not show within a second of its commit in
 //     the log. A relay that reads the log again asks the table what is settled. A row without a due time is the log's,

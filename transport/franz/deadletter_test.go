@@ -78,10 +78,10 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
 			d.Handler = "charge"
 			return once.Process(ctx, d, func(ctx context.Context) error { return run(ctx, &kgo.Record{Value: d.Payload}) })
-		})
+		}))
 	}()
 	until(t, "the commits", func() bool { return b.committed("orders")[0] == n && b.committed("later")[0] >= n })
 	stop()
@@ -162,8 +162,8 @@ func TestCheck_DeadLettersThatGoNowhere(t *testing.T) {
 			sharing := b.newClient(append(share.Opts(), kgo.ShareGroup("sharers"), kgo.ConsumeTopics("orders", "later"))...)
 			for who, err := range map[string]error{
 				"Worker.Run": b.start(once, nothing, franz.Config{}).wait(),
-				"Source.Run": s.Run(t.Context(), "orders", func(context.Context, consumer.Delivery) consumer.Decision {
-					return consumer.Decision{Action: consumer.Ack}
+				"Source.Run": s.Run(t.Context(), "orders", func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
+					done(consumer.Decision{Action: consumer.Ack})
 				}),
 				"Source.Check":    s.Check(t.Context(), "orders"),
 				"ShareWorker.Run": share.Run(t.Context(), sharing),

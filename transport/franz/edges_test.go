@@ -142,10 +142,10 @@ func TestSource_SeveralTopics(t *testing.T) {
 			for _, topic := range []string{"orders", "payments"} {
 				before := seen.Load()
 				go func() {
-					ended <- s.Run(ctx, topic, func(context.Context, consumer.Delivery) consumer.Decision {
+					ended <- s.Run(ctx, topic, s.Processor().Blocking(func(context.Context, consumer.Delivery) consumer.Decision {
 						seen.Add(1)
 						return consumer.Decision{Action: consumer.Ack}
-					})
+					}))
 				}()
 				if c.refused != "" && topic == "payments" {
 					var refused *dedupstore.SetupError

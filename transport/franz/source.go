@@ -68,13 +68,15 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 
 // open returns a worker and its client. Without a handle they are to look only.
 func (s *Source) open(
-	handle func(context.Context, consumer.Delivery) consumer.Decision, topics ...string,
+	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
 	started := func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
 		if err := start(); err != nil {
 			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
 		}
-		return handle(ctx, d)
+		decided := make(chan consumer.Decision, 1)
+		handle(ctx, d, func(decision consumer.Decision) { decided <- decision })
+		return <-decided
 	}
 	w, err := newWorker(s.once, s.config.Config, started)
 	if err != nil {
@@ -123,7 +125,7 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 // kgo.InstanceID the member is called by that and the topic: "pod-0-orders". A source with Config.Retry is for one
 // topic at a time: it returns a *dedupstore.SetupError for a second one.
 func (s *Source) Run(
-	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
+	ctx context.Context, topic string, handle consumer.SourceHandler,
 ) error {
 	if err := s.begin(topic); err != nil {
 		return err

@@ -83,7 +83,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 	ended := make(chan error, 1)
 	tries := map[string]int{}
 	go func() {
-		ended <- s.Run(ctx, "orders", func(_ context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(_ context.Context, d consumer.Delivery) consumer.Decision {
 			mu.Lock()
 			defer mu.Unlock()
 			id := d.Header.Get(producer.HeaderID)
@@ -108,7 +108,7 @@ func TestSource_CarriesDecisionsOut(t *testing.T) {
 				return consumer.Decision{Action: consumer.Reject, Err: errors.New("no")}
 			}
 			return consumer.Decision{Action: consumer.Ack}
-		})
+		}))
 	}()
 	until(t, "the commit", func() bool { return b.committed("orders")[0] == 4 })
 	stop()
@@ -146,13 +146,13 @@ func TestSource_DeliversHeadersAsTheyAre(t *testing.T) {
 	ended := make(chan error, 1)
 	s := b.source(once, franz.SourceConfig{})
 	go func() {
-		ended <- s.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+		ended <- s.Run(ctx, "orders", s.Processor().Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
 			mu.Lock()
 			got[d.Header.Get(producer.HeaderID)] = d
 			mu.Unlock()
 			d.Handler = "charge"
 			return once.Process(ctx, d, func(context.Context) error { return oncemill.Permanent(errors.New("no")) })
-		})
+		}))
 	}()
 	until(t, "the commit", func() bool { return b.committed("orders")[0] == 3 })
 	stop()

@@ -171,7 +171,7 @@ func TestRun_DeadLetterTopicWithoutAStream(t *testing.T) {
 	}
 	for who, err := range map[string]error{
 		"Worker.Check": r.worker(succeed).Check(t.Context()), "Worker.Run": r.worker(succeed).Run(t.Context()),
-		"Source.Check": r.source().Check(t.Context(), "orders"), "Source.Run": r.source().Run(t.Context(), "orders", handle),
+		"Source.Check": r.source().Check(t.Context(), "orders"), "Source.Run": r.source().Run(t.Context(), "orders", r.source().Processor().Blocking(handle)),
 	} {
 		var missing *dedupstore.SetupError
 		if !errors.As(err, &missing) || missing.Subject != `DeadLetterTopic "nowhere.dead"` ||

@@ -18,8 +18,9 @@ type engine struct {
 	maxDeliveries atomic.Uint64
 }
 
-// process says what to do with a delivery.
-type process func(context.Context, jetstream.Msg, consumer.Delivery) consumer.Decision
+// process begins to process a delivery, and tells done what to do with it, once. It waits for nothing, and neither must
+// done.
+type process func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision))
 
 // run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains.
 func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p process) error {

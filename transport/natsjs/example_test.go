@@ -103,13 +103,13 @@ func ExampleNewSource() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(source.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+	fmt.Println(source.Run(ctx, "orders", func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 		d.Handler = "charge"
-		return once.Process(ctx, d, func(context.Context) error {
+		once.Start(ctx, d, func(context.Context) error {
 			fmt.Printf("charged for %s\n", d.Payload)
 			stop() // enough for an example
 			return nil
-		})
+		}, done)
 	}))
 	// Output:
 	// charged for order 4711

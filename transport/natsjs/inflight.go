@@ -2,15 +2,12 @@ package natsjs
 
 import (
 	"context"
-	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // A held is a message that the server has given us and that is not settled.
@@ -60,14 +57,13 @@ func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
 		before, answer := s.nc.LastError(), f.ask(now) // while it is not settled
 		s.background.Go(func() { s.probeAcks(work, f, before, answer) })
 	}
-	s.lanes.Go(f.lane, func() { s.work(work, f) })
+	s.handling.Add(1)
+	s.order.Start(f.lane, func() { s.begin(work, f) })
 }
 
-func (s *session) release(settled ...*held) {
+func (s *session) release(f *held) {
 	s.mu.Lock()
-	for _, f := range settled {
-		delete(s.flights, f)
-	}
+	delete(s.flights, f)
 	free, _ := s.free()
 	s.mu.Unlock()
 	if free > 0 { // else the end of a request says more
@@ -91,58 +87,45 @@ func (s *session) lane(ctx context.Context, f *held) (lane string) {
 	return s.config.Order(message{f})
 }
 
-// work has a message processed, as often as it takes here, and settles it.
-func (s *session) work(ctx context.Context, f *held) {
-	acked := false
-	defer func() {
-		if acked {
-			s.ack(ctx, f)
-		} else {
-			s.release(f)
-		}
-	}()
+// begin has a message processed that may start now.
+func (s *session) begin(ctx context.Context, f *held) {
 	if s.isDraining() && !f.last { // giving back the last delivery would lose the message
-		s.giveBack(ctx, f)
+		go func() {
+			defer s.over(f)
+			s.giveBack(ctx, f)
+		}()
 		return
 	}
-	for {
-		f.tries++
-		d := s.decide(ctx, f)
-		if acked = d.Action == consumer.Ack && !s.config.DoubleAck; acked {
+	f.tries++
+	s.running.Add(1)
+	s.process(ctx, message{f}, f.delivery, func(d consumer.Decision) {
+		s.running.Add(-1)
+		if d.Action == consumer.Ack && !s.config.DoubleAck {
+			s.send(ctx, f, "ack", sayAck)
+			s.over(f)
 			return
 		}
-		if d.Action != consumer.RetryLater {
-			s.settle(ctx, f, d)
-			return
-		}
-		if !s.retry(ctx, f, d) {
-			return
-		}
+		go s.conclude(ctx, f, d)
+	})
+}
+
+// conclude carries a decision out that is more than an ack.
+func (s *session) conclude(ctx context.Context, f *held, d consumer.Decision) {
+	if d.Action == consumer.RetryLater && s.retry(ctx, f, d) {
 		f.delivery.Count++
 		f.delivery.Header, _ = headers(f.msg.Header) // the one before was the handler's to change
+		s.begin(ctx, f)
+		return
+	}
+	defer s.over(f)
+	if d.Action != consumer.RetryLater {
+		s.settle(ctx, f, d)
 	}
 }
 
-// decide has a message processed.
-func (s *session) decide(ctx context.Context, f *held) (d consumer.Decision) {
-	s.running.Add(1)
-	returned := false
-	defer func() {
-		s.running.Add(-1)
-		if v := recover(); v == nil && !returned {
-			s.log.ErrorContext(f.traced(ctx),
-				"natsjs: a handler has ended its goroutine (runtime.Goexit): its message comes again after AckWait, "+
-					"behind others of its lane",
-				"id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence)
-		} else if v != nil { // not the handler's, whose panics the guard turns into errors
-			err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
-			s.log.ErrorContext(f.traced(ctx), "natsjs: panic while a message was processed",
-				"id", f.delivery.Header.Get(producer.HeaderID), "sequence", f.sequence, "error", err,
-				"stack", string(err.Stack))
-			d = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
-		}
-	}()
-	d = s.process(ctx, message{f}, f.delivery)
-	returned = true
-	return d
+// over releases a message that is settled, or given up, and starts what follows it.
+func (s *session) over(f *held) {
+	s.release(f)
+	s.order.Done(f.lane)
+	s.handling.Done()
 }

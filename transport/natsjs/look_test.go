@@ -140,9 +140,9 @@ func TestSource_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
 	var delivered atomic.Int64
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.Run(context.Background(), "orders", func(context.Context, consumer.Delivery) consumer.Decision {
+		ended <- s.Run(context.Background(), "orders", func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
 			delivered.Add(1)
-			return consumer.Decision{Action: consumer.Ack}
+			done(consumer.Decision{Action: consumer.Ack})
 		})
 	}()
 	until(t, "the message", func() bool { return delivered.Load() == 1 })

@@ -271,6 +271,6 @@ type deciding struct {
 }
 
 // Run runs the source.
-func (d deciding) Run(ctx context.Context) error { return d.source.Run(ctx, "orders", d.decide) }
+func (d deciding) Run(ctx context.Context) error { return d.source.Run(ctx, "orders", d.source.Processor().Blocking(d.decide)) }
 
 func idOf(d consumer.Delivery) string { return d.Header.Get(producer.HeaderID) }

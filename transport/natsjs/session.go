@@ -13,8 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/lanes"
 	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A session is one run of an engine.
@@ -28,7 +28,8 @@ type session struct {
 	waits   *oncemill.WaitLimit
 	look    time.Duration // how often the consumer is looked at again
 
-	lanes      lanes.Set
+	order      worker.Order
+	handling   sync.WaitGroup // messages in flight
 	fetches    sync.WaitGroup
 	background sync.WaitGroup
 
@@ -40,8 +41,6 @@ type session struct {
 	probe    probe
 	running  atomic.Int64 // calls of process
 	cut      int64        // of them, when their contexts were cancelled
-
-	acks acks
 
 	mu          sync.Mutex
 	flights     map[*held]struct{}
@@ -87,7 +86,7 @@ func (s *session) run(ctx context.Context) error {
 	s.background.Go(func() { s.grace(finished, cancel) })
 	s.fetches.Wait()
 	close(s.pulled)
-	s.lanes.Wait()
+	s.handling.Wait()
 
 	close(finished)
 	s.background.Wait()

@@ -2,9 +2,7 @@ package natsjs
 
 import (
 	"context"
-	"runtime"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 
@@ -55,55 +53,6 @@ func (s *session) warnOfLoss(ctx context.Context, f *held, d consumer.Decision) 
 			"it, and gives it to nobody; set MaxDeliver to -1",
 			"id", d.ID, "sequence", f.sequence, "subject", f.delivery.Topic, "action", string(d.Action), "error", d.Err)
 	}
-}
-
-// acks are what is to be acknowledged together: a write to the connection for each costs client and server more than
-// they do.
-type acks struct {
-	mu    sync.Mutex
-	queue []*held
-	sent  []*held // to be used again
-	busy  bool    // somebody sends what is in the queue
-}
-
-// ack has a message acknowledged, and then released: by who does that for others at the moment, or else here, until
-// there is nothing left to acknowledge. A lane does not wait for that: it sends its own.
-func (s *session) ack(ctx context.Context, f *held) {
-	a := &s.acks
-	a.mu.Lock()
-	if !a.busy && f.lane != "" {
-		a.mu.Unlock()
-		s.send(ctx, f, "ack", sayAck)
-		s.release(f)
-		return
-	}
-	a.queue = append(a.queue, f)
-	mine := !a.busy
-	a.busy = true
-	a.mu.Unlock()
-	for mine {
-		runtime.Gosched() // who is about to add something goes first
-		mine = s.sendAcks(ctx)
-	}
-}
-
-// sendAcks sends what is in the queue. It reports false, and the caller sends no more, if that is nothing.
-func (s *session) sendAcks(ctx context.Context) bool {
-	a := &s.acks
-	a.mu.Lock()
-	a.queue, a.sent = a.sent[:0], a.queue
-	sent := a.sent
-	a.busy = len(sent) > 0
-	a.mu.Unlock()
-	if len(sent) == 0 {
-		return false
-	}
-	for _, f := range sent {
-		s.send(ctx, f, "ack", sayAck)
-	}
-	s.release(sent...)
-	clear(sent)
-	return true
 }
 
 // doubleAck acknowledges a message and waits, for a while, for the server to say so.

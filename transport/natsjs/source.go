@@ -74,7 +74,7 @@ func (s *Source) open(ctx context.Context, topic string) (jetstream.Consumer, li
 
 // Run is Worker.Run for the consumer of a topic. Several at once may share a consumer, but then no order is kept.
 func (s *Source) Run(
-	ctx context.Context, topic string, handle func(context.Context, consumer.Delivery) consumer.Decision,
+	ctx context.Context, topic string, handle consumer.SourceHandler,
 ) error {
 	cons, limits, err := s.open(ctx, topic)
 	if err != nil {
@@ -83,8 +83,10 @@ func (s *Source) Run(
 		}
 		return err
 	}
-	process := func(ctx context.Context, _ jetstream.Msg, d consumer.Delivery) consumer.Decision {
-		return handle(ctx, d)
+	process := func(
+		ctx context.Context, _ jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
+	) {
+		handle(ctx, d, done)
 	}
 	return s.engine.run(ctx, cons, limits, process)
 }

@@ -89,9 +89,11 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	process := func(ctx context.Context, msg jetstream.Msg, d consumer.Delivery) consumer.Decision {
+	process := func(
+		ctx context.Context, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
+	) {
 		d.Handler = w.engine.config.Handler
-		return w.once.Process(ctx, d, func(ctx context.Context) error { return w.handle(ctx, msg) })
+		w.once.Start(ctx, d, func(ctx context.Context) error { return w.handle(ctx, msg) }, done)
 	}
 	return w.engine.run(ctx, w.cons, limits, process)
 }

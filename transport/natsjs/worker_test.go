@@ -97,9 +97,9 @@ func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = source.Run(ctx, "orders", func(context.Context, consumer.Delivery) consumer.Decision {
+	err = source.Run(ctx, "orders", func(_ context.Context, _ consumer.Delivery, done func(consumer.Decision)) {
 		t.Error("a message was handed out")
-		return consumer.Decision{}
+		done(consumer.Decision{})
 	})
 	if err != nil {
 		t.Errorf("the source ended with %v", err)

@@ -71,8 +71,10 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	}
 	return func(msg *message.Message) ([]*message.Message, error) {
 		p := passageOf(msg.Context())
-		switch {
-		case p != nil && !p.enter():
+		switch entered := p == nil || p.enter(); {
+		case !entered && p.handBack(msg):
+			return nil, errHandedBack
+		case !entered:
 			return g.passOn(msg, next)
 		case !g.policy.Shadow && answeredBefore(msg, p):
 			return nil, g.calledAgain(msg)
@@ -89,7 +91,7 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 	}
 }
 
-// passOn gives a message to its handler that is not for this guard any more.
+// passOn gives a message to its handler that is acknowledged, and so not for this guard any more.
 func (g *guard) passOn(msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
 	g.passed.Do(func() {
 		g.log.ErrorContext(msg.Context(),
@@ -147,14 +149,30 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		msg.Nack() // the handler has ended its goroutine, which is the Router's
 	}()
 	var outputs []*message.Message
-	decision := g.once.ProcessOutputs(ctx, d, func(ctx context.Context) (_ []producer.Message, err error) {
+	handler := func(ctx context.Context) (_ []producer.Message, err error) {
 		if outputs, err = g.run(ctx, msg, next); err != nil || g.policy.Shadow {
 			return nil, err
 		}
 		return outgoing(ctx, outputs)
-	})
+	}
+	var ticket *consumer.Ticket
+	if p != nil {
+		ticket = p.claimed(d.Handler)
+	}
+	if ticket == nil {
+		decision := g.once.ProcessOutputs(ctx, d, handler)
+		returned = true
+		return g.answer(msg, p, d, decision, outputs)
+	}
+	later := ticket.ProcessOutputs(ctx, handler, p.settled)
 	returned = true
-	return g.answer(msg, p, d, decision, outputs)
+	if later { // the Router's ack says that it is handled, and the broker's follows when that is stored
+		p.mu.Lock()
+		p.later = true
+		p.mu.Unlock()
+		return nil, nil
+	}
+	return g.answer(msg, p, d, *p.stored, outputs)
 }
 
 // run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process

@@ -2,6 +2,7 @@ package oncewatermill
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -15,9 +16,17 @@ import (
 // nacks; by the passage, the guard tells the subscription what it has decided.
 type passage struct {
 	contexts.Lazy
-	delivery consumer.Delivery
-	owner    atomic.Int32                      // who guards the delivery
-	decided  atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
+	delivery     consumer.Delivery
+	message      *message.Message
+	subscription *subscription
+	owner        atomic.Int32                      // who guards the delivery
+	decided      atomic.Pointer[consumer.Decision] // of the middleware, other than Ack; nil: none
+
+	mu     sync.Mutex
+	ticket *consumer.Ticket        // the delivery has been claimed, and nobody has processed it yet
+	later  bool                    // the outcome is on its way to the store, and the source is to hear of it
+	stored *consumer.Decision      // what the store has made of it
+	tell   func(consumer.Decision) // is told that, when the Router has acknowledged the message
 }
 
 const (
@@ -25,11 +34,12 @@ const (
 	ownedByMiddleware              // it has
 	// the middleware must not guard it: the subscription does, or the message is acknowledged
 	ownedBySubscriber
+	handedBack // by the middleware, which the subscription took for missing
 )
 
 // newPassage makes a message of a delivery. The passage ends with Cancel.
-func newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage, *message.Message) {
-	p := &passage{delivery: d}
+func (s *subscription) newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage, *message.Message) {
+	p := &passage{delivery: d, subscription: s}
 	p.owner.Store(owner)
 	p.Init(ctx)
 	msg := message.NewMessage(d.UUID, d.Payload)
@@ -39,6 +49,7 @@ func newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage
 	if d.Header != nil { // it is ours
 		msg.Metadata = message.Metadata(d.Header)
 	}
+	p.message = msg
 	msg.SetContext(p)
 	return p, msg
 }
@@ -73,9 +84,65 @@ func (p *passage) enter() bool {
 	return p.owner.CompareAndSwap(noOwner, ownedByMiddleware) || p.owner.Load() == ownedByMiddleware
 }
 
+// claimed returns the delivery's ticket, once, if it was claimed for a handler. The middleware has its message.
+func (p *passage) claimed(handler string) *consumer.Ticket {
+	if known := p.subscription.ahead.Load(); known == nil || *known != handler {
+		p.subscription.ahead.Store(&handler)
+	}
+	t := p.take()
+	if t != nil && p.delivery.Handler != handler { // there is another handler than before
+		t.GiveBack(p)
+		return nil
+	}
+	return t
+}
+
+// take returns the delivery's ticket, once.
+func (p *passage) take() *consumer.Ticket {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.ticket
+	p.ticket = nil
+	return t
+}
+
+// settled hears what the store has made of an outcome, which may be before the Router has acknowledged the message, or
+// after.
+func (p *passage) settled(d consumer.Decision) {
+	p.mu.Lock()
+	p.stored = &d
+	tell := p.tell
+	p.mu.Unlock()
+	if tell != nil {
+		tell(d)
+	}
+}
+
+// await has tell told what the store has made of the outcome that is on its way there. It reports false if none is.
+func (p *passage) await(tell func(consumer.Decision)) bool {
+	p.mu.Lock()
+	later, stored := p.later, p.stored
+	p.tell = tell
+	p.mu.Unlock()
+	if later && stored != nil {
+		tell(*stored)
+	}
+	return later
+}
+
 // leave reports whether the delivery, which is acknowledged, has passed the middleware. One that has not must not enter
 // it now.
 func (p *passage) leave() bool { return !p.owner.CompareAndSwap(noOwner, ownedBySubscriber) }
+
+// handBack says to the subscription that guards the delivery that there is a middleware for that. It reports false if
+// that is too late, or the message another one, which has the context of this.
+func (p *passage) handBack(msg *message.Message) bool {
+	if p.message != msg || isClosed(msg.Acked()) {
+		return false
+	}
+	p.owner.Store(handedBack)
+	return true
+}
 
 // timed reports whether a middleware outside has set an end to the message's context.
 func (p *passage) timed(ctx context.Context) bool {

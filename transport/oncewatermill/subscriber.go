@@ -26,9 +26,9 @@ import (
 //
 // Without Middleware in the Router, the subscription notices at the first ack, and says in the log what to add. It
 // records that message's outcome, and from then on claims each message by itself before it hands it to the Router,
-// under the Router's name of the handler. What it cannot do is to store the handler's outputs: a run whose outputs
-// could not be published is repeated. Without a Router nobody names the handler, so that nothing can be recorded, and
-// messages are acknowledged as they are.
+// under the Router's name of the handler, until one comes to a middleware all the same, as behind a filter. What it
+// cannot do is to store the handler's outputs: a run whose outputs could not be published is repeated. Without a Router
+// nobody names the handler, so that nothing can be recorded, and messages are acknowledged as they are.
 //
 // Subscriptions of one topic share its messages, as the members of a group do. Handlers that are each to get all of
 // them need Subscribers of their own, over sources with another consumer (natsjs) or group (franz); a second
@@ -96,7 +96,9 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.runs.Go(func() {
 		defer close(out)
 		defer cancel()
-		(&subscription{subscriber: s, topic: topic, out: out, draining: ctx.Done()}).run(ctx)
+		one := &subscription{subscriber: s, topic: topic, out: out, draining: ctx.Done()}
+		one.run(ctx)
+		one.passes.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.topics[topic]--
@@ -124,8 +126,11 @@ type subscription struct {
 	draining <-chan struct{}
 
 	seen    atomic.Bool            // the middleware has had a message
+	ahead   atomic.Pointer[string] // the name under which it guards; nil: it is not known yet
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is
+
+	passes sync.WaitGroup // messages on their way through the Router
 }
 
 // run keeps a subscription going until ctx ends.
@@ -148,32 +153,72 @@ func (s *subscription) run(ctx context.Context) {
 	}
 }
 
-// deliver hands a message to the Router and waits for what becomes of it.
-func (s *subscription) deliver(ctx context.Context, d consumer.Delivery) consumer.Decision {
+// deliver begins to hand a message to the Router. As soon as the middleware has told the handler's name, messages are
+// claimed before.
+func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
 	if name := s.handler.Load(); name != nil {
 		d.Handler = *name
-		return s.once.Process(ctx, d, func(ctx context.Context) error { return s.handle(ctx, d) })
+		s.once.Blocking(func(ctx context.Context, d consumer.Delivery) consumer.Decision {
+			return s.once.Process(ctx, d, func(ctx context.Context) error { return s.handle(ctx, d) })
+		})(ctx, d, done)
+		return
 	}
 	given := d
 	if !s.seen.Load() {
 		given = ownCopy(d)
 	}
-	p, msg := newPassage(ctx, given, noOwner)
+	p, msg := s.newPassage(ctx, given, noOwner)
+	name := s.ahead.Load()
+	if name == nil {
+		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
+		return
+	}
+	p.delivery.Handler, d.Handler = *name, *name
+	claimed := p.delivery
+	claimed.Message = msg
+	s.once.Claim(ctx, claimed, func(t *consumer.Ticket) {
+		p.ticket = t
+		p.Init(t.Context())
+		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
+	})
+}
+
+// pass hands a message to the Router, and tells done what becomes of it.
+func (s *subscription) pass(
+	ctx context.Context, d consumer.Delivery, p *passage, msg *message.Message, done func(consumer.Decision),
+) {
 	defer p.Cancel(nil) // as Watermill's adapters do it: the context of a message ends with its ack
 	if err := s.hand(ctx, msg); err != nil {
-		return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
+		s.giveBack(ctx, p)
+		done(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
+		return
 	}
 	select {
 	case <-msg.Acked():
-		return s.acked(ctx, d, p, msg)
+		if p.await(done) {
+			return
+		}
+		s.giveBack(ctx, p)
+		done(s.acked(ctx, d, p, msg))
+		return
 	case <-msg.Nacked():
 	case <-ctx.Done():
-		return consumer.Decision{Action: consumer.Leave, Err: context.Cause(ctx)}
+		done(consumer.Decision{Action: consumer.Leave, Err: context.Cause(ctx)})
+		return
 	}
+	s.giveBack(ctx, p)
 	if decision := p.decided.Load(); decision != nil {
-		return *decision
+		done(*decision)
+		return
 	}
-	return consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(d.Count), Err: errNacked}
+	done(consumer.Decision{Action: consumer.RetryLater, Delay: nackDelay(d.Count), Err: errNacked})
+}
+
+// giveBack gives back what was claimed for a message that the middleware has not had.
+func (s *subscription) giveBack(ctx context.Context, p *passage) {
+	if t := p.take(); t != nil {
+		t.GiveBack(ctx)
+	}
 }
 
 // hand gives a message to the Router. It returns why the Router has not taken it, or nil.
@@ -202,7 +247,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 		})
 		return *decision
 	}
-	if p.leave() {
+	if s.seen.Load() || p.leave() { // what was left out before it, as by a filter, is not for the guard
 		s.seen.Store(true)
 		return consumer.Decision{Action: consumer.Ack}
 	}
@@ -225,19 +270,25 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 
 // handle has the Router handle a message that is guarded here.
 func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
-	p, msg := newPassage(ctx, ownCopy(d), ownedBySubscriber)
+	p, msg := s.newPassage(ctx, ownCopy(d), ownedBySubscriber)
 	defer p.Cancel(nil)
 	if err := s.hand(ctx, msg); err != nil {
 		return oncemill.Uncounted(oncemill.NoEffect(err))
 	}
+	err := errNacked
 	select {
 	case <-msg.Acked():
-		return nil
+		err = nil
 	case <-msg.Nacked():
-		return errNacked
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		err = context.Cause(ctx)
 	}
+	if p.owner.Load() == handedBack { // from now on the middleware guards, and stores outputs
+		s.seen.Store(true)
+		s.handler.Store(nil)
+		return oncemill.Uncounted(oncemill.NoEffect(errHandedBack))
+	}
+	return err
 }
 
 // ownCopy returns a delivery whose message its handler may change.

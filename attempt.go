@@ -1,0 +1,293 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/internal/txctx"
+)
+
+// Run claims, unless that has been done, waits as the call says, and runs fn if it may. It returns as Guard.Run does,
+// when the outcome is stored.
+func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
+	began := time.Now()
+	e, res, err := t.attempt(ctx, fn)
+	if e != nil {
+		res, err = t.ended(ctx, e, t.guard.settle(ctx, &t.lease, e.settlement))
+	}
+	t.log(ctx, &res, err, began)
+	return res, err
+}
+
+// Attempt is Run without the wait for a success to be stored. It tells done how the call ended, once, in the words of
+// Guard.Run. A success without outputs is handed over, to be stored with those of others, and Attempt returns true: then
+// done is called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise
+// done has been called.
+func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
+	began := time.Now()
+	e, res, err := t.attempt(ctx, fn)
+	if e == nil || e.handler != nil {
+		if e != nil {
+			res, err = t.ended(ctx, e, t.guard.settle(ctx, &t.lease, e.settlement))
+		}
+		t.log(ctx, &res, err, began)
+		done(res, err)
+		return false
+	}
+	over := func(err error) {
+		res, err := t.ended(ctx, e, err)
+		t.log(ctx, &res, err, began)
+		done(res, err)
+	}
+	l := &t.lease
+	l.part.settles.GoOne(dedupstore.Settling{Claim: l.claim, Settlement: e.settlement}, func(err error) {
+		if err == nil {
+			over(nil)
+			return
+		}
+		t.guard.background.Go(func() {
+			over(t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err))
+		})
+	})
+	return true
+}
+
+// log says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
+func (t *Ticket) log(ctx context.Context, res *Result, err error, began time.Time) {
+	g, key := t.guard, &t.call.Key
+	if err != nil || g.policy.Shadow || !g.log.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	switch {
+	case res.Duplicate:
+		line := []any{"id", key.ID, "handler", key.Handler, "outcome", string(res.Outcome.Kind), "age", res.Age}
+		if id := telemetry.TraceID(t.last.Answer.Trace); id != "" {
+			line = append(line, "first_trace_id", id)
+		}
+		g.log.DebugContext(ctx, "oncemill: duplicate suppressed", line...)
+	case res.Outcome.Kind == dedupstore.Succeeded:
+		g.log.DebugContext(ctx, "oncemill: handled", "id", key.ID, "handler", key.Handler, "attempt", res.Attempt,
+			"took", time.Since(began))
+	}
+}
+
+// An ending is a settlement that ends a call, and how it ends then.
+type ending struct {
+	settlement dedupstore.Settlement
+	res        Result
+	err        error // that a released run is to be tried again
+	handler    error
+}
+
+// ended returns how a call ended, when its settlement is stored, or could not be.
+func (t *Ticket) ended(ctx context.Context, e *ending, err error) (Result, error) {
+	switch {
+	case err != nil:
+		return Result{}, t.guard.unfinished(ctx, &t.lease, e.handler, err)
+	case e.err != nil:
+		return Result{}, e.err
+	}
+	t.guard.countEnd(ctx, &t.call.Key, &e.res.Outcome)
+	return e.res, nil
+}
+
+// attempt does everything but a settlement that can be handed over.
+func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, error) {
+	g := t.guard
+	if g.policy.Shadow {
+		res, err := g.shadow(ctx, &t.call, fn)
+		return nil, res, err
+	}
+	if t.err != nil {
+		return nil, Result{}, t.err
+	}
+	err := t.acquire(ctx)
+	answer := &t.last.Answer
+	switch e := err.(type) { //nolint:errorlint // never wrapped
+	case nil:
+	case *BusyError:
+		telemetry.LinkOriginal(ctx, t.call.Key.Group, t.call.Key.Handler, t.call.Key.ID, answer.Trace)
+		return nil, Result{}, e
+	case *bypassError:
+		res, err := g.bypass(ctx, t.call, fn)
+		return nil, res, err
+	default:
+		return nil, Result{}, err
+	}
+	switch answer.Status {
+	case dedupstore.AcquiredRun:
+		return t.run(ctx, fn)
+	case dedupstore.AcquiredPublish:
+		res := Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}
+		if err := g.renew(ctx, &t.lease, false); err != nil {
+			g.keeper.let(&t.lease)
+			return nil, Result{}, err
+		}
+		res, err := t.publish(ctx, res)
+		return nil, res, err
+	case dedupstore.Done:
+		g.duplicates.note(&t.call.Key)
+		return nil, Result{Outcome: answer.Outcome, Duplicate: true, Age: answer.Age, Fence: answer.Fence}, nil
+	case dedupstore.Mismatch:
+		return nil, Result{}, &MismatchError{Key: t.call.Key}
+	}
+	err = fmt.Errorf("store answered %q", answer.Status)
+	return nil, Result{}, &StoreError{Op: "claim", Key: t.call.Key, Err: err}
+}
+
+// run runs the handler under its lease, and says what is to be stored.
+func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
+	if err := t.start(ctx); err != nil {
+		return nil, Result{}, err
+	}
+	if t.guard.inbox != nil {
+		return t.runInTx(ctx, fn)
+	}
+	began := time.Now()
+	var outcome dedupstore.Outcome
+	err := t.guard.underLease(ctx, &t.lease, func(ctx context.Context) (err error) {
+		outcome, err = t.guard.protect(ctx, &t.lease.claim, fn)
+		return err
+	})
+	return t.over(ctx, outcome, err, time.Since(began))
+}
+
+// start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as
+// started.
+func (t *Ticket) start(ctx context.Context) error {
+	g, l := t.guard, &t.lease
+	l.start()
+	err := g.renew(ctx, l, g.policy.ExpiredLease == Park)
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	g.keeper.let(l)
+	if !l.isLost() { // the error may be ErrClaimLost of another claim, in whose handler this is
+		g.giveBack(ctx, l)
+	}
+	return err
+}
+
+// over says what is to be stored of a run that is over.
+func (t *Ticket) over(
+	ctx context.Context, o dedupstore.Outcome, err error, took time.Duration,
+) (*ending, Result, error) {
+	g, l := t.guard, &t.lease
+	res := Result{Fence: l.claim.Fence, Attempt: l.claim.Attempt, took: took, err: err}
+	switch {
+	case l.isLost():
+		return nil, Result{}, g.lost(ctx, l, err)
+	case err != nil:
+		return t.failed(ctx, res, o.Result)
+	}
+	g.succeeded(&o, &res)
+	finish := dedupstore.Finish{Outcome: o, Retention: g.policy.Window, Took: took}
+	if len(o.Produced) == 0 {
+		return &ending{settlement: finish, res: res}, Result{}, nil
+	}
+	if err := dedupstore.ValidateSettlement(finish); err != nil {
+		// The effect has happened, and running it again would not make these outputs valid.
+		res.err = Permanent(fmt.Errorf("the handler's outputs cannot be stored: %w", err))
+		return t.failed(ctx, res, o.Result)
+	}
+	if size(o.Produced) > g.policy.MaxProducedBytes {
+		res, err := t.publishFirst(ctx, res, finish)
+		return nil, res, err
+	}
+	res, err = t.finish(ctx, res, finish)
+	return nil, res, err
+}
+
+// succeeded makes the outcome of a run that returned no error: as it is to be stored, and as the caller gets it.
+func (g *Guard) succeeded(o *dedupstore.Outcome, res *Result) {
+	o.Kind, o.Reason, o.Exhausted = dedupstore.Succeeded, "", false
+	res.Outcome = *o
+	g.truncate(o)
+}
+
+// failed says what is to be stored of a run that returned an error, and perhaps a result beside it.
+func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending, Result, error) {
+	// Adapters cancel deliveries for reasons of their own, too. So does the guard when a lease cannot be renewed.
+	interrupted := errors.Is(ctx.Err(), context.Canceled) || t.lease.wasCut()
+	v := decide(&t.guard.policy, &t.lease.claim, res.err, interrupted)
+	if v.release != nil {
+		v.release.Took = res.took
+		retry := &RetryError{Delay: v.release.Delay, Attempt: t.lease.claim.Attempt, Uncounted: v.release.Uncounted,
+			Err: res.err}
+		return &ending{settlement: *v.release, err: retry, handler: res.err}, Result{}, nil
+	}
+	v.outcome.Result = result
+	return t.conclude(ctx, res, v.outcome)
+}
+
+// conclude stores an outcome that is no success, with its dead letter. One that is too large for the record is left
+// out, and made again by whoever publishes it.
+func (t *Ticket) conclude(ctx context.Context, res Result, o dedupstore.Outcome) (*ending, Result, error) {
+	g := t.guard
+	o.Produced = g.deadLetter(ctx, &t.call, o, t.lease.claim.Attempt, t.lease.claim.Fence)
+	res.Outcome = o
+	g.truncate(&o)
+	finish := dedupstore.Finish{Outcome: o, Retention: g.window(o), Took: res.took}
+	if len(o.Produced) == 0 {
+		return &ending{settlement: finish, res: res, handler: res.err}, Result{}, nil
+	}
+	if size(o.Produced) > g.policy.MaxProducedBytes {
+		finish = withheld(finish)
+	}
+	res, err := t.finish(ctx, res, finish)
+	return nil, res, err
+}
+
+// protect calls the handler, and turns a panic into an error, so that it counts as a failed attempt: also one in a
+// method of the error that it returned, such as that of a nil pointer. Where it happened is in the log, as most callers
+// have no use for the error.
+func (g *Guard) protect(ctx context.Context, c *dedupstore.Claim, fn RunFunc) (o dedupstore.Outcome, err error) {
+	defer func() {
+		v := recover()
+		if missing, ok := v.(txctx.NoTx); ok {
+			o, err = dedupstore.Outcome{}, g.needsInbox(ctx, c, missing)
+		} else if v != nil {
+			p := &PanicError{Value: v, Stack: debug.Stack()}
+			o, err = dedupstore.Outcome{}, p
+			g.log.ErrorContext(ctx, "oncemill: handler panicked; the attempt has failed",
+				"id", c.Key.ID, "key", c.Key.String(), "attempt", c.Attempt, "error", p, "stack", string(p.Stack))
+		}
+	}()
+	if o, err = fn(withClaim(ctx, c)); err != nil {
+		_, _, _ = reason(err), uncounted(err), errors.Is(err, errNotRepeated)
+	}
+	return o, err
+}
+
+// needsInbox makes the error of a handler that asked for a transaction where there is none: a mistake in how the
+// program is put together, which no message is to fail for. It does not vouch for NoEffect: the handler may have done
+// something before.
+func (g *Guard) needsInbox(ctx context.Context, c *dedupstore.Claim, missing txctx.NoTx) error {
+	err := fmt.Errorf("oncemill: the handler wants the transaction of an inbox, and its guard has none: "+
+		"give consumer.New or oncemill.NewGuard store.Inbox(): %w", missing)
+	g.noInbox.Do(func() {
+		g.log.ErrorContext(ctx, "oncemill: handler wants a transaction of an inbox, and has none; its messages wait",
+			"id", c.Key.ID, "key", c.Key.String(), "error", err)
+	})
+	return Uncounted(err)
+}
+
+// lost makes the error of a claim that another owner took over, and says so: the effect of a run may have happened.
+func (g *Guard) lost(ctx context.Context, l *lease, handler error) error {
+	g.meter.Loss(ctx, l.claim.Key.Group, l.claim.Key.Handler)
+	g.log.WarnContext(ctx, "oncemill: claim lost; the outcome of this run, if any, was refused",
+		"id", l.claim.Key.ID, "key", l.claim.Key.String(), "fence", l.claim.Fence, "error", handler)
+	if handler == ErrClaimLost { //nolint:errorlint // the cause of its own context, and no more
+		handler = nil
+	}
+	return &ClaimLostError{Handler: handler}
+}

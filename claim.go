@@ -1,0 +1,334 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// A Ticket is a call on its way through the guard: claim, attempt, settle. It is for one goroutine at a time.
+type Ticket struct {
+	guard *Guard
+	ctx   context.Context // of the delivery
+	call  Call
+	err   error // what is wrong with the call
+
+	request dedupstore.Request
+	first   time.Time              // when a claim was sent first under the request's owner
+	last    dedupstore.ClaimResult // how the last claim was answered
+	took    time.Duration          // how long that was under way
+	unread  bool                   // nobody has looked at that yet
+	lease   lease                  // of what was granted
+	granted bool
+}
+
+// Ticket makes a ticket for a call. It sends nothing. The error of a call that is wrong is that of its attempt.
+func (g *Guard) Ticket(ctx context.Context, call Call) *Ticket {
+	t := &Ticket{guard: g, ctx: ctx, call: call}
+	if !g.policy.Shadow {
+		t.err = t.call.validate()
+		t.request = g.request(ctx, &t.call)
+	}
+	return t
+}
+
+// Claim asks for the ticket's key, together with other calls that ask at this time, and calls ready when there is an
+// answer: in a goroutine that asks for further ones afterwards, so that ready must not wait for anything. What was
+// granted is extended from then on, until the ticket is attempted or given back. Claim only what can start now: a crash
+// uses up an attempt of it. Where the store is down nothing is asked: the attempt asks, and waits as its call says.
+func (t *Ticket) Claim(ready func()) {
+	g := t.guard
+	if g.policy.Shadow || t.err != nil || t.ctx.Err() != nil {
+		ready()
+		return
+	}
+	p := g.parts.of(t.ctx, &t.call.Key)
+	if !p.breaker.healthy.Load() {
+		ready()
+		return
+	}
+	sent := time.Now()
+	t.first = sent
+	p.claims.GoOne(t.request, func(result dedupstore.ClaimResult) {
+		t.answered(p, result, sent)
+		ready()
+	})
+}
+
+// answered takes the answer to a claim that was sent at a time together with others.
+func (t *Ticket) answered(p *part, result dedupstore.ClaimResult, sent time.Time) {
+	if result.Err != nil {
+		p.breaker.report(&t.call.Key, result.Err)
+	}
+	t.take(p, result, sent)
+	t.unread = true
+}
+
+// take takes the answer to a claim.
+func (t *Ticket) take(p *part, result dedupstore.ClaimResult, sent time.Time) {
+	t.last, t.took = result, time.Since(sent)
+	status := result.Answer.Status
+	if result.Err != nil || status != dedupstore.AcquiredRun && status != dedupstore.AcquiredPublish {
+		return
+	}
+	t.granted = true
+	t.lease.granted(result.Answer.Claim, p, t.first)
+	t.guard.keeper.hold(&t.lease)
+}
+
+// GiveBack gives back what was granted to a ticket that will not be attempted.
+func (t *Ticket) GiveBack(ctx context.Context) {
+	t.guard.keeper.let(&t.lease)
+	if t.granted && t.last.Answer.Status == dedupstore.AcquiredRun {
+		t.guard.giveBack(ctx, &t.lease)
+	}
+}
+
+// How often a call that waits asks again: often at first, because most holders are quick.
+const (
+	minPoll = 5 * time.Millisecond
+	maxPoll = 500 * time.Millisecond
+)
+
+// acquire asks, unless that has been done, and waits while the key is busy or the store does not answer, at most for
+// Call.MaxWait. Under the same owner token any copy of any of the claims may be the one that the store applied, so
+// leases are measured from the first.
+func (t *Ticket) acquire(ctx context.Context) error {
+	g, key := t.guard, &t.call.Key
+	start := time.Now()
+	busy, failed, waits := false, false, false
+	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
+		if ctx.Err() != nil && !t.unread {
+			return context.Cause(ctx)
+		}
+		p := g.parts.of(ctx, key)
+		wake := p.breaker.recovery() // taken before the store is asked, so that no recovery is missed
+		err := t.ask(ctx, p)
+		answer := &t.last.Answer
+		switch {
+		case err == nil && answer.Status != dedupstore.Busy:
+			g.count(ctx, key, answer)
+			return nil
+		case is[*dedupstore.InvalidError](err):
+			return err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil && !busy:
+			g.count(ctx, key, answer)
+			busy = true
+		}
+		pause := poll
+		if err == nil {
+			err = &BusyError{Wait: answer.Wait, NotDue: answer.Found == dedupstore.Retryable}
+			wake = nil
+			if answer.Wait > 0 {
+				pause = min(pause, max(answer.Wait, time.Millisecond))
+			}
+		} else {
+			// its owner has settled, and replicas are not back in milliseconds
+			if errors.Is(err, dedupstore.ErrNotDurable) {
+				t.request.Owner, t.first, pause = newOwner(), time.Time{}, maxPoll
+			}
+			pause, err = g.storeError(ctx, t.call.Key, pause, err)
+			if g.mayBypass(err) && !busy { // else somebody is known to be at it
+				return &bypassError{err}
+			}
+			if !failed {
+				g.tally(ctx, key, &telemetry.Answer{Outcome: telemetry.StoreError})
+				g.tellOf(ctx, key, err)
+				failed = true
+			}
+		}
+		left := t.call.MaxWait - time.Since(start)
+		if left <= 0 {
+			return err
+		}
+		if !waits {
+			if !t.call.WaitLimit.enter() {
+				return err
+			}
+			waits = true
+			defer t.call.WaitLimit.leave()
+		}
+		if !sleepUntil(ctx, min(left, pause+rand.N(pause/4+1)), wake) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// ask asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile: the
+// store may grant the claim all the same, and nobody would give it back, so that the message had to wait for the end of
+// its lease.
+func (t *Ticket) ask(ctx context.Context, p *part) error {
+	if t.unread {
+		t.unread = false
+		t.time(ctx)
+		return t.last.Err
+	}
+	return p.breaker.claim(&t.call.Key, func() error {
+		sent := time.Now()
+		if t.first.IsZero() {
+			t.first = sent
+		}
+		t.take(p, p.claims.Do(ctx, t.request), sent)
+		t.time(ctx)
+		return t.last.Err
+	})
+}
+
+// time records how long the store took to answer, or to fail.
+func (t *Ticket) time(ctx context.Context) {
+	if !t.guard.meter.Times(ctx) {
+		return
+	}
+	if err := t.last.Err; err != nil {
+		t.guard.meter.ClaimTook(ctx, telemetry.StoreError, storeFailure(err), t.took)
+	} else {
+		t.guard.meter.ClaimTook(ctx, outcomeOf(&t.last.Answer), "", t.took)
+	}
+}
+
+func (g *Guard) request(ctx context.Context, call *Call) dedupstore.Request {
+	r := dedupstore.Request{
+		Key:         call.Key,
+		Owner:       newOwner(),
+		Lease:       g.policy.Lease,
+		Retention:   g.policy.Window,
+		MaxAttempts: g.policy.MaxAttempts,
+		ParkExpired: g.policy.ExpiredLease == Park,
+		Rerun:       call.Rerun,
+		Trace:       telemetry.Traceparent(ctx),
+		Holder:      thisProcess,
+	}
+	if g.policy.Mismatch != MismatchIgnore {
+		r.Fingerprint = call.Fingerprint
+	}
+	return r
+}
+
+// thisProcess names host and process in records: the end of a host's name tells pods apart.
+var thisProcess = holder(os.Hostname())
+
+func holder(host string, _ error) string {
+	process := ":" + strconv.Itoa(os.Getpid())
+	host = strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, host)
+	return host[max(0, len(host)+len(process)-dedupstore.MaxHolder):] + process
+}
+
+func newOwner() string { return ids.Token() }
+
+// storeError makes the error of a claim that failed, or was not sent because the store is down, and says how long to
+// wait for the next.
+func (g *Guard) storeError(
+	ctx context.Context, key dedupstore.Key, poll time.Duration, err error,
+) (time.Duration, error) {
+	if refusal, ok := err.(*refusalError); ok { //nolint:errorlint // never wrapped
+		return refusal.wait, &StoreError{Op: "claim", Key: key, Err: refusal.cause}
+	}
+	g.storeFailed(ctx, "claim", err)
+	return poll, &StoreError{Op: "claim", Key: key, Err: err}
+}
+
+// tellEvery is how often somebody is told of messages that wait although the store answers.
+const tellEvery = time.Minute
+
+// tellOf logs an answer that keeps a message waiting, of many at once the first. Of a store that is down the breaker
+// tells.
+func (g *Guard) tellOf(ctx context.Context, key *dedupstore.Key, err error) {
+	if !refuses(err) {
+		return
+	}
+	now, last := time.Now().UnixNano(), g.told.Load()
+	if now-last < int64(tellEvery) || !g.told.CompareAndSwap(last, now) {
+		return
+	}
+	g.log.ErrorContext(ctx, "oncemill: a message waits because the store refuses its claim; there may be more",
+		"id", key.ID, "key", key.String(), "error", err)
+}
+
+// refuses reports whether an error is an answer of a store that works: a record that cannot be read, no room, or a
+// claim that is not durable.
+func refuses(err error) bool {
+	return is[*dedupstore.RecordError](err) || errors.Is(err, dedupstore.ErrFull) ||
+		errors.Is(err, dedupstore.ErrNotDurable)
+}
+
+// bypassError is a store error at which the policy lets the handler run unguarded.
+type bypassError struct{ error }
+
+// mayBypass reports whether the policy lets the handler run unguarded after this error. A record that cannot be read is
+// an answer, a full store must not be made to forget, and a claim that is not durable must not be run on: none of them
+// opens the guard.
+func (g *Guard) mayBypass(err error) bool {
+	return g.policy.StoreDown == FailOpen && is[*StoreError](err) && !refuses(err)
+}
+
+// count reports how a claim was answered.
+func (g *Guard) count(ctx context.Context, key *dedupstore.Key, a *dedupstore.Answer) {
+	o := outcomeOf(a)
+	g.tally(ctx, key, &telemetry.Answer{
+		Outcome: o, Attempt: a.Claim.Attempt, Fence: a.Claim.Fence, Age: a.Age, Taken: tookOver(a),
+	})
+	if o != telemetry.Claimed && o != telemetry.FingerprintMismatch && a.Status != dedupstore.Busy { // see attempt
+		telemetry.LinkOriginal(ctx, key.Group, key.Handler, key.ID, a.Trace)
+		if a.Status == dedupstore.AcquiredPublish && a.Fence == a.Claim.Fence { // the claim itself ended the message
+			g.countEnd(ctx, key, &a.Outcome)
+		}
+	}
+}
+
+func (g *Guard) tally(ctx context.Context, key *dedupstore.Key, a *telemetry.Answer) {
+	g.meter.Claim(ctx, key.Group, key.Handler, key.ID, a)
+}
+
+// tookOver reports whether a claim found the expired lease of a run: it runs instead, or ended it. A first run that was
+// found is the claimer's own, whose answer was lost.
+func tookOver(a *dedupstore.Answer) bool {
+	switch a.Status {
+	case dedupstore.AcquiredRun:
+		return a.Found == dedupstore.Running && a.Claim.Attempt > 1
+	case dedupstore.AcquiredPublish:
+		return a.Found == dedupstore.Running
+	}
+	return false
+}
+
+func outcomeOf(a *dedupstore.Answer) telemetry.Outcome {
+	switch a.Status {
+	case dedupstore.AcquiredRun:
+		// by itself: its answer was lost
+		if a.Claim.Attempt == 1 && (a.Found == dedupstore.Absent || a.Found == dedupstore.Running) {
+			return telemetry.Claimed
+		}
+		return telemetry.Reclaimed
+	case dedupstore.AcquiredPublish:
+		return telemetry.PublishOnly
+	case dedupstore.Mismatch:
+		return telemetry.FingerprintMismatch
+	case dedupstore.Busy:
+		if a.Found == dedupstore.Retryable {
+			return telemetry.NotDue
+		}
+		return telemetry.DuplicateInProgress
+	}
+	switch a.Outcome.Kind {
+	case dedupstore.Failed:
+		return telemetry.DuplicateFailed
+	case dedupstore.Unknown:
+		return telemetry.DuplicateUnknown
+	}
+	return telemetry.DuplicateCompleted
+}

@@ -1,0 +1,285 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"runtime/debug"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// A Ticket is a delivery on its way through a Processor. It is for one goroutine at a time, and has to be processed or
+// given back.
+type Ticket struct {
+	processor *Processor
+	delivery  Delivery
+	found     identified
+	ctx       context.Context       // with the delivery's span
+	decision  *Decision             // known already; nil: none is
+	guarded   *oncemill.Ticket      // nil: no guard is asked
+	observed  *telemetry.Processing // nil: nobody wants to know
+	over      bool                  // its span has ended
+	handed    bool                  // the guard has it, or is done with it
+}
+
+// Claim finds out what a delivery is, and asks for its key together with others that are asked for at this time. It
+// calls ready when there is an answer: in a goroutine that asks for further ones afterwards, so that ready must not wait
+// for anything. The ticket is to be processed at once: a crash uses up an attempt of what was claimed.
+func (p *Processor) Claim(ctx context.Context, d Delivery, ready func(*Ticket)) {
+	t := p.ticket(ctx, d)
+	if t.guarded == nil {
+		ready(t)
+		return
+	}
+	t.guarded.Claim(func() { ready(t) })
+}
+
+// Start is Process that does not wait: the delivery is claimed together with others, its handler runs in a goroutine of
+// its own, and its outcome is stored together with others. It tells done what to do with the delivery, once, in a
+// goroutine in which done must not wait for anything. A handler that ends its goroutine (runtime.Goexit), which is
+// what a test does that fails in one, is done with Leave.
+func (p *Processor) Start(ctx context.Context, d Delivery, handle Handler, done func(Decision)) {
+	p.Claim(ctx, d, func(t *Ticket) {
+		p.alone(t.ctx, d, done, func() { t.Process(t.ctx, handle, done) })
+	})
+}
+
+// Blocking makes a SourceHandler of a function that returns its decision: it is called in a goroutine of its own.
+func (p *Processor) Blocking(handle func(context.Context, Delivery) Decision) SourceHandler {
+	return func(ctx context.Context, d Delivery, done func(Decision)) {
+		p.alone(ctx, d, done, func() { done(handle(ctx, d)) })
+	}
+}
+
+// alone does work on a delivery in a goroutine of its own. If that does not return, done is told.
+func (p *Processor) alone(ctx context.Context, d Delivery, done func(Decision), work func()) {
+	p.running.Go(func() {
+		returned := false
+		defer func() {
+			where := []any{"id", d.Header.Get(producer.HeaderID), "from", d.Topic, "position", d.Position}
+			if v := recover(); v != nil { // not the handler's, whose panics the guard turns into errors
+				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+				p.log.ErrorContext(ctx, "oncemill: panic while a message was processed; it comes again",
+					append(where, "error", err, "stack", string(err.Stack))...)
+				done(Decision{Action: RetryLater, Delay: time.Second, Err: err})
+			} else if !returned {
+				p.log.ErrorContext(ctx, "oncemill: a handler has ended its goroutine (runtime.Goexit): its message "+
+					"comes again when its lease and its broker's patience are over", where...)
+				done(Decision{Action: Leave, Err: errGoexit})
+			}
+		}()
+		work()
+		returned = true
+	})
+}
+
+var errGoexit = errors.New("consumer: the handler ended its goroutine")
+
+// Context returns the context to process the delivery in: what Claim got, with the delivery's span.
+func (t *Ticket) Context() context.Context { return t.ctx }
+
+// Process is Processor.Process for the ticket, in its Context or one made of it. It tells done what to do with the
+// delivery, once. A success is handed over, to be stored with those of others, and Process returns true: then done is
+// called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise done has
+// been called.
+func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) (later bool) {
+	return t.start(ctx, plainly(handle), func(d Decision) { done(t.withoutOutputs(d)) })
+}
+
+// ProcessOutputs is Processor.ProcessOutputs for the ticket, and otherwise as Process.
+func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done func(Decision)) (later bool) {
+	return t.start(ctx, t.withOutputs(handle), func(d Decision) { done(t.said(d)) })
+}
+
+// GiveBack gives back what was claimed for a ticket that is not processed.
+func (t *Ticket) GiveBack(ctx context.Context) {
+	if t.guarded != nil {
+		t.guarded.GiveBack(ctx)
+	}
+	t.end(&Decision{Action: RetryLater, Err: errGivenBack})
+}
+
+// work is what a handler does, with its outputs. It is told whether a record is kept of them.
+type work func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
+
+// ticket finds out what a delivery is.
+func (p *Processor) ticket(ctx context.Context, d Delivery) *Ticket {
+	t := &Ticket{processor: p, delivery: d, ctx: ctx}
+	if d.Handler == "" && !p.policy.Shadow {
+		decision := p.unguardable(&t.delivery, errNoHandler)
+		t.decision = &decision
+		return t
+	}
+	t.found.err = p.identify(&t.delivery, &t.found)
+	if p.telemetry.On(ctx) {
+		t.begin()
+	} else {
+		t.ctx = p.telemetry.Propagate(ctx, d.Header)
+	}
+	if t.found.err != nil {
+		return t
+	}
+	if outer := insideOf(t.ctx); !p.policy.Shadow && outer != nil && outer.key == t.found.call.Key &&
+		outer.message == d.Message {
+		decision := p.guardedTwice(t.ctx, &t.delivery, t.found.call.Key.ID)
+		t.decision = &decision
+		return t
+	}
+	t.guarded = p.guard.Ticket(t.ctx, t.found.call)
+	return t
+}
+
+// run processes the ticket and waits for what becomes of it.
+func (t *Ticket) run(ctx context.Context, do work) Decision {
+	defer t.end(nil) // if it panics, in shadow mode
+	decision, known := t.known(ctx, do)
+	if !known {
+		res, err := t.guarded.Run(t.within(ctx), t.timed(do))
+		decision = t.conclude(ctx, res, err)
+	}
+	t.end(&decision)
+	return decision
+}
+
+// start processes the ticket, and tells done what becomes of it.
+func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) (later bool) {
+	decision, known := t.known(ctx, do)
+	if known {
+		t.end(&decision)
+		done(decision)
+		return false
+	}
+	defer func() {
+		if !t.handed {
+			t.end(nil) // it panics, in shadow mode, or has ended its goroutine
+		}
+	}()
+	later = t.guarded.Attempt(t.within(ctx), t.timed(do), func(res oncemill.Result, err error) {
+		decision := t.conclude(ctx, res, err)
+		t.end(&decision)
+		done(decision)
+	})
+	t.handed = true
+	return later
+}
+
+// known returns what to do with a delivery that no guard is asked about.
+func (t *Ticket) known(ctx context.Context, do work) (Decision, bool) {
+	switch {
+	case t.decision != nil:
+		return *t.decision, true
+	case t.found.err != nil:
+		return t.processor.unguarded(ctx, t.delivery, t.found.err, t.measured(ctx, do)), true
+	}
+	return Decision{}, false
+}
+
+// within is the context for the guard: a handler that is guarded twice is known by it.
+func (t *Ticket) within(ctx context.Context) context.Context {
+	if t.processor.policy.Shadow { // which guards nothing
+		return ctx
+	}
+	return context.WithValue(ctx, insideKey{}, &inside{t.found.call.Key, t.delivery.Message})
+}
+
+// conclude says what to do with a delivery by how its guarded run ended.
+func (t *Ticket) conclude(ctx context.Context, res oncemill.Result, err error) Decision {
+	p, d, call := t.processor, &t.delivery, &t.found.call
+	if p.policy.Shadow {
+		return shadowed(res, err)
+	}
+	decision := p.decide(d, res, err)
+	switch {
+	case decision.Action == mismatched:
+		decision = p.undeliverable(ctx, *d, call.Key.ID, outcomeMismatch, err)
+	case decision.Action == Ack && res.Failure() != nil:
+		decision = p.buryFailure(ctx, d, *call, decision)
+	case decision.Action != Ack && res.Publication != nil:
+		res.Publication.Abandon() // for a process that can publish it
+		decision.Result.Publication = nil
+	}
+	decision.ID = call.Key.ID
+	return decision
+}
+
+// said says at level debug what becomes of a delivery: of an attempt that fails and is tried again nothing else does.
+func (t *Ticket) said(d Decision) Decision {
+	if d.Action != Ack {
+		t.processor.log.DebugContext(t.ctx, "oncemill: not acknowledged", "id", d.ID, "action", string(d.Action),
+			"delay", d.Delay, "error", d.Err)
+	}
+	return d
+}
+
+// withoutOutputs is said of a handler that has no outputs, and cannot publish those of an earlier run.
+func (t *Ticket) withoutOutputs(d Decision) Decision {
+	if publication := d.Result.Publication; publication != nil {
+		d = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: d.ID,
+			Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
+		t.processor.log.ErrorContext(t.ctx,
+			"oncemill: message waits for its stored outputs, which only a handler with outputs can publish: it is "+
+				"not handled, comes again, and may hold up others",
+			"id", d.ID, "from", t.delivery.Topic, "position", t.delivery.Position, "handler", t.delivery.Handler,
+			"outputs", len(publication.Messages()))
+	}
+	return t.said(d)
+}
+
+// begin begins the span of the delivery.
+func (t *Ticket) begin() {
+	p, d, found := t.processor, &t.delivery, &t.found
+	t.ctx, t.observed = p.telemetry.Begin(t.ctx, &telemetry.Incoming{
+		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
+		Topic: d.Topic, Origin: d.Origin, ID: found.call.Key.ID, KeySource: string(found.source), Header: d.Header,
+		Spellings: found.spellings, Cause: p.causeOf(d, found), Link: p.config.Trace == TraceLink,
+	})
+	switch answer := p.withoutClaim(found.err); {
+	case answer == nil:
+	case p.policy.Shadow:
+		t.observed.Shadow(t.ctx, answer.Outcome)
+	default:
+		t.observed.Count(t.ctx, answer)
+	}
+}
+
+// end ends the span of the delivery, once. Without a decision there was a panic.
+func (t *Ticket) end(d *Decision) {
+	if t.observed == nil || t.over {
+		return
+	}
+	t.over = true
+	if d == nil {
+		t.observed.End("", telemetry.FailedPanic, nil)
+		return
+	}
+	failure, err := failureOf(t.ctx, d)
+	t.observed.End(string(d.Action), failure, err)
+}
+
+// timed is what the guard runs.
+func (t *Ticket) timed(do work) oncemill.RunFunc {
+	recorded := !t.processor.policy.Shadow
+	return func(ctx context.Context) (dedupstore.Outcome, error) { return t.measured(t.ctx, do)(ctx, recorded) }
+}
+
+// measured measures a handler. The delivery's own context, outside, has its span at hand.
+func (t *Ticket) measured(outside context.Context, do work) work {
+	if t.observed == nil {
+		return do
+	}
+	return func(ctx context.Context, recorded bool) (o dedupstore.Outcome, err error) {
+		began := t.observed.Run()
+		failure := telemetry.FailedPanic
+		defer func() { t.observed.Ran(outside, began, failure) }()
+		o, err = do(ctx, recorded)
+		if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
+			failure = telemetry.FailedCanceled
+		}
+		return o, err
+	}
+}

@@ -1,0 +1,125 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+const duplicatesSQL = `SELECT count, last_at FROM "{table}_duplicates" WHERE number = ? AND first_at = ?`
+
+// noteSQL begins anew when the number belongs to another record than before.
+const noteSQL = `
+INSERT INTO "{table}_duplicates" (number, first_at, count, last_at)
+SELECT number, first_at, ?2, ?3 FROM "{table}" WHERE key = ?1
+ON CONFLICT (number) DO UPDATE SET last_at = excluded.last_at, first_at = excluded.first_at,
+	count = excluded.count + CASE WHEN first_at = excluded.first_at THEN count ELSE 0 END`
+
+// Look implements [dedupstore.Inspector]. It does not wait for the write lock.
+func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	records := make([]dedupstore.Record, len(keys))
+	for i, key := range keys {
+		rec, err := s.read(ctx, key.String(), clock())
+		if err != nil {
+			return nil, fmt.Errorf("sqlitestore: look: %w", err)
+		}
+		records[i] = rec.look(key)
+		var last int64
+		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, rec.first).Scan(&records[i].Duplicates, &last)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+		case err != nil:
+			return nil, fmt.Errorf("sqlitestore: look: %w", ended(ctx, err))
+		default:
+			records[i].LastDuplicate = time.UnixMicro(last)
+		}
+	}
+	return records, nil
+}
+
+// NoteDuplicates implements [dedupstore.Inspector]. Counts are kept as long as their records.
+func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	err := s.write(ctx, s.gate.enterLast, func(ctx context.Context, t *lockedTx) error {
+		for _, d := range duplicates {
+			_, err := t.ExecContext(ctx, s.in(noteSQL), d.Key.String(), d.Count, d.Last.UnixMicro())
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("sqlitestore: note duplicates: %w", noRoom(err))
+	}
+	return nil
+}
+
+// look is what a record says to people.
+func (rec *record) look(key dedupstore.Key) dedupstore.Record {
+	if rec.state == dedupstore.Absent {
+		return dedupstore.Record{Key: key, State: dedupstore.Absent}
+	}
+	last := rec.attempt()
+	seen := dedupstore.Record{
+		Key: key, State: rec.state, Started: rec.started && rec.state == dedupstore.Running, Fence: rec.fence,
+		Attempts: rec.attempts, Returned: rec.returned,
+		First: time.UnixMicro(rec.first), Claimed: last.Claimed, Ended: last.Ended,
+		Expires: time.UnixMicro(rec.expires), Holder: rec.holder, Trace: rec.trace,
+		History: rec.past(), Outcome: rec.outcome,
+	}
+	seen.Outcome.Produced = dedupstore.Stubs(seen.Outcome.Produced)
+	switch rec.state {
+	case dedupstore.Running:
+		seen.Until = time.UnixMicro(rec.lease)
+	case dedupstore.Retryable:
+		seen.Until = time.UnixMicro(rec.due)
+	case dedupstore.Publishing:
+		seen.Until, seen.Decided = time.UnixMicro(rec.lease), rec.decided
+	case dedupstore.Finished:
+		seen.Decided = rec.decided
+	}
+	return seen
+}
+
+// attempt is the record's last one. The fence says when it was claimed, as far as the clock was not set back.
+func (rec *record) attempt() dedupstore.Attempt {
+	a := dedupstore.Attempt{
+		Claimed: time.UnixMicro(int64(rec.fence)).UTC(), Holder: rec.holder, Reason: beginning(rec.outcome.Reason),
+	}
+	if rec.took.Valid {
+		a.Ended = a.Claimed.Add(time.Duration(rec.took.Int64) * time.Millisecond)
+	}
+	return a
+}
+
+// past reads the attempts before the last one. It is evidence: a text that is none counts for nothing.
+func (rec *record) past() (attempts []dedupstore.Attempt) {
+	_ = json.Unmarshal([]byte(rec.history.String), &attempts)
+	return attempts
+}
+
+// moveOn puts the last attempt into the history, for the next one.
+func (rec *record) moveOn() {
+	past := append(rec.past(), rec.attempt())
+	text, _ := json.Marshal(past[max(0, len(past)-dedupstore.MaxHistory):])
+	rec.history = sql.NullString{String: string(text), Valid: true}
+}
+
+// maxPastReason is how many bytes the history has of a reason.
+const maxPastReason = 96
+
+func beginning(reason string) string {
+	return strings.ToValidUTF8(reason[:min(len(reason), maxPastReason)], "")
+}

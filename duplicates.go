@@ -1,0 +1,75 @@
+package oncemill
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// duplicates counts those that were answered with an outcome, and tells the store of them now and then. It delays
+// nothing and is best effort: what a process has counted since goes with it.
+type duplicates struct {
+	store  dedupstore.Inspector // nil: it does not count them
+	window time.Duration
+
+	mu    sync.Mutex
+	seen  map[dedupstore.Key]dedupstore.Duplicates
+	timer *time.Timer
+}
+
+const (
+	// noteEvery is how long duplicates are collected.
+	noteEvery = time.Second
+
+	// mostNoted bounds of how many keys.
+	mostNoted = 1000
+
+	// noteTimeout bounds how long the store may take.
+	noteTimeout = 5 * time.Second
+)
+
+// note counts a duplicate.
+func (d *duplicates) note(key *dedupstore.Key) {
+	if d.store == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	one, known := d.seen[*key]
+	if !known && len(d.seen) >= mostNoted {
+		return
+	}
+	if d.seen == nil {
+		d.seen = map[dedupstore.Key]dedupstore.Duplicates{}
+		d.timer = time.AfterFunc(noteEvery, d.tell)
+	}
+	d.seen[*key] = dedupstore.Duplicates{Key: *key, Count: one.Count + 1, Last: time.Now(), Retention: d.window}
+}
+
+// tell tells the store.
+func (d *duplicates) tell() {
+	d.mu.Lock()
+	seen := d.seen
+	d.seen = nil
+	d.mu.Unlock()
+	if len(seen) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), noteTimeout)
+	defer cancel()
+	_ = d.store.NoteDuplicates(ctx, slices.Collect(maps.Values(seen))) // it says nothing that anybody waits for
+}
+
+// close tells the store of what is left.
+func (d *duplicates) close() {
+	d.mu.Lock()
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+	d.mu.Unlock()
+	d.tell()
+}

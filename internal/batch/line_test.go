@@ -1,0 +1,184 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+type result struct {
+	n   int
+	err error
+}
+
+// A server answers batches of numbers with their doubles, when it is let.
+type server struct {
+	mu      sync.Mutex
+	batches [][]int
+	hold    func(ctx context.Context, batch int)
+}
+
+func (s *server) send(ctx context.Context, ops []int) []result {
+	s.mu.Lock()
+	s.batches = append(s.batches, slices.Clone(ops))
+	n := len(s.batches)
+	s.mu.Unlock()
+	if s.hold != nil {
+		s.hold(ctx, n)
+	}
+	results := make([]result, len(ops))
+	for i, op := range ops {
+		results[i] = result{2 * op, ctx.Err()}
+	}
+	return results
+}
+
+func (s *server) sizes() (sizes []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.batches {
+		sizes = append(sizes, len(b))
+	}
+	return sizes
+}
+
+func line(s *server) *Line[int, result] {
+	return &Line[int, result]{Send: s.send, Timeout: 5 * time.Second,
+		Failed: func(err error) result { return result{err: err} }}
+}
+
+func TestLine_WhatComesMeanwhileTravelsTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		s := &server{hold: func(_ context.Context, n int) {
+			if n == 1 {
+				<-release
+			}
+		}}
+		l := line(s)
+		var group sync.WaitGroup
+		for i := range 301 {
+			group.Go(func() {
+				if r := l.Do(t.Context(), i); r.n != 2*i || r.err != nil {
+					t.Errorf("%d was answered %+v", i, r)
+				}
+			})
+			synctest.Wait() // the first one is under way, and the others wait in order
+		}
+		close(release)
+		group.Wait()
+		if got := s.sizes(); !slices.Equal(got, []int{1, 256, 44}) {
+			t.Errorf("batches of %v, want 1, 256 and 44", got)
+		}
+		l.Wait()
+	})
+}
+
+func TestLine_WhatIsHandedOverIsReportedInItsPlace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{}
+		l := line(s)
+		got := make([]result, 1000)
+		ops := make([]int, len(got))
+		for i := range ops {
+			ops[i] = i
+		}
+		l.Go(ops, func(i int, r result) { got[i] = r })
+		l.GoOne(7, func(r result) { got[0] = r })
+		l.Wait()
+		for i, r := range got[1:] {
+			if r.n != 2*(i+1) {
+				t.Fatalf("%d was answered %+v", i+1, r)
+			}
+		}
+		if got[0].n != 14 {
+			t.Errorf("the one that came last was answered %+v", got[0])
+		}
+	})
+}
+
+func TestLine_ALoneOperationGoesAtOnceInItsOwnGoroutine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		s := &server{hold: func(ctx context.Context, _ int) {
+			if ctx.Value(key{}) != "mine" || ctx.Err() != nil {
+				t.Errorf("its context has %v, and has ended with %v", ctx.Value(key{}), ctx.Err())
+			}
+		}}
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "mine"))
+		cancel() // who has gone is waited for
+		if r := line(s).Do(ctx, 1); r.n != 2 || r.err != nil {
+			t.Errorf("answered %+v", r)
+		}
+	})
+}
+
+func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		s := &server{hold: func(_ context.Context, n int) {
+			if n == 1 {
+				<-release
+			}
+		}}
+		l := line(s)
+		var hung sync.WaitGroup
+		hung.Go(func() { l.Do(t.Context(), 1) })
+		synctest.Wait()
+		began := time.Now()
+		if r := l.Do(t.Context(), 21); r.n != 42 {
+			t.Errorf("answered %+v", r)
+		}
+		if took := time.Since(began); took != stuckAfter {
+			t.Errorf("passed a batch that hangs in %v, want %v", took, stuckAfter)
+		}
+		close(release)
+		hung.Wait()
+		l.Wait()
+	})
+}
+
+func TestLine_ABatchIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{hold: func(ctx context.Context, _ int) { <-ctx.Done() }}
+		began := time.Now()
+		r := line(s).Do(t.Context(), 1)
+		if took := time.Since(began); took != 5*time.Second || !errors.Is(r.err, context.DeadlineExceeded) {
+			t.Errorf("after %v: %v, want a deadline exceeded after 5 s", took, r.err)
+		}
+	})
+}
+
+func TestLine_PanicsAndMissingResultsAreErrorsOfTheirBatch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		l := &Line[int, result]{Timeout: time.Second, Failed: func(err error) result { return result{err: err} },
+			Send: func(_ context.Context, ops []int) []result {
+				switch calls.Add(1) {
+				case 1:
+					panic("a hook")
+				case 2:
+					return nil
+				}
+				return make([]result, len(ops))
+			}}
+		for _, want := range []string{"the client panicked: a hook", "1 operations were answered with 0 results", "<nil>"} {
+			if got, _, _ := strings.Cut(fmt.Sprint(l.Do(t.Context(), 1).err), "\n"); got != want {
+				t.Errorf("error %q, want %q", got, want)
+			}
+		}
+	})
+}

@@ -1,0 +1,267 @@
+package oncemill
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/telemetry"
+)
+
+// A lease is a claim together with the time until which it certainly holds: the local deadline. It is measured by this
+// process's monotonic clock from before the operation was first sent that granted or renewed the lease, so it never
+// ends later than the lease does at the store.
+type lease struct {
+	claim dedupstore.Claim
+	part  *part
+
+	mu        sync.Mutex
+	deadline  time.Time
+	renewal   time.Time     // when it is to be renewed
+	extending chan struct{} // closed when the renewal that is under way has ended; nil: none is
+	started   bool          // the handler has been called, or is about to be
+	lost      bool          // the store said so
+	cut       bool          // the work was cancelled, because the claim was lost or could not be renewed
+	cancel    func()        // cancels the work; nil: there is none
+	err       error         // of the last renewal
+}
+
+// granted sets the lease to what a claim has granted that was first sent at a time.
+func (l *lease) granted(c dedupstore.Claim, p *part, sent time.Time) {
+	l.claim, l.part = c, p
+	l.until(sent, c.Lease)
+}
+
+// until sets the deadline of what was sent at a time.
+func (l *lease) until(sent time.Time, d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deadline, l.renewal = sent.Add(d), sent.Add(d/3)
+}
+
+// ends returns the deadline.
+func (l *lease) ends() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.deadline
+}
+
+// work notes that work has begun, and how to cancel it.
+func (l *lease) work(cancel func()) {
+	l.mu.Lock()
+	l.cancel = cancel
+	cut := l.cut
+	l.mu.Unlock()
+	if cut {
+		cancel()
+	}
+}
+
+func (l *lease) start() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.started = true
+}
+
+func (l *lease) isLost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
+func (l *lease) wasCut() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cut
+}
+
+// quiet returns when no renewal is under way: a late one would undo what shortens the lease.
+func (l *lease) quiet() {
+	l.mu.Lock()
+	extending := l.extending
+	l.mu.Unlock()
+	if extending != nil {
+		<-extending
+	}
+}
+
+// due reports whether the lease is to be renewed now, and whether its work is to be cancelled because it cannot be
+// proven to hold for much longer.
+func (l *lease) due(now time.Time) (renew, cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if cut = !l.cut && now.After(l.deadline.Add(-l.claim.Lease/margin)); cut {
+		l.cut = true
+	}
+	if renew = !l.lost && l.extending == nil && !now.Before(l.renewal); renew {
+		l.extending = make(chan struct{})
+	}
+	return renew, cut
+}
+
+// margin is which part of the lease remains for a handler to notice that it was cancelled.
+const margin = 10
+
+// extension is what renews the lease.
+func (l *lease) extension(d time.Duration) dedupstore.Extension {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return dedupstore.Extension{Claim: l.claim, Lease: d, Started: l.started}
+}
+
+// A keeper extends the leases of all claims that a guard holds, together: it looks at them now and then, as long as
+// there are any.
+type keeper struct {
+	guard *Guard
+	every time.Duration
+
+	mu    sync.Mutex
+	held  map[*lease]struct{}
+	timer *time.Timer
+}
+
+func newKeeper(g *Guard) *keeper {
+	return &keeper{guard: g, every: g.policy.Lease / 24, held: map[*lease]struct{}{}}
+}
+
+// hold begins to extend a lease.
+func (k *keeper) hold(l *lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.held[l] = struct{}{}
+	if len(k.held) > 1 {
+		return
+	}
+	if k.timer == nil {
+		k.timer = time.AfterFunc(k.every, k.look)
+	} else {
+		k.timer.Reset(k.every)
+	}
+}
+
+// let ends that. A renewal may still be under way.
+func (k *keeper) let(l *lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.held, l)
+	if len(k.held) == 0 && k.timer != nil {
+		k.timer.Stop()
+	}
+}
+
+// look renews the leases that are due.
+func (k *keeper) look() {
+	now := time.Now()
+	var due, cut []*lease
+	k.mu.Lock()
+	for l := range k.held {
+		renew, end := l.due(now)
+		if renew {
+			due = append(due, l)
+		}
+		if end {
+			cut = append(cut, l)
+		}
+	}
+	if len(k.held) > 0 {
+		k.timer.Reset(k.every)
+	}
+	k.mu.Unlock()
+	for _, l := range cut {
+		k.guard.cut(l)
+	}
+	for _, l := range due {
+		l.part.extends.GoOne(l.extension(l.claim.Lease), func(err error) { k.guard.extended(l, now, err) })
+	}
+}
+
+// cut cancels work whose lease cannot be proven to hold.
+func (g *Guard) cut(l *lease) {
+	l.mu.Lock()
+	cancel, err := l.cancel, l.err
+	l.mu.Unlock()
+	g.log.Error("oncemill: lease could not be renewed",
+		"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
+	if cancel != nil {
+		cancel()
+	}
+}
+
+// extended notes how a renewal has ended that was sent at a time.
+func (g *Guard) extended(l *lease, sent time.Time, err error) {
+	l.mu.Lock()
+	close(l.extending)
+	l.extending = nil
+	l.err = err
+	var cancel func()
+	switch {
+	case err == nil:
+		l.deadline, l.renewal = sent.Add(l.claim.Lease), sent.Add(l.claim.Lease/3)
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		l.lost, l.cut, cancel = true, true, l.cancel
+	default:
+		l.renewal = time.Now().Add(l.claim.Lease / 12)
+	}
+	l.mu.Unlock()
+	g.countRenewal(err)
+	if cancel != nil {
+		cancel()
+	}
+}
+
+func (g *Guard) countRenewal(err error) {
+	what := telemetry.RenewalError
+	switch {
+	case err == nil:
+		what = telemetry.RenewalOK
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		what = telemetry.RenewalLost
+	}
+	g.meter.Renewal(context.Background(), what)
+}
+
+// extend renews a lease once, now.
+func (g *Guard) extend(ctx context.Context, l *lease, d time.Duration) error {
+	sent := time.Now()
+	err := l.part.extends.Do(ctx, l.extension(d))
+	if err == nil {
+		l.until(sent, d)
+	} else if errors.Is(err, dedupstore.ErrClaimLost) {
+		l.mu.Lock()
+		l.lost = true
+		l.mu.Unlock()
+	}
+	g.countRenewal(err)
+	return err
+}
+
+// renew renews a lease of which long waits or lost replies may have used up more than a third, and tries until it ends.
+// With marked it does so in any case, so that the store knows whether the handler has started.
+func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
+	if !marked && time.Until(l.ends()) > l.claim.Lease-l.claim.Lease/3 {
+		return nil
+	}
+	err := g.retry(ctx, l, func() error { return g.extend(ctx, l, l.claim.Lease) })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, dedupstore.ErrClaimLost):
+		return g.lost(ctx, l, nil)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	g.storeFailed(ctx, "extend", err)
+	return &StoreError{Op: "extend", Key: l.claim.Key, Err: err}
+}
+
+// underLease runs work whose context is cancelled when the claim is lost. The lease is extended until it returns, or
+// ends its goroutine.
+func (g *Guard) underLease(ctx context.Context, l *lease, work func(context.Context) error) error {
+	defer g.keeper.let(l)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	l.work(func() { cancel(ErrClaimLost) })
+	return work(ctx)
+}

@@ -1,0 +1,88 @@
+package oncemill
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
+)
+
+// A part is one part of the store that fails by itself (dedupstore.Sharded): the breaker that keeps claims from it
+// while it is down, and the lines on which operations of many calls go to it together. Extensions and settlements hold
+// what matters, and are always tried.
+type part struct {
+	breaker *breaker
+	claims  batch.Line[dedupstore.Request, dedupstore.ClaimResult]
+	extends batch.Line[dedupstore.Extension, error]
+	settles batch.Line[dedupstore.Settling, error]
+}
+
+// parts are those of a guard's store.
+type parts struct {
+	store   dedupstore.Store
+	sharded dedupstore.Sharded // nil: there is one part
+	policy  StoreDown
+	log     *slog.Logger
+	timeout time.Duration // of an operation
+
+	mu      sync.Mutex
+	byShard map[string]*part
+}
+
+func newParts(store dedupstore.Store, policy Policy) *parts {
+	sharded, _ := store.(dedupstore.Sharded)
+	return &parts{
+		store: store, sharded: sharded, policy: policy.StoreDown, log: policy.Logger,
+		timeout: operationTimeout(policy.Lease), byShard: map[string]*part{},
+	}
+}
+
+// operationTimeout bounds one operation of the store, so that several fit into a lease.
+func operationTimeout(lease time.Duration) time.Duration {
+	return min(max(lease/6, minLease), 5*time.Second)
+}
+
+// of returns the part that has a key.
+func (p *parts) of(ctx context.Context, key *dedupstore.Key) *part {
+	shard := ""
+	if p.sharded != nil {
+		shard = p.sharded.Shard(ctx, *key)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := p.byShard[shard]
+	if found == nil {
+		log := p.log
+		if shard != "" {
+			log = log.With("shard", shard)
+		}
+		found = p.part(log)
+		p.byShard[shard] = found
+	}
+	return found
+}
+
+func (p *parts) part(log *slog.Logger) *part {
+	made := &part{breaker: newBreaker(p.policy, log)}
+	made.claims.Send, made.claims.Timeout = p.store.Claim, p.timeout
+	made.claims.Failed = func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} }
+	made.extends.Send, made.extends.Timeout, made.extends.Failed = p.store.Extend, p.timeout, itself
+	made.settles.Send, made.settles.Timeout, made.settles.Failed = p.store.Settle, p.timeout, itself
+	return made
+}
+
+func itself(err error) error { return err }
+
+// wait returns when nothing is under way.
+func (p *parts) wait() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range p.byShard {
+		one.claims.Wait()
+		one.extends.Wait()
+		one.settles.Wait()
+	}
+}

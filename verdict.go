@@ -1,0 +1,77 @@
+package oncemill
+
+import (
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// A verdict is what becomes of a run that returned an error: it is released, or it is over, with an outcome.
+type verdict struct {
+	release *dedupstore.Release
+	outcome dedupstore.Outcome
+}
+
+// decide says what becomes of a run that returned an error, by the policy, by its claim, and by what the error says of
+// the run. Interrupted means that the run was cancelled, for a reason that is not its own.
+//
+//	the error says              | policy retakes                        | policy parks
+//	----------------------------|---------------------------------------|------------------------------
+//	Permanent                   | failed                                | failed
+//	Uncounted, or interrupted   | released, attempt given back          | unknown; with NoEffect, released
+//	RetryAfter                  | released, due then                    | unknown; with NoEffect, released
+//	NoEffect, or anything else  | released, due after the backoff       | unknown; with NoEffect, released
+//	  on the last attempt       | failed, exhausted                     | unknown; with NoEffect, failed, exhausted
+//
+// A handler that is always too slow for its broker must not run for ever: interruptions, and conflicts of an inbox, are
+// believed for as many runs as a key has attempts.
+func decide(p *Policy, c *dedupstore.Claim, err error, interrupted bool) verdict {
+	_, permanent := mark[*PermanentError](err)
+	_, proof := mark[*noEffectError](err)
+	_, conflict := mark[*dedupstore.ConflictError](err)
+	_, outage := mark[*uncountedError](err)
+	after, delayed := mark[*RetryAfterError](err)
+	believed := c.Returned < p.MaxAttempts
+	uncounted := uncounted(err) && (believed || !conflict) || interrupted && believed
+
+	o := dedupstore.Outcome{Kind: dedupstore.Failed, Reason: reason(err)}
+	switch {
+	case permanent:
+		return verdict{outcome: o}
+	case p.ExpiredLease == Park && !proof:
+		o.Kind = dedupstore.Unknown
+		return verdict{outcome: o}
+	case c.Attempt >= p.MaxAttempts && !uncounted:
+		o.Exhausted = true
+		return verdict{outcome: o}
+	}
+	release := &dedupstore.Release{Reason: o.Reason, Uncounted: uncounted}
+	switch {
+	case delayed:
+		release.Delay = min(max(after.Delay, 0), longestDelay)
+	case !uncounted:
+		release.Delay = p.Backoff.delay(c.Attempt)
+	case conflict || outage: // the others may still be at it, or away
+		release.Delay = p.Backoff.delay(c.Returned + 1)
+	}
+	return verdict{release: release}
+}
+
+// longestDelay is the longest delay of a handler's own: stores and brokers take no time that there is.
+const longestDelay = 365 * 24 * time.Hour
+
+// reason is an error's text as stores and headers can carry it: valid UTF-8 on one line, of bounded length.
+func reason(err error) string {
+	s := strings.TrimSpace(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(err.Error(), "\uFFFD")))
+	if len(s) > dedupstore.MaxReason {
+		s = strings.ToValidUTF8(s[:dedupstore.MaxReason], "")
+	}
+	return s
+}
