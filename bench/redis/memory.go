@@ -27,7 +27,9 @@ func memory(ctx context.Context, b *kit.Bench, server *kit.Redis) error {
 		fill("all fields", b.Records/4, fields{}),
 		fill("no trace", b.Records/4, fields{noTrace: true}),
 		fill("no fingerprint", b.Records/4, fields{noFingerprint: true}),
-		fill("neither", b.Records/4, fields{noTrace: true, noFingerprint: true}))
+		fill("no holder", b.Records/4, fields{noHolder: true}),
+		fill("longest holder", b.Records/4, fields{longHolder: true}),
+		fill("neither trace nor fingerprint", b.Records/4, fields{noTrace: true, noFingerprint: true}))
 	if err != nil {
 		return err
 	}

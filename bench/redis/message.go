@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
@@ -25,6 +26,8 @@ const (
 	window      = 24 * time.Hour
 	maxAttempts = 5
 	trace       = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+	holder      = "billing-7d9f-x2x9k:417"
+	took        = 5 * time.Millisecond                          // as every outcome says
 	digest      = "LPJNul-wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ" // SHA-256 of "hello"
 )
 
@@ -53,8 +56,9 @@ func (m message) name() string { return named + m.id }
 
 // fields says which of the fields that may be absent a record has, and how big its result is.
 type fields struct {
-	noTrace, noFingerprint bool
-	result                 []byte
+	noTrace, noFingerprint, noHolder bool
+	longHolder                       bool // the longest that may be
+	result                           []byte
 }
 
 func (f fields) request(m message) dedupstore.Request {
@@ -71,6 +75,12 @@ func (f fields) request(m message) dedupstore.Request {
 	if !f.noTrace {
 		r.Trace = trace
 	}
+	if !f.noHolder {
+		r.Holder = holder
+	}
+	if f.longHolder {
+		r.Holder = strings.Repeat("h", dedupstore.MaxHolder)
+	}
 	return r
 }
 
@@ -78,6 +88,7 @@ func (f fields) finish() dedupstore.Finish {
 	return dedupstore.Finish{
 		Outcome:   dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: f.result},
 		Retention: window,
+		Took:      took,
 	}
 }
 

@@ -17,8 +17,11 @@ var (
 	plainFinish string
 )
 
-// What a plain record holds after its owner: a digest, a traceparent and a lease, packed as small as the store's.
-var plainRest = "fsha1" + strings.Repeat("d", 16) + "t" + strings.Repeat("t", 25) + "L0000000030000"
+// What a plain record holds after its owner: a digest, a traceparent, a holder and a lease, packed as small as the
+// store's. Its outcome says how long the run took.
+var plainRest = "fsha1" + strings.Repeat("d", 16) + "t" + strings.Repeat("t", 25) + "w16" + holder + "L0000000030000"
+
+const plainTook = "k00000005"
 
 // plainClient is what a user would write with go-redis: the same work by two scripts, one command at a time.
 type plainClient struct {
@@ -67,7 +70,7 @@ func (c *plainClient) process(ctx context.Context, m message) (time.Duration, er
 	if !ok {
 		return 0, errState(m, "taken")
 	}
-	finish := redis.NewCmd(ctx, "evalsha", c.finish, 1, name, fence+owner, window.Milliseconds())
+	finish := redis.NewCmd(ctx, "evalsha", c.finish, 1, name, fence+owner, window.Milliseconds(), plainTook)
 	if err := c.do(ctx, finish); err != nil {
 		return 0, err
 	}

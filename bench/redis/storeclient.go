@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/dedupstore/redisstore"
+	"github.com/oncemill/oncemill/internal/batch"
 )
 
 // A client takes messages through claim and settle.
@@ -21,7 +22,8 @@ type client interface {
 
 // storeClient is any store behind the contract.
 type storeClient struct {
-	store dedupstore.Store
+	claim  func(context.Context, dedupstore.Request) dedupstore.ClaimResult
+	settle func(context.Context, dedupstore.Settling) error
 	fields
 	closing func() error
 }
@@ -29,14 +31,24 @@ type storeClient struct {
 // openFull returns the Redis store with full records.
 func openFull(addr string) (client, error) { return openStore(addr, fields{}) }
 
-// openStore returns the Redis store, with a connection for every goroutine if it wants them.
+// openStore returns the Redis store behind lines on which operations of many callers travel together, as a guard has
+// them, and with a connection for every goroutine if it wants them.
 func openStore(addr string, f fields) (client, error) {
 	rdb := redis.NewClient(options(addr))
 	store, err := redisstore.New(rdb, redisstore.Config{Prefix: prefix})
 	if err != nil {
 		return nil, err
 	}
-	return &storeClient{store, f, func() error {
+	claims := &batch.Line[dedupstore.Request, dedupstore.ClaimResult]{
+		Send: store.Claim, Timeout: lease / 6,
+		Failed: func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} },
+	}
+	settlings := &batch.Line[dedupstore.Settling, error]{
+		Send: store.Settle, Timeout: lease / 6, Failed: func(err error) error { return err },
+	}
+	return &storeClient{claims.Do, settlings.Do, f, func() error {
+		claims.Wait()
+		settlings.Wait()
 		store.Close()
 		return rdb.Close()
 	}}, nil
@@ -48,24 +60,24 @@ func options(addr string) *redis.Options {
 
 func (c *storeClient) process(ctx context.Context, m message) (time.Duration, error) {
 	begun := time.Now()
-	a, err := dedupstore.ClaimOne(ctx, c.store, c.request(m))
-	claim := time.Since(begun)
-	if err != nil {
-		return 0, err
+	claimed := c.claim(ctx, c.request(m))
+	took := time.Since(begun)
+	if claimed.Err != nil {
+		return 0, claimed.Err
 	}
-	if a.Status != dedupstore.AcquiredRun {
-		return 0, errState(m, a.Status)
+	if claimed.Answer.Status != dedupstore.AcquiredRun {
+		return 0, errState(m, claimed.Answer.Status)
 	}
-	return claim, dedupstore.SettleOne(ctx, c.store, a.Claim, c.finish())
+	return took, c.settle(ctx, dedupstore.Settling{Claim: claimed.Answer.Claim, Settlement: c.finish()})
 }
 
 func (c *storeClient) check(ctx context.Context, m message) error {
 	m.owner = "somebody-else-asks"
-	a, err := dedupstore.ClaimOne(ctx, c.store, c.request(m))
-	if err != nil {
-		return err
+	known := c.claim(ctx, c.request(m))
+	if known.Err != nil {
+		return known.Err
 	}
-	if a.Status != dedupstore.Done || a.Outcome.Kind != dedupstore.Succeeded || len(a.Outcome.Result) != len(c.result) {
+	if a := known.Answer; a.Status != dedupstore.Done || a.Outcome.Kind != dedupstore.Succeeded || len(a.Outcome.Result) != len(c.result) {
 		return errState(m, a.Status)
 	}
 	return nil
@@ -73,34 +85,20 @@ func (c *storeClient) check(ctx context.Context, m message) error {
 
 func (c *storeClient) close() error { return c.closing() }
 
-// openNothing returns a client whose store does nothing: what it costs is the load's own.
+// openNothing returns a client whose store does nothing: it grants every claim and knows every message as succeeded.
+// What it costs is the load's own.
 func openNothing() client {
-	return &storeClient{store: nothing{}, closing: func() error { return nil }}
-}
-
-// nothing grants every claim and knows every message as succeeded.
-type nothing struct{}
-
-func (s nothing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
-}
-
-func (nothing) claimOne(_ context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
-	if r.Owner == "somebody-else-asks" {
-		return dedupstore.Answer{Status: dedupstore.Done, Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded}}, nil
+	claim := func(_ context.Context, r dedupstore.Request) dedupstore.ClaimResult {
+		if r.Owner == "somebody-else-asks" {
+			done := dedupstore.Outcome{Kind: dedupstore.Succeeded}
+			return dedupstore.ClaimResult{Answer: dedupstore.Answer{Status: dedupstore.Done, Outcome: done}}
+		}
+		c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention}
+		a := dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c}
+		return dedupstore.ClaimResult{Answer: a}
 	}
-	c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention}
-	return dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c}, nil
+	return &storeClient{
+		claim: claim, settle: func(context.Context, dedupstore.Settling) error { return nil },
+		closing: func() error { return nil },
+	}
 }
-
-func (s nothing) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return dedupstore.ExtendEach(ctx, extensions, s.extendOne)
-}
-
-func (nothing) extendOne(context.Context, dedupstore.Extension) error { return nil }
-
-func (s nothing) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return dedupstore.SettleEach(ctx, settlings, s.settleOne)
-}
-
-func (nothing) settleOne(context.Context, dedupstore.Claim, dedupstore.Settlement) error { return nil }

@@ -48,21 +48,17 @@ func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err erro
 			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, now, 1, 0),
 		}, nil
 	}
-	const head = 1 + fenceSize + lengthSize
-	if len(s) < head {
+	old, changed, ok := cutText(s[1+fenceSize:], lengthSize)
+	if !ok {
 		return a, errReply
 	}
-	size, err := strconv.ParseUint(s[1+fenceSize:head], 16, 32)
-	if err != nil || int(size) > len(s)-head {
-		return a, errReply
-	}
-	before, err := decodeRecord(s[head : head+int(size)])
+	before, err := decodeRecord(old)
 	if err != nil {
 		return a, err
 	}
 	after := before
-	if len(s) > head+int(size) {
-		if after, err = decodeRecord(s[head+int(size):]); err != nil {
+	if changed != "" {
+		if after, err = decodeRecord(changed); err != nil {
 			return a, err
 		}
 	}
@@ -83,7 +79,7 @@ func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err erro
 		a.Status, a.Fence = dedupstore.Done, before.decided()
 		a.Outcome, err = before.outcome(false)
 	case replyBusy:
-		a.Status, a.Wait = dedupstore.Busy, before.wait(now)
+		a.Status, a.Wait = dedupstore.Busy, since(now, before.until())
 	case replyMismatch:
 		a.Status = dedupstore.Mismatch
 	default:
@@ -98,6 +94,6 @@ func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err erro
 func claimOf(r dedupstore.Request, fence uint64, attempt, returned int) dedupstore.Claim {
 	return dedupstore.Claim{
 		Key: r.Key, Owner: r.Owner, Fence: fence, Attempt: attempt, Returned: returned,
-		Lease: r.Lease, Retention: r.Retention,
+		Lease: r.Lease, Retention: r.Retention, Holder: r.Holder,
 	}
 }

@@ -273,7 +273,7 @@ func TestCheck_RefusesOldVersions(t *testing.T) {
 func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGate(new(background))
 		var checks atomic.Int32
 		release := make(chan struct{})
 		check := func(context.Context) error { checks.Add(1); <-release; return nil }
@@ -297,7 +297,7 @@ func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGate(new(background))
 		down := errors.New("down")
 		var checks, failures atomic.Int32
 		check := func(context.Context) error {
@@ -325,7 +325,7 @@ func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGate(new(background))
 		release := make(chan struct{})
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -335,7 +335,7 @@ func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
 			}
 		}
 		close(release)
-		g.checks.wait()
+		g.background.wait()
 		if err := g.pass(t.Context(), func(context.Context) error { panic("hook") }); !errors.Is(err, errPanic) {
 			t.Errorf("error is %v, want errPanic", err)
 		}
@@ -345,7 +345,7 @@ func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
 func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate()
+		g := newGate(new(background))
 		ctx, cancel := context.WithCancel(t.Context())
 		var checks atomic.Int32
 		check := func(ctx context.Context) error {
@@ -384,4 +384,65 @@ func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
 			t.Errorf("%d checks, want 2", checks.Load())
 		}
 	})
+}
+
+// The first claim looks at the server. A reply to that which never comes must not hold up all others for as long as the process lives.
+func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
+	t.Parallel()
+	server := ownServer(t)
+	for name, options := range map[string]redis.Options{
+		"by default":         {},
+		"without a deadline": {ContextTimeoutEnabled: true, ReadTimeout: -2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy := redistest.StartProxy(t, server.Addr)
+			options.Addr = proxy.Addr
+			rdb := redis.NewClient(&options)
+			t.Cleanup(func() { rdb.Close() })
+			s := newStore(t, rdb)
+			let := make(chan struct{})
+			defer close(let)
+			var first atomic.Bool
+			proxy.Inject(func(e redistest.Exchange) redistest.Fault {
+				if e.Has("\r\ninfo\r\n") && first.CompareAndSwap(false, true) {
+					<-let
+				}
+				return redistest.Fault{}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			if _, err := dedupstore.ClaimOne(ctx, s, request("1")); !errors.Is(err, context.DeadlineExceeded) || !first.Load() {
+				t.Fatalf("the first claim: %v, want the end of its context", err)
+			}
+			ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if a, err := dedupstore.ClaimOne(ctx, s, request("1")); err != nil || a.Status != dedupstore.AcquiredRun {
+				t.Errorf("the next claim: %+v, %v", a, err)
+			}
+		})
+	}
+}
+
+// The first claim looks at the server before.
+func TestGate_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
+	t.Parallel()
+	proxy := redistest.StartProxy(t, ownServer(t).Addr)
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+	t.Cleanup(func() { rdb.Close() })
+	s, hung := newStore(t, rdb), make(chan struct{})
+	proxy.Inject(func(redistest.Exchange) redistest.Fault {
+		<-hung
+		return redistest.Fault{}
+	})
+	release := sync.OnceFunc(func() { close(hung) })
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := dedupstore.ClaimOne(ctx, s, request("1")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+		t.Errorf("%v after %v, want the end of its context after 200 ms", err, time.Since(start))
+	}
+	release()
+	claim(t, s, request("1"), dedupstore.AcquiredRun)
+	s.Close()
 }

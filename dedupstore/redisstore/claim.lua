@@ -31,8 +31,39 @@ local function again(letter)
   return answer(letter)
 end
 
+-- beginning is a text up to so many bytes, without a part of a character.
+local function beginning(text, size)
+  local after = string.byte(text, size + 1)
+  while size > 0 and after and after >= 128 and after < 192 do
+    size = size - 1
+    after = string.byte(text, size + 1)
+  end
+  return string.sub(text, 1, size)
+end
+
+-- remember moves the attempt of the last owner into the history, with the reason that the record had. It leaves out what
+-- cannot be read there: that decides nothing.
+local function remember(reason)
+  local past, at, history = {}, 1, rec.H or ''
+  while at <= #history do
+    local hex = string.sub(history, at, at + 7)
+    local size = string.find(hex, '^%x%x%x%x%x%x%x%x$') and tonumber(hex, 16)
+    if not size or at + 7 + size > #history then
+      break
+    end
+    past[#past + 1] = string.sub(history, at, at + 7 + size)
+    at = at + 8 + size
+  end
+  local last = pack({b = rec.fence, k = rec.k, w = rec.w, M = reason and beginning(reason, 96)})
+  past[#past + 1] = string.format('%08x', #last) .. last
+  rec.H = table.concat(past, '', math.max(1, #past - 3))
+end
+
+local reason = rec.M
+
 -- own makes the caller the owner, with a fence above all before, and writes the record.
 local function own(letter)
+  remember(reason)
   rec.b = digits(rec.first)
   if letter == 'p' then
     rec.e = rec.e or rec.fence
@@ -41,7 +72,7 @@ local function own(letter)
     rec.S = string.sub((rec.S or '') .. rec.owner, -8 * REMEMBERED)
   end
   rec.fence = digits(math.max(tonumber(rec.fence) + 1, now))
-  rec.owner = owner
+  rec.owner, rec.w, rec.k = owner, request.w, nil
   rec.l, rec.L, rec.d = digits(now + tonumber(request.L)), nil, nil
   if rec.e == '' then -- decided by this claim
     rec.e = nil

@@ -3,7 +3,7 @@
 -- KEYS[1]  record
 -- ARGV     1 28 bytes: most attempts (10 digits), '1' to park a started run whose lease expired, fence of the outcome that
 --              is to run again or 0 (16 digits), '1' to write even if nothing changes, so that WAIT waits for what was
---              written before; then the tag of the owner and the request's sections f and t or T, as they are, and L
+--              written before; then the tag of the owner and the request's sections f, t or T, and w, as they are, and L
 --          2 ms of lease and retention together
 -- Replies  16 digits: a first run was granted, and this is its fence
 --          one letter, r to run, p to publish, b busy, d done, m mismatch; 16 digits, the time; 8 hexadecimal digits,

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// How a lane knows the time of its server: from the replies of claim scripts, which tell it.
+// How a store knows the time of its server: from the replies of claim scripts, which tell it.
 const (
 	// sampleEvery is how often a claim is made by script for that alone.
 	sampleEvery = 50 * time.Millisecond

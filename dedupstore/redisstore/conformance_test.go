@@ -21,13 +21,10 @@ func TestStore_ConformsOnASingleServer(t *testing.T) {
 	})
 }
 
-// All operations of such a client queue.
+// Operations of such a client have goroutines of their own.
 func TestStore_ConformsWithAClientThatDoesNotHeedContexts(t *testing.T) {
 	t.Parallel()
-	o := redistest.Start(t).Options()
-	o.ContextTimeoutEnabled = false
-	rdb := redis.NewClient(o)
-	t.Cleanup(func() { rdb.Close() })
+	rdb := deafClient(t, redistest.Start(t))
 	s := newStore(t, rdb)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		return storetest.Subject{Store: s, TTL: ttlOf(t, s, rdb)}

@@ -12,7 +12,7 @@
 //   - The server's clock decides about leases; where the client sets the end of one, it knows that clock to within 60
 //     ms, and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than
 //     that before, and that clock does not go back by more than the record was old.
-//   - Operations of many callers share pipelines. Each keeps its own context: cancelling one harms no other.
+//   - A batch travels in one pipeline, of at most 256 operations. An operation over 64 KiB travels alone.
 //   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention.
 //   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
 //   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken
@@ -45,7 +45,10 @@
 //
 //	redis-cli --eval show.lua oncemill:tenant:group:handler:ID
 //
-// prints one, with the show.lua of this package. An ACL user needs the key pattern of the prefix and +@connection
-// +evalsha +eval +time +get +set +psetex +pexpire +pttl +type +info, with Config.Replicas +wait, and better also
-// +config|get, without which the durability is unknown.
+// prints one, with the show.lua of this package. Duplicates are counted in a hash beside it, whose name has "?" at its
+// end.
+//
+// An ACL user needs the key pattern of the prefix and +@connection +evalsha +eval +time +get +set +psetex +pexpire
+// +pttl +type +info, with Config.Replicas +wait, to look at records and count duplicates +hmget +hset +hincrby, and
+// better also +config|get, without which the durability is unknown.
 package redisstore

@@ -11,7 +11,7 @@ if not string.find(rec.state, '[RS]') then -- an owner that only got the outcome
   return settled(rec, rec.owner) and 1 or lost()
 end
 rec.state, rec.kind, rec.l, rec.L = string.sub(ARGV[1], 2, 2), string.sub(ARGV[1], 3, 3), nil, nil
-rec.h, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil
+rec.h, rec.k, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil, nil
 sections(rec, ARGV[1], 28)
 local ms = tonumber(ARGV[2])
 if ARGV[3] then

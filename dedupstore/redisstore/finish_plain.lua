@@ -1,4 +1,5 @@
--- finish: store the outcome of a run. This is its first part: nothing is to be published, and no heartbeat came.
+-- finish: store the outcome of a run. This is its first part: nothing is to be published, and no
+-- heartbeat has marked it as started.
 --
 -- KEYS[1]  record
 -- ARGV     1 the record as it will be, without what is kept of the run: its head, and the sections of the outcome

@@ -17,7 +17,7 @@ func FuzzDecode(f *testing.F) {
 			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
 	)
 	reply := func(letter, before, after string) string {
-		return letter + times + string(appendHex(nil, len(before))) + before + after
+		return letter + times + string(appendHex(nil, len(before), lengthSize)) + before + after
 	}
 	f.Add("1799999999999999")
 	f.Add(reply("r", held, strings.Replace(held, "9998", "9999", 1)))
@@ -56,7 +56,8 @@ func FuzzDecode(f *testing.F) {
 
 // FuzzRecord reads any record: nothing panics, and what was read is written again as it was.
 func FuzzRecord(f *testing.F) {
-	f.Add("1R-1799999999999998abcdefghf0123abcdefghijklmnopL0000000030000000")
+	f.Add("1R-1799999999999998abcdefghf0123abcdefghijklmnopw06host:1L0000000030000000")
+	f.Add("1R-1799999999999998abcdefghk00001500H0000001cb1799999999999990w06host:1z00000002\xff\x00l0000000030000000")
 	f.Add("1Df1799999999999998abcdefgha0000000002n0000000001b1799999999999990e1799999999999991T00000003tttS00000008hgfedcba" +
 		"M00000003whyXB00000002okK00000002[]")
 	f.Fuzz(func(t *testing.T, raw string) {
@@ -68,5 +69,6 @@ func FuzzRecord(f *testing.F) {
 		if err != nil || !reflect.DeepEqual(again, rec) {
 			t.Errorf("%q became %+v, %v", raw, again, err)
 		}
+		_, _ = rec.look()
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,6 +39,16 @@ func onServer(t testing.TB) (*Store, *redis.Client) {
 	t.Helper()
 	rdb := redistest.Start(t).Client()
 	return newStore(t, rdb), rdb
+}
+
+// deafClient returns a client that does not heed contexts, as by go-redis's default.
+func deafClient(t testing.TB, server *redistest.Server) *redis.Client {
+	t.Helper()
+	o := server.Options()
+	o.ContextTimeoutEnabled = false
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { rdb.Close() })
+	return rdb
 }
 
 // ownServer starts a server that no other test uses, for tests that change it or stand a proxy before it.
@@ -111,8 +123,16 @@ func edit(t testing.TB, s *Store, rdb redis.UniversalClient, k dedupstore.Key, c
 // encodeRecord writes a record as the scripts do.
 func encodeRecord(rec record) string {
 	b := append(appendDigits([]byte{layoutVersion, rec.state, rec.kind}, rec.fence, fenceSize), rec.owner...)
-	for _, letter := range []byte("anbeftTSdhMXBKClL") {
-		if !rec.sections.has(letter) {
+	const first, last = "anbeftTwSdhkMXBKCH", "lL"
+	var unknown []byte
+	for letter := range rec.sections {
+		if strings.IndexByte(first+last, letter) < 0 {
+			unknown = append(unknown, letter)
+		}
+	}
+	slices.Sort(unknown)
+	for _, letter := range slices.Concat([]byte(first), unknown, []byte(last)) {
+		if !rec.has(letter) {
 			continue
 		}
 		if _, fixed := fixedSections[letter]; fixed {

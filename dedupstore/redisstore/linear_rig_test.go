@@ -12,6 +12,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -43,6 +45,35 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// A coalescing store sends the operations of its callers together.
+type coalescing struct {
+	claims     *batch.Line[dedupstore.Request, dedupstore.ClaimResult]
+	extensions *batch.Line[dedupstore.Extension, error]
+	settlings  *batch.Line[dedupstore.Settling, error]
+}
+
+func together(s *Store) coalescing {
+	failed := func(err error) error { return err }
+	return coalescing{
+		&batch.Line[dedupstore.Request, dedupstore.ClaimResult]{Send: s.Claim, Timeout: time.Minute,
+			Failed: func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} }},
+		&batch.Line[dedupstore.Extension, error]{Send: s.Extend, Timeout: time.Minute, Failed: failed},
+		&batch.Line[dedupstore.Settling, error]{Send: s.Settle, Timeout: time.Minute, Failed: failed},
+	}
+}
+
+func (c coalescing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	return []dedupstore.ClaimResult{c.claims.Do(ctx, requests[0])}
+}
+
+func (c coalescing) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return []error{c.extensions.Do(ctx, extensions[0])}
+}
+
+func (c coalescing) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return []error{c.settlings.Do(ctx, settlings[0])}
+}
+
 // linearTimeout is after what time a client sends again.
 const linearTimeout = 60 * time.Millisecond
 
@@ -70,6 +101,19 @@ func (l *sentLog) of(owner string, after int) (n int) {
 		n += bytes.Count(b, mark)
 	}
 	return n
+}
+
+// together is how many commands on records travelled with others, of how many.
+func (l *sentLog) together() (some, all int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.writes {
+		n := bytes.Count(b, []byte("\r\nevalsha\r\n")) + bytes.Count(b, []byte("\r\nset\r\n"))
+		if all += n; n > 1 {
+			some += n
+		}
+	}
+	return some, all
 }
 
 // A countingConn logs the commands on records.

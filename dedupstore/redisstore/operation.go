@@ -3,6 +3,8 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -17,7 +19,6 @@ type operation struct {
 	args    []any   // of the command that runs the script
 	space   [7]any  // that most args fit in
 	size    int     // how many bytes of text it sends
-	queues  bool    // its caller waits no longer than his context, whatever the client does
 	plain   bool    // it is a plain claim
 	stamped stamped // its record
 	cmd     *redis.StringCmd
@@ -27,26 +28,28 @@ type operation struct {
 	err          error
 }
 
-// acknowledged says how many replicas have what an operation wrote, if that was asked, or why that is not known.
-type acknowledged struct {
-	replicas int
-	err      error
-}
-
 // packedSize has room for what most operations pack into one argument.
 const packedSize = 160
 
-// operation makes an operation on the record of a key.
-func (s *Store) operation(index int, script *script, key dedupstore.Key, args ...any) *operation {
-	op := &operation{index: index, script: script, name: s.name(key)}
-	op.size = len(op.name)
-	op.args = append(append(op.space[:0], "evalsha", script.sha, 1, op.name), args...)
+// newOperation makes an operation on the record of a name.
+func newOperation(index int, script *script, name string, args ...any) *operation {
+	op := &operation{index: index, script: script, name: name, size: len(name)}
+	op.args = append(append(op.space[:0], "evalsha", script.sha, 1, name), args...)
 	for _, arg := range args {
 		if text, ok := arg.([]byte); ok {
 			op.size += len(text)
 		}
 	}
 	return op
+}
+
+// command is the operation as a command: by the script's digest, or with its source.
+func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd {
+	if source {
+		op.args[0], op.args[1] = "eval", op.script.source
+	}
+	op.cmd = redis.NewStringCmd(ctx, op.args...)
+	return op.cmd
 }
 
 // failure is why there is no reply of the script that could be read.
@@ -64,11 +67,80 @@ func (op *operation) failure() error {
 	return nil
 }
 
-// command is the operation as a command: by the script's digest, or with its source.
-func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd {
-	if source {
-		op.args[0], op.args[1] = "eval", op.script.source
+// claimOperation makes the operation of a claim by script.
+func (s *Store) claimOperation(index int, r dedupstore.Request) *operation {
+	b := appendDigits(make([]byte, 0, packedSize), uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
+	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
+	b = appendRequest(append(b, flag(s.barrier.on())), r)
+	return newOperation(index, s.scripts.claim, s.name(r.Key), b, milliseconds(r.Lease)+milliseconds(r.Retention))
+}
+
+func (s *Store) extendOperation(index int, x dedupstore.Extension) *operation {
+	owner := append(ownerOf(x.Claim), flag(x.Started))
+	return newOperation(index, s.scripts.extend, s.name(x.Claim.Key), owner, milliseconds(x.Lease),
+		milliseconds(x.Claim.Retention))
+}
+
+// settleOperation makes the operation of a settlement that has been validated.
+func (s *Store) settleOperation(index int, c dedupstore.Claim, settlement dedupstore.Settlement) (*operation, error) {
+	switch t := settlement.(type) {
+	case dedupstore.Finish:
+		return s.finishOperation(index, c, t)
+	case dedupstore.Release:
+		return s.releaseOperation(index, c, t, flag(t.Uncounted)), nil
+	case dedupstore.Published:
+		produced, err := encodeStubs(t.Produced)
+		if err != nil {
+			return nil, fmt.Errorf("redisstore: published: %w", err)
+		}
+		return newOperation(index, s.scripts.published, s.name(c.Key),
+			ownerOf(c), milliseconds(t.Retention), produced), nil
 	}
-	op.cmd = redis.NewStringCmd(ctx, op.args...)
-	return op.cmd
+	panic("unreachable: validated before")
+}
+
+func (s *Store) finishOperation(index int, c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
+	publish := len(f.Outcome.Produced) > 0 && !f.Published
+	state := byte(stateDone)
+	if publish {
+		state = statePublishing
+	}
+	packed := append(make([]byte, 0, packedSize), layoutVersion, state, kindOf(f.Outcome))
+	packed, err := appendOutcome(appendTook(appendOwner(packed, c), f.Took), f.Outcome, publish)
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: finish: %w", err)
+	}
+	if publish {
+		return newOperation(index, s.scripts.finish, s.name(c.Key), packed, milliseconds(f.Retention),
+			milliseconds(c.Lease)), nil
+	}
+	return newOperation(index, s.scripts.finish, s.name(c.Key), packed, milliseconds(f.Retention)), nil
+}
+
+// releaseOperation makes the operation of a release; what uncounted says stands in release.lua.
+func (s *Store) releaseOperation(index int, c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
+	why := appendTook(nil, t.Took)
+	if t.Reason != "" {
+		why = appendText(why, 'M', t.Reason)
+	}
+	return newOperation(index, s.scripts.release, s.name(c.Key),
+		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), []byte{uncounted}, why)
+}
+
+func flag(set bool) byte {
+	if set {
+		return '1'
+	}
+	return '0'
+}
+
+// name is the name of the key's record.
+func (s *Store) name(key dedupstore.Key) string {
+	b := append(make([]byte, 0, packedSize), s.config.Prefix...)
+	return string(key.Append(append(b, ':')))
+}
+
+// milliseconds rounds up: a lease or a retention is never shorter than was asked for.
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }

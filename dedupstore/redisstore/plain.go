@@ -115,12 +115,7 @@ func (rec *record) otherContent(r dedupstore.Request) bool {
 	return asked[:4] == f[:4] && asked != f
 }
 
-// firstOperation is what a claim is tried with first: plain, where that can be.
-func (s *Store) firstOperation(index int, r dedupstore.Request) *operation {
-	if s.plain.Load() && !s.barred.Load() && r.Rerun == 0 {
-		if s.clock.known(time.Now()) { // there is one node
-			return s.plainOperation(index, r)
-		}
-	}
-	return s.claimOperation(index, r)
+// plainNow tells whether a claim can be plain now. There is one node then, and one clock.
+func (s *Store) plainNow(r dedupstore.Request) bool {
+	return s.plain.Load() && !s.barred.Load() && r.Rerun == 0 && s.clock.known(time.Now())
 }

@@ -3,13 +3,9 @@ package redisstore
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -25,7 +21,7 @@ import (
 // learned returns the store's clock when it knows the server's time, and lets all claims that can be plain be so.
 func learned(t *testing.T, s *Store) *clock {
 	t.Helper()
-	c := &s.lanes.of(t.Context(), "", true).clock
+	c := &s.clock
 	for c.last.Load() == nil {
 		claim(t, s, request(ids.New()), dedupstore.AcquiredRun)
 	}
@@ -36,7 +32,7 @@ func learned(t *testing.T, s *Store) *clock {
 // plainly makes sure that the next claim is plain.
 func plainly(t *testing.T, s *Store) {
 	t.Helper()
-	c := &s.lanes.of(t.Context(), "", true).clock
+	c := &s.clock
 	c.last.Store(nil)
 	learned(t, s)
 }
@@ -192,143 +188,6 @@ func TestPlain_ClaimThatWasWrittenTwiceHasTheFenceOfItsRecord(t *testing.T) {
 		t.Fatalf("the claim was answered %+v", results[0])
 	}
 	settle(t, s, results[0].Answer.Claim, succeeded("")) // else the run would be lost, and run again
-}
-
-// A recording hook keeps the sizes of pipelines.
-type recording struct {
-	mu    *sync.Mutex
-	sizes *[]int
-}
-
-func (recording) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (recording) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (r recording) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		r.mu.Lock()
-		*r.sizes = append(*r.sizes, len(cmds))
-		r.mu.Unlock()
-		return next(ctx, cmds)
-	}
-}
-
-func TestBatch_LargeSettlesTravelAlone(t *testing.T) {
-	t.Parallel()
-	s, rdb := onServer(t)
-	a, b := claim(t, s, request("a"), dedupstore.AcquiredRun).Claim, claim(t, s, request("b"), dedupstore.AcquiredRun).Claim
-	var sizes []int
-	rdb.AddHook(recording{new(sync.Mutex), &sizes})
-	large := succeeded("")
-	large.Outcome.Result = bytes.Repeat([]byte("x"), 1<<20)
-	for _, err := range s.Settle(t.Context(), []dedupstore.Settling{{Claim: a, Settlement: large}, {Claim: b, Settlement: succeeded("")}}) {
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	if slices.Contains(sizes, 2) {
-		t.Errorf("a settle of 1 MiB travelled with another: pipelines of %v", sizes)
-	}
-	claim(t, s, request("a"), dedupstore.Done)
-}
-
-func TestBarrier_RefusedClaimIsGivenBackUncountedAndItsOwnerNeverRuns(t *testing.T) {
-	t.Parallel()
-	master := ownServer(t)
-	s := must(New(master.Client(), Config{Replicas: 1}))(t)
-	s.lanes.barrier.timeout = 50 * time.Millisecond
-	r := request("k")
-	for range 3 {
-		if _, err := dedupstore.ClaimOne(t.Context(), s, request("k")); !errors.Is(err, dedupstore.ErrNotDurable) ||
-			!strings.Contains(err.Error(), "0 replicas have it, want 1") {
-			t.Fatalf("without a replica the error is %v", err)
-		}
-	}
-	for _, result := range s.Claim(t.Context(), []dedupstore.Request{r, request("other")}) {
-		if !errors.Is(result.Err, dedupstore.ErrNotDurable) {
-			t.Errorf("without a replica a batch is answered %+v", result)
-		}
-	}
-	claim(t, s, r, dedupstore.Busy) // a late copy of its release could meet its run
-	host, port, _ := net.SplitHostPort(master.Addr)
-	redistest.Start(t, "--replicaof", host+" "+port)
-	var a dedupstore.Answer
-	eventually(t, func() (err error) {
-		a, err = dedupstore.ClaimOne(t.Context(), s, request("k"))
-		return err
-	})
-	if a.Status != dedupstore.AcquiredRun || a.Claim.Attempt != 1 || a.Claim.Returned != 0 {
-		t.Errorf("with a replica the claim is answered %+v", a)
-	}
-	settle(t, s, a.Claim, succeeded(""))
-}
-
-// An ACL of a node may lack WAIT. A claim that has been made all the same would count as an attempt, and after some of them the
-// message would end without a run.
-func TestBarrier_ClaimIsGivenBackUncountedIfTheServerRefusesToWait(t *testing.T) {
-	t.Parallel()
-	rdb := as(t, ownServer(t), "hasty", "-wait")
-	s, loose := must(New(rdb, Config{Prefix: "test-hasty", Replicas: 1}))(t), must(New(rdb, Config{Prefix: "test-hasty"}))(t)
-	check := func(err error) {
-		t.Helper()
-		if !errors.Is(err, dedupstore.ErrNotDurable) || !strings.Contains(err.Error(), "NOPERM") {
-			t.Errorf("error %v, want one that is dedupstore.ErrNotDurable and says why", err)
-		}
-	}
-	for range 3 { // by script and plain, of keys that are known and are not
-		_, err := dedupstore.ClaimOne(t.Context(), s, request("a"))
-		check(err)
-		_, err = dedupstore.ClaimOne(t.Context(), s, request("b"))
-		check(err)
-		for _, result := range s.Claim(t.Context(), []dedupstore.Request{request("a"), request("b"), request("c"), request("c")}) {
-			if result.Answer.Status != dedupstore.Busy { // c, whose lease is live while its twin is asked
-				check(result.Err)
-			}
-		}
-	}
-	for _, id := range []string{"a", "b", "c"} {
-		a := claim(t, loose, request(id), dedupstore.AcquiredRun)
-		if a.Claim.Attempt != 1 {
-			t.Errorf("%s: attempt %d, though nobody ran before", id, a.Claim.Attempt)
-		}
-		settle(t, loose, a.Claim, succeeded(""))
-		claim(t, s, request(id), dedupstore.Done) // needs no replicas
-	}
-}
-
-// Claims queue behind others that wait for replicas, and ask twice about keys that are known. What was granted meanwhile must
-// be given back, though its caller has no more time: it would count as an attempt.
-func TestBarrier_ClaimWhoseCallerHasGoneIsGivenBack(t *testing.T) {
-	t.Parallel()
-	for name, heeds := range map[string]bool{"client that heeds contexts": true, "client that does not": false} {
-		t.Run(name, func(t *testing.T) {
-			rdb := redis.NewClient(&redis.Options{Addr: ownServer(t).Addr, ContextTimeoutEnabled: heeds})
-			t.Cleanup(func() { rdb.Close() })
-			s := must(New(rdb, Config{Replicas: 1}))(t)
-			s.lanes.barrier.timeout = 600 * time.Millisecond
-			loose := must(New(rdb, Config{}))(t)
-			settle(t, loose, claim(t, loose, request("known"), dedupstore.AcquiredRun).Claim, dedupstore.Release{Uncounted: true})
-			must(s.Check(t.Context()))(t)
-			requests := []dedupstore.Request{request("known")}
-			for i := range 2 {
-				requests = append(requests, request(fmt.Sprint(i)))
-			}
-			var group sync.WaitGroup
-			for _, r := range requests {
-				group.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
-					defer cancel()
-					if a, err := dedupstore.ClaimOne(ctx, s, r); err == nil {
-						t.Errorf("without a replica a claim is answered %+v", a)
-					}
-				})
-			}
-			group.Wait()
-			for _, r := range requests {
-				if a := claim(t, loose, request(r.Key.ID), dedupstore.AcquiredRun); a.Claim.Attempt != 1 {
-					t.Errorf("%s: attempt %d, though nobody ran before", r.Key.ID, a.Claim.Attempt)
-				}
-			}
-		})
-	}
 }
 
 func TestCheck_AClientOfAnUnknownKindMakesNoPlainClaims(t *testing.T) {

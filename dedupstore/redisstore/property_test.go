@@ -75,6 +75,9 @@ func runTwice(t *testing.T, rt *rapid.T, rdb *redis.Client, s *Store) {
 		if a1.Claim != a2.Claim || !cmp.Equal(a1.Outcome, a2.Outcome) {
 			rt.Fatalf("%s: first %+v, then %+v", what, a1, a2)
 		}
+		if seen, err := record2.look(); record2.fence > 0 && (err != nil || len(seen.History) > dedupstore.MaxHistory) {
+			rt.Fatalf("%s left a record that looks like %+v, %v", what, seen, err)
+		}
 		if !reflect.DeepEqual(record1, record2) {
 			rt.Fatalf("%s changed the record when repeated:\n%+v\n%+v", what, record1, record2)
 		}
@@ -99,6 +102,7 @@ func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) 
 	case "claim", "claim again":
 		r := request("k")
 		r.Lease, r.MaxAttempts = time.Hour, rapid.IntRange(1, 3).Draw(rt, "most")
+		r.Holder = rapid.SampledFrom([]string{"", "a:1", "a host of 28 bytes at most:2"}).Draw(rt, "holder")
 		r.ParkExpired = rapid.Bool().Draw(rt, "park")
 		if rapid.Bool().Draw(rt, "rerun") {
 			r.Rerun = decided
@@ -118,7 +122,7 @@ func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) 
 			return dedupstore.Answer{}, class("", dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: time.Hour, Started: true}))
 		}
 	case "finish":
-		return settlement(what, dedupstore.Finish{Retention: time.Hour, Outcome: dedupstore.Outcome{
+		return settlement(what, dedupstore.Finish{Retention: time.Hour, Took: drawTook(rt), Outcome: dedupstore.Outcome{
 			Kind: rapid.SampledFrom([]dedupstore.Kind{dedupstore.Succeeded, dedupstore.Failed, dedupstore.Unknown}).Draw(rt, "kind"),
 		}})
 	case "publish":
@@ -126,11 +130,15 @@ func drawStep(rt *rapid.T, s *Store, claims []dedupstore.Claim, decided uint64) 
 	case "release":
 		return settlement(what, dedupstore.Release{
 			Delay:     time.Duration(rapid.IntRange(0, 1).Draw(rt, "delay")) * time.Hour,
-			Uncounted: rapid.Bool().Draw(rt, "uncounted"), Reason: "again",
+			Uncounted: rapid.Bool().Draw(rt, "uncounted"), Reason: "again", Took: drawTook(rt),
 		})
 	default:
 		return settlement(what, dedupstore.Published{Retention: time.Hour})
 	}
+}
+
+func drawTook(rt *rapid.T) time.Duration {
+	return time.Duration(rapid.IntRange(0, 3).Draw(rt, "took")) * time.Second
 }
 
 // class is what an answer says, without what differs between two askings.

@@ -22,10 +22,12 @@ const (
 	countSize     = 10
 	tagSize       = 8
 	leaseSize     = 16
+	tookSize      = 8
 	traceSize     = 25
 
 	fingerprintSize = 20
-	maxFence        = 1<<53 - 2 // what Lua counts exactly, with one to grow
+	maxFence        = 1<<53 - 2  // what Lua counts exactly, with one to grow
+	maxTook         = 99_999_999 // ms
 )
 
 // The states of a record, as its second byte says them.
@@ -64,21 +66,28 @@ func kindOf(o dedupstore.Outcome) byte {
 
 // fixedSections are the sections of a size that their letter tells.
 var fixedSections = map[byte]int{
-	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'X': 0,
-	'l': leaseSize, 'L': leaseSize,
+	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'k': tookSize,
+	'X': 0, 'l': leaseSize, 'L': leaseSize,
 }
 
 // numbers are the sections of digits, with what they are less than.
 var numbers = map[byte]uint64{
 	'a': math.MaxInt32, 'n': math.MaxInt32, 'b': maxFence + 1, 'e': maxFence + 1, 'd': maxFence + 1,
-	'l': maxFence + 1, 'L': maxFence + 1,
+	'k': maxTook + 1, 'l': maxFence + 1, 'L': maxFence + 1,
 }
 
-// anySections are those of any size; lengthSize is the size of the length before them.
+// lengthSize is how many hexadecimal digits tell the size of a section that may have any; of a holder, holderLength do.
 const (
-	anySections = "TSMBKC"
-	lengthSize  = 8
+	lengthSize   = 8
+	holderLength = 2
 )
+
+func lengthOf(letter byte) int {
+	if letter == 'w' {
+		return holderLength
+	}
+	return lengthSize
+}
 
 // tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package hash/fnv
 // would allocate three times.
@@ -107,6 +116,9 @@ func appendRequest(b []byte, r dedupstore.Request) []byte {
 		b = appendFingerprint(append(b, 'f'), r.Fingerprint)
 	}
 	b = appendTrace(b, r.Trace)
+	if r.Holder != "" {
+		b = appendText(b, 'w', r.Holder)
+	}
 	return appendDigits(append(b, 'L'), 1000*uint64(milliseconds(r.Lease)), leaseSize)
 }
 
@@ -136,14 +148,22 @@ func traceparent(b string) string {
 	return "00-" + h[:32] + "-" + h[32:48] + "-" + h[48:]
 }
 
-// appendText appends a section of any size.
-func appendText[T string | []byte](b []byte, letter byte, text T) []byte {
-	return append(appendHex(append(b, letter), len(text)), text...)
+// appendTook appends how long a run took, if that is known.
+func appendTook(b []byte, took time.Duration) []byte {
+	if took <= 0 {
+		return b
+	}
+	return appendDigits(append(b, 'k'), uint64(min(milliseconds(took), maxTook)), tookSize)
 }
 
-// appendHex appends a length as lengthSize hexadecimal digits.
-func appendHex(b []byte, n int) []byte {
-	return fmt.Appendf(b, "%0*x", lengthSize, n)
+// appendText appends a section of any size.
+func appendText[T string | []byte](b []byte, letter byte, text T) []byte {
+	return append(appendHex(append(b, letter), len(text), lengthOf(letter)), text...)
+}
+
+// appendHex appends a length in so many hexadecimal digits.
+func appendHex(b []byte, n, digits int) []byte {
+	return fmt.Appendf(b, "%0*x", digits, n)
 }
 
 func appendDigits(b []byte, n uint64, width int) []byte {
@@ -155,12 +175,12 @@ func appendDigits(b []byte, n uint64, width int) []byte {
 	return append(b, s...)
 }
 
-// A record is what a claim's reply tells of it.
+// A record is what is stored for a key.
 type record struct {
 	state, kind byte
 	fence       uint64
 	owner       string // tag
-	sections    sections
+	sections
 }
 
 // sections are the values of a record's sections by their letters.
@@ -171,6 +191,15 @@ func (t sections) has(letter byte) bool {
 	return there
 }
 
+// number is a section of digits, or what it is without.
+func (t sections) number(letter byte, without uint64) uint64 {
+	if !t.has(letter) {
+		return without
+	}
+	n, _ := strconv.ParseUint(t[letter], 10, 64) // decodeSections has read it
+	return n
+}
+
 // decodeRecord takes a record apart.
 func decodeRecord(s string) (record, error) {
 	if len(s) < headSize {
@@ -179,7 +208,7 @@ func decodeRecord(s string) (record, error) {
 	if s[0] != layoutVersion {
 		return record{}, fmt.Errorf("has version %q, this program reads version %q", s[:1], layoutVersion)
 	}
-	rec := record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize], sections: sections{}}
+	rec := record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize]}
 	if states[rec.state] == "" {
 		return record{}, fmt.Errorf("has state %q", rec.state)
 	}
@@ -192,54 +221,69 @@ func decodeRecord(s string) (record, error) {
 	if err != nil || rec.fence == 0 || rec.fence > maxFence {
 		return record{}, fmt.Errorf("has fence %q", s[3:3+fenceSize])
 	}
-	for rest := s[headSize:]; rest != ""; {
-		letter := rest[0]
-		rest = rest[1:]
-		size, fixed := fixedSections[letter]
-		if !fixed && strings.IndexByte(anySections, letter) < 0 {
-			return record{}, fmt.Errorf("has a section %q, which this program does not know", letter)
-		}
-		if !fixed {
-			n, err := strconv.ParseUint(rest[:min(lengthSize, len(rest))], 16, 32)
-			if err != nil || len(rest) < lengthSize {
-				return record{}, fmt.Errorf("has a section %q without a length", letter)
-			}
-			size, rest = int(n), rest[lengthSize:]
-		}
-		if size > len(rest) || rec.sections.has(letter) {
-			return record{}, fmt.Errorf("has a section %q that cannot be read", letter)
-		}
-		if most, number := numbers[letter]; number {
-			if n, err := strconv.ParseUint(rest[:size], 10, 64); err != nil || n >= most {
-				return record{}, fmt.Errorf("has %q in section %q", rest[:size], letter)
-			}
-		}
-		rec.sections[letter] = rest[:size]
-		rest = rest[size:]
+	if rec.sections, err = decodeSections(s[headSize:]); err != nil {
+		return record{}, err
 	}
 	return rec, nil
 }
 
-// number is a section of digits, or what it is without.
-func (rec *record) number(letter byte, without uint64) uint64 {
-	if !rec.sections.has(letter) {
-		return without
+// decodeSections takes sections apart, also those that only a later version knows.
+func decodeSections(rest string) (sections, error) {
+	t := sections{}
+	for rest != "" {
+		letter := rest[0]
+		value, after, ok := cutSection(rest)
+		if !ok || t.has(letter) {
+			return nil, fmt.Errorf("has a section %q that cannot be read", letter)
+		}
+		if most, number := numbers[letter]; number {
+			if n, err := strconv.ParseUint(value, 10, 64); err != nil || n >= most {
+				return nil, fmt.Errorf("has %q in section %q", value, letter)
+			}
+		}
+		t[letter], rest = value, after
 	}
-	n, _ := strconv.ParseUint(rec.sections[letter], 10, 64) // decodeRecord has read it
-	return n
+	return t, nil
+}
+
+// cutSection takes off the first section.
+func cutSection(s string) (value, rest string, ok bool) {
+	letter, rest := s[0], s[1:]
+	if size, fixed := fixedSections[letter]; fixed {
+		if size > len(rest) {
+			return "", "", false
+		}
+		return rest[:size], rest[size:], true
+	}
+	if letter|0x20 < 'a' || letter|0x20 > 'z' {
+		return "", "", false
+	}
+	return cutText(rest, lengthOf(letter))
+}
+
+// cutText takes off a text behind its length, of so many digits.
+func cutText(s string, digits int) (text, rest string, ok bool) {
+	if len(s) < digits {
+		return "", "", false
+	}
+	size, err := strconv.ParseUint(s[:digits], 16, 32)
+	if rest = s[digits:]; err != nil || int(size) > len(rest) {
+		return "", "", false
+	}
+	return rest[:size], rest[size:], true
 }
 
 // first is when the first claim came; decided is the fence under which the outcome was decided.
 func (rec *record) first() uint64   { return rec.number('b', rec.fence) }
 func (rec *record) decided() uint64 { return rec.number('e', rec.fence) }
 
-// wait is how long the record is busy after now.
-func (rec *record) wait(now uint64) time.Duration {
+// until is when the lease ends, or a retry is due; 0: the record waits for nobody.
+func (rec *record) until() uint64 {
 	until := max(rec.number('l', 0), rec.number('d', 0))
-	if rec.sections.has('L') {
+	if rec.has('L') {
 		until = max(until, rec.fence+rec.number('L', 0))
 	}
-	return since(now, until)
+	return until
 }
 
 // since is the time from one to another, or zero if there is none.
@@ -251,7 +295,7 @@ func since(from, to uint64) time.Duration {
 }
 
 func (rec *record) trace() string {
-	if rec.sections.has('t') {
+	if rec.has('t') {
 		return traceparent(rec.sections['t'])
 	}
 	return rec.sections['T']
@@ -260,7 +304,7 @@ func (rec *record) trace() string {
 // outcome reads the outcome, with headers and payloads of what it produced if they are still to be published.
 func (rec *record) outcome(content bool) (dedupstore.Outcome, error) {
 	o := dedupstore.Outcome{
-		Kind: kinds[rec.kind], Exhausted: rec.kind == 'x', Reason: rec.sections['M'], Truncated: rec.sections.has('X'),
+		Kind: kinds[rec.kind], Exhausted: rec.kind == 'x', Reason: rec.sections['M'], Truncated: rec.has('X'),
 	}
 	if result := rec.sections['B']; result != "" {
 		o.Result = []byte(result)

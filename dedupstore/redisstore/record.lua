@@ -13,23 +13,27 @@
 --   b 16  when the first claim came; default: fence  e 16  fence under which the outcome was decided; default: fence
 --   f 20  fingerprint: tag of its scheme (4), digest  t 25  traceparent of the last run, binary
 --   d 16  in T: when it may run again                 h  8  check of K and C, while both are to be published
+--   k  8  how long the last owner's run took, ms; 99999999 (27 hours) stands for more; left out if it is not known
 --   X  0  the result is only its beginning
 --   l 16  when the lease ends                         L 16  the same, in µs after the fence; one of them, always last
 --
--- Of any size, after eight hexadecimal digits that tell it:
+-- Of any size, after eight hexadecimal digits that tell it, but w after two:
 --
+--   w  holder: host and process of the last owner     H  the attempts before the last one, oldest first: each has a
+--                                                        length of eight digits, and sections b (its fence), k, w and M
 --   T  a traceparent that is not of the usual form    S  tags of earlier owners that settled a run, 8 bytes each
 --   M  reason of the outcome or of the last release   B  result
 --   K  JSON: IDs, topics and keys of what was produced   C  JSON: headers and payloads, while they are to be published
 --
+-- A letter that is not known is a section of any size, written by a later version: it is kept.
+--
 -- Times are µs since 1970 by the server's clock, written with %016.0f: Lua would write 1.7e+15. The programs that write
 -- this layout are these scripts and record.go.
 
-local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 16, L = 16}
-local ANY = {T = true, S = true, M = true, B = true, K = true, C = true}
-local ORDER = {'a', 'n', 'b', 'e', 'f', 't', 'T', 'S', 'd', 'h', 'M', 'X', 'B', 'K', 'C', 'l', 'L'}
+local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
+local ORDER = 'anbeftTwSdhkMXBKCH'
 local NUMBERS = {a = 2147483647, n = 2147483647, b = 9007199254740991, e = 9007199254740991, d = 9007199254740991,
-  l = 9007199254740991, L = 9007199254740991}
+  k = 100000000, l = 9007199254740991, L = 9007199254740991}
 local REMEMBERED = 4
 
 local function unreadable(problem)
@@ -45,16 +49,25 @@ local function count(n)
   return string.format('%010.0f', n)
 end
 
+-- lengthOf is how many digits tell the size of a section that may have any.
+local function lengthOf(tag)
+  return tag == 'w' and 2 or 8
+end
+
 -- sections reads what begins at a position into a record. It returns the reason if it cannot.
 local function sections(rec, s, at)
   while at <= #s do
     local tag = string.sub(s, at, at)
     local size = FIXED[tag]
     at = at + 1
-    if ANY[tag] then
-      local hex = string.sub(s, at, at + 7)
-      size = string.match(hex, '^%x%x%x%x%x%x%x%x$') and tonumber(hex, 16)
-      at = at + 8
+    if not size and string.find(tag, '%a') then
+      local length = lengthOf(tag)
+      local hex = string.sub(s, at, at + length - 1)
+      size = string.find(hex, '^' .. string.rep('%x', length) .. '$') and tonumber(hex, 16)
+      at = at + length
+      if not string.find(ORDER, tag, 1, true) then
+        rec.unknown = (rec.unknown or '') .. tag
+      end
     end
     if not size or rec[tag] or at + size - 1 > #s then
       return 'has a section "' .. tag .. '" that cannot be read'
@@ -67,6 +80,22 @@ local function sections(rec, s, at)
     rec[tag] = value
     at = at + size
   end
+end
+
+-- pack writes the sections of a record, the end of the lease last.
+local function pack(rec)
+  local parts = {}
+  for tag in string.gmatch(ORDER .. (rec.unknown or '') .. 'lL', '.') do
+    local value = rec[tag]
+    if value then
+      parts[#parts + 1] = tag
+      if not FIXED[tag] then
+        parts[#parts + 1] = string.format('%0' .. lengthOf(tag) .. 'x', #value)
+      end
+      parts[#parts + 1] = value
+    end
+  end
+  return table.concat(parts)
 end
 
 -- read makes a record of what GET replied. It returns nil for a key that does not exist, and a second value, the reply
@@ -121,18 +150,7 @@ end
 -- write stores the record for so many ms. It returns what it wrote, or nil and the refusal. At maxmemory Redis refuses
 -- PSETEX, but not PEXPIRE, and after the first write of a script the others are allowed: known records go on.
 local function write(rec, ms)
-  local parts = {'1', rec.state, rec.kind, rec.fence, rec.owner}
-  for _, tag in ipairs(ORDER) do
-    local value = rec[tag]
-    if value then
-      parts[#parts + 1] = tag
-      if ANY[tag] then
-        parts[#parts + 1] = string.format('%08x', #value)
-      end
-      parts[#parts + 1] = value
-    end
-  end
-  local s = table.concat(parts)
+  local s = '1' .. rec.state .. rec.kind .. rec.fence .. rec.owner .. pack(rec)
   ms = string.format('%.0f', ms)
   local reply = redis.pcall('PSETEX', KEYS[1], ms, s)
   if reply.err then

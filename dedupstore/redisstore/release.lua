@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  record
 -- ARGV     1 fence and tag of the owner, 2 delay ms, 3 retention ms, 4 '1' if the run does not count, '2' if there was none,
---            5 reason or ''
+--            5 sections k and M, or ''
 -- Replies  1
 --          0: another owner came, or the record is gone or finished
 --          'U' and the problem: the record cannot be read, and was not touched
@@ -30,6 +30,7 @@ if ARGV[4] ~= '0' then
 end
 rec.state, rec.l, rec.L = 'T', nil, nil
 rec.d = digits(now_us() + ARGV[2] * 1000)
-rec.M = ARGV[5] ~= '' and ARGV[5] or nil
+rec.M, rec.k = nil, nil
+sections(rec, ARGV[5], 1)
 local _, refused = write(rec, ARGV[2] + ARGV[3])
 return refused or 1

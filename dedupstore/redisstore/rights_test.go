@@ -116,6 +116,14 @@ func TestStore_UserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 		t.Errorf("error is %v, want ErrClaimLost", err)
 	}
 
+	noted := []dedupstore.Duplicates{{Key: taken.Key, Count: 1, Last: time.Now(), Retention: time.Hour}}
+	if err := s.NoteDuplicates(t.Context(), noted); err != nil {
+		t.Error(err)
+	}
+	if seen := lookAt(t, s, taken.Key); seen.Duplicates != 1 {
+		t.Errorf("after a duplicate the record looks like %+v", seen)
+	}
+
 	foreign := request("foreign")
 	if err := admin.Set(t.Context(), s.name(foreign.Key), "x", time.Hour).Err(); err != nil {
 		t.Fatal(err)

@@ -23,6 +23,8 @@ var (
 	releaseSource string
 	//go:embed published.lua
 	publishedSource string
+	//go:embed note.lua
+	noteSource string
 	//go:embed rights.lua
 	rightsSource string
 )
@@ -41,6 +43,7 @@ var (
 	finishScript    = newScript("finish", finishPlainSource+recordSource+finishSource)
 	releaseScript   = newScript("release", recordSource+releaseSource)
 	publishedScript = newScript("published", recordSource+publishedSource)
+	noteScript      = newScript("note", noteSource)
 )
 
 func newScript(name, source string) *script {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,32 +18,22 @@ const (
 	// maxShared is how large an operation may be to travel with others, in bytes: a larger one would hold them up, and
 	// a server that refuses it closes the connection.
 	maxShared = 64 << 10
-
-	// afterwards is how long a claim is waited for when its context has ended, beside what it waits for replicas.
-	afterwards = 500 * time.Millisecond
 )
 
-// send runs operations, claims or others, and leaves in each its reply or why there is none. It reports false if the
-// context ended before: then the operations are not the caller's any more.
-func (s *Store) send(ctx context.Context, ops []*operation, claims bool) bool {
-	if len(ops) == 0 {
-		return true
-	}
+// send runs operations, and leaves in each its reply or why there is none; claims wait for the barrier. It reports
+// false if the context ended before: then the operations are not the caller's any more.
+func (s *Store) send(ctx context.Context, ops []*operation, b barrier) bool {
 	if ctx.Err() != nil {
 		return false
-	}
-	var b barrier
-	if claims {
-		b = s.barrier
 	}
 	ctx, cancel := b.outlast(ctx)
 	defer cancel()
 	if !s.deaf {
-		s.waves(ctx, ops, b)
+		s.exchange(ctx, ops, b)
 		return true
 	}
 	sent := make(chan struct{})
-	s.background.start(func() { defer close(sent); s.waves(ctx, ops, b) })
+	s.background.start(func() { defer close(sent); s.exchange(ctx, ops, b) })
 	select {
 	case <-sent:
 		return true
@@ -52,78 +43,60 @@ func (s *Store) send(ctx context.Context, ops []*operation, claims bool) bool {
 	}
 }
 
-// waves runs operations in pipelines that follow each other. Two on the same record are never in one wave: a server
-// may answer pipelines in another order than they were sent in.
-func (s *Store) waves(ctx context.Context, ops []*operation, b barrier) {
-	for len(ops) > 0 {
-		wave, later := ops, ops[:0:0]
-		if len(ops) > 1 {
-			wave = make([]*operation, 0, len(ops))
-			names := make(map[string]bool, len(ops))
-			for _, op := range ops {
-				if names[op.name] {
-					later = append(later, op)
-				} else {
-					names[op.name] = true
-					wave = append(wave, op)
-				}
-			}
+// exchange sends pipelines one after the other.
+func (s *Store) exchange(ctx context.Context, ops []*operation, b barrier) {
+	for _, together := range pipelines(ops) {
+		if !b.on() || s.cluster == nil {
+			s.pipeline(ctx, s.rdb, together, b)
+			continue
 		}
-		s.wave(ctx, wave, b)
+		nodes := map[redis.UniversalClient][]*operation{} // WAIT has no key to find the node by
+		for _, op := range together {
+			var client redis.UniversalClient = s.cluster
+			if node, err := s.cluster.MasterForKey(ctx, op.name); err == nil { // else the client says what is wrong
+				client = node
+			}
+			nodes[client] = append(nodes[client], op)
+		}
+		var group sync.WaitGroup
+		for client, ops := range nodes {
+			group.Go(func() { s.pipeline(ctx, client, ops, b) })
+		}
+		group.Wait()
+	}
+}
+
+// pipelines says what travels together. Two operations on one record do not: if the server has forgotten the script of
+// the first, that is sent again, and would come after the second. Large ones travel alone, behind the others.
+func pipelines(ops []*operation) (cut [][]*operation) {
+	if len(ops) == 1 {
+		return [][]*operation{ops}
+	}
+	for len(ops) > 0 {
+		names := make(map[string]bool, len(ops))
+		small := make([]*operation, 0, len(ops))
+		var large, later []*operation
+		for _, op := range ops {
+			switch {
+			case names[op.name]:
+				later = append(later, op)
+			case op.size > maxShared:
+				large = append(large, op)
+			default:
+				small = append(small, op)
+			}
+			names[op.name] = true
+		}
+		cut = slices.AppendSeq(cut, slices.Chunk(small, maxBatch))
+		cut = slices.AppendSeq(cut, slices.Chunk(large, 1))
 		ops = later
 	}
+	return cut
 }
 
-// wave runs operations on different records: small ones together, large ones each alone.
-func (s *Store) wave(ctx context.Context, ops []*operation, b barrier) {
-	if !b.on() || s.cluster == nil {
-		s.chunks(ctx, s.rdb, ops, b)
-		return
-	}
-	nodes := map[redis.UniversalClient][]*operation{} // WAIT has no key to find the node by
-	for _, op := range ops {
-		var client redis.UniversalClient = s.cluster
-		if node, err := s.cluster.MasterForKey(ctx, op.name); err == nil { // else the client says what is wrong
-			client = node
-		}
-		nodes[client] = append(nodes[client], op)
-	}
-	var group sync.WaitGroup
-	for client, ops := range nodes {
-		group.Go(func() { s.chunks(ctx, client, ops, b) })
-	}
-	group.Wait()
-}
-
-// chunks runs operations in pipelines of a bounded size.
-func (s *Store) chunks(ctx context.Context, client redis.UniversalClient, ops []*operation, b barrier) {
-	var large []*operation
-	chunk := ops
-	if len(ops) > 1 {
-		chunk = make([]*operation, 0, min(maxBatch, len(ops)))
-		for _, op := range ops {
-			if op.size > maxShared {
-				large = append(large, op)
-				continue
-			}
-			if len(chunk) == maxBatch {
-				s.exchange(ctx, client, chunk, b)
-				chunk = chunk[:0]
-			}
-			chunk = append(chunk, op)
-		}
-	}
-	if len(chunk) > 0 {
-		s.exchange(ctx, client, chunk, b)
-	}
-	for _, op := range large {
-		s.exchange(ctx, client, []*operation{op}, b)
-	}
-}
-
-// exchange sends operations in one pipeline, and again with their source those whose script the server does not know. A
-// panic in a hook of the client is their error.
-func (s *Store) exchange(ctx context.Context, client redis.UniversalClient, ops []*operation, b barrier) {
+// pipeline sends operations together, and again with their source those whose script the server does not know. A panic
+// in a hook of the client is their error.
+func (s *Store) pipeline(ctx context.Context, client redis.UniversalClient, ops []*operation, b barrier) {
 	defer func() {
 		if p := recover(); p != nil {
 			for _, op := range ops {
@@ -131,7 +104,7 @@ func (s *Store) exchange(ctx context.Context, client redis.UniversalClient, ops 
 			}
 		}
 	}()
-	s.pipeline(ctx, client, ops, b, false)
+	s.roundTrip(ctx, client, ops, b, false)
 	var again []*operation
 	for _, op := range ops {
 		switch {
@@ -144,47 +117,41 @@ func (s *Store) exchange(ctx context.Context, client redis.UniversalClient, ops 
 		}
 	}
 	if len(again) > 0 {
-		s.pipeline(ctx, client, again, b, true)
+		s.roundTrip(ctx, client, again, b, true)
 	}
 }
 
-func (s *Store) pipeline(
+func (s *Store) roundTrip(
 	ctx context.Context, client redis.UniversalClient, ops []*operation, b barrier, source bool,
 ) {
-	sent := time.Now()
-	defer func() { s.learn(ops, sent) }()
-	if len(ops) == 1 && !b.on() {
-		cmd := ops[0].command(ctx, source)
-		_ = client.Process(ctx, cmd) // the command has the error
-		ops[0].reply, ops[0].err = cmd.Result()
-		return
-	}
-	pipe := client.Pipeline()
-	queue := make([]redis.Cmder, len(ops))
+	cmds := make([]redis.Cmder, len(ops))
 	for i, op := range ops {
-		queue[i] = op.command(ctx, source)
+		cmds[i] = op.command(ctx, source)
 	}
-	_ = pipe.BatchProcess(ctx, queue...) // only queues, all at once: one by one, the queue is copied again and again
 	var wait *redis.IntCmd
-	if b.on() {
-		wait = b.append(ctx, pipe)
+	var failed error
+	sent := time.Now()
+	if len(ops) == 1 && !b.on() {
+		_ = client.Process(ctx, cmds[0]) // the command has the error
+	} else {
+		pipe := client.Pipeline()
+		_ = pipe.BatchProcess(ctx, cmds...) // only queues, all at once: one by one, the queue is copied again and again
+		if b.on() {
+			wait = b.append(ctx, pipe)
+		}
+		_, failed = pipe.Exec(ctx)
 	}
-	_, failed := pipe.Exec(ctx)
-	_, several := client.(*redis.ClusterClient)
+	came := time.Now()
 	for _, op := range ops {
 		op.reply, op.err = op.cmd.Result()
 		if op.err == nil && op.reply == "" {
 			op.err = unsaid(failed)
 		}
-		switch {
-		case wait == nil || op.err != nil && !errors.Is(op.err, redis.Nil):
-		case several: // the client has chosen a node for WAIT, which may be another one than the claim's
-			op.acknowledged.err = errNoNode
-		default:
-			n, err := wait.Result()
-			op.acknowledged = acknowledged{int(n), err}
+		if wait != nil {
+			op.acknowledged = acknowledgedBy(client, wait)
 		}
 	}
+	s.learn(ops, sent, came)
 }
 
 // unsaid is the error of commands that have neither a reply nor an error. Each command of a pipeline has its own, but
@@ -198,11 +165,11 @@ func unsaid(failed error) error {
 }
 
 // learn takes the server's time from the reply of a claim script, if there is one.
-func (s *Store) learn(ops []*operation, sent time.Time) {
+func (s *Store) learn(ops []*operation, sent, came time.Time) {
 	for _, op := range ops {
 		if op.script == claimScript && !op.plain && op.err == nil {
 			if now, ok := timeOf(op.reply); ok {
-				s.clock.learn(now, sent, time.Now())
+				s.clock.learn(now, sent, came)
 			}
 			return
 		}

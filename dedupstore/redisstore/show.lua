@@ -16,9 +16,9 @@ local STATES = {R = 'running', S = 'running, started', T = 'to be retried', P = 
   D = 'done', E = 'done, published by another than its run'}
 local KINDS = {s = 'succeeded', f = 'failed', x = 'failed, attempts exhausted', u = 'unknown'}
 local NAMES = {a = 'attempts', n = 'given back', b = 'first claim', e = 'decided under fence', f = 'fingerprint', t = 'traceparent',
-  d = 'due', h = 'check', X = 'result truncated', l = 'lease ends', L = 'lease ends', T = 'traceparent', S = 'settled by',
-  M = 'reason', B = 'result', K = 'produced', C = 'content'}
-local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, X = 0, l = 16, L = 16}
+  w = 'holder', d = 'due', h = 'check', k = 'took ms', X = 'result truncated', l = 'lease ends', L = 'lease ends',
+  T = 'traceparent', S = 'settled by', M = 'reason', B = 'result', K = 'produced', C = 'content'}
+local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
 
 local function hex(s)
   return (string.gsub(s, '.', function(c) return string.format('%02x', string.byte(c)) end))
@@ -31,32 +31,52 @@ local lines = {
   'fence: ' .. fence,
   'owner: ' .. hex(string.sub(raw, 20, 27)),
 }
-local at = 28
-while at <= #raw do
-  local tag = string.sub(raw, at, at)
-  local size = FIXED[tag]
-  at = at + 1
-  if not size then
-    size = tonumber(string.sub(raw, at, at + 7), 16)
-    at = at + 8
+
+-- show adds a line for each section from a position of a text.
+local function show(s, at, before)
+  while at <= #s do
+    local tag = string.sub(s, at, at)
+    local size = FIXED[tag]
+    at = at + 1
+    if not size then
+      local length = tag == 'w' and 2 or 8
+      size = tonumber(string.sub(s, at, at + length - 1), 16)
+      at = at + length
+    end
+    if not size then
+      lines[#lines + 1] = before .. 'unreadable from byte ' .. (at - 1)
+      return
+    end
+    local value = string.sub(s, at, at + size - 1)
+    at = at + size
+    if tag == 'a' or tag == 'n' or tag == 'k' then
+      value = string.format('%.0f', value)
+    elseif tag == 'L' then
+      value = string.format('%.0f', fence + value)
+    elseif tag == 'f' or tag == 'S' then
+      value = hex(value)
+    elseif tag == 't' then
+      local h = hex(value)
+      value = '00-' .. string.sub(h, 1, 32) .. '-' .. string.sub(h, 33, 48) .. '-' .. string.sub(h, 49)
+    end
+    if tag == 'H' then
+      local from = 1
+      while from <= #value do
+        local length = tonumber(string.sub(value, from, from + 7), 16) or #value
+        show(string.sub(value, from + 8, from + 7 + length), 1, 'earlier attempt, ')
+        from = from + 8 + length
+      end
+    else
+      local name = before ~= '' and tag == 'b' and 'claimed' or NAMES[tag] or 'section ' .. tag
+      lines[#lines + 1] = before .. name .. ': ' .. value
+    end
   end
-  if not size or not NAMES[tag] then
-    lines[#lines + 1] = 'unreadable from byte ' .. (at - 1)
-    break
-  end
-  local value = string.sub(raw, at, at + size - 1)
-  if tag == 'a' or tag == 'n' then
-    value = string.format('%.0f', value)
-  elseif tag == 'L' then
-    value = string.format('%.0f', fence + value)
-  elseif tag == 'f' or tag == 'S' then
-    value = hex(value)
-  elseif tag == 't' then
-    local h = hex(value)
-    value = '00-' .. string.sub(h, 1, 32) .. '-' .. string.sub(h, 33, 48) .. '-' .. string.sub(h, 49)
-  end
-  lines[#lines + 1] = NAMES[tag] .. ': ' .. value
-  at = at + size
+end
+show(raw, 28, '')
+
+local noted = redis.pcall('HMGET', KEYS[1] .. '?', 'count', 'last') -- a Cluster may refuse it
+if noted[1] then
+  lines[#lines + 1] = 'duplicates: ' .. noted[1] .. ', the last at ' .. noted[2] .. ' ms'
 end
 local left = redis.call('PTTL', KEYS[1])
 lines[#lines + 1] = 'kept for: ' .. string.format('%.0f', left / 1000) .. ' s'

@@ -1,11 +1,10 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -13,26 +12,26 @@ import (
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
-// Store is a [dedupstore.Store] in Redis, and a [dedupstore.Checker]. It is safe for concurrent use. With a client that
-// does not heed contexts it starts goroutines, which end when nothing is under way; [Store.Close] waits for them. The
-// caller closes the client.
+// Store is a [dedupstore.Store] in Redis, and a [dedupstore.Checker] and [dedupstore.Inspector]. It is safe for
+// concurrent use. With a client that does not heed contexts it starts goroutines, which end when nothing is under way;
+// [Store.Close] waits for them. The caller closes the client.
 type Store struct {
-	rdb     redis.UniversalClient
-	config  Config
-	ready   *gate
-	scripts scripts
-	plain   atomic.Bool // the server can make plain claims
-	barred  atomic.Bool // a script was forbidden, and none has claimed anything since
-	barrier barrier
-	deaf    bool  // the client may wait for the network although the context has ended
-	clock   clock // of the server; a cluster has many
-
-	cluster    *redis.ClusterClient // nil: a single server
-	loaded     atomic.Bool          // the cluster's layout has been seen: looking at it asks nobody any more
+	rdb        redis.UniversalClient
+	config     Config
+	ready      *gate
+	scripts    scripts
+	plain      atomic.Bool // the server can make plain claims
+	barred     atomic.Bool // a script was forbidden, and none has claimed anything since
+	barrier    barrier
+	deaf       bool  // the client may wait for the network although the context has ended
+	clock      clock // of the server; a cluster has many
 	background background
+
+	cluster *redis.ClusterClient // nil: a single server
+	loaded  atomic.Bool          // the cluster's layout has been seen: looking at it asks nobody any more
 }
 
-// scripts are the scripts of a store; tests put broken ones in their place.
+// scripts are the scripts of the protocol; tests put broken ones in their place.
 type scripts struct{ claim, extend, finish, release, published *script }
 
 var allScripts = scripts{claimScript, extendScript, finishScript, releaseScript, publishedScript}
@@ -49,20 +48,13 @@ func New(rdb redis.UniversalClient, c Config) (*Store, error) {
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	s := &Store{rdb: rdb, config: c, scripts: allScripts, ready: newGate()}
+	s := &Store{rdb: rdb, config: c, scripts: allScripts}
+	s.ready = newGate(&s.background)
 	s.ready.passed.Store(c.SkipCheck)
 	t, known := timeoutsOf(rdb)
 	s.barrier, s.deaf = barrier{c.Replicas, t.replicas()}, !known || t.deaf()
 	s.cluster, _ = rdb.(*redis.ClusterClient)
 	return s, nil
-}
-
-// Close waits until nothing that the store began is under way any more. Operations whose callers have gone may be, for
-// as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
-// operation. It closes nothing: a client that is closed before ends what waits.
-func (s *Store) Close() {
-	s.ready.checks.wait()
-	s.background.wait()
 }
 
 func clientProblem(rdb redis.UniversalClient) string {
@@ -76,19 +68,80 @@ func clientProblem(rdb redis.UniversalClient) string {
 	return ""
 }
 
-// claimOperation makes the operation of a claim by script.
-func (s *Store) claimOperation(index int, r dedupstore.Request) *operation {
-	b := appendDigits(make([]byte, 0, packedSize), uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
-	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
-	b = appendRequest(append(b, flag(s.barrier.on())), r)
-	return s.operation(index, s.scripts.claim, r.Key, b, milliseconds(r.Lease)+milliseconds(r.Retention))
+// Close waits until nothing that the store began before is under way any more. Operations whose callers have gone may
+// be, for as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
+// operation. It closes nothing: a client that is closed before ends what waits.
+func (s *Store) Close() { s.background.wait() }
+
+// Claim implements [dedupstore.Store]: in pipelines of at most 256 claims, and further ones for those of keys that are
+// known and not done. Before the first claim it calls Check, unless the config says otherwise: while the server is
+// unfit or down, claims fail and the next one looks again. With Config.Replicas a run that too few replicas know is not
+// granted: [dedupstore.ErrNotDurable]. A claim that has been sent is waited for then until the replicas have answered,
+// at most half a second longer than they have and the context lasts: it may have to be given back.
+func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := make([]dedupstore.ClaimResult, len(requests))
+	ops := make([]*operation, 0, len(requests))
+	twice := repeated(requests)
+	var ready error
+	for i, r := range requests {
+		err := r.Validate()
+		if err == nil && len(ops) == 0 && ready == nil { // the first
+			ready = s.ready.pass(ctx, s.check)
+		}
+		switch err = cmp.Or(err, ready); {
+		case err != nil:
+			results[i].Err = err
+		case !twice[r.Key] && s.plainNow(r):
+			ops = append(ops, s.plainOperation(i, r))
+		default: // equal keys are asked in order, so none of them a second time
+			ops = append(ops, s.claimOperation(i, r))
+		}
+	}
+	for len(ops) > 0 {
+		ops = s.ask(ctx, requests, ops, results)
+	}
+	return results
 }
 
-func flag(set bool) byte {
-	if set {
-		return '1'
+// repeated returns the keys of more than one request.
+func repeated(requests []dedupstore.Request) map[dedupstore.Key]bool {
+	if len(requests) < 2 {
+		return nil
 	}
-	return '0'
+	repeated := make(map[dedupstore.Key]bool, len(requests))
+	for _, r := range requests {
+		_, known := repeated[r.Key]
+		repeated[r.Key] = known
+	}
+	return repeated
+}
+
+// ask sends claims and reads their answers. It returns those that have to be asked again, by script.
+func (s *Store) ask(
+	ctx context.Context, requests []dedupstore.Request, ops []*operation, results []dedupstore.ClaimResult,
+) (again []*operation) {
+	if !s.send(ctx, ops, s.barrier) {
+		for _, op := range ops {
+			results[op.index].Err = ctx.Err()
+		}
+		return nil
+	}
+	var back []*operation
+	for _, op := range ops {
+		r, result := requests[op.index], &results[op.index]
+		answer, known, err := s.answer(r, op)
+		if !known {
+			again = append(again, s.claimOperation(op.index, r))
+			continue
+		}
+		*result = dedupstore.ClaimResult{Answer: answer, Err: err}
+		if lack := s.lack(op); lack != nil && answer.Status == dedupstore.AcquiredRun {
+			*result = dedupstore.ClaimResult{Err: lack}
+			back = append(back, s.releaseOperation(0, answer.Claim, dedupstore.Release{Reason: lack.Error()}, '2'))
+		}
+	}
+	s.giveBack(ctx, back)
+	return again
 }
 
 // answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
@@ -106,62 +159,61 @@ func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer
 	return a, true, nil
 }
 
-// settleOperation makes the operation of a settlement.
-func (s *Store) settleOperation(index int, settling dedupstore.Settling) (*operation, error) {
-	c, settlement := settling.Claim, settling.Settlement
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
-	if err := dedupstore.ValidateSettlement(settlement); err != nil {
-		return nil, err
-	}
-	switch t := settlement.(type) {
-	case dedupstore.Finish:
-		return s.finishOperation(index, c, t)
-	case dedupstore.Release:
-		return s.releaseOperation(index, c, t, flag(t.Uncounted)), nil
-	case dedupstore.Published:
-		produced, err := encodeStubs(t.Produced)
-		if err != nil {
-			return nil, fmt.Errorf("redisstore: published: %w", err)
+// Extend implements [dedupstore.Store].
+func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return s.change(ctx, len(extensions), func(i int) (*operation, error) {
+		if err := extensions[i].Validate(); err != nil {
+			return nil, err
 		}
-		return s.operation(index, s.scripts.published, c.Key, ownerOf(c), milliseconds(t.Retention), produced), nil
-	}
-	panic("unreachable: validated above")
+		return s.extendOperation(i, extensions[i]), nil
+	})
 }
 
-// releaseOperation makes the operation of a release; what the last argument says stands in release.lua.
-func (s *Store) releaseOperation(index int, c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
-	return s.operation(index, s.scripts.release, c.Key,
-		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), []byte{uncounted}, []byte(t.Reason))
+// Settle implements [dedupstore.Store].
+func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return s.change(ctx, len(settlings), func(i int) (*operation, error) {
+		c, settlement := settlings[i].Claim, settlings[i].Settlement
+		if err := cmp.Or(c.Validate(), dedupstore.ValidateSettlement(settlement)); err != nil {
+			return nil, err
+		}
+		return s.settleOperation(i, c, settlement)
+	})
 }
 
-func (s *Store) finishOperation(index int, c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
-	publish := len(f.Outcome.Produced) > 0 && !f.Published
-	state := byte(stateDone)
-	if publish {
-		state = statePublishing
+// change runs operations that are answered yes or no, each of which one makes.
+func (s *Store) change(ctx context.Context, n int, one func(i int) (*operation, error)) []error {
+	errs := make([]error, n)
+	ops := make([]*operation, 0, n)
+	for i := range n {
+		op, err := one(i)
+		if errs[i] = err; err == nil {
+			ops = append(ops, op)
+		}
 	}
-	packed := append(make([]byte, 0, packedSize), layoutVersion, state, kindOf(f.Outcome))
-	packed, err := appendOutcome(appendOwner(packed, c), f.Outcome, publish)
-	if err != nil {
-		return nil, fmt.Errorf("redisstore: finish: %w", err)
+	known := s.send(ctx, ops, barrier{})
+	for _, op := range ops {
+		if errs[op.index] = ctx.Err(); known {
+			errs[op.index] = s.done(op)
+		}
 	}
-	if publish {
-		return s.operation(index, s.scripts.finish, c.Key, packed, milliseconds(f.Retention), milliseconds(c.Lease)), nil
-	}
-	return s.operation(index, s.scripts.finish, c.Key, packed, milliseconds(f.Retention)), nil
+	return errs
 }
 
-// name is the name of the key's record.
-func (s *Store) name(key dedupstore.Key) string {
-	b := append(make([]byte, 0, packedSize), s.config.Prefix...)
-	return string(key.Append(append(b, ':')))
-}
-
-// milliseconds rounds up: a lease or a retention is never shorter than was asked for.
-func milliseconds(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+// done reads the reply of a script that answers yes or no.
+func (s *Store) done(op *operation) error {
+	if err := op.failure(); err != nil {
+		if op.err != nil && forbidden(op.err) {
+			s.barred.Store(true) // plain claims may still be allowed: each would be a run that cannot be settled
+		}
+		return err
+	}
+	switch op.reply {
+	case replyOK:
+		return nil
+	case replyLost:
+		return dedupstore.ErrClaimLost
+	}
+	return fmt.Errorf("redisstore: %s: %w", op.script.name, errReply)
 }
 
 // Shard implements [dedupstore.Sharded]: on Cluster, the address of the node that has the key, once a claim has seen

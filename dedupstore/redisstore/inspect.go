@@ -1,0 +1,151 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// beside is what the name of the hash with a record's duplicates has after the record's. No record's name ends so: "?"
+// is escaped in IDs.
+const beside = "?"
+
+// Look implements [dedupstore.Inspector], in one pipeline that only reads. Expires is by this process's clock. It ends
+// with ctx if the client heeds contexts.
+func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.Record, error) {
+	pipe := s.rdb.Pipeline()
+	asked := make([]lookup, len(keys))
+	for i, key := range keys {
+		name := s.name(key)
+		asked[i] = lookup{pipe.Get(ctx, name), pipe.PTTL(ctx, name), pipe.HMGet(ctx, name+beside, "count", "last")}
+	}
+	_, failed := pipe.Exec(ctx)
+	records := make([]dedupstore.Record, len(keys))
+	for i, key := range keys {
+		name := s.name(key)
+		found, err := asked[i].record(failed)
+		if err != nil {
+			return nil, fmt.Errorf("redisstore: look at %q: %w", name, err)
+		}
+		found.Key = key
+		records[i] = found
+	}
+	return records, nil
+}
+
+// A lookup is what was asked about a key.
+type lookup struct {
+	raw   *redis.StringCmd
+	left  *redis.DurationCmd
+	noted *redis.SliceCmd
+}
+
+// record reads the replies; failed is the error of their pipeline.
+func (l lookup) record(failed error) (seen dedupstore.Record, err error) {
+	absent := errors.Is(l.raw.Err(), redis.Nil)
+	if err := cmp.Or(unsaid(l.raw.Err()), l.left.Err(), l.noted.Err(), unsaid(failed)); err != nil {
+		return seen, err
+	}
+	seen.State = dedupstore.Absent
+	if !absent {
+		rec, err := decodeRecord(l.raw.Val())
+		if err == nil {
+			seen, err = rec.look()
+		}
+		if err != nil {
+			return seen, &dedupstore.RecordError{Key: l.raw.Args()[1].(string), Problem: err.Error()}
+		}
+		if left := l.left.Val(); left > 0 {
+			seen.Expires = time.Now().Add(left)
+		}
+	}
+	if count, noted := l.noted.Val()[0].(string); noted {
+		last, _ := l.noted.Val()[1].(string)
+		ms, _ := strconv.ParseInt(last, 10, 64)
+		seen.Duplicates, _ = strconv.Atoi(count)
+		seen.LastDuplicate = time.UnixMilli(ms)
+	}
+	return seen, nil
+}
+
+// look is what the record tells people.
+func (rec *record) look() (seen dedupstore.Record, err error) {
+	seen = dedupstore.Record{
+		State: states[rec.state], Started: rec.state == stateStarted, Fence: rec.fence,
+		Attempts: int(rec.number('a', 1)), Returned: int(rec.number('n', 0)),
+		First: moment(rec.first()), Claimed: moment(rec.fence), Ended: rec.ended(rec.fence), Until: moment(rec.until()),
+		Holder: rec.sections['w'], Trace: rec.trace(),
+	}
+	if rec.kind != '-' {
+		seen.Decided = rec.decided()
+	}
+	if seen.History, err = rec.history(); err != nil {
+		return seen, err
+	}
+	seen.Outcome, err = rec.outcome(false)
+	return seen, err
+}
+
+// history reads the attempts before the last one.
+func (rec *record) history() (past []dedupstore.Attempt, err error) {
+	for rest := rec.sections['H']; rest != ""; {
+		attempt, after, ok := cutText(rest, lengthSize)
+		if !ok {
+			return nil, errors.New("has a history that cannot be read")
+		}
+		t, err := decodeSections(attempt)
+		if err != nil {
+			return nil, fmt.Errorf("has a history that %w", err)
+		}
+		claimed := t.number('b', 0)
+		past = append(past, dedupstore.Attempt{
+			Claimed: moment(claimed), Ended: t.ended(claimed), Holder: t['w'], Reason: t['M'],
+		})
+		rest = after
+	}
+	return past, nil
+}
+
+// ended is when a run ended that was claimed at a time, if that is known.
+func (t sections) ended(claimed uint64) time.Time {
+	if !t.has('k') {
+		return time.Time{}
+	}
+	return moment(claimed + 1000*t.number('k', 0))
+}
+
+// moment is a time in µs; 0 is none.
+func moment(us uint64) time.Time {
+	if us == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(int64(us))
+}
+
+// NoteDuplicates implements [dedupstore.Inspector].
+func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
+	ops := make([]*operation, len(duplicates))
+	for i, d := range duplicates {
+		if err := d.Key.Validate(); err != nil {
+			return err
+		}
+		ops[i] = newOperation(i, noteScript, s.name(d.Key)+beside,
+			d.Count, d.Last.UnixMilli(), milliseconds(d.Retention))
+	}
+	if !s.send(ctx, ops, barrier{}) {
+		return ctx.Err()
+	}
+	for _, op := range ops {
+		if err := op.failure(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
