@@ -306,7 +306,9 @@ func (m *Memory) close(rec *record, expires time.Time) {
 }
 
 func (rec *record) settledBy(owner string, took time.Duration) {
-	rec.ended = rec.claimed.Add(took)
+	if took > 0 {
+		rec.ended = rec.claimed.Add(took)
+	}
 	rec.settled = append(rec.settled, owner)
 	if n := len(rec.settled); n > rememberedSettlers {
 		rec.settled = slices.Clone(rec.settled[n-rememberedSettlers:])

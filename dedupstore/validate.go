@@ -11,7 +11,7 @@ import (
 const MaxReason = 1024
 
 // MaxHolder is the longest name of a holder, in bytes.
-const MaxHolder = 28
+const MaxHolder = 22
 
 const maxTrace = 64
 

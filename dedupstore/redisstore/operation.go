@@ -100,7 +100,7 @@ func (s *Store) settleOperation(index int, c dedupstore.Claim, settlement dedups
 }
 
 func (s *Store) finishOperation(index int, c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
-	publish := len(f.Outcome.Produced) > 0 && !f.Published
+	publish := f.Publishes()
 	state := byte(stateDone)
 	if publish {
 		state = statePublishing

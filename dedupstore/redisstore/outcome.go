@@ -18,7 +18,7 @@ func appendOutcome(b []byte, o dedupstore.Outcome, content bool) ([]byte, error)
 		return nil, err
 	}
 	var contents []byte
-	if content {
+	if content && len(o.Produced) > 0 {
 		if contents, err = encodeContents(o.Produced); err != nil {
 			return nil, err
 		}

@@ -174,7 +174,7 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	}
 	rec.ends(c.Owner, s.Took)
 	rec.outcome, rec.decided = s.Outcome, rec.fence
-	if len(s.Outcome.Produced) > 0 && !s.Published {
+	if s.Publishes() {
 		rec.state, rec.lease = dedupstore.Publishing, now+sqlstore.Micros(c.Lease)
 		rec.expires = rec.lease + sqlstore.Micros(s.Retention)
 		return true, nil

@@ -33,6 +33,28 @@ var publishCases = []testCase{
 		},
 	},
 	{
+		name: "publish/withheld-is-made-again",
+		why: "a dead letter that is too large for the record must not be taken for published: whoever gets the step makes " +
+			"it again",
+		test: func(k *kit) {
+			c := k.claim(k.brief("1"), dedupstore.AcquiredRun).Claim
+			f := dedupstore.Finish{Outcome: failed("card refused"), Retention: long, Withheld: true}
+			k.settle(c, f)
+			k.settle(c, f) // repeated
+			k.found(k.claim(k.request("1"), dedupstore.Busy), dedupstore.Publishing)
+			k.pass(short)
+			a := k.claim(k.request("1"), dedupstore.AcquiredPublish)
+			k.sameOutcome(a.Outcome, failed("card refused"))
+			if a.Fence != c.Fence {
+				k.Errorf("the outcome was decided under fence %d, want that of its run, %d", a.Fence, c.Fence)
+			}
+			k.settle(a.Claim, dedupstore.Published{Retention: long, Produced: []dedupstore.Produced{receipt}})
+			o := failed("card refused")
+			o.Produced = []dedupstore.Produced{receipt}
+			k.keptOutcome(k.claim(k.request("1"), dedupstore.Done).Outcome, o)
+		},
+	},
+	{
 		name: "publish/live-lease-is-busy",
 		why:  "copies that publish side by side overtake each other",
 		test: func(k *kit) {

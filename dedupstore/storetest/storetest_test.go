@@ -67,6 +67,7 @@ var broken = map[string]string{
 	"exhausted-without-an-owner":          "exhaustion/one-claimer-gets-the-dead-letter",
 	"exhausted-for-everybody":             "concurrency/one-dead-letter",
 	"parks-what-never-started":            "parking/unstarted-run-is-retaken",
+	"withheld-is-done":                    "publish/withheld-is-made-again",
 	"publish-without-a-lease":             "publish/live-lease-is-busy",
 	"publish-lease-is-the-run's":          "publish/lease-begins-with-the-finish",
 	"publishing-runs-again":               "publish/does-not-run-again",

@@ -58,7 +58,7 @@ func (s *toy) finish(rec *toyRecord, c dedupstore.Claim, f dedupstore.Finish, no
 	}
 	rec.settlers = s.remembering(rec.settlers, c.Owner)
 	rec.outcome, rec.decided = s.over(rec.outcome, s.copyOf(f.Outcome)), rec.fence
-	if len(f.Outcome.Produced) > 0 && !f.Published && !s.is("done-before-published") {
+	if f.Publishes() && !s.is("done-before-published") && !(f.Withheld && s.is("withheld-is-done")) {
 		rec.state = dedupstore.Publishing
 		if !s.is("publish-lease-is-the-run's") {
 			rec.lease = now.Add(c.Lease)
