@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -273,7 +274,7 @@ func TestCheck_RefusesOldVersions(t *testing.T) {
 func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(background))
+		g := newGate(new(batch.Background))
 		var checks atomic.Int32
 		release := make(chan struct{})
 		check := func(context.Context) error { checks.Add(1); <-release; return nil }
@@ -297,7 +298,7 @@ func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(background))
+		g := newGate(new(batch.Background))
 		down := errors.New("down")
 		var checks, failures atomic.Int32
 		check := func(context.Context) error {
@@ -325,7 +326,7 @@ func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(background))
+		g := newGate(new(batch.Background))
 		release := make(chan struct{})
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -335,7 +336,7 @@ func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
 			}
 		}
 		close(release)
-		g.background.wait()
+		g.background.Wait()
 		if err := g.pass(t.Context(), func(context.Context) error { panic("hook") }); !errors.Is(err, errPanic) {
 			t.Errorf("error is %v, want errPanic", err)
 		}
@@ -345,7 +346,7 @@ func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
 func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(background))
+		g := newGate(new(batch.Background))
 		ctx, cancel := context.WithCancel(t.Context())
 		var checks atomic.Int32
 		check := func(ctx context.Context) error {

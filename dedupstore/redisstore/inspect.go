@@ -136,8 +136,9 @@ func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Dupl
 		if err := d.Key.Validate(); err != nil {
 			return err
 		}
-		ops[i] = newOperation(i, noteScript, s.name(d.Key)+beside,
-			d.Count, d.Last.UnixMilli(), milliseconds(d.Retention))
+		op := newOperation(i, noteScript, s.name(d.Key)+beside)
+		op.packed = strconv.AppendInt(op.packed, int64(d.Count), 10)
+		ops[i] = op.with(d.Last.UnixMilli(), milliseconds(d.Retention))
 	}
 	if !s.send(ctx, ops, barrier{}) {
 		return ctx.Err()

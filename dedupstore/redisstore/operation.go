@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -11,36 +12,62 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// An operation is one run of a script, or a plain claim.
+// An operation is one run of a script, or a plain claim. It is used again when its caller has read the reply.
 type operation struct {
 	index   int // its place in the caller's batch
 	script  *script
 	name    string  // of the record
-	args    []any   // of the command that runs the script
-	space   [7]any  // that most args fit in
-	size    int     // how many bytes of text it sends
+	packed  []byte  // the script's first argument, or the record of a plain claim
+	args    [9]any  // of the command
 	plain   bool    // it is a plain claim
 	stamped stamped // its record
-	cmd     *redis.StringCmd
+	cmd     redis.StringCmd
 
 	reply        string
 	acknowledged acknowledged
 	err          error
 }
 
-// packedSize has room for what most operations pack into one argument.
-const packedSize = 160
+var operations = sync.Pool{New: func() any { return new(operation) }}
 
 // newOperation makes an operation on the record of a name.
-func newOperation(index int, script *script, name string, args ...any) *operation {
-	op := &operation{index: index, script: script, name: name, size: len(name)}
-	op.args = append(append(op.space[:0], "evalsha", script.sha, 1, name), args...)
-	for _, arg := range args {
+func newOperation(index int, script *script, name string) *operation {
+	op := operations.Get().(*operation)
+	op.index, op.script, op.name, op.packed = index, script, name, op.packed[:0]
+	return op
+}
+
+// free gives operations back whose replies have been read. One without a reply is not used again: a hook of the client
+// may have given it up while its command is still under way, and the reply to that would be taken for the next one's.
+func free(ops []*operation) {
+	const most = 16 << 10 // what one keeps for the next
+	for _, op := range ops {
+		if op.err != nil && op.err != redis.Nil || cap(op.packed) > most { //nolint:errorlint // never wrapped
+			continue
+		}
+		*op = operation{packed: op.packed[:0]}
+		operations.Put(op)
+	}
+}
+
+// with is the operation with the arguments of its script behind the packed one.
+func (op *operation) with(args ...any) *operation {
+	copy(op.args[:], append([]any{"evalsha", op.script.sha, 1, op.name, op}, args...))
+	return op
+}
+
+// MarshalBinary is called by the client when it writes the packed argument.
+func (op *operation) MarshalBinary() ([]byte, error) { return op.packed, nil }
+
+// size is how many bytes of text the operation sends.
+func (op *operation) size() int {
+	n := len(op.name) + len(op.packed)
+	for _, arg := range op.args {
 		if text, ok := arg.([]byte); ok {
-			op.size += len(text)
+			n += len(text)
 		}
 	}
-	return op
+	return n
 }
 
 // command is the operation as a command: by the script's digest, or with its source.
@@ -48,8 +75,12 @@ func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd 
 	if source {
 		op.args[0], op.args[1] = "eval", op.script.source
 	}
-	op.cmd = redis.NewStringCmd(ctx, op.args...)
-	return op.cmd
+	n := len(op.args)
+	for op.args[n-1] == nil {
+		n--
+	}
+	op.cmd = *redis.NewStringCmd(ctx, op.args[:n]...)
+	return &op.cmd
 }
 
 // failure is why there is no reply of the script that could be read.
@@ -69,16 +100,17 @@ func (op *operation) failure() error {
 
 // claimOperation makes the operation of a claim by script.
 func (s *Store) claimOperation(index int, r dedupstore.Request) *operation {
-	b := appendDigits(make([]byte, 0, packedSize), uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
+	op := newOperation(index, s.scripts.claim, s.name(r.Key))
+	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
-	b = appendRequest(append(b, flag(s.barrier.on())), r)
-	return newOperation(index, s.scripts.claim, s.name(r.Key), b, milliseconds(r.Lease)+milliseconds(r.Retention))
+	op.packed = appendRequest(append(b, flag(s.barrier.on())), r)
+	return op.with(milliseconds(r.Lease) + milliseconds(r.Retention))
 }
 
 func (s *Store) extendOperation(index int, x dedupstore.Extension) *operation {
-	owner := append(ownerOf(x.Claim), flag(x.Started))
-	return newOperation(index, s.scripts.extend, s.name(x.Claim.Key), owner, milliseconds(x.Lease),
-		milliseconds(x.Claim.Retention))
+	op := newOperation(index, s.scripts.extend, s.name(x.Claim.Key))
+	op.packed = append(appendOwner(op.packed, x.Claim), flag(x.Started))
+	return op.with(milliseconds(x.Lease), milliseconds(x.Claim.Retention))
 }
 
 // settleOperation makes the operation of a settlement that has been validated.
@@ -93,38 +125,41 @@ func (s *Store) settleOperation(index int, c dedupstore.Claim, settlement dedups
 		if err != nil {
 			return nil, fmt.Errorf("redisstore: published: %w", err)
 		}
-		return newOperation(index, s.scripts.published, s.name(c.Key),
-			ownerOf(c), milliseconds(t.Retention), produced), nil
+		op := newOperation(index, s.scripts.published, s.name(c.Key))
+		op.packed = appendOwner(op.packed, c)
+		return op.with(milliseconds(t.Retention), produced), nil
 	}
 	panic("unreachable: validated before")
 }
 
 func (s *Store) finishOperation(index int, c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
+	op := newOperation(index, s.scripts.finish, s.name(c.Key))
 	publish := f.Publishes()
 	state := byte(stateDone)
 	if publish {
 		state = statePublishing
 	}
-	packed := append(make([]byte, 0, packedSize), layoutVersion, state, kindOf(f.Outcome))
-	packed, err := appendOutcome(appendTook(appendOwner(packed, c), f.Took), f.Outcome, publish)
+	var err error
+	op.packed = append(op.packed, layoutVersion, state, kindOf(f.Outcome))
+	op.packed, err = appendOutcome(appendTook(appendOwner(op.packed, c), f.Took), f.Outcome, publish)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: finish: %w", err)
 	}
 	if publish {
-		return newOperation(index, s.scripts.finish, s.name(c.Key), packed, milliseconds(f.Retention),
-			milliseconds(c.Lease)), nil
+		return op.with(milliseconds(f.Retention), milliseconds(c.Lease)), nil
 	}
-	return newOperation(index, s.scripts.finish, s.name(c.Key), packed, milliseconds(f.Retention)), nil
+	return op.with(milliseconds(f.Retention)), nil
 }
 
 // releaseOperation makes the operation of a release; what uncounted says stands in release.lua.
 func (s *Store) releaseOperation(index int, c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
-	why := appendTook(nil, t.Took)
+	op := newOperation(index, s.scripts.release, s.name(c.Key))
+	op.packed = appendOwner(op.packed, c)
+	why := appendTook([]byte{}, t.Took)
 	if t.Reason != "" {
 		why = appendText(why, 'M', t.Reason)
 	}
-	return newOperation(index, s.scripts.release, s.name(c.Key),
-		ownerOf(c), milliseconds(t.Delay), milliseconds(c.Retention), []byte{uncounted}, why)
+	return op.with(milliseconds(t.Delay), milliseconds(c.Retention), []byte{uncounted}, why)
 }
 
 func flag(set bool) byte {
@@ -136,7 +171,8 @@ func flag(set bool) byte {
 
 // name is the name of the key's record.
 func (s *Store) name(key dedupstore.Key) string {
-	b := append(make([]byte, 0, packedSize), s.config.Prefix...)
+	const most = 160 // that it takes no memory for
+	b := append(make([]byte, 0, most), s.config.Prefix...)
 	return string(key.Append(append(b, ':')))
 }
 

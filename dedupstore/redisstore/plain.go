@@ -49,17 +49,17 @@ func (s *stamped) MarshalBinary() ([]byte, error) {
 
 // plainOperation makes the operation of a plain claim.
 func (s *Store) plainOperation(index int, r dedupstore.Request) *operation {
-	b := append(make([]byte, 0, packedSize), layoutVersion, stateRunning, '-')
+	op := newOperation(index, s.scripts.claim, s.name(r.Key))
+	b := append(op.packed, layoutVersion, stateRunning, '-')
 	b = appendDigits(b, 0, fenceSize)
 	b = appendRequest(b, r)
 	b[len(b)-leaseSize-1] = 'l'
-	op := &operation{index: index, script: s.scripts.claim, name: s.name(r.Key), plain: true}
+	op.plain, op.packed = true, b
 	op.stamped = stamped{
 		clock: &s.clock, value: b, lease: 1000 * uint64(milliseconds(r.Lease)),
 		keep: ttl{ms: milliseconds(r.Lease) + milliseconds(r.Retention)},
 	}
-	op.args = append(op.space[:0], "set", op.name, &op.stamped, "nx", "get", "px", &op.stamped.keep)
-	op.size = len(op.name) + len(b)
+	op.args = [9]any{"set", op.name, &op.stamped, "nx", "get", "px", &op.stamped.keep}
 	return op
 }
 

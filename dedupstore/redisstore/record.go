@@ -99,11 +99,6 @@ func tag(owner string) []byte {
 	return bits.BigEndian.AppendUint64(nil, sum)
 }
 
-// ownerOf is the fence and the tag of a claim.
-func ownerOf(c dedupstore.Claim) []byte {
-	return appendOwner(make([]byte, 0, fenceSize+tagSize), c)
-}
-
 // appendOwner appends the fence and the tag of a claim.
 func appendOwner(b []byte, c dedupstore.Claim) []byte {
 	return append(appendDigits(b, c.Fence, fenceSize), tag(c.Owner)...)

@@ -33,7 +33,7 @@ func (s *Store) send(ctx context.Context, ops []*operation, b barrier) bool {
 		return true
 	}
 	sent := make(chan struct{})
-	s.background.start(func() { defer close(sent); s.exchange(ctx, ops, b) })
+	s.background.Go(func() { defer close(sent); s.exchange(ctx, ops, b) })
 	select {
 	case <-sent:
 		return true
@@ -80,7 +80,7 @@ func pipelines(ops []*operation) (cut [][]*operation) {
 			switch {
 			case names[op.name]:
 				later = append(later, op)
-			case op.size > maxShared:
+			case op.size() > maxShared:
 				large = append(large, op)
 			default:
 				small = append(small, op)

@@ -79,7 +79,7 @@ func TestPipelines_CutsWhatMayNotTravelTogether(t *testing.T) {
 		for i, name := range strings.Fields(test.ops) {
 			op := &operation{index: i, name: strings.ToLower(name)}
 			if op.name != name {
-				op.size = maxShared + 1
+				op.packed = make([]byte, maxShared+1)
 			}
 			ops = append(ops, op)
 		}

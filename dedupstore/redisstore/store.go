@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/isnil"
 )
 
@@ -25,7 +26,7 @@ type Store struct {
 	barrier    barrier
 	deaf       bool  // the client may wait for the network although the context has ended
 	clock      clock // of the server; a cluster has many
-	background background
+	background batch.Background
 
 	cluster *redis.ClusterClient // nil: a single server
 	loaded  atomic.Bool          // the cluster's layout has been seen: looking at it asks nobody any more
@@ -71,7 +72,7 @@ func clientProblem(rdb redis.UniversalClient) string {
 // Close waits until nothing that the store began before is under way any more. Operations whose callers have gone may
 // be, for as long as the client waits for the network: without end, where its timeouts are off. Call it after the last
 // operation. It closes nothing: a client that is closed before ends what waits.
-func (s *Store) Close() { s.background.wait() }
+func (s *Store) Close() { s.background.Wait() }
 
 // Claim implements [dedupstore.Store]: in pipelines of at most 256 claims, and further ones for those of keys that are
 // known and not done. Before the first claim it calls Check, unless the config says otherwise: while the server is
@@ -141,6 +142,7 @@ func (s *Store) ask(
 		}
 	}
 	s.giveBack(ctx, back)
+	free(ops)
 	return again
 }
 
@@ -195,6 +197,9 @@ func (s *Store) change(ctx context.Context, n int, one func(i int) (*operation, 
 		if errs[op.index] = ctx.Err(); known {
 			errs[op.index] = s.done(op)
 		}
+	}
+	if known {
+		free(ops)
 	}
 	return errs
 }

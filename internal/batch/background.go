@@ -2,44 +2,32 @@ package batch
 
 import "sync"
 
-// Background counts goroutines. Other than a sync.WaitGroup it may be waited for while further ones begin: at shutdown
+// Background has goroutines. Other than a sync.WaitGroup it may be waited for while further ones begin: at shutdown
 // heartbeats may go on. The zero value is ready to use.
 type Background struct {
-	mu   sync.Mutex
-	now  int
-	none chan struct{} // closed when there is none any more; nil: nobody waits
+	mu  sync.Mutex
+	now *sync.WaitGroup // what began since it was last waited for, and that wait; nil: nothing yet
 }
 
 // Go does work in a goroutine.
 func (b *Background) Go(work func()) {
 	b.mu.Lock()
-	b.now++
-	b.mu.Unlock()
-	go func() {
-		defer b.done()
-		work()
-	}()
-}
-
-func (b *Background) done() {
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.now--
-	if b.now == 0 && b.none != nil {
-		close(b.none)
-		b.none = nil
+	if b.now == nil {
+		b.now = new(sync.WaitGroup)
 	}
+	b.now.Go(work)
 }
 
-// Wait returns at a moment at which there is none.
+// Wait returns when all that began before has ended.
 func (b *Background) Wait() {
 	b.mu.Lock()
-	if b.now > 0 && b.none == nil {
-		b.none = make(chan struct{})
-	}
-	none := b.none
+	before, now := b.now, new(sync.WaitGroup)
+	now.Add(1)
+	b.now = now
 	b.mu.Unlock()
-	if none != nil {
-		<-none
+	if before != nil {
+		before.Wait()
 	}
+	now.Done()
 }
