@@ -4,44 +4,74 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/errtext"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// A settling is a settlement as the functions take it.
+// A settling is a settlement or an extension as the functions take it.
 type settling struct {
 	id                      []byte
 	owner                   string
 	fence                   int64
-	step                    string // done, publishing, release, published
-	lease, retention, delay int64  // µs; lease: of the publish step that follows
-	uncounted               bool
+	step                    string // done, publishing, release, published, extend
+	lease, retention, delay int64  // µs; lease: of an extension, or of the publish step that follows
+	took                    *int64 // ms
+	uncounted, started      bool
 	kind, reason            string
 	exhausted, truncated    bool
 	result, stubs, contents []byte
+
+	verdict string
+	err     error
 }
 
-// newSettling is a settlement of a claim whose record has the id.
-func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
+// The verdicts of the functions, beside contended. The others are successes.
+const (
+	lost    = "lost"
+	settled = "settled" // there is nothing to extend, or to publish, as this owner has finished
+)
+
+const extend = "extend"
+
+// newExtending is an extension.
+func newExtending(x dedupstore.Extension) (*settling, error) {
+	if err := x.Validate(); err != nil {
+		return nil, err
+	}
+	return of(x.Claim, &settling{
+		step: extend, lease: sqlstore.Micros(x.Lease), retention: sqlstore.Micros(x.Claim.Retention), started: x.Started,
+	})
+}
+
+// of makes a settling one of a claim.
+func of(c dedupstore.Claim, s *settling) (*settling, error) {
+	if c.Fence > math.MaxInt64 {
+		return nil, dedupstore.ErrClaimLost // no store of this kind has granted it
+	}
+	s.id, s.owner, s.fence = idOf(c.Key.String()), c.Owner, int64(c.Fence)
+	return s, nil
+}
+
+// newSettling is a settlement of a claim.
+func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
 		return nil, err
 	}
-	if c.Fence > math.MaxInt64 {
-		return nil, dedupstore.ErrClaimLost // no store of this kind has granted it
-	}
-	s := &settling{id: id, owner: c.Owner, fence: int64(c.Fence)}
+	s := new(settling)
 	switch settlement := settlement.(type) {
 	case dedupstore.Finish:
 		o := settlement.Outcome
-		s.step, s.retention = "done", sqlstore.Micros(settlement.Retention)
+		s.step, s.retention, s.took = "done", sqlstore.Micros(settlement.Retention), millis(settlement.Took)
 		s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
 		s.reason, s.stubs = encodeText(o.Reason), sqlstore.EncodeStubs(o.Produced)
 		if len(o.Result) > 0 {
@@ -53,11 +83,20 @@ func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement
 	case dedupstore.Release:
 		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), sqlstore.Micros(settlement.Delay)
 		s.uncounted, s.reason = settlement.Uncounted, encodeText(settlement.Reason)
+		s.took = millis(settlement.Took)
 	case dedupstore.Published:
 		s.step, s.retention = "published", sqlstore.Micros(settlement.Retention)
 		s.stubs = sqlstore.EncodeStubs(settlement.Produced)
 	}
-	return s, nil
+	return of(c, s)
+}
+
+// millis is how long a run took; nil if that is not known.
+func millis(took time.Duration) *int64 {
+	if took <= 0 {
+		return nil
+	}
+	return new(took.Milliseconds())
 }
 
 // plain reports whether it is what nearly all are: a success that produced nothing.
@@ -78,28 +117,82 @@ func (s *settling) foreseen(c dedupstore.Claim) bool {
 func (s *settling) args(token string) []any {
 	return []any{
 		token, s.id, s.owner, s.fence, s.step, s.lease, s.retention, s.kind, s.exhausted, s.truncated, s.reason,
-		s.result, s.stubs, s.contents,
+		s.result, s.stubs, s.contents, s.took,
 	}
 }
 
-// execSettles settles by one statement, and returns verdicts. Its commit waits for the disk: messages are acknowledged
-// on the strength of it.
-func (f *form) execSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
-	verdicts, err = f.makeSettles(ctx, settlings)
-	// the database has another encoding than UTF-8
-	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation {
-		for _, s := range settlings {
-			s.reason = errtext.ASCII(s.reason)
+// Extend implements [dedupstore.Store].
+func (f *form) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return f.settle(ctx, extend, len(extensions), func(i int) (*settling, error) { return newExtending(extensions[i]) })
+}
+
+// Settle implements [dedupstore.Store].
+func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return f.settle(ctx, "settle", len(settlings), func(i int) (*settling, error) {
+		f.store.granted.take(settlings[i].Claim.Owner)
+		return newSettling(settlings[i].Claim, settlings[i].Settlement)
+	})
+}
+
+// joinPatience is how long an extension waits for the transaction of a handler that has called Join.
+const joinPatience = 50 * time.Millisecond
+
+// settle settles or extends what make returns, and then asks again for records that somebody had locked, until they
+// are not, or ctx ends. A record is locked for long by a transaction only that settles this very claim. If that is one
+// of a handler that has called Join, nobody takes the key over meanwhile, and extensions need not wait.
+func (f *form) settle(ctx context.Context, what string, n int, make func(i int) (*settling, error)) []error {
+	errs, all := slices.Repeat([]error{nil}, n), slices.Repeat([]*settling{nil}, n)
+	var rest []*settling
+	for i := range n {
+		if all[i], errs[i] = make(i); errs[i] == nil {
+			rest = append(rest, all[i])
 		}
-		verdicts, err = f.makeSettles(ctx, settlings)
 	}
-	return verdicts, err
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: joinPatience}
+	for start := time.Now(); ; {
+		together(ctx, rest, f.execSettles)
+		rest = slices.DeleteFunc(rest, func(s *settling) bool {
+			return s.err != nil || s.verdict != contended ||
+				s.step == extend && time.Since(start) > joinPatience && f.store.joined.has(s.owner)
+		})
+		if len(rest) == 0 || !pace.Sleep(ctx, pauses.Next()) {
+			break
+		}
+	}
+	for _, s := range rest {
+		s.err = fmt.Errorf("a transaction has the record locked: %w", ctx.Err())
+	}
+	for i, s := range all {
+		if s != nil {
+			errs[i] = f.judge(what, s)
+		}
+	}
+	return errs
 }
 
-func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
-	args := append(settleArgs(settlings), true)
-	err = f.store.again(ctx, func() error {
-		verdicts = make([]string, len(settlings))
+// judge says what became of an operation.
+func (f *form) judge(what string, s *settling) error {
+	if s.err != nil {
+		return f.store.failed(what, s.err)
+	}
+	joined := f.store.joined.has(s.owner)
+	if s.step != extend {
+		f.store.joined.take(s.owner)
+	}
+	switch {
+	case s.verdict == lost, s.verdict == settled && s.step == extend && !joined:
+		return dedupstore.ErrClaimLost
+	case s.verdict == settled && s.step != extend && joined:
+		return sqlstore.ErrJoinedOutputs
+	}
+	return nil
+}
+
+// execSettles settles and extends by one statement. Its commit waits for the disk: messages are acknowledged on the
+// strength of it.
+func (f *form) execSettles(ctx context.Context, settlings []*settling) error {
+	args := settleArgs(settlings)
+	return f.store.again(ctx, func() error {
 		rows, err := f.store.pool.Query(ctx, f.store.sql.settle, args...)
 		if err != nil {
 			return err
@@ -108,7 +201,7 @@ func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts
 		var verdict string
 		got := 0
 		_, err = pgx.ForEachRow(rows, []any{&n, &verdict}, func() error {
-			verdicts[n-1] = verdict
+			settlings[n-1].verdict = verdict
 			got++
 			return nil
 		})
@@ -117,23 +210,24 @@ func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts
 		}
 		return err
 	})
-	return verdicts, err
 }
 
 func settleArgs(settlings []*settling) []any {
 	n := len(settlings)
 	ids, owners, fences, steps := make([][]byte, n), make([]string, n), make([]int64, n), make([]string, n)
-	leases, retentions, delays, uncounted := make([]int64, n), make([]int64, n), make([]int64, n), make([]bool, n)
+	leases, retentions, delays, tooks := make([]int64, n), make([]int64, n), make([]int64, n), make([]*int64, n)
+	uncounted, started := make([]bool, n), make([]bool, n)
 	kinds, exhausted, truncated, reasons := make([]string, n), make([]bool, n), make([]bool, n), make([]string, n)
 	results, stubs, contents := make([][]byte, n), make([][]byte, n), make([][]byte, n)
 	for i, s := range settlings {
 		ids[i], owners[i], fences[i], steps[i] = s.id, s.owner, s.fence, s.step
-		leases[i], retentions[i], delays[i], uncounted[i] = s.lease, s.retention, s.delay, s.uncounted
+		leases[i], retentions[i], delays[i], tooks[i] = s.lease, s.retention, s.delay, s.took
+		uncounted[i], started[i] = s.uncounted, s.started
 		kinds[i], exhausted[i], truncated[i], reasons[i] = s.kind, s.exhausted, s.truncated, s.reason
 		results[i], stubs[i], contents[i] = s.result, s.stubs, s.contents
 	}
-	return []any{ids, owners, fences, steps, leases, retentions, delays, uncounted, kinds, exhausted, truncated,
-		reasons, results, stubs, contents}
+	return []any{ids, owners, fences, steps, leases, retentions, delays, tooks, uncounted, started, kinds, exhausted,
+		truncated, reasons, results, stubs, contents}
 }
 
 // PostgreSQL's texts cannot have a zero byte, which a reason may have.
