@@ -126,7 +126,10 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		return s.setup(nil, "is missing where the connection looks for it: call Migrate, "+
 			"or grant the user USAGE on its schema")
 	}
-	tables := []string{s.cfg.located("_settings"), s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_duplicates")}
+	var tables []string
+	for _, ending := range []string{"_settings", "", "_beats", "_duplicates"} {
+		tables = append(tables, s.cfg.located(ending))
+	}
 	rows, _ := conn.Query(ctx, missingSQL, tables)
 	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	switch {

@@ -59,7 +59,8 @@ func TestMigrate_MayBeRepeatedAndRaced(t *testing.T) {
 func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 	t.Parallel()
 	for _, drop := range []string{
-		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `TABLE oncemill_dedup_duplicates`, `INDEX oncemill_dedup_clean`,
+		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `TABLE oncemill_dedup_duplicates`,
+		`INDEX oncemill_dedup_clean`,
 		`INDEX oncemill_dedup_beats_clean`,
 		`FUNCTION oncemill_dedup_begin_4`,
 	} {
@@ -137,7 +138,8 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 		return success, nil
 	}
 	for what, err := range map[string]error{
-		"Claim": claimed, "Extend": dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: long, Started: true}), "Settle": dedupstore.SettleOne(t.Context(), s, c, success),
+		"Claim": claimed, "Extend": beat(t.Context(), s, c, long),
+		"Settle": dedupstore.SettleOne(t.Context(), s, c, success),
 		"Clean": cleaned,
 		"InTx":  s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
 	} {
@@ -220,7 +222,8 @@ BEGIN
 END $$`)
 	for name, form := range map[string]dedupstore.Store{"leased": s, "inbox": s.Inbox()} {
 		for range 2 {
-			if a, err := dedupstore.ClaimOne(t.Context(), form, request(name)); schemaProblem(err, "call Migrate") != nil {
+			a, err := dedupstore.ClaimOne(t.Context(), form, request(name))
+			if schemaProblem(err, "call Migrate") != nil {
 				t.Errorf("%s: a claim was answered %q, %v, want that Migrate is missing", name, a.Status, err)
 			}
 			for _, r := range form.Claim(t.Context(),

@@ -86,7 +86,8 @@ func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedup
 // claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so
 // that two of them never wait for each other in a circle.
 func (f *form) claimFresh(ctx context.Context, claims []*claiming) error {
-	order := slices.SortedStableFunc(slices.Values(claims), func(a, b *claiming) int { return bytes.Compare(a.id, b.id) })
+	order := slices.Clone(claims)
+	slices.SortStableFunc(order, func(a, b *claiming) int { return bytes.Compare(a.id, b.id) })
 	settings := callInsist
 	if f.relaxed {
 		settings = callHurry

@@ -155,7 +155,8 @@ BEGIN
 				UPDATE {records} x SET
 					key = q.key, state = 'running', owner = q.owner, fence = a_fence, attempts = a_attempt,
 					returned = a_returned,
-					trace = q.trace, holder = nullif(q.holder, ''), took_ms = NULL, history = past, lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
+					trace = q.trace, holder = nullif(q.holder, ''), took_ms = NULL, history = past,
+					lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
 					kind = NULL, exhausted = NULL, truncated = NULL, reason = NULL, result = NULL, stubs = NULL,
 					contents = NULL,
 					first_at = CASE WHEN step = 'fresh' THEN t ELSE x.first_at END,

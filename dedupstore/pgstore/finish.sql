@@ -5,7 +5,8 @@
 WITH finished AS (
 	UPDATE {records} x SET
 		state = 'done', kind = 'succeeded', decided = x.fence, settled = ARRAY[x.owner], lease_until = NULL,
-		expires_at = statement_timestamp() + $5::bigint * interval '1 microsecond', result = $6::bytea, took_ms = $7::bigint
+		expires_at = statement_timestamp() + $5::bigint * interval '1 microsecond', result = $6::bytea,
+		took_ms = $7::bigint
 	WHERE x.id = $2::bytea AND x.owner = $3::text AND x.fence = $4::bigint AND x.state = 'running'
 		AND x.expires_at > statement_timestamp()
 		AND x.settled IS NULL AND x.barred IS NULL

@@ -179,7 +179,7 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 			t.Errorf("%s: twins were answered after %v at best, want 50 ms at most", name, best)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: long, Started: true}); !errors.Is(err, context.DeadlineExceeded) ||
+		if err := beat(ctx, s, c, long); !errors.Is(err, context.DeadlineExceeded) ||
 			errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: a heartbeat beside the commit returned %v, want the end of its context", name, err)
 		}

@@ -13,9 +13,9 @@ const (
 	// lookSQL reads records by their IDs, and what is beside each by its ID, too: OFFSET 0 keeps plans from reading a
 	// whole table.
 	lookSQL = `
-SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, x.fence, coalesce(x.decided, 0),
-	x.attempts, x.returned, x.first_at, x.took_ms, coalesce(b.lease_until, x.lease_until, x.not_before),
-	coalesce(b.expires_at, x.expires_at), coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
+SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, x.fence,
+	coalesce(x.decided, 0), x.attempts, x.returned, x.first_at, x.took_ms,
+	coalesce(b.lease_until, x.lease_until, x.not_before), coalesce(b.expires_at, x.expires_at), coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
 	coalesce(x.exhausted, false), coalesce(x.truncated, false), coalesce(x.reason, ''), x.result, x.stubs,
 	coalesce(d.copies, 0), d.last_at
 FROM {records} x

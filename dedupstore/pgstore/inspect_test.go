@@ -19,7 +19,7 @@ import (
 //go:embed testdata/version3.sql
 var version3SQL string
 
-func look(t testing.TB, s dedupstore.Store, id string) dedupstore.Record {
+func recordOf(t testing.TB, s dedupstore.Store, id string) dedupstore.Record {
 	t.Helper()
 	records, err := s.(dedupstore.Inspector).Look(t.Context(), []dedupstore.Key{request(id).Key})
 	if err != nil {
@@ -42,7 +42,7 @@ func TestMigrate_ContinuesRecordsOfVersion3(t *testing.T) {
 	if _, err := s.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	crashed := look(t, s, "crashed")
+	crashed := recordOf(t, s, "crashed")
 	if !crashed.Started || crashed.Holder != "" || !crashed.Ended.IsZero() || crashed.Claimed.Sub(crashed.First).Abs() >
 		time.Second {
 		t.Errorf("a run that had crashed looks like %+v", crashed)
@@ -75,14 +75,14 @@ func TestMigrate_ContinuesRecordsOfVersion3(t *testing.T) {
 	if a := claim(t, s, r, dedupstore.AcquiredRun); a.Claim.Attempt != 2 {
 		t.Errorf("after a release of version 3 a claim got attempt %d, want 2", a.Claim.Attempt)
 	}
-	seen := look(t, s, "released")
+	seen := recordOf(t, s, "released")
 	if seen.Holder != "host:1" || len(seen.History) != 1 || seen.History[0].Reason != "database is down" ||
 		seen.History[0].Holder != "" {
 		t.Errorf("after a release of version 3 the record looks like %+v", seen)
 	}
 	if err := s.NoteDuplicates(t.Context(), []dedupstore.Duplicates{{Key: r.Key, Count: 2, Last: time.Now()},
-		{Key: r.Key, Count: 1, Last: time.Now()}}); err != nil || look(t, s, "released").Duplicates != 3 {
-		t.Errorf("%d duplicates of 3 are known, %v", look(t, s, "released").Duplicates, err)
+		{Key: r.Key, Count: 1, Last: time.Now()}}); err != nil || recordOf(t, s, "released").Duplicates != 3 {
+		t.Errorf("%d duplicates of 3 are known, %v", recordOf(t, s, "released").Duplicates, err)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestNoteDuplicates_AreOfOneLifeOfAKey(t *testing.T) {
 			Last: time.Now()}}); err != nil {
 			t.Fatal(err)
 		}
-		if seen := look(t, s.Inbox(), "1"); seen.Duplicates != want {
+		if seen := recordOf(t, s.Inbox(), "1"); seen.Duplicates != want {
 			t.Errorf("%d duplicates are known, want %d", seen.Duplicates, want)
 		}
 	}
@@ -107,12 +107,12 @@ func TestNoteDuplicates_AreOfOneLifeOfAKey(t *testing.T) {
 	note(2, 2)
 	note(1, 3)
 	lasts(1100 * time.Millisecond)
-	if seen := look(t, s, "1"); seen.State != dedupstore.Absent || seen.Duplicates != 0 {
+	if seen := recordOf(t, s, "1"); seen.State != dedupstore.Absent || seen.Duplicates != 0 {
 		t.Errorf("an expired record looks like %+v", seen)
 	}
 	passing.Owner = rand.Text()
 	claim(t, s, passing, dedupstore.AcquiredRun)
-	if seen := look(t, s, "1"); seen.Duplicates != 0 || len(seen.History) != 0 || seen.Attempts != 1 {
+	if seen := recordOf(t, s, "1"); seen.Duplicates != 0 || len(seen.History) != 0 || seen.Attempts != 1 {
 		t.Errorf("a key that came again looks like %+v", seen)
 	}
 	note(4, 4)
@@ -147,7 +147,7 @@ func TestLook_SaysWhatTransactionsSettled(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if seen := look(t, s, r.Key.ID); seen.Ended.Sub(seen.Claimed) != f.Took || seen.Holder != "host:1" ||
+			if seen := recordOf(t, s, r.Key.ID); seen.Ended.Sub(seen.Claimed) != f.Took || seen.Holder != "host:1" ||
 				seen.Outcome.Reason != f.Outcome.Reason || seen.Decided != c.Fence {
 				t.Errorf("%s, %s: the record looks like %+v", id, kind, seen)
 			}
@@ -159,7 +159,7 @@ func TestLook_SaysWhatTransactionsSettled(t *testing.T) {
 	if err := errors.Join(s.Join(txctx.With(t.Context(), &c), tx), tx.Commit(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	seen := look(t, s, "joined")
+	seen := recordOf(t, s, "joined")
 	if took := seen.Ended.Sub(seen.Claimed); took < 15*time.Millisecond || took > time.Minute {
 		t.Errorf("a joined run took %v", took)
 	}
@@ -173,8 +173,8 @@ func TestClaim_AHolderThatTheDatabaseCannotKeepIsKeptInASCII(t *testing.T) {
 		Config{})
 	r := request("1")
 	r.Holder = "\U0001F4B8:1"
-	if c := claim(t, s, r, dedupstore.AcquiredRun).Claim; c.Holder != r.Holder || look(t, s, "1").Holder != "?:1" {
-		t.Errorf("the holder of %+v is kept as %q", c, look(t, s, "1").Holder)
+	if c := claim(t, s, r, dedupstore.AcquiredRun).Claim; c.Holder != r.Holder || recordOf(t, s, "1").Holder != "?:1" {
+		t.Errorf("the holder of %+v is kept as %q", c, recordOf(t, s, "1").Holder)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestLook_ReasonsOfThePastAreShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		runOf(t, s, id)
-		if got := look(t, s, id).History[0].Reason; got != strings.Repeat(letter, 96/len(letter)) {
+		if got := recordOf(t, s, id).History[0].Reason; got != strings.Repeat(letter, 96/len(letter)) {
 			t.Errorf("of a reason of %q %d bytes are left, want 96", letter, len(got))
 		}
 	}

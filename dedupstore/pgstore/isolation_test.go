@@ -46,7 +46,7 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			var group sync.WaitGroup
 			group.Go(both)
 			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
-			extended := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: held, Lease: time.Hour, Started: true})
+			extended := beat(t.Context(), s, held, time.Hour)
 			if err := tx.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -22,8 +22,8 @@ BEGIN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
 	FOR q IN
-		SELECT u.* FROM unnest(ids, owners, fences, steps, leases, retentions, delays, tooks, uncounteds, starteds, kinds,
-			exhausteds, truncateds, reasons, results, stubses, contentses) WITH ORDINALITY
+		SELECT u.* FROM unnest(ids, owners, fences, steps, leases, retentions, delays, tooks, uncounteds, starteds,
+			kinds, exhausteds, truncateds, reasons, results, stubses, contentses) WITH ORDINALITY
 			AS u (id, owner, fence, step, lease, retention, delay, took, uncounted, started, kind, exhausted, truncated,
 				reason, result, stubs, contents, n)
 		ORDER BY u.id, u.n

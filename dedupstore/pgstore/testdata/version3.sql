@@ -1,4 +1,5 @@
--- The tables of version 3, with a record in each state, and a heartbeat, as its functions wrote them. They expire in 2126.
+-- The tables of version 3, with a record in each state, and a heartbeat, as its functions wrote them. They expire in
+-- 2126.
 CREATE TABLE IF NOT EXISTS oncemill_dedup (
 	id          bytea       NOT NULL,
 	fence       bigint      NOT NULL,
