@@ -140,8 +140,8 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 	for what, err := range map[string]error{
 		"Claim": claimed, "Extend": beat(t.Context(), s, c, long),
 		"Settle": dedupstore.SettleOne(t.Context(), s, c, success),
-		"Clean": cleaned,
-		"InTx":  s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
+		"Clean":  cleaned,
+		"InTx":   s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
 	} {
 		if problem := schemaProblem(err, says); problem != nil {
 			t.Errorf("%s: %v", what, problem)

@@ -13,5 +13,5 @@ WITH finished AS (
 		AND current_setting('oncemill.tx', true) = 'inbox' AND current_setting('synchronous_commit') <> 'off'
 	RETURNING true)
 SELECT CASE WHEN EXISTS (SELECT FROM finished) THEN NULL ELSE
-	{settle_in}($1::text, $2::bytea, $3::text, $4::bigint, 'done', 0, $5::bigint, 'succeeded', false, false, '',
+	{settle_in}($1::text, $2::bytea, $3::text, $4::bigint, 'done', NULL, $5::bigint, 'succeeded', false, false, '',
 		$6::bytea, NULL, NULL, $7::bigint) END

@@ -67,8 +67,7 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Lease),
-		sqlstore.Micros(claim.Retention))
+	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Retention))
 	switch {
 	case err == nil:
 		s.joined.add(claim.Owner, time.Time{})

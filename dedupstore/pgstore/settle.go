@@ -20,10 +20,11 @@ type settling struct {
 	id                      []byte
 	owner                   string
 	fence                   int64
-	step                    string // done, publishing, release, published, extend
-	lease, retention, delay int64  // µs; lease: of an extension, or of the publish step that follows
+	step                    string // done, publishing, release, published; extend, start: an extension of what has started
+	delay                   *int64 // µs: until the lease of what follows ends, or the retry is due; nil: neither follows
+	retention               int64  // µs
 	took                    *int64 // ms
-	uncounted, started      bool
+	uncounted               bool
 	kind, reason            string
 	exhausted, truncated    bool
 	result, stubs, contents []byte
@@ -38,16 +39,16 @@ const (
 	settled = "settled" // there is nothing to extend, or to publish, as this owner has finished
 )
 
-const extend = "extend"
-
 // newExtending is an extension.
 func newExtending(x dedupstore.Extension) (*settling, error) {
 	if err := x.Validate(); err != nil {
 		return nil, err
 	}
-	return of(x.Claim, &settling{
-		step: extend, lease: sqlstore.Micros(x.Lease), retention: sqlstore.Micros(x.Claim.Retention), started: x.Started,
-	})
+	s := &settling{step: "extend", delay: micros(x.Lease), retention: sqlstore.Micros(x.Claim.Retention)}
+	if x.Started {
+		s.step = "start"
+	}
+	return of(x.Claim, s)
 }
 
 // of makes a settling one of a claim.
@@ -58,6 +59,8 @@ func of(c dedupstore.Claim, s *settling) (*settling, error) {
 	s.id, s.owner, s.fence = idOf(c.Key.String()), c.Owner, int64(c.Fence)
 	return s, nil
 }
+
+func (s *settling) extends() bool { return s.step == "extend" || s.step == "start" }
 
 // newSettling is a settlement of a claim.
 func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
@@ -78,10 +81,10 @@ func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settlin
 			s.result = o.Result
 		}
 		if len(o.Produced) > 0 && !settlement.Published {
-			s.step, s.lease, s.contents = "publishing", sqlstore.Micros(c.Lease), sqlstore.EncodeContents(o.Produced)
+			s.step, s.delay, s.contents = "publishing", micros(c.Lease), sqlstore.EncodeContents(o.Produced)
 		}
 	case dedupstore.Release:
-		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), sqlstore.Micros(settlement.Delay)
+		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), micros(settlement.Delay)
 		s.uncounted, s.reason = settlement.Uncounted, encodeText(settlement.Reason)
 		s.took = millis(settlement.Took)
 	case dedupstore.Published:
@@ -90,6 +93,8 @@ func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settlin
 	}
 	return of(c, s)
 }
+
+func micros(d time.Duration) *int64 { return new(sqlstore.Micros(d)) }
 
 // millis is how long a run took; nil if that is not known.
 func millis(took time.Duration) *int64 {
@@ -116,14 +121,14 @@ func (s *settling) foreseen(c dedupstore.Claim) bool {
 // args are the arguments of the function that finishes within a transaction.
 func (s *settling) args(token string) []any {
 	return []any{
-		token, s.id, s.owner, s.fence, s.step, s.lease, s.retention, s.kind, s.exhausted, s.truncated, s.reason,
+		token, s.id, s.owner, s.fence, s.step, s.delay, s.retention, s.kind, s.exhausted, s.truncated, s.reason,
 		s.result, s.stubs, s.contents, s.took,
 	}
 }
 
 // Extend implements [dedupstore.Store].
 func (f *form) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return f.settle(ctx, extend, len(extensions), func(i int) (*settling, error) { return newExtending(extensions[i]) })
+	return f.settle(ctx, "extend", len(extensions), func(i int) (*settling, error) { return newExtending(extensions[i]) })
 }
 
 // Settle implements [dedupstore.Store].
@@ -153,7 +158,7 @@ func (f *form) settle(ctx context.Context, what string, n int, make func(i int) 
 		together(ctx, rest, f.execSettles)
 		rest = slices.DeleteFunc(rest, func(s *settling) bool {
 			return s.err != nil || s.verdict != contended ||
-				s.step == extend && time.Since(start) > joinPatience && f.store.joined.has(s.owner)
+				s.extends() && time.Since(start) > joinPatience && f.store.joined.has(s.owner)
 		})
 		if len(rest) == 0 || !pace.Sleep(ctx, pauses.Next()) {
 			break
@@ -176,13 +181,13 @@ func (f *form) judge(what string, s *settling) error {
 		return f.store.failed(what, s.err)
 	}
 	joined := f.store.joined.has(s.owner)
-	if s.step != extend {
+	if !s.extends() {
 		f.store.joined.take(s.owner)
 	}
 	switch {
-	case s.verdict == lost, s.verdict == settled && s.step == extend && !joined:
+	case s.verdict == lost, s.verdict == settled && s.extends() && !joined:
 		return dedupstore.ErrClaimLost
-	case s.verdict == settled && s.step != extend && joined:
+	case s.verdict == settled && joined && !s.extends():
 		return sqlstore.ErrJoinedOutputs
 	}
 	return nil
@@ -215,19 +220,17 @@ func (f *form) execSettles(ctx context.Context, settlings []*settling) error {
 func settleArgs(settlings []*settling) []any {
 	n := len(settlings)
 	ids, owners, fences, steps := make([][]byte, n), make([]string, n), make([]int64, n), make([]string, n)
-	leases, retentions, delays, tooks := make([]int64, n), make([]int64, n), make([]int64, n), make([]*int64, n)
-	uncounted, started := make([]bool, n), make([]bool, n)
+	delays, retentions, tooks, uncounted := make([]*int64, n), make([]int64, n), make([]*int64, n), make([]bool, n)
 	kinds, exhausted, truncated, reasons := make([]string, n), make([]bool, n), make([]bool, n), make([]string, n)
 	results, stubs, contents := make([][]byte, n), make([][]byte, n), make([][]byte, n)
 	for i, s := range settlings {
 		ids[i], owners[i], fences[i], steps[i] = s.id, s.owner, s.fence, s.step
-		leases[i], retentions[i], delays[i], tooks[i] = s.lease, s.retention, s.delay, s.took
-		uncounted[i], started[i] = s.uncounted, s.started
+		delays[i], retentions[i], tooks[i], uncounted[i] = s.delay, s.retention, s.took, s.uncounted
 		kinds[i], exhausted[i], truncated[i], reasons[i] = s.kind, s.exhausted, s.truncated, s.reason
 		results[i], stubs[i], contents[i] = s.result, s.stubs, s.contents
 	}
-	return []any{ids, owners, fences, steps, leases, retentions, delays, tooks, uncounted, started, kinds, exhausted,
-		truncated, reasons, results, stubs, contents}
+	return []any{ids, owners, fences, steps, delays, retentions, tooks, uncounted, kinds, exhausted, truncated,
+		reasons, results, stubs, contents}
 }
 
 // PostgreSQL's texts cannot have a zero byte, which a reason may have.

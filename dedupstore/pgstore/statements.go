@@ -40,10 +40,10 @@ const (
 	$7::bigint[], $8::boolean[], $9::bigint[], $10::text[], $11::text[], $12::boolean)`
 
 	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[],
-	$7::bigint[], $8::bigint[], $9::boolean[], $10::boolean[], $11::text[], $12::boolean[], $13::boolean[],
-	$14::text[], $15::bytea[], $16::bytea[], $17::bytea[])`
+	$7::bigint[], $8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[],
+	$15::bytea[])`
 
-	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
+	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint)`
 
 	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint,
 	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea, $15::bigint)`
