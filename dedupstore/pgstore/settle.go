@@ -20,8 +20,8 @@ type settling struct {
 	id                      []byte
 	owner                   string
 	fence                   int64
-	step                    string // done, publishing, release, published; extend, start: an extension of what has started
-	delay                   *int64 // µs: until the lease of what follows ends, or the retry is due; nil: neither follows
+	step                    string // done, publishing, release, published, extend; start: extend what has started
+	delay                   *int64 // µs: until the lease of what follows ends, or a retry is due; nil: neither
 	retention               int64  // µs
 	took                    *int64 // ms
 	uncounted               bool
@@ -139,21 +139,22 @@ func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []er
 	})
 }
 
-// joinPatience is how long an extension waits for the transaction of a handler that has called Join.
+// joinPatience is how long an extension waits beside a transaction of a handler that has called Join. A takeover, if
+// such a transaction was rolled back before, takes less.
 const joinPatience = 50 * time.Millisecond
 
-// settle settles or extends what make returns, and then asks again for records that somebody had locked, until they
-// are not, or ctx ends. A record is locked for long by a transaction only that settles this very claim. If that is one
-// of a handler that has called Join, nobody takes the key over meanwhile, and extensions need not wait.
-func (f *form) settle(ctx context.Context, what string, n int, make func(i int) (*settling, error)) []error {
-	errs, all := slices.Repeat([]error{nil}, n), slices.Repeat([]*settling{nil}, n)
+// settle makes n operations, and asks again for records that somebody had locked, until they are not, or ctx ends. A
+// record is locked for long only by a transaction that settles this very claim. If that is one of a handler that has
+// called Join, nobody takes the key over meanwhile, and extensions need not wait.
+func (f *form) settle(ctx context.Context, what string, n int, operation func(i int) (*settling, error)) []error {
+	errs, all := make([]error, n), make([]*settling, n)
 	var rest []*settling
 	for i := range n {
-		if all[i], errs[i] = make(i); errs[i] == nil {
+		if all[i], errs[i] = operation(i); errs[i] == nil {
 			rest = append(rest, all[i])
 		}
 	}
-	pauses := pace.Pace{Shortest: time.Millisecond, Longest: joinPatience}
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
 	for start := time.Now(); ; {
 		together(ctx, rest, f.execSettles)
 		rest = slices.DeleteFunc(rest, func(s *settling) bool {
