@@ -2,81 +2,52 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 
-	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/errtext"
 )
 
-// ClaimMany implements [dedupstore.Batcher].
-func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	results := make([]dedupstore.ClaimResult, len(requests))
-	var asked []int
-	for i, r := range requests {
-		if results[i].Err = r.Validate(); results[i].Err == nil {
-			asked = append(asked, i)
-		}
-	}
-	for ; len(asked) > 0; asked = asked[min(maxBatch, len(asked)):] {
-		part := asked[:min(maxBatch, len(asked))]
-		questions := make([]*dedupstore.Request, len(part))
-		for j, i := range part {
-			questions[j] = &requests[i]
-		}
-		answers, errs := inBatch(ctx, &f.claims, questions)
-		for j, i := range part {
-			a, err := answers[j], errs[j]
-			if err == nil && a.status == contended {
-				a, err = f.claimAgain(ctx, &requests[i])
-			}
-			if err != nil {
-				results[i].Err = f.store.failed("claim", err)
-				continue
-			}
-			results[i].Answer, results[i].Err = a.read(&requests[i])
-		}
-	}
-	return results
+// An operation is a claim, a settlement or an extension of a batch.
+type operation interface {
+	// fail notes why there is no answer.
+	fail(err error)
+
+	// ascii changes texts for people so that every encoding has them.
+	ascii()
 }
 
-// SettleMany implements [dedupstore.Batcher].
-func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	errs := make([]error, len(settlings))
-	var asked []*settling
-	var places []int
-	for i, one := range settlings {
-		s, err := newSettling(idOf(one.Claim.Key.String()), one.Claim, one.Settlement)
-		if errs[i] = err; err == nil {
-			asked, places = append(asked, s), append(places, i)
+// together makes operations in one statement. If PostgreSQL refuses that, each goes alone: what one of them is refused
+// for says nothing of the others.
+func together[O operation](ctx context.Context, all []O, exec func(context.Context, []O) error) {
+	if len(all) == 0 {
+		return
+	}
+	err := exec(ctx, all)
+	// the database has another encoding than UTF-8
+	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation {
+		for _, o := range all {
+			o.ascii()
 		}
+		err = exec(ctx, all)
 	}
-	for len(asked) > 0 {
-		n := min(maxBatch, len(asked))
-		f.settleBatch(ctx, asked[:n], places[:n], errs)
-		asked, places = asked[n:], places[n:]
-	}
-	return errs
-}
-
-func (f *form) settleBatch(ctx context.Context, part []*settling, places []int, errs []error) {
-	verdicts, failed := inBatch(ctx, &f.settles, part)
-	for j, i := range places {
-		first := true
-		errs[i] = f.verdict(ctx, "settle", func() (string, error) {
-			if first {
-				first = false
-				return verdicts[j], failed[j]
-			}
-			return f.settles.do(ctx, part[j])
-		})
+	switch {
+	case err == nil:
+	case codeOf(err) != "" && len(all) > 1:
+		for one := range slices.Chunk(all, 1) {
+			together(ctx, one, exec)
+		}
+	default:
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		for _, o := range all {
+			o.fail(err)
+		}
 	}
 }
 
-// inBatch runs the operations of one caller in one statement.
-func inBatch[Q, A any](ctx context.Context, l *lane[Q, A], questions []Q) ([]A, []error) {
-	answers, errs := l.each(ctx, questions)
-	for i, err := range errs {
-		if err != nil && ctx.Err() != nil {
-			errs[i] = ctx.Err()
-		}
-	}
-	return answers, errs
-}
+func (c *claiming) fail(err error) { c.err = err }
+func (c *claiming) ascii()         { c.holder = errtext.ASCII(c.holder) }
+
+func (s *settling) fail(err error) { s.err = err }
+func (s *settling) ascii()         { s.reason = errtext.ASCII(s.reason) }

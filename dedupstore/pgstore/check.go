@@ -24,7 +24,7 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 		return dedupstore.Report{}, s.failed("check", err)
 	}
 	defer conn.Release()
-	found, err := s.look(ctx, conn.Conn())
+	found, err := s.server(ctx, conn.Conn())
 	if err == nil {
 		err = s.checkSchema(ctx, conn.Conn())
 	}
@@ -44,7 +44,7 @@ type server struct {
 	unlogged                         []string // tables that a crash of the server empties
 }
 
-const lookSQL = `
+const serverSQL = `
 SELECT current_setting('server_version'), current_setting('server_version_num')::integer,
 	pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean,
 	current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
@@ -55,9 +55,9 @@ SELECT current_setting('server_version'), current_setting('server_version_num'):
 	ARRAY(SELECT t.name FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n)
 		JOIN pg_class c ON c.oid = to_regclass(t.name) WHERE c.relpersistence <> 'p' ORDER BY t.n)`
 
-func (s *Store) look(ctx context.Context, conn *pgx.Conn) (f server, err error) {
+func (s *Store) server(ctx context.Context, conn *pgx.Conn) (f server, err error) {
 	tables := []string{s.cfg.located(""), s.cfg.located("_beats")}
-	err = conn.QueryRow(ctx, lookSQL, tables).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
+	err = conn.QueryRow(ctx, serverSQL, tables).Scan(&f.version, &f.number, &f.reads, &f.fsync, &f.pages, &f.commits,
 		&f.isolation, &f.statement, &f.idle, &f.transaction, &f.unlogged)
 	switch {
 	case err != nil:
@@ -126,8 +126,11 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 		return s.setup(nil, "is missing where the connection looks for it: call Migrate, "+
 			"or grant the user USAGE on its schema")
 	}
-	tables := []any{s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_settings")}
-	rows, _ := conn.Query(ctx, missingSQL, tables...)
+	var tables []string
+	for _, ending := range []string{"_settings", "", "_beats", "_duplicates"} {
+		tables = append(tables, s.cfg.located(ending))
+	}
+	rows, _ := conn.Query(ctx, missingSQL, tables)
 	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	switch {
 	case err != nil:
@@ -135,7 +138,7 @@ func (s *Store) checkSchema(ctx context.Context, conn *pgx.Conn) error {
 	case len(missing) > 0:
 		return s.setup(nil, "may not be used by the database user: GRANT %s", strings.Join(missing, "; GRANT "))
 	}
-	hidden, err := rowsecurity.Hidden(ctx, conn, s.cfg.located(""), s.cfg.located("_beats"), s.cfg.located("_settings"))
+	hidden, err := rowsecurity.Hidden(ctx, conn, tables...)
 	switch {
 	case err != nil:
 		return err
@@ -159,8 +162,8 @@ const (
 	// missingSQL returns the privileges that have to be granted.
 	missingSQL = `
 SELECT n.privileges || ' ON ' || n.name || ' TO "' || current_user || '"'
-FROM (VALUES ($1::text, 'SELECT, INSERT, UPDATE, DELETE'), ($2::text, 'SELECT, INSERT, UPDATE, DELETE'),
-	($3::text, 'SELECT')) AS n (name, privileges)
+FROM (SELECT name, CASE n WHEN 1 THEN 'SELECT' ELSE 'SELECT, INSERT, UPDATE, DELETE' END AS privileges
+	FROM unnest($1::text[]) WITH ORDINALITY AS t (name, n)) AS n
 WHERE NOT (SELECT bool_and(has_table_privilege(n.name, p)) FROM regexp_split_to_table(n.privileges, ', ') AS p)`
 
 	// unusableSQL returns a function that is missing or may not be called.

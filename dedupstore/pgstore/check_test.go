@@ -59,9 +59,10 @@ func TestMigrate_MayBeRepeatedAndRaced(t *testing.T) {
 func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 	t.Parallel()
 	for _, drop := range []string{
-		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `INDEX oncemill_dedup_clean`,
+		`TABLE oncemill_dedup`, `TABLE oncemill_dedup_beats`, `TABLE oncemill_dedup_duplicates`,
+		`INDEX oncemill_dedup_clean`,
 		`INDEX oncemill_dedup_beats_clean`,
-		`FUNCTION oncemill_dedup_extend_3`,
+		`FUNCTION oncemill_dedup_begin_4`,
 	} {
 		t.Run(drop, func(t *testing.T) {
 			t.Parallel()
@@ -80,7 +81,7 @@ func TestMigrate_MakesWhatSomebodyDropped(t *testing.T) {
 // empty table there would hide the records.
 func TestMigrate_MakesWhatIsMissingWhereTheTablesAre(t *testing.T) {
 	t.Parallel()
-	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`, `DROP FUNCTION oncemill_dedup_extend_3`,
+	for _, missing := range []string{`DROP INDEX oncemill_dedup_clean`, `DROP FUNCTION oncemill_dedup_begin_4`,
 		`UPDATE oncemill_dedup_settings SET version = 1`} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()
@@ -137,9 +138,10 @@ func wantEverywhere(t *testing.T, s *Store, says string) {
 		return success, nil
 	}
 	for what, err := range map[string]error{
-		"Claim": claimed, "Extend": dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: long, Started: true}), "Settle": dedupstore.SettleOne(t.Context(), s, c, success),
-		"Clean": cleaned,
-		"InTx":  s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
+		"Claim": claimed, "Extend": beat(t.Context(), s, c, long),
+		"Settle": dedupstore.SettleOne(t.Context(), s, c, success),
+		"Clean":  cleaned,
+		"InTx":   s.Inbox().InTx(t.Context(), c, work), "InTx with SQL": s.InboxSQL().InTx(t.Context(), c, work),
 	} {
 		if problem := schemaProblem(err, says); problem != nil {
 			t.Errorf("%s: %v", what, problem)
@@ -172,6 +174,7 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 	for _, grant := range []string{
 		`GRANT SELECT, INSERT, UPDATE, DELETE ON "oncemill_dedup" TO "` + user + `"`,
 		`GRANT SELECT, INSERT, UPDATE, DELETE ON "oncemill_dedup_beats" TO "` + user + `"`,
+		`GRANT SELECT, INSERT, UPDATE, DELETE ON "oncemill_dedup_duplicates" TO "` + user + `"`,
 		`GRANT SELECT ON "oncemill_dedup_settings" TO "` + user + `"`,
 	} {
 		if problem := schemaProblem(err, grant); problem != nil {
@@ -191,7 +194,7 @@ func TestCheck_SaysWhatToGrant(t *testing.T) {
 	if _, err := s.Clean(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
-	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_3 FROM PUBLIC`)
+	mustExec(t, pool, `REVOKE EXECUTE ON FUNCTION oncemill_dedup_clean_up_4 FROM PUBLIC`)
 	if _, err := s.Check(t.Context()); schemaProblem(err, "GRANT EXECUTE ON FUNCTION") != nil {
 		t.Error(schemaProblem(err, "GRANT EXECUTE ON FUNCTION"))
 	}
@@ -217,9 +220,10 @@ BEGIN
 	END LOOP;
 	UPDATE oncemill_dedup_settings SET version = 1;
 END $$`)
-	for name, form := range map[string]dedupstore.Batcher{"leased": s, "inbox": s.Inbox().(dedupstore.Batcher)} {
+	for name, form := range map[string]dedupstore.Store{"leased": s, "inbox": s.Inbox()} {
 		for range 2 {
-			if a, err := dedupstore.ClaimOne(t.Context(), form, request(name)); schemaProblem(err, "call Migrate") != nil {
+			a, err := dedupstore.ClaimOne(t.Context(), form, request(name))
+			if schemaProblem(err, "call Migrate") != nil {
 				t.Errorf("%s: a claim was answered %q, %v, want that Migrate is missing", name, a.Status, err)
 			}
 			for _, r := range form.Claim(t.Context(),
@@ -253,12 +257,12 @@ func TestCheck_ComparesVersions(t *testing.T) {
 	check("")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 99`)
 	check("")
-	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_3`)
+	mustExec(t, pool, `DROP FUNCTION oncemill_dedup_decide_4`)
 	check("use a newer version of this package")
-	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 3`)
+	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 4`)
 	check("call Migrate")
 	mustExec(t, pool, `UPDATE oncemill_dedup_settings SET version = 1`)
-	check("has schema version 1, want at least 3: call Migrate")
+	check("has schema version 1, want at least 4: call Migrate")
 	if err := s.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +398,8 @@ func TestCheck_RefusesRowsThatAreHidden(t *testing.T) {
 	mustExec(t, pool, `GRANT ALL ON ALL TABLES IN SCHEMA `+schema+` TO `+user)
 	for _, cfg := range []Config{{}, {Schema: schema}} {
 		s := unmigrated(t, poolIn(t, schema, func(c *pgxpool.Config) { c.ConnConfig.User = user }), cfg)
-		for _, table := range []string{"oncemill_dedup", "oncemill_dedup_beats", "oncemill_dedup_settings"} {
+		for _, table := range []string{"oncemill_dedup", "oncemill_dedup_beats", "oncemill_dedup_duplicates",
+			"oncemill_dedup_settings"} {
 			for _, step := range []struct {
 				statement string
 				hidden    bool

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -14,9 +15,17 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// An answer is what the claim function returns for one request.
+// A claiming is a request, and what the claim function returns for it.
+type claiming struct {
+	*dedupstore.Request
+	id                 []byte
+	key, print, holder string
+	err                error
+	answer
+}
+
+// An answer is empty until there is one.
 type answer struct {
-	n                                  int64
 	status, found, trace, kind, reason string
 	fence, attempt, returned, age      int64
 	wait                               int64 // busy: µs; done, acquired_publish: the fence of the decision
@@ -24,45 +33,61 @@ type answer struct {
 	result, stubs, contents            []byte
 }
 
+func newClaiming(r *dedupstore.Request) *claiming {
+	key := r.Key.String()
+	c := &claiming{Request: r, id: idOf(key), key: key, holder: r.Holder}
+	if !r.Fingerprint.IsZero() {
+		c.print = r.Fingerprint.Scheme + ":" + r.Fingerprint.Sum
+	}
+	return c
+}
+
 // The statuses of records that are left alone.
 const (
-	foreign = "foreign" // another key has the same hash
-	odd     = "odd"     // this version cannot read it
+	contended = "contended" // somebody has it locked
+	foreign   = "foreign"   // another key has the same hash
+	odd       = "odd"       // this version cannot read it
 )
 
-// inserted is the answer to a claim of a key that somebody is inserting.
-var inserted = answer{status: contended, found: string(dedupstore.Absent)}
+// contendedWait is the wait of a Busy for a record that somebody has locked: they are about to change it.
+const contendedWait = 5 * time.Millisecond
 
-// execClaims makes claims: together those of keys that have no record, as nearly all have, and then the others one by
-// one.
-func (f *form) execClaims(ctx context.Context, requests []*dedupstore.Request) ([]answer, error) {
-	answers := make([]answer, len(requests))
-	if err := f.claimFresh(ctx, requests, answers); err != nil {
-		return nil, err
-	}
-	var rest []int
-	for i := range answers {
-		if answers[i].status == "" {
-			rest = append(rest, i)
+// Claim implements [dedupstore.Store]. It makes the first claims of keys, as nearly all are, and then the others.
+func (f *form) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := make([]dedupstore.ClaimResult, len(requests))
+	all := make([]*claiming, len(requests))
+	var asked, rest []*claiming
+	for i := range requests {
+		r := &requests[i]
+		if results[i].Err = r.Validate(); results[i].Err == nil {
+			all[i] = newClaiming(r)
+			asked = append(asked, all[i])
 		}
 	}
-	if len(rest) > 0 {
-		if err := f.claimRest(ctx, requests, rest, answers); err != nil {
-			return nil, err
+	together(ctx, asked, f.claimFresh)
+	for _, c := range asked {
+		if c.status == "" && c.err == nil {
+			rest = append(rest, c)
 		}
 	}
-	return answers, nil
+	together(ctx, rest, f.claimRest)
+	for i, c := range all {
+		switch {
+		case c == nil:
+		case c.err != nil:
+			results[i].Err = f.store.failed("claim", c.err)
+		default:
+			results[i].Answer, results[i].Err = c.read()
+		}
+	}
+	return results
 }
 
 // claimFresh answers the claims that are the first ones of their keys: in one transaction, in the order of the keys, so
 // that two of them never wait for each other in a circle.
-func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, answers []answer) error {
-	order := make([]*fresh, len(requests))
-	for i, r := range requests {
-		key := r.Key.String()
-		order[i] = &fresh{request: r, answer: &answers[i], id: idOf(key), key: key}
-	}
-	slices.SortStableFunc(order, func(a, b *fresh) int { return bytes.Compare(a.id, b.id) })
+func (f *form) claimFresh(ctx context.Context, claims []*claiming) error {
+	order := slices.Clone(claims)
+	slices.SortStableFunc(order, func(a, b *claiming) int { return bytes.Compare(a.id, b.id) })
 	settings := callInsist
 	if f.relaxed {
 		settings = callHurry
@@ -73,7 +98,9 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 		settings += waitAlone
 	}
 	err := f.store.again(ctx, func() error {
-		clear(answers)
+		for _, c := range order {
+			c.answer = answer{}
+		}
 		var batch pgx.Batch
 		batch.Queue(settings)
 		for rest := order; len(rest) > 0; {
@@ -83,64 +110,52 @@ func (f *form) claimFresh(ctx context.Context, requests []*dedupstore.Request, a
 		}
 		return f.store.pool.SendBatch(ctx, &batch).Close()
 	})
-	if err != nil {
-		clear(answers)
-	}
-	if codeOf(err) == codeLocked && len(order) == 1 {
-		answers[0] = inserted
+	if codeOf(err) == codeLocked && len(order) == 1 { // somebody is inserting the key
+		order[0].status = contended
 		return nil
 	}
 	return err
-}
-
-// A fresh is a claim that may be the first one of its key.
-type fresh struct {
-	request *dedupstore.Request
-	answer  *answer
-	id      []byte
-	key     string
 }
 
 // mostTogether is how many claims fresh_many.sql makes.
 const mostTogether = 16
 
 // alike is how many of the first claims may share a statement.
-func alike(claims []*fresh) int {
+func alike(claims []*claiming) int {
 	n := 1
-	for n < min(len(claims), mostTogether) && claims[n].request.Lease == claims[0].request.Lease &&
-		claims[n].request.Retention == claims[0].request.Retention {
+	for n < min(len(claims), mostTogether) && claims[n].Lease == claims[0].Lease &&
+		claims[n].Retention == claims[0].Retention {
 		n++
 	}
 	return n
 }
 
 // queueFresh makes claims that are alike. The answers of keys that had a record stay as they are.
-func (s *Store) queueFresh(batch *pgx.Batch, claims []*fresh) {
-	lease := sqlstore.Micros(claims[0].request.Lease)
-	life := lease + sqlstore.Micros(claims[0].request.Retention)
+func (s *Store) queueFresh(batch *pgx.Batch, claims []*claiming) {
+	lease := sqlstore.Micros(claims[0].Lease)
+	life := lease + sqlstore.Micros(claims[0].Retention)
 	ends := [...]pgtype.Interval{interval(lease), interval(life), interval(life + life/16)}
 	var query *pgx.QueuedQuery
 	if len(claims) == 1 {
 		c := claims[0]
-		query = batch.Queue(s.sql.fresh, c.id, c.key, c.request.Owner, ends[0], ends[1], ends[2], printOf(c.request),
-			c.request.Trace)
+		query = batch.Queue(s.sql.fresh, c.id, c.key, c.Owner, ends[0], ends[1], ends[2], c.print, c.Trace, c.holder)
 	} else {
 		n := len(claims)
 		ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
-		prints, traces := make([]string, n), make([]string, n)
+		prints, traces, holders := make([]string, n), make([]string, n), make([]string, n)
 		for i, c := range claims {
-			ids[i], keys[i], owners[i] = c.id, c.key, c.request.Owner
-			prints[i], traces[i] = printOf(c.request), c.request.Trace
+			ids[i], keys[i], owners[i] = c.id, c.key, c.Owner
+			prints[i], traces[i], holders[i] = c.print, c.Trace, c.holder
 		}
-		query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces)
+		query = batch.Queue(s.sql.freshMany, ids, keys, owners, ends[0], ends[1], ends[2], prints, traces, holders)
 	}
 	query.Query(func(rows pgx.Rows) error {
 		var key string
 		var fence int64
 		_, err := pgx.ForEachRow(rows, []any{&key, &fence}, func() error {
 			for _, c := range claims {
-				if c.answer.status == "" && c.key == key { // of two claims of a key, the first has it
-					*c.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent),
+				if c.status == "" && c.key == key { // of two claims of a key, the first has it
+					c.answer = answer{status: string(dedupstore.AcquiredRun), found: string(dedupstore.Absent),
 						fence: fence, attempt: 1}
 					break
 				}
@@ -156,24 +171,25 @@ func interval(micros int64) pgtype.Interval {
 	return pgtype.Interval{Microseconds: micros, Valid: true}
 }
 
-// claimRest answers the claims at some places.
-func (f *form) claimRest(ctx context.Context, requests []*dedupstore.Request, rest []int, answers []answer) error {
-	args := f.claimArgs(requests, rest)
+// claimRest answers claims, whatever there is.
+func (f *form) claimRest(ctx context.Context, claims []*claiming) error {
+	args := f.claimArgs(claims)
 	return f.store.again(ctx, func() error {
 		return f.store.committed(ctx, f.store.sql.claim, args, func(rows pgx.Rows) error {
 			got := 0
+			var n int64
 			var a answer
 			_, err := pgx.ForEachRow(rows, []any{
-				&a.n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
+				&n, &a.status, &a.found, &a.fence, &a.attempt, &a.returned, &a.wait, &a.age, &a.trace,
 				&a.kind, &a.exhausted, &a.truncated, &a.reason, &a.result, &a.stubs, &a.contents,
 			}, func() error {
-				answers[rest[a.n-1]] = a
+				claims[n-1].answer = a
 				got++
 				a.result, a.stubs, a.contents = nil, nil, nil // the next row must not be read into the same bytes
 				return nil
 			})
-			if err == nil && got != len(rest) {
-				err = fmt.Errorf("%d claims got %d answers", len(rest), got)
+			if err == nil && got != len(claims) {
+				err = fmt.Errorf("%d claims got %d answers", len(claims), got)
 			}
 			return err
 		})
@@ -197,71 +213,61 @@ func (s *Store) committed(ctx context.Context, query string, args []any, read fu
 	return err
 }
 
-// printOf is a fingerprint as records have it.
-func printOf(r *dedupstore.Request) string {
-	if r.Fingerprint.IsZero() {
-		return ""
-	}
-	return r.Fingerprint.Scheme + ":" + r.Fingerprint.Sum
-}
-
-func (f *form) claimArgs(requests []*dedupstore.Request, places []int) []any {
-	n := len(places)
+func (f *form) claimArgs(claims []*claiming) []any {
+	n := len(claims)
 	ids, keys, owners := make([][]byte, n), make([]string, n), make([]string, n)
 	leases, retentions, maxima, reruns := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
-	prints, traces, parks := make([]string, n), make([]string, n), make([]bool, n)
-	for i, place := range places {
-		r := requests[place]
-		keys[i] = r.Key.String()
-		ids[i], owners[i] = idOf(keys[i]), r.Owner
-		leases[i], retentions[i] = sqlstore.Micros(r.Lease), sqlstore.Micros(r.Retention)
-		maxima[i], parks[i], traces[i] = int64(r.MaxAttempts), r.ParkExpired, r.Trace
-		prints[i] = printOf(r)
-		if r.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
-			reruns[i] = int64(r.Rerun)
+	prints, traces, holders, parks := make([]string, n), make([]string, n), make([]string, n), make([]bool, n)
+	for i, c := range claims {
+		ids[i], keys[i], owners[i] = c.id, c.key, c.Owner
+		leases[i], retentions[i] = sqlstore.Micros(c.Lease), sqlstore.Micros(c.Retention)
+		maxima[i], parks[i] = int64(c.MaxAttempts), c.ParkExpired
+		prints[i], traces[i], holders[i] = c.print, c.Trace, c.holder
+		if c.Rerun <= math.MaxInt64 { // greater ones name no fence that there can be
+			reruns[i] = int64(c.Rerun)
 		}
 	}
-	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, f.relaxed}
+	return []any{ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces, holders, f.relaxed}
 }
 
 // read makes of an answer what the caller gets.
-func (a *answer) read(r *dedupstore.Request) (dedupstore.Answer, error) {
+func (c *claiming) read() (dedupstore.Answer, error) {
 	got := dedupstore.Answer{
-		Status: dedupstore.Status(a.status), Found: dedupstore.State(a.found), Fence: uint64(a.fence),
-		Age: sqlstore.Duration(a.age), Trace: a.trace,
+		Status: dedupstore.Status(c.status), Found: dedupstore.State(c.found), Fence: uint64(c.fence),
+		Age: sqlstore.Duration(c.age), Trace: c.trace,
 	}
 	switch got.Status {
 	case dedupstore.AcquiredRun, dedupstore.AcquiredPublish:
 		got.Claim = dedupstore.Claim{
-			Key: r.Key, Owner: r.Owner, Fence: uint64(a.fence), Attempt: int(a.attempt), Returned: int(a.returned),
-			Lease: r.Lease, Retention: r.Retention,
+			Key: c.Key, Owner: c.Owner, Fence: uint64(c.fence), Attempt: int(c.attempt), Returned: int(c.returned),
+			Lease: c.Lease, Retention: c.Retention, Holder: c.Holder,
 		}
 		if got.Status == dedupstore.AcquiredRun {
 			return got, nil
 		}
 	case dedupstore.Done:
 	case dedupstore.Busy:
-		got.Wait = sqlstore.Duration(a.wait)
+		got.Wait = sqlstore.Duration(c.wait)
 		return got, nil
 	case dedupstore.Mismatch:
 		return got, nil
 	case contended:
 		return dedupstore.Answer{Status: dedupstore.Busy, Found: dedupstore.Running, Wait: contendedWait}, nil
 	case foreign:
-		return dedupstore.Answer{}, recordError(r.Key, "belongs to another key")
+		return dedupstore.Answer{}, recordError(c.key, "belongs to another key")
 	case odd:
-		return dedupstore.Answer{}, recordError(r.Key,
+		return dedupstore.Answer{}, recordError(c.key,
 			"was written by another version of the store, or by something else")
 	default:
-		return dedupstore.Answer{}, recordError(r.Key, fmt.Sprintf("got the answer %q", a.status))
+		return dedupstore.Answer{}, recordError(c.key, fmt.Sprintf("got the answer %q", c.status))
 	}
-	got.Fence = uint64(a.wait)
+	got.Fence = uint64(c.wait)
 	var err error
-	got.Outcome, err = a.outcome(r.Key)
+	got.Outcome, err = c.outcome(c.key)
 	return got, err
 }
 
-func (a *answer) outcome(key dedupstore.Key) (dedupstore.Outcome, error) {
+func (a *answer) outcome(key string) (dedupstore.Outcome, error) {
 	o := dedupstore.Outcome{
 		Kind: dedupstore.Kind(a.kind), Exhausted: a.exhausted, Truncated: a.truncated, Reason: decodeText(a.reason),
 		Result: a.result,
@@ -278,6 +284,6 @@ func (a *answer) outcome(key dedupstore.Key) (dedupstore.Outcome, error) {
 	return o, nil
 }
 
-func recordError(key dedupstore.Key, problem string) error {
-	return &dedupstore.RecordError{Key: key.String(), Problem: problem}
+func recordError(key, problem string) error {
+	return &dedupstore.RecordError{Key: key, Problem: problem}
 }

@@ -6,7 +6,8 @@
 -- It waits for nobody who has a record locked: that is answered "contended".
 CREATE OR REPLACE FUNCTION {claim}(
 	ids bytea[], keys text[], owners text[], leases bigint[], retentions bigint[], prints text[],
-	maxima bigint[], parks boolean[], reruns bigint[], traces text[], relaxed boolean
+	maxima bigint[], parks boolean[], reruns bigint[], traces text[], holders text[],
+	relaxed boolean
 ) RETURNS TABLE (
 	a_n bigint, a_status text, a_found text, a_fence bigint, a_attempt bigint, a_returned bigint, a_wait bigint,
 	a_age bigint,
@@ -22,6 +23,7 @@ DECLARE
 	ends    timestamptz; -- the lease
 	expires timestamptz;
 	started boolean;
+	past    jsonb; -- attempts
 	held    boolean;
 	step    text;
 	waits   text; -- what a commit waits for that is not relaxed
@@ -36,9 +38,9 @@ BEGIN
 		set := set_config('synchronous_commit', 'on', true);
 	END IF;
 	FOR q IN
-		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces)
-			WITH ORDINALITY
-			AS u (id, key, owner, lease, retention, print, most, park, rerun, trace, n)
+		SELECT u.* FROM unnest(ids, keys, owners, leases, retentions, prints, maxima, parks, reruns, traces,
+			holders) WITH ORDINALITY
+			AS u (id, key, owner, lease, retention, print, most, park, rerun, trace, holder, n)
 		ORDER BY u.id, u.n
 	LOOP
 		a_n := q.n; a_status := NULL; a_found := 'absent'; a_fence := 0; a_attempt := 0; a_returned := 0; a_wait := 0;
@@ -60,9 +62,9 @@ BEGIN
 					expires := t + (q.lease + q.retention) * us;
 					a_fence := extract(epoch FROM t) * 1000000;
 					INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned,
-						state, owner, key, print, trace)
+						state, owner, key, print, trace, holder)
 					VALUES (q.id, a_fence, t, t + q.lease * us, expires, expires + (expires - t) / 16, 1, 0, 'running',
-						q.owner, q.key, q.print, q.trace)
+						q.owner, q.key, q.print, q.trace, nullif(q.holder, ''))
 					ON CONFLICT (id) DO NOTHING;
 					IF FOUND THEN
 						a_status := 'acquired_run'; a_attempt := 1;
@@ -78,7 +80,8 @@ BEGIN
 			IF r.state IN ('running', 'publishing') THEN
 				SELECT * INTO b FROM {beats} x WHERE x.id = q.id AND x.fence = r.fence AND x.state = r.state;
 				IF FOUND THEN
-					ends := b.lease_until; expires := b.expires_at; started := true;
+					ends := b.lease_until; expires := b.expires_at;
+					started := b.unstarted IS DISTINCT FROM r.fence;
 				END IF;
 			END IF;
 			t := clock_timestamp();
@@ -131,6 +134,16 @@ BEGIN
 
 			a_fence := greatest(r.fence + 1, (extract(epoch FROM t) * 1000000)::bigint);
 			expires := t + (q.lease + q.retention) * us;
+			past := NULL;
+			IF step <> 'fresh' THEN
+				past := coalesce(r.history, '[]');
+				IF jsonb_array_length(past) >= {max_history} THEN
+					past := past - 0;
+				END IF;
+				past := past || jsonb_strip_nulls(jsonb_build_object('fence', r.fence, 'took', r.took_ms,
+					'holder', r.holder, 'reason', (SELECT left(r.reason, n) FROM generate_series(96, 1, -1) AS n
+						WHERE octet_length(left(r.reason, n)) <= 96 LIMIT 1)));
+			END IF;
 			IF step IN ('fresh', 'rerun', 'run') THEN
 				a_status := 'acquired_run'; a_attempt := r.attempts + 1;
 				IF step <> 'run' THEN
@@ -142,7 +155,8 @@ BEGIN
 				UPDATE {records} x SET
 					key = q.key, state = 'running', owner = q.owner, fence = a_fence, attempts = a_attempt,
 					returned = a_returned,
-					trace = q.trace, lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
+					trace = q.trace, holder = nullif(q.holder, ''), took_ms = NULL, history = past,
+					lease_until = t + q.lease * us, not_before = NULL, barred = NULL,
 					kind = NULL, exhausted = NULL, truncated = NULL, reason = NULL, result = NULL, stubs = NULL,
 					contents = NULL,
 					first_at = CASE WHEN step = 'fresh' THEN t ELSE x.first_at END,
@@ -173,7 +187,7 @@ BEGIN
 			END IF;
 			UPDATE {records} x SET
 				state = 'publishing', owner = q.owner, fence = a_fence, lease_until = t + q.lease * us,
-				not_before = NULL, barred = NULL,
+				not_before = NULL, barred = NULL, holder = nullif(q.holder, ''), took_ms = NULL, history = past,
 				kind = r.kind, exhausted = r.exhausted, truncated = r.truncated, reason = r.reason, decided = r.decided,
 				expires_at = expires,
 				clean_at = {clean_at}

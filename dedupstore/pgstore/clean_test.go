@@ -47,16 +47,16 @@ func TestClean_DeletesWhatHasExpiredAndNothingElse(t *testing.T) {
 	}
 	claim(t, s, passing("expired"), dedupstore.AcquiredRun)
 	beating := claim(t, s, passing("expired-with-heartbeat"), dedupstore.AcquiredRun).Claim
-	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: beating, Lease: time.Millisecond, Started: true}); err != nil {
+	if err := beat(t.Context(), s, beating, time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	extended := claim(t, s, passing("extended"), dedupstore.AcquiredRun).Claim
-	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: extended, Lease: long, Started: true}); err != nil {
+	if err := beat(t.Context(), s, extended, long); err != nil {
 		t.Fatal(err)
 	}
 	claim(t, s, request("live"), dedupstore.AcquiredRun)
 	done := runOf(t, s, "done")
-	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: done, Lease: time.Millisecond, Started: true}); err != nil { // its heartbeat means nothing any more
+	if err := beat(t.Context(), s, done, time.Millisecond); err != nil { // its heartbeat means nothing any more
 		t.Fatal(err)
 	}
 	if err := dedupstore.SettleOne(t.Context(), s, done, success); err != nil {
@@ -137,7 +137,7 @@ func TestRunCleaning_DeletesAllHeartbeatsThatMeanNothing(t *testing.T) {
 INSERT INTO oncemill_dedup_beats (id, fence, state, lease_until, expires_at)
 SELECT id, fence, 'running', now() - interval '1 hour', now() + interval '1 hour' FROM oncemill_dedup`)
 	running := runOf(t, s, "running")
-	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: running, Lease: long, Started: true}); err != nil {
+	if err := beat(t.Context(), s, running, long); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, pool, `UPDATE oncemill_dedup_beats SET lease_until = now() - interval '1 day' WHERE id = $1`,

@@ -51,7 +51,6 @@ func conforms(t *testing.T, form func(*Store) dedupstore.Store, configure ...fun
 func conformsOn(t *testing.T, pool *pgxpool.Pool, form func(*Store) dedupstore.Store) {
 	t.Helper()
 	s := newStore(t, pool, Config{})
-	s.patience = 10 * time.Second       // some cases want to see who won, however slow the machine is
 	t.Run("suite", func(t *testing.T) { // which ends when its cases have, before the pool is closed
 		storetest.Run(t, func(t *testing.T) storetest.Subject {
 			return storetest.Subject{Store: form(s), TTL: ttlOf(t, pool)}

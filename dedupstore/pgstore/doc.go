@@ -23,7 +23,7 @@
 // # Guarantees
 //
 //   - A claim is one statement in a transaction of its own, and waits for no lock of a transaction that handles a
-//     message: a copy of a running message is answered Busy at once. Concurrent claims share statements and commits.
+//     message: a copy of a running message is answered Busy at once. Claims of a batch share a statement and a commit.
 //   - Inbox: in this database there is no second effect of a key within its window, whatever crashes. A holder whose
 //     lease was taken over cannot commit. When the answer to a commit is lost, the record is read until it tells; a
 //     transaction that had not settled by then cannot do so later.
@@ -54,9 +54,8 @@
 // during a statement, or, under Inbox, it has rows of a query open. The error may say that nothing was committed, and
 // its message runs again.
 //
-// Concurrent claims and settlements share statements, which run under a context of their own. Hooks of the pool that
-// look into the context of the caller (BeforeAcquire, tracers) do not find it there: a pool is for one database, role
-// and search path. A handler that changes the search path or the role of the inbox's transaction has to change them
+// Operations of a batch share statements, under a context that is no message's. Hooks of the pool that look into the
+// context (BeforeAcquire, tracers) find nothing of a message there: a pool is for one database, role and search path. A handler that changes the search path or the role of the inbox's transaction has to change them
 // back, or to name Config.Schema and grant the other role what Migrate says; else the settlement is refused and
 // everything rolled back.
 //

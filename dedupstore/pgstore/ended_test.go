@@ -24,7 +24,7 @@ func TestInbox_AnEndThatAClaimWroteOutlivesTheServer(t *testing.T) {
 			inbox := newStore(t, pool, Config{}).Inbox()
 			mustExec(t, pool, `CREATE TABLE effects (id text NOT NULL, run bigint NOT NULL)`)
 			holder := claim(t, inbox, brief("1"), dedupstore.AcquiredRun).Claim
-			if err := dedupstore.ExtendOne(t.Context(), inbox, dedupstore.Extension{Claim: holder, Lease: holder.Lease, Started: true}); err != nil {
+			if err := beat(t.Context(), inbox, holder, holder.Lease); err != nil {
 				t.Fatal(err)
 			}
 			mustExec(t, pool, `CHECKPOINT`)

@@ -4,9 +4,9 @@
 -- there could not be settled. The time is the clock's: in the simple protocol all claims of a batch are one statement,
 -- and one of them may have waited.
 INSERT INTO {records} (id, fence, first_at, lease_until, expires_at, clean_at, attempts, returned, state, owner, key,
-	print, trace)
+	print, trace, holder)
 SELECT $1::bytea, date_part('epoch', a.t) * 1000000, a.t, a.t + $4::interval, a.t + $5::interval, a.t + $6::interval,
-	1, 0, 'running', $3::text, $2::text, $7::text, $8::text
+	1, 0, 'running', $3::text, $2::text, $7::text, $8::text, nullif($9::text, '')
 FROM (SELECT clock_timestamp() AS t) AS a
 WHERE NOT EXISTS (SELECT FROM {records} x WHERE x.id = $1::bytea)
 	AND has_function_privilege('{claim}'::regproc, 'EXECUTE')

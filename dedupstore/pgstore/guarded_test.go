@@ -83,7 +83,8 @@ func TestJoin_AnOutcomeOfAnotherKindIsNoRepetition(t *testing.T) {
 		t.Fatal(err)
 	}
 	finish := func(kind dedupstore.Kind) error {
-		return dedupstore.SettleOne(t.Context(), s, c, dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: kind}, Retention: long})
+		f := dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: kind}, Retention: long}
+		return dedupstore.SettleOne(t.Context(), s, c, f)
 	}
 	for _, kind := range []dedupstore.Kind{dedupstore.Failed, dedupstore.Unknown} {
 		if err := finish(kind); !errors.Is(err, dedupstore.ErrClaimLost) {
@@ -153,7 +154,8 @@ func TestJoin_ARepeatedFinishAfterAJoinThatWasRolledBackIsNoMistake(t *testing.T
 		Produced: []dedupstore.Produced{{ID: "receipt", Topic: "receipts", Payload: []byte("1")}}}
 	for range 2 {
 		s.joined.add(c.Owner, time.Time{}) // as it is while nobody has heard the answer
-		if err := dedupstore.SettleOne(t.Context(), s, c, dedupstore.Finish{Outcome: receipt, Retention: time.Hour}); err != nil {
+		err := dedupstore.SettleOne(t.Context(), s, c, dedupstore.Finish{Outcome: receipt, Retention: time.Hour})
+		if err != nil {
 			t.Fatalf("the Finish returned %v", err)
 		}
 	}

@@ -135,6 +135,11 @@ func runOf(t testing.TB, s dedupstore.Store, id string) dedupstore.Claim {
 	return claim(t, s, request(id), dedupstore.AcquiredRun).Claim
 }
 
+// beat is a heartbeat of a handler.
+func beat(ctx context.Context, s dedupstore.Store, c dedupstore.Claim, lease time.Duration) error {
+	return dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: lease, Started: true})
+}
+
 // success is a settlement.
 var success = dedupstore.Finish{Outcome: dedupstore.Outcome{Kind: dedupstore.Succeeded, Result: []byte("paid")},
 	Retention: long}

@@ -74,18 +74,16 @@ const (
 // Check implements [dedupstore.Checker].
 func (i *inbox) Check(ctx context.Context) (dedupstore.Report, error) { return i.store.Check(ctx) }
 
-func (s *inbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return dedupstore.ClaimEach(ctx, requests, s.claimOne)
-}
-
 // Claim implements [dedupstore.Store].
-func (i *inbox) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore.Answer, error) {
+func (i *inbox) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	start := time.Now()
-	a, err := dedupstore.ClaimOne(ctx, i.form, r)
-	if err == nil && a.Status == dedupstore.AcquiredRun {
-		i.store.granted.add(r.Owner, start.Add(r.Lease))
+	results := i.form.Claim(ctx, requests)
+	for j, r := range results {
+		if r.Answer.Status == dedupstore.AcquiredRun {
+			i.store.granted.add(requests[j].Owner, start.Add(requests[j].Lease))
+		}
 	}
-	return a, err
+	return results
 }
 
 // A workFunc is what InTx runs.
@@ -203,7 +201,7 @@ func (r *run) finishing(s dedupstore.Settlement) (*settling, error) {
 	if _, ok := s.(dedupstore.Finish); !ok {
 		return nil, &dedupstore.InvalidError{Field: "Settlement", Problem: fmt.Sprintf("is %T, want Finish", s)}
 	}
-	return newSettling(r.id, r.claim, s)
+	return newSettling(r.claim, s)
 }
 
 // refusal explains why PostgreSQL neither settled nor committed.

@@ -98,7 +98,7 @@ func TestClaim_FencesGrowWhateverAClaimHasWaitedFor(t *testing.T) {
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
 			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
-				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
+				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", "", ""); err != nil {
 				t.Fatal(err)
 			}
 			var results []dedupstore.ClaimResult
@@ -129,7 +129,7 @@ func TestClaim_WhoIsCutOffHoldsNobodyUp(t *testing.T) {
 	for _, id := range []string{"1", "2"} {
 		key := request(id).Key.String()
 		if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
-			interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
+			interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -159,7 +159,7 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 		c := claim(t, s.Inbox(), r, dedupstore.AcquiredRun).Claim
 		lasts(60 * time.Millisecond)
 		tx := begin(t, pool, pgx.ReadCommitted)
-		settled, err := newSettling(idOf(c.Key.String()), c, success)
+		settled, err := newSettling(c, success)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestClaim_TwinsDoNotWaitForLocks(t *testing.T) {
 			t.Errorf("%s: twins were answered after %v at best, want 50 ms at most", name, best)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := dedupstore.ExtendOne(ctx, s, dedupstore.Extension{Claim: c, Lease: long, Started: true}); !errors.Is(err, context.DeadlineExceeded) ||
+		if err := beat(ctx, s, c, long); !errors.Is(err, context.DeadlineExceeded) ||
 			errors.Is(err, dedupstore.ErrClaimLost) {
 			t.Errorf("%s: a heartbeat beside the commit returned %v, want the end of its context", name, err)
 		}

@@ -36,19 +36,17 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			tx := begin(t, pool, pgx.ReadCommitted)
 			key := first.Key.String()
 			if _, err := tx.Exec(t.Context(), s.sql.fresh, idOf(key), key, rand.Text(), interval(sqlstore.Micros(long)),
-				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", ""); err != nil {
+				interval(sqlstore.Micros(long)), interval(sqlstore.Micros(long)), "", "", ""); err != nil {
 				t.Fatal(err)
 			}
 			first.Owner, second.Owner = rand.Text(), rand.Text()
-			answers := make([]answer, 2)
+			claims := []*claiming{newClaiming(&first), newClaiming(&second)}
 			var failed error
-			both := func() {
-				failed = s.form.claimRest(t.Context(), []*dedupstore.Request{&first, &second}, []int{0, 1}, answers)
-			}
+			both := func() { failed = s.form.claimRest(t.Context(), claims) }
 			var group sync.WaitGroup
 			group.Go(both)
 			until(t, "the batch", func() bool { return waitsForALock(t, pool) })
-			extended := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: held, Lease: time.Hour, Started: true})
+			extended := beat(t.Context(), s, held, time.Hour)
 			if err := tx.Rollback(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -63,7 +61,7 @@ func TestClaim_SeesHeartbeatsWhateverTheIsolation(t *testing.T) {
 			} else if extended != nil {
 				t.Errorf("the holder cannot extend: %v", extended)
 			}
-			if got := dedupstore.Status(answers[1].status); failed != nil || got != want {
+			if got := dedupstore.Status(claims[1].status); failed != nil || got != want {
 				t.Errorf("after a heartbeat that was answered %v, a claim of its key was answered %q, %v, want %s",
 					extended, got, failed, want)
 			}

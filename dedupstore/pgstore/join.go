@@ -19,9 +19,9 @@ import (
 // together, and not at all if another owner took over meanwhile. When the handler then returns nil, the Guard finds the
 // outcome there; an error that it returns after its commit does not undo it.
 //
-// Join last, commit at once, and return: from Join to commit the record is locked, so that heartbeats wait, and a
-// transaction that stays open for longer than the lease loses its claim's context. Work after the commit is under no
-// lease.
+// Join last, commit at once, and return. From Join to commit the record is locked: nobody can take the key over, and
+// heartbeats change nothing. If a transaction that stayed open for longer than the lease is rolled back, another owner
+// may come at once. Work after the commit is under no lease.
 //
 // A joined run has no result, and duplicates get none; what it produces goes into an outbox in the transaction. With
 // messages that the handler returns the guard's Finish is refused, and says so: they are not published.
@@ -67,8 +67,7 @@ func (s *Store) join(ctx context.Context, exec func(query string, args ...any) e
 	if err := claim.Validate(); err != nil {
 		return err
 	}
-	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Lease),
-		sqlstore.Micros(claim.Retention))
+	err := exec(s.sql.join, idOf(claim.Key.String()), claim.Owner, int64(claim.Fence), sqlstore.Micros(claim.Retention))
 	switch {
 	case err == nil:
 		s.joined.add(claim.Owner, time.Time{})

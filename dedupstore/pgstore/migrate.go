@@ -10,7 +10,7 @@ import (
 )
 
 // version is the schema's that this package needs.
-const version = 3
+const version = 4
 
 const (
 	versionSQL = `SELECT version FROM {settings}`
@@ -34,8 +34,9 @@ ON CONFLICT (one) DO UPDATE SET version = greatest({settings}.version, excluded.
 // add.
 //
 // It needs the privilege to create tables and functions in the schema, and the schema in the database if that is
-// missing. Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table
-// and Table_beats, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by default.
+// missing. Programs that use the store need USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the tables Table,
+// Table_beats and Table_duplicates, SELECT on Table_settings, and EXECUTE on the functions, which everybody has by
+// default.
 //
 // Errors: a [*dedupstore.SetupError] if something else has the name.
 func (s *Store) Migrate(ctx context.Context) error {
@@ -100,7 +101,7 @@ func (s *Store) migrate(ctx context.Context, tx pgx.Tx) error {
 // complete makes functions that somebody has dropped, and reports false if a table or an index is missing.
 func (s *Store) complete(ctx context.Context, tx pgx.Tx) (bool, error) {
 	var tables []string
-	for _, ending := range []string{"", "_beats", "_clean", "_beats_clean"} {
+	for _, ending := range []string{"", "_beats", "_duplicates", "_clean", "_beats_clean"} {
 		tables = append(tables, s.cfg.located(ending))
 	}
 	var complete, works bool

@@ -62,7 +62,7 @@ func awkward(t *testing.T, s *Store) {
 	r := request(`"\{},' NULL ☃`)
 	r.Fingerprint, r.Trace = dedupstore.Fingerprint{Scheme: "a.b", Sum: "c"}, `"tr\ace'`
 	c := claim(t, s, r, dedupstore.AcquiredRun).Claim
-	if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: c, Lease: long, Started: true}); err != nil {
+	if err := beat(t.Context(), s, c, long); err != nil {
 		t.Error(err)
 	}
 	o := dedupstore.Outcome{

@@ -232,7 +232,7 @@ func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
 				continue
 			}
 			if want[i] == dedupstore.AcquiredRun {
-				if err := dedupstore.ExtendOne(t.Context(), s, dedupstore.Extension{Claim: r.Answer.Claim, Lease: long, Started: true}); err != nil {
+				if err := beat(t.Context(), s, r.Answer.Claim, long); err != nil {
 					t.Errorf("claim %d does not hold: %v", i, err)
 				}
 			}

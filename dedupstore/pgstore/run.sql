@@ -1,45 +1,3 @@
--- Extends a lease. The record is only locked, not written. The commit always waits for the disk, and so also for the
--- claim before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
-CREATE OR REPLACE FUNCTION {extend}(
-	s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint
-) RETURNS text LANGUAGE plpgsql VOLATILE AS $oncemill$
-DECLARE
-	us      CONSTANT interval := interval '1 microsecond';
-	r       record;
-	t       timestamptz;
-	expires timestamptz;
-BEGIN
-	PERFORM set_config('enable_seqscan', 'off', true);
-	IF current_setting('synchronous_commit') = 'off' THEN
-		PERFORM set_config('synchronous_commit', 'on', true);
-	END IF;
-	SELECT x.state, x.expires_at INTO r FROM {records} x
-	WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state IN ('running', 'publishing')
-		FOR SHARE SKIP LOCKED;
-	IF NOT FOUND THEN
-		PERFORM FROM {records} x
-		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state IN ('running', 'publishing');
-		IF FOUND THEN
-			RETURN 'contended';
-		END IF;
-		PERFORM FROM {records} x WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'done';
-		RETURN CASE WHEN FOUND THEN 'settled' ELSE 'lost' END;
-	END IF;
-	t := clock_timestamp();
-	SELECT coalesce(max(x.expires_at), r.expires_at) INTO expires
-	FROM {beats} x WHERE x.id = s_id AND x.fence = s_fence AND x.state = r.state;
-	IF expires <= t THEN
-		RETURN 'lost';
-	END IF;
-	INSERT INTO {beats} (id, fence, state, lease_until, expires_at)
-	VALUES (s_id, s_fence, r.state, t + lease * us, t + (lease + retention) * us)
-	ON CONFLICT (id) DO UPDATE SET
-		fence = excluded.fence, state = excluded.state, lease_until = excluded.lease_until,
-		expires_at = excluded.expires_at;
-	RETURN 'ok';
-END
-$oncemill$;
-
 -- Makes sure that there is still something to do for a transaction that has just begun, in a program that has not
 -- granted the claim just now. Errors: as settle_in.
 CREATE OR REPLACE FUNCTION {begin}(s_id bytea, s_owner text, s_fence bigint)
@@ -95,6 +53,8 @@ BEGIN
 	DELETE FROM {records} x WHERE x.id = ANY (picked) AND x.expires_at <= t AND NOT EXISTS (
 		SELECT FROM {beats} b WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state AND b.expires_at > t);
 	GET DIAGNOSTICS a_records = ROW_COUNT;
+	DELETE FROM {duplicates} d WHERE d.id = ANY (picked)
+		AND NOT EXISTS (SELECT FROM {records} x WHERE x.id = d.id OFFSET 0); -- by its ID
 	IF a_records < cardinality(picked) THEN
 		UPDATE {records} x SET clean_at = greatest(x.expires_at, t + interval '1 second', (
 			SELECT max(b.expires_at) FROM {beats} b WHERE b.id = x.id AND b.fence = x.fence AND b.state = x.state))

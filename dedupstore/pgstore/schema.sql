@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS {records} (
 	clean_at    timestamptz NOT NULL,
 	attempts    bigint      NOT NULL,
 	returned    bigint      NOT NULL, -- runs that gave their attempt back
+	took_ms     bigint,               -- how long the last run took
 	exhausted   boolean,
 	truncated   boolean,
 	state       text        NOT NULL, -- running, retryable, publishing, done
@@ -24,12 +25,14 @@ CREATE TABLE IF NOT EXISTS {records} (
 	key         text        NOT NULL, -- tenant:group:handler:ID
 	print       text        NOT NULL, -- scheme:fingerprint, or empty
 	trace       text        NOT NULL, -- of the last run
+	holder      text,                 -- host and process of the last owner
 	settled     text[],               -- tokens of the last owners that settled
 	barred      text,                 -- a transaction whose commit got no answer, and that must not settle any more
 	reason      text,
 	result      bytea,
 	stubs       bytea,                -- IDs, topics and keys of what the outcome produced
 	contents    bytea,                -- headers and payloads of it, until it is published
+	history     jsonb,                -- the attempts before the last one: fence, took, holder, reason
 	CONSTRAINT {pkey} PRIMARY KEY (id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.1);
 
@@ -43,10 +46,25 @@ CREATE TABLE IF NOT EXISTS {beats} (
 	lease_until timestamptz NOT NULL,
 	expires_at  timestamptz NOT NULL,
 	state       text        NOT NULL,
+	unstarted   bigint,               -- the fence of a run that has been extended, but has not started
 	CONSTRAINT {beats_pkey} PRIMARY KEY (id)
 ) WITH (fillfactor = 70);
 
 CREATE INDEX IF NOT EXISTS {beats_clean} ON {beats} (lease_until);
+
+-- How many duplicates came for the outcome of a record, in its life since the first claim.
+CREATE TABLE IF NOT EXISTS {duplicates} (
+	id       bytea       NOT NULL,
+	copies   bigint      NOT NULL,
+	first_at timestamptz NOT NULL, -- the record's
+	last_at  timestamptz NOT NULL, -- when the last of them came
+	CONSTRAINT {duplicates_pkey} PRIMARY KEY (id)
+) WITH (fillfactor = 70);
+
+-- What version 3 did not have.
+ALTER TABLE {records} ADD COLUMN IF NOT EXISTS took_ms bigint, ADD COLUMN IF NOT EXISTS holder text,
+	ADD COLUMN IF NOT EXISTS history jsonb;
+ALTER TABLE {beats} ADD COLUMN IF NOT EXISTS unstarted bigint;
 
 -- One row: the version of the schema.
 CREATE TABLE IF NOT EXISTS {settings} (

@@ -4,60 +4,104 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/errtext"
+	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
-// A settling is a settlement as the functions take it.
+// A settling is a settlement or an extension as the functions take it.
 type settling struct {
 	id                      []byte
 	owner                   string
 	fence                   int64
-	step                    string // done, publishing, release, published
-	lease, retention, delay int64  // µs; lease: of the publish step that follows
+	step                    string // done, publishing, release, published, extend; start: extend what has started
+	delay                   *int64 // µs: until the lease of what follows ends, or a retry is due; nil: neither
+	retention               int64  // µs
+	took                    *int64 // ms
 	uncounted               bool
 	kind, reason            string
 	exhausted, truncated    bool
 	result, stubs, contents []byte
+
+	verdict string
+	err     error
 }
 
-// newSettling is a settlement of a claim whose record has the id.
-func newSettling(id []byte, c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
+// The verdicts of the functions, beside contended. The others are successes.
+const (
+	lost    = "lost"
+	settled = "settled" // there is nothing to extend, or to publish, as this owner has finished
+)
+
+// newExtending is an extension.
+func newExtending(x dedupstore.Extension) (*settling, error) {
+	if err := x.Validate(); err != nil {
+		return nil, err
+	}
+	s := &settling{step: "extend", delay: micros(x.Lease), retention: sqlstore.Micros(x.Claim.Retention)}
+	if x.Started {
+		s.step = "start"
+	}
+	return of(x.Claim, s)
+}
+
+// of makes a settling one of a claim.
+func of(c dedupstore.Claim, s *settling) (*settling, error) {
+	if c.Fence > math.MaxInt64 {
+		return nil, dedupstore.ErrClaimLost // no store of this kind has granted it
+	}
+	s.id, s.owner, s.fence = idOf(c.Key.String()), c.Owner, int64(c.Fence)
+	return s, nil
+}
+
+func (s *settling) extends() bool { return s.step == "extend" || s.step == "start" }
+
+// newSettling is a settlement of a claim.
+func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settling, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	if err := dedupstore.ValidateSettlement(settlement); err != nil {
 		return nil, err
 	}
-	if c.Fence > math.MaxInt64 {
-		return nil, dedupstore.ErrClaimLost // no store of this kind has granted it
-	}
-	s := &settling{id: id, owner: c.Owner, fence: int64(c.Fence)}
+	s := new(settling)
 	switch settlement := settlement.(type) {
 	case dedupstore.Finish:
 		o := settlement.Outcome
-		s.step, s.retention = "done", sqlstore.Micros(settlement.Retention)
+		s.step, s.retention, s.took = "done", sqlstore.Micros(settlement.Retention), millis(settlement.Took)
 		s.kind, s.exhausted, s.truncated = string(o.Kind), o.Exhausted, o.Truncated
 		s.reason, s.stubs = encodeText(o.Reason), sqlstore.EncodeStubs(o.Produced)
 		if len(o.Result) > 0 {
 			s.result = o.Result
 		}
 		if len(o.Produced) > 0 && !settlement.Published {
-			s.step, s.lease, s.contents = "publishing", sqlstore.Micros(c.Lease), sqlstore.EncodeContents(o.Produced)
+			s.step, s.delay, s.contents = "publishing", micros(c.Lease), sqlstore.EncodeContents(o.Produced)
 		}
 	case dedupstore.Release:
-		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), sqlstore.Micros(settlement.Delay)
+		s.step, s.retention, s.delay = "release", sqlstore.Micros(c.Retention), micros(settlement.Delay)
 		s.uncounted, s.reason = settlement.Uncounted, encodeText(settlement.Reason)
+		s.took = millis(settlement.Took)
 	case dedupstore.Published:
 		s.step, s.retention = "published", sqlstore.Micros(settlement.Retention)
 		s.stubs = sqlstore.EncodeStubs(settlement.Produced)
 	}
-	return s, nil
+	return of(c, s)
+}
+
+func micros(d time.Duration) *int64 { return new(sqlstore.Micros(d)) }
+
+// millis is how long a run took; nil if that is not known.
+func millis(took time.Duration) *int64 {
+	if took <= 0 {
+		return nil
+	}
+	return new(took.Milliseconds())
 }
 
 // large reports whether it takes long to send and to write.
@@ -80,29 +124,84 @@ func (s *settling) foreseen(c dedupstore.Claim) bool {
 // args are the arguments of the function that finishes within a transaction.
 func (s *settling) args(token string) []any {
 	return []any{
-		token, s.id, s.owner, s.fence, s.step, s.lease, s.retention, s.kind, s.exhausted, s.truncated, s.reason,
-		s.result, s.stubs, s.contents,
+		token, s.id, s.owner, s.fence, s.step, s.delay, s.retention, s.kind, s.exhausted, s.truncated, s.reason,
+		s.result, s.stubs, s.contents, s.took,
 	}
 }
 
-// execSettles settles by one statement, and returns verdicts. Its commit waits for the disk: messages are acknowledged
-// on the strength of it.
-func (f *form) execSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
-	verdicts, err = f.makeSettles(ctx, settlings)
-	// the database has another encoding than UTF-8
-	if code := codeOf(err); code == codeNoSuchText || code == codeNoTranslation {
-		for _, s := range settlings {
-			s.reason = errtext.ASCII(s.reason)
+// Extend implements [dedupstore.Store].
+func (f *form) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
+	return f.settle(ctx, "extend", len(extensions), func(i int) (*settling, error) { return newExtending(extensions[i]) })
+}
+
+// Settle implements [dedupstore.Store].
+func (f *form) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	return f.settle(ctx, "settle", len(settlings), func(i int) (*settling, error) {
+		f.store.granted.take(settlings[i].Claim.Owner)
+		return newSettling(settlings[i].Claim, settlings[i].Settlement)
+	})
+}
+
+// joinPatience is how long an extension waits beside a transaction of a handler that has called Join. A takeover, if
+// such a transaction was rolled back before, takes less.
+const joinPatience = 50 * time.Millisecond
+
+// settle makes n operations, and asks again for records that somebody had locked, until they are not, or ctx ends. A
+// record is locked for long only by a transaction that settles this very claim. If that is one of a handler that has
+// called Join, nobody takes the key over meanwhile, and extensions need not wait.
+func (f *form) settle(ctx context.Context, what string, n int, operation func(i int) (*settling, error)) []error {
+	errs, all := make([]error, n), make([]*settling, n)
+	var rest []*settling
+	for i := range n {
+		if all[i], errs[i] = operation(i); errs[i] == nil {
+			rest = append(rest, all[i])
 		}
-		verdicts, err = f.makeSettles(ctx, settlings)
 	}
-	return verdicts, err
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 50 * time.Millisecond}
+	for start := time.Now(); ; {
+		together(ctx, rest, f.execSettles)
+		rest = slices.DeleteFunc(rest, func(s *settling) bool {
+			return s.err != nil || s.verdict != contended ||
+				s.extends() && time.Since(start) > joinPatience && f.store.joined.has(s.owner)
+		})
+		if len(rest) == 0 || !pace.Sleep(ctx, pauses.Next()) {
+			break
+		}
+	}
+	for _, s := range rest {
+		s.err = fmt.Errorf("a transaction has the record locked: %w", ctx.Err())
+	}
+	for i, s := range all {
+		if s != nil {
+			errs[i] = f.judge(what, s)
+		}
+	}
+	return errs
 }
 
-func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts []string, err error) {
-	args := append(settleArgs(settlings), true)
-	err = f.store.again(ctx, func() error {
-		verdicts = make([]string, len(settlings))
+// judge says what became of an operation.
+func (f *form) judge(what string, s *settling) error {
+	if s.err != nil {
+		return f.store.failed(what, s.err)
+	}
+	joined := f.store.joined.has(s.owner)
+	if !s.extends() {
+		f.store.joined.take(s.owner)
+	}
+	switch {
+	case s.verdict == lost, s.verdict == settled && s.extends() && !joined:
+		return dedupstore.ErrClaimLost
+	case s.verdict == settled && joined && !s.extends():
+		return sqlstore.ErrJoinedOutputs
+	}
+	return nil
+}
+
+// execSettles settles and extends by one statement. Its commit waits for the disk: messages are acknowledged on the
+// strength of it.
+func (f *form) execSettles(ctx context.Context, settlings []*settling) error {
+	args := settleArgs(settlings)
+	return f.store.again(ctx, func() error {
 		rows, err := f.store.pool.Query(ctx, f.store.sql.settle, args...)
 		if err != nil {
 			return err
@@ -111,7 +210,7 @@ func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts
 		var verdict string
 		got := 0
 		_, err = pgx.ForEachRow(rows, []any{&n, &verdict}, func() error {
-			verdicts[n-1] = verdict
+			settlings[n-1].verdict = verdict
 			got++
 			return nil
 		})
@@ -120,22 +219,21 @@ func (f *form) makeSettles(ctx context.Context, settlings []*settling) (verdicts
 		}
 		return err
 	})
-	return verdicts, err
 }
 
 func settleArgs(settlings []*settling) []any {
 	n := len(settlings)
 	ids, owners, fences, steps := make([][]byte, n), make([]string, n), make([]int64, n), make([]string, n)
-	leases, retentions, delays, uncounted := make([]int64, n), make([]int64, n), make([]int64, n), make([]bool, n)
+	delays, retentions, tooks, uncounted := make([]*int64, n), make([]int64, n), make([]*int64, n), make([]bool, n)
 	kinds, exhausted, truncated, reasons := make([]string, n), make([]bool, n), make([]bool, n), make([]string, n)
 	results, stubs, contents := make([][]byte, n), make([][]byte, n), make([][]byte, n)
 	for i, s := range settlings {
 		ids[i], owners[i], fences[i], steps[i] = s.id, s.owner, s.fence, s.step
-		leases[i], retentions[i], delays[i], uncounted[i] = s.lease, s.retention, s.delay, s.uncounted
+		delays[i], retentions[i], tooks[i], uncounted[i] = s.delay, s.retention, s.took, s.uncounted
 		kinds[i], exhausted[i], truncated[i], reasons[i] = s.kind, s.exhausted, s.truncated, s.reason
 		results[i], stubs[i], contents[i] = s.result, s.stubs, s.contents
 	}
-	return []any{ids, owners, fences, steps, leases, retentions, delays, uncounted, kinds, exhausted, truncated,
+	return []any{ids, owners, fences, steps, delays, retentions, tooks, uncounted, kinds, exhausted, truncated,
 		reasons, results, stubs, contents}
 }
 

@@ -1,8 +1,10 @@
--- Settles claims, each for itself, in the order of their keys. It waits for nobody who has a record locked.
+-- Settles and extends claims, each for itself, in the order of their keys. It waits for nobody who has a record locked.
+-- An extension locks the record, and does not write it. The commit always waits for the disk, and so also for the claim
+-- before it, whose commit may not have waited: what a heartbeat has marked as started is not forgotten.
 CREATE OR REPLACE FUNCTION {settle}(
-	ids bytea[], owners text[], fences bigint[], steps text[], leases bigint[], retentions bigint[], delays bigint[],
-	uncounteds boolean[], kinds text[], exhausteds boolean[], truncateds boolean[], reasons text[],
-	results bytea[], stubses bytea[], contentses bytea[], durable boolean
+	ids bytea[], owners text[], fences bigint[], steps text[], delays bigint[], retentions bigint[], tooks bigint[],
+	uncounteds boolean[], kinds text[], exhausteds boolean[], truncateds boolean[], reasons text[], results bytea[],
+	stubses bytea[], contentses bytea[]
 ) RETURNS TABLE (a_n bigint, a_verdict text) LANGUAGE plpgsql VOLATILE AS $oncemill$
 DECLARE
 	us      CONSTANT interval := interval '1 microsecond';
@@ -11,63 +13,69 @@ DECLARE
 	t       timestamptz;
 	ends    timestamptz; -- the lease of what follows, or when a retry is due
 	expires timestamptz;
+	locked  bytea; -- the last record that was
 	mine    boolean;
 	ended   boolean; -- by this owner
 BEGIN
 	PERFORM set_config('enable_seqscan', 'off', true);
-	IF durable AND current_setting('synchronous_commit') = 'off' THEN
+	IF current_setting('synchronous_commit') = 'off' THEN
 		PERFORM set_config('synchronous_commit', 'on', true);
 	END IF;
 	FOR q IN
-		SELECT u.* FROM unnest(ids, owners, fences, steps, leases, retentions, delays, uncounteds, kinds, exhausteds,
+		SELECT u.* FROM unnest(ids, owners, fences, steps, delays, retentions, tooks, uncounteds, kinds, exhausteds,
 			truncateds, reasons, results, stubses, contentses) WITH ORDINALITY
-			AS u (id, owner, fence, step, lease, retention, delay, uncounted, kind, exhausted, truncated, reason,
+			AS u (id, owner, fence, step, delay, retention, took, uncounted, kind, exhausted, truncated, reason,
 				result, stubs, contents, n)
 		ORDER BY u.id, u.n
 	LOOP
 		a_n := q.n;
+		IF q.id = locked THEN -- contended, too: what comes later has to wait, too
+			RETURN NEXT;
+			CONTINUE;
+		END IF;
 		SELECT x.owner, x.fence, x.state, x.kind, x.settled, x.expires_at INTO r
 		FROM {records} x WHERE x.id = q.id FOR NO KEY UPDATE SKIP LOCKED;
 		IF NOT FOUND THEN
-			a_verdict := CASE WHEN EXISTS (SELECT FROM {records} x WHERE x.id = q.id) THEN 'contended' ELSE 'lost' END;
+			a_verdict := 'lost';
+			IF EXISTS (SELECT FROM {records} x WHERE x.id = q.id
+				AND (x.owner = q.owner AND x.fence = q.fence OR q.owner = ANY (x.settled))) THEN
+				a_verdict := 'contended'; locked := q.id;
+			END IF;
 			RETURN NEXT;
 			CONTINUE;
 		END IF;
 		t := clock_timestamp();
-		expires := r.expires_at;
-		IF expires <= t AND r.state IN ('running', 'publishing') THEN
-			SELECT coalesce(max(x.expires_at), expires) INTO expires
+		IF r.expires_at <= t AND r.state IN ('running', 'publishing') THEN
+			SELECT coalesce(max(x.expires_at), r.expires_at) INTO r.expires_at
 			FROM {beats} x WHERE x.id = q.id AND x.fence = r.fence AND x.state = r.state;
 		END IF;
-		mine := expires > t AND r.owner = q.owner AND r.fence = q.fence;
-		ended := expires > t AND coalesce(q.owner = ANY (r.settled), false);
-		a_verdict := CASE q.step
-			WHEN 'release' THEN CASE
+		mine := r.expires_at > t AND r.owner = q.owner AND r.fence = q.fence;
+		ended := r.expires_at > t AND coalesce(q.owner = ANY (r.settled), false);
+		a_verdict := CASE
+			WHEN q.step IN ('done', 'publishing') THEN CASE
+				WHEN mine AND r.state = 'running' THEN 'ok'
+				WHEN NOT mine OR NOT ended OR r.kind <> q.kind THEN 'lost'
+				WHEN q.step = 'publishing' AND r.state = 'done' THEN 'settled' ELSE 'repeated' END
+			WHEN q.step = 'release' THEN CASE
 				WHEN ended AND r.state = 'retryable' THEN 'repeated'
 				WHEN mine AND r.state = 'running' THEN 'ok' ELSE 'lost' END
-			WHEN 'published' THEN CASE
+			WHEN q.step = 'published' THEN CASE
 				WHEN mine AND r.state = 'done' THEN 'repeated'
 				WHEN mine AND r.state = 'publishing' THEN 'ok' ELSE 'lost' END
-			ELSE CASE
-				WHEN mine AND r.state = 'running' THEN 'ok'
-				WHEN mine AND ended AND r.kind = q.kind THEN 'repeated' ELSE 'lost' END
-			END;
+			WHEN mine AND r.state IN ('running', 'publishing') THEN 'ok'
+			WHEN mine AND r.state = 'done' THEN 'settled' ELSE 'lost' END;
 		IF a_verdict <> 'ok' THEN
 			RETURN NEXT;
 			CONTINUE;
 		END IF;
 
-		IF q.step <> 'published' THEN
-			r.settled := array_append(r.settled, q.owner);
-			IF cardinality(r.settled) > {settlers} THEN
-				r.settled := r.settled[2:];
-			END IF;
-		END IF;
-		ends := CASE q.step WHEN 'publishing' THEN t + q.lease * us WHEN 'release' THEN t + q.delay * us END;
+		ends := t + q.delay * us;
 		expires := coalesce(ends, t) + q.retention * us;
 		IF q.step IN ('done', 'publishing') THEN
 			UPDATE {records} x SET
-				state = q.step, settled = r.settled, decided = x.fence, lease_until = ends,
+				state = q.step, decided = x.fence, lease_until = ends, took_ms = q.took,
+				settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END,
+					q.owner),
 				kind = q.kind, exhausted = nullif(q.exhausted, false), truncated = nullif(q.truncated, false),
 				reason = nullif(q.reason, ''),
 				result = q.result, stubs = q.stubs, contents = q.contents, expires_at = expires,
@@ -75,12 +83,21 @@ BEGIN
 			WHERE x.id = q.id;
 		ELSIF q.step = 'release' THEN
 			UPDATE {records} x SET
-				state = 'retryable', settled = r.settled, owner = '', lease_until = NULL, not_before = ends,
-				reason = nullif(q.reason, ''),
+				state = 'retryable', owner = '', lease_until = NULL, not_before = ends,
+				settled = array_append(CASE WHEN cardinality(x.settled) >= {settlers} THEN x.settled[2:] ELSE x.settled END,
+					q.owner),
+				reason = nullif(q.reason, ''), took_ms = q.took,
 				attempts = x.attempts - q.uncounted::integer, returned = x.returned + q.uncounted::integer,
 				expires_at = expires,
 				clean_at = {clean_at}
 			WHERE x.id = q.id;
+		ELSIF q.step IN ('extend', 'start') THEN
+			INSERT INTO {beats} AS b (id, fence, state, lease_until, expires_at, unstarted)
+			VALUES (q.id, q.fence, r.state, ends, expires, CASE q.step WHEN 'extend' THEN q.fence END)
+			ON CONFLICT (id) DO UPDATE SET
+				fence = excluded.fence, state = excluded.state, lease_until = excluded.lease_until,
+				expires_at = excluded.expires_at,
+				unstarted = CASE WHEN b.fence <> excluded.fence OR b.unstarted IS NOT NULL THEN excluded.unstarted END;
 		ELSE
 			UPDATE {records} x SET
 				state = 'done', lease_until = NULL, contents = NULL, stubs = coalesce(x.stubs, q.stubs),
@@ -97,15 +114,15 @@ $oncemill$;
 -- one that began with the token, OM002 if the owner has settled before, OM003 if the claim is lost. The next statement
 -- has to be the commit.
 CREATE OR REPLACE FUNCTION {settle_in}(
-	token text, s_id bytea, s_owner text, s_fence bigint, step text, lease bigint, retention bigint,
+	token text, s_id bytea, s_owner text, s_fence bigint, step text, delay bigint, retention bigint,
 	s_kind text, s_exhausted boolean, s_truncated boolean, s_reason text, s_result bytea, s_stubs bytea,
-	s_contents bytea
+	s_contents bytea, s_took bigint
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $oncemill$
 DECLARE
 	us      CONSTANT interval := interval '1 microsecond';
 	r       record;
 	t       timestamptz := clock_timestamp();
-	ends    timestamptz := CASE step WHEN 'publishing' THEN t + lease * us END;
+	ends    timestamptz := t + delay * us; -- the lease of a publish step
 	expires timestamptz := coalesce(ends, t) + retention * us;
 	least   timestamptz := t; -- what the record has to live beyond
 	set     text;
@@ -128,7 +145,7 @@ BEGIN
 				s_owner),
 			kind = s_kind, exhausted = nullif(s_exhausted, false), truncated = nullif(s_truncated, false),
 			reason = nullif(s_reason, ''),
-			result = s_result, stubs = s_stubs, contents = s_contents, expires_at = expires,
+			result = s_result, stubs = s_stubs, contents = s_contents, took_ms = s_took, expires_at = expires,
 			clean_at = {clean_at}
 		WHERE x.id = s_id AND x.owner = s_owner AND x.fence = s_fence AND x.state = 'running'
 			AND x.barred IS DISTINCT FROM token
@@ -149,11 +166,11 @@ BEGIN
 END
 $oncemill$;
 
--- Does that within a transaction of the handler's own, which may go on.
-CREATE OR REPLACE FUNCTION {join}(s_id bytea, s_owner text, s_fence bigint, lease bigint, retention bigint)
+-- Does that within a transaction of the handler's own, which may go on. The fence says about when the run began.
+CREATE OR REPLACE FUNCTION {join}(s_id bytea, s_owner text, s_fence bigint, retention bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $oncemill$
 BEGIN
-	PERFORM {settle_in}('', s_id, s_owner, s_fence, 'done', lease, retention, 'succeeded', false, false, '', NULL, NULL,
-		NULL);
+	PERFORM {settle_in}('', s_id, s_owner, s_fence, 'done', NULL, retention, 'succeeded', false, false, '', NULL, NULL,
+		NULL, (extract(epoch FROM clock_timestamp()) * 1000)::bigint - s_fence / 1000);
 END
 $oncemill$;

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/sqlstore"
 )
 
@@ -36,18 +37,17 @@ var (
 
 const (
 	callClaim = `SELECT * FROM {claim}($1::bytea[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[],
-	$7::bigint[], $8::boolean[], $9::bigint[], $10::text[], $11::boolean)`
+	$7::bigint[], $8::boolean[], $9::bigint[], $10::text[], $11::text[], $12::boolean)`
 
 	callSettle = `SELECT * FROM {settle}($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[],
 	$7::bigint[], $8::boolean[], $9::text[], $10::boolean[], $11::boolean[], $12::text[], $13::bytea[], $14::bytea[],
-	$15::bytea[], $16::boolean)`
+	$15::bytea[])`
 
-	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
+	callJoin = `SELECT {join}($1::bytea, $2::text, $3::bigint, $4::bigint)`
 
 	callSettleIn = `SELECT {settle_in}($1::text, $2::bytea, $3::text, $4::bigint, $5::text, $6::bigint, $7::bigint,
-	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea)`
+	$8::text, $9::boolean, $10::boolean, $11::text, $12::bytea, $13::bytea, $14::bytea, $15::bigint)`
 
-	callExtend  = `SELECT {extend}($1::bytea, $2::text, $3::bigint, $4::bigint, $5::bigint)`
 	callBegin   = `SELECT {begin}($1::bytea, $2::text, $3::bigint)`
 	callDecide  = `SELECT {decide}($1::text, $2::bytea, $3::text, $4::bigint)`
 	callCleanUp = `SELECT a_records, a_beats FROM {clean_up}($1::bigint)`
@@ -79,8 +79,8 @@ type statements struct {
 	schema, functions, present, stay, version, keep string
 	fresh, freshMany, claim                         string
 	finish, settle, settleIn, join                  string
-	extend, open, begin, decide                     string
-	cleanUp                                         string
+	open, begin, decide, cleanUp                    string
+	look, note                                      string
 }
 
 func statementsFor(cfg Config) statements {
@@ -91,8 +91,8 @@ func statementsFor(cfg Config) statements {
 		present: in(presentSQL), stay: in(staySQL), version: in(versionSQL), keep: in(keepSQL),
 		fresh: in(uncommented(freshSQL)), freshMany: in(uncommented(freshManySQL)), claim: in(callClaim),
 		finish: in(uncommented(finishSQL)), settle: in(callSettle), settleIn: in(callSettleIn), join: in(callJoin),
-		extend: in(callExtend), open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide),
-		cleanUp: in(callCleanUp),
+		open: opening(cfg.Isolation), begin: in(callBegin), decide: in(callDecide), cleanUp: in(callCleanUp),
+		look: in(lookSQL), note: in(noteSQL),
 	}
 }
 
@@ -111,7 +111,7 @@ var comments = regexp.MustCompile(`(?m)^--.*\n`)
 
 // functions are the names of the functions, in the order of their creation. Those of other versions have other names,
 // so that programs of two versions can run beside each other.
-var functions = [...]string{"claim", "settle", "settle_in", "join", "extend", "begin", "decide", "clean_up"}
+var functions = [...]string{"claim", "settle", "settle_in", "join", "begin", "decide", "clean_up"}
 
 func (c Config) function(name string) string { return "_" + name + "_" + strconv.Itoa(version) }
 
@@ -140,10 +140,11 @@ const cleanAt = `CASE WHEN x.clean_at BETWEEN expires AND expires + (expires - t
 func namesOf(cfg Config) *strings.Replacer {
 	pairs := []string{
 		"{records}", cfg.located(""), "{beats}", cfg.located("_beats"), "{settings}", cfg.located("_settings"),
+		"{duplicates}", cfg.located("_duplicates"), "{max_history}", strconv.Itoa(dedupstore.MaxHistory),
 		"{settlers}", strconv.Itoa(sqlstore.RememberedSettlers),
 		"{clean_at}", cleanAt,
 	}
-	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean"} {
+	for _, index := range [...]string{"pkey", "clean", "beats_pkey", "beats_clean", "duplicates_pkey"} {
 		pairs = append(pairs, "{"+index+"}", `"`+cfg.Table+"_"+index+`"`)
 	}
 	for _, name := range functions {

@@ -1,12 +1,14 @@
 package pgstore
 
 import (
+	"context"
 	"crypto/sha256"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A Store keeps records in PostgreSQL: the leased form, by itself, and the inbox, by Inbox or InboxSQL. It is safe for
@@ -21,18 +23,23 @@ type Store struct {
 	*form    // the leased one
 	inbox    *inbox
 	inboxSQL *inbox
-	patience time.Duration // see form.claim
 	rest     time.Duration // of RunCleaning between two looks
 	granted  owners        // whose claims this program made, and that have not begun to run
 	joined   owners        // whose runs have called Join
 	share    *share
 }
 
+// A form is the leased contract on the records, with claims that wait for the disk or do not.
+type form struct {
+	store   *Store
+	relaxed bool
+}
+
 var (
-	_ dedupstore.Batcher    = (*Store)(nil)
+	_ dedupstore.Inspector  = (*Store)(nil)
 	_ dedupstore.Checker    = (*Store)(nil)
 	_ dedupstore.Transactor = (*inbox)(nil)
-	_ dedupstore.Batcher    = (*inbox)(nil)
+	_ dedupstore.Inspector  = (*inbox)(nil)
 	_ dedupstore.Checker    = (*inbox)(nil)
 )
 
@@ -51,11 +58,10 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		pool: pool, cfg: cfg, sql: statementsFor(cfg), patience: takeoverPatience, rest: time.Minute,
-		share: shareOf(pool),
+		pool: pool, cfg: cfg, sql: statementsFor(cfg), rest: time.Minute, share: shareOf(pool),
 	}
-	s.form = newForm(s, false)
-	relaxed := newForm(s, true)
+	s.form = &form{store: s}
+	relaxed := &form{store: s, relaxed: true}
 	s.inbox = &inbox{form: relaxed, begin: s.beginPgx}
 	s.inboxSQL = &inbox{form: relaxed, begin: s.beginSQL}
 	return s, nil
@@ -73,4 +79,27 @@ func (s *Store) InboxSQL() dedupstore.Transactor { return s.inboxSQL }
 func idOf(name string) []byte {
 	sum := sha256.Sum256([]byte(name))
 	return sum[:16]
+}
+
+// repetitions is how often a statement of the store itself is tried that PostgreSQL refuses because of others. That
+// happens only where the database has another isolation than READ COMMITTED by default.
+const repetitions = 10
+
+// again repeats a statement that PostgreSQL refused because of others. Where a server only reads, the pool has to
+// connect anew: after a failover its name may have led to the old primary for a moment, and the connections would stay
+// there.
+func (s *Store) again(ctx context.Context, statement func() error) (err error) {
+	pauses := pace.Pace{Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
+	for range repetitions {
+		if err = statement(); err == nil || !conflicts(err) || !pace.Sleep(ctx, pace.Jitter(pauses.Next())) {
+			break
+		}
+	}
+	if codeOf(err) == codeReadOnly { // at most once a second: the pool is the caller's, who may only read
+		now, last := time.Now().UnixNano(), s.share.left.Load()
+		if now-last >= int64(time.Second) && s.share.left.CompareAndSwap(last, now) {
+			s.pool.Reset()
+		}
+	}
+	return err
 }

@@ -94,7 +94,8 @@ func (p *pgxSession) commit(ctx context.Context, s *settling) error {
 	var batch pgx.Batch
 	if sql := &p.run.store.sql; s.plain() && s.foreseen(p.run.claim) {
 		batch.Queue(callIndexes)
-		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result)
+		batch.Queue(sql.finish, p.run.token, s.id, s.owner, s.fence, s.retention, s.result,
+			s.took)
 	} else {
 		batch.Queue(sql.settleIn, s.args(p.run.token)...)
 	}
