@@ -46,7 +46,7 @@ func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, erro
 		done(res, err)
 	}
 	l := &t.lease
-	l.part.settles.GoOne(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(err error) {
+	l.part.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(err error) {
 		if err == nil {
 			over(nil)
 			return
@@ -161,8 +161,11 @@ func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 		outcome, err = t.guard.protect(ctx, t.lease.claim, fn)
 		return err
 	})
-	return t.over(ctx, outcome, err, time.Since(began))
+	return t.over(ctx, outcome, err, since(began))
 }
+
+// since is how long a run took, of which stores keep milliseconds: at least one, as zero means that it is not known.
+func since(began time.Time) time.Duration { return max(time.Since(began), time.Millisecond) }
 
 // start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as
 // started.

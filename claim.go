@@ -57,7 +57,7 @@ func (t *Ticket) Claim(ctx context.Context, ready func()) {
 	}
 	sent := time.Now()
 	t.first = sent
-	p.claims.GoOne(g.request(ctx, t.call, t.owner), func(result dedupstore.ClaimResult) {
+	p.claims.Go(g.request(ctx, t.call, t.owner), func(result dedupstore.ClaimResult) {
 		t.answered(p, result, sent)
 		ready()
 	})

@@ -107,7 +107,7 @@ func (w *transacted) work(ctx context.Context) (dedupstore.Settlement, error) {
 	w.res, w.result, w.proof = Result{}, nil, false
 	began := time.Now()
 	outcome, err := g.protect(ctx, l.claim, w.fn)
-	w.took = time.Since(began)
+	w.took = since(began)
 	if err != nil {
 		w.result = outcome.Result
 		_, w.proof = mark[*noEffectError](err)

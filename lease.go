@@ -173,7 +173,7 @@ func (k *keeper) look() {
 		k.guard.cut(l)
 	}
 	for _, l := range due {
-		l.part.extends.GoOne(l.extension(l.claim.Lease), func(err error) { k.guard.extended(l, now, err) })
+		l.part.extends.Go(l.extension(l.claim.Lease), func(err error) { k.guard.extended(l, now, err) })
 	}
 }
 

@@ -71,7 +71,15 @@ func (p *parts) part(log *slog.Logger) *part {
 	made.claims.Failed = func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} }
 	made.extends.Send, made.extends.Timeout, made.extends.Failed = p.store.Extend, p.timeout, itself
 	made.settles.Send, made.settles.Timeout, made.settles.Failed = p.store.Settle, p.timeout, itself
+	made.settles.Alone = large
 	return made
+}
+
+// large reports whether a settlement takes long to send and to store.
+func large(s dedupstore.Settling) bool {
+	const most = 64 << 10
+	f, ok := s.Settlement.(dedupstore.Finish)
+	return ok && len(f.Outcome.Result)+size(f.Outcome.Produced) > most
 }
 
 func itself(err error) error { return err }

@@ -80,7 +80,7 @@ func newSettling(c dedupstore.Claim, settlement dedupstore.Settlement) (*settlin
 		if len(o.Result) > 0 {
 			s.result = o.Result
 		}
-		if len(o.Produced) > 0 && !settlement.Published {
+		if settlement.Publishes() {
 			s.step, s.delay, s.contents = "publishing", micros(c.Lease), sqlstore.EncodeContents(o.Produced)
 		}
 	case dedupstore.Release:
@@ -103,9 +103,6 @@ func millis(took time.Duration) *int64 {
 	}
 	return new(took.Milliseconds())
 }
-
-// large reports whether it takes long to send and to write.
-func (s *settling) large() bool { return len(s.result)+len(s.stubs)+len(s.contents) > maxShared }
 
 // plain reports whether it is what nearly all are: a success that produced nothing.
 func (s *settling) plain() bool {

@@ -27,15 +27,18 @@ type Line[Op, Res any] struct {
 	Send    func(ctx context.Context, ops []Op) []Res
 	Timeout time.Duration
 
+	// Alone says of an operation that it goes beside the others, because it takes long to send. Nil: none does.
+	Alone func(Op) bool
+
 	// Failed makes the results of a batch whose Send has panicked, or returned too few.
 	Failed func(error) Res
 
 	mu         sync.Mutex
 	queue      []item[Op, Res]
 	spare      batch[Op, Res] // to be used again
-	flight     int         // the number of the batch that is under way; 0: none is
-	flown      int         // how many there were
-	timer      *time.Timer // goes off when a batch has been under way for long
+	flight     int            // the number of the batch that is under way; 0: none is
+	flown      int            // how many there were
+	timer      *time.Timer    // goes off when a batch has been under way for long
 	began      time.Time
 	background Background
 }
@@ -54,6 +57,9 @@ type batch[Op, Res any] struct {
 // Do sends an operation and returns its result. It waits for that, whatever becomes of ctx, which lends its values to
 // an operation that goes alone.
 func (l *Line[Op, Res]) Do(ctx context.Context, op Op) Res {
+	if l.alone(op) {
+		return l.send(context.WithoutCancel(ctx), []Op{op})[0]
+	}
 	l.mu.Lock()
 	if l.flight == 0 {
 		flight := l.begin()
@@ -67,24 +73,20 @@ func (l *Line[Op, Res]) Do(ctx context.Context, op Op) Res {
 	return <-result
 }
 
-// Go hands operations over. When one has its result, done is told, with its place in ops, in a goroutine that sends
-// further operations afterwards: it must not wait for anything.
-func (l *Line[Op, Res]) Go(ops []Op, done func(int, Res)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, op := range ops {
-		l.queue = append(l.queue, item[Op, Res]{op, func(r Res) { done(i, r) }})
+// Go hands an operation over. When it has its result, done is told, in a goroutine that sends further operations
+// afterwards: it must not wait for anything.
+func (l *Line[Op, Res]) Go(op Op, done func(Res)) {
+	if l.alone(op) {
+		l.background.Go(func() { done(l.send(context.Background(), []Op{op})[0]) })
+		return
 	}
-	l.start()
-}
-
-// GoOne is Go for one operation.
-func (l *Line[Op, Res]) GoOne(op Op, done func(Res)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, item[Op, Res]{op, done})
 	l.start()
 }
+
+func (l *Line[Op, Res]) alone(op Op) bool { return l.Alone != nil && l.Alone(op) }
 
 // Wait returns when nothing that was handed over is under way.
 func (l *Line[Op, Res]) Wait() { l.background.Wait() }

@@ -88,20 +88,14 @@ func TestLine_WhatIsHandedOverIsReportedInItsPlace(t *testing.T) {
 		s := &server{}
 		l := line(s)
 		got := make([]result, 1000)
-		ops := make([]int, len(got))
-		for i := range ops {
-			ops[i] = i
+		for i := range got {
+			l.Go(i, func(r result) { got[i] = r })
 		}
-		l.Go(ops, func(i int, r result) { got[i] = r })
-		l.GoOne(7, func(r result) { got[0] = r })
 		l.Wait()
-		for i, r := range got[1:] {
-			if r.n != 2*(i+1) {
-				t.Fatalf("%d was answered %+v", i+1, r)
+		for i, r := range got {
+			if r.n != 2*i {
+				t.Fatalf("%d was answered %+v", i, r)
 			}
-		}
-		if got[0].n != 14 {
-			t.Errorf("the one that came last was answered %+v", got[0])
 		}
 	})
 }
@@ -146,6 +140,36 @@ func TestLine_ABatchThatHangsIsPassed(t *testing.T) {
 		close(release)
 		hung.Wait()
 		l.Wait()
+	})
+}
+
+// What takes long to send holds up nobody.
+func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		s := &server{}
+		l := line(s)
+		l.Alone = func(op int) bool { return op > 100 }
+		s.hold = func(_ context.Context, n int) {
+			if n <= 2 {
+				<-release
+			}
+		}
+		l.Go(101, func(result) {})
+		synctest.Wait()
+		var group sync.WaitGroup
+		group.Go(func() { l.Do(t.Context(), 102) })
+		synctest.Wait()
+		if r := l.Do(t.Context(), 1); r.n != 2 {
+			t.Errorf("a small one was answered %+v", r)
+		}
+		close(release)
+		group.Wait()
+		l.Wait()
+		if got := s.sizes(); !slices.Equal(got, []int{1, 1, 1}) {
+			t.Errorf("batches of %v, want each alone", got)
+		}
 	})
 }
 
