@@ -176,7 +176,10 @@ func (t *Ticket) known(ctx context.Context, do work) (Decision, bool) {
 	case t.decision != nil:
 		return *t.decision, true
 	case t.found.err != nil:
-		return t.processor.unguarded(ctx, t.delivery, t.found.err, t.measured(ctx, do)), true
+		measured := func(inner context.Context, recorded bool) (dedupstore.Outcome, error) {
+			return t.measure(inner, ctx, do, recorded)
+		}
+		return t.processor.unguarded(ctx, t.delivery, t.found.err, measured), true
 	}
 	return Decision{}, false
 }
@@ -264,25 +267,25 @@ func (t *Ticket) end(ctx context.Context, d *Decision) {
 	t.observed.End(string(d.Action), failure, err)
 }
 
-// timed is what the guard runs.
+// timed is what the guard runs. The delivery's own context, outside, has its span at hand.
 func (t *Ticket) timed(outside context.Context, do work) oncemill.RunFunc {
 	recorded := !t.processor.policy.Shadow
-	return func(ctx context.Context) (dedupstore.Outcome, error) { return t.measured(outside, do)(ctx, recorded) }
+	return func(ctx context.Context) (dedupstore.Outcome, error) { return t.measure(ctx, outside, do, recorded) }
 }
 
-// measured measures a handler. The delivery's own context, outside, has its span at hand.
-func (t *Ticket) measured(outside context.Context, do work) work {
+// measure calls a handler, and measures it.
+func (t *Ticket) measure(
+	ctx, outside context.Context, do work, recorded bool,
+) (o dedupstore.Outcome, err error) {
 	if t.observed == nil {
-		return do
+		return do(ctx, recorded)
 	}
-	return func(ctx context.Context, recorded bool) (o dedupstore.Outcome, err error) {
-		began := t.observed.Run()
-		failure := telemetry.FailedPanic
-		defer func() { t.observed.Ran(outside, began, failure) }()
-		o, err = do(ctx, recorded)
-		if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
-			failure = telemetry.FailedCanceled
-		}
-		return o, err
+	began := t.observed.Run()
+	failure := telemetry.FailedPanic
+	defer func() { t.observed.Ran(outside, began, failure) }()
+	o, err = do(ctx, recorded)
+	if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
+		failure = telemetry.FailedCanceled
 	}
+	return o, err
 }
