@@ -204,6 +204,7 @@ func (s *subscription) pass(
 		return
 	case <-msg.Nacked():
 	case <-ctx.Done():
+		s.giveBack(context.WithoutCancel(ctx), p)
 		done(consumer.Decision{Action: consumer.Leave, Err: context.Cause(ctx)})
 		return
 	}
