@@ -32,11 +32,14 @@ type request struct {
 }
 
 // fetch asks for n messages, and returns when they have come, or no more will.
-func (s *session) fetch(work context.Context, n int) fetched {
-	receive := func(m *nats.Msg, now time.Time) { s.receive(work, m, now) }
-	r := &request{receive: receive, nc: s.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
-	inbox := s.nc.NewInbox()
-	sub, err := s.nc.Subscribe(inbox, r.take)
+func (f *fetcher) fetch(work context.Context, n int) fetched {
+	receive := func(m *nats.Msg, now time.Time) {
+		f.received(m.Size())
+		f.inFlight.receive(work, m, now)
+	}
+	r := &request{receive: receive, nc: f.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
+	inbox := f.nc.NewInbox()
+	sub, err := f.nc.Subscribe(inbox, r.take)
 	if err != nil {
 		return fetched{asked: n, answered: true, err: err}
 	}
@@ -44,13 +47,13 @@ func (s *session) fetch(work context.Context, n int) fetched {
 	r.sub = sub
 	err = sub.SetPendingLimits(-1, -1) // nothing may be dropped, and n bounds it
 	if err == nil {
-		err = s.nc.PublishRequest(s.limits.nextSubject, inbox,
-			fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, s.limits.expires.Nanoseconds()))
+		err = f.nc.PublishRequest(f.limits.nextSubject, inbox,
+			fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, f.limits.expires.Nanoseconds()))
 	}
 	if err != nil {
 		return fetched{asked: n, answered: true, err: err}
 	}
-	return r.wait(s.limits.expires + time.Second)
+	return r.wait(f.limits.expires + time.Second)
 }
 
 // wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server

@@ -1,0 +1,165 @@
+package natsjs
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// fetchWait is how long the server keeps a request for messages. The drain waits for it.
+	fetchWait = time.Second
+
+	// maxFetches bounds how many requests are outstanding.
+	maxFetches = 4
+
+	// smallFetches is how long room for less than two thirds of MaxInFlight waits for more: to ask for one message at a
+	// time would cost more than the messages.
+	smallFetches = 2 * time.Millisecond
+
+	// bytesOnTheWay is how much may be on the way to us. The server cuts a connection for which it holds more than its
+	// max_pending, 64 MB, and would do so again and again. Its own limit of a request, max_bytes, is none to use: a
+	// message that is over it goes to the end of those that come again, or is never sent, where a consumer has the last
+	// of each subject.
+	bytesOnTheWay = 4 << 20
+)
+
+// fetcher asks for messages, as many as there is room for.
+type fetcher struct {
+	*session
+	inFlight *inFlight
+	watcher  *watcher
+
+	fetches sync.WaitGroup
+	wake    chan struct{} // there may be room for a request
+	ended   chan fetched  // as many as there are requests at once, so that nobody waits for a reader
+	smallAt time.Time     // when to ask although there is little room; for pull alone
+
+	mu          sync.Mutex
+	outstanding int // requests
+	coming      int // messages that they may still bring
+	inside      int // messages in flight
+	size        int // of large messages, in bytes; zero: not known yet
+}
+
+// pull asks for messages until ctx ends.
+func (f *fetcher) pull(ctx, work context.Context) {
+	t := trouble{fetcher: f}
+	reconnected := f.nc.StatusChanged(nats.CONNECTED)
+	defer f.nc.RemoveStatusListener(reconnected)
+	pace := time.NewTimer(0)
+	defer pace.Stop()
+	for ctx.Err() == nil {
+		t.connection(ctx)
+		select {
+		case <-reconnected:
+			f.lookAnew(ctx)
+		default:
+		}
+		n, wait := f.room(time.Now(), t.until)
+		if n > 0 {
+			fetch := f.fetch
+			if t.pause > 0 {
+				fetch = func(work context.Context, n int) fetched { return f.fetchAgain(ctx, work, n) }
+			}
+			f.fetches.Go(func() { f.ended <- fetch(work, n) })
+			continue
+		}
+		pace.Reset(wait)
+		select {
+		case <-ctx.Done():
+		case <-pace.C:
+		case <-f.wake:
+		case <-reconnected:
+			f.lookAnew(ctx)
+		case r := <-f.ended:
+			f.close(r)
+			t.note(ctx, r)
+		}
+	}
+}
+
+// lookAnew looks at the consumer after a reconnect, before anything is asked for: the server may have been restored to
+// an earlier time, of which nothing tells any more when as many messages have been delivered again.
+func (f *fetcher) lookAnew(ctx context.Context) {
+	_, _ = f.watcher.look(ctx, 500*time.Millisecond) // without an answer, requests tell
+}
+
+// room takes room for the messages of a request: two thirds of what there may be, or whatever there is if nothing is
+// outstanding. Without room it says after which time to look again.
+func (f *fetcher) room(now, notBefore time.Time) (n int, wait time.Duration) {
+	if wait := notBefore.Sub(now); wait > 0 {
+		return 0, wait
+	}
+	if !f.nc.IsConnected() {
+		return 0, minPause // a request would lie in a buffer, and reach the server when its answers go nowhere
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	free, small := f.free()
+	switch {
+	case free < 1:
+		return 0, fetchWait // somebody wakes us
+	case small && f.smallAt.IsZero():
+		f.smallAt = now.Add(smallFetches)
+		return 0, smallFetches
+	case small && now.Before(f.smallAt):
+		return 0, f.smallAt.Sub(now)
+	}
+	n = min(free, f.limits.batch)
+	f.smallAt = time.Time{}
+	f.coming += n
+	f.outstanding++
+	return n, 0
+}
+
+// close gives back the room of a request that is over.
+func (f *fetcher) close(r fetched) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.coming -= r.asked - r.got
+	f.outstanding--
+}
+
+// received notes that a message has come, and how large messages are: the largest, for some hundred others.
+func (f *fetcher) received(size int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.coming--
+	f.inside++
+	f.size = max(size, f.size-f.size/64)
+}
+
+// released notes that a message is not in flight any more.
+func (f *fetcher) released() {
+	f.mu.Lock()
+	f.inside--
+	free, _ := f.free()
+	f.mu.Unlock()
+	if free > 0 { // else the end of a request says more
+		select {
+		case f.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// free is how many messages a request may ask for now, and whether that is little. Messages to come are taken to be as
+// large as those that have come, and the first as large as they can be. The fetcher is locked.
+func (f *fetcher) free() (n int, small bool) {
+	size := f.size
+	if size == 0 {
+		size = int(f.nc.MaxPayload())
+	}
+	onTheWay := max(1, bytesOnTheWay/max(1, size))
+	n = min(f.limits.maxInFlight-f.inside, onTheWay) - f.coming
+	small = 3*n < 2*min(f.limits.maxInFlight, onTheWay)
+	// The server takes requests by turns. Only the messages of one request come in their order.
+	full := f.outstanding >= f.limits.fetches || f.config.Order != nil && f.outstanding > 0
+	if full || small && f.outstanding > 0 {
+		return 0, small
+	}
+	return n, small
+}
