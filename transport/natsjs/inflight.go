@@ -121,9 +121,9 @@ func (f *inFlight) seen() uint64 {
 }
 
 // compare disowns the messages if their consumer is another than the server has now, after so many deliveries were
-// seen. One that was made again counts from one again, and so does its stream, perhaps: acks of what is in flight could
-// be taken for those of other messages. So does a cluster's whose only node has lost its files, or kept it in memory: it
-// has the old time of creation, and has counted less than was seen.
+// seen. One that was made again counts from one again, and perhaps its stream does: acks of what is in flight could be
+// taken for those of other messages. A consumer that a cluster's only node has lost, with its files or its memory, has
+// the old time of creation when it is back, and has counted less than was seen.
 func (f *inFlight) compare(ctx context.Context, info *jetstream.ConsumerInfo, seen uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

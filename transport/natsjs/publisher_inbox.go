@@ -120,14 +120,14 @@ func (b *inbox) catchUp() {
 	}
 }
 
-// disconnected ends all flights: their answers were lost with the connection. The inbox is locked.
+// disconnected gives up all messages that wait: their answers were lost with the connection. The inbox is locked.
 func (b *inbox) disconnected(status nats.Status) {
 	err := nats.ErrDisconnected
 	if status == nats.CLOSED {
 		err = nats.ErrConnectionClosed
 	}
 	for _, c := range b.calls {
-		c.landAll(err)
+		c.overAll(err)
 	}
 }
 

@@ -70,10 +70,9 @@ func (r *request) wait(silence time.Duration) fetched {
 		left := r.left(silence)
 		if left <= 0 {
 			r.arrive()
-			left = r.giveUp(silence)
-		}
-		if left <= 0 {
-			return r.f
+			if left = r.abandon(silence); left <= 0 {
+				return r.f
+			}
 		}
 		timer.Reset(left)
 	}
@@ -87,25 +86,23 @@ func (r *request) left(silence time.Duration) time.Duration {
 }
 
 // arrive returns when all that the server has sent is here, for the silence may be that of the network, or of this
-// process: messages that are not taken come again after AckWait, behind others of their lanes.
+// process: messages that are not taken come again after AckWait, behind others of their order keys.
 func (r *request) arrive() {
 	if r.nc.IsConnected() { // else nothing of it will come
 		_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
 	}
 }
 
-// giveUp ends the request, unless something has come within so long, or is here and not taken yet: then it returns for
+// abandon ends the request, unless something has come within so long, or is here and not taken yet: then it returns for
 // how long to go on.
-func (r *request) giveUp(silence time.Duration) time.Duration {
+func (r *request) abandon(silence time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	left := silence - time.Since(r.heard)
-	if waiting, _, err := r.sub.Pending(); left <= 0 && err == nil && waiting > 0 {
+	if waiting, _, err := r.sub.Pending(); err == nil && waiting > 0 {
 		return silence
 	}
-	if left <= 0 {
-		r.over = true
-	}
+	left := silence - time.Since(r.heard)
+	r.over = left <= 0
 	return left
 }
 

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -211,15 +210,6 @@ func reason(err error) string {
 	if err == nil {
 		return "rejected"
 	}
-	text := strings.ToValidUTF8(err.Error(), "?")
-	text = strings.TrimSpace(strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text))
-	if len(text) > maxReason {
-		text = strings.ToValidUTF8(text[:maxReason], "")
-	}
-	return text
+	text := strings.TrimSpace(strings.Map(printable, strings.ToValidUTF8(err.Error(), "?")))
+	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
 }

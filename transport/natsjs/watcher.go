@@ -114,8 +114,8 @@ func (w *watcher) watch(ctx context.Context) {
 	}
 }
 
-// look asks the server for the consumer. If that is changed, or gone for good, it stops the run, whose error it returns:
-// what the run has learnt of the consumer is not true any more.
+// look asks the server for the consumer. If that is changed, or gone for good, what the run has learnt of it is not
+// true any more: look stops the run, and returns its error.
 func (w *watcher) look(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
 	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
