@@ -84,14 +84,6 @@ func (m *message) say(what []byte) error {
 
 var errForeign = errors.New("natsjs: the consumer was deleted, or has lost what it had counted")
 
-// settle tells the server what becomes of a message, and nothing after that.
-func (m *message) settle(what []byte) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.settled = true
-	return m.say(what)
-}
-
 // silence stops the in-progress acks of a message.
 func (m *message) silence() {
 	m.mu.Lock()

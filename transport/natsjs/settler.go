@@ -64,7 +64,11 @@ func (s *settler) warnOfLoss(ctx context.Context, m *message, d consumer.Decisio
 // send settles a message at the server. If that fails, the server will deliver again, and the record knows what has
 // been done.
 func (s *settler) send(ctx context.Context, m *message, what []byte) {
-	if err := m.settle(what); err != nil {
+	m.mu.Lock()
+	m.settled = true // nothing says that it is in progress any more
+	err := m.say(what)
+	m.mu.Unlock()
+	if err != nil {
 		s.unsent(ctx, m, what, err)
 	}
 }
