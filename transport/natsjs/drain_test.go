@@ -26,7 +26,7 @@ func TestWorker_FinishedHandlersAreAckedOnShutdown(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.config.MaxInFlight, r.config.DoubleAck = 100, double
-			r.publish(150, oneLane)
+			r.publish(150, oneKey)
 			stopping := make(chan struct{})
 			stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 				<-stopping
@@ -57,7 +57,7 @@ func TestWorker_WhatIsNotStartedIsGivenBackOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.Order = natsjs.BySubject
-	r.publish(20, oneLane)
+	r.publish(20, oneKey)
 	stopping := make(chan struct{})
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { <-stopping; return nil }))
 	until(t, "20 messages in flight", func() bool { return r.info().NumAckPending == 20 })
@@ -98,16 +98,16 @@ func (r *rig) inOrder(n int) {
 	}
 }
 
-func TestWorker_RestartKeepsTheOrderOfALane(t *testing.T) {
+func TestWorker_RestartKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]natsjs.Config{
-		"lanes": {Order: natsjs.BySubject}, "window 1": {MaxInFlight: 1},
+		"order keys": {Order: natsjs.BySubject}, "one in flight": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.config = config
-			r.publish(20, oneLane)
+			r.publish(20, oneKey)
 			stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
 				if msg.Headers().Get(producer.HeaderID) == "o5" {
 					return errors.New("not yet")
@@ -130,7 +130,7 @@ func TestWorker_LastDeliveryIsNotGivenBack(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 2})
 	r.policy.MaxAttempts = 1
 	r.config.Order = natsjs.BySubject
-	r.publish(2, oneLane)
+	r.publish(2, oneKey)
 	batch, err := r.cons.Fetch(2)
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestWorker_LastDeliveryIsNotGivenBack(t *testing.T) {
 func TestSource_RetriesAreGivenBackOnShutdown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(3, oneLane)
+	r.publish(3, oneKey)
 	var calls atomic.Int32
 	late, stopping := make(chan struct{}), make(chan struct{})
 	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
@@ -195,7 +195,7 @@ func TestWorker_GraceEndsHandlers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.Grace = 200 * time.Millisecond
-	r.publish(3, oneLane)
+	r.publish(3, oneKey)
 	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -249,7 +249,7 @@ func TestWorker_ClaimsThatAreGrantedDuringTheDrain(t *testing.T) {
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.policy.MaxAttempts = 1
 			r.config = c.config
-			r.publish(messages, oneLane)
+			r.publish(messages, oneKey)
 			store := &waiting{Store: r.store, asked: make(chan struct{}), release: make(chan struct{})}
 			r.store = store
 			stop := r.start(r.worker(succeed))
@@ -284,7 +284,7 @@ func TestWorker_ClaimsThatAreGrantedDuringTheDrain(t *testing.T) {
 func TestWorker_LeftToOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	var deliveries atomic.Int32
 	began := time.Now()
 	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
