@@ -23,10 +23,10 @@
 //     it has an order key, when delayed naks take up half of MaxAckPending, or when the consumer has a MaxDeliver, of
 //     which the last Policy.MaxAttempts deliveries are for crashes, shutdowns and lost claims alone. So busy keys and
 //     failed attempts never use up a MaxDeliver.
-//   - The end of Run's context begins the drain. Nothing new is asked for; handlers go on, with contexts that do not
-//     end before Config.Grace, and their acks reach the server; what is not started is given back when nothing asked
-//     for is outstanding any more, after about a second at most, so that it does not come back to the same process. A
-//     message on its last delivery is run instead. No goroutine is left.
+//   - The end of Run's context begins the drain. Nothing new is asked for; handlers go on, also those of messages that
+//     are being claimed, with contexts that do not end before Config.Grace, and their acks reach the server; what is
+//     not started is given back when nothing asked for is outstanding any more, after about a second at most, so that
+//     it does not come back to the same process. A message on its last delivery is run instead. No goroutine is left.
 //   - Run ends with an error that names what is wrong when the consumer is deleted or changed, the connection is
 //     closed, a right is missing, also to acknowledge after a reconnect, or acks reach nobody. Everything else is
 //     logged, once, and tried again: reconnects, a new leader, restarts of the server.
