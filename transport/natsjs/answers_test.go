@@ -126,7 +126,7 @@ func TestPublisher_WhatIsGivenUpMakesRoom(t *testing.T) {
 	if n := len(failuresOf(t, b.pub.Publish(ctx, to("quiet", "a", "b")...))); n != 2 {
 		t.Errorf("%d failures, want 2", n)
 	}
-	soon, cancel := context.WithTimeout(t.Context(), patience)
+	soon, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
 	if err := b.pub.Publish(soon, orders(5)...); err != nil {
 		t.Error(err)
@@ -168,7 +168,7 @@ func TestPublisher_BrokenConnectionEndsTheWait(t *testing.T) {
 				if len(failures) != 2 {
 					t.Errorf("%d failures, want 2", len(failures))
 				}
-			case <-time.After(patience):
+			case <-time.After(longWait):
 				t.Error("it waits for answers that cannot come")
 			}
 		})
@@ -195,7 +195,7 @@ func TestPublisher_MissingRightIsNamed(t *testing.T) {
 				t.Fatal(err)
 			}
 			f := failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0]
-			for begun := time.Now(); !errors.Is(f.Err, nats.ErrPermissionViolation) && time.Since(begun) < patience; {
+			for begun := time.Now(); !errors.Is(f.Err, nats.ErrPermissionViolation) && time.Since(begun) < longWait; {
 				f = failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0] // the server's answer to the one before tells
 			}
 			if !f.Unknown || !errors.Is(f.Err, jetstream.ErrAsyncPublishTimeout) || !errors.Is(f.Err, nats.ErrPermissionViolation) || !strings.Contains(f.Err.Error(), tc.denied) {
@@ -255,7 +255,7 @@ func TestPublisher_ContextEndsTheWaitAlthoughNothingCanBeWritten(t *testing.T) {
 		if f := failuresOf(t, err)[0]; !f.Unknown || !errors.Is(f.Err, context.Canceled) {
 			t.Errorf("%+v, want unknown because of the context", f)
 		}
-	case <-time.After(patience / 3):
+	case <-time.After(longWait / 3):
 		t.Error("it waits for the connection")
 	}
 	close(j.opened)
@@ -302,7 +302,7 @@ func TestPublisher_BrokenConnectionEndsAllCalls(t *testing.T) {
 			if f := failuresOf(t, err)[0]; !f.Unknown || !errors.Is(f.Err, nats.ErrDisconnected) {
 				t.Errorf("%+v, want unknown because the connection is lost", f)
 			}
-		case <-time.After(patience):
+		case <-time.After(longWait):
 			t.Fatal("a call waits for an answer that cannot come")
 		}
 	}
@@ -328,7 +328,7 @@ func TestPublisher_RefusedSubscriptionToAnswersIsMadeAgain(t *testing.T) {
 		others = append(others, sub)
 	}
 	f := failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0]
-	for begun := time.Now(); !errors.Is(f.Err, nats.ErrMaxSubscriptionsExceeded) && time.Since(begun) < patience; {
+	for begun := time.Now(); !errors.Is(f.Err, nats.ErrMaxSubscriptionsExceeded) && time.Since(begun) < longWait; {
 		f = failuresOf(t, pub.Publish(t.Context(), orders(1)...))[0] // the server's answer to the one before tells
 	}
 	if !f.Unknown || !errors.Is(f.Err, jetstream.ErrAsyncPublishTimeout) || !errors.Is(f.Err, nats.ErrMaxSubscriptionsExceeded) {

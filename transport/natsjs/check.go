@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -64,30 +65,24 @@ func (e *engine) check(
 	if err := e.sees(ctx, l, info); err != nil {
 		return limits{}, err
 	}
+	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	if idle := l.config.InactiveThreshold; idle > 0 {
-		e.config.Logger.WarnContext(ctx,
-			"natsjs: the server deletes the consumer when nobody has asked for messages for so long, and what was "+
-				"acknowledged with it: made again, it has old messages again, whose outcomes may be forgotten, or "+
-				"leaves some out; make it Durable, without an InactiveThreshold",
-			"stream", l.stream, "consumer", l.consumer, "inactiveThreshold", idle)
+		log.WarnContext(ctx, "natsjs: the server deletes the consumer when nobody has asked for messages for so long, "+
+			"and what was acknowledged with it: made again, it has old messages again, whose outcomes may be "+
+			"forgotten, or leaves some out; make it Durable, without an InactiveThreshold", "inactiveThreshold", idle)
 	}
 	if info.Paused {
-		e.config.Logger.WarnContext(ctx,
-			"natsjs: the consumer is paused: the server delivers nothing until it is resumed, or its time has come",
-			"stream", l.stream, "consumer", l.consumer, "remaining", info.PauseRemaining)
+		log.WarnContext(ctx, "natsjs: the consumer is paused: the server delivers nothing until it is resumed, or its "+
+			"time has come", "remaining", info.PauseRemaining)
 	}
 	if l.config.HeadersOnly {
-		e.config.Logger.WarnContext(ctx,
-			"natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have none; a "+
-				"work-queue stream deletes them with their messages",
-			"stream", l.stream, "consumer", l.consumer)
+		log.WarnContext(ctx, "natsjs: the consumer has HeadersOnly: handlers get no payloads, and dead letters have "+
+			"none; a work-queue stream deletes them with their messages")
 	}
-	stream := e.checkStream(ctx, l, info.AckFloor.Stream, policy)
+	stream := e.checkStream(ctx, log, l, info.AckFloor.Stream, policy)
 	if l.config.MemoryStorage && (stream == nil || stream.Storage != jetstream.MemoryStorage) {
-		e.config.Logger.WarnContext(ctx,
-			"natsjs: the consumer has MemoryStorage: a restart of its server forgets what was acknowledged, and "+
-				"messages whose outcomes may be forgotten come again; make it without",
-			"stream", l.stream, "consumer", l.consumer)
+		log.WarnContext(ctx, "natsjs: the consumer has MemoryStorage: a restart of its server forgets what was "+
+			"acknowledged, and messages whose outcomes may be forgotten come again; make it without")
 	}
 	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy && dead.topic != "" && !dead.elsewhere() {
 		l.queue, l.deadTopic = stream, dead.topic
@@ -158,30 +153,22 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 		ackWait = slices.Min(consumer.BackOff)
 	}
 	l := limits{
-		stream: info.Stream, consumer: info.Name,
+		stream: info.Stream, consumer: info.Name, created: info.Created, config: consumer,
 		maxInFlight:   c.MaxInFlight,
-		batch:         c.MaxInFlight,
 		expires:       fetchWait,
 		progress:      ackWait / ticksPerAckWait,
 		maxDeliver:    max(consumer.MaxDeliver, 0),
 		reserve:       cmp.Or(policy.MaxAttempts, defaultMaxAttempts),
 		maxAckPending: max(consumer.MaxAckPending, 0),
+		delayed:       maxDelayed,
+		backsOff:      len(consumer.BackOff) > 0,
+		fetches:       maxFetches,
 	}
-	if l.maxInFlight == 0 {
-		l.maxInFlight = defaultMaxInFlight
-		if l.maxAckPending > 0 {
-			l.maxInFlight = min(l.maxInFlight, l.maxAckPending)
-		}
-	}
-	l.created = info.Created
-	l.config, l.backsOff = consumer, len(consumer.BackOff) > 0
-	l.delayed = maxDelayed
 	if l.maxAckPending > 0 {
 		l.delayed = l.maxAckPending / 2
 	}
-	l.fetches = maxFetches
-	if consumer.MaxWaiting > 0 {
-		l.fetches = min(l.fetches, consumer.MaxWaiting)
+	if l.maxInFlight == 0 {
+		l.maxInFlight = min(defaultMaxInFlight, cmp.Or(l.maxAckPending, defaultMaxInFlight))
 	}
 	l.batch = l.maxInFlight
 	if consumer.MaxRequestBatch > 0 {
@@ -189,6 +176,9 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	}
 	if consumer.MaxRequestExpires > 0 {
 		l.expires = min(l.expires, consumer.MaxRequestExpires)
+	}
+	if consumer.MaxWaiting > 0 {
+		l.fetches = min(l.fetches, consumer.MaxWaiting)
 	}
 	if field, problem := l.problem(consumer, ackWait); field != "" {
 		return limits{}, l.misset(field, problem)
@@ -236,9 +226,8 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 // checkStream warns of a stream that keeps messages longer than their outcomes are remembered, and says which it has
 // deleted that the consumer, with all up to done acknowledged, has not done with. It returns the stream's
 // configuration, or nil if that cannot be had.
-func (e *engine) checkStream(ctx context.Context, l limits, done uint64,
+func (e *engine) checkStream(ctx context.Context, log *slog.Logger, l limits, done uint64,
 	policy oncemill.Policy) *jetstream.StreamConfig {
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	err := refusal(ctx, e.js.Conn(), e.api()+"STREAM.INFO."+l.stream, probeInfo)
 	var stream jetstream.Stream
 	if err == nil {

@@ -34,8 +34,8 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 		{name: "short BackOff", consumer: jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 300 * time.Millisecond}, MaxDeliver: 20}, field: "BackOff", says: []string{"300ms", "500ms"}},
 		{name: "few deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 10}, field: "MaxDeliver", says: []string{"is 10", "-1", "more than 10"}},
 		{name: "enough deliveries", consumer: jetstream.ConsumerConfig{MaxDeliver: 11}},
-		{name: "wide window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{MaxInFlight: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
-		{name: "default window", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}},
+		{name: "wide MaxInFlight", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}, config: natsjs.Config{MaxInFlight: 100}, field: "MaxAckPending", says: []string{"is 99", "at least 100", "at most 99"}},
+		{name: "default MaxInFlight", consumer: jetstream.ConsumerConfig{MaxAckPending: 99}},
 		{name: "no MaxAckPending", consumer: jetstream.ConsumerConfig{MaxAckPending: -1}, config: natsjs.Config{MaxInFlight: 10000}},
 		{name: "groups", consumer: jetstream.ConsumerConfig{PriorityPolicy: jetstream.PriorityPolicyOverflow, PriorityGroups: []string{"a"}}, field: "PriorityGroups", says: []string{"a"}},
 		{name: "replay", consumer: jetstream.ConsumerConfig{ReplayPolicy: jetstream.ReplayOriginalPolicy}, field: "ReplayPolicy", says: []string{"original", "instant"}},
@@ -43,7 +43,7 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, c.consumer).buried("dead.orders")
+			r := newRig(t, c.consumer).withDeadLetters("dead.orders")
 			if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "dead", Subjects: []string{"dead.>"}}); err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +54,7 @@ func TestWorker_CheckNamesWhatToSet(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				r.publish(20, oneLane)
+				r.publish(20, oneKey)
 				stop := r.start(w)
 				r.finishes(20)
 				r.stops(stop)
@@ -220,8 +220,8 @@ func TestWorker_MissingRightsAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := limited(t, jetstream.ConsumerConfig{}, []string{subject}, nil)
-			r.publish(10, oneLane)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			r.publish(10, oneKey)
+			ctx, cancel := context.WithTimeout(t.Context(), longWait)
 			defer cancel()
 			err := r.worker(succeed).Run(ctx)
 			if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), strings.TrimSuffix(subject, ">")) {
@@ -240,7 +240,7 @@ func TestWorker_RightToAckThatIsGoneAfterAReconnectIsNamed(t *testing.T) {
 		o.NoAuthUser = "all"
 		options = o
 	})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	all := r.js
 	r.js = r.server.JetStream(nats.UserInfo("few", "few"))
 	w := r.worker(succeed)
@@ -253,13 +253,13 @@ func TestWorker_RightToAckThatIsGoneAfterAReconnectIsNamed(t *testing.T) {
 	r.server.Restart()
 	r.js = all
 	until(t, "the server", func() bool { _, err := r.cons.Info(t.Context()); return err == nil })
-	r.publish(30, oneLane)
+	r.publish(30, oneKey)
 	select {
 	case err := <-ended:
 		if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), "$JS.ACK.orders.billing.") {
 			t.Errorf("Run: %v, want it to name the right", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(longWait):
 		t.Errorf("the run goes on; %d acks are pending; log:\n%s", r.info().NumAckPending, r.log.String())
 	}
 }
@@ -273,7 +273,7 @@ func TestWorker_RightToLookIsNamed(t *testing.T) {
 		}
 		o.NoAuthUser = "all"
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
 	js := r.server.JetStream(nats.UserInfo("few", "few"))
 	config := r.config
@@ -291,7 +291,7 @@ func TestWorker_OptionalRightsAreWarnings(t *testing.T) {
 	t.Parallel()
 	r := limited(t, jetstream.ConsumerConfig{MaxDeliver: 20}, []string{"$JS.API.STREAM.INFO.orders"}, []string{"$JS.EVENT.>"})
 	r.dead = consumer.Config{DeadLetters: elsewhere{}, DeadLetterTopic: "dead"} // or there is a third
-	r.publish(10, oneLane)
+	r.publish(10, oneKey)
 	stop := r.start(r.worker(succeed))
 	r.finishes(10)
 	r.stops(stop)
@@ -306,7 +306,7 @@ func TestWorker_MessagesThatTheServerGivesUpAreReported(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 2, AckWait: time.Second})
 	r.policy.MaxAttempts = 1
-	r.publish(3, oneLane)
+	r.publish(3, oneKey)
 	s := r.source()
 	stop := r.start(deciding{s, func(_ context.Context, d consumer.Delivery) consumer.Decision {
 		if idOf(d) == "o1" {
@@ -344,7 +344,7 @@ func TestWorker_CheckRefusesConsumersOfAnotherJetStream(t *testing.T) {
 				r.open(jetstream.ConsumerConfig{})
 			}
 			r.cons = mine
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), longWait)
 			defer cancel()
 			var refused *dedupstore.SetupError
 			if err := r.worker(succeed).Run(ctx); !errors.As(err, &refused) || !strings.Contains(err.Error(), "is not one of the JetStream given") {
@@ -387,7 +387,7 @@ func TestWorker_RefusalsOfOthersOnTheConnectionAreNotItsOwn(t *testing.T) {
 	}()
 	defer func() { cancel(); <-ended }()
 	until(t, "a refusal", func() bool { return errors.Is(r.js.Conn().LastError(), nats.ErrPermissionViolation) })
-	r.publish(20, oneLane)
+	r.publish(20, oneKey)
 	stop := r.start(r.worker(succeed))
 	r.finishes(20)
 	r.stops(stop)
@@ -481,10 +481,10 @@ func TestWorker_RightToAnswersThatIsGoneForAWhileIsNamedAndOutlived(t *testing.T
 	w.LookEvery(lookEvery)
 	stop := r.start(w)
 	r.js = all
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	r.finishes(1)
 	r.server.Reload(users(&server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.>"}}}))
-	r.publish(5, oneLane)
+	r.publish(5, oneKey)
 	says := func(text string) func() bool {
 		return func() bool {
 			for line := range strings.Lines(r.log.String()) {
@@ -522,15 +522,15 @@ func TestWorker_MessagesThatTheStreamDeletedBeforeTheyWereHandledAreSaid(t *test
 			if _, err := r.js.UpdateStream(t.Context(), stream); err != nil {
 				t.Fatal(err)
 			}
-			r.publish(5, oneLane)
+			r.publish(5, oneKey)
 			stop := r.start(r.worker(succeed))
 			r.acked(5)
 			r.stops(stop)
-			r.publish(10, oneLane)
+			r.publish(10, oneKey)
 			if err := r.worker(succeed).Check(t.Context()); err != nil || strings.Contains(r.log.String(), said) {
 				t.Fatalf("Check: %v, with nothing lost; log:\n%s", err, r.log.String())
 			}
-			r.publish(10, oneLane)
+			r.publish(10, oneKey)
 			if err := r.worker(succeed).Check(t.Context()); err != nil {
 				t.Fatal(err)
 			}

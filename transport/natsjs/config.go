@@ -18,14 +18,15 @@ type Config struct {
 	// work. Required for a Worker. A Source has none: a Router names its handlers.
 	Handler string
 
-	// MaxInFlight is how many messages are in flight at most: running, waiting for their lane, kept for a retry, or
-	// asked for. 1 is the strict order of the whole consumer. It must not be more than the consumer's MaxAckPending.
-	// Zero: 256, or the consumer's MaxAckPending if that is less.
+	// MaxInFlight is how many messages are in flight at most: running, waiting for others of their order key, kept
+	// for a retry, or asked for. 1 is the strict order of the whole consumer. It must not be more than the consumer's
+	// MaxAckPending. Zero: 256, or the consumer's MaxAckPending if that is less.
 	MaxInFlight int
 
-	// Order names the lane of a message: messages of one lane run one after the other, in the order of the consumer,
-	// all others at once. It must be a function of the message alone. The lane "" has no order. Nil: no lanes. See
-	// BySubject, BySubjectToken and ByHeader, and the package's documentation for the limits of the order.
+	// Order returns the order key of a message: messages with the same one run one after the other, in the order of the
+	// consumer, all others at once. It must be a function of the message alone. Messages with the key "" have no order.
+	// Nil: none has. See BySubject, BySubjectToken and ByHeader, and the package's documentation for the limits of the
+	// order.
 	Order func(jetstream.Msg) string
 
 	// Grace is how long handlers may go on after the end of Run's context before their own contexts are cancelled. Make

@@ -105,13 +105,13 @@ func covers(pattern, subject string) bool {
 	}
 }
 
-// lookPatience bounds the look for the stream of dead letters.
-const lookPatience = 5 * time.Second
+// lookTimeout bounds the look for the stream of dead letters.
+const lookTimeout = 5 * time.Second
 
 // listens returns an error if no stream listens on a subject, and whether the one that does keeps what comes. What
 // cannot be found out is taken for good.
 func (l limits) listens(ctx context.Context, js jetstream.JetStream, subject string) (kept bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its connection may be another
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its connection may be another
 	defer cancel()
 	if js.Conn().IsClosed() || refusal(ctx, js.Conn(), api(js)+"STREAM.NAMES", probeInfo) != nil {
 		return true, nil

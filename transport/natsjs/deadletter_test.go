@@ -21,8 +21,8 @@ import (
 
 var errDeclined = oncemill.Permanent(errors.New("declined"))
 
-// buried gives the rig dead letters on a subject.
-func (r *rig) buried(topic string) *rig {
+// withDeadLetters gives the rig dead letters on a subject.
+func (r *rig) withDeadLetters(topic string) *rig {
 	r.t.Helper()
 	pub, err := natsjs.NewPublisher(r.js, natsjs.PublisherConfig{})
 	if err != nil {
@@ -56,8 +56,8 @@ func TestWorker_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, jetstream.ConsumerConfig{FilterSubject: c.filter}).buried(c.topic)
-			r.publish(n, oneLane)
+			r := newRig(t, jetstream.ConsumerConfig{FilterSubject: c.filter}).withDeadLetters(c.topic)
+			r.publish(n, oneKey)
 			stop := r.start(r.worker(odd))
 			until(t, "all acks", func() bool {
 				info := r.info()
@@ -107,9 +107,9 @@ func TestWorker_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 
 func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("orders.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("orders.dead")
 	r.policy.MaxAttempts = 2
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	once := r.processor()
 	var runs atomic.Int32
 	r.start(deciding{r.sourceOf(once), func(ctx context.Context, d consumer.Delivery) consumer.Decision {
@@ -124,7 +124,7 @@ func TestSource_RunsNothingForItsOwnDeadLetters(t *testing.T) {
 
 func TestWorker_DeadLettersThatAWorkQueueWouldDeleteAreRefused(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("jobs.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("jobs.dead")
 	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "jobs", Subjects: []string{"jobs.>"}, Retention: jetstream.WorkQueuePolicy}); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestWorker_DeadLettersThatAWorkQueueWouldDeleteAreRefused(t *testing.T) {
 
 func TestRun_DeadLetterTopicWithoutAStream(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("nowhere.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("nowhere.dead")
 	handle := func(context.Context, consumer.Delivery) consumer.Decision {
 		return consumer.Decision{Action: consumer.Ack}
 	}
@@ -190,7 +190,7 @@ func TestRun_DeadLetterTopicWithoutAStream(t *testing.T) {
 
 func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("letters.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("letters.dead")
 	said := func(what string, want int) {
 		t.Helper()
 		if err := r.source().Check(t.Context(), "orders"); err != nil {
@@ -200,8 +200,8 @@ func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 			t.Errorf("want %q %d times:\n%s", what, want, log)
 		}
 	}
-	letters := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
-	if _, err := r.js.CreateStream(t.Context(), letters); err != nil {
+	dead := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
+	if _, err := r.js.CreateStream(t.Context(), dead); err != nil {
 		t.Fatal(err)
 	}
 	const gone = `level=ERROR msg="natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants`
@@ -217,9 +217,9 @@ func TestSource_DeadLetterTopicThatKeepsNothingIsSaidAtTheStart(t *testing.T) {
 func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testing.T) {
 	t.Parallel()
 	const said = "dead letters are gone at once"
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("letters.dead")
-	letters := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
-	stream, err := r.js.CreateStream(t.Context(), letters)
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("letters.dead")
+	dead := jetstream.StreamConfig{Name: "letters", Subjects: []string{"letters.>"}, Retention: jetstream.InterestPolicy}
+	stream, err := r.js.CreateStream(t.Context(), dead)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testin
 	}
 	consume("of_others", "letters.alive")
 	stop := r.start(r.worker(odd))
-	r.publish(2, oneLane)
+	r.publish(2, oneKey)
 	r.acked(2)
 	r.stops(stop)
 	info, err := stream.Info(t.Context())
@@ -259,7 +259,7 @@ func TestWorker_DeadLetterTopicWhoseStreamKeepsNothingIsSaidAtTheStart(t *testin
 func TestWorker_DeadLettersThatOnlyTheirMakerWantsAreSaidAtTheStart(t *testing.T) {
 	t.Parallel()
 	const said = "dead letters are gone at once"
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("jobs.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("jobs.dead")
 	stream, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "jobs", Subjects: []string{"jobs.>"}, Retention: jetstream.InterestPolicy})
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +314,7 @@ func TestWorker_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	stop := r.start(r.worker(succeed))
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	r.finishes(1)
 	r.stops(stop)
 	if log := r.log.String(); strings.Count(log, "no consumer.Config.DeadLetters") != 1 || !strings.Contains(log, "level=WARN") {
@@ -325,10 +325,10 @@ func TestWorker_BeginningWithoutDeadLettersIsAWarning(t *testing.T) {
 // What the documentation of ErrCutShort says of policies that park.
 func TestWorker_RunThatGraceCutsShortIsUnknownWhereThePolicyParks(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("orders.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("orders.dead")
 	r.policy = oncemill.Irreversible()
 	r.config.Grace = 1
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 		<-ctx.Done()
 		return context.Cause(ctx)

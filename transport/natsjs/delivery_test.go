@@ -131,7 +131,7 @@ func TestWorker_MirrorRunsNothingAgainUnderTheSameHandler(t *testing.T) {
 	t.Parallel()
 	for handler, want := range map[string]int{"charge": 3, "another": 6} {
 		r := newRig(t, jetstream.ConsumerConfig{})
-		r.publish(3, oneLane)
+		r.publish(3, oneKey)
 		if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "mirror", Mirror: &jetstream.StreamSource{Name: "orders"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -190,11 +190,11 @@ type fake struct {
 func (f fake) Subject() string      { return f.subject }
 func (f fake) Headers() nats.Header { return f.header }
 
-func TestWorker_PanicOfOrderIsALaneOfItsOwn(t *testing.T) {
+func TestWorker_PanicOfOrderIsAnOrderKeyOfItsOwn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.Order = func(jetstream.Msg) string { panic("no") }
-	r.publish(5, oneLane)
+	r.publish(5, oneKey)
 	stop := r.start(r.worker(succeed))
 	r.finishes(5)
 	r.stops(stop)

@@ -14,19 +14,19 @@
 // # Guarantees of Worker and Source
 //
 //   - A message is acknowledged only when the guard says so: see package consumer. A handler cannot settle it.
-//   - At most Config.MaxInFlight messages are in flight: what is asked for, waits for its lane, waits for a retry or is
-//     with the handler. None waits where nobody sees it. As long as the process lives, the server is told in time that
-//     each of them is in progress, so that slow handlers and full lanes cause no redelivery.
-//   - With a MaxInFlight of 1, or within a lane of Config.Order, messages run one after the other in the order of the
-//     consumer, also when one fails and is tried again: what is behind it waits.
-//   - A message that is to come again comes not before its delay. It waits in the process where a nak would do harm: in
-//     a lane, when delayed naks take up half of MaxAckPending, or when the consumer has a MaxDeliver, of which the last
-//     Policy.MaxAttempts deliveries are for crashes, shutdowns and lost claims alone. So busy keys and failed attempts
-//     never use up a MaxDeliver.
-//   - The end of Run's context begins the drain. Nothing new is asked for; handlers go on, with contexts that do not
-//     end before Config.Grace, and their acks reach the server; what is not started is given back when nothing asked
-//     for is outstanding any more, after about a second at most, so that it does not come back to the same process. A
-//     message on its last delivery is run instead. No goroutine is left.
+//   - At most Config.MaxInFlight messages are in flight: what is asked for, waits for others of its order key, waits
+//     for a retry or is with the handler. None waits where nobody sees it. As long as the process lives, the server is
+//     told in time that each of them is in progress, so that slow handlers and long queues cause no redelivery.
+//   - With a MaxInFlight of 1, or with one order key (Config.Order), messages run one after the other in the order of
+//     the consumer, also when one fails and is tried again: what is behind it waits.
+//   - A message that is to come again comes not before its delay. It waits in the process where a nak would do harm: if
+//     it has an order key, when delayed naks take up half of MaxAckPending, or when the consumer has a MaxDeliver, of
+//     which the last Policy.MaxAttempts deliveries are for crashes, shutdowns and lost claims alone. So busy keys and
+//     failed attempts never use up a MaxDeliver.
+//   - The end of Run's context begins the drain. Nothing new is asked for; handlers go on, also those of messages that
+//     are being claimed, with contexts that do not end before Config.Grace, and their acks reach the server; what is
+//     not started is given back when nothing asked for is outstanding any more, after about a second at most, so that
+//     it does not come back to the same process. A message on its last delivery is run instead. No goroutine is left.
 //   - Run ends with an error that names what is wrong when the consumer is deleted or changed, the connection is
 //     closed, a right is missing, also to acknowledge after a reconnect, or acks reach nobody. Everything else is
 //     logged, once, and tried again: reconnects, a new leader, restarts of the server.
@@ -44,7 +44,7 @@
 // a work-queue stream deletes them. There is a warning at the start.
 //
 // Messages that the stream deletes before they are handled, by MaxAge, MaxMsgs, MaxBytes, a TTL or a purge, also while
-// they wait at the server for a retry. What is in the window already runs all the same: stop the workers before a purge
+// they wait at the server for a retry. What is in flight already runs all the same: stop the workers before a purge
 // of what must not be handled. Check says which are gone at the beginning of the stream, where it can be sure that they
 // were this consumer's.
 //
@@ -55,8 +55,8 @@
 // Order, where there are several at once: two workers, or two subscriptions, of one consumer each keep the order of
 // what they get, and nothing keeps it between them. After a crash, a broken connection, a lost claim or an ended grace
 // the messages that were in flight, or on their way, come again, after AckWait, behind those that were delivered since.
-// A drain gives back the rest of a lane in its order, but not before what another worker has already. A consumer with
-// MaxAckPending 1 has a strict order over all workers, at one message at a time.
+// A drain gives back the rest of an order key in its order, but not before what another worker has already. A consumer
+// with MaxAckPending 1 has a strict order over all workers, at one message at a time.
 //
 // One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set
 // nobody waits for its receipt. The record of the message then has the outcome, and the handler does not run. A nak
@@ -64,10 +64,10 @@
 // AckWait, perhaps too early.
 //
 // Safe deletion of a stream that is made again under its name while workers are at it. A worker that notices, from the
-// answers to its requests or within 30 s where its window is full, settles nothing of the old one any more: the new one
-// counts from one again, and takes an ack for a message of its own. Stop the workers first. So it is with a stream that
-// a cluster has lost, in memory or with one replica, which is there again, empty: it is noticed as long as its consumer
-// has counted fewer deliveries than were seen.
+// answers to its requests or within 30 s where it has no room for more, settles nothing of the old one any more: the
+// new one counts from one again, and takes an ack for a message of its own. Stop the workers first. So it is with a
+// stream that a cluster has lost, in memory or with one replica, which is there again, empty: it is noticed as long as
+// its consumer has counted fewer deliveries than were seen.
 //
 // Little memory: the messages in flight are in it, MaxInFlight times their size. At most 4 MiB, or one message, are on
 // the way at a time, but where messages are suddenly much larger than those before, MaxInFlight of them may be.
@@ -77,8 +77,8 @@
 // but each has asked once or twice by then. With many workers and an AckWait of a second or two, a message can be given
 // up that nobody was sent. A MaxDeliver of -1 avoids it.
 //
-// Room for others, where messages have to wait here: as many as MaxInFlight, in lanes or with a MaxDeliver that is
-// nearly used up, stop the worker until the first of them is due. A MaxDeliver of -1, which is JetStream's default,
+// Room for others, where messages have to wait here: as many as MaxInFlight, with order keys or with a MaxDeliver that
+// is nearly used up, stop the worker until the first of them is due. A MaxDeliver of -1, which is JetStream's default,
 // avoids the latter.
 //
 // The share of MaxAckPending is that of each worker: several together can have all of it waiting for retries. Without a

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
@@ -24,7 +26,7 @@ func TestWorker_FinishedHandlersAreAckedOnShutdown(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.config.MaxInFlight, r.config.DoubleAck = 100, double
-			r.publish(150, oneLane)
+			r.publish(150, oneKey)
 			stopping := make(chan struct{})
 			stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 				<-stopping
@@ -55,7 +57,7 @@ func TestWorker_WhatIsNotStartedIsGivenBackOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.Order = natsjs.BySubject
-	r.publish(20, oneLane)
+	r.publish(20, oneKey)
 	stopping := make(chan struct{})
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { <-stopping; return nil }))
 	until(t, "20 messages in flight", func() bool { return r.info().NumAckPending == 20 })
@@ -96,16 +98,16 @@ func (r *rig) inOrder(n int) {
 	}
 }
 
-func TestWorker_RestartKeepsTheOrderOfALane(t *testing.T) {
+func TestWorker_RestartKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]natsjs.Config{
-		"lanes": {Order: natsjs.BySubject}, "window 1": {MaxInFlight: 1},
+		"order keys": {Order: natsjs.BySubject}, "one in flight": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.config = config
-			r.publish(20, oneLane)
+			r.publish(20, oneKey)
 			stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
 				if msg.Headers().Get(producer.HeaderID) == "o5" {
 					return errors.New("not yet")
@@ -128,7 +130,7 @@ func TestWorker_LastDeliveryIsNotGivenBack(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 2})
 	r.policy.MaxAttempts = 1
 	r.config.Order = natsjs.BySubject
-	r.publish(2, oneLane)
+	r.publish(2, oneKey)
 	batch, err := r.cons.Fetch(2)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +156,7 @@ func TestWorker_LastDeliveryIsNotGivenBack(t *testing.T) {
 func TestSource_RetriesAreGivenBackOnShutdown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(3, oneLane)
+	r.publish(3, oneKey)
 	var calls atomic.Int32
 	late, stopping := make(chan struct{}), make(chan struct{})
 	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {
@@ -193,7 +195,7 @@ func TestWorker_GraceEndsHandlers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.Grace = 200 * time.Millisecond
-	r.publish(3, oneLane)
+	r.publish(3, oneKey)
 	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -210,10 +212,79 @@ func TestWorker_GraceEndsHandlers(t *testing.T) {
 	r.acked(3)
 }
 
+// A waiting store answers claims when it is released.
+type waiting struct {
+	dedupstore.Store
+	asked, release chan struct{}
+	once           sync.Once
+}
+
+func (w *waiting) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	w.once.Do(func() { close(w.asked) })
+	<-w.release
+	return w.Store.Claim(ctx, requests)
+}
+
+// What is claimed while the drain begins runs, or is given back with its claim, so that others need not wait for the end
+// of a lease. Nothing else is acknowledged.
+func TestWorker_ClaimsThatAreGrantedDuringTheDrain(t *testing.T) {
+	t.Parallel()
+	const messages = 20
+	for name, c := range map[string]struct {
+		config      natsjs.Config
+		late        time.Duration
+		least, most int // runs
+		err         error
+	}{
+		"in time": {late: 50 * time.Millisecond, least: 1, most: messages},
+		"with an order key": {
+			late: 50 * time.Millisecond, least: 1, most: 1, config: natsjs.Config{Order: natsjs.BySubject},
+		},
+		"after the grace": {
+			late: 400 * time.Millisecond, config: natsjs.Config{Grace: 100 * time.Millisecond}, err: natsjs.ErrCutShort,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, jetstream.ConsumerConfig{})
+			r.policy.MaxAttempts = 1
+			r.config = c.config
+			r.publish(messages, oneKey)
+			store := &waiting{Store: r.store, asked: make(chan struct{}), release: make(chan struct{})}
+			r.store = store
+			stop := r.start(r.worker(succeed))
+			<-store.asked
+			until(t, "20 messages in flight", func() bool { return r.info().NumAckPending == messages })
+			ended := make(chan error, 1)
+			go func() { ended <- stop() }()
+			lasts(c.late)
+			close(store.release)
+			if err := await(t, ended); !errors.Is(err, c.err) {
+				t.Errorf("Run: %v, want %v", err, c.err)
+			}
+			finished, runs := r.done()
+			if finished != runs || runs < c.least || runs > c.most {
+				t.Errorf("%d of %d runs finished, want all of %d to %d", finished, runs, c.least, c.most)
+			}
+			if floor := r.info().AckFloor.Stream; floor != uint64(runs) {
+				t.Errorf("%d messages acknowledged after %d runs", floor, runs)
+			}
+
+			stop = r.start(r.worker(succeed))
+			r.finishes(messages)
+			r.stops(stop)
+			r.acked(messages)
+			if _, runs := r.done(); runs != messages {
+				t.Errorf("%d runs, want %d", runs, messages)
+			}
+		})
+	}
+}
+
 func TestWorker_LeftToOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	var deliveries atomic.Int32
 	began := time.Now()
 	stop := r.start(deciding{r.source(), func(_ context.Context, d consumer.Delivery) consumer.Decision {

@@ -2,12 +2,18 @@ package natsjs
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
@@ -24,10 +30,78 @@ type engine struct {
 type process func(
 	ctx context.Context, pool *worker.Pool, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision))
 
-// run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains.
+// A session is what everybody in one run of an engine knows. It does not change.
+type session struct {
+	nc       *nats.Conn
+	config   Config
+	limits   limits
+	log      *slog.Logger
+	waits    *oncemill.WaitLimit
+	stop     func(error)   // makes the run drain, and end with an error
+	draining chan struct{} // closed: the drain has begun
+	pulled   chan struct{} // closed: it has, and no request is outstanding
+}
+
+// flushTimeout bounds the wait for acks to reach the server at the end of a run, and for the confirmation of an ack.
+const flushTimeout = 10 * time.Second
+
+// run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains: the fetcher asks for
+// messages, inFlight has them processed in their order, the settler carries out what is decided about them, and the
+// watcher keeps the server informed and looks whether the consumer is still the same.
 func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p process) error {
-	s := newSession(e, cons, l, p)
 	stopWatching := e.watchMaxDeliveries(ctx, l)
 	defer stopWatching()
-	return s.run(ctx)
+	detached := telemetry.Spanless(context.WithoutCancel(ctx)) // the end of ctx is not that of the handlers
+	work, cancel := context.WithCancelCause(detached)
+	defer cancel(nil)
+	pulling, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+
+	s := &session{
+		nc: e.js.Conn(), config: e.config, limits: l, stop: stop,
+		log:      e.config.Logger.With("stream", l.stream, "consumer", l.consumer),
+		waits:    oncemill.NewWaitLimit(max(1, l.maxInFlight/2)),
+		draining: make(chan struct{}), pulled: make(chan struct{}),
+	}
+	messages := &inFlight{
+		session: s, process: p, settler: &settler{session: s}, messages: map[*message]struct{}{}, created: l.created,
+	}
+	w := &watcher{session: s, cons: cons, inFlight: messages, every: e.lookEvery, finished: make(chan struct{})}
+	f := &fetcher{
+		session: s, inFlight: messages, watcher: w, wake: make(chan struct{}, 1), ended: make(chan fetched, maxFetches),
+	}
+	messages.came, messages.went = w.probe, f.released
+
+	w.start(work)
+	f.pull(pulling, work)
+	var err error
+	if ctx.Err() == nil {
+		err = context.Cause(pulling)
+	}
+	close(s.draining)
+	grace := time.AfterFunc(e.config.Grace, func() { messages.cutShort(cancel) })
+	f.fetches.Wait()
+	close(s.pulled)
+	messages.wait()
+	grace.Stop()
+	w.end()
+
+	if n := messages.cut.Load(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("%w: %d handlers, after %v", ErrCutShort, n, e.config.Grace))
+	}
+	flush, done := context.WithTimeout(detached, flushTimeout)
+	defer done()
+	if ferr := s.nc.FlushWithContext(flush); ferr != nil && err == nil {
+		err = fmt.Errorf("natsjs: stopped, but the last acks may not have reached the server: %w", ferr)
+	}
+	return err
+}
+
+func (s *session) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
 }

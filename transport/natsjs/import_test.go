@@ -37,7 +37,7 @@ func imported(t *testing.T, c jetstream.ConsumerConfig, more string) *rig {
 			t.Fatal(err)
 		}
 	})
-	r.publish(40, oneLane)
+	r.publish(40, oneKey)
 	js, err := jetstream.NewWithAPIPrefix(r.server.Connect(nats.UserInfo("b", "b")), "JS.A.API")
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func imported(t *testing.T, c jetstream.ConsumerConfig, more string) *rig {
 func TestWorker_AcksThatAreNotImportedEndTheRun(t *testing.T) {
 	t.Parallel()
 	r := imported(t, jetstream.ConsumerConfig{MaxAckPending: 10, AckWait: time.Second}, "")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
 	if err := r.worker(succeed).Run(ctx); !errors.Is(err, nats.ErrNoResponders) || !strings.Contains(err.Error(), "import $JS.ACK") {
 		t.Errorf("Run: %v, want it to say what to import; %d acks are pending", err, r.info().NumAckPending)

@@ -2,130 +2,151 @@ package natsjs
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// A held is a message that the server has given us and that is not settled.
-type held struct {
-	nc       *nats.Conn
-	msg      *nats.Msg
-	delivery consumer.Delivery
-	sequence uint64 // in the stream
-	lane     string
-	ordered  bool // nothing of its lane may overtake it
-	last     bool // the server would not deliver it again
-	scarce   bool // it has no more deliveries than crashes may need, or a nak's delay would not be kept
-	tries    int
+// inFlight has the messages that the server has given us and that are not settled: it has them processed, each as soon
+// as those before it that share its order key are settled.
+type inFlight struct {
+	*session
+	process process
+	settler *settler
+	came    func(context.Context, *message) // is told of a message before it is processed
+	went    func()                          // is told when one is settled, or was none
 
-	mu      sync.Mutex
-	settled bool
-	foreign bool      // the server would take what is said of it for another message
-	touched time.Time // since when the server waits for us
-	kept    bool      // the connection keeps what was said last until it is there again
+	order    worker.Order
+	pool     worker.Pool
+	handling sync.WaitGroup // messages
+	running  atomic.Int64   // calls of process
+	cut      atomic.Int64   // of them, when their contexts were cancelled
+
+	mu        sync.Mutex
+	messages  map[*message]struct{}
+	created   time.Time // when their consumer was
+	delivered uint64    // the consumer's count of deliveries, as far as it was seen
 }
 
 // receive takes a message that a request brought.
-func (s *session) receive(work context.Context, msg *nats.Msg, now time.Time) {
+func (f *inFlight) receive(ctx context.Context, msg *nats.Msg, now time.Time) {
 	meta, err := msg.Metadata()
 	if err != nil {
-		s.log.ErrorContext(work, "natsjs: message that is not from JetStream", "subject", msg.Subject, "error", err)
-		s.mu.Lock()
-		s.credit--
-		s.mu.Unlock()
+		f.log.ErrorContext(ctx, "natsjs: message that is not from JetStream", "subject", msg.Subject, "error", err)
+		f.went()
 		return
 	}
-	f := &held{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
-	f.lane = s.lane(work, f)
-	f.ordered = f.lane != "" || s.limits.maxInFlight == 1
-	f.scarce = s.limits.backsOff
-	if limit := uint64(s.limits.maxDeliver); limit > 0 {
-		f.last = meta.NumDelivered >= limit
-		f.scarce = f.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
-	}
-	s.mu.Lock()
-	s.credit--
-	s.learn(msg.Size())
-	s.delivered = max(s.delivered, meta.Sequence.Consumer)
-	s.flights[f] = struct{}{}
-	s.mu.Unlock()
-	if !s.probe.done.Load() && s.probe.busy.CompareAndSwap(false, true) {
-		before, answer := s.nc.LastError(), f.ask(now) // while it is not settled
-		s.background.Go(func() { s.probeAcks(work, f, before, answer) })
-	}
-	s.handling.Add(1)
-	s.order.Start(f.lane, func() { s.begin(work, f) })
+	m := f.message(ctx, msg, meta, now)
+	f.mu.Lock()
+	f.delivered = max(f.delivered, meta.Sequence.Consumer)
+	f.messages[m] = struct{}{}
+	f.mu.Unlock()
+	f.came(ctx, m)
+	f.handling.Add(1)
+	f.order.Start(m.orderKey, func() { f.begin(ctx, m) })
 }
 
-func (s *session) release(f *held) {
-	s.mu.Lock()
-	delete(s.flights, f)
-	free, _ := s.free()
-	s.mu.Unlock()
-	if free > 0 { // else the end of a request says more
-		s.nudge()
-	}
-}
-
-// brokenLane is the lane of messages for which Config.Order panics: one after the other is the safe side.
-const brokenLane = "natsjs: Config.Order panicked"
-
-func (s *session) lane(ctx context.Context, f *held) (lane string) {
-	if s.config.Order == nil {
-		return ""
-	}
-	defer func() {
-		if v := recover(); v != nil {
-			lane = brokenLane
-			s.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", f.msg.Subject, "panic", v)
-		}
-	}()
-	return s.config.Order(message{f})
-}
-
-// begin has a message processed that may start now.
-func (s *session) begin(ctx context.Context, f *held) {
-	if s.isDraining() && !f.last { // giving back the last delivery would lose the message
-		s.pool.Go(func() {
-			defer s.over(f)
-			s.giveBack(ctx, f)
+// begin has a message processed that may start now, and settled.
+func (f *inFlight) begin(ctx context.Context, m *message) {
+	if f.isDraining() && !m.last { // giving back the last delivery would lose the message
+		f.pool.Go(func() {
+			f.settler.giveBack(ctx, m)
+			f.end(m)
 		})
 		return
 	}
-	f.tries++
-	s.running.Add(1)
-	s.process(ctx, &s.pool, message{f}, f.delivery, func(d consumer.Decision) {
-		s.running.Add(-1)
-		if d.Action == consumer.Ack && !s.config.DoubleAck {
-			s.send(ctx, f, "ack", sayAck)
-			s.over(f)
+	m.tries++
+	f.running.Add(1)
+	f.process(ctx, &f.pool, m, m.delivery, func(d consumer.Decision) {
+		f.running.Add(-1)
+		if d.Action == consumer.Ack && !f.config.DoubleAck {
+			f.settler.send(ctx, m, sayAck)
+			f.end(m)
 			return
 		}
-		s.pool.Go(func() { s.conclude(ctx, f, d) })
+		f.pool.Go(func() { // all else may wait
+			if again := f.settler.settle(ctx, m, d); !again {
+				f.end(m)
+				return
+			}
+			m.delivery.Count++
+			m.delivery.Header, _ = headers(m.msg.Header) // the one before was the handler's to change
+			f.begin(ctx, m)
+		})
 	})
 }
 
-// conclude carries a decision out that is more than an ack.
-func (s *session) conclude(ctx context.Context, f *held, d consumer.Decision) {
-	if d.Action == consumer.RetryLater && s.retry(ctx, f, d) {
-		f.delivery.Count++
-		f.delivery.Header, _ = headers(f.msg.Header) // the one before was the handler's to change
-		s.begin(ctx, f)
-		return
-	}
-	defer s.over(f)
-	if d.Action != consumer.RetryLater {
-		s.settle(ctx, f, d)
+// end forgets a message that is settled, or left to come again, and begins what follows it.
+func (f *inFlight) end(m *message) {
+	f.mu.Lock()
+	delete(f.messages, m)
+	f.mu.Unlock()
+	f.went()
+	f.order.Done(m.orderKey)
+	f.handling.Done()
+}
+
+// cutShort cancels the handlers' contexts because the drain takes too long.
+func (f *inFlight) cutShort(cancel context.CancelCauseFunc) {
+	f.cut.Store(f.running.Load())
+	cancel(errGrace)
+}
+
+// wait waits until there is no message any more.
+func (f *inFlight) wait() {
+	f.handling.Wait()
+	f.pool.Wait()
+}
+
+// all returns the messages that are in flight.
+func (f *inFlight) all() []*message {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.messages))
+}
+
+// seen is the consumer's count of deliveries, as far as it was seen.
+func (f *inFlight) seen() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.delivered
+}
+
+// compare disowns the messages if their consumer is another than the server has now, after so many deliveries were
+// seen. One that was made again counts from one again, and perhaps its stream does: acks of what is in flight could be
+// taken for those of other messages. A consumer that a cluster's only node has lost, with its files or its memory, has
+// the old time of creation when it is back, and has counted less than was seen.
+func (f *inFlight) compare(ctx context.Context, info *jetstream.ConsumerInfo, seen uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !info.Created.Equal(f.created) || info.Delivered.Consumer < seen {
+		f.created, f.delivered = info.Created, info.Delivered.Consumer
+		f.disown(ctx, "natsjs: the consumer was deleted and made again, or has lost what it had counted: what is in "+
+			"flight is not settled, and comes again if it is still in the stream")
 	}
 }
 
-// over releases a message that is settled, or given up, and starts what follows it.
-func (s *session) over(f *held) {
-	s.release(f)
-	s.order.Done(f.lane)
-	s.handling.Done()
+// deleted disowns the messages of a consumer that is not there any more. Handlers are waited for, and may take so long
+// that there is another stream of its name, which would take their acks for its own messages.
+func (f *inFlight) deleted(ctx context.Context) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again if there is "+
+		"one that has it")
+}
+
+// disown has nothing said of the messages any more. They are locked.
+func (f *inFlight) disown(ctx context.Context, why string) {
+	f.log.WarnContext(ctx, why, "messages", len(f.messages))
+	for m := range f.messages {
+		m.disown()
+	}
 }

@@ -76,7 +76,7 @@ func TestWorker_LargeMessagesComeAgainInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const n = 60
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
-	r.publishLarge(n, 300<<10, oneLane)
+	r.publishLarge(n, 300<<10, oneKey)
 	batch, err := r.cons.Fetch(n)
 	if err != nil {
 		t.Fatal(err)
@@ -98,10 +98,10 @@ func TestWorker_LargeMessagesComeAgainInTheirOrder(t *testing.T) {
 }
 
 // publishLarge is publish with so many bytes.
-func (r *rig) publishLarge(n, size int, lane func(i int) string) {
+func (r *rig) publishLarge(n, size int, key func(i int) string) {
 	r.t.Helper()
 	for i := range n {
-		msg := nats.NewMsg("orders." + lane(i))
+		msg := nats.NewMsg("orders." + key(i))
 		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", i))
 		msg.Data = make([]byte, size)
 		if _, err := r.js.PublishMsg(r.t.Context(), msg); err != nil {

@@ -25,7 +25,7 @@ import (
 )
 
 // leafed is a rig of a hub, with a leaf node to which its workers connect.
-func leafed(t *testing.T, c jetstream.ConsumerConfig, dialer *holdingDialer) (r *rig, hub jetstream.JetStream) {
+func leafed(t *testing.T, c jetstream.ConsumerConfig, dialer *stallingDialer) (r *rig, hub jetstream.JetStream) {
 	t.Helper()
 	port, err := testserver.FreePort()
 	if err != nil {
@@ -62,43 +62,43 @@ func (r *rig) look() {
 	})
 }
 
-// A holdingDialer holds up what its connections send from the first ack on.
-type holdingDialer struct {
+// A stallingDialer holds up what its connections send from the first ack on.
+type stallingDialer struct {
 	mu      sync.Mutex
 	release chan struct{} // nil: nothing is held up
 }
 
-func (h *holdingDialer) Dial(network, address string) (net.Conn, error) {
-	c, err := net.DialTimeout(network, address, patience)
-	return holdingConn{c, h}, err
+func (h *stallingDialer) Dial(network, address string) (net.Conn, error) {
+	c, err := net.DialTimeout(network, address, longWait)
+	return stallingConn{c, h}, err
 }
 
-// hold begins that, and returns what ends it.
-func (h *holdingDialer) hold() (release func()) {
+// stall begins that, and returns what ends it.
+func (h *stallingDialer) stall() (release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	held := make(chan struct{})
-	h.release = held
+	stalled := make(chan struct{})
+	h.release = stalled
 	return sync.OnceFunc(func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.release = nil
-		close(held)
+		close(stalled)
 	})
 }
 
-type holdingConn struct {
+type stallingConn struct {
 	net.Conn
-	dialer *holdingDialer
+	dialer *stallingDialer
 }
 
-func (c holdingConn) Write(b []byte) (int, error) {
+func (c stallingConn) Write(b []byte) (int, error) {
 	if bytes.Contains(b, []byte("$JS.ACK.")) {
 		c.dialer.mu.Lock()
-		held := c.dialer.release
+		stalled := c.dialer.release
 		c.dialer.mu.Unlock()
-		if held != nil {
-			<-held
+		if stalled != nil {
+			<-stalled
 		}
 	}
 	return c.Conn.Write(b)
@@ -107,7 +107,7 @@ func (c holdingConn) Write(b []byte) (int, error) {
 // While the hub is away, acks reach nobody. That ends no run, though it be twice that a message has come just before.
 func TestWorker_AcksThatReachNobodyWhileTheHubIsAwayDoNotEndTheRun(t *testing.T) {
 	t.Parallel()
-	var dialer holdingDialer
+	var dialer stallingDialer
 	r, hub := leafed(t, jetstream.ConsumerConfig{AckWait: time.Hour}, &dialer)
 	stop := r.start(r.worker(succeed))
 	comes := func(n int) {
@@ -119,12 +119,12 @@ func TestWorker_AcksThatReachNobodyWhileTheHubIsAwayDoNotEndTheRun(t *testing.T)
 		r.finishes(n)
 	}
 	for n := range 2 {
-		release := dialer.hold()
+		release := dialer.stall()
 		defer release()
 		comes(n + 1)
 		r.server.Shutdown()
 		release()
-		if err := r.js.Conn().FlushTimeout(patience); err != nil {
+		if err := r.js.Conn().FlushTimeout(longWait); err != nil {
 			t.Fatal(err)
 		}
 		if n == 0 {
@@ -139,8 +139,8 @@ func TestWorker_AcksThatReachNobodyWhileTheHubIsAwayDoNotEndTheRun(t *testing.T)
 
 func TestWorker_WorksAtALeafNode(t *testing.T) {
 	t.Parallel()
-	r, _ := leafed(t, jetstream.ConsumerConfig{MaxAckPending: 10}, &holdingDialer{})
-	r.publish(40, oneLane)
+	r, _ := leafed(t, jetstream.ConsumerConfig{MaxAckPending: 10}, &stallingDialer{})
+	r.publish(40, oneKey)
 	w := r.worker(succeed)
 	w.LookEvery(lookEvery)
 	stop := r.start(w)

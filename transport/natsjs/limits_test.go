@@ -15,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-// bad puts messages off for an hour, all but those of the lane "good".
+// bad puts messages off for an hour, all but those of the key "good".
 func bad(good *atomic.Int32) func(context.Context, consumer.Delivery) consumer.Decision {
 	return func(_ context.Context, d consumer.Delivery) consumer.Decision {
 		if strings.HasSuffix(d.Topic, "good") {
@@ -71,7 +71,7 @@ func TestSource_OutageOfTheStoreDoesNotTurnTheBacklogOver(t *testing.T) {
 func TestSource_DelaysAreKeptDespiteABackOff(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{BackOff: []time.Duration{time.Second, 8 * time.Second}, MaxDeliver: -1})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	var calls atomic.Int32
 	began := time.Now()
 	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
@@ -91,7 +91,7 @@ func TestSource_DelaysAreKeptDespiteABackOff(t *testing.T) {
 func TestWorker_ChangedConsumerEndsTheRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	w, ended := r.worker(succeed), make(chan error, 1)
 	go func() { ended <- w.Run(t.Context()) }()
 	r.finishes(1)
@@ -106,7 +106,7 @@ func TestWorker_ChangedConsumerEndsTheRun(t *testing.T) {
 		if !errors.As(err, &wrong) || !strings.HasPrefix(wrong.Subject, "MaxRequestBatch"+" of consumer ") {
 			t.Errorf("the run ended with %v, want a SetupError for MaxRequestBatch", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(longWait):
 		t.Errorf("the run goes on; log:\n%s", r.log.String())
 	}
 }
@@ -131,7 +131,7 @@ func TestWorker_MessagesInFlightRunAlthoughThePurgedStreamHasThemNoMore(t *testi
 	r.config.Order = natsjs.BySubject
 	release := make(chan struct{})
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil }))
-	r.publish(3, oneLane)
+	r.publish(3, oneKey)
 	until(t, "all deliveries", func() bool { return r.info().NumAckPending == 3 })
 	until(t, "the handler", func() bool { _, runs := r.done(); return runs == 1 })
 	stream, err := r.js.Stream(t.Context(), "orders")

@@ -65,7 +65,7 @@ func TestWorker_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.publish(1, oneLane)
+			r.publish(1, oneKey)
 			release := make(chan struct{})
 			w := r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 				select {
@@ -87,7 +87,7 @@ func TestWorker_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
 			r.wantChanged(await(t, ended), c.field, c.from, c.to)
 			r.acked(1) // by the drain: the handler ran on
 
-			r.publish(2, oneLane) // one of them a copy
+			r.publish(2, oneKey) // one of them a copy
 			stop := r.start(w)
 			r.acked(3)
 			r.stops(stop)
@@ -113,7 +113,7 @@ func await(t *testing.T, ended <-chan error) error {
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(patience):
+	case <-time.After(longWait):
 		t.Fatal("Run did not end")
 		return nil
 	}
@@ -134,7 +134,7 @@ func (r *rig) wantChanged(err error, field, from, to string) {
 func TestSource_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	s := r.source()
 	s.LookEvery(lookEvery)
 	var delivered atomic.Int64
@@ -155,7 +155,7 @@ func TestSource_ChangedConsumerIsNoticedWhileNothingIsWrong(t *testing.T) {
 func TestWorker_ConsumerThatIsMadeAnewOtherwiseIsNoticed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	w := r.worker(succeed)
 	w.LookEvery(lookEvery)
 	ended := make(chan error, 1)
@@ -172,7 +172,7 @@ func TestWorker_ConsumerThatIsMadeAnewOtherwiseIsNoticed(t *testing.T) {
 func TestWorker_PriorityGroupsThatAreAddedEndTheRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	w := r.worker(succeed)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(t.Context()) }()
@@ -187,7 +187,7 @@ func TestWorker_PriorityGroupsThatAreAddedEndTheRun(t *testing.T) {
 func TestWorker_ConsumerThatIsMadeAnewWithoutAcksEndsTheRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	w := r.worker(succeed)
 	w.LookEvery(lookEvery)
 	ended := make(chan error, 1)
@@ -239,14 +239,14 @@ func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 			w := r.worker(succeed)
 			w.LookEvery(lookEvery)
 			stop := r.start(w)
-			r.publish(1, oneLane)
+			r.publish(1, oneKey)
 			r.finishes(1)
 			if err := happens.first(r, cons); err != nil {
 				t.Fatal(err)
 			}
 			cons.looksAgain(t)
 			if happens.then != nil {
-				r.publish(2, oneLane)
+				r.publish(2, oneKey)
 				cons.looksAgain(t)
 				if finished, _ := r.done(); finished != 1 {
 					t.Errorf("%d messages were finished, want none while the consumer rests", finished-1)
@@ -255,7 +255,7 @@ func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			r.publish(3, oneLane)
+			r.publish(3, oneKey)
 			r.finishes(3)
 			cons.looksAgain(t)
 			r.stops(stop)
@@ -269,12 +269,12 @@ func TestWorker_LooksThatFindNothingWrongGoUnnoticed(t *testing.T) {
 // A stream that is made again counts from one again: acks of its namesake's messages would be for others.
 func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) {
 	t.Parallel()
-	for name, window := range map[string]int{"with room for more": 10, "with a full window": 1} {
+	for name, room := range map[string]int{"with room for more": 10, "with no room": 1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.MaxInFlight = window
-			r.publish(1, oneLane)
+			r.config.MaxInFlight = room
+			r.publish(1, oneKey)
 			release := make(chan struct{})
 			w := r.worker(func(_ context.Context, msg jetstream.Msg) error {
 				if msg.Subject() == "orders.other" {
@@ -293,7 +293,7 @@ func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) 
 			if _, err := r.js.Publish(t.Context(), "orders.other", nil, jetstream.WithMsgID("other")); err != nil {
 				t.Fatal(err)
 			}
-			if window == 1 {
+			if room == 1 {
 				if _, err := r.cons.Fetch(1); err != nil { // another worker
 					t.Fatal(err)
 				}
@@ -314,12 +314,12 @@ func TestWorker_AcksOfADeletedStreamAreNotForItsNamesakesMessages(t *testing.T) 
 // operator has restored the stream, or a program has made it again.
 func TestWorker_AcksAfterItsConsumerWasDeletedAreNotForItsNamesakesMessages(t *testing.T) {
 	t.Parallel()
-	for name, window := range map[string]int{"with room for more": 10, "with a full window": 1} {
+	for name, room := range map[string]int{"with room for more": 10, "with no room": 1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.MaxInFlight = window
-			r.publish(1, oneLane)
+			r.config.MaxInFlight = room
+			r.publish(1, oneKey)
 			release := make(chan struct{})
 			w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })
 			w.LookEvery(lookEvery)
@@ -353,7 +353,7 @@ func TestWorker_AcksAfterItsConsumerWasDeletedAreNotForItsNamesakesMessages(t *t
 // work-queue stream deletes then.
 func TestWorker_FilterThatWouldHaveDeadLettersDeletedEndsTheRun(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, jetstream.ConsumerConfig{}).buried("jobs.dead")
+	r := newRig(t, jetstream.ConsumerConfig{}).withDeadLetters("jobs.dead")
 	if _, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "jobs", Subjects: []string{"jobs.>"}, Retention: jetstream.WorkQueuePolicy}); err != nil {
 		t.Fatal(err)
 	}

@@ -21,15 +21,11 @@ func (m *memory) add(id string) {
 	m.ids[id] = struct{}{}
 }
 
-func (m *memory) has(id string) bool {
+// remove forgets an ID. It reports whether it was there.
+func (m *memory) remove(id string) (known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, ok := m.ids[id]
-	return ok
-}
-
-func (m *memory) remove(id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	_, known = m.ids[id]
 	delete(m.ids, id)
+	return known
 }

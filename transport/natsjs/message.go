@@ -4,11 +4,62 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
 )
+
+// A message is one that the server has given us. Its exported methods are for handlers.
+type message struct {
+	nc       *nats.Conn
+	msg      *nats.Msg
+	delivery consumer.Delivery
+	sequence uint64 // in the stream
+	orderKey string
+	ordered  bool // nothing with its order key may overtake it
+	last     bool // the server would not deliver it again
+	scarce   bool // it has no more deliveries than crashes may need, or a nak's delay would not be kept
+	tries    int
+
+	mu       sync.Mutex
+	settled  bool
+	foreign  bool      // the server would take what is said of it for another message
+	touched  time.Time // since when the server waits for us
+	buffered bool      // the connection keeps what was said last until it is there again
+}
+
+// message makes a message of what the server has sent.
+func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMetadata, now time.Time) *message {
+	m := &message{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
+	m.orderKey = s.orderKey(ctx, m)
+	m.ordered = m.orderKey != "" || s.limits.maxInFlight == 1
+	m.scarce = s.limits.backsOff
+	if limit := uint64(s.limits.maxDeliver); limit > 0 {
+		m.last = meta.NumDelivered >= limit
+		m.scarce = m.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
+	}
+	return m
+}
+
+// brokenKey is the order key of messages for which Config.Order panics: one after the other is the safe side.
+const brokenKey = "natsjs: Config.Order panicked"
+
+func (s *session) orderKey(ctx context.Context, m *message) (key string) {
+	if s.config.Order == nil {
+		return ""
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			key = brokenKey
+			s.log.ErrorContext(ctx, "natsjs: Config.Order panicked", "subject", m.msg.Subject, "panic", v)
+		}
+	}()
+	return s.config.Order(m)
+}
 
 // What the server is told of a message (ADR-15 of NATS).
 var (
@@ -24,39 +75,89 @@ func sayNakAfter(delay time.Duration) []byte {
 func sayTerm(reason string) []byte { return []byte("+TERM " + reason) }
 
 // say tells the server something of a message, which is locked.
-func (f *held) say(what []byte) error {
-	if f.foreign {
+func (m *message) say(what []byte) error {
+	if m.foreign {
 		return errForeign
 	}
-	return f.nc.Publish(f.msg.Reply, what)
+	return m.nc.Publish(m.msg.Reply, what)
 }
 
 var errForeign = errors.New("natsjs: the consumer was deleted, or has lost what it had counted")
 
+// silence stops the in-progress acks of a message.
+func (m *message) silence() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.settled = true
+}
+
 // disown has nothing said of a message any more.
-func (f *held) disown() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.settled, f.foreign = true, true
+func (m *message) disown() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.settled, m.foreign = true, true
 }
 
-func (f *held) isForeign() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.foreign
+func (m *message) isForeign() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.foreign
 }
 
-// A message is what handlers get.
-type message struct{ *held }
+// progress tells the server that a message is worked on, if it has waited for us for a whole tick.
+func (m *message) progress(now time.Time, tick time.Duration) error {
+	m.mu.Lock() // so that none is sent after the ack: it would undo a nak's delay
+	defer m.mu.Unlock()
+	if m.settled || now.Sub(m.touched) < tick {
+		return nil
+	}
+	away := !m.nc.IsConnected()
+	if away && m.buffered { // the connection's buffer is not for this alone
+		return nil
+	}
+	err := m.say(sayProgress)
+	if err == nil {
+		m.touched, m.buffered = now, away
+	}
+	return err
+}
 
-var _ jetstream.Msg = message{}
+// ask sends an in-progress ack that is to be answered. It returns nil if that cannot be.
+func (m *message) ask() *nats.Subscription {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.foreign {
+		return nil
+	}
+	inbox := m.nc.NewInbox()
+	answer, err := m.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil
+	}
+	if err := m.nc.PublishRequest(m.msg.Reply, inbox, sayProgress); err != nil {
+		_ = answer.Unsubscribe() // the connection is closed
+		return nil
+	}
+	m.touched = time.Now()
+	return answer
+}
 
-func (m message) Subject() string      { return m.msg.Subject }
-func (m message) Reply() string        { return m.msg.Reply }
-func (m message) Headers() nats.Header { return m.msg.Header }
-func (m message) Data() []byte         { return m.msg.Data }
+var _ jetstream.Msg = (*message)(nil)
 
-func (m message) Metadata() (*jetstream.MsgMetadata, error) {
+// Subject is that of the message.
+func (m *message) Subject() string { return m.msg.Subject }
+
+// Reply is where acks go.
+func (m *message) Reply() string { return m.msg.Reply }
+
+// Headers are those of the message.
+func (m *message) Headers() nats.Header { return m.msg.Header }
+
+// Data is the payload.
+func (m *message) Data() []byte { return m.msg.Data }
+
+// Metadata says where the message is in its stream.
+func (m *message) Metadata() (*jetstream.MsgMetadata, error) {
 	d, err := m.msg.Metadata()
 	if err != nil {
 		return nil, err
@@ -72,7 +173,8 @@ func (m message) Metadata() (*jetstream.MsgMetadata, error) {
 	}, nil
 }
 
-func (m message) InProgress() error {
+// InProgress tells the server that the message is worked on.
+func (m *message) InProgress() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.settled {
@@ -81,9 +183,9 @@ func (m message) InProgress() error {
 	return m.say(sayProgress)
 }
 
-func (message) Ack() error                       { return ErrWorkerSettles }
-func (message) DoubleAck(context.Context) error  { return ErrWorkerSettles }
-func (message) Nak() error                       { return ErrWorkerSettles }
-func (message) NakWithDelay(time.Duration) error { return ErrWorkerSettles }
-func (message) Term() error                      { return ErrWorkerSettles }
-func (message) TermWithReason(string) error      { return ErrWorkerSettles }
+func (*message) Ack() error                       { return ErrWorkerSettles }
+func (*message) DoubleAck(context.Context) error  { return ErrWorkerSettles }
+func (*message) Nak() error                       { return ErrWorkerSettles }
+func (*message) NakWithDelay(time.Duration) error { return ErrWorkerSettles }
+func (*message) Term() error                      { return ErrWorkerSettles }
+func (*message) TermWithReason(string) error      { return ErrWorkerSettles }

@@ -6,12 +6,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// BySubject is the Config.Order that makes each subject a lane.
+// BySubject is the Config.Order that makes each subject an order key.
 func BySubject(msg jetstream.Msg) string { return msg.Subject() }
 
-// BySubjectToken returns the Config.Order that makes each value of the nth token of the subject a lane, counted from 0:
-// with 1, "orders.c7.created" is of the lane "c7". Messages with fewer tokens have no order. It panics if n is
-// negative.
+// BySubjectToken returns the Config.Order that makes each value of the nth token of the subject an order key, counted
+// from 0: with 1, "orders.c7.created" has the order key "c7". Messages with fewer tokens have no order. It panics if n
+// is negative.
 func BySubjectToken(n int) func(jetstream.Msg) string {
 	if n < 0 {
 		panic("natsjs: BySubjectToken of a negative number")
@@ -28,8 +28,8 @@ func BySubjectToken(n int) func(jetstream.Msg) string {
 	}
 }
 
-// ByHeader returns the Config.Order that makes each value of a header a lane, such as producer.HeaderKey. The name is
-// looked up in any case; of several values the first counts. Messages without it have no order.
+// ByHeader returns the Config.Order that makes each value of a header an order key, such as producer.HeaderKey. The
+// name is looked up in any case; of several values the first counts. Messages without it have no order.
 func ByHeader(name string) func(jetstream.Msg) string {
 	return func(msg jetstream.Msg) string {
 		header := msg.Headers()
@@ -37,7 +37,7 @@ func ByHeader(name string) func(jetstream.Msg) string {
 			return values[0]
 		}
 		first := ""
-		for other, values := range header { // of several spellings the least, so that the lane is always the same
+		for other, values := range header { // of several spellings the least, so that the key is always the same
 			if len(values) > 0 && strings.EqualFold(other, name) && (first == "" || other < first) {
 				first = other
 			}

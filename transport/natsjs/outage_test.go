@@ -24,7 +24,7 @@ func TestWorker_DeletedConsumerEndsTheRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.publish(1, oneLane)
+			r.publish(1, oneKey)
 			ended := make(chan error, 1)
 			w := r.worker(succeed)
 			go func() { ended <- w.Run(context.Background()) }()
@@ -37,7 +37,7 @@ func TestWorker_DeletedConsumerEndsTheRun(t *testing.T) {
 				if !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrStreamNotFound) || !strings.Contains(err.Error(), `consumer "billing" of stream "orders" was deleted`) {
 					t.Errorf("Run: %v", err)
 				}
-			case <-time.After(patience):
+			case <-time.After(longWait):
 				t.Error("Run did not end")
 			}
 			if n := strings.Count(r.log.String(), "cannot be fetched"); n != 1 {
@@ -50,7 +50,7 @@ func TestWorker_DeletedConsumerEndsTheRun(t *testing.T) {
 func TestWorker_ClosedConnectionEndsTheRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	ended := make(chan error, 1)
 	w := r.worker(succeed)
 	go func() { ended <- w.Run(context.Background()) }()
@@ -61,7 +61,7 @@ func TestWorker_ClosedConnectionEndsTheRun(t *testing.T) {
 		if !errors.Is(err, nats.ErrConnectionClosed) {
 			t.Errorf("Run: %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(longWait):
 		t.Error("Run did not end")
 	}
 }
@@ -71,7 +71,7 @@ func TestWorker_SurvivesRestartsOfTheServer(t *testing.T) {
 	n := full(3000, 300)
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
 	r.config.MaxInFlight = 20
-	r.publish(n, oneLane)
+	r.publish(n, oneKey)
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(5 * time.Millisecond); return nil }))
 	for i := range full(5, 2) {
 		r.finishes((i + 1) * n / 6)
@@ -97,7 +97,7 @@ func TestWorker_RunningHandlersSurviveARestartOfTheServer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.DoubleAck = true // a server that is starting loses acks
-	r.publish(5, oneLane)
+	r.publish(5, oneKey)
 	release := make(chan struct{})
 	stop := r.start(r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 		<-release
@@ -177,7 +177,7 @@ func TestWorker_ClosedConnectionEndsTheRunAlsoWithNoRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.MaxInFlight = 1
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	ended := make(chan error, 1)
 	w := r.worker(func(context.Context, jetstream.Msg) error {
 		return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))
@@ -197,7 +197,7 @@ func TestWorker_MessagesInProgressDoNotFillTheBufferOfAConnectionThatIsAway(t *t
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: 500 * time.Millisecond})
 	r.js = r.server.JetStream(nats.ReconnectBufSize(room), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 	r.open(jetstream.ConsumerConfig{AckWait: 500 * time.Millisecond})
-	r.publish(n, oneLane)
+	r.publish(n, oneKey)
 	release := make(chan struct{})
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil }))
 	until(t, "the handlers", func() bool { _, runs := r.done(); return runs == n })
@@ -224,7 +224,7 @@ func TestWorker_DeletedConsumerEndsTheRunAlsoWithNoRoom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.MaxInFlight = 1
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	w := r.worker(func(context.Context, jetstream.Msg) error {
 		return oncemill.RetryAfter(time.Hour, errors.New("closed on Sundays"))
 	})

@@ -136,11 +136,11 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	}
 	c.await(ctx)
 	var failures []producer.Failure
-	for i := range c.flights {
-		f := &c.flights[i]
-		unknown, err := p.verdict(ctx, f)
+	for i := range c.messages {
+		o := &c.messages[i]
+		unknown, err := p.verdict(ctx, o)
 		err = withReason(err, p.conn)
-		f.sending.End(ctx, err, unknown)
+		o.sending.End(ctx, err, unknown)
 		if err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
 		}
@@ -184,39 +184,39 @@ func (p *Publisher) mayAsk() bool {
 }
 
 // verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.
-func (p *Publisher) verdict(ctx context.Context, f *flight) (unknown bool, err error) {
-	if f.unsent != nil {
-		return f.unknown, f.unsent
-	}
-	m, id := &f.message, f.brokerID
+func (p *Publisher) verdict(ctx context.Context, o *outgoing) (unknown bool, err error) {
+	m := &o.message
 	switch {
-	case f.err != nil && !refused(f.err):
-		p.unanswered.add(id)
-		if errors.Is(f.err, jetstream.ErrNoStreamResponse) {
-			return true, fmt.Errorf("no stream answers for subject %q: %w", m.Topic, f.err)
+	case o.unsent != nil:
+		return o.unknown, o.unsent
+	case o.err != nil && !refused(o.err):
+		p.unanswered.add(o.brokerID)
+		if errors.Is(o.err, jetstream.ErrNoStreamResponse) {
+			return true, fmt.Errorf("no stream answers for subject %q: %w", m.Topic, o.err)
 		}
-		return true, f.err
-	case f.err == nil:
-		p.telemetry.Landed(ctx, f.sending, m.Topic, m.ID, f.ack.stream)
-		if f.ack.duplicate {
-			p.duplicate(ctx, f, !p.unanswered.has(id) && m.Header.Get(producer.HeaderResend) == "")
+		return true, o.err
+	}
+	repeated := p.unanswered.remove(o.brokerID)
+	if o.err == nil {
+		p.telemetry.Landed(ctx, o.sending, m.Topic, m.ID, o.ack.stream)
+		if o.ack.duplicate {
+			p.duplicate(ctx, o, !repeated && m.Header.Get(producer.HeaderResend) == "")
 		}
 	}
-	p.unanswered.remove(id)
-	return false, f.err
+	return false, o.err
 }
 
 // duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an
 // answer, neither here nor, as a relay's mark says, in another process.
-func (p *Publisher) duplicate(ctx context.Context, f *flight, unexpected bool) {
-	m := &f.message
-	p.telemetry.Duplicate(ctx, f.sending, m.Topic, m.ID, unexpected)
+func (p *Publisher) duplicate(ctx context.Context, o *outgoing, unexpected bool) {
+	m := &o.message
+	p.telemetry.Duplicate(ctx, o.sending, m.Topic, m.ID, unexpected)
 	if unexpected {
 		p.duplicates.Add(1)
 		p.config.Logger.WarnContext(telemetry.Located(ctx, m.Header),
 			"natsjs: a stream dropped a message as a duplicate: unless it was published before, two messages have "+
 				"one ID",
-			"stream", f.ack.stream, "sequence", f.ack.sequence, "subject", m.Topic, "id", m.ID)
+			"stream", o.ack.stream, "sequence", o.ack.sequence, "subject", m.Topic, "id", m.ID)
 	}
 }
 

@@ -23,29 +23,29 @@ type call struct {
 	lost      <-chan nats.Status // what breaks the connection: whoever hears it tells all calls
 	denied    error              // what the server has refused the connection before
 	away      bool               // there was no connection when it began
-	news      chan struct{}      // nothing is in flight any more, or something is to be sent again
-	timer     *time.Timer
+	news      chan struct{}      // nothing waits for its answer any more, or something is to be sent again
 	encoder   encoder
 
-	flights []flight // one for each message; guarded by the inbox while they are in flight
-	flying  int      // guarded by the inbox
+	messages []outgoing
+	waiting  int // messages, for their answers; guarded by the inbox
 }
 
-// A flight is a message on its way, or the reason why it is not.
-type flight struct {
+// An outgoing message is on its way, or has a reason why it is not. What comes after waiting is guarded by the inbox
+// while the message waits for its answer.
+type outgoing struct {
 	message  producer.Message // as it goes on the wire
 	brokerID string           // Nats-Msg-Id
 	sending  *telemetry.Sending
 	unsent   error // why it was never sent
 	unknown  bool  // unsent says nothing about the message
 
-	flying bool
-	again  bool      // no stream answered: it is sent again when that is due
-	tries  int       // how often it was sent again
-	due    time.Time // when it is given up, or sent again
-	ack    ack
-	err    error // instead of ack
-	stray  ack   // of a stream of another domain
+	waiting   bool
+	again     bool      // no stream answered: it is sent again when that is due
+	tries     int       // how often it was sent again
+	due       time.Time // when it is given up, or sent again
+	ack       ack
+	err       error // instead of ack
+	elsewhere ack   // of a stream of another domain
 }
 
 // As in nats.go: JetStream may be choosing a leader.
@@ -55,7 +55,7 @@ const (
 )
 
 func (p *Publisher) begin(messages int) *call {
-	c := &call{publisher: p, news: make(chan struct{}, 1), flights: make([]flight, messages),
+	c := &call{publisher: p, news: make(chan struct{}, 1), messages: make([]outgoing, messages),
 		away: !p.conn.IsConnected()}
 	if err := p.conn.LastError(); errors.Is(err, nats.ErrPermissionViolation) ||
 		errors.Is(err, nats.ErrMaxSubscriptionsExceeded) {
@@ -68,39 +68,53 @@ func (p *Publisher) begin(messages int) *call {
 // end leaves nothing behind. Answers that come later are nobody's. It does not touch the connection, whose lock is held
 // while something is written: that may take longer than ctx allows.
 func (c *call) end() {
-	c.giveUp(context.Canceled) // nothing, unless there was a panic
+	c.abandon(context.Canceled) // nothing, unless there was a panic
 	c.publisher.inbox.close(c)
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	c.flights = nil
+	c.messages = nil
 }
 
+// send sends a message, or notes why it is not sent.
 func (c *call) send(ctx context.Context, i int, m producer.Message) {
-	within, sending := c.publisher.telemetry.Begin(ctx, m.Topic, m.ID, m.Header)
-	f := flight{sending: sending}
-	f.message, f.unsent = producer.Outgoing(within, m)
-	if f.unsent == nil {
-		f.brokerID, f.unsent = c.encoder.encode(f.message)
-	}
-	if f.unsent == nil {
-		f.unsent = c.boarding(ctx)
-		f.unknown = f.unsent != nil
-	}
-	if !c.board(i, f) {
+	p, o := c.publisher, &c.messages[i]
+	within, sending := p.telemetry.Begin(ctx, m.Topic, m.ID, m.Header)
+	o.sending = sending
+	if o.message, o.unsent = producer.Outgoing(within, m); o.unsent != nil {
 		return
 	}
-	if err := c.transmit(i, &c.encoder.message); err != nil {
-		c.unboard(i, err)
+	if o.brokerID, o.unsent = c.encoder.encode(o.message); o.unsent != nil {
+		return
+	}
+	if o.unsent = c.enter(ctx); o.unsent != nil {
+		o.unknown = true
+		return
+	}
+	p.inbox.mu.Lock()
+	o.waiting, o.due = true, time.Now().Add(p.config.AckTimeout)
+	c.waiting++
+	p.inbox.mu.Unlock()
+	err := c.transmit(i, &c.encoder.message)
+	if err == nil {
+		return
+	}
+	proven := unsendable(c.encoder.message.Size(), p.conn.MaxPayload(), err)
+	p.inbox.mu.Lock()
+	defer p.inbox.mu.Unlock()
+	if o.waiting {
+		c.over(o, ack{}, nil)
+		o.unsent, o.unknown = c.unaccepted(err), !proven
 	}
 }
 
-// boarding waits for room below MaxPending.
-func (c *call) boarding(ctx context.Context) error {
+// enter waits for room below MaxPending.
+func (c *call) enter(ctx context.Context) error {
 	p := c.publisher
 	var until time.Time
 	for {
-		c.watch()
+		select {
+		case status, open := <-c.lost:
+			c.disconnected(status, open)
+		default:
+		}
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -119,41 +133,9 @@ func (c *call) boarding(ctx context.Context) error {
 		if !now.Before(until) {
 			return jetstream.ErrTooManyStalledMsgs
 		}
-		next, _ := c.tend(now)
-		select {
-		case p.room <- struct{}{}:
+		if c.listen(ctx, c.tend(now, until), p.room) {
 			return nil
-		case <-c.news:
-		case <-c.alarm(now, earlier(next, until)):
-		case status, open := <-c.lost:
-			c.disconnected(status, open)
-		case <-ctx.Done():
 		}
-	}
-}
-
-// board keeps a flight, and says whether it begins.
-func (c *call) board(i int, f flight) bool {
-	p := c.publisher
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	if f.unsent == nil {
-		f.flying, f.due = true, time.Now().Add(p.config.AckTimeout)
-		c.flying++
-	}
-	c.flights[i] = f
-	return f.flying
-}
-
-// unboard ends a flight that did not begin.
-func (c *call) unboard(i int, err error) {
-	p := c.publisher
-	proven := unsendable(c.encoder.message.Size(), p.conn.MaxPayload(), err)
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	if f := &c.flights[i]; f.flying {
-		c.land(f, ack{}, nil)
-		f.unsent, f.unknown = c.unaccepted(err), !proven
 	}
 }
 
@@ -174,65 +156,76 @@ func (c *call) transmit(i int, m *nats.Msg) error {
 	return c.publisher.conn.PublishMsg(m)
 }
 
-// await waits until nothing is in flight.
+// await waits until there is an answer to every message, or none is to be had.
 func (c *call) await(ctx context.Context) {
 	for {
-		now := time.Now()
-		next, flying := c.tend(now)
-		if !flying {
+		next := c.tend(time.Now(), time.Time{})
+		if next.IsZero() {
 			return
 		}
-		select {
-		case <-c.news:
-		case <-c.alarm(now, next):
-		case status, open := <-c.lost:
-			c.disconnected(status, open)
-		case <-ctx.Done():
-			c.giveUp(context.Cause(ctx))
+		c.listen(ctx, next, nil)
+		if ctx.Err() != nil {
+			c.abandon(context.Cause(ctx))
 			return
 		}
 	}
 }
 
-// tend gives up what was not answered in time, and sends again what no stream answered. It says when to do so the next
-// time, and whether there is anything in flight.
-func (c *call) tend(now time.Time) (next time.Time, flying bool) {
+// listen waits for something to happen, at most until a time, and for room, if any is given: it reports whether that is
+// taken.
+func (c *call) listen(ctx context.Context, until time.Time, room chan<- struct{}) bool {
+	select {
+	case room <- struct{}{}:
+		return true
+	case <-c.news:
+	case <-time.After(time.Until(until)):
+	case status, open := <-c.lost:
+		c.disconnected(status, open)
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// tend gives up what was not answered in time, and sends again what no stream answered. It returns when to do so the
+// next time, or until if that is earlier; a zero time is never.
+func (c *call) tend(now, until time.Time) time.Time {
 	inbox := &c.publisher.inbox
 	var again []int
 	inbox.mu.Lock()
-	for i := range c.flights {
-		f := &c.flights[i]
-		if !f.flying {
+	for i := range c.messages {
+		o := &c.messages[i]
+		if !o.waiting {
 			continue
 		}
-		if !f.due.After(now) {
-			if !f.again {
+		if !o.due.After(now) {
+			if !o.again {
 				c.line.silent = true
-				c.land(f, ack{}, c.unheard(f))
+				c.over(o, ack{}, c.unheard(o))
 				continue
 			}
-			f.again, f.due = false, now.Add(c.publisher.config.AckTimeout)
-			f.tries++
+			o.again, o.due = false, now.Add(c.publisher.config.AckTimeout)
+			o.tries++
 			again = append(again, i)
 		}
-		next = earlier(next, f.due)
+		if until.IsZero() || o.due.Before(until) {
+			until = o.due
+		}
 	}
-	flying = c.flying > 0
 	inbox.mu.Unlock()
 	for _, i := range again {
 		c.repeat(i)
 	}
-	return next, flying
+	return until
 }
 
 // unheard says that no acknowledgement came in time. Where a right is missing, to publish or to subscribe to the
 // answers, or there are too many subscriptions, the server tells that to the connection only. Whether there is a
 // connection now is not asked: its lock is held while something is written.
-func (c *call) unheard(f *flight) error {
+func (c *call) unheard(o *outgoing) error {
 	switch {
-	case f.stray.stream != "":
+	case o.elsewhere.stream != "":
 		return fmt.Errorf("%w: only stream %q of domain %q has the message, want one of domain %q",
-			jetstream.ErrAsyncPublishTimeout, f.stray.stream, f.stray.domain, c.publisher.domain)
+			jetstream.ErrAsyncPublishTimeout, o.elsewhere.stream, o.elsewhere.domain, c.publisher.domain)
 	case c.away:
 		return fmt.Errorf("%w, and when it was sent: %w", jetstream.ErrAsyncPublishTimeout, nats.ErrDisconnected)
 	case c.denied != nil:
@@ -244,9 +237,9 @@ func (c *call) unheard(f *flight) error {
 
 // repeat sends a message that was sent before, so that nothing of what happens to it here says what became of it.
 func (c *call) repeat(i int) {
-	f := &c.flights[i]
+	o := &c.messages[i]
 	var e encoder // that of the call may hold the next message already
-	_, err := e.encode(f.message)
+	_, err := e.encode(o.message)
 	if err == nil {
 		err = c.transmit(i, &e.message)
 	}
@@ -255,17 +248,8 @@ func (c *call) repeat(i int) {
 	}
 	c.publisher.inbox.mu.Lock()
 	defer c.publisher.inbox.mu.Unlock()
-	if f.flying {
-		c.land(f, ack{}, err)
-	}
-}
-
-// watch looks whether the connection broke.
-func (c *call) watch() {
-	select {
-	case status, open := <-c.lost:
-		c.disconnected(status, open)
-	default:
+	if o.waiting {
+		c.over(o, ack{}, err)
 	}
 }
 
@@ -279,52 +263,51 @@ func (c *call) disconnected(status nats.Status, open bool) {
 	inbox.disconnected(status)
 }
 
-// giveUp ends all flights.
-func (c *call) giveUp(err error) {
+// abandon gives up all messages that wait for their answers.
+func (c *call) abandon(err error) {
 	c.publisher.inbox.mu.Lock()
 	defer c.publisher.inbox.mu.Unlock()
-	if c.flying > 0 {
+	if c.waiting > 0 {
 		c.line.silent = true
 	}
-	c.landAll(err)
+	c.overAll(err)
 }
 
-// landAll ends all flights. The inbox is locked.
-func (c *call) landAll(err error) {
-	for i := range c.flights {
-		if f := &c.flights[i]; f.flying {
-			c.land(f, ack{}, err)
+// overAll notes an error of all messages that wait for their answers. The inbox is locked.
+func (c *call) overAll(err error) {
+	for i := range c.messages {
+		if o := &c.messages[i]; o.waiting {
+			c.over(o, ack{}, err)
 		}
 	}
 }
 
 // answered takes the answer to a message, or what says that nobody listens on its subject. The inbox is locked.
 func (c *call) answered(i int, a ack, err error) {
-	if i >= len(c.flights) || !c.flights[i].flying {
+	if i >= len(c.messages) || !c.messages[i].waiting {
 		return
 	}
-	f := &c.flights[i]
-	if errors.Is(err, jetstream.ErrNoStreamResponse) && f.tries < retries {
-		f.again, f.due = true, time.Now().Add(retryWait)
+	o, p := &c.messages[i], c.publisher
+	switch {
+	case errors.Is(err, jetstream.ErrNoStreamResponse) && o.tries < retries:
+		o.again, o.due = true, time.Now().Add(retryWait)
 		c.tell()
-		return
-	}
-	if p := c.publisher; err == nil && p.domain != "" && a.domain != "" && a.domain != p.domain {
-		f.stray = a // that of the stream which is meant is still to come
+	case err == nil && p.domain != "" && a.domain != "" && a.domain != p.domain:
+		o.elsewhere = a // that of the stream which is meant is still to come
 		if !p.known {
 			p.doubtful.Store(true)
 		}
-		return
+	default:
+		c.over(o, a, err)
 	}
-	c.land(f, a, err)
 }
 
-// land ends a flight, and gives its room to another. The inbox is locked.
-func (c *call) land(f *flight, a ack, err error) {
-	f.flying, f.ack, f.err = false, a, err
-	f.sending.Answered()
+// over notes the answer to a message, or why there is none, and gives its room to another. The inbox is locked.
+func (c *call) over(o *outgoing, a ack, err error) {
+	o.waiting, o.ack, o.err = false, a, err
+	o.sending.Answered()
 	<-c.publisher.room
-	if c.flying--; c.flying == 0 {
+	if c.waiting--; c.waiting == 0 {
 		c.tell()
 	}
 }
@@ -334,25 +317,4 @@ func (c *call) tell() {
 	case c.news <- struct{}{}:
 	default:
 	}
-}
-
-// alarm rings at a time, which may be zero: never.
-func (c *call) alarm(now, at time.Time) <-chan time.Time {
-	switch {
-	case at.IsZero():
-		return nil
-	case c.timer == nil:
-		c.timer = time.NewTimer(at.Sub(now))
-	default:
-		c.timer.Reset(at.Sub(now))
-	}
-	return c.timer.C
-}
-
-// earlier returns the earlier of two times, of which a may be zero: never.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,10 +62,11 @@ func (b *inbox) open(conn *nats.Conn, c *call) error {
 func (b *inbox) connect(conn *nats.Conn) error {
 	b.connecting.Lock()
 	defer b.connecting.Unlock()
-	if over := b.over(); over != nil {
+	over, connected := b.look()
+	if over != nil {
 		_ = over.sub.Unsubscribe() // the connection is closed
 	}
-	if b.connected() {
+	if connected {
 		return nil
 	}
 	l := &line{inbox: b, prefix: conn.NewInbox() + "."}
@@ -80,28 +83,16 @@ func (b *inbox) connect(conn *nats.Conn) error {
 	return nil
 }
 
-// connected reports whether the line is to be used.
-func (b *inbox) connected() bool {
+// look takes out the old line when no call waits for answers to it any more, and reports whether the other is to be
+// used.
+func (b *inbox) look() (over *line, connected bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.line != nil && (!b.line.silent || b.old != nil)
-}
-
-// over takes out the old line when no call waits for answers to it any more.
-func (b *inbox) over() *line {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	old := b.old
-	if old == nil {
-		return nil
+	waits := func(id uint64) bool { return id <= b.old.last }
+	if b.old != nil && !slices.ContainsFunc(slices.Collect(maps.Keys(b.calls)), waits) {
+		over, b.old = b.old, nil
 	}
-	for id := range b.calls {
-		if id <= old.last {
-			return nil
-		}
-	}
-	b.old = nil
-	return old
+	return over, b.line != nil && (!b.line.silent || b.old != nil)
 }
 
 // catchUp hears what happened while nobody listened: it says nothing about messages that are still to be sent. The
@@ -120,14 +111,14 @@ func (b *inbox) catchUp() {
 	}
 }
 
-// disconnected ends all flights: their answers were lost with the connection. The inbox is locked.
+// disconnected gives up all messages that wait: their answers were lost with the connection. The inbox is locked.
 func (b *inbox) disconnected(status nats.Status) {
 	err := nats.ErrDisconnected
 	if status == nats.CLOSED {
 		err = nats.ErrConnectionClosed
 	}
 	for _, c := range b.calls {
-		c.landAll(err)
+		c.overAll(err)
 	}
 }
 

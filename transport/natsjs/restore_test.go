@@ -22,7 +22,7 @@ import (
 // the numbers of those that are in flight, whose acks would be for them.
 func TestWorker_AcksOfBeforeARestoreAreNotForWhatComesAfterIt(t *testing.T) {
 	t.Parallel()
-	for name, window := range map[string]int{"with room for more": 10, "with a full window": 2} {
+	for name, room := range map[string]int{"with room for more": 10, "with no room": 2} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var dir string
@@ -37,8 +37,8 @@ func TestWorker_AcksOfBeforeARestoreAreNotForWhatComesAfterIt(t *testing.T) {
 			r.server.Restart()
 			until(t, "the server", func() bool { _, err := r.cons.Info(t.Context()); return err == nil })
 
-			r.config.MaxInFlight = window
-			r.publish(2, oneLane)
+			r.config.MaxInFlight = room
+			r.publish(2, oneKey)
 			release := make(chan struct{})
 			w := r.worker(func(_ context.Context, msg jetstream.Msg) error {
 				if msg.Subject() == "orders.other" {
@@ -50,7 +50,7 @@ func TestWorker_AcksOfBeforeARestoreAreNotForWhatComesAfterIt(t *testing.T) {
 			w.LookEvery(time.Hour)
 			stop := r.start(w)
 			until(t, "the handlers", func() bool { _, runs := r.done(); return runs == 2 })
-			if window > 2 {
+			if room > 2 {
 				until(t, "a request", func() bool { return r.info().NumWaiting > 0 }) // it is lost with the server
 			}
 			r.server.Shutdown()
@@ -70,7 +70,7 @@ func TestWorker_AcksOfBeforeARestoreAreNotForWhatComesAfterIt(t *testing.T) {
 				}
 			}
 			until(t, "the worker's notice", func() bool { return strings.Contains(r.log.String(), "has lost what it had counted") })
-			if window == 2 { // another worker
+			if room == 2 { // another worker
 				cons, err := others.Consumer(t.Context(), "orders", "billing")
 				if err != nil {
 					t.Fatal(err)

@@ -24,8 +24,8 @@ import (
 func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 5})
-	r.policy.MaxAttempts, r.policy.Lease, r.hold = 4, time.Second, consumer.NoWait
-	r.publish(1, oneLane)
+	r.policy.MaxAttempts, r.policy.Lease, r.maxWait = 4, time.Second, consumer.NoWait
+	r.publish(1, oneKey)
 	polls := &counting{Store: r.store}
 	r.store = polls
 	// Another owner has the key, and keeps it for a while.
@@ -55,9 +55,9 @@ func TestWorker_BusyKeyDoesNotBurnMaxDeliver(t *testing.T) {
 
 func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
 	t.Parallel()
-	const busy, orders, window = 8, 24, 8
+	const busy, orders, room = 8, 24, 8
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 6})
-	r.policy.MaxAttempts, r.hold, r.config.MaxInFlight = 4, consumer.NoWait, window
+	r.policy.MaxAttempts, r.maxWait, r.config.MaxInFlight = 4, consumer.NoWait, room
 	for i := range busy {
 		key := dedupstore.Key{Tenant: "default", Group: "billing", Handler: "charge", ID: fmt.Sprint("o", i)}
 		other := dedupstore.Request{Key: key, Owner: "another-owner-of-it", Lease: time.Minute, Retention: time.Hour, MaxAttempts: 4}
@@ -65,7 +65,7 @@ func TestWorker_BusyKeysLeaveRoomForOthersDespiteMaxDeliver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.publish(orders, oneLane)
+	r.publish(orders, oneKey)
 	w := r.worker(succeed)
 	stop := r.start(w)
 	r.finishes(orders - busy)
@@ -98,8 +98,8 @@ func (c *counting) claimOne(ctx context.Context, r dedupstore.Request) (dedupsto
 func TestWorker_FailuresUpToTheOutcomeTakeOneDelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxDeliver: 4})
-	r.policy.MaxAttempts, r.hold = 3, consumer.NoWait
-	r.publish(1, oneLane)
+	r.policy.MaxAttempts, r.maxWait = 3, consumer.NoWait
+	r.publish(1, oneKey)
 	w := r.worker(func(context.Context, jetstream.Msg) error { return errors.New("no") })
 	stop := r.start(w)
 	r.acked(1) // terminated
@@ -109,18 +109,18 @@ func TestWorker_FailuresUpToTheOutcomeTakeOneDelivery(t *testing.T) {
 	}
 }
 
-func TestWorker_LanesKeepTheirOrderThroughFailures(t *testing.T) {
+func TestWorker_OrderKeysKeepTheirOrderThroughFailures(t *testing.T) {
 	t.Parallel()
 	n := full(400, 120)
 	for name, config := range map[string]natsjs.Config{
-		"by subject": {Order: natsjs.BySubject}, "small window": {MaxInFlight: 8, Order: natsjs.BySubjectToken(1)}, "window 1": {MaxInFlight: 1},
+		"by subject": {Order: natsjs.BySubject}, "small MaxInFlight": {MaxInFlight: 8, Order: natsjs.BySubjectToken(1)}, "one in flight": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
 			r.config, r.policy.Backoff.Min = config, 10*time.Millisecond
-			lane := func(i int) string { return fmt.Sprint("lane", i%5) }
-			r.publish(n, lane)
+			key := func(i int) string { return fmt.Sprint("key", i%5) }
+			r.publish(n, key)
 			stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
 				id := msg.Headers().Get(producer.HeaderID)
 				r.mu.Lock()
@@ -138,7 +138,7 @@ func TestWorker_LanesKeepTheirOrderThroughFailures(t *testing.T) {
 				var i int
 				fmt.Sscanf(id, "o%d", &i)
 				if before, ok := last[i%5]; ok && before > i {
-					t.Fatalf("lane %d: o%d after o%d", i%5, i, before)
+					t.Fatalf("key %d: o%d after o%d", i%5, i, before)
 				}
 				last[i%5] = i
 			}
@@ -155,7 +155,7 @@ func TestSource_RetryComesNotBeforeItsDelay(t *testing.T) {
 		t.Run(fmt.Sprint("Keep ", keep), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
-			r.publish(1, oneLane)
+			r.publish(1, oneKey)
 			const delay = 1500 * time.Millisecond // longer than AckWait
 			var mu sync.Mutex
 			var calls []time.Time
@@ -183,7 +183,7 @@ func TestSource_RetriesLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{MaxAckPending: 20})
 	r.config.MaxInFlight = 16
-	r.publish(100, oneLane)
+	r.publish(100, oneKey)
 	retried := map[string]bool{}
 	for i := range 12 { // 10 naks, half of MaxAckPending, and two that are kept
 		retried[fmt.Sprintf("o%d", i)] = true
@@ -219,7 +219,7 @@ func TestSource_KeepTakesHalfOfWhatMayBeInFlight(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.MaxInFlight = 8
-	r.publish(20, oneLane)
+	r.publish(20, oneKey)
 	var calls atomic.Int32
 	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
 		calls.Add(1)
@@ -232,7 +232,7 @@ func TestSource_KeepTakesHalfOfWhatMayBeInFlight(t *testing.T) {
 func TestWorker_MaxInFlightIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]natsjs.Config{
-		"lanes": {MaxInFlight: 10, Order: natsjs.BySubject}, "none": {MaxInFlight: 10}, "one": {MaxInFlight: 1},
+		"order keys": {MaxInFlight: 10, Order: natsjs.BySubject}, "none": {MaxInFlight: 10}, "one": {MaxInFlight: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -249,7 +249,7 @@ func TestWorker_MaxInFlightIsNeverExceeded(t *testing.T) {
 			})
 			r.stops(stop)
 			if most > config.MaxInFlight {
-				t.Errorf("%d in flight, the window is %d", most, config.MaxInFlight)
+				t.Errorf("%d in flight, want %d at most", most, config.MaxInFlight)
 			}
 		})
 	}
@@ -258,11 +258,11 @@ func TestWorker_MaxInFlightIsNeverExceeded(t *testing.T) {
 func TestWorker_StoreThatDoesNotAnswerBurnsNoDelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.hold = consumer.NoWait
+	r.maxWait = consumer.NoWait
 	store := &failing{Store: r.store}
 	store.down.Store(true)
 	r.store = store
-	r.publish(4, oneLane)
+	r.publish(4, oneKey)
 	stop := r.start(r.worker(succeed))
 	until(t, "many claims", func() bool { return store.claims.Load() > 10 })
 	store.down.Store(false)
@@ -302,7 +302,7 @@ func TestWorker_RejectedMessageIsTerminatedWithAReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sub.Unsubscribe()
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
 		return oncemill.Permanent(errors.New("no such\r\naccount " + strings.Repeat("ä", 1000)))
 	}))
@@ -313,7 +313,7 @@ func TestWorker_RejectedMessageIsTerminatedWithAReason(t *testing.T) {
 		if !strings.Contains(string(msg.Data), "no such  account") || len(msg.Data) > 1000 {
 			t.Errorf("advisory %s", msg.Data)
 		}
-	case <-time.After(patience):
+	case <-time.After(longWait):
 		t.Error("no advisory")
 	}
 	if log := r.log.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, "rejected") {
@@ -324,7 +324,7 @@ func TestWorker_RejectedMessageIsTerminatedWithAReason(t *testing.T) {
 func TestWorker_PanicOfAHandlerIsAFailedAttempt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(5, oneLane)
+	r.publish(5, oneKey)
 	stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
 		id := msg.Headers().Get(producer.HeaderID)
 		r.mu.Lock()
@@ -345,7 +345,7 @@ func TestWorker_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second})
 	r.config.MaxInFlight, r.policy.Lease = 1, 3*time.Second
-	r.publish(2, oneLane)
+	r.publish(2, oneKey)
 	var runs atomic.Int32
 	stop := r.start(r.worker(func(context.Context, jetstream.Msg) error {
 		if runs.Add(1) == 1 {
@@ -364,7 +364,7 @@ func TestWorker_HandlerThatEndsItsGoroutineLosesNothing(t *testing.T) {
 func TestSource_PanicIsARetry(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	var calls atomic.Int32
 	stop := r.start(deciding{r.source(), func(context.Context, consumer.Delivery) consumer.Decision {
 		if calls.Add(1) == 1 {
@@ -382,7 +382,7 @@ func TestSource_PanicIsARetry(t *testing.T) {
 func TestWorker_HandlerCannotSettle(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	stop := r.start(r.worker(func(ctx context.Context, msg jetstream.Msg) error {
 		for name, err := range map[string]error{
 			"Ack": msg.Ack(), "DoubleAck": msg.DoubleAck(ctx), "Nak": msg.Nak(), "NakWithDelay": msg.NakWithDelay(time.Hour),

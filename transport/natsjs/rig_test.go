@@ -44,17 +44,17 @@ func full[T any](inProof, reduced T) T {
 	return reduced
 }
 
-// patience bounds every wait for something that must come.
-const patience = 30 * time.Second
+// longWait bounds every wait for something that must come.
+const longWait = 30 * time.Second
 
 // until polls for a condition.
 func until(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); !met(); <-tick.C {
+	for end := time.Now().Add(longWait); !met(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", longWait, what)
 		}
 	}
 }
@@ -64,16 +64,16 @@ func lasts(d time.Duration) { <-time.After(d) }
 
 // A rig is a server with the stream "orders", a consumer "billing" of it, a store, and what handlers have done.
 type rig struct {
-	t      *testing.T
-	server *natstest.Server
-	js     jetstream.JetStream
-	cons   jetstream.Consumer
-	store  dedupstore.Store
-	policy oncemill.Policy
-	config natsjs.Config
-	hold   time.Duration
-	dead   consumer.Config // DeadLetters and DeadLetterTopic of it
-	log    lockedBuffer
+	t       *testing.T
+	server  *natstest.Server
+	js      jetstream.JetStream
+	cons    jetstream.Consumer
+	store   dedupstore.Store
+	policy  oncemill.Policy
+	config  natsjs.Config
+	maxWait time.Duration
+	dead    consumer.Config // DeadLetters and DeadLetterTopic of it
+	log     lockedBuffer
 
 	mu       sync.Mutex
 	started  map[string]int
@@ -117,11 +117,11 @@ func (r *rig) open(c jetstream.ConsumerConfig) {
 	}
 }
 
-// publish sends messages o0, o1, … to the subject orders.<lane>.
-func (r *rig) publish(n int, lane func(i int) string) {
+// publish sends messages o0, o1, … to the subject orders.<key>.
+func (r *rig) publish(n int, key func(i int) string) {
 	r.t.Helper()
 	for i := range n {
-		msg := nats.NewMsg("orders." + lane(i))
+		msg := nats.NewMsg("orders." + key(i))
 		msg.Header.Set(producer.HeaderID, fmt.Sprintf("o%d", i))
 		msg.Data = []byte("x")
 		if _, err := r.js.PublishMsg(r.t.Context(), msg); err != nil {
@@ -130,13 +130,13 @@ func (r *rig) publish(n int, lane func(i int) string) {
 	}
 }
 
-func oneLane(int) string { return "all" }
+func oneKey(int) string { return "all" }
 
 func (r *rig) processor() *consumer.Processor {
 	r.t.Helper()
 	policy := r.policy
 	policy.Logger = slog.New(slog.NewTextHandler(&r.log, nil))
-	once, err := consumer.New(r.store, consumer.Config{Group: "billing", MaxWait: r.hold, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
+	once, err := consumer.New(r.store, consumer.Config{Group: "billing", MaxWait: r.maxWait, Policy: policy, DeadLetters: r.dead.DeadLetters, DeadLetterTopic: r.dead.DeadLetterTopic})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func (r *rig) start(w interface{ Run(context.Context) error }) stopper {
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(patience):
+		case <-time.After(longWait):
 			return errors.New("Run did not end")
 		}
 	})

@@ -22,7 +22,7 @@ func TestWorker_ConsumerThatOutlivesItsServerIsTheSame(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.js = r.server.JetStream(nats.MaxReconnects(-1))
 	r.open(jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	release := make(chan struct{})
 	looks := &looked{Consumer: r.cons}
 	r.cons = looks
@@ -145,7 +145,7 @@ func TestWorker_ConsumerThatHasForgottenDeliveriesRunsNothingTwice(t *testing.T)
 	const n = 5
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config.MaxInFlight = n // no request is outstanding that would be answered with the messages again
-	r.publish(n, oneLane)
+	r.publish(n, oneKey)
 	release := make(chan struct{})
 	w := r.worker(func(context.Context, jetstream.Msg) error { <-release; return nil })
 	w.LookEvery(lookEvery)

@@ -12,7 +12,7 @@ func TestWorker_HandlersThatCannotAckAreNotRepeatedByOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: time.Second, MaxDeliver: 20})
 	const n = 20
-	r.publish(n, oneLane)
+	r.publish(n, oneKey)
 	healthy := r.js
 	r.js = r.server.JetStream() // of the first worker, which will lose it
 	lost := r.js.Conn()
@@ -47,8 +47,8 @@ func TestWorker_ManyWorkersRunEachMessageOnce(t *testing.T) {
 	r := newRig(t, jetstream.ConsumerConfig{AckWait: 2 * time.Second})
 	r.config.MaxInFlight = 32
 	n := full(5000, 600)
-	r.publish(n, oneLane)
-	r.publish(n/2, oneLane) // duplicates
+	r.publish(n, oneKey)
+	r.publish(n/2, oneKey) // duplicates
 	var stops []stopper
 	for range 3 {
 		stops = append(stops, r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(time.Millisecond); return nil })))

@@ -63,7 +63,7 @@ func TestWorker_DeliveriesAreNoPartOfWhatStartedIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	var inside atomic.Bool
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	stop := r.start(withSpan{r.worker(func(ctx context.Context, _ jetstream.Msg) error {
 		inside.Store(trace.SpanContextFromContext(ctx).IsValid())
 		return nil

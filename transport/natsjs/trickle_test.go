@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/transport/natsjs"
 )
 
-func TestWorker_LanesKeepTheOrderOfWhatTricklesIn(t *testing.T) {
+func TestWorker_OrderKeysKeepTheOrderOfWhatTricklesIn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	r.config = natsjs.Config{MaxInFlight: 16, Order: natsjs.BySubject}

@@ -17,12 +17,12 @@ func succeed(context.Context, jetstream.Msg) error { return nil }
 
 func TestWorker_EachMessageRunsOnceAndIsAcked(t *testing.T) {
 	t.Parallel()
-	for _, window := range []int{0, 1, 7} {
-		t.Run(fmt.Sprint("window ", window), func(t *testing.T) {
+	for _, room := range []int{0, 1, 7} {
+		t.Run(fmt.Sprint("in flight ", room), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{})
-			r.config.MaxInFlight = window
-			r.publish(300, oneLane)
+			r.config.MaxInFlight = room
+			r.publish(300, oneKey)
 			stop := r.start(r.worker(succeed))
 			r.finishes(300)
 			r.stops(stop)
@@ -37,14 +37,14 @@ func TestWorker_EachMessageRunsOnceAndIsAcked(t *testing.T) {
 func TestWorker_SlowHandlersAreNotOvertakenByAckWait(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		window int
-		order  func(jetstream.Msg) string
+		room  int
+		order func(jetstream.Msg) string
 	}{{1, nil}, {20, nil}, {20, natsjs.BySubject}} {
-		t.Run(fmt.Sprintf("window %d, lanes %v", c.window, c.order != nil), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d in flight, ordered %v", c.room, c.order != nil), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, jetstream.ConsumerConfig{AckWait: 3 * time.Second}) // half of it is the margin of a machine that is busy
-			r.config.MaxInFlight, r.config.Order = c.window, c.order
-			r.publish(20, oneLane)
+			r.config.MaxInFlight, r.config.Order = c.room, c.order
+			r.publish(20, oneKey)
 			stop := r.start(r.worker(func(context.Context, jetstream.Msg) error { lasts(200 * time.Millisecond); return nil }))
 			r.finishes(20)
 			r.stops(stop)
@@ -63,7 +63,7 @@ func TestWorker_SecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
 	w := r.worker(succeed)
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	stop := r.start(w)
 	r.finishes(1)
 	if err := w.Run(t.Context()); !errors.Is(err, natsjs.ErrRunning) {
@@ -71,7 +71,7 @@ func TestWorker_SecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
 	}
 	r.stops(stop)
 	stop = r.start(w)
-	r.publish(1, oneLane) // a duplicate
+	r.publish(1, oneKey) // a duplicate
 	until(t, "the duplicate's ack", func() bool { return r.info().AckFloor.Stream == 2 })
 	r.stops(stop)
 	if _, runs := r.done(); runs != 1 {
@@ -83,7 +83,7 @@ func TestWorker_SecondRunIsRefusedWhileTheFirstRuns(t *testing.T) {
 func TestRun_IsCleanIfItIsStoppedBeforeAnythingIsBegun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := r.worker(succeed).Run(ctx); err != nil {

@@ -39,7 +39,7 @@ func TestWorker_MessagesThatLookLikeStatusesAreMessages(t *testing.T) {
 func TestWorker_HandlersSeeTheMessage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, jetstream.ConsumerConfig{})
-	r.publish(1, oneLane)
+	r.publish(1, oneKey)
 	seen := make(chan jetstream.Msg, 1)
 	stop := r.start(r.worker(func(_ context.Context, msg jetstream.Msg) error {
 		seen <- msg

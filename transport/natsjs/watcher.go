@@ -1,0 +1,190 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// watcher tells the server that the messages in flight are worked on, looks whether their consumer is still what it was
+// at the beginning of the run, and probes whether acks arrive.
+type watcher struct {
+	*session
+	cons     jetstream.Consumer
+	inFlight *inFlight
+	every    time.Duration // how often it looks
+
+	finished   chan struct{} // closed: no message is in flight any more
+	background sync.WaitGroup
+
+	mu   sync.Mutex
+	gone time.Time // since when the consumer is not there
+
+	probing atomic.Bool
+	probed  atomic.Bool // since the last look
+	unheard time.Time   // since when nobody listens to acks; for the one probe at a time
+}
+
+// start starts to watch.
+func (w *watcher) start(ctx context.Context) {
+	w.background.Go(func() { w.keepAlive(ctx) })
+	w.background.Go(func() { w.watch(ctx) })
+}
+
+// end waits for the end of it.
+func (w *watcher) end() {
+	close(w.finished)
+	w.background.Wait()
+}
+
+// keepAlive tells the server that the messages in flight are worked on, also those that wait.
+func (w *watcher) keepAlive(ctx context.Context) {
+	ticker := time.NewTicker(w.limits.progress)
+	defer ticker.Stop()
+	failing := false
+	for {
+		select {
+		case <-w.finished:
+			return
+		case <-ticker.C:
+		}
+		var failed error
+		now := time.Now()
+		for _, m := range w.inFlight.all() {
+			if err := m.progress(now, w.limits.progress); err != nil {
+				failed = err
+			}
+		}
+		if failed != nil && !failing {
+			w.log.WarnContext(ctx, "natsjs: the server cannot be told that messages are in progress", "error", failed)
+		}
+		failing = failed != nil
+	}
+}
+
+const (
+	// lookEvery is how often the consumer is looked at while nothing is wrong.
+	lookEvery = 30 * time.Second
+
+	// blindLooks is how many looks in a row go without an answer before that is said: one may be a leader that is being
+	// chosen.
+	blindLooks = 3
+
+	// goneFor is how long a consumer must be missing to be believed deleted: a server that is starting knows nothing
+	// yet.
+	goneFor = 3 * time.Second
+)
+
+// watch looks at the consumer now and then. Of one that is changed or gone no request tells while there is no room.
+func (w *watcher) watch(ctx context.Context) {
+	timer := time.NewTimer(w.every)
+	defer timer.Stop()
+	for blind := 0; ; { // looks in a row that got no answer
+		select {
+		case <-w.finished:
+			return
+		case <-timer.C:
+		}
+		w.probed.Store(false) // a reconnect may have come back with fewer rights
+		_, err := w.look(ctx, 2*time.Second)
+		if _, over := errors.AsType[*dedupstore.SetupError](err); over {
+			return
+		}
+		if blind++; err == nil || missing(err) || !w.nc.IsConnected() {
+			blind = 0
+		}
+		if blind == blindLooks {
+			w.log.WarnContext(ctx, "natsjs: the consumer cannot be looked at, so that nobody sees when it is changed "+
+				"or made again; if the server answers otherwise, it has refused the client's subscription to "+
+				"answers: connect anew, or start the process again",
+				"error", withRefusal(err, w.nc))
+		}
+		if missing(err) {
+			timer.Reset(min(w.every, goneFor/4))
+		} else {
+			timer.Reset(w.every)
+		}
+	}
+}
+
+// look asks the server for the consumer. If that is changed, or gone for good, what the run has learnt of it is not
+// true any more: look stops the run, and returns its error.
+func (w *watcher) look(ctx context.Context, timeout time.Duration) (*jetstream.ConsumerInfo, error) {
+	short, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	seen := w.inFlight.seen()
+	info, err := w.cons.Info(short)
+	deleted := w.missed(err)
+	var over error
+	switch {
+	case err == nil:
+		w.inFlight.compare(ctx, info, seen)
+		over = w.limits.changed(info)
+	case deleted:
+		w.inFlight.deleted(ctx)
+		over = setupError(err, w.limits.name(), "was deleted: create it, and run the worker again")
+	}
+	if over != nil {
+		w.stop(over)
+		return nil, over
+	}
+	return info, err
+}
+
+// missed takes the error of a look at the consumer, or of a request. It reports whether the consumer has been missing
+// for so long that it is deleted.
+func (w *watcher) missed(err error) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case !missing(err):
+		w.gone = time.Time{}
+	case w.gone.IsZero():
+		w.gone = time.Now()
+	default:
+		return time.Since(w.gone) >= goneFor
+	}
+	return false
+}
+
+// missing reports whether an error says that the consumer or its stream is not there.
+func missing(err error) bool {
+	return errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrConsumerDoesNotExist) ||
+		errors.Is(err, jetstream.ErrStreamNotFound)
+}
+
+// changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have
+// what it must not.
+func (l limits) changed(info *jetstream.ConsumerInfo) error {
+	is, was := info.Config, l.config
+	for _, c := range [...]struct {
+		field   string
+		is, was any
+	}{
+		{"DeliverSubject", is.DeliverSubject, was.DeliverSubject},
+		{"AckPolicy", is.AckPolicy, was.AckPolicy},
+		{"HeadersOnly", is.HeadersOnly, was.HeadersOnly},
+		{"PriorityGroups", fmt.Sprint(is.PriorityGroups), fmt.Sprint(was.PriorityGroups)},
+		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
+		{"AckWait", is.AckWait, was.AckWait},
+		{"BackOff", fmt.Sprint(is.BackOff), fmt.Sprint(was.BackOff)},
+		{"MaxDeliver", is.MaxDeliver, was.MaxDeliver},
+		{"MaxAckPending", is.MaxAckPending, was.MaxAckPending},
+		{"MaxWaiting", is.MaxWaiting, was.MaxWaiting},
+		{"MaxRequestBatch", is.MaxRequestBatch, was.MaxRequestBatch},
+		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
+	} {
+		if c.is != c.was {
+			return l.misset(c.field,
+				fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is))
+		}
+	}
+	return l.deletesDeadLetters(is)
+}
