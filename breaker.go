@@ -87,17 +87,23 @@ type refusalError struct {
 func (e *refusalError) Error() string { return e.cause.Error() }
 
 // claim asks the store, or fails at once with a *refusalError while the store is down. What asks must not end with the
-// caller: its error is taken for the store's.
-func (b *breaker) claim(key *dedupstore.Key, ask func() error) error {
-	if !b.healthy.Load() {
-		return b.guarded(key, ask)
+// caller: its error is taken for the store's. It is told whether it may travel together with others: while failures
+// count, each asks alone.
+func (b *breaker) claim(key *dedupstore.Key, ask func(together bool) error) error {
+	if b.healthy.Load() {
+		err := ask(true)
+		if err == nil || err != errUnasked { //nolint:errorlint // never wrapped
+			if err != nil {
+				b.report(key, err)
+			}
+			return err
+		}
 	}
-	err := ask()
-	if err != nil {
-		b.report(key, err)
-	}
-	return err
+	return b.guarded(key, func() error { return ask(false) })
 }
+
+// errUnasked is the result of claims that were to travel together when one before them had failed.
+var errUnasked = errors.New("a claim before this one has failed")
 
 // report tells the circuit of a claim that failed while everything was well.
 func (b *breaker) report(key *dedupstore.Key, err error) {

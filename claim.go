@@ -65,6 +65,9 @@ func (t *Ticket) Claim(ctx context.Context, ready func()) {
 
 // answered takes the answer to a claim that was sent at a time together with others.
 func (t *Ticket) answered(p *part, result dedupstore.ClaimResult, sent time.Time) {
+	if result.Err == errUnasked { //nolint:errorlint // never wrapped
+		return // the attempt asks
+	}
 	if result.Err != nil {
 		p.breaker.report(&t.call.Key, result.Err)
 	}
@@ -173,12 +176,17 @@ func (t *Ticket) ask(ctx context.Context, p *part) error {
 		t.time(ctx)
 		return t.last.Err
 	}
-	return p.breaker.claim(&t.call.Key, func() error {
+	return p.breaker.claim(&t.call.Key, func(together bool) error {
 		sent := time.Now()
 		if t.first.IsZero() {
 			t.first = sent
 		}
-		t.take(p, p.claims.Do(ctx, t.guard.request(ctx, t.call, t.owner)), sent)
+		request := t.guard.request(ctx, t.call, t.owner)
+		if together {
+			t.take(p, p.claims.Do(ctx, request), sent)
+		} else {
+			t.take(p, p.probes.Do(ctx, request), sent)
+		}
 		t.time(ctx)
 		return t.last.Err
 	})

@@ -102,3 +102,35 @@ func TestGuard_OutcomeIsStoredThoughTheStoreIsAwayUntilShortlyBeforeTheLeaseEnds
 		}
 	})
 }
+
+// A handler that was told to end, and does not heed it, keeps its key no longer than its lease.
+func TestGuard_HandlerThatIgnoresItsEndIsTakenOver(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		var away atomic.Bool
+		away.Store(true)
+		store.extend = func(apply func() error) error {
+			if away.Load() {
+				return errDown
+			}
+			return apply()
+		}
+		g := newGuard(t, store, oncemill.Policy{Lease: 30 * time.Second})
+		zombie, end := make(chan error, 1), make(chan struct{})
+		go func() {
+			_, err := g.Run(t.Context(), call("m1"), func(ctx context.Context) (dedupstore.Outcome, error) {
+				<-ctx.Done()
+				away.Store(false) // the store is back in time to extend the lease
+				<-end
+				return dedupstore.Outcome{}, nil
+			})
+			zombie <- err
+		}()
+		time.Sleep(31 * time.Second)
+		if res, err := g.Run(t.Context(), call("m1"), (&counter{}).run); err != nil || res.Attempt != 2 {
+			t.Errorf("the next delivery ended with %+v, %v, want a second attempt", res, err)
+		}
+		close(end)
+		as[*oncemill.ClaimLostError](t, <-zombie)
+	})
+}

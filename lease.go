@@ -95,7 +95,8 @@ func (l *lease) due(now time.Time) (renew, cut bool) {
 	if cut = !l.cut && now.After(l.deadline.Add(-l.claim.Lease/margin)); cut {
 		l.cut = true
 	}
-	if renew = !l.lost && l.extending == nil && !now.Before(l.renewal); renew {
+	ended := l.lost || l.cut && l.cancel != nil // the handler has been told to end: others may take over
+	if renew = !ended && l.extending == nil && !now.Before(l.renewal); renew {
 		l.extending = make(chan struct{})
 	}
 	return renew, cut
@@ -199,6 +200,7 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	switch {
 	case err == nil:
 		l.deadline, l.renewal = sent.Add(l.claim.Lease), sent.Add(l.claim.Lease/3)
+		l.cut = l.cut && l.cancel != nil
 	case errors.Is(err, dedupstore.ErrClaimLost):
 		l.lost, l.cut, cancel = true, true, l.cancel
 	default:

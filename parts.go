@@ -16,6 +16,7 @@ import (
 type part struct {
 	breaker *breaker
 	claims  batch.Line[dedupstore.Request, dedupstore.ClaimResult]
+	probes  batch.Line[dedupstore.Request, dedupstore.ClaimResult] // claims that go alone, while others fail
 	extends batch.Line[dedupstore.Extension, error]
 	settles batch.Line[dedupstore.Settling, error]
 }
@@ -67,12 +68,28 @@ func (p *parts) of(ctx context.Context, key *dedupstore.Key) *part {
 
 func (p *parts) part(log *slog.Logger) *part {
 	made := &part{breaker: newBreaker(p.policy, log)}
-	made.claims.Send, made.claims.Timeout = p.store.Claim, p.timeout
+	made.claims.Send, made.claims.Timeout = made.claim(p.store), p.timeout
 	made.claims.Failed = func(err error) dedupstore.ClaimResult { return dedupstore.ClaimResult{Err: err} }
+	made.probes.Send, made.probes.Timeout, made.probes.Failed = p.store.Claim, p.timeout, made.claims.Failed
+	made.probes.Alone = func(dedupstore.Request) bool { return true }
 	made.extends.Send, made.extends.Timeout, made.extends.Failed = p.store.Extend, p.timeout, itself
 	made.settles.Send, made.settles.Timeout, made.settles.Failed = p.store.Settle, p.timeout, itself
 	made.settles.Alone = large
 	return made
+}
+
+// claim is how claims travel together, unless one before them has failed: they may have waited for that one.
+func (p *part) claim(store dedupstore.Store) func(context.Context, []dedupstore.Request) []dedupstore.ClaimResult {
+	return func(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+		if p.breaker.healthy.Load() {
+			return store.Claim(ctx, requests)
+		}
+		results := make([]dedupstore.ClaimResult, len(requests))
+		for i := range results {
+			results[i].Err = errUnasked
+		}
+		return results
+	}
 }
 
 // large reports whether a settlement takes long to send and to store.
