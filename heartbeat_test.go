@@ -2,6 +2,7 @@ package oncemill_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
