@@ -1,7 +1,9 @@
+// Package contexts makes contexts with values of their own.
 package contexts
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -28,3 +30,11 @@ func (c Child) Err() error { return c.parent.Err() }
 
 // String is the name of the context.
 func (c Child) String() string { return name(c.parent) + ".Child" }
+
+// name is the name of a context, as those of package context have one: what it holds is no text.
+func name(ctx context.Context) string {
+	if s, ok := ctx.(fmt.Stringer); ok {
+		return s.String()
+	}
+	return fmt.Sprintf("%T", ctx)
+}

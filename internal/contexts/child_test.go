@@ -2,6 +2,7 @@ package contexts_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/oncemill/oncemill/internal/contexts"
@@ -15,6 +16,10 @@ func (v *valued) Value(k any) any {
 	}
 	return v.Child.Value(k)
 }
+
+var errParent = errors.New("the parent's end")
+
+type key struct{}
 
 type lower struct{}
 

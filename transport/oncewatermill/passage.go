@@ -15,7 +15,8 @@ import (
 // A passage is a delivery's way from a Source through a Router: the context of its message. A Router only acks and
 // nacks; by the passage, the guard tells the subscription what it has decided.
 type passage struct {
-	contexts.Lazy
+	contexts.Child
+	cancel       context.CancelFunc
 	delivery     consumer.Delivery
 	message      *message.Message
 	subscription *subscription
@@ -37,11 +38,10 @@ const (
 	handedBack // by the middleware, which the subscription took for missing
 )
 
-// newPassage makes a message of a delivery. The passage ends with Cancel.
-func (s *subscription) newPassage(ctx context.Context, d consumer.Delivery, owner int32) (*passage, *message.Message) {
+// newPassage makes a message of a delivery. The passage has to begin before anybody gets the message.
+func (s *subscription) newPassage(d consumer.Delivery, owner int32) (*passage, *message.Message) {
 	p := &passage{delivery: d, subscription: s}
 	p.owner.Store(owner)
-	p.Init(ctx)
 	msg := message.NewMessage(d.UUID, d.Payload)
 	if msg.UUID == "" {
 		msg.UUID = d.Header.Get(producer.HeaderID)
@@ -54,6 +54,12 @@ func (s *subscription) newPassage(ctx context.Context, d consumer.Delivery, owne
 	return p, msg
 }
 
+// begin makes the passage a context. It ends with cancel.
+func (p *passage) begin(ctx context.Context) {
+	ctx, p.cancel = context.WithCancel(ctx)
+	p.Child = contexts.Under(ctx)
+}
+
 type passageKey struct{}
 
 // Value implements context.Context.
@@ -61,7 +67,7 @@ func (p *passage) Value(key any) any {
 	if key == (passageKey{}) {
 		return p
 	}
-	return p.Lazy.Value(key)
+	return p.Child.Value(key)
 }
 
 // passageOf returns the passage of a message with this context, or nil.

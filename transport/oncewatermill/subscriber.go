@@ -168,9 +168,10 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 	if !s.seen.Load() {
 		given = ownCopy(d)
 	}
-	p, msg := s.newPassage(ctx, given, noOwner)
+	p, msg := s.newPassage(given, noOwner)
 	name := s.ahead.Load()
 	if name == nil {
+		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
 		return
 	}
@@ -179,7 +180,7 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 	claimed.Message = msg
 	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
 		p.ticket = t
-		p.Init(ctx)
+		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
 	})
 }
@@ -188,7 +189,7 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 func (s *subscription) pass(
 	ctx context.Context, d consumer.Delivery, p *passage, msg *message.Message, done func(consumer.Decision),
 ) {
-	defer p.Cancel(nil) // as Watermill's adapters do it: the context of a message ends with its ack
+	defer p.cancel() // as Watermill's adapters do it: the context of a message ends with its ack
 	if err := s.hand(ctx, msg); err != nil {
 		s.giveBack(ctx, p)
 		done(consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err})
@@ -272,8 +273,9 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 
 // handle has the Router handle a message that is guarded here.
 func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
-	p, msg := s.newPassage(ctx, ownCopy(d), ownedBySubscriber)
-	defer p.Cancel(nil)
+	p, msg := s.newPassage(ownCopy(d), ownedBySubscriber)
+	p.begin(ctx)
+	defer p.cancel()
 	if err := s.hand(ctx, msg); err != nil {
 		return oncemill.Uncounted(oncemill.NoEffect(err))
 	}
