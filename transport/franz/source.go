@@ -70,15 +70,8 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	started := func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
-		if err := start(); err != nil {
-			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
-		}
-		decided := make(chan consumer.Decision, 1)
-		handle(ctx, d, func(decision consumer.Decision) { decided <- decision })
-		return <-decided
-	}
-	w, err := newWorker(s.once, s.config.Config, started)
+	process := func(o *offer) { handle(o.ctx, o.delivery, o.done) }
+	w, err := newWorker(s.once, s.config.Config, process)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -13,8 +11,6 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // A Handler does the work for one record. It steers by the error that it returns: see oncemill.RunFunc. A record that
@@ -37,10 +33,6 @@ type Worker struct {
 	session *session
 }
 
-// A process makes one decision about one record. It calls start when it is about to run the handler, and does not run
-// it if start returns an error, which it hands to the guard.
-type process func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision
-
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
 // config that is wrong.
 func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker, error) {
@@ -54,45 +46,6 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
 	}
 	return newWorker(once, config, guarded(once, config.Handler, handle))
-}
-
-// guarded runs a handler under a Processor.
-func guarded(once *consumer.Processor, name string, handle Handler) process {
-	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
-		d.Handler = name
-		return once.Process(ctx, d, func(ctx context.Context) error {
-			if err := start(); err != nil {
-				return err
-			}
-			return handle(ctx, rec)
-		})
-	}
-}
-
-// unbroken makes a retry of a panic that is not the handler's, whose panics the guard turns into errors, but such as
-// one of consumer.Config.DeadLetters: it would end the process, and at each start again. A handler that ends its
-// goroutine takes that of its partition along, so that nothing of it would be handled any more, without a word: that
-// ends the run.
-func unbroken(process process, log *slog.Logger, fail func(error)) process {
-	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record,
-		start func() error) (decision consumer.Decision) {
-		returned := false
-		defer func() {
-			if v := recover(); v != nil {
-				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
-				log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: panic while a record was processed", "topic",
-					rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
-					"id", d.Header.Get(producer.HeaderID), "error", err, "stack", string(err.Stack))
-				decision = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
-			} else if !returned {
-				fail(fmt.Errorf("franz: the handler of the record of %s at offset %d has ended its goroutine "+
-					"(runtime.Goexit): have it return an error", placeName(rec.Topic, rec.Partition), rec.Offset))
-			}
-		}()
-		decision = process(ctx, d, rec, start)
-		returned = true
-		return decision
-	}
 }
 
 func newWorker(once *consumer.Processor, config Config, process process) (*Worker, error) {
@@ -149,9 +102,8 @@ var _ kgo.HookNewClient = birth{}
 // 1.22.2 may hold that up for the better part of a minute more. It waits for every handler, also for one that ignores
 // its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, that a handler
-// has ended its goroutine (runtime.Goexit), or a *dedupstore.SetupError of a right, topic or place in the group that
-// was taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, or a
+// *dedupstore.SetupError of a right, topic or place in the group that was taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest
 // when it is made again; stop workers before you delete one.
 //
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
