@@ -12,7 +12,7 @@ var house = table{
 	{0, "internal/ids", "derives IDs", uuid},
 	{0, "internal/telemetry", "every span, attribute and metric name, once", these(otelAPI, []string{module + "/internal/contexts"})},
 	{0, "internal/leaktest", "tests end without goroutines", testLib},
-	{0, "internal/lanes", "work at once, in order where asked", nil},
+	{0, "internal/worker", "work at once, in order where asked", nil},
 	{0, "internal/anytext", "strings that need not be UTF-8, in JSON", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},
 	{0, "internal/pace", "the pauses of loops that try again, and what hangs", nil},

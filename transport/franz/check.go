@@ -224,7 +224,7 @@ func awaitTopic(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLO
 	err := lookUp(ctx, cl, topic, use)
 	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) &&
 		ctx.Err() == nil {
-		pause(ctx, 50*time.Millisecond)
+		pause(ctx.Done(), 50*time.Millisecond)
 		err = lookUp(ctx, cl, topic, use)
 	}
 	return err

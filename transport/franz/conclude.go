@@ -16,8 +16,10 @@ import (
 
 // conclude carries out a decision that is more than an ack. It reports whether the record is settled, and else after
 // which delay it is to be offered again.
-func (s *session) conclude(r *record, decision consumer.Decision) (settled bool, delay time.Duration) {
-	ctx, rec := r.partition.ctx, r.Record
+func (s *session) conclude(
+	ctx context.Context, r *record, decision consumer.Decision,
+) (settled bool, delay time.Duration) {
+	rec := r.Record
 	d, _, _ := s.intake.delivery(rec) // the one before was the handler's to change
 	located := telemetry.Located(ctx, d.Header)
 	switch decision.Action {

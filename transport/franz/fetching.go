@@ -39,19 +39,19 @@ func (f *fetching) poll(ctx, handlers context.Context) {
 		}
 		f.s.cl.AllowRebalance()
 		if failed > 0 && fetches.NumRecords() == 0 {
-			pause(ctx, pauseAfterErrors) // one that stays would be polled without end
+			pause(ctx.Done(), pauseAfterErrors) // one that stays would be polled without end
 		}
 	}
 }
 
 const pauseAfterErrors = 100 * time.Millisecond
 
-func pause(ctx context.Context, d time.Duration) {
+func pause(end <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-ctx.Done():
+	case <-end:
 	}
 }
 
@@ -149,7 +149,7 @@ func (f *fetching) forget(partitions []*partition, unconfirmed error) {
 		p.forget()
 	}
 	maps.DeleteFunc(f.ending, func(_ place, p *partition) bool { // those that have ended need not be waited for
-		over := p.over()
+		over := closed(p.ended)
 		if over {
 			p.cancel(nil)
 		}

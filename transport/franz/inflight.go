@@ -58,27 +58,26 @@ func (p *places) leave() {
 
 // running counts what runs. After halt nothing more begins.
 type running struct {
-	open  context.Context // ends with halt
-	shut  context.CancelFunc
-	ended chan struct{} // closed when after halt nothing runs any more
+	shut   func()                                // ends halted
+	halted <-chan struct{}                       // closed with halt
+	onHalt func(do func()) (prevent func() bool) // has something done at halt; prevent reports false if it is too late
+	ended  chan struct{}                         // closed when after halt nothing runs any more
 
 	mu sync.Mutex
 	n  int
 }
 
 func newRunning() *running {
-	r := &running{ended: make(chan struct{})}
-	r.open, r.shut = context.WithCancel(context.Background())
-	return r
+	open, shut := context.WithCancel(context.Background())
+	return &running{shut: shut, halted: open.Done(), ended: make(chan struct{}),
+		onHalt: func(do func()) func() bool { return context.AfterFunc(open, do) }}
 }
-
-func (r *running) halted() bool { return r.open.Err() != nil }
 
 // begin reports false after halt. Otherwise end has to follow.
 func (r *running) begin() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.halted() {
+	if closed(r.halted) {
 		return false
 	}
 	r.n++
@@ -96,47 +95,45 @@ func (r *running) end() {
 func (r *running) halt() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.halted() {
+	if !closed(r.halted) {
 		r.shut()
 		r.look()
 	}
 }
 
-// over reports whether after halt nothing runs any more.
-func (r *running) over() bool {
+// look looks whether it was the last. It is locked.
+func (r *running) look() {
+	if r.n == 0 && closed(r.halted) {
+		close(r.ended)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
 	select {
-	case <-r.ended:
+	case <-c:
 		return true
 	default:
 		return false
 	}
 }
 
-// look looks whether it was the last. It is locked.
-func (r *running) look() {
-	if r.n == 0 && r.halted() {
-		close(r.ended)
-	}
-}
-
 // An offer is one try to have a record handled.
 type offer struct {
-	ctx      context.Context // of the handler
-	open     context.Context // when it has ended, no handler starts any more
-	pool     *worker.Pool
 	record   *kgo.Record
 	delivery consumer.Delivery
+	running  *running // after its halt no handler starts any more
+	pool     *worker.Pool
 	done     func(consumer.Decision) // gets what to do with the record, once; it waits for nothing
 }
 
-// A process begins to handle a record. It waits for nothing.
-type process func(o *offer)
+// A process begins to handle a record. It waits for nothing. The context is that of the handler.
+type process func(ctx context.Context, o *offer)
 
 // guarded runs a handler under a Processor: claims of records that are offered together travel together.
 func guarded(once *consumer.Processor, name string, handle Handler) process {
-	return func(o *offer) {
+	return func(ctx context.Context, o *offer) {
 		o.delivery.Handler = name
-		once.Claim(o.ctx, o.delivery, func(t *consumer.Ticket) {
+		once.Claim(ctx, o.delivery, func(t *consumer.Ticket) {
 			o.pool.Go(func() { o.run(t, handle) })
 		})
 	}
@@ -145,13 +142,13 @@ func guarded(once *consumer.Processor, name string, handle Handler) process {
 // run runs the handler with its claim in hand, or gives that back if nothing starts any more. While the ticket waits,
 // for a busy key or for the store, that ends the wait.
 func (o *offer) run(t *consumer.Ticket, handle Handler) {
-	if o.open.Err() != nil {
+	if closed(o.running.halted) {
 		t.GiveBack(t.Context())
 		o.done(consumer.Decision{Action: consumer.RetryLater, Err: stoppingError{}})
 		return
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	stays := context.AfterFunc(o.open, func() { cancel(stoppingError{}) })
+	stays := o.running.onHalt(func() { cancel(stoppingError{}) })
 	started := false // a transaction may be repeated
 	t.Process(ctx, func(ctx context.Context) error {
 		if started = started || stays(); !started {
@@ -168,14 +165,14 @@ func (o *offer) run(t *consumer.Ticket, handle Handler) {
 // lookAgain is after what time a wait for a time by the clock looks at it again: it may have been set.
 const lookAgain = time.Minute
 
-// after calls ready when nothing remains to be waited for, unless ctx has ended by then.
-func after(ctx context.Context, remains func() time.Duration, ready func()) {
+// after calls ready when nothing remains to be waited for, unless halted is closed by then.
+func after(halted <-chan struct{}, remains func() time.Duration, ready func()) {
 	d := remains()
 	switch {
-	case ctx.Err() != nil:
+	case closed(halted):
 	case d <= 0:
 		ready()
 	default:
-		time.AfterFunc(min(d, lookAgain), func() { after(ctx, remains, ready) })
+		time.AfterFunc(min(d, lookAgain), func() { after(halted, remains, ready) })
 	}
 }

@@ -1,7 +1,6 @@
 package franz
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +11,7 @@ func TestAfter_ClockThatIsSetEndsTheWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		began, ready := time.Now(), make(chan struct{})
-		after(t.Context(), func() time.Duration {
+		after(nil, func() time.Duration {
 			if time.Since(began) > lookAgain/2 {
 				return 0
 			}
@@ -25,13 +24,13 @@ func TestAfter_ClockThatIsSetEndsTheWait(t *testing.T) {
 	})
 }
 
-func TestAfter_WaitEndsWhenDueOrWithItsContext(t *testing.T) {
+func TestAfter_WaitEndsWhenDueOrHalted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
+		halted := make(chan struct{})
 		until := func(due time.Time) <-chan struct{} {
 			ready := make(chan struct{})
-			after(ctx, func() time.Duration { return time.Until(due) }, func() { close(ready) })
+			after(halted, func() time.Duration { return time.Until(due) }, func() { close(ready) })
 			return ready
 		}
 		for _, d := range []time.Duration{-time.Hour, 0, time.Second, lookAgain, 5*lookAgain + time.Millisecond} {
@@ -43,7 +42,7 @@ func TestAfter_WaitEndsWhenDueOrWithItsContext(t *testing.T) {
 		}
 		due := time.Now().Add(5 * lookAgain)
 		late := until(due)
-		cancel()
+		close(halted)
 		<-time.After(time.Until(due) + lookAgain)
 		select {
 		case <-late:

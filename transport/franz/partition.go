@@ -17,8 +17,8 @@ type partition struct {
 	s        *session
 	topic    string
 	number   int32
-	ctx      context.Context // of its handlers
-	cancel   context.CancelCauseFunc
+	cancel   context.CancelCauseFunc // ends the context of its handlers
+	start    func(*record) bool      // record.start in that context
 
 	expected int64   // the next offset to be fetched; 0: not known
 	gaps     limiter // of lines about what waits for too long
@@ -32,9 +32,9 @@ type partition struct {
 }
 
 func newPartition(ctx context.Context, s *session, at place) *partition {
-	p := &partition{running: newRunning(), s: s, topic: at.topic, number: at.partition}
-	p.ctx, p.cancel = context.WithCancelCause(ctx)
-	return p
+	ctx, cancel := context.WithCancelCause(ctx)
+	return &partition{running: newRunning(), s: s, topic: at.topic, number: at.partition, cancel: cancel,
+		start: func(r *record) bool { return r.start(ctx) }}
 }
 
 func (p *partition) name() string { return placeName(p.topic, p.number) }
@@ -63,7 +63,7 @@ func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition)
 // add queues records that were fetched, and has those handled that can be now, and others when something is settled.
 func (p *partition) add(records []*kgo.Record) {
 	p.mu.Lock()
-	if !p.halted() {
+	if !closed(p.halted) {
 		p.queue = append(p.queue, records...)
 		p.take()
 	}
@@ -87,12 +87,12 @@ func (p *partition) take() {
 		p.queue = p.queue[1:]
 		e, back := p.tracker.take(rec)
 		if back {
-			p.s.log.ErrorContext(p.ctx,
+			p.s.log.Error(
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.name(), "offset", rec.Offset)
 		}
 		r := &record{Record: rec, partition: p, entry: e, key: p.s.config.orderKey(rec)}
-		p.order.Start(r.key, func() { p.s.inFlight.add(r.start) })
+		p.order.Start(r.key, func() { p.s.inFlight.add(func() bool { return p.start(r) }) })
 	}
 	switch most := p.s.config.MaxInFlight; {
 	case !p.paused && len(p.queue) > most:

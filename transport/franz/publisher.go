@@ -202,7 +202,7 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 // reports false if ctx ends before.
 func (p *Publisher) join(ctx context.Context) bool {
 	for p.wanted.Load() > 0 || !p.alone.TryRLock() {
-		if pause(ctx, stall); ctx.Err() != nil {
+		if pause(ctx.Done(), stall); ctx.Err() != nil {
 			return false
 		}
 	}
@@ -356,7 +356,7 @@ func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (al
 			p.wanted.Add(-1)
 			return func() bool { return false }
 		}
-		pause(ctx, stall)
+		pause(ctx.Done(), stall)
 	}
 	release := sync.OnceFunc(func() {
 		p.alone.Unlock()
@@ -375,7 +375,7 @@ func (p *Publisher) crowded(ctx context.Context) bool {
 	if p.cl.BufferedProduceRecords() == 0 {
 		return false
 	}
-	pause(ctx, stall)
+	pause(ctx.Done(), stall)
 	return p.cl.BufferedProduceRecords() > 0
 }
 

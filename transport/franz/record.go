@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"context"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -19,40 +20,42 @@ type record struct {
 }
 
 // start offers the record, for which there is a place. It reports false if it does not need that: the record is not
-// due, or nothing starts any more.
-func (r *record) start() bool {
+// due, or nothing starts any more. The context is that of the partition's handlers.
+func (r *record) start(ctx context.Context) bool {
 	p, s := r.partition, r.partition.s
 	if !p.begin() {
 		return false
 	}
+	done := func(decision consumer.Decision) { r.decided(ctx, decision) }
 	d, due, err := s.intake.delivery(r.Record)
-	if waits := r.offers == 0 && time.Until(due) > 0; err != nil || waits {
-		defer p.end()
-		if err != nil {
-			s.fail(err)
-			return false
-		}
-		s.postponed(p.ctx, d, r.Record, due)
-		r.rest(due)
+	if err != nil {
+		s.fail(err)
+		done(consumer.Decision{Action: consumer.Leave, Err: err})
+		return true
+	}
+	if r.offers == 0 && time.Until(due) > 0 {
+		s.postponed(ctx, d, r.Record, due)
+		r.rest(ctx, due)
+		p.end()
 		return false
 	}
 	r.offers++
 	d.Count = r.offers
-	s.process(&offer{ctx: p.ctx, open: p.open, pool: &s.pool, record: r.Record, delivery: d, done: r.decided})
+	s.process(ctx, &offer{r.Record, d, p.running, &s.pool, done})
 	return true
 }
 
 // rest has the record offered when it is due. It takes no place until then.
-func (r *record) rest(due time.Time) {
+func (r *record) rest(ctx context.Context, due time.Time) {
 	places := &r.partition.s.inFlight
-	after(r.partition.open, func() time.Duration { return time.Until(due) }, func() {
-		places.add(r.start)
+	after(r.partition.halted, func() time.Duration { return time.Until(due) }, func() {
+		places.add(func() bool { return r.start(ctx) })
 		places.fill()
 	})
 }
 
 // decided carries out what is to be done with the record. It waits for nothing.
-func (r *record) decided(decision consumer.Decision) {
+func (r *record) decided(ctx context.Context, decision consumer.Decision) {
 	p, s := r.partition, r.partition.s
 	s.inFlight.leave()
 	if decision.Action == consumer.Ack {
@@ -63,11 +66,10 @@ func (r *record) decided(decision consumer.Decision) {
 	s.inFlight.fill()
 	s.pool.Go(func() {
 		defer p.end()
-		settled, delay := s.conclude(r, decision)
-		if settled {
+		if settled, delay := s.conclude(ctx, r, decision); settled {
 			p.settle(r)
 		} else {
-			r.rest(time.Now().Add(delay))
+			r.rest(ctx, time.Now().Add(delay))
 		}
 	})
 }

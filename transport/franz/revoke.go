@@ -86,7 +86,7 @@ func ended(partitions []*partition, timeout time.Duration) (late []*partition) {
 		select {
 		case <-p.ended:
 		case <-timer.C:
-			return slices.DeleteFunc(slices.Clone(partitions[i:]), func(p *partition) bool { return p.over() })
+			return slices.DeleteFunc(slices.Clone(partitions[i:]), func(p *partition) bool { return closed(p.ended) })
 		}
 	}
 	return nil

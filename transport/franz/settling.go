@@ -83,7 +83,7 @@ func (c *settling) finally(ctx context.Context) error {
 			since = time.Now()
 		}
 		c.mu.Unlock() // for a revocation
-		pause(ctx, wait)
+		pause(ctx.Done(), wait)
 		c.mu.Lock()
 		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) &&
 			time.Since(since) > goneFor {

@@ -97,7 +97,7 @@ const relieveEvery = time.Second
 
 // relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon
 // it would deliver nothing more.
-func (s *shareSession) relieve() {
+func (s *shareSession) relieve(ctx context.Context) {
 	if waiting, _ := s.inFlight.full(); s.rules.locks == 0 || waiting == 0 {
 		return
 	}
@@ -107,9 +107,9 @@ func (s *shareSession) relieve() {
 		return w.moves && last-w.record.Offset >= int64(s.rules.locks/2) && time.Now().After(w.record.movesAt)
 	}) {
 		if s.begin() {
-			s.pool.Go(w.move)
+			s.pool.Go(func() { w.move(ctx) })
 		} else {
-			w.record.giveBack()
+			s.giveBack(ctx, w.record.Record)
 			s.inFlight.goOn()
 		}
 	}

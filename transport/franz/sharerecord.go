@@ -18,49 +18,49 @@ import (
 type shareRecord struct {
 	*kgo.Record
 	s       *shareSession
-	ctx     context.Context // of its handlers
 	offers  int
 	moves   bool      // it goes on as a copy if too many come after it while it waits for its next attempt
 	movesAt time.Time // not before
 }
 
 // start offers the record, for which there is a place. It reports false if it does not need that: the record is not
-// due, or nothing starts any more.
-func (r *shareRecord) start() bool {
+// due, or nothing starts any more. The context is that of all handlers.
+func (r *shareRecord) start(ctx context.Context) bool {
 	s := r.s
 	if !s.begin() {
-		r.giveBack()
+		s.giveBack(ctx, r.Record)
 		return false
 	}
+	done := func(decision consumer.Decision) { r.decided(ctx, decision) }
 	d, due, err := s.intake.delivery(r.Record)
-	if waits := r.offers == 0 && time.Until(due) > 0; err != nil || waits {
-		defer s.end()
-		if err != nil {
-			s.fail(err)
-			r.giveBack()
-			return false
-		}
-		r.rest(due, false)
+	if err != nil {
+		s.fail(err)
+		done(consumer.Decision{Action: consumer.Leave, Err: err})
+		return true
+	}
+	if r.offers == 0 && time.Until(due) > 0 {
+		r.rest(ctx, due, false)
+		s.end()
 		return false
 	}
 	r.offers++
 	d.Count = int(r.DeliveryCount()) - 1 + r.offers
-	s.process(&offer{ctx: r.ctx, open: s.open, pool: &s.pool, record: r.Record, delivery: d, done: r.decided})
+	s.process(ctx, &offer{r.Record, d, s.running, &s.pool, done})
 	return true
 }
 
 // decided carries out what is to be done with the record. It waits for nothing.
-func (r *shareRecord) decided(decision consumer.Decision) {
+func (r *shareRecord) decided(ctx context.Context, decision consumer.Decision) {
 	s := r.s
 	s.pool.Go(func() {
 		defer s.end()
 		s.inFlight.leave()
 		s.inFlight.fill()
-		r.conclude(decision)
+		r.conclude(ctx, decision)
 	})
 }
 
-func (r *shareRecord) conclude(decision consumer.Decision) {
+func (r *shareRecord) conclude(ctx context.Context, decision consumer.Decision) {
 	s := r.s
 	if decision.Action == consumer.Ack {
 		s.settle(r.Record, kgo.AckAccept)
@@ -68,34 +68,38 @@ func (r *shareRecord) conclude(decision consumer.Decision) {
 	}
 	d, _, _ := s.intake.delivery(r.Record) // the one before was the handler's to change
 	if decision.Action == consumer.Reject {
-		s.log.ErrorContext(telemetry.Located(r.ctx, d.Header),
+		s.log.ErrorContext(telemetry.Located(ctx, d.Header),
 			"franz: record rejected: nobody has it as a dead letter", "topic", r.Topic, "partition", r.Partition,
 			"offset", r.Offset, "id", decision.ID, "error", decision.Err)
 		s.settle(r.Record, kgo.AckReject)
 		return
 	}
-	s.stalled(r.ctx, d, r.Record, decision, r.offers)
-	r.rest(time.Now().Add(delayOf(decision, s.policy, r.offers)), failedAttempt(decision))
+	s.stalled(ctx, d, r.Record, decision, r.offers)
+	r.rest(ctx, time.Now().Add(delayOf(decision, s.policy, r.offers)), failedAttempt(decision))
 }
 
 // rest lets the record wait until it is due, which takes no room. If it moves, it goes on as a copy when too many have
 // come after it. Records move whose own attempt failed: where a store or what handlers call is away, others would have
 // to wait as well. Those of the retry topic stay in any case, or the copies would go round, so do dead letters, as
 // copies would not say of what they are, and what the retry topic has refused.
-func (r *shareRecord) rest(due time.Time, moves bool) {
+func (r *shareRecord) rest(ctx context.Context, due time.Time, moves bool) {
 	s := r.s
 	w := &rest{record: r, due: due, moves: moves && r.moves}
 	s.inFlight.rest(w)
-	if s.halted() { // which may have come before
-		w.end(r.giveBack)
+	if closed(s.halted) && s.inFlight.stop(w) { // which may have come before
+		s.giveBack(ctx, r.Record)
+		s.inFlight.goOn()
+		return
 	}
-	after(s.open, func() time.Duration { return time.Until(due) }, func() {
-		if s.begin() { // else it is given back
-			defer s.end()
-			w.end(func() {
-				s.inFlight.add(r.start)
-				s.inFlight.fill()
-			})
+	after(s.halted, func() time.Duration { return time.Until(due) }, func() {
+		if !s.begin() {
+			return // it is given back
+		}
+		defer s.end()
+		if s.inFlight.stop(w) {
+			s.inFlight.goOn()
+			s.inFlight.add(func() bool { return r.start(ctx) })
+			s.inFlight.fill()
 		}
 	})
 }
@@ -107,29 +111,19 @@ type rest struct {
 	moves  bool
 }
 
-// end ends the wait, unless something else has.
-func (w *rest) end(then func()) {
-	if f := &w.record.s.inFlight; f.stop(w) {
-		f.goOn()
-		then()
-	}
-}
-
 // move has a record go on as a copy whose rest was stopped for that. If the copy cannot be made, it rests on: what the
 // retry topic has refused stays, as another try would hold up those that publish beside it, and others are not tried at
 // each poll.
-func (w *rest) move() {
+func (w *rest) move(ctx context.Context) {
 	r := w.record
 	s := r.s
 	defer s.end()
-	if moved, refused := s.moveOn(r.ctx, r.Record, w.due); !moved {
+	if moved, refused := s.moveOn(ctx, r.Record, w.due); !moved {
 		r.moves, r.movesAt = !refused, time.Now().Add(maxDelay)
-		r.rest(w.due, w.moves)
+		r.rest(ctx, w.due, w.moves)
 	}
 	s.inFlight.goOn()
 }
-
-func (r *shareRecord) giveBack() { r.s.giveBack(r.ctx, r.Record) }
 
 // giveBack has a record delivered again, to whoever comes first.
 func (s *shareSession) giveBack(ctx context.Context, rec *kgo.Record) {
@@ -167,8 +161,8 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 		log.ErrorContext(ctx,
 			"franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is "+
 				"begun", "error", err)
-		pause(s.open, backoff(tries))
-		if s.halted() {
+		pause(s.halted, backoff(tries))
+		if closed(s.halted) {
 			s.giveBack(ctx, rec)
 			return true
 		}

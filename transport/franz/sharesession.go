@@ -69,8 +69,8 @@ func (s *shareSession) run(ctx context.Context) error {
 	helpers.Go(func() { s.sayFull(polling) })
 	helpers.Go(func() {
 		for polling.Err() == nil {
-			pause(polling, relieveEvery)
-			s.relieve() // of a record that came to wait when nothing more came already
+			pause(polling.Done(), relieveEvery)
+			s.relieve(handlers) // of a record that came to wait when nothing more came already
 		}
 	})
 	helpers.Go(func() {
@@ -88,7 +88,7 @@ func (s *shareSession) run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		err = nil
 	}
-	s.halt()
+	s.halt(handlers)
 	s.drain(detached, cancel)
 	release()
 	helpers.Wait()
@@ -105,12 +105,12 @@ func (s *shareSession) run(ctx context.Context) error {
 }
 
 // halt starts nothing more, and has everything that waits given back.
-func (s *shareSession) halt() {
+func (s *shareSession) halt(ctx context.Context) {
 	s.locks.forgive()
 	s.running.halt()
 	s.inFlight.fill()
 	for _, w := range s.inFlight.stopAll(func(*rest) bool { return true }) {
-		w.record.giveBack()
+		s.giveBack(ctx, w.record.Record)
 		s.inFlight.goOn()
 	}
 }
@@ -142,7 +142,7 @@ func (s *shareSession) poll(ctx, handlers context.Context) {
 	for s.inFlight.room(ctx) {
 		fetches := s.cl.PollFetches(ctx)
 		if failed := s.take(ctx, handlers, fetches); failed && fetches.NumRecords() == 0 {
-			pause(ctx, pauseAfterErrors) // one that stays would be polled without end
+			pause(ctx.Done(), pauseAfterErrors) // one that stays would be polled without end
 		}
 	}
 }
@@ -166,7 +166,7 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 	}
 	s.locks.add(records)
 	s.inFlight.came(len(records))
-	s.relieve()
+	s.relieve(handlers)
 	s.handle(handlers, records)
 	return failed
 }
@@ -202,8 +202,8 @@ func (s *shareSession) handle(ctx context.Context, records []*kgo.Record) {
 	copying.Wait()
 	for i, rec := range records {
 		if stays[i] {
-			r := &shareRecord{Record: rec, s: s, ctx: ctx, moves: rec.Topic != s.config.RetryTopic && !isDeadLetter(rec)}
-			s.inFlight.add(r.start)
+			r := &shareRecord{Record: rec, s: s, moves: rec.Topic != s.config.RetryTopic && !isDeadLetter(rec)}
+			s.inFlight.add(func() bool { return r.start(ctx) })
 		}
 	}
 	s.inFlight.fill()

@@ -70,7 +70,7 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	process := func(o *offer) { handle(o.ctx, o.delivery, o.done) }
+	process := func(ctx context.Context, o *offer) { handle(ctx, o.delivery, o.done) }
 	w, err := newWorker(s.once, s.config.Config, process)
 	if err != nil {
 		return nil, nil, err
