@@ -7,7 +7,6 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/worker"
 )
@@ -144,15 +143,15 @@ func guarded(once *consumer.Processor, name string, handle Handler) process {
 func (o *offer) run(t *consumer.Ticket, handle Handler) {
 	if closed(o.running.halted) {
 		t.GiveBack(t.Context())
-		o.done(consumer.Decision{Action: consumer.RetryLater, Err: stoppingError{}})
+		o.done(consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
 		return
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	stays := o.running.onHalt(func() { cancel(stoppingError{}) })
+	stays := o.running.onHalt(func() { cancel(errStopping) })
 	started := false // a transaction may be repeated
 	t.Process(ctx, func(ctx context.Context) error {
 		if started = started || stays(); !started {
-			return oncemill.NoEffect(stoppingError{})
+			return errStopping
 		}
 		return handle(ctx, o.record)
 	}, func(d consumer.Decision) {

@@ -62,8 +62,8 @@ func (s *session) run(ctx context.Context) error {
 	detached := telemetry.Spanless(context.WithoutCancel(ctx))
 	handlers, cancel := context.WithCancelCause(detached)
 	defer cancel(nil)
-	polling, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	polling, stop := context.WithCancel(ctx)
+	defer stop()
 
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.settling.regularly(polling) })
@@ -71,23 +71,14 @@ func (s *session) run(ctx context.Context) error {
 		timeout := option[time.Duration](s.cl, kgo.SessionTimeout)
 		s.lookOut(polling, cmp.Or(s.look, timeout), timeout, membership(s.cl, s.rebalance))
 	})
-	helpers.Go(func() { s.stopWhenFailed(polling, stop) })
 	helpers.Go(func() { s.fetching.poll(polling, handlers) })
-	<-polling.Done()
-	err := context.Cause(polling)
-	if ctx.Err() != nil {
-		err = nil
-	}
+	err := s.failure(ctx)
+	stop()
 	s.fetching.halt()
-	switch confirmed := s.drain(detached, cancel); {
-	case err == nil:
-		err = confirmed
-	case confirmed != nil:
-		s.log.WarnContext(detached, "franz: offsets are not confirmed: records are delivered again that are settled",
-			"group", s.group, "error", confirmed)
-	}
+	unconfirmed := s.drain(detached, cancel)
 	helpers.Wait()
 	s.fetching.wait()
 	s.pool.Wait()
-	return err
+	return s.result(detached, err, unconfirmed,
+		"franz: offsets are not confirmed: records are delivered again that are settled")
 }

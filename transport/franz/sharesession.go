@@ -45,7 +45,7 @@ func newShareSession(config ShareConfig, policy oncemill.Policy, process process
 		},
 		locks: locks{
 			cl: cl, group: w.group, log: w.log, fail: w.fail, every: rules.renewal,
-			held: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{},
+			locked: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{},
 			anew: map[string]bool{}, lost: make(chan struct{}, 1),
 		},
 		inFlight: inFlight{places: places{free: config.MaxInFlight}, most: config.MaxInFlight,
@@ -60,8 +60,8 @@ func (s *shareSession) run(ctx context.Context) error {
 	defer cancel(nil)
 	locking, release := context.WithCancel(detached)
 	defer release()
-	polling, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	polling, stop := context.WithCancel(ctx)
+	defer stop()
 
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.locks.prolongRegularly(locking) })
@@ -77,31 +77,20 @@ func (s *shareSession) run(ctx context.Context) error {
 		s.lookOut(polling, s.rules.renewal, s.rules.renewal,
 			func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
 	})
-	helpers.Go(func() { s.stopWhenFailed(polling, stop) })
 	s.begin()
 	helpers.Go(func() {
 		defer s.end()
 		s.poll(polling, handlers)
 	})
-	<-polling.Done()
-	err := context.Cause(polling)
-	if ctx.Err() != nil {
-		err = nil
-	}
+	err := s.failure(ctx)
+	stop()
 	s.halt(handlers)
 	s.drain(detached, cancel)
 	release()
 	helpers.Wait()
 	s.pool.Wait()
-	switch confirmed := s.confirm(detached); {
-	case err == nil:
-		err = confirmed
-	case confirmed != nil:
-		s.log.WarnContext(detached,
-			"franz: acknowledgements are not confirmed: records are delivered again that are "+
-				"settled", "group", s.group, "error", confirmed)
-	}
-	return err
+	return s.result(detached, err, s.confirm(detached),
+		"franz: acknowledgements are not confirmed: records are delivered again that are settled")
 }
 
 // halt starts nothing more, and has everything that waits given back.

@@ -153,11 +153,11 @@ func (s *Source) end(topic string) {
 	}
 }
 
-// leavePatience bounds how long a client waits for the coordinator of its group when it leaves.
-const leavePatience = 5 * time.Second
+// leaveTimeout bounds how long a client waits for the coordinator of its group when it leaves.
+const leaveTimeout = 5 * time.Second
 
 func leave(ctx context.Context, cl *kgo.Client) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	cl.AllowRebalance()
 	_ = cl.LeaveGroupContext(ctx) // else it is a member until the session timeout

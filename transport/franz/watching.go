@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -46,13 +47,22 @@ func (w *watching) fail(err error) {
 	}
 }
 
-// stopWhenFailed stops the run when it cannot go on.
-func (w *watching) stopWhenFailed(ctx context.Context, stop context.CancelCauseFunc) {
+// failure waits until ctx ends, or until the worker cannot go on, and returns why it cannot.
+func (w *watching) failure(ctx context.Context) error {
 	select {
 	case err := <-w.failed:
-		stop(err)
+		return err
 	case <-ctx.Done():
+		return nil
 	}
+}
+
+// result returns what Run does: why it has failed, or else what is not confirmed. Of both it says the second.
+func (w *watching) result(ctx context.Context, failed, unconfirmed error, line string) error {
+	if failed != nil && unconfirmed != nil {
+		w.log.WarnContext(ctx, line, "group", w.group, "error", unconfirmed)
+	}
+	return cmp.Or(failed, unconfirmed)
 }
 
 // lookOut says what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It says

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -25,12 +24,7 @@ type Worker struct {
 	process process
 	once    *consumer.Processor
 	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
-
-	mu      sync.Mutex
-	made    *kgo.Client // the last client that was made with Opts
-	intact  bool        // its callbacks are those of Opts
-	used    bool
-	session *session
+	client  binding[session]
 }
 
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
@@ -86,11 +80,8 @@ type birth struct{ w *Worker }
 
 // OnNewClient comes before kgo wraps the callbacks, which then cannot be told apart.
 func (b birth) OnNewClient(cl *kgo.Client) {
-	b.w.mu.Lock()
-	defer b.w.mu.Unlock()
-	b.w.made = cl
-	b.w.intact = sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) &&
-		sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost)
+	b.w.client.born(cl, sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) &&
+		sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost))
 }
 
 var _ kgo.HookNewClient = birth{}
@@ -103,8 +94,9 @@ var _ kgo.HookNewClient = birth{}
 // its context.
 //
 // Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, or a
-// *dedupstore.SetupError of a right, topic or place in the group that was taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest
-// when it is made again; stop workers before you delete one.
+// *dedupstore.SetupError of a right, topic or place in the group that was taken away. A topic that is deleted while it
+// is consumed is noticed only when the broker says so, at the latest when it is made again; stop workers before you
+// delete one.
 //
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
 // that was fetched for done, and what was not handled of it would be passed over.
@@ -119,29 +111,17 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	s, err := w.begin(cl)
+	retry, err := w.retryPublisher(cl)
 	if err != nil {
 		return err
 	}
-	defer w.end()
+	s := newSession(w.config, w.policy, w.process, cl, retry)
+	s.look = w.look
+	if err := w.client.begin(cl, s); err != nil {
+		return err
+	}
+	defer w.client.end()
 	return s.run(ctx)
-}
-
-func (w *Worker) begin(cl *kgo.Client) (*session, error) {
-	retry, err := w.retryPublisher(cl)
-	if err != nil {
-		return nil, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.used {
-		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts, "+
-			"because records that were fetched and not handled would be passed over")
-	}
-	w.used = true
-	w.session = newSession(w.config, w.policy, w.process, cl, retry)
-	w.session.look = w.look
-	return w.session, nil
 }
 
 // retryPublisher returns the publisher to the retry topics, or nil if there are none.
@@ -152,30 +132,14 @@ func (w *Worker) retryPublisher(cl *kgo.Client) (*Publisher, error) {
 	return NewPublisher(cl, PublisherConfig{Telemetry: w.policy.Telemetry})
 }
 
-func (w *Worker) end() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.session = nil
-}
-
-// current returns the session that runs on a client, or nil.
-func (w *Worker) current(cl *kgo.Client) *session {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.session == nil || w.session.cl != cl {
-		return nil
-	}
-	return w.session
-}
-
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {
-	if s := w.current(cl); s != nil {
+	if s := w.client.current(cl); s != nil {
 		s.revoke(ctx, revoked)
 	}
 }
 
 func (w *Worker) onLost(_ context.Context, cl *kgo.Client, lost map[string][]int32) {
-	if s := w.current(cl); s != nil {
+	if s := w.client.current(cl); s != nil {
 		s.lose(lost)
 	}
 }
