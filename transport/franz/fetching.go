@@ -97,35 +97,30 @@ func (f *fetching) assigned(ctx context.Context, at place) *partition {
 	if p := f.partitions[at]; p != nil {
 		return p
 	}
-	p := newPartition(ctx, f.s, at)
+	ctx, cancel := context.WithCancelCause(ctx)
+	p := &partition{
+		running: newRunning(), s: f.s, topic: at.topic, number: at.partition, cancel: cancel,
+		start: func(r *record) bool { return r.start(ctx) },
+	}
 	f.partitions[at] = p
-	room := f.s.config.room()
-	if before := f.ending[at]; before != nil {
+	if before := f.ending[at]; before == nil {
+		p.room = f.s.config.room()
+	} else {
 		p.begin()
 		go func() {
 			defer p.end()
 			<-before.ended
-			p.admit(room)
+			p.admit(f.s.config.room())
 		}()
-	} else {
-		p.room = room
 	}
 	return p
 }
 
 // owned returns the partitions of an assignment that records were fetched of.
 func (f *fetching) owned(assignment map[string][]int32) []*partition {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var found []*partition
-	for topic, numbers := range assignment {
-		for _, n := range numbers {
-			if p := f.partitions[place{topic, n}]; p != nil {
-				found = append(found, p)
-			}
-		}
-	}
-	return found
+	return slices.DeleteFunc(f.all(), func(p *partition) bool {
+		return !slices.Contains(assignment[p.topic], p.number)
+	})
 }
 
 // all returns all partitions.

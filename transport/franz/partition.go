@@ -31,12 +31,6 @@ type partition struct {
 	tracker tracker       // of what was taken
 }
 
-func newPartition(ctx context.Context, s *session, at place) *partition {
-	ctx, cancel := context.WithCancelCause(ctx)
-	return &partition{running: newRunning(), s: s, topic: at.topic, number: at.partition, cancel: cancel,
-		start: func(r *record) bool { return r.start(ctx) }}
-}
-
 func (p *partition) name() string { return placeName(p.topic, p.number) }
 
 // expect looks whether records were deleted that should have come first, or come that the group has passed. Only the
@@ -71,10 +65,10 @@ func (p *partition) add(records []*kgo.Record) {
 	p.s.inFlight.fill()
 }
 
-// admit lets so many records be taken that are not settled.
-func (p *partition) admit(room int) {
+// admit lets so many more records be taken.
+func (p *partition) admit(more int) {
 	p.mu.Lock()
-	p.room = room
+	p.room += more
 	p.mu.Unlock()
 	p.add(nil)
 }
@@ -116,10 +110,9 @@ func (p *partition) resume() {
 func (p *partition) settle(r *record) {
 	p.mu.Lock()
 	p.tracker.settle(r.entry)
-	p.room++
 	p.mu.Unlock()
 	p.order.Done(r.key)
-	p.add(nil)
+	p.admit(1)
 }
 
 // halt starts nothing more, and drops what waits. Handlers that run go on.

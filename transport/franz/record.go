@@ -26,12 +26,10 @@ func (r *record) start(ctx context.Context) bool {
 	if !p.begin() {
 		return false
 	}
-	done := func(decision consumer.Decision) { r.decided(ctx, decision) }
 	d, due, err := s.intake.delivery(r.Record)
 	if err != nil {
 		s.fail(err)
-		done(consumer.Decision{Action: consumer.Leave, Err: err})
-		return true
+		due = time.Now().Add(maxDelay) // the run ends before
 	}
 	if r.offers == 0 && time.Until(due) > 0 {
 		s.postponed(ctx, d, r.Record, due)
@@ -41,7 +39,9 @@ func (r *record) start(ctx context.Context) bool {
 	}
 	r.offers++
 	d.Count = r.offers
-	s.process(ctx, &offer{r.Record, d, p.running, &s.pool, done})
+	s.process(ctx, &offer{r.Record, d, p.running, &s.pool, func(decision consumer.Decision) {
+		r.decided(ctx, decision)
+	}})
 	return true
 }
 

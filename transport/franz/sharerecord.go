@@ -31,12 +31,10 @@ func (r *shareRecord) start(ctx context.Context) bool {
 		s.giveBack(ctx, r.Record)
 		return false
 	}
-	done := func(decision consumer.Decision) { r.decided(ctx, decision) }
 	d, due, err := s.intake.delivery(r.Record)
 	if err != nil {
 		s.fail(err)
-		done(consumer.Decision{Action: consumer.Leave, Err: err})
-		return true
+		due = time.Now().Add(maxDelay) // the run ends before
 	}
 	if r.offers == 0 && time.Until(due) > 0 {
 		r.rest(ctx, due, false)
@@ -45,7 +43,9 @@ func (r *shareRecord) start(ctx context.Context) bool {
 	}
 	r.offers++
 	d.Count = int(r.DeliveryCount()) - 1 + r.offers
-	s.process(ctx, &offer{r.Record, d, s.running, &s.pool, done})
+	s.process(ctx, &offer{r.Record, d, s.running, &s.pool, func(decision consumer.Decision) {
+		r.decided(ctx, decision)
+	}})
 	return true
 }
 
