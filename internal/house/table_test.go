@@ -13,7 +13,6 @@ var house = table{
 	{0, "internal/telemetry", "every span, attribute and metric name, once", these(otelAPI, []string{module + "/internal/contexts"})},
 	{0, "internal/leaktest", "tests end without goroutines", testLib},
 	{0, "internal/batch", "operations of many callers travel together", nil},
-	{0, "internal/lanes", "work at once, in order where asked", nil},
 	{0, "internal/worker", "what the workers of all transports share", nil},
 	{0, "internal/anytext", "strings that need not be UTF-8, in JSON", nil},
 	{0, "internal/errtext", "makes of errors what can be kept", nil},

@@ -4,73 +4,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"sync/atomic"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// An alarm is how a group's member says what goes wrong.
-type alarm struct {
-	group  string
-	log    *slog.Logger
-	failed chan error         // holds the first error that the worker cannot go on after
-	waits  *limiter           // of lines about records that wait
-	outage *limiter           // of lines about an interrupted membership
-	broken map[place]*limiter // of lines about partitions that cannot be fetched; of the poll loop
-}
-
-func newAlarm(group string, log *slog.Logger) alarm {
-	return alarm{group: group, log: log, failed: make(chan error, 1),
-		waits: new(limiter), outage: new(limiter), broken: map[place]*limiter{}}
-}
-
-// sayEvery is how often is logged what goes wrong again and again.
-const sayEvery = time.Minute
-
-// A limiter lets one line through in a while.
-type limiter struct{ last atomic.Int64 } // Unix nanoseconds
-
-func (l *limiter) due(every time.Duration) bool {
-	now, last := time.Now().UnixNano(), l.last.Load()
-	return now-last >= int64(every) && l.last.CompareAndSwap(last, now)
-}
-
-// fail ends the run with an error.
-func (a *alarm) fail(err error) {
-	select {
-	case a.failed <- err:
-	default: // there is one
-	}
-}
-
 // fetchFailed deals with an error that came instead of records. Those that pass by themselves are kgo's business.
-func (a *alarm) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
+func (w *watching) fetchFailed(ctx context.Context, topic string, partition int32, err error) {
 	var loss *kgo.ErrDataLoss
 	var membership *kgo.ErrGroupSession
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 	case errors.Is(err, kgo.ErrClientClosed):
-		a.fail(kgo.ErrClientClosed)
+		w.fail(kgo.ErrClientClosed)
 	case errors.As(err, &loss):
-		a.log.ErrorContext(ctx, "franz: the broker has lost records",
+		w.log.ErrorContext(ctx, "franz: the broker has lost records",
 			"partition", placeName(loss.Topic, loss.Partition), "error", err)
-	case a.refused(topic, err) != nil:
-		a.fail(a.refused(topic, err))
+	case w.refused(topic, err) != nil:
+		w.fail(w.refused(topic, err))
 	case errors.As(err, &membership):
-		if a.outage.due(sayEvery) { // the client tries again every few seconds
-			a.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
-				"group", a.group, "error", err)
+		if w.outage.due(sayEvery) { // the client tries again every few seconds
+			w.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
+				"group", w.group, "error", err)
 		}
 	default:
 		at := place{topic, partition}
-		if a.broken[at] == nil {
-			a.broken[at] = new(limiter)
+		if w.broken[at] == nil {
+			w.broken[at] = new(limiter)
 		}
-		if a.broken[at].due(sayEvery) {
-			a.log.ErrorContext(ctx, "franz: partition cannot be fetched for now",
+		if w.broken[at].due(sayEvery) {
+			w.log.ErrorContext(ctx, "franz: partition cannot be fetched for now",
 				"partition", placeName(topic, partition), "error", err)
 		}
 	}
@@ -109,7 +72,7 @@ var (
 
 // refused returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
 // about the group.
-func (a *alarm) refused(topic string, err error) error { return refusal(a.group, topic, err) }
+func (w *watching) refused(topic string, err error) error { return refusal(w.group, topic, err) }
 
 func refusal(group, topic string, err error) error {
 	refusals, subject, problem := topicRefusals, theTopic(topic), fmt.Sprintf("cannot be consumed by group %q", group)

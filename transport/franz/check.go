@@ -79,15 +79,13 @@ const (
 )
 
 func (w *Worker) clientProblem(cl *kgo.Client) string {
-	w.mu.Lock()
-	made, intact := w.made, w.intact
-	w.mu.Unlock()
+	last, intact := w.client.is(cl)
 	grace, rebalance := w.config.Grace, option[time.Duration](cl, kgo.RebalanceTimeout)
 	start, reset := option[kgo.Offset](cl, kgo.ConsumeStartOffset), option[kgo.Offset](cl, kgo.ConsumeResetOffset)
 	switch {
 	case option[string](cl, kgo.ConsumerGroup) == "":
 		return "has no group: set kgo.ConsumerGroup"
-	case made != cl:
+	case !last:
 		return notOurs
 	case !intact:
 		return "has other callbacks for revoked or lost partitions than the worker's: leave kgo.OnPartitionsRevoked " +
@@ -202,13 +200,13 @@ func longestBackoff(p oncemill.Policy) time.Duration {
 	return longest
 }
 
-// newTopicPatience is for how long a topic may be unknown at the start: a broker hears a moment late of one that was
+// newTopicWait is for how long a topic may be unknown at the start: a broker hears a moment late of one that was
 // just created.
-const newTopicPatience = 2 * time.Second
+const newTopicWait = 2 * time.Second
 
 // checkTopics makes sure that topics are there and may be read.
 func checkTopics(ctx context.Context, cl *kgo.Client, group string, topics []string) error {
-	until := time.Now().Add(newTopicPatience)
+	until := time.Now().Add(newTopicWait)
 	for _, topic := range topics {
 		err := awaitTopic(ctx, cl, topic, kmsg.ACLOperationRead, until)
 		if err != nil && !comesLater(cl, err) {
@@ -218,13 +216,13 @@ func checkTopics(ctx context.Context, cl *kgo.Client, group string, topics []str
 	return nil
 }
 
-// awaitTopic looks a topic up until it is there, or is not at the end of the patience. It returns why the topic cannot
+// awaitTopic looks a topic up until it is there, or is not at the end of its time. It returns why the topic cannot
 // be used so, or nil.
 func awaitTopic(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLOperation, until time.Time) error {
 	err := lookUp(ctx, cl, topic, use)
 	for errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(cl, err) && time.Now().Before(until) &&
 		ctx.Err() == nil {
-		pause(ctx, 50*time.Millisecond)
+		pause(ctx.Done(), 50*time.Millisecond)
 		err = lookUp(ctx, cl, topic, use)
 	}
 	return err

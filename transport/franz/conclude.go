@@ -14,37 +14,42 @@ import (
 	"github.com/oncemill/oncemill/producer"
 )
 
-// conclude carries a decision out. It reports whether the record is settled, and else after which delay it is to be
-// offered again.
-func (p *partition) conclude(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision,
-	tries int) (settled bool, delay time.Duration) {
-	s := p.s
+// conclude carries out a decision that is more than an ack. It reports whether the record is settled, and else after
+// which delay it is to be offered again.
+func (s *session) conclude(
+	ctx context.Context, r *record, decision consumer.Decision,
+) (settled bool, delay time.Duration) {
+	rec := r.Record
+	d, _, _ := s.intake.delivery(rec) // the one before was the handler's to change
+	located := telemetry.Located(ctx, d.Header)
 	switch decision.Action {
-	case consumer.Ack:
-		return true, 0
 	case consumer.Reject:
-		s.log.ErrorContext(telemetry.Located(ctx, d.Header),
-			"franz: record rejected: it is passed over, and nobody has it as a dead "+
-				"letter", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
-			"id", decision.ID, "error", decision.Err)
+		s.log.ErrorContext(located,
+			"franz: record rejected: it is passed over, and nobody has it as a dead letter",
+			"topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "id", decision.ID,
+			"error", decision.Err)
 		return true, 0
 	case consumer.Leave:
-		return false, delayOf(decision, s.policy, tries)
+		return false, delayOf(decision, s.policy, r.offers)
 	}
-	if retry, ok := decision.Err.(*oncemill.RetryError); ok &&
-		!retry.Uncounted { //nolint:errorlint // the guard's own error
+	if failedAttempt(decision) {
 		sent, err := s.postpone(ctx, d, rec, decision)
 		if sent {
 			return true, 0
 		}
 		if err != nil {
-			s.log.WarnContext(telemetry.Located(ctx, d.Header),
-				"franz: record cannot be published to its retry topic, and waits in its "+
-					"place", "id", decision.ID, "partition", p.name(), "offset", rec.Offset, "error", err)
+			s.log.WarnContext(located, "franz: record cannot be published to its retry topic, and waits in its place",
+				"id", decision.ID, "partition", r.partition.name(), "offset", rec.Offset, "error", err)
 		}
 	}
-	s.stalled(ctx, d, rec, decision, tries)
-	return false, delayOf(decision, s.policy, tries)
+	s.stalled(ctx, d, rec, decision, r.offers)
+	return false, delayOf(decision, s.policy, r.offers)
+}
+
+// failedAttempt reports whether a record waits for its own next attempt.
+func failedAttempt(decision consumer.Decision) bool {
+	retry, failed := decision.Err.(*oncemill.RetryError) //nolint:errorlint // the guard's own error
+	return failed && !retry.Uncounted
 }
 
 // After manyTries offers of a record somebody is told, then again after twice as many, and so on; of many records that
@@ -55,13 +60,13 @@ const (
 )
 
 // stalled says that a record waits for long: nobody else does.
-func (a *alarm) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision,
+func (w *watching) stalled(ctx context.Context, d consumer.Delivery, rec *kgo.Record, decision consumer.Decision,
 	tries int) {
 	if tries < manyTries || tries&(tries-1) != 0 {
 		return
 	}
-	if a.waits.due(tellEvery) {
-		a.log.WarnContext(telemetry.Located(ctx, d.Header),
+	if w.waits.due(tellEvery) {
+		w.log.WarnContext(telemetry.Located(ctx, d.Header),
 			"franz: record has been offered many times and waits; there may be "+
 				"more", "topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
 			"id", decision.ID, "offers", tries, "error", decision.Err)

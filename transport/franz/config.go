@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
 
@@ -142,4 +144,21 @@ func (c Config) retryIndex(topic string) int {
 		}
 	}
 	return -1
+}
+
+// room is how many records of a partition may be handled, or wait for that, at a time.
+func (c Config) room() int {
+	if c.Order == PerKey {
+		return c.MaxInFlight
+	}
+	return 1
+}
+
+// orderKey is what records of a partition have in common that are handled in order: there is room for one alone, or
+// their keys tell. An empty key is a key.
+func (c Config) orderKey(rec *kgo.Record) string {
+	if c.Order == PerPartition || rec.Key == nil {
+		return ""
+	}
+	return "k" + string(rec.Key)
 }

@@ -81,19 +81,19 @@ func consumes(cl *kgo.Client, topics []string) func(topic string) bool {
 	}
 }
 
-// lookPatience bounds the look for the topic of dead letters.
-const lookPatience = 5 * time.Second
+// lookTimeout bounds the look for the topic of dead letters.
+const lookTimeout = 5 * time.Second
 
 // look returns why a topic may not be written to, or nil.
 func (p *Publisher) look(ctx context.Context, topic string) error {
-	ctx, cancel := context.WithTimeout(ctx, lookPatience) // its brokers may be others
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its brokers may be others
 	defer cancel()
-	return awaitTopic(ctx, p.cl, topic, kmsg.ACLOperationWrite, time.Now().Add(newTopicPatience))
+	return awaitTopic(ctx, p.cl, topic, kmsg.ACLOperationWrite, time.Now().Add(newTopicWait))
 }
 
 // compacts reports whether a topic is known to keep only the last record of a key.
 func (p *Publisher) compacts(ctx context.Context, topic string) bool {
-	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	configs, err := kadm.NewClient(p.cl).DescribeTopicConfigs(ctx, topic)
 	return err == nil && len(configs) == 1 && strings.Contains(setting(configs[0], "cleanup.policy"), "compact")

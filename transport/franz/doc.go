@@ -21,6 +21,8 @@
 //   - Under PerPartition, a partition's records are handled one at a time, in the order of offsets, through failures
 //     and retries. Under PerKey that holds for records of a partition with equal keys. Partitions never wait for each
 //     other, except for room in Config.MaxInFlight.
+//   - A record is claimed when its handler can start, together with others that can. A claim whose handler has not
+//     started when its partition is revoked, or when Run's context ends, is given back, and its attempt does not count.
 //   - A record that has to wait, for a retry, a busy key or a store that is down, waits here, and what has to come
 //     after it waits behind it. Waiting takes no room in the window, asks nobody, and does not endanger membership:
 //     fetching is paused when enough lies ready, heartbeats go on. A record that has been offered eight times is a

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
@@ -40,10 +41,5 @@ var (
 	errGrace   = errors.New("franz: shutdown, and Config.Grace is over")
 )
 
-// stoppingError keeps a handler from starting when its partition is being given up.
-type stoppingError struct{}
-
-func (stoppingError) Error() string { return "franz: partition is being given up" }
-
-// Uncounted makes the guard give the attempt back.
-func (stoppingError) Uncounted() bool { return true }
+// errStopping keeps a handler from starting when its partition is being given up. The attempt is given back.
+var errStopping = oncemill.NoEffect(oncemill.Uncounted(errors.New("franz: partition is being given up")))

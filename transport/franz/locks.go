@@ -25,8 +25,8 @@ type locks struct {
 	acking sync.RWMutex
 
 	mu       sync.Mutex
-	held     map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
-	ends     map[place]int64      // the last offset that came of a partition of which something is held
+	locked   map[*kgo.Record]bool // false: the lock is lost, and the broker is told nothing of the record any more
+	ends     map[place]int64      // the last offset that came of a partition of which something is locked
 	refused  map[place]error      // what the broker said of the last that it was told
 	renewals map[place]error      // the same of a renewal under way; nil: there is none
 	mixed    bool                 // what was said before the renewal had no answer yet
@@ -49,7 +49,7 @@ func (l *locks) add(records []*kgo.Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, rec := range records {
-		l.held[rec] = true
+		l.locked[rec] = true
 		at := place{rec.Topic, rec.Partition}
 		l.ends[at] = max(l.ends[at], rec.Offset)
 	}
@@ -63,7 +63,7 @@ func (l *locks) spans() map[place]span {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	spans := map[place]span{}
-	for rec, locked := range l.held {
+	for rec, locked := range l.locked {
 		at := place{rec.Topic, rec.Partition}
 		if known, ok := spans[at]; locked && (!ok || rec.Offset < known.first) {
 			spans[at] = span{rec.Offset, l.ends[at]}
@@ -82,8 +82,8 @@ func (l *locks) settle(rec *kgo.Record, status kgo.AckStatus) {
 	l.acking.RLock()
 	defer l.acking.RUnlock()
 	l.mu.Lock()
-	locked := l.held[rec]
-	delete(l.held, rec)
+	locked := l.locked[rec]
+	delete(l.locked, rec)
 	l.mu.Unlock()
 	if locked {
 		rec.Ack(status)
@@ -109,7 +109,7 @@ func (l *locks) prolong(ctx context.Context) {
 	defer l.acking.Unlock()
 	l.mu.Lock()
 	var records []*kgo.Record
-	for rec, locked := range l.held {
+	for rec, locked := range l.locked {
 		if locked {
 			records = append(records, rec)
 		}
@@ -156,8 +156,8 @@ func (l *locks) renew(ctx context.Context, records []*kgo.Record, mixed bool) {
 func (l *locks) lose(ctx context.Context, rec *kgo.Record, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.held[rec] {
-		l.held[rec] = false
+	if l.locked[rec] {
+		l.locked[rec] = false
 	}
 	l.log.WarnContext(ctx, "franz: the lock of a record is lost, and the record is delivered again", "group", l.group,
 		"topic", rec.Topic, "partition", rec.Partition,
@@ -165,8 +165,8 @@ func (l *locks) lose(ctx context.Context, rec *kgo.Record, err error) {
 }
 
 // flush waits until the broker has answered all that it was told.
-func (l *locks) flush(ctx context.Context, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (l *locks) flush(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return l.cl.FlushAcks(ctx)
 }
@@ -215,11 +215,11 @@ func (l *locks) renewal(refused map[place]error, mixed bool) (before map[place]e
 
 // confirm waits until the broker has answered all, and returns an error if it has refused something that was not
 // forgiven. It asks more than once: what the broker puts off, kgo sends with the next flush.
-func (l *locks) confirm(ctx context.Context, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (l *locks) confirm(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		err := l.flush(ctx, patience/10)
+		err := l.flush(ctx, timeout/10)
 		if err == nil {
 			break
 		}

@@ -40,14 +40,17 @@ func sharing(t *testing.T, n int, hooks func(*ShareWorker) kgo.Hook) (*kfake.Clu
 			t.Fatal(err)
 		}
 	}
-	w.session = newShareSession(config, oncemill.Policy{}, nil, cl, nil, shareRules{lock: 10 * time.Second, limit: 5, renewal: time.Second})
+	s := newShareSession(config, oncemill.Policy{}, nil, cl, nil, shareRules{lock: 10 * time.Second, limit: 5, renewal: time.Second})
+	if err := w.client.begin(cl, s); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var records []*kgo.Record
 	for len(records) < n && ctx.Err() == nil {
 		polled := cl.PollFetches(ctx).Records()
-		if len(records) == 0 && len(polled) > 0 && w.session.prove(ctx, polled) != nil {
-			return cluster, w.session, nil
+		if len(records) == 0 && len(polled) > 0 && s.prove(ctx, polled) != nil {
+			return cluster, s, nil
 		}
 		for _, rec := range polled {
 			show(rec)
@@ -57,8 +60,8 @@ func sharing(t *testing.T, n int, hooks func(*ShareWorker) kgo.Hook) (*kfake.Clu
 	if len(records) != n {
 		t.Fatalf("%d records, want %d", len(records), n)
 	}
-	w.session.locks.add(records)
-	return cluster, w.session, records
+	s.locks.add(records)
+	return cluster, s, records
 }
 
 func veiling(w *ShareWorker) kgo.Hook { return shareHooks{w} }
@@ -131,8 +134,8 @@ func TestLocks_OneLostLockTakesNoOthersAlong(t *testing.T) {
 	}
 	mu.Unlock()
 	for _, rec := range records {
-		if held := s.locks.held[rec]; held != (rec.Offset != lost) {
-			t.Errorf("offset %d is held: %v", rec.Offset, held)
+		if locked := s.locks.locked[rec]; locked != (rec.Offset != lost) {
+			t.Errorf("offset %d is locked: %v", rec.Offset, locked)
 		}
 	}
 	s.locks.settle(records[lost], kgo.AckAccept)

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -43,12 +43,12 @@ func TestWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	b := newBench(t, 1, kfake.SeedTopics(1, "dead"))
 	b.produce(0, 2, 1, 0)
 	letters := &panickyPublisher{Publisher: b.publisher()}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond}, DeadLetters: letters, DeadLetterTopic: "dead"})
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: letters, DeadLetterTopic: "dead"})
 	m := b.start(once, b.handler(byRecord, refused), franz.Config{})
 	until(t, "both records", func() bool { return b.committed("orders")[0] == 2 })
 	m.leave()
 	b.only("dead")
-	wantLog(t, b, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "offset=0", "stack=")
+	wantLog(t, b, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "position=0-0-", "stack=")
 }
 
 func TestShareWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
@@ -56,62 +56,64 @@ func TestShareWorker_PanicOfTheDeadLetterPublisherIsARetry(t *testing.T) {
 	b := newShareBench(t, 1)
 	b.put(0, 2, 1)
 	letters := &panickyPublisher{Publisher: b.publisher()}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond}, DeadLetters: letters, DeadLetterTopic: b.dead})
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}, DeadLetters: letters, DeadLetterTopic: b.dead})
 	m := b.begin(once, b.handler(byRecord, refused), franz.ShareConfig{})
 	b.wantSettled(b.topic)
 	m.leave()
 	b.only(b.dead)
-	wantLog(t, b.bench, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "offset=0", "stack=")
+	wantLog(t, b.bench, "level=ERROR", "panic", "of the publisher", "id="+orderID(0), "position=0-0-", "stack=")
 }
 
-// A handler that ends its goroutine, as the assertions of tests do, takes that of its partition along, which nobody can give back.
-func TestWorker_HandlerThatEndsItsGoroutineEndsTheRun(t *testing.T) {
+// A handler that ends its goroutine, as the assertions of tests do, takes nothing along: its record comes again, in its
+// place, and the attempt counts.
+func TestWorker_HandlerThatEndsItsGoroutineRunsAgain(t *testing.T) {
 	t.Parallel()
 	for _, order := range []franz.Order{franz.PerPartition, franz.PerKey} {
 		t.Run(string(order), func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, 1)
-			b.produce(0, 2, 1, 0)
-			m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, goexit), franz.Config{Order: order})
-			wantGoexit(t, m.wait())
-			if n := b.committed("orders")[0]; n > 0 {
-				t.Errorf("committed %d, want what is not handled to come again", n)
+			b.produce(0, 3, 1, 1)
+			once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}})
+			attempts := make(chan int, 2)
+			m := b.start(once, func(ctx context.Context, rec *kgo.Record) error {
+				if string(rec.Value) == orderID(0) {
+					attempts <- oncemill.FromContext(ctx).Attempt
+					if len(attempts) == 1 {
+						runtime.Goexit()
+					}
+				}
+				return b.handler(byPartition, nil)(ctx, rec)
+			}, franz.Config{Order: order})
+			until(t, "all", func() bool { return b.committed("orders")[0] == 3 })
+			m.leave()
+			b.wantOnce(t, 3)
+			b.wantOrder(t)
+			if first, second := <-attempts, <-attempts; first != 1 || second != 2 {
+				t.Errorf("attempts %d and %d, want 1 and 2", first, second)
 			}
+			wantLog(t, b, "level=ERROR", "runtime.Goexit", "id="+orderID(0), "position=0-0-")
 		})
 	}
 }
 
-func TestShareWorker_HandlerThatEndsItsGoroutineEndsTheRun(t *testing.T) {
+func TestShareWorker_HandlerThatEndsItsGoroutineRunsAgain(t *testing.T) {
 	t.Parallel()
 	b := newShareBench(t, 1)
 	b.put(0, 2, 1)
-	var well atomic.Bool
-	ends := func(ctx context.Context, id string, run int) error {
-		if well.Load() {
-			return nil
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond, Logger: b.logger}})
+	var runs atomic.Int32
+	handle := b.handler(byRecord, nil)
+	m := b.begin(once, func(ctx context.Context, rec *kgo.Record) error {
+		if string(rec.Value) == orderID(0) && runs.Add(1) == 1 {
+			runtime.Goexit()
 		}
-		return goexit(ctx, id, run)
-	}
-	once := b.processor(consumer.Config{Policy: oncemill.Policy{Lease: 500 * time.Millisecond}})
-	m := b.begin(once, b.handler(byRecord, ends), franz.ShareConfig{})
-	wantGoexit(t, m.wait())
-	m.cl.CloseAllowingRebalance()
-	well.Store(true)
-	m = b.begin(once, b.handler(byRecord, ends), franz.ShareConfig{})
+		return handle(ctx, rec)
+	}, franz.ShareConfig{})
 	b.wantSettled(b.topic)
 	m.leave()
-}
-
-func goexit(_ context.Context, id string, _ int) error {
-	if id == orderID(0) {
-		runtime.Goexit()
+	b.wantOnce(t, 2)
+	if n := runs.Load(); n != 2 {
+		t.Errorf("%d runs, want 2", n)
 	}
-	return nil
-}
-
-func wantGoexit(t *testing.T, err error) {
-	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), "runtime.Goexit") {
-		t.Errorf("Run: %v, want what the handler did", err)
-	}
+	wantLog(t, b.bench, "level=ERROR", "runtime.Goexit", "id="+orderID(0))
 }

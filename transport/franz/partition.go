@@ -2,31 +2,32 @@ package franz
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill/internal/lanes"
+	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A partition is one assignment of a partition to this worker, from its first record until it is given up. A partition
 // that comes back is another one.
 type partition struct {
-	s      *session
-	topic  string
-	number int32
-
-	before <-chan struct{} // closed when an earlier assignment has ended; nil: there was none
-	more   chan struct{}   // holds a token when the queue may have become longer
-	done   chan struct{}   // closed when nothing runs any more
-	cancel context.CancelCauseFunc
+	*running // records that have a place, or whose decision is being carried out
+	s        *session
+	topic    string
+	number   int32
+	cancel   context.CancelCauseFunc // ends the context of its handlers
+	start    func(*record) bool      // record.start in that context
 
 	expected int64   // the next offset to be fetched; 0: not known
 	gaps     limiter // of lines about what waits for too long
+	order    worker.Order
 
-	gate                  // its lock is the partition's
+	mu      sync.Mutex
 	queue   []*kgo.Record // fetched, not taken
 	paused  bool          // for fetching, because the queue is long
+	room    int           // how many more may be taken
 	tracker tracker       // of what was taken
 }
 
@@ -53,170 +54,80 @@ func (p *partition) expect(ctx context.Context, fetched kgo.FetchTopicPartition)
 	p.expected = last + 1
 }
 
-// add queues records that were fetched. A long queue pauses fetching.
+// add queues records that were fetched, and has those handled that can be now, and others when something is settled.
 func (p *partition) add(records []*kgo.Record) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.isHalted() {
-		return
+	if !closed(p.halted) {
+		p.queue = append(p.queue, records...)
+		p.take()
 	}
-	p.queue = append(p.queue, records...)
-	if !p.paused && len(p.queue) > p.s.config.MaxInFlight {
+	p.mu.Unlock()
+	p.s.inFlight.fill()
+}
+
+// admit lets so many more records be taken.
+func (p *partition) admit(more int) {
+	p.mu.Lock()
+	p.room += more
+	p.mu.Unlock()
+	p.add(nil)
+}
+
+// take takes records from the queue as long as there is room. A long queue pauses fetching. The partition is locked.
+func (p *partition) take() {
+	for ; p.room > 0 && len(p.queue) > 0; p.room-- {
+		rec := p.queue[0]
+		p.queue[0] = nil
+		p.queue = p.queue[1:]
+		e, back := p.tracker.take(rec)
+		if back {
+			p.s.log.Error(
+				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
+				"partition", p.name(), "offset", rec.Offset)
+		}
+		r := &record{Record: rec, partition: p, entry: e, key: p.s.config.orderKey(rec)}
+		p.order.Start(r.key, func() { p.s.inFlight.add(func() bool { return p.start(r) }) })
+	}
+	switch most := p.s.config.MaxInFlight; {
+	case !p.paused && len(p.queue) > most:
 		p.paused = true
 		p.s.cl.PauseFetchPartitions(p.only())
-	}
-	select {
-	case p.more <- struct{}{}:
-	default:
+	case p.paused && len(p.queue) <= most/2:
+		p.resume()
 	}
 }
 
 func (p *partition) only() map[string][]int32 { return map[string][]int32{p.topic: {p.number}} }
 
-// next takes the next record. It waits for one, and returns nil when the partition is halted.
-func (p *partition) next(ctx context.Context) (*kgo.Record, *entry) {
-	for {
-		if rec, e := p.pop(ctx); rec != nil {
-			return rec, e
-		}
-		select {
-		case <-p.more:
-		case <-p.halted:
-			return nil, nil
-		}
-	}
-}
-
-func (p *partition) pop(ctx context.Context) (*kgo.Record, *entry) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.queue) == 0 || p.isHalted() {
-		return nil, nil
-	}
-	rec := p.queue[0]
-	p.queue[0] = nil
-	p.queue = p.queue[1:]
-	if p.paused && len(p.queue) <= p.s.config.MaxInFlight/2 {
-		p.paused = false
-		p.s.cl.ResumeFetchPartitions(p.only())
-	}
-	e, back := p.tracker.take(rec)
-	if back {
-		p.s.log.ErrorContext(ctx,
-			"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
-			"partition", p.name(), "offset", rec.Offset)
-	}
-	return rec, e
-}
-
-// run handles the records of the partition until it is halted. The context is that of its handlers.
-func (p *partition) run(ctx context.Context) {
-	defer close(p.done)
-	if p.before != nil {
-		select {
-		case <-p.before: // else one record could be handled twice at once, and out of order
-		case <-p.halted:
-			<-p.before
-			return
-		}
-	}
-	if p.s.config.Order == PerKey {
-		p.runLanes(ctx)
-		return
-	}
-	for {
-		rec, e := p.next(ctx)
-		if rec == nil {
-			return
-		}
-		p.handle(ctx, rec, e)
-	}
-}
-
-// runLanes handles records with different keys at once.
-func (p *partition) runLanes(ctx context.Context) {
-	var set lanes.Set
-	defer set.Wait()
-	room := make(chan struct{}, p.s.config.MaxInFlight)
-	for {
-		select {
-		case room <- struct{}{}:
-		case <-p.halted:
-			return
-		}
-		rec, e := p.next(ctx)
-		if rec == nil {
-			return
-		}
-		set.Go(lane(rec), func() {
-			defer func() { <-room }()
-			p.handle(ctx, rec, e)
-		})
-	}
-}
-
-// lane is what records have in common that are handled in order. An empty key is a key.
-func lane(rec *kgo.Record) string {
-	if rec.Key == nil {
-		return ""
-	}
-	return "k" + string(rec.Key)
-}
-
-// handle offers a record until it is settled or the partition is halted.
-func (p *partition) handle(ctx context.Context, rec *kgo.Record, e *entry) {
-	d, due, err := p.s.intake.delivery(rec)
-	if err != nil {
-		p.s.fail(err)
-		return
-	}
-	p.s.postponed(ctx, d, rec, due)
-	if !p.waitFor(due) {
-		return
-	}
-	for tries := 1; ; tries++ {
-		d.Count = tries
-		decision, offered := p.offer(ctx, p.s.slots, p.s.process, d, rec)
-		if !offered {
-			return
-		}
-		settled, delay := p.conclude(ctx, d, rec, decision, tries)
-		if settled {
-			p.settle(e)
-			return
-		}
-		if !p.wait(delay) {
-			return
-		}
-	}
-}
-
-// halt starts nothing more, and drops what waits. Handlers that run go on.
-func (p *partition) halt() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.isHalted() {
-		return
-	}
-	p.shut()
-	p.queue = nil
-}
-
-// resume makes kgo fetch the partition again should it come back. It is called when the partition is not fetched any
-// more.
 func (p *partition) resume() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.paused {
 		p.paused = false
 		p.s.cl.ResumeFetchPartitions(p.only())
 	}
 }
 
-func (p *partition) settle(e *entry) {
+// settle notes that a record is settled, and starts what comes after it.
+func (p *partition) settle(r *record) {
+	p.mu.Lock()
+	p.tracker.settle(r.entry)
+	p.mu.Unlock()
+	p.order.Done(r.key)
+	p.admit(1)
+}
+
+// halt starts nothing more, and drops what waits. Handlers that run go on.
+func (p *partition) halt() {
+	p.running.halt()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tracker.settle(e)
+	p.queue = nil
+}
+
+// forget makes kgo fetch the partition again should it come back. It is called when it is not fetched any more.
+func (p *partition) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.resume()
 }
 
 func (p *partition) due() (kgo.EpochOffset, bool) {

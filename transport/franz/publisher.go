@@ -64,7 +64,7 @@ type Publisher struct {
 	sender *telemetry.Sender
 	alone  sync.RWMutex // held for writing by a message that must be in a batch of its own
 	wanted atomic.Int32 // how many such messages there are: the others let them pass
-	left   *leftovers   // of earlier calls
+	left   *unanswered  // of earlier calls
 }
 
 // NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate
@@ -101,7 +101,7 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		if err != nil {
 			return nil, fmt.Errorf("franz: make instruments: %w", err)
 		}
-		return &Publisher{cl: cl, config: config, sender: sender, left: newLeftovers(cl)}, nil
+		return &Publisher{cl: cl, config: config, sender: sender, left: newUnanswered(cl)}, nil
 	}
 	return nil, setupError("the publisher's client", "%s", problem)
 }
@@ -133,7 +133,7 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 			refused = append(refused, f)
 		}
 	}
-	p.sendApart(ctx, p.endOfPatience(), refused)
+	p.sendApart(ctx, p.endOfAlone(), refused)
 	var failures []producer.Failure
 	for i, f := range flights {
 		f.sending.End(ctx, f.err, f.unknown)
@@ -202,7 +202,7 @@ func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []
 // reports false if ctx ends before.
 func (p *Publisher) join(ctx context.Context) bool {
 	for p.wanted.Load() > 0 || !p.alone.TryRLock() {
-		if pause(ctx, stall); ctx.Err() != nil {
+		if pause(ctx.Done(), stall); ctx.Err() != nil {
 			return false
 		}
 	}
@@ -213,7 +213,7 @@ func (p *Publisher) join(ctx context.Context) bool {
 func (p *Publisher) relay(ctx context.Context, record *kgo.Record) (refused bool, err error) {
 	f := p.sendRecord(ctx, record)
 	if f.refusedInABatch() {
-		p.sendAlone(ctx, p.endOfPatience(), []*produced{&f})
+		p.sendAlone(ctx, p.endOfAlone(), []*produced{&f})
 	}
 	return f.err != nil && !f.unknown, f.err
 }
@@ -257,7 +257,7 @@ func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
 		return produced{err: cutOff(ctx), unknown: true}
 	}
 	if p.left.full(record.Topic) {
-		return produced{err: errLeftovers, unknown: true}
+		return produced{err: errUnanswered, unknown: true}
 	}
 	buffering, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
@@ -317,8 +317,8 @@ func (p *Publisher) sendApart(ctx context.Context, end time.Time, refused []*pro
 	}
 }
 
-// endOfPatience is until when a call holds up others to be alone. They may wait for a partition that hangs.
-func (p *Publisher) endOfPatience() time.Time {
+// endOfAlone is until when a call holds up others to be alone. They may wait for a partition that hangs.
+func (p *Publisher) endOfAlone() time.Time {
 	const share = 10
 	return time.Now().Add(p.config.AckTimeout / share)
 }
@@ -347,16 +347,16 @@ func (p *Publisher) sendAlone(ctx context.Context, end time.Time, refused []*pro
 	}
 }
 
-// holdUp waits until nobody sends, unless there are leftovers, and keeps others from it until leave is called, or until
+// holdUp waits until nobody sends, unless some are unanswered, and keeps others from it until leave is called, or until
 // end. leave reports whether there was nobody else in between.
 func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (alone bool)) {
 	p.wanted.Add(1)
 	for !p.alone.TryLock() {
-		if ctx.Err() != nil || p.left.any() || !time.Now().Before(end) { // leftovers would be company anyway
+		if ctx.Err() != nil || p.left.any() || !time.Now().Before(end) { // those would be company anyway
 			p.wanted.Add(-1)
 			return func() bool { return false }
 		}
-		pause(ctx, stall)
+		pause(ctx.Done(), stall)
 	}
 	release := sync.OnceFunc(func() {
 		p.alone.Unlock()
@@ -375,7 +375,7 @@ func (p *Publisher) crowded(ctx context.Context) bool {
 	if p.cl.BufferedProduceRecords() == 0 {
 		return false
 	}
-	pause(ctx, stall)
+	pause(ctx.Done(), stall)
 	return p.cl.BufferedProduceRecords() > 0
 }
 

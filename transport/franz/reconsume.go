@@ -103,9 +103,9 @@ func (l *locks) consumeAnew(ctx context.Context) {
 		}
 	}
 	clear(l.anew)
-	for rec := range l.held {
+	for rec := range l.locked {
 		if slices.Contains(topics, rec.Topic) {
-			l.held[rec] = false // kgo would tell nobody
+			l.locked[rec] = false // kgo would tell nobody
 		}
 	}
 	l.mu.Unlock()

@@ -2,6 +2,7 @@ package franz
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -16,7 +17,7 @@ const (
 // revoke gives partitions to their next owner: what waits is dropped, running handlers may finish, and what is settled
 // is committed.
 func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
-	partitions := s.owned(revoked)
+	partitions := s.fetching.owned(revoked)
 	if len(partitions) == 0 {
 		return
 	}
@@ -33,21 +34,21 @@ func (s *session) revoke(ctx context.Context, revoked map[string][]int32) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.rebalance/commitShare)
 	defer cancel()
-	s.committing.Lock() // no commit of these partitions may follow
-	defer s.committing.Unlock()
-	err := s.commitLocked(ctx, func() []*partition { return partitions })
+	s.settling.mu.Lock() // no commit of these partitions may follow
+	defer s.settling.mu.Unlock()
+	err := s.settling.commitLocked(ctx, func() []*partition { return partitions })
 	if err != nil {
 		s.log.WarnContext(ctx,
 			"franz: offsets of revoked partitions are not confirmed: their next owner gets records again that are "+
 				"settled",
 			"group", s.group, "error", err)
 	}
-	s.forget(partitions, err)
+	s.fetching.forget(partitions, err)
 }
 
 // lose drops partitions that another member may have already.
 func (s *session) lose(lost map[string][]int32) {
-	partitions := s.owned(lost)
+	partitions := s.fetching.owned(lost)
 	var unconfirmed error
 	for _, p := range partitions {
 		s.log.Warn("franz: partition was lost", "partition", p.name(), "group", s.group)
@@ -57,12 +58,12 @@ func (s *session) lose(lost map[string][]int32) {
 			unconfirmed = errLost
 		}
 	}
-	s.forget(partitions, unconfirmed)
+	s.fetching.forget(partitions, unconfirmed)
 }
 
 // drain waits for what runs and commits what is settled. It returns ErrUnconfirmed if that is not confirmed.
 func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) error {
-	partitions := s.all()
+	partitions := s.fetching.all()
 	if late := ended(partitions, s.config.Grace); len(late) > 0 {
 		for _, p := range late {
 			s.log.WarnContext(ctx, "franz: handlers take too long for the shutdown and are cancelled",
@@ -74,28 +75,19 @@ func (s *session) drain(ctx context.Context, cancel context.CancelCauseFunc) err
 	// The client holds commits back while it joins, and a dead member can hold a join for the whole rebalance timeout.
 	ctx, stop := context.WithTimeout(ctx, 2*s.rebalance)
 	defer stop()
-	return s.commitFinally(ctx)
+	return s.settling.finally(ctx)
 }
 
 // ended waits for partitions to end, and returns those that have not in time.
-func ended(partitions []*partition, patience time.Duration) (late []*partition) {
-	timeout := time.NewTimer(patience)
-	defer timeout.Stop()
-	expired := false
-	for _, p := range partitions {
-		if !expired {
-			select {
-			case <-p.done:
-				continue
-			case <-timeout.C:
-				expired = true
-			}
-		}
+func ended(partitions []*partition, timeout time.Duration) (late []*partition) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for i, p := range partitions {
 		select {
-		case <-p.done:
-		default:
-			late = append(late, p)
+		case <-p.ended:
+		case <-timer.C:
+			return slices.DeleteFunc(slices.Clone(partitions[i:]), func(p *partition) bool { return closed(p.ended) })
 		}
 	}
-	return late
+	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -78,12 +77,7 @@ type ShareWorker struct {
 	config  ShareConfig
 	once    *consumer.Processor
 	process process
-
-	mu      sync.Mutex
-	made    *kgo.Client // the last client that was made with Opts
-	intact  bool        // its callback is that of Opts
-	used    bool
-	session *shareSession
+	client  binding[shareSession]
 }
 
 // NewShareWorker returns a worker whose records are handled by handle, guarded by once. The handler must leave
@@ -126,10 +120,7 @@ type shareHooks struct{ w *ShareWorker }
 
 // OnNewClient comes before anything is fetched.
 func (h shareHooks) OnNewClient(cl *kgo.Client) {
-	h.w.mu.Lock()
-	defer h.w.mu.Unlock()
-	h.w.made = cl
-	h.w.intact = sameFunc(cl.OptValue(kgo.ShareAckCallback), h.w.onAcked)
+	h.w.client.born(cl, sameFunc(cl.OptValue(kgo.ShareAckCallback), h.w.onAcked))
 }
 
 // OnFetchRecordBuffered comes before a record can be polled.
@@ -159,41 +150,21 @@ func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	s, err := w.begin(cl, rules)
+	publisher, err := NewPublisher(cl, PublisherConfig{}) // for the retry topic
 	if err != nil {
 		return err
 	}
-	defer w.end()
+	s := newShareSession(w.config, w.once.Policy(), w.process, cl, publisher, rules)
+	if err := w.client.begin(cl, s); err != nil {
+		return err
+	}
+	defer w.client.end()
 	return s.run(ctx)
-}
-
-func (w *ShareWorker) begin(cl *kgo.Client, rules shareRules) (*shareSession, error) {
-	publisher, err := NewPublisher(cl, PublisherConfig{}) // for the retry topic
-	if err != nil {
-		return nil, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.used {
-		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts")
-	}
-	w.used = true
-	w.session = newShareSession(w.config, w.once.Policy(), w.process, cl, publisher, rules)
-	return w.session, nil
-}
-
-func (w *ShareWorker) end() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.session = nil
 }
 
 // onAcked hears what the broker says to acknowledgements.
 func (w *ShareWorker) onAcked(cl *kgo.Client, results kgo.ShareAckResults) {
-	w.mu.Lock()
-	s := w.session
-	w.mu.Unlock()
-	if s != nil && s.cl == cl {
+	if s := w.client.current(cl); s != nil {
 		s.locks.answered(results)
 	}
 }

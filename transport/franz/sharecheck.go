@@ -74,15 +74,13 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 
 // checkClient looks at the options that a client was made with.
 func (w *ShareWorker) checkClient(cl *kgo.Client) error {
-	w.mu.Lock()
-	made, intact := w.made, w.intact
-	w.mu.Unlock()
+	last, intact := w.client.is(cl)
 	topics := cl.GetConsumeTopics()
 	var problem string
 	switch {
 	case option[string](cl, kgo.ShareGroup) == "":
 		problem = "has no share group: set kgo.ShareGroup"
-	case made != cl:
+	case !last:
 		problem = notOurs
 	case !intact:
 		problem = "has another callback for acknowledgements than the worker's: leave kgo.ShareAckCallback to its Opts"

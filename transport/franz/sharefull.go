@@ -4,90 +4,81 @@ import (
 	"context"
 	"sync"
 	"time"
-
-	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// inFlightWindows is how many windows of records a worker takes at most, those that wait among them.
-const inFlightWindows = 10
+// takenMost is how many times MaxInFlight a worker takes at most, with records that wait.
+const takenMost = 10
 
 // inFlight says how many records a worker has.
 type inFlight struct {
-	window  int
+	places
+	most    int           // MaxInFlight
 	changed chan struct{} // holds a token when there may be room
 
-	mu    sync.Mutex
-	total int
-	// of them: waiting for their time, which takes no room; a token: too many have come after it; nil: it stays
-	resting map[*kgo.Record]chan struct{}
+	mu      sync.Mutex
+	total   int
+	waiting int                // of them, for their time, which takes no room
+	resting map[*rest]struct{} // those of them that nobody has stopped
 }
 
-func (h *inFlight) add(n int) {
-	h.mu.Lock()
-	h.total += n
-	h.mu.Unlock()
-	h.tell()
-}
+// came says that so many records have come, or are settled.
+func (f *inFlight) came(n int) { f.count(n, 0) }
 
-// rest says that a record waits, until goOn. The result gets a token when too many have come after it, if it may move
-// then.
-func (h *inFlight) rest(rec *kgo.Record, moves bool) <-chan struct{} {
-	var passed chan struct{}
-	if moves {
-		passed = make(chan struct{}, 1)
-	}
-	h.mu.Lock()
-	h.resting[rec] = passed
-	h.mu.Unlock()
-	h.tell()
-	return passed
-}
+// goOn says that a record whose rest was stopped waits no longer.
+func (f *inFlight) goOn() { f.count(0, -1) }
 
-func (h *inFlight) goOn(rec *kgo.Record) {
-	h.mu.Lock()
-	delete(h.resting, rec)
-	h.mu.Unlock()
-	h.tell()
-}
-
-func (h *inFlight) tell() {
+func (f *inFlight) count(total, waiting int) {
+	f.mu.Lock()
+	f.total += total
+	f.waiting += waiting
+	f.mu.Unlock()
 	select {
-	case h.changed <- struct{}{}:
+	case f.changed <- struct{}{}:
 	default:
 	}
 }
 
-func (h *inFlight) rests() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.resting)
+// rest says that a record waits, until goOn.
+func (f *inFlight) rest(w *rest) {
+	f.mu.Lock()
+	f.resting[w] = struct{}{}
+	f.mu.Unlock()
+	f.count(0, 1)
 }
 
-// pass tells records that wait, and are some of those, that too many have come after them.
-func (h *inFlight) pass(those func(*kgo.Record) bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for rec, passed := range h.resting {
-		if those(rec) {
-			select {
-			case passed <- struct{}{}:
-			default:
-			}
+// stop stops a rest, and reports false if something else has.
+func (f *inFlight) stop(w *rest) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, rests := f.resting[w]
+	delete(f.resting, w)
+	return rests
+}
+
+// stopAll stops the rests that are some of those.
+func (f *inFlight) stopAll(those func(*rest) bool) (stopped []*rest) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for w := range f.resting {
+		if those(w) {
+			stopped = append(stopped, w)
+			delete(f.resting, w)
 		}
 	}
+	return stopped
 }
 
 // room waits until there is room for more, and reports false if ctx ends before.
-func (h *inFlight) room(ctx context.Context) bool {
+func (f *inFlight) room(ctx context.Context) bool {
 	for ctx.Err() == nil {
-		h.mu.Lock()
-		free := h.total/inFlightWindows < h.window && h.total-len(h.resting) < h.window // a product could overflow
-		h.mu.Unlock()
-		if free {
+		f.mu.Lock()
+		room := f.total/takenMost < f.most && f.total-f.waiting < f.most // a product could overflow
+		f.mu.Unlock()
+		if room {
 			return true
 		}
 		select {
-		case <-h.changed:
+		case <-f.changed:
 		case <-ctx.Done():
 		}
 	}
@@ -95,10 +86,10 @@ func (h *inFlight) room(ctx context.Context) bool {
 }
 
 // full reports whether nothing more comes because of records that wait, and how many do.
-func (h *inFlight) full() (waiting int, full bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.resting), h.total/inFlightWindows >= h.window && h.total-len(h.resting) < h.window
+func (f *inFlight) full() (waiting int, full bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waiting, f.total/takenMost >= f.most && f.total-f.waiting < f.most
 }
 
 // relieveEvery is how often records are looked for that wait and keep others from being delivered.
@@ -106,21 +97,21 @@ const relieveEvery = time.Second
 
 // relieve has records go on as copies that wait while half as many as the broker delivers beyond them have come: soon
 // it would deliver nothing more.
-func (s *shareSession) relieve() {
-	if s.rules.locks == 0 || s.inFlight.rests() == 0 {
+func (s *shareSession) relieve(ctx context.Context) {
+	if waiting, _ := s.inFlight.full(); s.rules.locks == 0 || waiting == 0 {
 		return
 	}
-	ends := map[place]int64{}
-	for at, known := range s.locks.spans() {
-		if known.last-known.first >= int64(s.rules.locks/2) {
-			ends[at] = known.last
+	spans := s.locks.spans()
+	for _, w := range s.inFlight.stopAll(func(w *rest) bool {
+		last := spans[place{w.record.Topic, w.record.Partition}].last
+		return w.moves && last-w.record.Offset >= int64(s.rules.locks/2) && time.Now().After(w.record.movesAt)
+	}) {
+		if s.begin() {
+			s.pool.Go(func() { w.move(ctx) })
+		} else {
+			s.giveBack(ctx, w.record.Record)
+			s.inFlight.goOn()
 		}
-	}
-	if len(ends) > 0 {
-		s.inFlight.pass(func(rec *kgo.Record) bool {
-			last, ok := ends[place{rec.Topic, rec.Partition}]
-			return ok && last-rec.Offset >= int64(s.rules.locks/2)
-		})
 	}
 }
 

@@ -70,15 +70,8 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	started := func(ctx context.Context, d consumer.Delivery, _ *kgo.Record, start func() error) consumer.Decision {
-		if err := start(); err != nil {
-			return consumer.Decision{Action: consumer.RetryLater, Keep: true, Err: err}
-		}
-		decided := make(chan consumer.Decision, 1)
-		handle(ctx, d, func(decision consumer.Decision) { decided <- decision })
-		return <-decided
-	}
-	w, err := newWorker(s.once, s.config.Config, started)
+	process := func(ctx context.Context, o *offer) { handle(ctx, o.delivery, o.done) }
+	w, err := newWorker(s.once, s.config.Config, process)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -160,11 +153,11 @@ func (s *Source) end(topic string) {
 	}
 }
 
-// leavePatience bounds how long a client waits for the coordinator of its group when it leaves.
-const leavePatience = 5 * time.Second
+// leaveTimeout bounds how long a client waits for the coordinator of its group when it leaves.
+const leaveTimeout = 5 * time.Second
 
 func leave(ctx context.Context, cl *kgo.Client) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	cl.AllowRebalance()
 	_ = cl.LeaveGroupContext(ctx) // else it is a member until the session timeout

@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // A Handler does the work for one record. It steers by the error that it returns: see oncemill.RunFunc. A record that
@@ -29,17 +24,8 @@ type Worker struct {
 	process process
 	once    *consumer.Processor
 	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
-
-	mu      sync.Mutex
-	made    *kgo.Client // the last client that was made with Opts
-	intact  bool        // its callbacks are those of Opts
-	used    bool
-	session *session
+	client  binding[session]
 }
-
-// A process makes one decision about one record. It calls start when it is about to run the handler, and does not run
-// it if start returns an error, which it hands to the guard.
-type process func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision
 
 // NewWorker returns a worker whose records are handled by handle, guarded by once. The error names the field of the
 // config that is wrong.
@@ -54,45 +40,6 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
 	}
 	return newWorker(once, config, guarded(once, config.Handler, handle))
-}
-
-// guarded runs a handler under a Processor.
-func guarded(once *consumer.Processor, name string, handle Handler) process {
-	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record, start func() error) consumer.Decision {
-		d.Handler = name
-		return once.Process(ctx, d, func(ctx context.Context) error {
-			if err := start(); err != nil {
-				return err
-			}
-			return handle(ctx, rec)
-		})
-	}
-}
-
-// unbroken makes a retry of a panic that is not the handler's, whose panics the guard turns into errors, but such as
-// one of consumer.Config.DeadLetters: it would end the process, and at each start again. A handler that ends its
-// goroutine takes that of its partition along, so that nothing of it would be handled any more, without a word: that
-// ends the run.
-func unbroken(process process, log *slog.Logger, fail func(error)) process {
-	return func(ctx context.Context, d consumer.Delivery, rec *kgo.Record,
-		start func() error) (decision consumer.Decision) {
-		returned := false
-		defer func() {
-			if v := recover(); v != nil {
-				err := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
-				log.ErrorContext(telemetry.Located(ctx, d.Header), "franz: panic while a record was processed", "topic",
-					rec.Topic, "partition", rec.Partition, "offset", rec.Offset,
-					"id", d.Header.Get(producer.HeaderID), "error", err, "stack", string(err.Stack))
-				decision = consumer.Decision{Action: consumer.RetryLater, Delay: time.Second, Err: err}
-			} else if !returned {
-				fail(fmt.Errorf("franz: the handler of the record of %s at offset %d has ended its goroutine "+
-					"(runtime.Goexit): have it return an error", placeName(rec.Topic, rec.Partition), rec.Offset))
-			}
-		}()
-		decision = process(ctx, d, rec, start)
-		returned = true
-		return decision
-	}
 }
 
 func newWorker(once *consumer.Processor, config Config, process process) (*Worker, error) {
@@ -133,11 +80,8 @@ type birth struct{ w *Worker }
 
 // OnNewClient comes before kgo wraps the callbacks, which then cannot be told apart.
 func (b birth) OnNewClient(cl *kgo.Client) {
-	b.w.mu.Lock()
-	defer b.w.mu.Unlock()
-	b.w.made = cl
-	b.w.intact = sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) &&
-		sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost)
+	b.w.client.born(cl, sameFunc(cl.OptValue(kgo.OnPartitionsRevoked), b.w.onRevoked) &&
+		sameFunc(cl.OptValue(kgo.OnPartitionsLost), b.w.onLost))
 }
 
 var _ kgo.HookNewClient = birth{}
@@ -149,10 +93,10 @@ var _ kgo.HookNewClient = birth{}
 // 1.22.2 may hold that up for the better part of a minute more. It waits for every handler, also for one that ignores
 // its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, that a handler
-// has ended its goroutine (runtime.Goexit), or a *dedupstore.SetupError of a right, topic or place in the group that
-// was taken away. A topic that is deleted while it is consumed is noticed only when the broker says so, at the latest
-// when it is made again; stop workers before you delete one.
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: kgo.ErrClientClosed, or a
+// *dedupstore.SetupError of a right, topic or place in the group that was taken away. A topic that is deleted while it
+// is consumed is noticed only when the broker says so, at the latest when it is made again; stop workers before you
+// delete one.
 //
 // Nobody else may poll the client, or commit with it, not even after Run: kgo.Client.CommitUncommittedOffsets takes all
 // that was fetched for done, and what was not handled of it would be passed over.
@@ -167,29 +111,17 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	s, err := w.begin(cl)
+	retry, err := w.retryPublisher(cl)
 	if err != nil {
 		return err
 	}
-	defer w.end()
+	s := newSession(w.config, w.policy, w.process, cl, retry)
+	s.look = w.look
+	if err := w.client.begin(cl, s); err != nil {
+		return err
+	}
+	defer w.client.end()
 	return s.run(ctx)
-}
-
-func (w *Worker) begin(cl *kgo.Client) (*session, error) {
-	retry, err := w.retryPublisher(cl)
-	if err != nil {
-		return nil, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.used {
-		return nil, setupError("this worker", "has run already: make a new one, and a new client with its Opts, "+
-			"because records that were fetched and not handled would be passed over")
-	}
-	w.used = true
-	w.session = newSession(w.config, w.policy, w.process, cl, retry)
-	w.session.look = w.look
-	return w.session, nil
 }
 
 // retryPublisher returns the publisher to the retry topics, or nil if there are none.
@@ -200,30 +132,14 @@ func (w *Worker) retryPublisher(cl *kgo.Client) (*Publisher, error) {
 	return NewPublisher(cl, PublisherConfig{Telemetry: w.policy.Telemetry})
 }
 
-func (w *Worker) end() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.session = nil
-}
-
-// current returns the session that runs on a client, or nil.
-func (w *Worker) current(cl *kgo.Client) *session {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.session == nil || w.session.cl != cl {
-		return nil
-	}
-	return w.session
-}
-
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {
-	if s := w.current(cl); s != nil {
+	if s := w.client.current(cl); s != nil {
 		s.revoke(ctx, revoked)
 	}
 }
 
 func (w *Worker) onLost(_ context.Context, cl *kgo.Client, lost map[string][]int32) {
-	if s := w.current(cl); s != nil {
+	if s := w.client.current(cl); s != nil {
 		s.lose(lost)
 	}
 }

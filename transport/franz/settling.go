@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -15,8 +16,17 @@ import (
 // errGeneration keeps a commit from being sent by another membership than the one that its offsets belong to.
 var errGeneration = errors.New("franz: the group was rebalanced while the commit was being prepared")
 
-// commitRegularly commits what is settled, until ctx ends. A commit that fails is made up for by the next.
-func (s *session) commitRegularly(ctx context.Context) {
+// settling commits what is settled.
+type settling struct {
+	s *session
+
+	mu   sync.Mutex // held from reading what is settled until the broker has answered, and its outcome is noted
+	byID bool       // the broker's last answer to a commit named topics by ID
+}
+
+// regularly commits what is settled, until ctx ends. A commit that fails is made up for by the next.
+func (c *settling) regularly(ctx context.Context) {
+	s := c.s
 	tick := time.NewTicker(s.config.CommitEvery)
 	defer tick.Stop()
 	var failure limiter
@@ -26,7 +36,7 @@ func (s *session) commitRegularly(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if err := s.commit(ctx); err != nil && ctx.Err() == nil {
+		if err := c.commit(ctx); err != nil && ctx.Err() == nil {
 			if refused := s.refused("", err); refused != nil {
 				s.fail(refused)
 				return
@@ -36,34 +46,35 @@ func (s *session) commitRegularly(ctx context.Context) {
 					"group", s.group, "error", err)
 			}
 		}
-		for _, p := range s.all() {
+		for _, p := range s.fetching.all() {
 			p.warnOfGap(ctx)
 		}
 	}
 }
 
-func (s *session) commit(ctx context.Context) error {
-	s.committing.Lock()
-	defer s.committing.Unlock()
+func (c *settling) commit(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	// Cancelled, a commit could overtake the next one on the way to the broker.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.rebalance)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.s.rebalance)
 	defer cancel()
-	return s.commitLocked(ctx, s.all)
+	return c.commitLocked(ctx, c.s.fetching.all)
 }
 
-// gonePatience is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is,
+// goneFor is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is,
 // too, for a moment.
-const gonePatience = 5 * time.Second
+const goneFor = 5 * time.Second
 
-// commitFinally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
-func (s *session) commitFinally(ctx context.Context) error {
-	s.committing.Lock()
-	defer s.committing.Unlock()
+// finally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
+func (c *settling) finally(ctx context.Context) error {
+	s := c.s
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var since time.Time // when nothing but topics that are gone began to be wrong
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := s.commitLocked(ctx, s.all) // without those that a rebalance has taken meanwhile
+		err := c.commitLocked(ctx, s.fetching.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
-			return s.givenUp()
+			return s.fetching.givenUp()
 		}
 		switch {
 		case !gone(err):
@@ -71,22 +82,22 @@ func (s *session) commitFinally(ctx context.Context) error {
 		case since.IsZero():
 			since = time.Now()
 		}
-		s.committing.Unlock() // for a revocation
-		pause(ctx, wait)
-		s.committing.Lock()
+		c.mu.Unlock() // for a revocation
+		pause(ctx.Done(), wait)
+		c.mu.Lock()
 		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) &&
-			time.Since(since) > gonePatience {
+			time.Since(since) > goneFor {
 			return unconfirmed(s.group, err)
 		}
 	}
 }
 
 // givenUp returns ErrUnconfirmed if a rebalance has taken something in the drain that was settled and is not confirmed.
-func (s *session) givenUp() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.unconfirmed != nil {
-		return unconfirmed(s.group, s.unconfirmed)
+func (f *fetching) givenUp() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.unconfirmed != nil {
+		return unconfirmed(f.s.group, f.unconfirmed)
 	}
 	return nil
 }
@@ -100,7 +111,8 @@ func gone(err error) bool {
 }
 
 // commitLocked commits what is settled in partitions, and notes what the broker confirms.
-func (s *session) commitLocked(ctx context.Context, partitions func() []*partition) error {
+func (c *settling) commitLocked(ctx context.Context, partitions func() []*partition) error {
+	s := c.s
 	member, generation := s.cl.GroupMetadata() // before the partitions: theirs, or an older one, which is refused
 	owners := map[place]*partition{}
 	offsets := map[string]map[int32]kgo.EpochOffset{}
@@ -123,7 +135,7 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 		if req.MemberID != member || req.Generation != generation {
 			return errGeneration // these partitions may have been lost and found
 		}
-		namesakes, err = s.dropNamesakes(ctx, req)
+		namesakes, err = c.dropNamesakes(ctx, req)
 		return err
 	})
 	s.cl.CommitOffsetsSync(checked, offsets, func(_ *kgo.Client, req *kmsg.OffsetCommitRequest,
@@ -132,7 +144,7 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 			failed = err
 			return
 		}
-		s.byID = resp.Version >= 10
+		c.byID = resp.Version >= 10
 		failed = eachConfirmed(req, resp, func(at place) { owners[at].confirm(offsets[at.topic][at.partition]) })
 	})
 	if namesakes != nil {
@@ -144,15 +156,15 @@ func (s *session) commitLocked(ctx context.Context, partitions func() []*partiti
 // dropNamesakes takes topics out of a commit that are others by now than those that were consumed: deleted, and made
 // again. Offsets of the old one would pass over records of the new one. Since Kafka 4.2, commits name topics by ID, and
 // brokers refuse them.
-func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
-	if s.byID {
+func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequest) (dropped, err error) {
+	if c.byID {
 		return nil, nil
 	}
 	names := make([]string, len(req.Topics))
 	for i, t := range req.Topics {
 		names[i] = t.Topic
 	}
-	topics, err := s.lookAt(ctx, names)
+	topics, err := c.lookAt(ctx, names)
 	if err != nil {
 		return nil, err
 	}
@@ -162,10 +174,11 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 			found[*t.Topic] = t
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	f := &c.s.fetching
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	req.Topics = slices.DeleteFunc(req.Topics, func(t kmsg.OffsetCommitRequestTopic) bool {
-		id, known := s.ids[t.Topic]
+		id, known := f.ids[t.Topic]
 		now := found[t.Topic]
 		if !known || now.TopicID == id {
 			return false
@@ -181,10 +194,10 @@ func (s *session) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitReque
 }
 
 // lookAt asks any broker what topics are. One that hangs must not cost 10 s: the next one is asked.
-func (s *session) lookAt(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
-	for patience := time.Second; ; patience *= 2 {
-		try, stop := context.WithTimeout(ctx, patience)
-		found, err := describe(try, s.cl, names...)
+func (c *settling) lookAt(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
+	for timeout := time.Second; ; timeout *= 2 {
+		try, stop := context.WithTimeout(ctx, timeout)
+		found, err := describe(try, c.s.cl, names...)
 		hangs := try.Err() != nil && ctx.Err() == nil
 		stop()
 		if err == nil || !hangs {

@@ -1,0 +1,168 @@
+package franz_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/transport/franz"
+)
+
+// A slow store grants claims at once, and says so when it is told to.
+type slow struct {
+	dedupstore.Store
+	answer chan struct{}
+
+	mu      sync.Mutex
+	granted int
+	open    int   // granted and not settled
+	most    int   // of those, at a time
+	batches []int // how many claims traveled together
+}
+
+func (s *slow) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
+	results := s.Store.Claim(ctx, requests)
+	s.mu.Lock()
+	for _, r := range results {
+		if r.Err == nil && r.Answer.Status == dedupstore.AcquiredRun {
+			s.granted++
+			s.open++
+			s.most = max(s.most, s.open)
+		}
+	}
+	s.batches = append(s.batches, len(requests))
+	s.mu.Unlock()
+	<-s.answer
+	return results
+}
+
+func (s *slow) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
+	s.mu.Lock()
+	s.open -= len(settlings)
+	s.mu.Unlock()
+	return s.Store.Settle(ctx, settlings)
+}
+
+func (s *slow) claims() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.granted
+}
+
+// What is claimed when its partition goes does not start, does not count, and is not committed: the next owner runs it at once.
+func TestWorker_ClaimThatIsGrantedWhileItsPartitionIsRevokedIsGivenBack(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, 2)
+	store := &slow{Store: b.store, answer: make(chan struct{})}
+	b.store = store
+	b.produce(0, 2, 2, 0)
+	once := b.processor(consumer.Config{Policy: oncemill.Policy{MaxAttempts: 1}})
+	first := b.start(once, b.handler(byPartition, nil), franz.Config{})
+	until(t, "both claims", func() bool { return store.claims() == 2 })
+	var started sync.WaitGroup
+	started.Add(1)
+	release := make(chan struct{})
+	second := b.start(once, b.handler(byPartition, func(context.Context, string, int) error {
+		started.Done()
+		<-release
+		return nil
+	}), franz.Config{})
+	until(t, "one partition to be taken from the first member", func() bool {
+		g := b.cluster.GroupInfo(group)
+		return g != nil && g.State == "Stable" && len(g.Members) == 2 && g.NumAssigned() == 1
+	})
+	lasts(300 * time.Millisecond) // for its callback
+	if runs := b.started(); runs != 0 {
+		t.Fatalf("%d handlers have started without an answer", runs)
+	}
+	close(store.answer)
+	started.Wait() // long before a lease ends
+	until(t, "the partition that stays", func() bool { return b.finished() == 1 })
+	until(t, "its commit", func() bool {
+		got := b.committed("orders")
+		return max(got[0], 0)+max(got[1], 0) == 1
+	})
+	close(release)
+	until(t, "the record that went", func() bool { return b.finished() == 2 })
+	first.leave()
+	second.leave()
+	b.wantOnce(t, 2)
+	if runs := b.started(); runs != 2 {
+		t.Errorf("%d runs, want 2", runs)
+	}
+}
+
+// What comes together is claimed together, but never more than has a place.
+func TestWorker_ClaimsWhatCanStart(t *testing.T) {
+	t.Parallel()
+	const n, places = 200, 20
+	b := newBench(t, 1)
+	store := &slow{Store: b.store, answer: make(chan struct{})}
+	close(store.answer)
+	b.store = store
+	b.produce(0, n, 1, 0)
+	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.Config{Order: franz.PerKey, MaxInFlight: places})
+	until(t, "all records", func() bool { return b.finished() == n })
+	m.leave()
+	b.wantOnce(t, n)
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	if store.granted != n || store.open != 0 || store.most > places {
+		t.Errorf("%d claims, %d not settled, %d at a time, want %d, 0 and %d at most", store.granted, store.open, store.most, n, places)
+	}
+	if len(store.batches) > n/2 {
+		t.Errorf("claimed in batches of %v, want them to travel together", store.batches)
+	}
+}
+
+// Two of a key, or of a partition, never run at once. Each waits here for one of the others, which does run beside it.
+func TestWorker_OrderHoldsUpNoOthers(t *testing.T) {
+	t.Parallel()
+	const others, depth = 3, 10
+	for _, c := range []struct {
+		order            franz.Order
+		by               func(*kgo.Record) string
+		partitions, keys int
+	}{{franz.PerPartition, byPartition, others, 0}, {franz.PerKey, byKey, 1, others}} {
+		t.Run(string(c.order), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, int32(c.partitions))
+			b.produce(0, others*depth, c.partitions, c.keys)
+			var mu sync.Mutex
+			meet := make([]chan struct{}, depth)
+			met := make([]int, depth)
+			for i := range meet {
+				meet[i] = make(chan struct{})
+			}
+			m := b.start(b.processor(consumer.Config{}), b.handler(c.by, func(ctx context.Context, id string, _ int) error {
+				var number int
+				if _, err := fmt.Sscanf(id, "o%d", &number); err != nil {
+					return err
+				}
+				row := number / others
+				mu.Lock()
+				if met[row]++; met[row] == others {
+					close(meet[row])
+				}
+				mu.Unlock()
+				select {
+				case <-meet[row]:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}), franz.Config{Order: c.order, Grace: 100 * time.Millisecond})
+			until(t, "all records", func() bool { return b.finished() == others*depth })
+			m.leave()
+			b.wantOnce(t, others*depth)
+			b.wantOrder(t)
+		})
+	}
+}

@@ -1,0 +1,177 @@
+package franz
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
+)
+
+// places are those of MaxInFlight, for records whose handlers run or are about to. They are given in the order in which
+// they were asked for.
+type places struct {
+	mu    sync.Mutex
+	free  int
+	ready []func() bool
+}
+
+// add asks for a place: fill calls start when there is one. If that returns true, the place is to be left.
+func (p *places) add(start func() bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready = append(p.ready, start)
+}
+
+// fill gives free places away.
+func (p *places) fill() {
+	for start := p.next(); start != nil; start = p.next() {
+		if !start() {
+			p.leave()
+		}
+	}
+}
+
+func (p *places) next() func() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.free == 0 || len(p.ready) == 0 {
+		return nil
+	}
+	p.free--
+	start := p.ready[0]
+	p.ready[0] = nil
+	p.ready = p.ready[1:]
+	return start
+}
+
+// leave makes a place free, for the next fill.
+func (p *places) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free++
+}
+
+// running counts what runs. After halt nothing more begins.
+type running struct {
+	shut   func()                                // ends halted
+	halted <-chan struct{}                       // closed with halt
+	onHalt func(do func()) (prevent func() bool) // has something done at halt; prevent reports false if it is too late
+	ended  chan struct{}                         // closed when after halt nothing runs any more
+
+	mu sync.Mutex
+	n  int
+}
+
+func newRunning() *running {
+	open, shut := context.WithCancel(context.Background())
+	return &running{shut: shut, halted: open.Done(), ended: make(chan struct{}),
+		onHalt: func(do func()) func() bool { return context.AfterFunc(open, do) }}
+}
+
+// begin reports false after halt. Otherwise end has to follow.
+func (r *running) begin() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if closed(r.halted) {
+		return false
+	}
+	r.n++
+	return true
+}
+
+func (r *running) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n--
+	r.look()
+}
+
+// halt lets nothing more begin. What runs goes on.
+func (r *running) halt() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !closed(r.halted) {
+		r.shut()
+		r.look()
+	}
+}
+
+// look looks whether it was the last. It is locked.
+func (r *running) look() {
+	if r.n == 0 && closed(r.halted) {
+		close(r.ended)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// An offer is one try to have a record handled.
+type offer struct {
+	record   *kgo.Record
+	delivery consumer.Delivery
+	running  *running // after its halt no handler starts any more
+	pool     *worker.Pool
+	done     func(consumer.Decision) // gets what to do with the record, once; it waits for nothing
+}
+
+// A process begins to handle a record. It waits for nothing. The context is that of the handler.
+type process func(ctx context.Context, o *offer)
+
+// guarded runs a handler under a Processor: claims of records that are offered together travel together.
+func guarded(once *consumer.Processor, name string, handle Handler) process {
+	return func(ctx context.Context, o *offer) {
+		o.delivery.Handler = name
+		once.Claim(ctx, o.delivery, func(ctx context.Context, t *consumer.Ticket) {
+			o.pool.Go(func() { o.run(ctx, t, handle) })
+		})
+	}
+}
+
+// run runs the handler with its claim in hand, or gives that back if nothing starts any more. While the ticket waits,
+// for a busy key or for the store, that ends the wait.
+func (o *offer) run(ctx context.Context, t *consumer.Ticket, handle Handler) {
+	if closed(o.running.halted) {
+		t.GiveBack(ctx)
+		o.done(consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
+		return
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stays := o.running.onHalt(func() { cancel(errStopping) })
+	started := false // a transaction may be repeated
+	t.Process(ctx, func(ctx context.Context) error {
+		if started = started || stays(); !started {
+			return errStopping
+		}
+		return handle(ctx, o.record)
+	}, func(d consumer.Decision) {
+		stays()
+		cancel(nil)
+		o.done(d)
+	})
+}
+
+// lookAgain is after what time a wait for a time by the clock looks at it again: it may have been set.
+const lookAgain = time.Minute
+
+// after calls ready when nothing remains to be waited for, unless halted is closed by then.
+func after(halted <-chan struct{}, remains func() time.Duration, ready func()) {
+	d := remains()
+	switch {
+	case closed(halted):
+	case d <= 0:
+		ready()
+	default:
+		time.AfterFunc(min(d, lookAgain), func() { after(halted, remains, ready) })
+	}
+}

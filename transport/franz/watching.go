@@ -1,0 +1,123 @@
+package franz
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// watching is how a group's member says what goes wrong.
+type watching struct {
+	group  string
+	log    *slog.Logger
+	failed chan error         // holds the first error that the worker cannot go on after
+	waits  *limiter           // of lines about records that wait
+	outage *limiter           // of lines about an interrupted membership
+	broken map[place]*limiter // of lines about partitions that cannot be fetched; of the poll loop
+}
+
+func newWatching(group string, log *slog.Logger) watching {
+	return watching{group: group, log: log, failed: make(chan error, 1),
+		waits: new(limiter), outage: new(limiter), broken: map[place]*limiter{}}
+}
+
+// sayEvery is how often is logged what goes wrong again and again.
+const sayEvery = time.Minute
+
+// A limiter lets one line through in a while.
+type limiter struct{ last atomic.Int64 } // Unix nanoseconds
+
+func (l *limiter) due(every time.Duration) bool {
+	now, last := time.Now().UnixNano(), l.last.Load()
+	return now-last >= int64(every) && l.last.CompareAndSwap(last, now)
+}
+
+// fail ends the run with an error.
+func (w *watching) fail(err error) {
+	select {
+	case w.failed <- err:
+	default: // there is one
+	}
+}
+
+// failure waits until ctx ends, or until the worker cannot go on, and returns why it cannot.
+func (w *watching) failure(ctx context.Context) error {
+	select {
+	case err := <-w.failed:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// result returns what Run does: why it has failed, or else what is not confirmed. Of both it says the second.
+func (w *watching) result(ctx context.Context, failed, unconfirmed error, line string) error {
+	if failed != nil && unconfirmed != nil {
+		w.log.WarnContext(ctx, line, "group", w.group, "error", unconfirmed)
+	}
+	return cmp.Or(failed, unconfirmed)
+}
+
+// lookOut says what kgo tells nobody: that brokers do not answer, or that the group does not let its member in. It says
+// so when it was found twice, and then once a minute. One look takes as long as the timeout at most.
+func (w *watching) lookOut(ctx context.Context, every, timeout time.Duration, member func(context.Context) error) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var failed bool
+	var lines limiter
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		look, cancel := context.WithTimeout(ctx, timeout)
+		err := member(look)
+		cancel()
+		gone := ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed)
+		if err != nil && failed && !gone && lines.due(sayEvery) {
+			w.log.ErrorContext(ctx, "franz: nothing may be consumed for now", "group", w.group, "error", err)
+		}
+		failed = err != nil
+	}
+}
+
+var errNoMember = errors.New("the group has not let this member in, or has put it out; the client tries on, and its " +
+	"own log says why (kgo.WithLogger)")
+
+// membership returns an error if a client was no member of its group of consumers for so long: one that joins waits for
+// the handlers of others.
+func membership(cl *kgo.Client, timeout time.Duration) func(context.Context) error {
+	member := time.Now()
+	return func(context.Context) error {
+		if _, generation := cl.GroupMetadata(); generation > 0 {
+			member = time.Now()
+		}
+		if time.Since(member) > timeout {
+			return errNoMember
+		}
+		return nil
+	}
+}
+
+// hasMembers returns an error if a share group has no members: kgo does not say whether this one is.
+func hasMembers(ctx context.Context, cl *kgo.Client, group string) error {
+	found, err := kadm.NewClient(cl).DescribeShareGroups(ctx, group)
+	if errors.Is(err, kerr.TopicAuthorizationFailed) {
+		return nil // it has members, one of them with a topic that is not for this one to see
+	}
+	if err == nil {
+		err = found[group].Err
+	}
+	if err == nil && len(found[group].Members) == 0 {
+		return errNoMember
+	}
+	return err
+}
