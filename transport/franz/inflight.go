@@ -147,15 +147,15 @@ func (o *offer) run(ctx context.Context, t *consumer.Ticket, handle Handler) {
 		return
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stays := o.running.onHalt(func() { cancel(errStopping) })
+	prevent := o.running.onHalt(func() { cancel(errStopping) })
 	started := false // a transaction may be repeated
 	t.Process(ctx, func(ctx context.Context) error {
-		if started = started || stays(); !started {
+		if started = started || prevent(); !started {
 			return errStopping
 		}
 		return handle(ctx, o.record)
 	}, func(d consumer.Decision) {
-		stays()
+		prevent()
 		cancel(nil)
 		o.done(d)
 	})
