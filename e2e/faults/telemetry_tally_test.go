@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
@@ -21,6 +24,8 @@ import (
 type tally struct {
 	mu sync.Mutex
 	known
+
+	errands sync.Map // by trace ID, and by owner
 }
 
 // known are the numbers of a tally.
@@ -50,6 +55,25 @@ type errand struct {
 type errandKey struct{}
 
 func errandOf(ctx context.Context) *errand { return ctx.Value(errandKey{}).(*errand) }
+
+// begin gives an errand a trace of its own. By that the store knows whose claim it is asked for: claims travel together,
+// in a context of nobody.
+func (t *tally) begin(ctx context.Context, e *errand) context.Context {
+	var id trace.TraceID
+	binary.BigEndian.PutUint64(id[:], rand.Uint64())
+	binary.BigEndian.PutUint64(id[8:], rand.Uint64())
+	t.errands.Store(id.String(), e)
+	ctx = trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: id, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled,
+	}))
+	return context.WithValue(ctx, errandKey{}, e)
+}
+
+// of returns the errand of a trace, or of an owner.
+func (t *tally) of(id string) *errand {
+	e, _ := t.errands.Load(id)
+	return e.(*errand)
+}
 
 // faulty is a store that fails, with and without having done what it was asked to.
 type faulty struct {
@@ -85,7 +109,9 @@ func (f *faulty) claimOne(ctx context.Context, r dedupstore.Request) (dedupstore
 			f.tally.ended(a.Outcome)
 		}
 	}
-	switch e := errandOf(ctx); a.Status {
+	e := f.tally.of(r.Trace[3:35])
+	f.tally.errands.Store(r.Owner, e)
+	switch a.Status {
 	case dedupstore.AcquiredRun:
 		e.attempt = a.Claim.Attempt
 	case dedupstore.AcquiredPublish:
@@ -99,7 +125,7 @@ func (s *faulty) Settle(ctx context.Context, settlings []dedupstore.Settling) []
 }
 
 func (f *faulty) settleOne(ctx context.Context, c dedupstore.Claim, s dedupstore.Settlement) (err error) {
-	e := errandOf(ctx)
+	e := f.tally.of(c.Owner)
 	defer func() {
 		givesBack := e.attempt > 0 && !e.ran // which is tried once, and no error
 		e.unstored = err != nil && !errors.Is(err, dedupstore.ErrClaimLost) && !givesBack
@@ -279,7 +305,7 @@ func (t *tally) deliver(tt *testing.T, p *consumer.Processor, id string, i int) 
 
 func (t *tally) once(tt *testing.T, p *consumer.Processor, id, content string, i int, handle consumer.Handler) consumer.Decision {
 	e := &errand{id: id, other: content == "other content"}
-	ctx := context.WithValue(tt.Context(), errandKey{}, e)
+	ctx := t.begin(tt.Context(), e)
 	header := producer.Header{}
 	if id != "" {
 		header[producer.HeaderID] = id
@@ -330,13 +356,13 @@ func (t *tally) others(tt *testing.T, store dedupstore.Store, newProcessor func(
 	open := newProcessor(&faulty{store, t, 1}, func(c *consumer.Config) { c.Group, c.Policy.StoreDown = "open", oncemill.FailOpen })
 	for i := range 2 {
 		e := &errand{id: fmt.Sprintf("bypassed %d", i)}
-		d := open.Process(context.WithValue(tt.Context(), errandKey{}, e), consumer.Delivery{
+		d := open.Process(t.begin(tt.Context(), e), consumer.Delivery{
 			Handler: "charge", Topic: "orders", Header: producer.Header{producer.HeaderID: e.id},
 		}, func(context.Context) error { t.ran(""); return nil })
 		t.answered(e, d)
 	}
 	bypass := newProcessor(store, func(c *consumer.Config) { c.Group, c.Policy.MissingID = "bypasses", oncemill.MissingIDBypass })
-	d := bypass.Process(context.WithValue(tt.Context(), errandKey{}, &errand{}), consumer.Delivery{Handler: "charge", Topic: "orders"},
+	d := bypass.Process(t.begin(tt.Context(), &errand{}), consumer.Delivery{Handler: "charge", Topic: "orders"},
 		func(context.Context) error { t.ran(""); return nil })
 	t.answered(&errand{}, d)
 }
