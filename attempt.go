@@ -46,11 +46,12 @@ func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, erro
 		done(res, err)
 	}
 	l := &t.lease
-	l.part.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(err error) {
-		if err == nil {
+	l.part.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(failed *error) {
+		if *failed == nil {
 			over(nil)
 			return
 		}
+		err := *failed
 		t.guard.background.Go(func() {
 			over(t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err))
 		})

@@ -20,12 +20,12 @@ type Ticket struct {
 	call  *Call
 	err   error // what is wrong with the call
 
-	owner   string                 // of all claims, until one was refused as not durable
-	first   time.Time              // when one was sent first
-	last    dedupstore.ClaimResult // how the last claim was answered
-	took    time.Duration          // how long that was under way
-	unread  bool                   // nobody has looked at that yet
-	lease   lease                  // of what was granted
+	owner   string                  // of all claims, until one was refused as not durable
+	first   time.Time               // when one was sent first
+	last    *dedupstore.ClaimResult // how the last claim was answered
+	took    time.Duration           // how long that was under way
+	unread  bool                    // nobody has looked at that yet
+	lease   lease                   // of what was granted
 	granted bool
 	ending  ending
 }
@@ -33,12 +33,15 @@ type Ticket struct {
 // Ticket makes a ticket for a call, which must not be changed. It sends nothing. The error of a call that is wrong is
 // that of its attempt.
 func (g *Guard) Ticket(call *Call) *Ticket {
-	t := &Ticket{guard: g, call: call, owner: newOwner()}
+	t := &Ticket{guard: g, call: call, owner: newOwner(), last: &unanswered}
 	if !g.policy.Shadow {
 		t.err = t.call.validate()
 	}
 	return t
 }
+
+// unanswered is the last answer of a ticket that has none.
+var unanswered dedupstore.ClaimResult
 
 // Claim asks for the ticket's key, together with other calls that ask at this time, and calls ready when there is an
 // answer: in a goroutine that asks for further ones afterwards, so that ready must not wait for anything. What was
@@ -57,14 +60,14 @@ func (t *Ticket) Claim(ctx context.Context, ready func()) {
 	}
 	sent := time.Now()
 	t.first = sent
-	p.claims.Go(g.request(ctx, t.call, t.owner), func(result dedupstore.ClaimResult) {
+	p.claims.Go(g.request(ctx, t.call, t.owner), func(result *dedupstore.ClaimResult) {
 		t.answered(p, result, sent)
 		ready()
 	})
 }
 
 // answered takes the answer to a claim that was sent at a time together with others.
-func (t *Ticket) answered(p *part, result dedupstore.ClaimResult, sent time.Time) {
+func (t *Ticket) answered(p *part, result *dedupstore.ClaimResult, sent time.Time) {
 	if result.Err == errUnasked { //nolint:errorlint // never wrapped
 		return // the attempt asks
 	}
@@ -76,7 +79,7 @@ func (t *Ticket) answered(p *part, result dedupstore.ClaimResult, sent time.Time
 }
 
 // take takes the answer to a claim.
-func (t *Ticket) take(p *part, result dedupstore.ClaimResult, sent time.Time) {
+func (t *Ticket) take(p *part, result *dedupstore.ClaimResult, sent time.Time) {
 	t.last, t.took = result, time.Since(sent)
 	status := result.Answer.Status
 	if result.Err != nil || status != dedupstore.AcquiredRun && status != dedupstore.AcquiredPublish {

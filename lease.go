@@ -174,7 +174,7 @@ func (k *keeper) look() {
 		k.guard.cut(l)
 	}
 	for _, l := range due {
-		l.part.extends.Go(l.extension(l.claim.Lease), func(err error) { k.guard.extended(l, now, err) })
+		l.part.extends.Go(l.extension(l.claim.Lease), func(err *error) { k.guard.extended(l, now, *err) })
 	}
 }
 
@@ -227,7 +227,7 @@ func (g *Guard) countRenewal(err error) {
 // extend renews a lease once, now.
 func (g *Guard) extend(ctx context.Context, l *lease, d time.Duration) error {
 	sent := time.Now()
-	err := l.part.extends.Do(ctx, l.extension(d))
+	err := *l.part.extends.Do(ctx, l.extension(d))
 	if err == nil {
 		l.until(sent, d)
 	} else if errors.Is(err, dedupstore.ErrClaimLost) {

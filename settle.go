@@ -126,7 +126,7 @@ func (g *Guard) settle(ctx context.Context, l *lease, s dedupstore.Settlement) e
 }
 
 func (g *Guard) settleOnce(ctx context.Context, l *lease, s dedupstore.Settlement) error {
-	return l.part.settles.Do(ctx, dedupstore.Settling{Claim: *l.claim, Settlement: s})
+	return *l.part.settles.Do(ctx, dedupstore.Settling{Claim: *l.claim, Settlement: s})
 }
 
 // settleAgain goes on with a settlement of which the first try failed.

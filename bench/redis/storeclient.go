@@ -22,8 +22,8 @@ type client interface {
 
 // storeClient is any store behind the contract.
 type storeClient struct {
-	claim  func(context.Context, dedupstore.Request) dedupstore.ClaimResult
-	settle func(context.Context, dedupstore.Settling) error
+	claim  func(context.Context, dedupstore.Request) *dedupstore.ClaimResult
+	settle func(context.Context, dedupstore.Settling) *error
 	fields
 	closing func() error
 }
@@ -68,7 +68,7 @@ func (c *storeClient) process(ctx context.Context, m message) (time.Duration, er
 	if claimed.Answer.Status != dedupstore.AcquiredRun {
 		return 0, errState(m, claimed.Answer.Status)
 	}
-	return took, c.settle(ctx, dedupstore.Settling{Claim: claimed.Answer.Claim, Settlement: c.finish()})
+	return took, *c.settle(ctx, dedupstore.Settling{Claim: claimed.Answer.Claim, Settlement: c.finish()})
 }
 
 func (c *storeClient) check(ctx context.Context, m message) error {
@@ -88,17 +88,17 @@ func (c *storeClient) close() error { return c.closing() }
 // openNothing returns a client whose store does nothing: it grants every claim and knows every message as succeeded.
 // What it costs is the load's own.
 func openNothing() client {
-	claim := func(_ context.Context, r dedupstore.Request) dedupstore.ClaimResult {
+	claim := func(_ context.Context, r dedupstore.Request) *dedupstore.ClaimResult {
 		if r.Owner == "somebody-else-asks" {
 			done := dedupstore.Outcome{Kind: dedupstore.Succeeded}
-			return dedupstore.ClaimResult{Answer: dedupstore.Answer{Status: dedupstore.Done, Outcome: done}}
+			return &dedupstore.ClaimResult{Answer: dedupstore.Answer{Status: dedupstore.Done, Outcome: done}}
 		}
 		c := dedupstore.Claim{Key: r.Key, Owner: r.Owner, Fence: 1, Attempt: 1, Lease: r.Lease, Retention: r.Retention}
 		a := dedupstore.Answer{Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: c}
-		return dedupstore.ClaimResult{Answer: a}
+		return &dedupstore.ClaimResult{Answer: a}
 	}
 	return &storeClient{
-		claim: claim, settle: func(context.Context, dedupstore.Settling) error { return nil },
+		claim: claim, settle: func(context.Context, dedupstore.Settling) *error { return new(error) },
 		closing: func() error { return nil },
 	}
 }

@@ -63,15 +63,15 @@ func together(s *Store) coalescing {
 }
 
 func (c coalescing) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
-	return []dedupstore.ClaimResult{c.claims.Do(ctx, requests[0])}
+	return []dedupstore.ClaimResult{*c.claims.Do(ctx, requests[0])}
 }
 
 func (c coalescing) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return []error{c.extensions.Do(ctx, extensions[0])}
+	return []error{*c.extensions.Do(ctx, extensions[0])}
 }
 
 func (c coalescing) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return []error{c.settlings.Do(ctx, settlings[0])}
+	return []error{*c.settlings.Do(ctx, settlings[0])}
 }
 
 // linearTimeout is after what time a client sends again.

@@ -45,7 +45,7 @@ type Line[Op, Res any] struct {
 
 type item[Op, Res any] struct {
 	op   Op
-	done func(Res)
+	done func(*Res)
 }
 
 // A batch is what travels together.
@@ -56,28 +56,28 @@ type batch[Op, Res any] struct {
 
 // Do sends an operation and returns its result. It waits for that, whatever becomes of ctx, which lends its values to
 // an operation that goes alone.
-func (l *Line[Op, Res]) Do(ctx context.Context, op Op) Res {
+func (l *Line[Op, Res]) Do(ctx context.Context, op Op) *Res {
 	if l.alone(op) {
-		return l.send(context.WithoutCancel(ctx), []Op{op})[0]
+		return &l.send(context.WithoutCancel(ctx), []Op{op})[0]
 	}
 	l.mu.Lock()
 	if l.flight == 0 {
 		flight := l.begin()
 		l.mu.Unlock()
 		defer l.end(flight)
-		return l.send(context.WithoutCancel(ctx), []Op{op})[0]
+		return &l.send(context.WithoutCancel(ctx), []Op{op})[0]
 	}
-	result := make(chan Res, 1)
-	l.queue = append(l.queue, item[Op, Res]{op, func(r Res) { result <- r }})
+	result := make(chan *Res, 1)
+	l.queue = append(l.queue, item[Op, Res]{op, func(r *Res) { result <- r }})
 	l.mu.Unlock()
 	return <-result
 }
 
 // Go hands an operation over. When it has its result, done is told, in a goroutine that sends further operations
 // afterwards: it must not wait for anything.
-func (l *Line[Op, Res]) Go(op Op, done func(Res)) {
+func (l *Line[Op, Res]) Go(op Op, done func(*Res)) {
 	if l.alone(op) {
-		l.background.Go(func() { done(l.send(context.Background(), []Op{op})[0]) })
+		l.background.Go(func() { done(&l.send(context.Background(), []Op{op})[0]) })
 		return
 	}
 	l.mu.Lock()
@@ -174,8 +174,9 @@ func (l *Line[Op, Res]) run(flight int) {
 		l.began = time.Now()
 		l.timer.Reset(stuckAfter)
 		l.mu.Unlock()
-		for i, result := range l.send(context.Background(), b.ops) {
-			b.items[i].done(result)
+		results := l.send(context.Background(), b.ops)
+		for i := range results {
+			b.items[i].done(&results[i])
 		}
 		clear(b.items)
 		clear(b.ops)

@@ -89,7 +89,7 @@ func TestLine_WhatIsHandedOverIsReportedInItsPlace(t *testing.T) {
 		l := line(s)
 		got := make([]result, 1000)
 		for i := range got {
-			l.Go(i, func(r result) { got[i] = r })
+			l.Go(i, func(r *result) { got[i] = *r })
 		}
 		l.Wait()
 		for i, r := range got {
@@ -156,7 +156,7 @@ func TestLine_WhatIsLargeGoesBesideTheOthers(t *testing.T) {
 				<-release
 			}
 		}
-		l.Go(101, func(result) {})
+		l.Go(101, func(*result) {})
 		synctest.Wait()
 		var group sync.WaitGroup
 		group.Go(func() { l.Do(t.Context(), 102) })

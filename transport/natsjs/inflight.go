@@ -72,15 +72,20 @@ func (f *inFlight) begin(ctx context.Context, m *message) {
 			f.end(m)
 			return
 		}
-		f.pool.Go(func() { // all else may wait
-			if again := f.settler.settle(ctx, m, d); !again {
-				f.end(m)
-				return
-			}
-			m.delivery.Count++
-			m.delivery.Header, _ = headers(m.msg.Header) // the one before was the handler's to change
-			f.begin(ctx, m)
-		})
+		f.carryOut(ctx, m, d)
+	})
+}
+
+// carryOut carries out what is more than an ack, which may have to wait.
+func (f *inFlight) carryOut(ctx context.Context, m *message, d consumer.Decision) {
+	f.pool.Go(func() {
+		if again := f.settler.settle(ctx, m, d); !again {
+			f.end(m)
+			return
+		}
+		m.delivery.Count++
+		m.delivery.Header, _ = headers(m.msg.Header) // the one before was the handler's to change
+		f.begin(ctx, m)
 	})
 }
 
