@@ -26,9 +26,9 @@ func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 }
 
 // Attempt is Run without the wait for a success to be stored. It tells done how the call ended, once, in the words of
-// Guard.Run. A success without outputs is handed over, to be stored with those of others, and Attempt returns true: then
-// done is called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise
-// done has been called.
+// Guard.Run. A success without outputs is handed over, to be stored with those of others, and Attempt returns true:
+// then done is called when it is stored, or lost, in another goroutine, in which it must not wait for anything.
+// Otherwise done has been called.
 func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)

@@ -56,9 +56,9 @@ type Policy struct {
 	MaxResultBytes int
 
 	// MaxProducedBytes bounds the produced messages that are kept in the record, payloads and headers together. Larger
-	// outputs are published while the run still holds its claim, so that a crash in between runs the handler again. They
-	// are never cut. An inbox keeps outputs of any size: they must not be published before the commit. A larger dead
-	// letter is left out of the record and made again from the delivery. Zero: 1 MiB.
+	// outputs are published while the run still holds its claim, so that a crash in between runs the handler again.
+	// They are never cut. An inbox keeps outputs of any size: they must not be published before the commit. A larger
+	// dead letter is left out of the record and made again from the delivery. Zero: 1 MiB.
 	MaxProducedBytes int
 
 	// Shadow runs every message unguarded and only counts what a guard would have done, under names of its own:

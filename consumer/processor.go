@@ -125,8 +125,8 @@ var errForeignOutputs = errors.New("consumer: the outcome holds outputs, which o
 
 type insideKey struct{}
 
-// insideOf returns the ticket in whose guard a context is, or nil. A context may outlive its delivery, by way of brokers
-// that keep contexts, so that the key alone does not tell that a handler is guarded twice.
+// insideOf returns the ticket in whose guard a context is, or nil. A context may outlive its delivery, by way of
+// brokers that keep contexts, so that the key alone does not tell that a handler is guarded twice.
 func insideOf(ctx context.Context) *Ticket {
 	t, _ := ctx.Value(insideKey{}).(*Ticket)
 	return t

@@ -9,8 +9,8 @@ import (
 type Inspector interface {
 	Store
 
-	// Look returns the records of keys, in their order. A key without a record has one whose State is Absent. It changes
-	// nothing, and may be a little behind: what it says decides nothing.
+	// Look returns the records of keys, in their order. A key without a record has one whose State is Absent. It
+	// changes nothing, and may be a little behind: what it says decides nothing.
 	Look(ctx context.Context, keys []Key) ([]Record, error)
 
 	// NoteDuplicates counts duplicates beside the records of their keys. It is best effort: a lost reply or a crash may

@@ -10,9 +10,10 @@ import (
 // Operations come in batches, because a round trip costs more than an operation. A batch is no transaction: each
 // operation of it changes one record in one atomic step, or says why not, and the error of one says nothing of the
 // others. No operation reads in one step and writes in another. Operations on equal keys are made in the order of the
-// slice. A method returns one result for each operation, in the same order. It sends at once what it is given, in as few
-// round trips as it can: it neither waits for more nor keeps anything back, nor the slice when it has returned. Callers who have one operation use
-// [ClaimOne], [ExtendOne] and [SettleOne]; stores without batches are made of [ClaimEach], [ExtendEach] and [SettleEach].
+// slice. A method returns one result for each operation, in the same order. It sends at once what it is given, in as
+// few round trips as it can: it neither waits for more nor keeps anything back, nor the slice when it has returned.
+// Callers who have one operation use [ClaimOne], [ExtendOne] and [SettleOne]; stores without batches are made of
+// [ClaimEach], [ExtendEach] and [SettleEach].
 //
 // Every operation is idempotent per owner token: repeating it, because the reply was lost, changes nothing more and
 // answers as the first time. A caller may therefore repeat any operation that ended in an error.
@@ -61,8 +62,8 @@ type Extension struct {
 	// Lease is how long the lease lives from now, at least a millisecond.
 	Lease time.Duration
 
-	// Started says that the handler has been called, or is about to be: a RUNNING record is marked as started, and stays
-	// so until the next run (see Request.ParkExpired). Without it an extension leaves that as it is.
+	// Started says that the handler has been called, or is about to be: a RUNNING record is marked as started, and
+	// stays so until the next run (see Request.ParkExpired). Without it an extension leaves that as it is.
 	Started bool
 }
 
@@ -208,8 +209,8 @@ type Claim struct {
 // A Settlement ends a step: [Finish], [Release] or [Published].
 type Settlement interface{ settlement() }
 
-// Finish stores the outcome of a run. With produced messages, or withheld ones, the record becomes PUBLISHING, under the
-// same claim with a lease from now, else DONE.
+// Finish stores the outcome of a run. With produced messages, or withheld ones, the record becomes PUBLISHING, under
+// the same claim with a lease from now, else DONE.
 type Finish struct {
 	Outcome Outcome
 

@@ -17,8 +17,8 @@ type Config struct {
 	Schema string
 
 	// Table is the name of the table of records, and the beginning of the names of its indexes and functions, and of
-	// the tables beside it, Table_beats, Table_duplicates and Table_settings. As Schema. Empty: "oncemill_dedup". Another table is
-	// another set of records: what was done under the old one runs again.
+	// the tables beside it, Table_beats, Table_duplicates and Table_settings. As Schema. Empty: "oncemill_dedup".
+	// Another table is another set of records: what was done under the old one runs again.
 	Table string
 
 	// Isolation is the isolation level of the transactions that an inbox begins. Empty: what the database has by

@@ -2,8 +2,9 @@ package worker
 
 import "sync"
 
-// A Pool runs work in goroutines that wait for more of it until Wait: a new one for each piece would grow its stack each
-// time. How much there is at a time is up to the caller. The zero value is ready to use. It is safe for concurrent use.
+// A Pool runs work in goroutines that wait for more of it until Wait: a new one for each piece would grow its stack
+// each time. How much there is at a time is up to the caller. The zero value is ready to use. It is safe for concurrent
+// use.
 type Pool struct {
 	mu      sync.Mutex
 	idle    []chan func() // of goroutines without work
