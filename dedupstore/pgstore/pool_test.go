@@ -212,8 +212,8 @@ func TestInbox_ClaimsThatAreLostUnnoticedCannotCommit(t *testing.T) {
 	}
 }
 
-// TestClaimMany_GrantsAKeyToOneOfSeveral mixes new keys, known ones, and several claims of one key.
-func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
+// TestClaim_GrantsAKeyOfABatchToOneOfSeveral mixes new keys, known ones, and several claims of one key.
+func TestClaim_GrantsAKeyOfABatchToOneOfSeveral(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	s := newStore(t, pool, Config{})
@@ -243,8 +243,8 @@ func TestClaimMany_GrantsAKeyToOneOfSeveral(t *testing.T) {
 	}
 }
 
-// TestClaimMany_TheFirstOfSeveralHasTheKey has batches of new keys, with several claims of each.
-func TestClaimMany_TheFirstOfSeveralHasTheKey(t *testing.T) {
+// TestClaim_TheFirstOfSeveralInABatchHasTheKey has batches of new keys, with several claims of each.
+func TestClaim_TheFirstOfSeveralInABatchHasTheKey(t *testing.T) {
 	t.Parallel()
 	const keys, copies = 40, 3
 	s := newStore(t, newPool(t), Config{})

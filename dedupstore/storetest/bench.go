@@ -18,8 +18,7 @@ const batchSize = 64
 
 // Benchmarks measures a store by the operations of a message's life, as sub-benchmarks of the same names for every
 // store. It calls open once for each of them. Their records are kept for about 100 ms, so that a run leaves little
-// behind. An operation of the benchmark of batches is a batch of 64; its time a message is reported beside, and it is
-// skipped for a store that is no [dedupstore.Batcher].
+// behind. An operation of the benchmark of batches is a batch of 64; its time a message is reported beside.
 func Benchmarks(b *testing.B, open func(b *testing.B) dedupstore.Store) {
 	bench := func(name string, f func(b *testing.B, k *kit, next func() dedupstore.Request)) {
 		b.Run(name, func(b *testing.B) {
