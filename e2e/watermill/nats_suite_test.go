@@ -35,7 +35,7 @@ func (p natsPubSubs) stream(ctx context.Context, js jetstream.JetStream, topic s
 	if made, ok := p.streams.Load(topic); ok {
 		return made.(jetstream.Stream), nil
 	}
-	stream, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: hex.EncodeToString(sum[:8]), Subjects: []string{topic}, MaxAge: time.Hour})
+	stream, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: hex.EncodeToString(sum[:8]), Subjects: []string{topic}, MaxAge: time.Hour})
 	if err == nil {
 		p.streams.Store(topic, stream)
 	}
