@@ -35,7 +35,7 @@ func openFull(addr string) (client, error) { return openStore(addr, fields{}) }
 // them, and with a connection for every goroutine if it wants them.
 func openStore(addr string, f fields) (client, error) {
 	rdb := redis.NewClient(options(addr))
-	store, err := redisstore.New(rdb, redisstore.Config{Prefix: prefix})
+	store, err := redisstore.New(rdb, redisstore.Config{Prefix: prefix, SkipCheck: true})
 	if err != nil {
 		return nil, err
 	}
