@@ -66,7 +66,7 @@ func (p *Processor) watch(ctx context.Context, d Delivery, publication *oncemill
 // Close waits until it is recorded that the outputs of all deliveries are published. Call it when their transport has
 // stopped, as after a Router is closed, so that its last messages are settled. When ctx ends first, it gives the rest
 // up, to be published by redeliveries, and returns the context's error. Afterwards deliveries whose outputs have to be
-// published are refused.
+// published are refused. It also notes the duplicates that were counted last.
 func (p *Processor) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true
@@ -75,6 +75,7 @@ func (p *Processor) Close(ctx context.Context) error {
 	go func() {
 		defer close(ended)
 		p.watchers.Wait()
+		p.guard.Close()
 	}()
 	select {
 	case <-ended:
