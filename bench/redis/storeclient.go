@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -38,6 +39,9 @@ func openStore(addr string, f fields) (client, error) {
 	store, err := redisstore.New(rdb, redisstore.Config{Prefix: prefix, SkipCheck: true})
 	if err != nil {
 		return nil, err
+	}
+	if _, err := store.Check(context.Background()); err != nil { // before the clock starts
+		return nil, errors.Join(err, rdb.Close())
 	}
 	claims := &batch.Line[dedupstore.Request, dedupstore.ClaimResult]{
 		Send: store.Claim, Timeout: lease / 6,
