@@ -82,7 +82,7 @@ func (t *Ticket) log(ctx context.Context, res *Result, err error, began time.Tim
 type ending struct {
 	settlement dedupstore.Settlement
 	res        Result
-	err        error // that a released run is to be tried again
+	err        error // of a run that was released: it may be tried again
 	handler    error
 }
 
@@ -148,7 +148,7 @@ func (t *Ticket) attempt(ctx context.Context, fn RunFunc) (*ending, Result, erro
 	return nil, Result{}, &StoreError{Op: "claim", Key: t.call.Key, Err: err}
 }
 
-// run runs the handler under its lease, and says what is to be stored.
+// run calls the handler under its lease, and decides what to store.
 func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 	if err := t.start(ctx); err != nil {
 		return nil, Result{}, err
@@ -165,7 +165,7 @@ func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 	return t.over(ctx, outcome, err, since(began))
 }
 
-// since is how long a run took, of which stores keep milliseconds: at least one, as zero means that it is not known.
+// since is how long a run took: at least a millisecond, because stores count those, and take zero for unknown.
 func since(began time.Time) time.Duration { return max(time.Since(began), time.Millisecond) }
 
 // start makes sure that the lease holds before a handler starts. A policy that parks also needs the run to be marked as
@@ -187,7 +187,7 @@ func (t *Ticket) start(ctx context.Context) error {
 	return err
 }
 
-// over says what is to be stored of a run that is over.
+// over decides what to store when a run is over.
 func (t *Ticket) over(
 	ctx context.Context, o dedupstore.Outcome, err error, took time.Duration,
 ) (*ending, Result, error) {
@@ -217,16 +217,16 @@ func (t *Ticket) over(
 	return nil, res, err
 }
 
-// succeeded makes the outcome of a run that returned no error: as it is to be stored, and as the caller gets it.
+// succeeded makes a run without an error a success, for the store and for the caller.
 func (g *Guard) succeeded(o *dedupstore.Outcome, res *Result) {
 	o.Kind, o.Reason, o.Exhausted = dedupstore.Succeeded, "", false
 	res.Outcome = *o
 	g.truncate(o)
 }
 
-// failed says what is to be stored of a run that returned an error, and perhaps a result beside it.
+// failed decides what to store of a run that returned an error, and perhaps a result beside it.
 func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending, Result, error) {
-	// Adapters cancel deliveries for reasons of their own, too. So does the guard when a lease cannot be renewed.
+	// Adapters cancel deliveries for reasons of their own, and the guard does when it cannot renew a lease.
 	interrupted := errors.Is(ctx.Err(), context.Canceled) || t.lease.wasCut()
 	v := decide(&t.guard.policy, t.lease.claim, res.err, interrupted)
 	if v.release != nil {

@@ -187,6 +187,9 @@ func (t *Ticket) ask(ctx context.Context, p *part) error {
 		request := t.guard.request(ctx, t.call, t.owner)
 		if together {
 			t.take(p, p.claims.Do(ctx, request), sent)
+			if t.last.Err == errUnasked { //nolint:errorlint // never wrapped
+				return errUnasked
+			}
 		} else {
 			t.take(p, p.probes.Do(ctx, request), sent)
 		}

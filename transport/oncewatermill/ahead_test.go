@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
 	"github.com/oncemill/oncemill/transport/oncewatermill"
 )
 
@@ -149,5 +150,53 @@ func TestSubscriber_ClaimsTravelTogether(t *testing.T) {
 		if n := len(store.claims); n > 6 {
 			t.Errorf("7 messages were claimed in %v, want them together", store.claims)
 		}
+	})
+}
+
+// A handler that acknowledges its message by itself does so before its outcome is on its way: the source hears of that
+// once, and not again when the outcome is stored.
+func TestSubscriber_SourceIsToldOnceOfAMessageThatItsHandlerAcknowledges(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		p := newProcessor(t, newStore(t), consumer.Config{})
+		s := newSource(p, delivery("first"))
+		told := map[string]int{}
+		counting := countingSource{source: s, told: told}
+		stop := over(t, counting, func(m *message.Message) error {
+			if m.Metadata.Get(producer.HeaderID) == "a" {
+				m.Ack()
+				time.Sleep(time.Second) // of virtual time: the subscription sees the ack before the handler returns
+			}
+			return nil
+		}, oncewatermill.Middleware(p))
+		synctest.Wait()
+		s.queue <- delivery("a")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		stop()
+		if told["a"] != 1 || told["first"] != 1 {
+			t.Errorf("the source was told %v times, want once of each", told)
+		}
+	})
+}
+
+// A countingSource counts what its deliveries are told.
+type countingSource struct {
+	*source
+	told map[string]int
+}
+
+func (c countingSource) Run(ctx context.Context, topic string, handle consumer.SourceHandler) error {
+	var mu sync.Mutex
+	return c.source.Run(ctx, topic, func(ctx context.Context, d consumer.Delivery, done func(consumer.Decision)) {
+		id := d.Header[producer.HeaderID]
+		handle(ctx, d, func(decision consumer.Decision) {
+			mu.Lock()
+			c.told[id]++
+			first := c.told[id] == 1
+			mu.Unlock()
+			if first {
+				done(decision)
+			}
+		})
 	})
 }

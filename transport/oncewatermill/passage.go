@@ -128,7 +128,9 @@ func (p *passage) settled(d consumer.Decision) {
 func (p *passage) await(tell func(consumer.Decision)) bool {
 	p.mu.Lock()
 	later, stored := p.later, p.stored
-	p.tell = tell
+	if later { // else the message was acknowledged early, and whoever asks tells the source
+		p.tell = tell
+	}
 	p.mu.Unlock()
 	if later && stored != nil {
 		tell(*stored)
