@@ -81,7 +81,8 @@ func (c *storeClient) check(ctx context.Context, m message) error {
 	if known.Err != nil {
 		return known.Err
 	}
-	if a := known.Answer; a.Status != dedupstore.Done || a.Outcome.Kind != dedupstore.Succeeded || len(a.Outcome.Result) != len(c.result) {
+	a := known.Answer
+	if a.Status != dedupstore.Done || a.Outcome.Kind != dedupstore.Succeeded || len(a.Outcome.Result) != len(c.result) {
 		return errState(m, a.Status)
 	}
 	return nil

@@ -55,9 +55,9 @@
 // its message runs again.
 //
 // Operations of a batch share statements, under a context that is no message's. Hooks of the pool that look into the
-// context (BeforeAcquire, tracers) find nothing of a message there: a pool is for one database, role and search path. A handler that changes the search path or the role of the inbox's transaction has to change them
-// back, or to name Config.Schema and grant the other role what Migrate says; else the settlement is refused and
-// everything rolled back.
+// context (BeforeAcquire, tracers) find nothing of a message there: a pool is for one database, role and search path. A
+// handler that changes the search path or the role of the inbox's transaction has to change them back, or to name
+// Config.Schema and grant the other role what Migrate says; else the settlement is refused and everything rolled back.
 //
 // Expired records count as absent at once; they are deleted by [Store.Clean] or [Store.RunCleaning] only. A handler
 // that produces outputs publishes them by an outbox in its transaction, or returns them: they are part of the outcome.

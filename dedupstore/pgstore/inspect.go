@@ -15,7 +15,8 @@ const (
 	lookSQL = `
 SELECT x.key, x.state, b.lease_until IS NOT NULL AND b.unstarted IS DISTINCT FROM x.fence, x.fence,
 	coalesce(x.decided, 0), x.attempts, x.returned, x.first_at, x.took_ms,
-	coalesce(b.lease_until, x.lease_until, x.not_before), coalesce(b.expires_at, x.expires_at), coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
+	coalesce(b.lease_until, x.lease_until, x.not_before), coalesce(b.expires_at, x.expires_at),
+	coalesce(x.holder, ''), x.trace, x.history, coalesce(x.kind, ''),
 	coalesce(x.exhausted, false), coalesce(x.truncated, false), coalesce(x.reason, ''), x.result, x.stubs,
 	coalesce(d.copies, 0), d.last_at
 FROM {records} x
@@ -82,8 +83,8 @@ func scanRecord(rows pgx.Rows) (name string, r dedupstore.Record, err error) {
 	var until, last *time.Time
 	var history []past
 	var kept answer
-	err = rows.Scan(&name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned, &r.First, &took, &until,
-		&r.Expires, &r.Holder, &r.Trace, &history, &kept.kind, &kept.exhausted, &kept.truncated, &kept.reason,
+	err = rows.Scan(&name, &r.State, &r.Started, &r.Fence, &r.Decided, &r.Attempts, &r.Returned, &r.First, &took,
+		&until, &r.Expires, &r.Holder, &r.Trace, &history, &kept.kind, &kept.exhausted, &kept.truncated, &kept.reason,
 		&kept.result, &kept.stubs, &r.Duplicates, &last)
 	if err != nil {
 		return "", r, err

@@ -128,7 +128,9 @@ func (s *settling) args(token string) []any {
 
 // Extend implements [dedupstore.Store].
 func (f *form) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return f.settle(ctx, "extend", len(extensions), func(i int) (*settling, error) { return newExtending(extensions[i]) })
+	return f.settle(ctx, "extend", len(extensions), func(i int) (*settling, error) {
+		return newExtending(extensions[i])
+	})
 }
 
 // Settle implements [dedupstore.Store].

@@ -8,8 +8,8 @@
 //	}
 //
 // A store whose clock is the clock of this process is tested in virtual time, with [RunVirtual]. [Benchmarks] measures
-// every store by the same operations. The cases evidence/… are for a [dedupstore.Inspector]; for others they are skipped
-// and say so.
+// every store by the same operations. The cases evidence/… are for a [dedupstore.Inspector]; for others they are
+// skipped and say so.
 //
 // A [dedupstore.Transactor] is tested by [RunInbox] besides. [MemoryInbox] is one for tests of what is built on it.
 //
