@@ -40,23 +40,26 @@ func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, erro
 		done(res, err)
 		return false
 	}
-	over := func(err error) {
-		res, err := t.ended(ctx, e, err)
-		t.log(ctx, &res, err, began)
-		done(res, err)
-	}
 	l := &t.lease
 	l.part.settles.Go(dedupstore.Settling{Claim: *l.claim, Settlement: e.settlement}, func(failed *error) {
 		if *failed == nil {
-			over(nil)
+			t.stored(ctx, began, done, nil)
 			return
 		}
 		err := *failed
 		t.guard.background.Go(func() {
-			over(t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err))
+			err := t.guard.settleAgain(context.WithoutCancel(ctx), l, e.settlement, err)
+			t.stored(ctx, began, done, err)
 		})
 	})
 	return true
+}
+
+// stored tells how a call ended whose settlement was handed over.
+func (t *Ticket) stored(ctx context.Context, began time.Time, done func(Result, error), err error) {
+	res, err := t.ended(ctx, &t.ending, err)
+	t.log(ctx, &res, err, began)
+	done(res, err)
 }
 
 // log says at level debug that a message was handled, or that a duplicate was not. Failures have lines of their own.
@@ -157,12 +160,15 @@ func (t *Ticket) run(ctx context.Context, fn RunFunc) (*ending, Result, error) {
 		return t.runInTx(ctx, fn)
 	}
 	began := time.Now()
-	var outcome dedupstore.Outcome
-	err := t.guard.underLease(ctx, &t.lease, func(ctx context.Context) (err error) {
-		outcome, err = t.guard.protect(ctx, t.lease.claim, fn)
-		return err
-	})
+	outcome, err := t.handle(ctx, fn)
 	return t.over(ctx, outcome, err, since(began))
+}
+
+// handle calls the handler under its lease.
+func (t *Ticket) handle(ctx context.Context, fn RunFunc) (dedupstore.Outcome, error) {
+	ctx = t.lease.beginWork(ctx)
+	defer t.guard.endWork(&t.lease)
+	return t.guard.protect(ctx, t.lease.claim, fn)
 }
 
 // since is how long a run took: at least a millisecond, because stores count those, and take zero for unknown.

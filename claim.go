@@ -21,10 +21,12 @@ type Ticket struct {
 	err   error // what is wrong with the call
 
 	owner   string                  // of all claims, until one was refused as not durable
+	part    *part                   // of the store, that was asked last
 	first   time.Time               // when one was sent first
 	last    *dedupstore.ClaimResult // how the last claim was answered
 	took    time.Duration           // how long that was under way
 	unread  bool                    // nobody has looked at that yet
+	ready   func()                  // is told of the answer
 	lease   lease                   // of what was granted
 	granted bool
 	ending  ending
@@ -53,40 +55,36 @@ func (t *Ticket) Claim(ctx context.Context, ready func()) {
 		ready()
 		return
 	}
-	p := g.parts.of(ctx, &t.call.Key)
-	if !p.breaker.healthy.Load() {
+	t.part = g.parts.of(ctx, &t.call.Key)
+	if !t.part.breaker.healthy.Load() {
 		ready()
 		return
 	}
-	sent := time.Now()
-	t.first = sent
-	p.claims.Go(g.request(ctx, t.call, t.owner), func(result *dedupstore.ClaimResult) {
-		t.answered(p, result, sent)
-		ready()
-	})
+	t.first, t.ready = time.Now(), ready
+	t.part.claims.Go(g.request(ctx, t.call, t.owner), t.answered)
 }
 
-// answered takes the answer to a claim that was sent at a time together with others.
-func (t *Ticket) answered(p *part, result *dedupstore.ClaimResult, sent time.Time) {
-	if result.Err == errUnasked { //nolint:errorlint // never wrapped
-		return // the attempt asks
+// answered takes the answer to a claim that was sent together with others.
+func (t *Ticket) answered(result *dedupstore.ClaimResult) {
+	if result.Err != errUnasked { //nolint:errorlint // never wrapped; else the attempt asks
+		if result.Err != nil {
+			t.part.breaker.report(&t.call.Key, result.Err)
+		}
+		t.take(result, t.first)
+		t.unread = true
 	}
-	if result.Err != nil {
-		p.breaker.report(&t.call.Key, result.Err)
-	}
-	t.take(p, result, sent)
-	t.unread = true
+	t.ready()
 }
 
-// take takes the answer to a claim.
-func (t *Ticket) take(p *part, result *dedupstore.ClaimResult, sent time.Time) {
+// take takes the answer to a claim that was sent at a time.
+func (t *Ticket) take(result *dedupstore.ClaimResult, sent time.Time) {
 	t.last, t.took = result, time.Since(sent)
 	status := result.Answer.Status
 	if result.Err != nil || status != dedupstore.AcquiredRun && status != dedupstore.AcquiredPublish {
 		return
 	}
 	t.granted = true
-	t.lease.granted(&t.last.Answer.Claim, p, t.first)
+	t.lease.granted(&t.last.Answer.Claim, t.part, t.first)
 	t.guard.keeper.hold(&t.lease)
 }
 
@@ -115,9 +113,11 @@ func (t *Ticket) acquire(ctx context.Context) error {
 		if ctx.Err() != nil && !t.unread {
 			return context.Cause(ctx)
 		}
-		p := g.parts.of(ctx, key)
-		wake := p.breaker.recovery() // taken before the store is asked, so that no recovery is missed
-		err := t.ask(ctx, p)
+		if !t.unread {
+			t.part = g.parts.of(ctx, key)
+		}
+		wake := t.part.breaker.recovery() // taken before the store is asked, so that no recovery is missed
+		err := t.ask(ctx)
 		answer := &t.last.Answer
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
@@ -173,12 +173,13 @@ func (t *Ticket) acquire(ctx context.Context) error {
 // ask asks the store, unless it has answered already. It waits for the answer even if the delivery ends meanwhile: the
 // store may grant the claim all the same, and nobody would give it back, so that the message had to wait for the end of
 // its lease.
-func (t *Ticket) ask(ctx context.Context, p *part) error {
+func (t *Ticket) ask(ctx context.Context) error {
 	if t.unread {
 		t.unread = false
 		t.time(ctx)
 		return t.last.Err
 	}
+	p := t.part
 	return p.breaker.claim(&t.call.Key, func(together bool) error {
 		sent := time.Now()
 		if t.first.IsZero() {
@@ -186,12 +187,12 @@ func (t *Ticket) ask(ctx context.Context, p *part) error {
 		}
 		request := t.guard.request(ctx, t.call, t.owner)
 		if together {
-			t.take(p, p.claims.Do(ctx, request), sent)
+			t.take(p.claims.Do(ctx, request), sent)
 			if t.last.Err == errUnasked { //nolint:errorlint // never wrapped
 				return errUnasked
 			}
 		} else {
-			t.take(p, p.probes.Do(ctx, request), sent)
+			t.take(p.probes.Do(ctx, request), sent)
 		}
 		t.time(ctx)
 		return t.last.Err

@@ -12,15 +12,22 @@ import (
 // runInTx runs the handler in a transaction of the inbox, so that its effects and its outcome are committed together. A
 // failure is recorded afterwards, when the effects are rolled back.
 func (t *Ticket) runInTx(ctx context.Context, fn RunFunc) (*ending, Result, error) {
-	g, l := t.guard, &t.lease
+	l := &t.lease
 	w := &transacted{ticket: t, fn: fn}
-	err := g.underLease(ctx, l, func(ctx context.Context) error { return g.inbox.InTx(ctx, *l.claim, w.work) })
+	err := t.inTx(ctx, w)
 	if err == nil {
 		w.res.Fence, w.res.Attempt = l.claim.Fence, l.claim.Attempt
 		res, err := t.publishStored(ctx, w.res, w.sent)
 		return nil, res, err
 	}
 	return t.uncommitted(ctx, w, err)
+}
+
+// inTx calls the handler under its lease, in a transaction.
+func (t *Ticket) inTx(ctx context.Context, w *transacted) error {
+	ctx = t.lease.beginWork(ctx)
+	defer t.guard.endWork(&t.lease)
+	return t.guard.inbox.InTx(ctx, *t.lease.claim, w.work)
 }
 
 // uncommitted deals with a transaction that was rolled back, or may have been.

@@ -19,13 +19,13 @@ type lease struct {
 
 	mu        sync.Mutex
 	deadline  time.Time
-	renewal   time.Time     // when it is to be renewed
-	extending chan struct{} // closed when the renewal that is under way has ended; nil: none is
-	started   bool          // the handler has been called, or is about to be
-	lost      bool          // the store said so
-	cut       bool          // the work was cancelled, because the claim was lost or could not be renewed
-	cancel    func()        // cancels the work; nil: there is none
-	err       error         // of the last renewal
+	renewal   time.Time               // when it is to be renewed
+	extending chan struct{}           // closed when the renewal that is under way has ended; nil: none is
+	started   bool                    // the handler has been called, or is about to be
+	lost      bool                    // the store said so
+	cut       bool                    // the work was cancelled, because the claim was lost or could not be renewed
+	cancel    context.CancelCauseFunc // of the work; nil: there is none
+	err       error                   // of the last renewal
 }
 
 // granted sets the lease to what a claim has granted that was first sent at a time.
@@ -48,15 +48,11 @@ func (l *lease) ends() time.Time {
 	return l.deadline
 }
 
-// work notes that work has begun, and how to cancel it.
-func (l *lease) work(cancel func()) {
+// rest notes that nothing is done under the lease for now, whatever became of the work before.
+func (l *lease) rest() {
 	l.mu.Lock()
-	l.cancel = cancel
-	cut := l.cut
-	l.mu.Unlock()
-	if cut {
-		cancel()
-	}
+	defer l.mu.Unlock()
+	l.cancel, l.cut = nil, false
 }
 
 func (l *lease) start() {
@@ -186,7 +182,7 @@ func (g *Guard) cut(l *lease) {
 	g.log.Error("oncemill: lease could not be renewed",
 		"id", l.claim.Key.ID, "key", l.claim.Key.String(), "error", err)
 	if cancel != nil {
-		cancel()
+		cancel(ErrClaimLost)
 	}
 }
 
@@ -196,7 +192,7 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	close(l.extending)
 	l.extending = nil
 	l.err = err
-	var cancel func()
+	var cancel context.CancelCauseFunc
 	switch {
 	case err == nil:
 		l.deadline, l.renewal = sent.Add(l.claim.Lease), sent.Add(l.claim.Lease/3)
@@ -209,7 +205,7 @@ func (g *Guard) extended(l *lease, sent time.Time, err error) {
 	l.mu.Unlock()
 	g.countRenewal(err)
 	if cancel != nil {
-		cancel()
+		cancel(ErrClaimLost)
 	}
 }
 
@@ -258,12 +254,24 @@ func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 	return &StoreError{Op: "extend", Key: l.claim.Key, Err: err}
 }
 
-// underLease runs work whose context is cancelled when the claim is lost. The lease is extended until it returns, or
-// ends its goroutine.
-func (g *Guard) underLease(ctx context.Context, l *lease, work func(context.Context) error) error {
-	defer g.keeper.let(l)
+// beginWork returns a context for work under the lease, which is cancelled when the claim is lost.
+func (l *lease) beginWork(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	l.work(func() { cancel(ErrClaimLost) })
-	return work(ctx)
+	l.mu.Lock()
+	l.cancel = cancel
+	cut := l.cut
+	l.mu.Unlock()
+	if cut {
+		cancel(ErrClaimLost)
+	}
+	return ctx
+}
+
+// endWork ends the context that beginWork has returned. The lease is not extended any more.
+func (g *Guard) endWork(l *lease) {
+	g.keeper.let(l)
+	l.mu.Lock()
+	cancel := l.cancel
+	l.mu.Unlock()
+	cancel(nil)
 }

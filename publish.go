@@ -62,7 +62,7 @@ func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Se
 	g, l := t.guard, &t.lease
 	// heartbeats are not to shorten it to that of a success
 	l.claim.Retention = max(l.claim.Retention, g.window(res.Outcome))
-	l.work(nil)
+	l.rest()
 	g.keeper.hold(l)
 	if t.call.Publish == nil && len(res.Outcome.Produced) > 0 {
 		res.Publication = &Publication{
@@ -73,10 +73,7 @@ func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Se
 		return res, nil
 	}
 	if len(res.Outcome.Produced) > 0 {
-		err := g.underLease(ctx, l, func(ctx context.Context) error {
-			return t.call.Publish(ctx, res.Outcome.Produced)
-		})
-		if err != nil {
+		if err := t.callPublish(ctx, res.Outcome.Produced); err != nil {
 			if l.isLost() {
 				return Result{}, g.lost(ctx, l, err)
 			}
@@ -84,6 +81,13 @@ func (t *Ticket) publishThen(ctx context.Context, res Result, then dedupstore.Se
 		}
 	}
 	return res, g.published(ctx, l, then)
+}
+
+// callPublish calls Call.Publish under the lease.
+func (t *Ticket) callPublish(ctx context.Context, produced []dedupstore.Produced) error {
+	ctx = t.lease.beginWork(ctx)
+	defer t.guard.endWork(&t.lease)
+	return t.call.Publish(ctx, produced)
 }
 
 // published records that everything was published. A record that stays in PUBLISHING because its claim was lost

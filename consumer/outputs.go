@@ -31,19 +31,19 @@ type OutputHandler func(ctx context.Context) ([]producer.Message, error)
 // another output's: a header that was copied along must not make two messages one.
 func (p *Processor) ProcessOutputs(ctx context.Context, d Delivery, handle OutputHandler) Decision {
 	t, ctx := p.ticket(ctx, d)
-	return t.said(ctx, t.run(ctx, t.withOutputs(handle)))
+	return t.run(ctx, handle)
 }
 
-// withOutputs is work whose outputs are stored, where a record is kept.
-func (t *Ticket) withOutputs(handle OutputHandler) work {
-	return func(ctx context.Context, recorded bool) (dedupstore.Outcome, error) {
-		outputs, err := handle(ctx)
-		if err != nil || !recorded || len(outputs) == 0 {
-			return dedupstore.Outcome{}, err
-		}
-		return dedupstore.Outcome{Produced: stamp(ctx, t.delivery.Header, outputs)}, nil
+// do calls the handler. Its outputs are stored, where a record is kept.
+func (h OutputHandler) do(ctx context.Context, t *Ticket, recorded bool) (dedupstore.Outcome, error) {
+	outputs, err := h(ctx)
+	if err != nil || !recorded || len(outputs) == 0 {
+		return dedupstore.Outcome{}, err
 	}
+	return dedupstore.Outcome{Produced: stamp(ctx, t.delivery.Header, outputs)}, nil
 }
+
+func (OutputHandler) decided(ctx context.Context, t *Ticket, d Decision) Decision { return t.said(ctx, d) }
 
 // stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed:
 // the handler may have returned one message twice.

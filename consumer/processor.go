@@ -96,14 +96,7 @@ func (p *Processor) DeadLetters() (producer.Publisher, string) {
 // broker: transports carry its decisions out. It blocks while the handler runs, and for up to Config.MaxWait before.
 func (p *Processor) Process(ctx context.Context, d Delivery, handle Handler) Decision {
 	t, ctx := p.ticket(ctx, d)
-	return t.withoutOutputs(ctx, t.run(ctx, plainly(handle)))
-}
-
-// plainly is work without outputs.
-func plainly(handle Handler) work {
-	return func(ctx context.Context, _ bool) (dedupstore.Outcome, error) {
-		return dedupstore.Outcome{}, handle(ctx)
-	}
+	return t.run(ctx, handle)
 }
 
 // errGivenBack is why a delivery is not processed that was claimed.
@@ -220,9 +213,10 @@ func (p *Processor) letters(
 }
 
 // unguarded deals with a delivery that cannot be guarded.
-func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do work) Decision {
+func (p *Processor) unguarded(ctx context.Context, t *Ticket, do work) Decision {
+	d, err := t.delivery, t.found.err
 	if p.policy.Shadow {
-		o, err := do(ctx, false)
+		o, err := t.measure(ctx, ctx, do, false)
 		o.Kind = dedupstore.Succeeded
 		return shadowed(oncemill.Result{Outcome: o, Bypassed: true}, err)
 	}
@@ -235,7 +229,7 @@ func (p *Processor) unguarded(ctx context.Context, d Delivery, err error, do wor
 			d.Topic, "position", d.Position, "error", err, "stack", string(panicked.stack), "again_in", pause)
 		return Decision{Action: RetryLater, Delay: pause + jitter(pause), Keep: true, Err: err}
 	case p.bypasses(err):
-		return p.bypass(ctx, d, do)
+		return p.bypass(ctx, t, do)
 	case errors.Is(err, ErrOwnDeadLetter):
 		return p.ownDeadLetter(ctx, d, err)
 	case errors.As(err, &content):
@@ -256,8 +250,8 @@ func (p *Processor) bypasses(err error) bool {
 const longestDelay = 365 * 24 * time.Hour
 
 // bypass runs the handler of a message that has no ID unguarded, as the policy says. Its context carries no Run.
-func (p *Processor) bypass(ctx context.Context, d Delivery, do work) Decision {
-	o, err := p.protect(ctx, do)
+func (p *Processor) bypass(ctx context.Context, t *Ticket, do work) Decision {
+	o, err := p.protect(ctx, t, do)
 	var permanent *oncemill.PermanentError
 	var after *oncemill.RetryAfterError
 	own := marked(err) != telemetry.FailedNested // else what it wraps speaks of another run
@@ -266,7 +260,7 @@ func (p *Processor) bypass(ctx context.Context, d Delivery, do work) Decision {
 		o.Kind = dedupstore.Succeeded
 		return Decision{Action: Ack, Result: oncemill.Result{Outcome: o, Bypassed: true}}
 	case own && errors.As(err, &permanent):
-		return p.undeliverable(ctx, d, "", string(dedupstore.Failed), err)
+		return p.undeliverable(ctx, t.delivery, "", string(dedupstore.Failed), err)
 	case own && errors.As(err, &after):
 		return Decision{Action: RetryLater, Delay: min(max(after.Delay, 0), longestDelay), Err: err}
 	}
@@ -274,7 +268,7 @@ func (p *Processor) bypass(ctx context.Context, d Delivery, do work) Decision {
 }
 
 // protect turns a panic into an error, as the guard does.
-func (p *Processor) protect(ctx context.Context, do work) (o dedupstore.Outcome, err error) {
+func (p *Processor) protect(ctx context.Context, t *Ticket, do work) (o dedupstore.Outcome, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			e := &oncemill.PanicError{Value: v, Stack: debug.Stack()}
@@ -283,7 +277,7 @@ func (p *Processor) protect(ctx context.Context, do work) (o dedupstore.Outcome,
 				string(e.Stack))
 		}
 	}()
-	if o, err = do(ctx, false); err != nil {
+	if o, err = t.measure(ctx, ctx, do, false); err != nil {
 		_, _ = err.Error(), errors.Is(err, errNoHandler) // what panics in a method of it does so here
 	}
 	return o, err

@@ -86,12 +86,12 @@ var errGoexit = errors.New("consumer: the handler ended its goroutine")
 // called when it is stored, or lost, in another goroutine, in which it must not wait for anything. Otherwise done has
 // been called.
 func (t *Ticket) Process(ctx context.Context, handle Handler, done func(Decision)) (later bool) {
-	return t.start(ctx, plainly(handle), func(d Decision) { done(t.withoutOutputs(ctx, d)) })
+	return t.start(ctx, handle, done)
 }
 
 // ProcessOutputs is Processor.ProcessOutputs for the ticket, and otherwise as Process.
 func (t *Ticket) ProcessOutputs(ctx context.Context, handle OutputHandler, done func(Decision)) (later bool) {
-	return t.start(ctx, t.withOutputs(handle), func(d Decision) { done(t.said(ctx, d)) })
+	return t.start(ctx, handle, done)
 }
 
 // GiveBack gives back what was claimed for a ticket that is not processed.
@@ -102,8 +102,18 @@ func (t *Ticket) GiveBack(ctx context.Context) {
 	t.end(ctx, &Decision{Action: RetryLater, Err: errGivenBack})
 }
 
-// work is what a handler does, with its outputs. It is told whether a record is kept of them.
-type work func(ctx context.Context, recorded bool) (dedupstore.Outcome, error)
+// work is a handler of either kind.
+type work interface {
+	// do calls the handler. It is told whether a record is kept of its outputs.
+	do(ctx context.Context, t *Ticket, recorded bool) (dedupstore.Outcome, error)
+
+	// decided is told what to do with the delivery, and may change it.
+	decided(ctx context.Context, t *Ticket, d Decision) Decision
+}
+
+func (h Handler) do(ctx context.Context, _ *Ticket, _ bool) (dedupstore.Outcome, error) {
+	return dedupstore.Outcome{}, h(ctx)
+}
 
 // ticket finds out what a delivery is. It returns a context with its span.
 func (p *Processor) ticket(ctx context.Context, d Delivery) (*Ticket, context.Context) {
@@ -141,7 +151,7 @@ func (t *Ticket) run(ctx context.Context, do work) Decision {
 		decision = t.conclude(ctx, res, err)
 	}
 	t.end(ctx, &decision)
-	return decision
+	return do.decided(ctx, t, decision)
 }
 
 // start processes the ticket, and tells done what becomes of it.
@@ -158,13 +168,13 @@ func (t *Ticket) start(ctx context.Context, do work, done func(Decision)) (later
 	if decision, known := t.known(ctx, do); known {
 		returned = true
 		t.end(ctx, &decision)
-		done(decision)
+		done(do.decided(ctx, t, decision))
 		return false
 	}
 	later = t.guarded.Attempt(t.within(ctx), t.timed(ctx, do), func(res oncemill.Result, err error) {
 		decision := t.conclude(ctx, res, err)
 		t.end(ctx, &decision)
-		done(decision)
+		done(do.decided(ctx, t, decision))
 	})
 	returned = true
 	return later
@@ -176,10 +186,7 @@ func (t *Ticket) known(ctx context.Context, do work) (Decision, bool) {
 	case t.decision != nil:
 		return *t.decision, true
 	case t.found.err != nil:
-		measured := func(inner context.Context, recorded bool) (dedupstore.Outcome, error) {
-			return t.measure(inner, ctx, do, recorded)
-		}
-		return t.processor.unguarded(ctx, t.delivery, t.found.err, measured), true
+		return t.processor.unguarded(ctx, t, do), true
 	}
 	return Decision{}, false
 }
@@ -221,8 +228,8 @@ func (t *Ticket) said(ctx context.Context, d Decision) Decision {
 	return d
 }
 
-// withoutOutputs is said of a handler that has no outputs, and cannot publish those of an earlier run.
-func (t *Ticket) withoutOutputs(ctx context.Context, d Decision) Decision {
+// decided: the handler has no outputs, and cannot publish those of an earlier run.
+func (Handler) decided(ctx context.Context, t *Ticket, d Decision) Decision {
 	if publication := d.Result.Publication; publication != nil {
 		d = Decision{Action: RetryLater, Delay: publication.Abandon(), ID: d.ID,
 			Err: &oncemill.UnpublishedError{Err: errForeignOutputs}}
@@ -278,12 +285,12 @@ func (t *Ticket) measure(
 	ctx, outside context.Context, do work, recorded bool,
 ) (o dedupstore.Outcome, err error) {
 	if t.observed == nil {
-		return do(ctx, recorded)
+		return do.do(ctx, t, recorded)
 	}
 	began := t.observed.Run()
 	failure := telemetry.FailedPanic
 	defer func() { t.observed.Ran(outside, began, failure) }()
-	o, err = do(ctx, recorded)
+	o, err = do.do(ctx, t, recorded)
 	if failure = handlerFailure(err); failure == telemetry.FailedOther && interrupted(ctx, err) {
 		failure = telemetry.FailedCanceled
 	}

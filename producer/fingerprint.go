@@ -29,7 +29,9 @@ func FingerprintPayload(payload []byte) (dedupstore.Fingerprint, error) {
 
 func fingerprint(scheme string, content []byte) dedupstore.Fingerprint {
 	sum := sha256.Sum256(content)
-	return dedupstore.Fingerprint{Scheme: scheme, Sum: base64.RawURLEncoding.EncodeToString(sum[:])}
+	var text [43]byte
+	base64.RawURLEncoding.Encode(text[:], sum[:])
+	return dedupstore.Fingerprint{Scheme: scheme, Sum: string(text[:])}
 }
 
 // JSONFields chooses what of a JSON document makes its fingerprint. Zero: all of it.

@@ -1,0 +1,49 @@
+package consumer_test
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/producer"
+)
+
+// BenchmarkProcessor_Claim is the way of a message through the engine: claimed with others, handled, settled with
+// others. The store in memory costs next to nothing.
+func BenchmarkProcessor_Claim(b *testing.B) {
+	store, err := dedupstore.NewMemory(dedupstore.MemoryConfig{MaxBytes: 4 << 30})
+	if err != nil {
+		b.Fatal(err)
+	}
+	once, err := consumer.New(store, consumer.Config{Group: "billing"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	handle := func(context.Context) error { return nil }
+	const inFlight = 256
+	free := make(chan struct{}, inFlight)
+	var all sync.WaitGroup
+	done := func(consumer.Decision) {
+		<-free
+		all.Done()
+	}
+	run := strconv.FormatInt(time.Now().UnixNano(), 36) + "-"
+	payload := make([]byte, 256)
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	b.ReportAllocs()
+	for i := range b.N {
+		free <- struct{}{}
+		all.Add(1)
+		d := consumer.Delivery{
+			Topic: "orders", Origin: "ORDERS", Handler: "charge", Payload: payload, Count: 1,
+			Header: producer.Header{producer.HeaderID: run + strconv.Itoa(i)},
+		}
+		once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) { t.Process(ctx, handle, done) })
+	}
+	all.Wait()
+}
