@@ -77,13 +77,17 @@ func (l *Line[Op, Res]) Do(ctx context.Context, op Op) *Res {
 // afterwards: it must not wait for anything.
 func (l *Line[Op, Res]) Go(op Op, done func(*Res)) {
 	if l.alone(op) {
-		l.background.Go(func() { done(&l.send(context.Background(), []Op{op})[0]) })
+		l.goAlone(op, done)
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, item[Op, Res]{op, done})
 	l.start()
+}
+
+func (l *Line[Op, Res]) goAlone(op Op, done func(*Res)) {
+	l.background.Go(func() { done(&l.send(context.Background(), []Op{op})[0]) })
 }
 
 func (l *Line[Op, Res]) alone(op Op) bool { return l.Alone != nil && l.Alone(op) }

@@ -33,7 +33,8 @@ func (s *session) delivery(msg *nats.Msg, meta *nats.MsgMetadata) consumer.Deliv
 // position says where a message is. A stream that was deleted and made again, or lost, counts from one again, and so
 // does one of the same name in another cluster: the time tells them apart.
 func position(meta *nats.MsgMetadata) string {
-	return strconv.FormatUint(meta.Sequence.Stream, 10) + "@" + strconv.FormatInt(meta.Timestamp.UnixNano(), 10)
+	text := strconv.AppendUint(make([]byte, 0, 41), meta.Sequence.Stream, 10)
+	return string(strconv.AppendInt(append(text, '@'), meta.Timestamp.UnixNano(), 10))
 }
 
 // headers gives each header one value: several are joined, as RFC 9110, section 5.3 does it. The UUID is no header.

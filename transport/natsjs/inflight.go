@@ -51,7 +51,11 @@ func (f *inFlight) receive(ctx context.Context, msg *nats.Msg, now time.Time) {
 	f.mu.Unlock()
 	f.came(ctx, m)
 	f.handling.Add(1)
-	f.order.Start(m.orderKey, func() { f.begin(ctx, m) })
+	if m.orderKey == "" {
+		f.begin(ctx, m)
+	} else {
+		f.order.Start(m.orderKey, func() { f.begin(ctx, m) })
+	}
 }
 
 // begin has a message processed that may start now, and settled.
