@@ -32,6 +32,13 @@ func (t *Ticket) Run(ctx context.Context, fn RunFunc) (Result, error) {
 func (t *Ticket) Attempt(ctx context.Context, fn RunFunc, done func(Result, error)) (later bool) {
 	began := time.Now()
 	e, res, err := t.attempt(ctx, fn)
+	return t.tell(ctx, began, e, res, err, done)
+}
+
+// tell ends an attempt: a success without outputs later, when it is stored, and anything else now.
+func (t *Ticket) tell(
+	ctx context.Context, began time.Time, e *ending, res Result, err error, done func(Result, error),
+) (later bool) {
 	if e == nil || e.handler != nil {
 		if e != nil {
 			res, err = t.ended(ctx, e, t.guard.settle(ctx, &t.lease, e.settlement))
@@ -242,12 +249,12 @@ func (t *Ticket) failed(ctx context.Context, res Result, result []byte) (*ending
 		return t.ends(ending{settlement: *v.release, err: retry, handler: res.err})
 	}
 	v.outcome.Result = result
-	return t.conclude(ctx, res, v.outcome)
+	return t.endWith(ctx, res, v.outcome)
 }
 
-// conclude stores an outcome that is no success, with its dead letter. One that is too large for the record is left
+// endWith stores an outcome that is no success, with its dead letter. One that is too large for the record is left
 // out, and made again by whoever publishes it.
-func (t *Ticket) conclude(ctx context.Context, res Result, o dedupstore.Outcome) (*ending, Result, error) {
+func (t *Ticket) endWith(ctx context.Context, res Result, o dedupstore.Outcome) (*ending, Result, error) {
 	g := t.guard
 	o.Produced = g.deadLetter(ctx, t.call, o, t.lease.claim.Attempt, t.lease.claim.Fence)
 	res.Outcome = o

@@ -26,6 +26,7 @@ type Ticket struct {
 	last    *dedupstore.ClaimResult // how the last claim was answered
 	took    time.Duration           // how long that was under way
 	unread  bool                    // nobody has looked at that yet
+	taken   bool                    // acquire has returned what was granted
 	ready   func()                  // is told of the answer
 	lease   lease                   // of what was granted
 	granted bool
@@ -107,6 +108,9 @@ const (
 // leases are measured from the first.
 func (t *Ticket) acquire(ctx context.Context) error {
 	g, key := t.guard, &t.call.Key
+	if t.taken { // for a batch that failed
+		return nil
+	}
 	start := time.Now()
 	busy, failed, waits := false, false, false
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
@@ -122,6 +126,7 @@ func (t *Ticket) acquire(ctx context.Context) error {
 		switch {
 		case err == nil && answer.Status != dedupstore.Busy:
 			g.count(ctx, key, answer)
+			t.taken = true
 			return nil
 		case is[*dedupstore.InvalidError](err):
 			return err

@@ -44,7 +44,7 @@ func (t *Ticket) uncommitted(ctx context.Context, w *transacted, err error) (*en
 		return nil, Result{}, g.lost(ctx, l, failure.err)
 	// another run could make the effects once more, whatever the handler's error is
 	case errors.Is(err, dedupstore.ErrEnded):
-		return t.conclude(ctx, res, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: reason(err)})
+		return t.endWith(ctx, res, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: reason(err)})
 	case unknown:
 		g.storeFailed(ctx, "settle", err)
 		g.log.ErrorContext(ctx, "oncemill: not known whether the handler's transaction has committed; a redelivery "+

@@ -257,6 +257,12 @@ func (g *Guard) renew(ctx context.Context, l *lease, marked bool) error {
 // beginWork returns a context for work under the lease, which is cancelled when the claim is lost.
 func (l *lease) beginWork(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
+	l.workUnder(cancel)
+	return ctx
+}
+
+// workUnder notes how to cancel the work under the lease.
+func (l *lease) workUnder(cancel context.CancelCauseFunc) {
 	l.mu.Lock()
 	l.cancel = cancel
 	cut := l.cut
@@ -264,7 +270,6 @@ func (l *lease) beginWork(ctx context.Context) context.Context {
 	if cut {
 		cancel(ErrClaimLost)
 	}
-	return ctx
 }
 
 // endWork ends the context that beginWork has returned. The lease is not extended any more.

@@ -34,6 +34,10 @@ func FromContext(ctx context.Context) Run {
 	if !ok {
 		panic("oncemill: FromContext outside a guarded run: pass the context that the handler got")
 	}
+	return runOf(claim)
+}
+
+func runOf(claim *dedupstore.Claim) Run {
 	return Run{Key: claim.Key, Fence: claim.Fence, Attempt: claim.Attempt}
 }
 

@@ -43,7 +43,9 @@ func (h OutputHandler) do(ctx context.Context, t *Ticket, recorded bool) (dedups
 	return dedupstore.Outcome{Produced: stamp(ctx, t.delivery.Header, outputs)}, nil
 }
 
-func (OutputHandler) decided(ctx context.Context, t *Ticket, d Decision) Decision { return t.said(ctx, d) }
+func (OutputHandler) decided(ctx context.Context, t *Ticket, d Decision) Decision {
+	return t.said(ctx, d)
+}
 
 // stamp turns what a handler returned into produced messages with IDs of their own. Headers are copied, not changed:
 // the handler may have returned one message twice.

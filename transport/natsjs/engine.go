@@ -14,7 +14,6 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // An engine is what Worker and Source have in common.
@@ -25,10 +24,9 @@ type engine struct {
 	maxDeliveries atomic.Uint64
 }
 
-// process begins to process a delivery, and tells done what to do with it, once. It waits for nothing, and neither must
-// done. What waits runs in a goroutine of the pool.
-type process func(
-	ctx context.Context, pool *worker.Pool, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision))
+// process begins to process a message, and tells done what to do with it, once. It waits for nothing, and neither must
+// done. What waits runs in a goroutine of the session's pool.
+type process func(ctx context.Context, m *message, done func(consumer.Decision))
 
 // A session is what everybody in one run of an engine knows. It does not change.
 type session struct {
@@ -48,7 +46,9 @@ const flushTimeout = 10 * time.Second
 // run works on the messages of a consumer until ctx ends, or it cannot go on, and then drains: the fetcher asks for
 // messages, inFlight has them processed in their order, the settler carries out what is decided about them, and the
 // watcher keeps the server informed and looks whether the consumer is still the same.
-func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p process) error {
+func (e *engine) run(
+	ctx context.Context, cons jetstream.Consumer, l limits, with func(*inFlight) process,
+) error {
 	stopWatching := e.watchMaxDeliveries(ctx, l)
 	defer stopWatching()
 	detached := telemetry.Spanless(context.WithoutCancel(ctx)) // the end of ctx is not that of the handlers
@@ -64,8 +64,10 @@ func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p p
 		draining: make(chan struct{}), pulled: make(chan struct{}),
 	}
 	messages := &inFlight{
-		session: s, process: p, settler: &settler{session: s}, messages: map[*message]struct{}{}, created: l.created,
+		session: s, settler: &settler{session: s}, messages: map[*message]struct{}{}, created: l.created,
+		hurry: func() {},
 	}
+	messages.process = with(messages)
 	w := &watcher{session: s, cons: cons, inFlight: messages, every: e.lookEvery, finished: make(chan struct{})}
 	f := &fetcher{
 		session: s, inFlight: messages, watcher: w, wake: make(chan struct{}, 1), ended: make(chan fetched, maxFetches),
@@ -79,6 +81,7 @@ func (e *engine) run(ctx context.Context, cons jetstream.Consumer, l limits, p p
 		err = context.Cause(pulling)
 	}
 	close(s.draining)
+	messages.hurry()
 	grace := time.AfterFunc(e.config.Grace, func() { messages.cutShort(cancel) })
 	f.fetches.Wait()
 	close(s.pulled)

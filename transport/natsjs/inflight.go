@@ -21,6 +21,7 @@ type inFlight struct {
 	*session
 	process process
 	settler *settler
+	hurry   func()                          // is called when the drain begins: nothing is to wait for more messages
 	came    func(context.Context, *message) // is told of a message before it is processed
 	went    func()                          // is told when one is settled, or was none
 
@@ -69,7 +70,7 @@ func (f *inFlight) begin(ctx context.Context, m *message) {
 	}
 	m.tries++
 	f.running.Add(1)
-	f.process(ctx, &f.pool, m, m.delivery, func(d consumer.Decision) {
+	f.process(ctx, m, func(d consumer.Decision) {
 		f.running.Add(-1)
 		if d.Action == consumer.Ack && !f.config.DoubleAck {
 			f.settler.send(ctx, m, sayAck)

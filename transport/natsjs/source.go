@@ -9,7 +9,6 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
-	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Source is a consumer.Source of JetStream pull consumers: with oncewatermill.NewSubscriber it is a Watermill
@@ -84,12 +83,9 @@ func (s *Source) Run(
 		}
 		return err
 	}
-	process := func(
-		ctx context.Context, _ *worker.Pool, _ jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
-	) {
-		handle(ctx, d, done)
-	}
-	return s.engine.run(ctx, cons, limits, process)
+	return s.engine.run(ctx, cons, limits, func(*inFlight) process {
+		return func(ctx context.Context, m *message, done func(consumer.Decision)) { handle(ctx, m.delivery, done) }
+	})
 }
 
 // MaxDeliveries is Worker.MaxDeliveries for all topics.

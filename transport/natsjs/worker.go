@@ -10,7 +10,6 @@ import (
 
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/isnil"
-	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // A Handler does the work for one message. It steers by the error that it returns: see oncemill.RunFunc. The worker
@@ -21,7 +20,7 @@ type Handler func(ctx context.Context, msg jetstream.Msg) error
 // A Worker guards the messages of one pull consumer to a handler.
 type Worker struct {
 	once    *consumer.Processor
-	handle  Handler
+	process func(*inFlight) process
 	engine  engine
 	cons    jetstream.Consumer
 	running atomic.Bool
@@ -32,6 +31,27 @@ type Worker struct {
 // the argument, that is wrong. Nothing is sent to the server.
 func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle Handler,
 	config Config) (*Worker, error) {
+	if handle == nil {
+		return nil, errors.New("natsjs: NewWorker needs a handler")
+	}
+	w, err := newWorker(once, js, cons, config)
+	if err != nil {
+		return nil, err
+	}
+	w.process = func(f *inFlight) process {
+		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
+			d := m.delivery
+			d.Handler = f.config.Handler
+			call := func(ctx context.Context) error { return handle(ctx, m) }
+			once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
+				f.pool.Go(func() { t.Process(ctx, call, done) })
+			})
+		}
+	}
+	return w, nil
+}
+
+func newWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, config Config) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
@@ -46,11 +66,8 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 		return nil, errors.New("natsjs: NewWorker needs a JetStream with a connection")
 	case isnil.Nil(cons):
 		return nil, errors.New("natsjs: NewWorker needs a consumer")
-	case handle == nil:
-		return nil, errors.New("natsjs: NewWorker needs a handler")
 	}
-	return &Worker{once: once, handle: handle, cons: cons, engine: engine{js: js, config: config,
-		lookEvery: lookEvery}}, nil
+	return &Worker{once: once, cons: cons, engine: engine{js: js, config: config, lookEvery: lookEvery}}, nil
 }
 
 // Check looks at the consumer, its stream and where dead letters go, and returns a *dedupstore.SetupError that says
@@ -90,16 +107,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	process := func(
-		ctx context.Context, pool *worker.Pool, msg jetstream.Msg, d consumer.Delivery, done func(consumer.Decision),
-	) {
-		d.Handler = w.engine.config.Handler
-		handle := func(ctx context.Context) error { return w.handle(ctx, msg) }
-		w.once.Claim(ctx, d, func(ctx context.Context, t *consumer.Ticket) {
-			pool.Go(func() { t.Process(ctx, handle, done) })
-		})
-	}
-	return w.engine.run(ctx, w.cons, limits, process)
+	return w.engine.run(ctx, w.cons, limits, w.process)
 }
 
 // MaxDeliveries is how many messages the server has given up, while the worker ran, because they had the consumer's

@@ -1,0 +1,117 @@
+package natsjs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
+)
+
+// A BatchHandler does the work for several messages at once, such as an insert of many rows. It returns an error for
+// each message, in their order, which steers as that of a Handler does; nil: all have succeeded. One error for several
+// messages, any other wrong number, or a panic says that the batch failed as a whole: then its messages are handled one
+// by one, in batches of one, which costs no attempt. oncemill.RunsFromContext returns their runs. The messages have no
+// order among them; at most one of each order key is in a batch. The worker settles them: see Handler.
+type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
+
+// BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.
+type BatchConfig struct {
+	Config
+
+	// MaxBatch is how many messages a batch has at most. Zero: 64.
+	MaxBatch int
+
+	// MaxBatchBytes is how many bytes of payload a batch has at most. A larger message is a batch by itself. Zero: 1
+	// MiB.
+	MaxBatchBytes int
+
+	// Linger is how long a batch that is not full waits for more messages. Zero: not at all, a batch is what is there.
+	Linger time.Duration
+}
+
+func (c BatchConfig) withDefaults() BatchConfig {
+	if c.MaxBatch == 0 {
+		c.MaxBatch = 64
+	}
+	if c.MaxBatchBytes == 0 {
+		c.MaxBatchBytes = 1 << 20
+	}
+	return c
+}
+
+func (c BatchConfig) validate() error {
+	switch {
+	case c.MaxBatch < 0:
+		return fmt.Errorf("natsjs: BatchConfig.MaxBatch is %d, want at least 1, or zero", c.MaxBatch)
+	case c.MaxBatchBytes < 0:
+		return fmt.Errorf("natsjs: BatchConfig.MaxBatchBytes is %d, want at least 1, or zero", c.MaxBatchBytes)
+	case c.Linger < 0:
+		return fmt.Errorf("natsjs: BatchConfig.Linger is %v, want at least 0", c.Linger)
+	}
+	return nil
+}
+
+// NewBatchWorker is NewWorker for a handler of batches.
+func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, handle BatchHandler,
+	config BatchConfig) (*Worker, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	if handle == nil {
+		return nil, errors.New("natsjs: NewBatchWorker needs a handler")
+	}
+	w, err := newWorker(once, js, cons, config.Config)
+	if err != nil {
+		return nil, err
+	}
+	w.process = func(f *inFlight) process {
+		b := &worker.Batcher[offered]{
+			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &f.pool,
+			AtOnce: max(1, f.limits.maxInFlight/config.MaxBatch),
+			Run:    func(batch []offered) { w.runBatch(f, batch, handle) },
+		}
+		f.hurry = b.Flush
+		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
+			b.Add(offered{ctx, m, done}, len(m.msg.Data))
+		}
+	}
+	return w, nil
+}
+
+// An offered is a message that waits for its batch.
+type offered struct {
+	ctx  context.Context
+	m    *message
+	done func(consumer.Decision)
+}
+
+var errDraining = errors.New("natsjs: the worker is stopping")
+
+// runBatch has a batch handled, unless the drain has begun.
+func (w *Worker) runBatch(f *inFlight, batch []offered, handle BatchHandler) {
+	ctx := batch[0].ctx
+	var ready []offered
+	var deliveries []consumer.Delivery
+	for _, o := range batch {
+		if f.isDraining() && !o.m.last {
+			o.done(consumer.Decision{Action: consumer.RetryLater, Err: errDraining})
+			continue
+		}
+		d := o.m.delivery
+		d.Handler = f.config.Handler
+		ready, deliveries = append(ready, o), append(deliveries, d)
+	}
+	w.once.ProcessTogether(ctx, deliveries, func(ctx context.Context, which []int) []error {
+		msgs := make([]jetstream.Msg, len(which))
+		for n, i := range which {
+			msgs[n] = ready[i].m
+		}
+		return handle(ctx, msgs)
+	}, f.pool.Go, func(i int, d consumer.Decision) { ready[i].done(d) })
+}
