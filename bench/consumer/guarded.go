@@ -70,6 +70,33 @@ var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 	if err != nil {
 		return nil, err
 	}
+	return runWorker(ctx, j, w, closeStore), nil
+}}
+
+// batchWorker is the same work in batches.
+var batchWorker = way{dedup: true, run: func(ctx context.Context, j *job) (func() error, error) {
+	once, closeStore, err := processor(j)
+	if err != nil {
+		return nil, err
+	}
+	handle := func(_ context.Context, msgs []jetstream.Msg) []error {
+		for range msgs {
+			j.handle()
+			j.settle(nil)
+		}
+		return nil
+	}
+	w, err := natsjs.NewBatchWorker(once, j.js, j.consumer, handle, natsjs.BatchConfig{
+		Config: natsjs.Config{Handler: "charge", MaxInFlight: 2 * window}, MaxBatch: window,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return runWorker(ctx, j, w, closeStore), nil
+}}
+
+// runWorker runs a worker, and returns what ends it.
+func runWorker(ctx context.Context, j *job, w *natsjs.Worker, closeStore func()) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
@@ -83,8 +110,8 @@ var guardedWorker = way{dedup: true, run: func(ctx context.Context, j *job) (fun
 		defer closeStore()
 		cancel()
 		return <-ended
-	}, nil
-}}
+	}
+}
 
 // processor returns a Processor on the Redis store, with everything as it is by default.
 func processor(j *job) (once *consumer.Processor, closeStore func(), err error) {

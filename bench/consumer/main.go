@@ -20,12 +20,13 @@ const (
 	stockPlain = "stock, without dedup"
 
 	workerDedup = "worker, dedup"
+	batchDedup  = "batch worker, dedup"
 	rawConsume  = "raw Consume, async acks"
 )
 
 var experiments = []kit.Experiment{
 	{Name: "router", Variants: []string{naive1, naive16, ours, oursPlain, stockPlain}, Run: withRig(router)},
-	{Name: "worker", Variants: []string{workerDedup, rawConsume}, Run: withRig(worker)},
+	{Name: "worker", Variants: []string{workerDedup, batchDedup, rawConsume}, Run: withRig(worker)},
 }
 
 func main() { kit.Main(experiments...) }
@@ -74,6 +75,7 @@ func router(ctx context.Context, b *kit.Bench, r *rig) error {
 func worker(ctx context.Context, b *kit.Bench, r *rig) error {
 	t, err := b.Compare(ctx, "Plain nats.go, 256 bytes, no-op handler", b.Rounds,
 		r.variant(workerDedup, 50_000, guardedWorker),
+		r.variant(batchDedup, 80_000, batchWorker),
 		r.variant(rawConsume, 150_000, consumeRaw),
 	)
 	if err != nil {
@@ -81,6 +83,9 @@ func worker(ctx context.Context, b *kit.Bench, r *rig) error {
 	}
 	if t.Has(workerDedup, rawConsume) {
 		b.Ratio("worker_vs_raw", t.Ratio(workerDedup, rawConsume, rate))
+	}
+	if t.Has(batchDedup, rawConsume) {
+		b.Ratio("batch_vs_raw", t.Ratio(batchDedup, rawConsume, rate))
 	}
 	return nil
 }
