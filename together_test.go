@@ -1,0 +1,138 @@
+package oncemill_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dedupstore"
+)
+
+// together attempts the claimed calls of some IDs in one batch. It returns what has to be attempted alone, and how the
+// others ended.
+func together(
+	t *testing.T, g *oncemill.Guard, tickets []*oncemill.Ticket, fn oncemill.BatchFunc,
+) (alone []int, ends []error) {
+	t.Helper()
+	ends = make([]error, len(tickets))
+	var ended sync.WaitGroup
+	batch := make([]oncemill.Member, len(tickets))
+	for i, ticket := range tickets {
+		ended.Add(1)
+		batch[i] = oncemill.Member{Ticket: ticket, Context: t.Context(), Done: func(_ oncemill.Result, err error) {
+			ends[i] = err
+			ended.Done()
+		}}
+	}
+	alone = g.AttemptTogether(t.Context(), batch, fn)
+	ended.Add(-len(alone))
+	ended.Wait()
+	return alone, ends
+}
+
+func ticketsOf(t *testing.T, g *oncemill.Guard, ids ...string) (tickets []*oncemill.Ticket) {
+	t.Helper()
+	for _, id := range ids {
+		tickets = append(tickets, claimed(t, g, call(id)))
+	}
+	return tickets
+}
+
+func TestAttemptTogether_EachErrorSteersItsOwnCall(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{})
+		tickets := ticketsOf(t, g, "a", "b", "c")
+		alone, ends := together(t, g, tickets, func(ctx context.Context, calls []int) []error {
+			runs := oncemill.RunsFromContext(ctx)
+			if len(runs) != 3 || runs[1].Key.ID != "b" || runs[1].Attempt != 1 || !slices.Equal(calls, []int{0, 1, 2}) {
+				t.Errorf("calls %v with runs %+v", calls, runs)
+			}
+			return []error{nil, errors.New("again"), nil}
+		})
+		var retry *oncemill.RetryError
+		if len(alone) > 0 || ends[0] != nil || ends[2] != nil || !errors.As(ends[1], &retry) {
+			t.Errorf("alone: %v, ended with %v", alone, ends)
+		}
+	})
+}
+
+// A batch that fails as a whole costs no attempt: each call is attempted under the claim that it has.
+func TestAttemptTogether_ABatchThatFailsAsAWholeCostsNoAttempt(t *testing.T) {
+	for name, fn := range map[string]oncemill.BatchFunc{
+		"one error":       func(context.Context, []int) []error { return []error{errors.New("no")} },
+		"too many errors": func(context.Context, []int) []error { return make([]error, 3) },
+		"a panic":         func(context.Context, []int) []error { panic("no") },
+		"an error that panics": func(context.Context, []int) []error {
+			return []error{nil, (*nilError)(nil)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T) {
+				store := &batches{Store: newStore(t)}
+				g := newGuard(t, store, oncemill.Policy{Lease: 3 * time.Second})
+				tickets := ticketsOf(t, g, "a", "b")
+				alone, _ := together(t, g, tickets, fn)
+				if !slices.Equal(alone, []int{0, 1}) {
+					t.Fatalf("%v are to be attempted alone, want both", alone)
+				}
+				time.Sleep(10 * time.Second) // virtual: their leases are kept alive meanwhile
+				for _, ticket := range tickets {
+					h := counter{}
+					if res, err := attempted(t, ticket, &h); err != nil || res.Attempt != 1 {
+						t.Errorf("attempted alone: %+v, %v, want the first attempt", res, err)
+					}
+				}
+				g.Close()
+			})
+		})
+	}
+}
+
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+// Where started runs are parked, the effects of a batch may have happened: it is not repeated.
+func TestAttemptTogether_IrreversibleBatchesAreNotRepeated(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		g := newGuard(t, newStore(t), oncemill.Irreversible())
+		tickets := ticketsOf(t, g, "a", "b")
+		alone, ends := together(t, g, tickets, func(context.Context, []int) []error { panic("half of it is done") })
+		if len(alone) > 0 || ends[0] != nil || ends[1] != nil {
+			t.Errorf("alone: %v, ended with %v, want outcomes", alone, ends)
+		}
+		for _, id := range []string{"a", "b"} {
+			c := call(id)
+			res, err := g.Run(t.Context(), c, (&counter{}).run)
+			if err != nil || res.Outcome.Kind != dedupstore.Unknown {
+				t.Errorf("%s is %+v, %v, want unknown", id, res, err)
+			}
+		}
+	})
+}
+
+func TestTicket_JoinsNoBatchAfterARunWhoseLeaseExpired(t *testing.T) {
+	virtual(t, func(t *testing.T) {
+		store := newStore(t)
+		g := newGuard(t, store, oncemill.Policy{Lease: 3 * time.Second})
+		c := call("killed")
+		request := dedupstore.Request{
+			Key: c.Key, Owner: "dead-process-0001", Lease: time.Second, Retention: time.Hour, MaxAttempts: 10,
+		}
+		if _, err := dedupstore.ClaimOne(t.Context(), store, request); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second) // virtual
+		if claimed(t, g, c).Joins() {
+			t.Error("a run whose predecessor was killed joins a batch")
+		}
+		if !claimed(t, g, call("fresh")).Joins() {
+			t.Error("a first run joins no batch")
+		}
+	})
+}
