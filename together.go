@@ -25,12 +25,14 @@ type Member struct {
 	Done    func(Result, error) // is told how its call ended, as by Ticket.Attempt
 }
 
-// Joins reports whether the ticket, whose claim has been answered, may be attempted together with others. A run whose
-// predecessor ended with its process, or was too slow for its lease, is attempted alone: it would spend the attempts of
-// all others.
+// Joins reports whether the ticket, whose claim has been answered, may be attempted together with others.
 func (t *Ticket) Joins() bool {
-	return t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun && !tookOver(&t.last.Answer)
+	return t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun && !t.TookOver()
 }
+
+// TookOver reports whether the ticket's claim found the expired lease of a run that may have ended its process. It is
+// not to be attempted beside others: it would spend their attempts.
+func (t *Ticket) TookOver() bool { return t.unread && t.granted && tookOver(&t.last.Answer) }
 
 // AttemptTogether attempts tickets that join in one call of fn. It returns those that have to be attempted by
 // themselves, with Ticket.Attempt, because the batch failed as a whole, which has cost no attempt; under a policy that

@@ -17,25 +17,45 @@ import (
 type BatchHandler func(ctx context.Context, which []int) []error
 
 // ProcessTogether is Process for several deliveries with one call of a handler. Duplicates, and what has to wait, are
-// taken out before, and so is a delivery whose last run ended with its process: it runs alone. So do all, in batches of
-// one, when the batch fails as a whole; that costs no attempt. It returns when the handler has, and tells done what to
-// do with each delivery, once, in a goroutine in which done must not wait for anything. What runs alone does so in
-// goroutines that run starts.
+// taken out before. All run in batches of one when the batch fails as a whole; that costs no attempt. Deliveries that
+// are not the first of their message, or whose claim finds an expired lease, are claimed and run one after the other: a
+// message that ends its process each time costs the others no attempt. ProcessTogether returns when the handler has,
+// and tells done what to do with each delivery, once, in a goroutine in which done must not wait for anything. What
+// runs alone does so in goroutines that run starts.
 func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, handle BatchHandler,
 	run func(work func()), done func(i int, d Decision)) {
 	tickets := p.claimTogether(ctx, deliveries)
+	one := func(i int) Handler {
+		return func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) }
+	}
 	alone := func(i int) {
 		t := tickets[i]
-		one := func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) }
-		run(func() { t.Process(t.ctx, one, func(d Decision) { done(i, d) }) })
+		run(func() { t.Process(t.ctx, one(i), func(d Decision) { done(i, d) }) })
 	}
-	var together []int
+	var together, suspects []int
 	for i, t := range tickets {
-		if t.guarded != nil && t.guarded.Joins() {
+		switch {
+		case t.Ticket == nil || t.guarded != nil && t.guarded.TookOver():
+			suspects = append(suspects, i)
+		case t.guarded != nil && t.guarded.Joins():
 			together = append(together, i)
-		} else {
+		default:
 			alone(i)
 		}
+	}
+	if len(suspects) > 0 {
+		run(func() {
+			var back sync.WaitGroup
+			for _, i := range suspects {
+				if tickets[i].Ticket != nil {
+					back.Go(func() { tickets[i].GiveBack(tickets[i].ctx) })
+				}
+			}
+			back.Wait()
+			for _, i := range suspects {
+				done(i, p.Process(ctx, deliveries[i], one(i)))
+			}
+		})
 	}
 	if len(together) == 1 {
 		alone(together[0])
@@ -68,12 +88,15 @@ type claimed struct {
 	ctx context.Context // with its span
 }
 
-// claimTogether claims deliveries, and returns when all claims are answered.
+// claimTogether claims deliveries that come for the first time, and returns when all claims are answered.
 func (p *Processor) claimTogether(ctx context.Context, deliveries []Delivery) []claimed {
 	tickets := make([]claimed, len(deliveries))
 	var answered sync.WaitGroup
-	answered.Add(len(deliveries))
 	for i, d := range deliveries {
+		if d.Count > 1 {
+			continue
+		}
+		answered.Add(1)
 		p.Claim(ctx, d, func(ctx context.Context, t *Ticket) {
 			tickets[i] = claimed{t, ctx}
 			answered.Done()

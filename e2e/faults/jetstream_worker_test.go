@@ -43,6 +43,7 @@ type job struct {
 	Grace   time.Duration
 	Window  int
 	Order   bool // one message after the other, in one lane
+	Batch   int  // messages of a batch; zero: the handler gets one
 }
 
 // TestJetStream_WorkerProcess is no test, but what other tests run in processes of their own, which get a job as their
@@ -124,6 +125,11 @@ func (j job) worker(ctx context.Context, nc *nats.Conn, journal *journal) (*nats
 	if j.Order {
 		config.Order = natsjs.BySubject
 	}
+	if j.Batch > 0 {
+		return natsjs.NewBatchWorker(once, js, cons, j.batchHandler(journal), natsjs.BatchConfig{
+			Config: config, MaxBatch: j.Batch,
+		})
+	}
 	return natsjs.NewWorker(once, js, cons, j.handler(journal), config)
 }
 
@@ -156,6 +162,33 @@ var handlers = map[string]func(ctx context.Context, r oncemill.Run, j job, journ
 	"unsteady": unsteady,
 	"steady":   steady,
 	"endless":  endless,
+	"deadly":   deadly,
+}
+
+// batchHandler is the handler for each message of a batch.
+func (j job) batchHandler(journal *journal) natsjs.BatchHandler {
+	handle := handlers[j.Handler]
+	return func(ctx context.Context, msgs []jetstream.Msg) []error {
+		errs := make([]error, len(msgs))
+		for i, r := range oncemill.RunsFromContext(ctx) {
+			journal.receives(r, msgs[i])
+			errs[i] = handle(ctx, r, j, journal)
+		}
+		return errs
+	}
+}
+
+// deadlyOrder is the message that ends the process of a deadly handler.
+const deadlyOrder = 42
+
+// deadly is a steady handler that one message ends, with its process.
+func deadly(ctx context.Context, r oncemill.Run, j job, journal *journal) error {
+	if r.Key.ID == orderID(deadlyOrder) {
+		journal.does(r)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		<-ctx.Done()
+	}
+	return steady(ctx, r, j, journal)
 }
 
 func (j job) handler(journal *journal) natsjs.Handler {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/worker"
 )
@@ -15,8 +16,9 @@ import (
 // A BatchHandler does the work for several messages at once, such as an insert of many rows. It returns an error for
 // each message, in their order, which steers as that of a Handler does; nil: all have succeeded. One error for several
 // messages, any other wrong number, or a panic says that the batch failed as a whole: then its messages are handled one
-// by one, in batches of one, which costs no attempt. oncemill.RunsFromContext returns their runs. The messages have no
-// order among them; at most one of each order key is in a batch. The worker settles them: see Handler.
+// by one, in batches of one, which costs no attempt. So are messages that are delivered again, one after the other.
+// oncemill.RunsFromContext returns the runs of a batch. Its messages have no order among them; at most one of each
+// order key is in a batch. The worker settles them: see Handler.
 type BatchHandler func(ctx context.Context, msgs []jetstream.Msg) []error
 
 // BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for.
@@ -111,6 +113,9 @@ func (w *Worker) runBatch(f *inFlight, batch []offered, handle BatchHandler) {
 		msgs := make([]jetstream.Msg, len(which))
 		for n, i := range which {
 			msgs[n] = ready[i].m
+		}
+		if f.isDraining() && len(which) == 1 && !ready[which[0]].m.last { // others ran before it
+			return []error{oncemill.Uncounted(oncemill.NoEffect(errDraining))}
 		}
 		return handle(ctx, msgs)
 	}, f.pool.Go, func(i int, d consumer.Decision) { ready[i].done(d) })

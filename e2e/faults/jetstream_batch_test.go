@@ -1,0 +1,55 @@
+package faults_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/oncemill/oncemill/internal/testserver/natstest"
+)
+
+// A message that ends its process spends its own attempts, and ends as a dead letter. Those that were in its batch have
+// lost an attempt, and keep the others: they run one after the other then.
+func TestJetStream_MessageThatKillsItsProcessInABatch(t *testing.T) {
+	t.Parallel()
+	const lease, orders, attempts = 500 * time.Millisecond, 200, 4
+	server := natstest.Start(t)
+	s := newShop(t, []string{server.URL()}, server.JetStream(), jetstream.StreamConfig{}, lease, job{
+		Handler: "deadly", Work: time.Millisecond, Lease: lease, Hold: lease / 5, Grace: shutdownGrace, Window: 128,
+		Batch: 64,
+	})
+	s.publishOrders(orders)
+	killed := map[int]time.Time{}
+	for range attempts {
+		w := s.start()
+		<-w.Ended()
+		killed[w.Pid()] = time.Now()
+	}
+	last := s.start()
+	s.drain()
+	s.terminate(last)
+	ids := make([]string, orders)
+	for i := range ids {
+		ids[i] = orderID(i)
+	}
+	b := s.balance(ids, orders, s.letters(), killed, s.finished)
+	b.mustExplain(t, holderKilled)
+	runs, most := map[string]int{}, 0
+	s.entries(func(e entry) {
+		if effective(e) {
+			runs[e.ID]++
+		}
+	})
+	for id, n := range runs {
+		if id != orderID(deadlyOrder) {
+			most = max(most, n)
+		}
+	}
+	if n := runs[orderID(deadlyOrder)]; n != attempts || most >= attempts {
+		t.Errorf("the message that kills ran %d times, its neighbours up to %d; want %d, and fewer", n, most, attempts)
+	}
+	if letters := s.letters(); len(letters) != 1 || letters[orderID(deadlyOrder)] != 1 {
+		t.Errorf("dead letters %v, want one of %s", letters, orderID(deadlyOrder))
+	}
+}
