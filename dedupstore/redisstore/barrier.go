@@ -40,11 +40,9 @@ func (b barrier) outlast(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithDeadline(context.WithoutCancel(ctx), end.Add(b.timeout+afterwards))
 }
 
-// append puts WAIT at the end of a pipeline.
-func (b barrier) append(ctx context.Context, pipe redis.Pipeliner) *redis.IntCmd {
-	wait := redis.NewIntCmd(ctx, "wait", b.replicas, b.timeout.Milliseconds())
-	_ = pipe.Process(ctx, wait) // only queues
-	return wait
+// command is the WAIT that stands at the end of a pipeline.
+func (b barrier) command(ctx context.Context) *redis.IntCmd {
+	return redis.NewIntCmd(ctx, "wait", b.replicas, b.timeout.Milliseconds())
 }
 
 // acknowledged says how many replicas have what an operation wrote, if that was asked, or why that is not known.

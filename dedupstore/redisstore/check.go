@@ -17,9 +17,14 @@ import (
 
 const noEviction = "noeviction"
 
-// check is Check before the first claim. Nobody else sees its report.
+// check is the look before the first claim. Some clients do not heed contexts: it may go on when its caller has gone,
+// and the next caller takes another. Nobody else sees its report.
 func (s *Store) check(ctx context.Context) error {
-	report, err := s.examine(ctx)
+	var report dedupstore.Report
+	var err error
+	if !s.within(ctx, func() { report, err = s.examine(ctx) }) {
+		return ctx.Err()
+	}
 	for _, w := range report.Warnings {
 		s.config.Logger.WarnContext(ctx, "redisstore: "+w)
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -274,7 +273,7 @@ func TestCheck_RefusesOldVersions(t *testing.T) {
 func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
+		g := newGate()
 		var checks atomic.Int32
 		release := make(chan struct{})
 		check := func(context.Context) error { checks.Add(1); <-release; return nil }
@@ -298,7 +297,7 @@ func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
 func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
+		g := newGate()
 		down := errors.New("down")
 		var checks, failures atomic.Int32
 		check := func(context.Context) error {
@@ -322,31 +321,10 @@ func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
 	})
 }
 
-// A hook of the client may panic, and some clients do not heed contexts.
-func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
-		release := make(chan struct{})
-		for range 2 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			err := g.pass(ctx, func(context.Context) error { <-release; panic("hook") })
-			if cancel(); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("error is %v, want context.DeadlineExceeded", err)
-			}
-		}
-		close(release)
-		g.background.Wait()
-		if err := g.pass(t.Context(), func(context.Context) error { panic("hook") }); !errors.Is(err, errPanic) {
-			t.Errorf("error is %v, want errPanic", err)
-		}
-	})
-}
-
 func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
+		g := newGate()
 		ctx, cancel := context.WithCancel(t.Context())
 		var checks atomic.Int32
 		check := func(ctx context.Context) error {

@@ -16,6 +16,4 @@ var (
 
 	// errNoNode refuses a claim that was sent while its node was not known.
 	errNoNode = errors.New("the layout of the cluster was not known")
-
-	errPanic = errors.New("the client panicked") // in a hook
 )

@@ -28,7 +28,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(reply("d", held[:40], ""))
 	f.Fuzz(func(t *testing.T, raw string) {
 		r := request("fuzz")
-		a, err := decodeAnswer(raw, r)
+		a, err := decodeAnswer(raw, &r)
 		if err != nil {
 			if a.Status != "" {
 				t.Errorf("an error came with an answer: %+v", a)
@@ -48,8 +48,8 @@ func FuzzDecode(f *testing.F) {
 		if a.Wait < 0 || a.Age < 0 {
 			t.Errorf("wait %v, age %v", a.Wait, a.Age)
 		}
-		if _, err := appendOutcome(nil, a.Outcome, true); err != nil {
-			t.Errorf("the outcome cannot be written again: %v", err)
+		if t2, err := decodeSections(string(appendOutcome(nil, &a.Outcome, true))); err != nil {
+			t.Errorf("the outcome cannot be read again: %v, %q", err, t2)
 		}
 	})
 }

@@ -131,22 +131,11 @@ func moment(us uint64) time.Time {
 
 // NoteDuplicates implements [dedupstore.Inspector].
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
-	ops := make([]*operation, len(duplicates))
-	for i, d := range duplicates {
-		if err := d.Key.Validate(); err != nil {
-			return err
-		}
-		op := newOperation(i, noteScript, s.name(d.Key)+beside)
+	return errors.Join(s.change(ctx, len(duplicates), func(op *operation, i int) error {
+		d := duplicates[i]
+		op.on(i, noteScript, s.name(d.Key)+beside)
 		op.packed = strconv.AppendInt(op.packed, int64(d.Count), 10)
-		ops[i] = op.with(d.Last.UnixMilli(), milliseconds(d.Retention))
-	}
-	if !s.send(ctx, ops, barrier{}) {
-		return ctx.Err()
-	}
-	for _, op := range ops {
-		if err := op.failure(); err != nil {
-			return err
-		}
-	}
-	return nil
+		op.with(d.Last.UnixMilli(), milliseconds(d.Retention))
+		return d.Key.Validate()
+	})...)
 }

@@ -89,24 +89,24 @@ func lengthOf(letter byte) int {
 	return lengthSize
 }
 
-// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package hash/fnv
-// would allocate three times.
-func tag(owner string) []byte {
+// appendTag appends what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package
+// hash/fnv would allocate three times.
+func appendTag(b []byte, owner string) []byte {
 	sum := uint64(14695981039346656037)
 	for i := range len(owner) {
 		sum = (sum ^ uint64(owner[i])) * 1099511628211
 	}
-	return bits.BigEndian.AppendUint64(nil, sum)
+	return bits.BigEndian.AppendUint64(b, sum)
 }
 
 // appendOwner appends the fence and the tag of a claim.
-func appendOwner(b []byte, c dedupstore.Claim) []byte {
-	return append(appendDigits(b, c.Fence, fenceSize), tag(c.Owner)...)
+func appendOwner(b []byte, c *dedupstore.Claim) []byte {
+	return appendTag(appendDigits(b, c.Fence, fenceSize), c.Owner)
 }
 
 // appendRequest appends the owner's tag and the sections of a request, the lease last.
-func appendRequest(b []byte, r dedupstore.Request) []byte {
-	b = append(b, tag(r.Owner)...)
+func appendRequest(b []byte, r *dedupstore.Request) []byte {
+	b = appendTag(b, r.Owner)
 	if !r.Fingerprint.IsZero() {
 		b = appendFingerprint(append(b, 'f'), r.Fingerprint)
 	}
@@ -121,7 +121,9 @@ func appendRequest(b []byte, r dedupstore.Request) []byte {
 // with the same 128 bits do not occur by chance. An attacker who chooses both contents and the ID needs about 2^64
 // tries, and gains that his own second message is taken for a copy of his first.
 func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
-	scheme, sum := sha256.Sum256([]byte(f.Scheme)), sha256.Sum256([]byte(f.Scheme+":"+f.Sum))
+	const most = 200 // that it takes no memory for
+	text := append(append(append(make([]byte, 0, most), f.Scheme...), ':'), f.Sum...)
+	scheme, sum := sha256.Sum256(text[:len(f.Scheme)]), sha256.Sum256(text)
 	return append(append(b, scheme[:4]...), sum[:16]...)
 }
 
@@ -130,17 +132,22 @@ func appendTrace(b []byte, trace string) []byte {
 	if trace == "" {
 		return b
 	}
-	if packed, err := hex.DecodeString(strings.ReplaceAll(trace, "-", "")); err == nil && len(packed) == 1+traceSize {
-		if packed = packed[1:]; traceparent(string(packed)) == trace {
-			return append(append(b, 't'), packed...)
+	if len(trace) == len("00-")+2*traceSize+len("--") {
+		packed := append(b, 't')
+		for _, digits := range [...]string{trace[3:35], trace[36:52], trace[53:]} {
+			packed, _ = hex.AppendDecode(packed, []byte(digits)) // if it cannot, the comparison finds out
+		}
+		if section := packed[len(b)+1:]; len(section) == traceSize && string(appendTraceparent(make([]byte, 0, 55), section)) == trace {
+			return packed
 		}
 	}
 	return appendText(b, 'T', trace)
 }
 
-func traceparent(b string) string {
-	h := hex.EncodeToString([]byte(b))
-	return "00-" + h[:32] + "-" + h[32:48] + "-" + h[48:]
+func appendTraceparent(b, packed []byte) []byte {
+	b = hex.AppendEncode(append(b, "00-"...), packed[:16])
+	b = hex.AppendEncode(append(b, '-'), packed[16:24])
+	return hex.AppendEncode(append(b, '-'), packed[24:])
 }
 
 // appendTook appends how long a run took, if that is known.
@@ -291,7 +298,7 @@ func since(from, to uint64) time.Duration {
 
 func (rec *record) trace() string {
 	if rec.has('t') {
-		return traceparent(rec.sections['t'])
+		return string(appendTraceparent(nil, []byte(rec.sections['t'])))
 	}
 	return rec.sections['T']
 }
