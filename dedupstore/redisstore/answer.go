@@ -16,10 +16,8 @@ const (
 	replyMismatch   = 'm'
 	replyFull       = 'F'
 	replyUnreadable = 'U' // of all scripts
-)
 
-// The replies of the other scripts.
-const (
+	// The replies of the other scripts.
 	replyLost = "0"
 	replyOK   = "1"
 )
@@ -43,10 +41,10 @@ func decodeAnswer(s string, r *dedupstore.Request) (a dedupstore.Answer, err err
 	if ok && len(s) == fenceSize {
 		return firstRun(r, now), nil
 	}
-	if !ok {
-		return a, errReply
+	var old, changed string
+	if ok {
+		old, changed, ok = cutText(s[1+fenceSize:], lengthSize)
 	}
-	old, changed, ok := cutText(s[1+fenceSize:], lengthSize)
 	if !ok {
 		return a, errReply
 	}
@@ -96,9 +94,9 @@ func answerOf(letter byte, r *dedupstore.Request, before, after *record, now uin
 		err = errReply
 	}
 	if err != nil {
-		return dedupstore.Answer{}, err
+		a = dedupstore.Answer{}
 	}
-	return a, nil
+	return a, err
 }
 
 func claimOf(r *dedupstore.Request, fence uint64, attempt, returned int) dedupstore.Claim {

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ func FuzzDecode(f *testing.F) {
 			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
 	)
 	reply := func(letter, before, after string) string {
-		return letter + times + string(appendHex(nil, len(before), lengthSize)) + before + after
+		return letter + times + fmt.Sprintf("%08x", len(before)) + before + after
 	}
 	f.Add("1799999999999999")
 	f.Add(reply("r", held, strings.Replace(held, "9998", "9999", 1)))

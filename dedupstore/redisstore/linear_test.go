@@ -275,7 +275,7 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 		script   *script
 		old, new string
 	}{
-		"claim that is not idempotent":  {claimScript, "if rec.owner == owner and running then", "if false then"},
+		"claim that is not idempotent":  {claimScript, "if rec.owner == owner and (running or publishing) then", "if rec.owner == owner and publishing then"},
 		"claim of what is there":        {claimScript, "'NX', 'PX'", "'PX'"},
 		"claim of a live lease":         {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.due"},
 		"claim before it is due":        {claimScript, "or now < rec.ends or now < rec.due", "or now < rec.ends"},
@@ -296,7 +296,7 @@ func TestLinearizable_BrokenScriptsAreFoundOut(t *testing.T) {
 			broken := allScripts
 			for _, s := range [...]**script{&broken.claim, &broken.extend, &broken.finish, &broken.release, &broken.published} {
 				if *s == test.script {
-					*s = newScript(name, strings.Replace(source, test.old, test.new, 1))
+					*s = scriptOf(name, strings.Replace(source, test.old, test.new, 1))
 				}
 			}
 			for i := range 60 {

@@ -18,13 +18,14 @@ type operation struct {
 	name   string    // of the record
 	packed []byte    // the script's first argument, or the record of a plain claim
 	space  [128]byte // for packed, as long as it suffices
-	args   [7]any    // of the command
+	args   []any     // of the command
+	room   [7]any    // for args
 	cmd    redis.StringCmd
 	stamp  stamp // of a plain claim
 
-	reply        string
-	acknowledged acknowledged
-	err          error
+	reply string
+	err   error
+	lack  error // why a run that it got is not granted
 }
 
 // on makes it an operation on the record of a key.
@@ -37,9 +38,9 @@ func (op *operation) plain() bool { return op.stamp.clock != nil }
 
 // with gives it the numbers that the script gets behind the packed argument.
 func (op *operation) with(ms ...int64) {
-	op.args = [...]any{"evalsha", op.script.sha, 1, op.name, op, ms[0], nil}
-	if len(ms) > 1 {
-		op.args[6] = ms[1]
+	op.args = append(op.room[:0], "evalsha", op.script.sha, 1, op.name, op)
+	for _, n := range ms {
+		op.args = append(op.args, n)
 	}
 }
 
@@ -59,11 +60,7 @@ func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd 
 	if source {
 		op.args[0], op.args[1] = "eval", op.script.source
 	}
-	args := op.args[:]
-	if args[6] == nil {
-		args = args[:6]
-	}
-	op.cmd = *redis.NewStringCmd(ctx, args...)
+	op.cmd = *redis.NewStringCmd(ctx, op.args...)
 	return &op.cmd
 }
 
@@ -122,7 +119,7 @@ func (s *Store) finish(op *operation, index int, c *dedupstore.Claim, f *dedupst
 		state = statePublishing
 		op.with(milliseconds(f.Retention), milliseconds(c.Lease))
 	}
-	op.packed = appendOwner(append(op.packed, layoutVersion, state, kindOf(f.Outcome)), c)
+	op.packed = appendOwner(append(op.packed, layoutVersion, state, kindOf(&f.Outcome)), c)
 	op.packed = appendOutcome(appendTook(op.packed, f.Took), &f.Outcome, f.Publishes())
 }
 

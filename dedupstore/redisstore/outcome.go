@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/anytext"
@@ -36,10 +37,8 @@ func appendOutcome(b []byte, o *dedupstore.Outcome, content bool) []byte {
 
 // check is by what the claim script tells whether produced messages can be read, before they change hands.
 func check(stubs, contents []byte) string {
-	h := sha1.New() //nolint:gosec // the hash that Lua has in Redis; it finds damage, not forgers
-	h.Write(stubs)
-	h.Write(contents)
-	return hex.EncodeToString(h.Sum(nil))[:8]
+	sum := sha1.Sum(slices.Concat(stubs, contents)) //nolint:gosec // Redis has it in Lua; it finds damage, not forgers
+	return hex.EncodeToString(sum[:4])
 }
 
 // encodeStubs returns what is kept of messages once they are published.

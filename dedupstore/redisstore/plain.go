@@ -31,26 +31,29 @@ func (s *stamp) put(record []byte) {
 	appendDigits(record[:len(record)-leaseSize], most+s.lease, leaseSize)
 }
 
-// claimPlainly makes it a plain claim. The record lives longer by as much as the lease may be.
-func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request) {
+// claimPlainly makes it a plain claim. The record lives longer by as much as the lease may be, as far as that is known
+// before the claim is written.
+func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, now time.Time) {
 	op.on(index, s.scripts.claim, s.name(r.Key))
 	b := append(op.packed, layoutVersion, stateRunning, '-')
 	b = appendRequest(appendDigits(b, 0, fenceSize), r)
 	b[len(b)-leaseSize-1] = 'l'
 	op.packed, op.stamp = b, stamp{clock: &s.clock, lease: 1000 * uint64(milliseconds(r.Lease))}
-	ms := milliseconds(r.Lease) + milliseconds(r.Retention) + maxUncertainty.Milliseconds() + 1
-	op.args = [...]any{"set", op.name, op, "nx", "get", "px", ms}
+	least, most := s.clock.bounds(now)
+	ms := milliseconds(r.Lease) + milliseconds(r.Retention) + int64(most-least)/1000 + 1
+	op.args = append(op.room[:0], "set", op.name, op, "nx", "get", "px", ms)
 }
 
 // plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
 func plainAnswer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
-	switch {
-	case op.err == redis.Nil: //nolint:errorlint // never wrapped
+	if op.err == redis.Nil { //nolint:errorlint // never wrapped
 		// Written again: which of the stamps is in the record?
 		return firstRun(r, op.stamp.fence), op.stamp.times == 1, nil
-	case refused(op.err): // memory is full, or the key is something else: the script says it better
+	}
+	if _, refused := errors.AsType[redis.Error](op.err); refused { // such as at maxmemory: the script says it better
 		return a, false, nil
-	case op.err != nil:
+	}
+	if op.err != nil {
 		return a, true, op.failure()
 	}
 	rec, err := decodeRecord(op.reply)
@@ -67,12 +70,6 @@ func plainAnswer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, kno
 	now, _ := op.stamp.clock.bounds(time.Now())
 	a, err = answerOf(letter, r, &rec, &rec, now)
 	return a, err == nil, nil
-}
-
-// refused tells whether an error is the server's.
-func refused(err error) bool {
-	var answer redis.Error
-	return err != nil && errors.As(err, &answer)
 }
 
 // plainNow tells whether a claim can be plain now. There is one node then, and one clock.

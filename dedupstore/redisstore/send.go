@@ -25,20 +25,14 @@ func distinct(ops []*operation) (first, others []*operation) {
 	if len(ops) < 2 {
 		return ops, nil
 	}
+	first = make([]*operation, 0, len(ops))
 	names := make(map[string]struct{}, len(ops))
 	for _, op := range ops {
-		names[op.name] = struct{}{}
-	}
-	if len(names) == len(ops) {
-		return ops, nil
-	}
-	for _, op := range ops {
-		if _, is := names[op.name]; is {
-			first = append(first, op)
-			delete(names, op.name)
-		} else {
+		if _, known := names[op.name]; known {
 			others = append(others, op)
+			continue
 		}
+		names[op.name], first = struct{}{}, append(first, op)
 	}
 	return first, others
 }
@@ -167,7 +161,7 @@ func (s *Store) roundTrip(
 			op.err = unsaid(failed)
 		}
 		if wait != nil {
-			op.acknowledged = acknowledgedBy(client, wait)
+			op.lack = b.lack(client, wait)
 		}
 	}
 	s.learn(ops, sent, came)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
-	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // Store is a [dedupstore.Store] in Redis, and a [dedupstore.Checker] and [dedupstore.Inspector]. It is safe for
@@ -20,7 +19,7 @@ import (
 type Store struct {
 	rdb        redis.UniversalClient
 	config     Config
-	ready      *gate
+	ready      atomic.Bool // the server has been looked at
 	scripts    scripts
 	plain      atomic.Bool // the server can make plain claims
 	barred     atomic.Bool // a script was forbidden, and none has claimed anything since
@@ -43,30 +42,16 @@ var allScripts = scripts{claimScript, extendScript, finishScript, releaseScript,
 // so forgets who owns it. It does not connect: Redis may still be down. The error names what is wrong, as
 // [*dedupstore.InvalidError].
 func New(rdb redis.UniversalClient, c Config) (*Store, error) {
-	if problem := clientProblem(rdb); problem != "" {
-		return nil, &dedupstore.InvalidError{Field: "rdb", Problem: problem}
-	}
 	c = c.withDefaults()
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
-	s := &Store{rdb: rdb, config: c, scripts: allScripts, ready: newGate()}
-	s.ready.passed.Store(c.SkipCheck)
+	s := &Store{rdb: rdb, config: c, scripts: allScripts}
+	s.ready.Store(c.SkipCheck)
 	t, known := timeoutsOf(rdb)
 	s.barrier, s.deaf = barrier{c.Replicas, t.replicas()}, !known || t.deaf()
 	s.cluster, _ = rdb.(*redis.ClusterClient)
 	return s, nil
-}
-
-func clientProblem(rdb redis.UniversalClient) string {
-	if isnil.Nil(rdb) {
-		return "is nil"
-	}
-	if _, ring := rdb.(*redis.Ring); ring {
-		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel " +
-			"or Cluster"
-	}
-	return ""
 }
 
 // Close waits until nothing that the store began before is under way any more. Operations whose callers have gone may
@@ -87,15 +72,15 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 	for i := range requests {
 		r, op := &requests[i], &made[i]
 		err := r.Validate()
-		if err == nil && len(ops) == 0 && ready == nil { // the first
-			ready = s.ready.pass(ctx, s.check)
+		if err == nil && ready == nil && !s.ready.Load() {
+			ready = s.check(ctx)
 		}
 		if err = cmp.Or(err, ready); err != nil {
 			results[i].Err = err
 			continue
 		}
 		if s.plainNow(r, now) {
-			s.claimPlainly(op, i, r)
+			s.claimPlainly(op, i, r, now)
 		} else {
 			s.claim(op, i, r)
 		}
@@ -131,9 +116,9 @@ func (s *Store) ask(
 			continue
 		}
 		result.Answer, result.Err = answer, err
-		if lack := s.lack(op); lack != nil && answer.Status == dedupstore.AcquiredRun {
-			*result = dedupstore.ClaimResult{Err: lack}
-			s.release(op, op.index, &answer.Claim, dedupstore.Release{Reason: lack.Error()}, '2')
+		if op.lack != nil && answer.Status == dedupstore.AcquiredRun {
+			*result = dedupstore.ClaimResult{Err: op.lack}
+			s.release(op, op.index, &answer.Claim, dedupstore.Release{Reason: op.lack.Error()}, '2')
 			back = append(back, op)
 		}
 	}
@@ -168,8 +153,11 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
 	return s.change(ctx, len(settlings), func(op *operation, i int) error {
 		c, settlement := &settlings[i].Claim, settlings[i].Settlement
-		s.settle(op, i, c, settlement)
-		return cmp.Or(c.Validate(), dedupstore.ValidateSettlement(settlement))
+		err := cmp.Or(c.Validate(), dedupstore.ValidateSettlement(settlement))
+		if err == nil {
+			s.settle(op, i, c, settlement)
+		}
+		return err
 	})
 }
 
@@ -218,9 +206,8 @@ func (s *Store) Shard(ctx context.Context, key dedupstore.Key) string {
 	if s.cluster == nil || !s.loaded.Load() {
 		return ""
 	}
-	node, err := s.cluster.MasterForKey(ctx, s.name(key))
-	if err != nil {
-		return ""
+	if node, err := s.cluster.MasterForKey(ctx, s.name(key)); err == nil {
+		return node.Options().Addr
 	}
-	return node.Options().Addr
+	return ""
 }
