@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -42,12 +43,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Prefix == "" {
-		c.Prefix = "oncemill"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Prefix, c.Logger = cmp.Or(c.Prefix, "oncemill"), cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

@@ -80,14 +80,10 @@ func (rec *record) look(key dedupstore.Key) dedupstore.Record {
 		History: rec.past(), Outcome: rec.outcome,
 	}
 	seen.Outcome.Produced = dedupstore.Stubs(seen.Outcome.Produced)
-	switch rec.state {
-	case dedupstore.Running:
-		seen.Until = time.UnixMicro(rec.lease)
-	case dedupstore.Retryable:
-		seen.Until = time.UnixMicro(rec.due)
-	case dedupstore.Publishing:
-		seen.Until, seen.Decided = time.UnixMicro(rec.lease), rec.decided
-	case dedupstore.Finished:
+	if rec.state != dedupstore.Finished {
+		seen.Until = time.UnixMicro(max(rec.lease, rec.due)) // one of them is 0
+	}
+	if rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing {
 		seen.Decided = rec.decided
 	}
 	return seen
