@@ -158,16 +158,14 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	switch {
 	case !rec.heldBy(c) || rec.state == dedupstore.Retryable:
 		return false, dedupstore.ErrClaimLost
-	case rec.state != dedupstore.Running && rec.settledBy(c.Owner):
-		if s.Outcome.Kind != rec.outcome.Kind {
-			return false, dedupstore.ErrClaimLost // Join has committed a success: no dead letter comes after it
-		}
-		if len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0 {
-			return false, sqlstore.ErrJoinedOutputs
-		}
-		return false, nil // repeated
-	case rec.state != dedupstore.Running: // the outcome is not this owner's: it only got it to publish
+	case rec.state == dedupstore.Running:
+	case !rec.settledBy(c.Owner), // the outcome is not this owner's: it only got it to publish
+		s.Outcome.Kind != rec.outcome.Kind: // Join has committed a success: no dead letter comes after it
 		return false, dedupstore.ErrClaimLost
+	case len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0:
+		return false, sqlstore.ErrJoinedOutputs
+	default:
+		return false, nil // repeated
 	}
 	rec.ends(c.Owner, s.Took)
 	rec.outcome, rec.decided = s.Outcome, rec.fence
@@ -201,10 +199,10 @@ func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) 
 
 func (rec *record) published(c dedupstore.Claim, s dedupstore.Published, now int64) (changed bool, err error) {
 	switch {
-	case !rec.heldBy(c) || rec.state != dedupstore.Publishing && rec.state != dedupstore.Finished:
-		return false, dedupstore.ErrClaimLost
-	case rec.state == dedupstore.Finished:
+	case rec.heldBy(c) && rec.state == dedupstore.Finished:
 		return false, nil // repeated
+	case !rec.heldBy(c) || rec.state != dedupstore.Publishing:
+		return false, dedupstore.ErrClaimLost
 	}
 	if len(rec.outcome.Produced) == 0 {
 		rec.outcome.Produced = s.Produced

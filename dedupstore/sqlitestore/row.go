@@ -48,7 +48,8 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 		return nil, err
 	}
 	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
-	if fence <= 0 || decided < 0 || !slices.Contains(states, rec.state) {
+	known := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
+	if fence <= 0 || decided < 0 || !slices.Contains(known, rec.state) {
 		problem := fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)
 		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
 	}
@@ -64,11 +65,6 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	}
 	rec.forget(now)
 	return rec, nil
-}
-
-// states are those of records that are there.
-var states = []dedupstore.State{
-	dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
 }
 
 // save writes a record. The caller has the write lock since before it was loaded.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -97,10 +96,7 @@ func (s *Store) version(ctx context.Context, q rowQuerier) (v int, err error) {
 	if err != nil || tables < 2 {
 		return 0, err
 	}
-	err = q.QueryRowContext(ctx, s.in(`SELECT version FROM "{table}_version"`)).Scan(&v)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, nil
-	}
+	err = q.QueryRowContext(ctx, s.in(`SELECT coalesce(max(version), 0) FROM "{table}_version"`)).Scan(&v)
 	return v, err
 }
 
