@@ -116,12 +116,11 @@ func (f Fingerprint) validate() error {
 	if f.IsZero() {
 		return nil
 	}
-	other := func(r rune) bool { return !isToken(r) && r != '.' }
-	if f.Scheme == "" || len(f.Scheme) > 64 || strings.ContainsFunc(f.Scheme, other) {
+	if f.Scheme == "" || len(f.Scheme) > 64 || !isToken(f.Scheme, ".") {
 		return invalid("Request.Fingerprint.Scheme",
 			fmt.Sprintf("is %q, want 1 to 64 letters, digits, '-', '.', '_'", f.Scheme))
 	}
-	if f.Sum == "" || len(f.Sum) > 128 || strings.ContainsFunc(f.Sum, func(r rune) bool { return !isToken(r) }) {
+	if f.Sum == "" || len(f.Sum) > 128 || !isToken(f.Sum, "") {
 		return invalid("Request.Fingerprint.Sum",
 			fmt.Sprintf("is %q, want 1 to 128 characters of base64url", f.Sum))
 	}
@@ -129,14 +128,22 @@ func (f Fingerprint) validate() error {
 }
 
 func validOwner(field, owner string) error {
-	if len(owner) < 16 || len(owner) > 64 || strings.ContainsFunc(owner, func(r rune) bool { return !isToken(r) }) {
+	if len(owner) < 16 || len(owner) > 64 || !isToken(owner, "") {
 		return invalid(field, "is not a token of 16 to 64 letters, digits, '-', '_'")
 	}
 	return nil
 }
 
-func isToken(r rune) bool {
-	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_'
+// isToken reports whether a text is of letters, digits, '-', '_' and further bytes.
+func isToken(s, further string) bool {
+	for i := range len(s) {
+		c := s[i]
+		known := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
+		if !known && strings.IndexByte(further, c) < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // maxDuration keeps sums of a time, a lease and a retention far from overflow in every store.

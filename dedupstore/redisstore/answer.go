@@ -16,10 +16,8 @@ const (
 	replyMismatch   = 'm'
 	replyFull       = 'F'
 	replyUnreadable = 'U' // of all scripts
-)
 
-// The replies of the other scripts.
-const (
+	// The replies of the other scripts.
 	replyLost = "0"
 	replyOK   = "1"
 )
@@ -38,17 +36,15 @@ func timeOf(s string) (uint64, bool) {
 }
 
 // decodeAnswer reads the reply of a claim script. The error says what is wrong with the record behind it.
-func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err error) {
+func decodeAnswer(s string, r *dedupstore.Request) (a dedupstore.Answer, err error) {
 	now, ok := timeOf(s)
-	if !ok {
-		return a, errReply
+	if ok && len(s) == fenceSize {
+		return firstRun(r, now), nil
 	}
-	if len(s) == fenceSize {
-		return dedupstore.Answer{
-			Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, now, 1, 0),
-		}, nil
+	var old, changed string
+	if ok {
+		old, changed, ok = cutText(s[1+fenceSize:], lengthSize)
 	}
-	old, changed, ok := cutText(s[1+fenceSize:], lengthSize)
 	if !ok {
 		return a, errReply
 	}
@@ -62,11 +58,23 @@ func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err erro
 			return a, err
 		}
 	}
-	a = dedupstore.Answer{
+	return answerOf(s[0], r, &before, &after, now)
+}
+
+func firstRun(r *dedupstore.Request, fence uint64) dedupstore.Answer {
+	return dedupstore.Answer{
+		Status: dedupstore.AcquiredRun, Found: dedupstore.Absent, Claim: claimOf(r, fence, 1, 0),
+	}
+}
+
+// answerOf is what the letter of a reply says of the record that there was before the claim, and is after it.
+func answerOf(letter byte, r *dedupstore.Request, before, after *record, now uint64) (dedupstore.Answer, error) {
+	a := dedupstore.Answer{
 		Found: states[before.state], Fence: before.fence, Age: since(before.first(), now), Trace: before.trace(),
 	}
 	claim := claimOf(r, after.fence, int(after.number('a', 1)), int(after.number('n', 0)))
-	switch s[0] {
+	var err error
+	switch letter {
 	case replyRun:
 		a.Status, a.Claim = dedupstore.AcquiredRun, claim
 		if claim.Attempt == 0 {
@@ -86,12 +94,12 @@ func decodeAnswer(s string, r dedupstore.Request) (a dedupstore.Answer, err erro
 		err = errReply
 	}
 	if err != nil {
-		return dedupstore.Answer{}, err
+		a = dedupstore.Answer{}
 	}
-	return a, nil
+	return a, err
 }
 
-func claimOf(r dedupstore.Request, fence uint64, attempt, returned int) dedupstore.Claim {
+func claimOf(r *dedupstore.Request, fence uint64, attempt, returned int) dedupstore.Claim {
 	return dedupstore.Claim{
 		Key: r.Key, Owner: r.Owner, Fence: fence, Attempt: attempt, Returned: returned,
 		Lease: r.Lease, Retention: r.Retention, Holder: r.Holder,

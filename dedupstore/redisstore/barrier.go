@@ -1,8 +1,8 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -40,26 +40,24 @@ func (b barrier) outlast(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithDeadline(context.WithoutCancel(ctx), end.Add(b.timeout+afterwards))
 }
 
-// append puts WAIT at the end of a pipeline.
-func (b barrier) append(ctx context.Context, pipe redis.Pipeliner) *redis.IntCmd {
-	wait := redis.NewIntCmd(ctx, "wait", b.replicas, b.timeout.Milliseconds())
-	_ = pipe.Process(ctx, wait) // only queues
-	return wait
+// command is the WAIT that stands at the end of a pipeline.
+func (b barrier) command(ctx context.Context) *redis.IntCmd {
+	return redis.NewIntCmd(ctx, "wait", b.replicas, b.timeout.Milliseconds())
 }
 
-// acknowledged says how many replicas have what an operation wrote, if that was asked, or why that is not known.
-type acknowledged struct {
-	replicas int
-	err      error
-}
-
-// acknowledgedBy reads the reply of WAIT.
-func acknowledgedBy(client redis.UniversalClient, wait *redis.IntCmd) acknowledged {
+// lack is why the runs are not granted that a pipeline got: too few replicas have them. Only runs need that: what has
+// to be published has been decided already.
+func (b barrier) lack(client redis.UniversalClient, wait *redis.IntCmd) error {
+	replicas, why := wait.Result()
 	if _, several := client.(*redis.ClusterClient); several { // it has chosen a node for WAIT, perhaps not the claim's
-		return acknowledged{err: errNoNode}
+		why = errors.New("the layout of the cluster was not known")
+	} else if why == nil && int(replicas) < b.replicas {
+		why = fmt.Errorf("%d replicas have it, want %d", replicas, b.replicas)
 	}
-	n, err := wait.Result()
-	return acknowledged{int(n), err}
+	if why == nil {
+		return nil
+	}
+	return fmt.Errorf("redisstore: WAIT: %w: %w", dedupstore.ErrNotDurable, why)
 }
 
 // ClaimWait implements [dedupstore.Waiter].
@@ -68,17 +66,6 @@ func (s *Store) ClaimWait() time.Duration {
 		return 0
 	}
 	return s.barrier.timeout
-}
-
-// lack is why a run is not granted that a claim got: too few replicas have it. Only runs need that: what has to be
-// published has been decided already.
-func (s *Store) lack(op *operation) error {
-	got := op.acknowledged
-	if !s.barrier.on() || got.replicas >= s.barrier.replicas {
-		return nil
-	}
-	why := cmp.Or(got.err, fmt.Errorf("%d replicas have it, want %d", got.replicas, s.barrier.replicas))
-	return fmt.Errorf("redisstore: WAIT: %w: %w", dedupstore.ErrNotDurable, why)
 }
 
 // giveBack gives back runs that too few replicas have. Their owners have settled then, and are never granted the key

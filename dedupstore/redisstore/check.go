@@ -17,13 +17,21 @@ import (
 
 const noEviction = "noeviction"
 
-// check is Check before the first claim. Nobody else sees its report.
+// check is the look before the first claim. Some clients do not heed contexts: it may go on when its caller has gone,
+// and the next caller takes another. Those that come at the same time look, too. Nobody else sees its report.
 func (s *Store) check(ctx context.Context) error {
-	report, err := s.examine(ctx)
+	var report dedupstore.Report
+	var err error
+	if !s.within(ctx, func() { report, err = s.examine(ctx) }) {
+		return ctx.Err()
+	}
+	if err != nil || s.ready.Swap(true) {
+		return err
+	}
 	for _, w := range report.Warnings {
 		s.config.Logger.WarnContext(ctx, "redisstore: "+w)
 	}
-	return err
+	return nil
 }
 
 // Check implements [dedupstore.Checker]. It looks at the server, in a Cluster at every master, and returns a
@@ -42,14 +50,15 @@ func (s *Store) Check(ctx context.Context) (dedupstore.Report, error) {
 	if err != nil {
 		return dedupstore.Report{}, err
 	}
+	s.ready.Store(true)
 	// No record has such a name: "?" is escaped in theirs.
-	refused, err := s.rdb.Eval(ctx, recordSource+rightsSource, []string{s.config.Prefix + ":?"}).Text()
+	refused, err := s.rdb.Eval(ctx, source("record", "rights"), []string{s.config.Prefix + ":?"}).Text()
 	command, problem, _ := strings.Cut(refused, " ")
-	var answered redis.Error
+	_, answered := errors.AsType[redis.Error](err)
 	switch {
 	case forbidden(err):
 		command, problem = "EVAL", err.Error()
-	case errors.As(err, &answered): // such as LOADING and MOVED
+	case answered: // such as LOADING and MOVED
 		report.Warnings = append(report.Warnings, fmt.Sprintf("the server runs no script now, and whether the "+
 			"client's user may call what those of the store do is unknown: %v; check again", err))
 	case err != nil:
@@ -69,48 +78,44 @@ func (s *Store) examine(ctx context.Context) (dedupstore.Report, error) {
 	if err != nil {
 		return dedupstore.Report{}, err
 	}
+	var versions, durabilities []string
+	warnings, old := clientWarnings(s.rdb), false
 	for _, v := range servers {
 		if err := v.fit(s.config.AllowEviction); err != nil {
 			return dedupstore.Report{}, err
 		}
-	}
-	report := dedupstore.Report{
-		Store:      "redis",
-		Version:    join(servers, server.fullVersion),
-		Durability: join(servers, server.durability),
-		Warnings:   clientWarnings(s.rdb),
-	}
-	for _, v := range servers {
-		for _, w := range v.warnings(s.config.Replicas) {
-			if !slices.Contains(report.Warnings, w) {
-				report.Warnings = append(report.Warnings, w)
-			}
-		}
+		versions, durabilities = append(versions, v.fullVersion()), append(durabilities, v.durability())
+		warnings = append(warnings, v.warnings(s.config.Replicas)...)
+		old = old || !atLeast(v.info["redis_version"], 7, 0)
 	}
 	_, single := s.rdb.(*redis.Client) // elsewhere one node's time could be taken for another's
 	if single && servers[0].info["cluster_enabled"] == "1" {
-		report.Warnings = append(report.Warnings, "the server is a node of a Redis Cluster: a redis.Client does not "+
-			"follow MOVED, so that claims of keys which other nodes have, or get, fail; use redis.NewClusterClient")
+		warnings = append(warnings, "the server is a node of a Redis Cluster: a redis.Client does not follow MOVED, "+
+			"and claims of keys which other nodes have, or get, fail; use redis.NewClusterClient")
 	}
-	old := slices.ContainsFunc(servers, func(v server) bool { return !atLeast(v.info["redis_version"], 7, 0) })
 	s.plain.Store(single && !old)
-	s.ready.passed.Store(true)
-	return report, nil
+	return dedupstore.Report{
+		Store: "redis", Version: strings.Join(each(versions), "; "), Durability: strings.Join(each(durabilities), "; "),
+		Warnings: each(warnings),
+	}, nil
+}
+
+// each returns what the servers say, each thing once.
+func each(said []string) []string {
+	slices.Sort(said)
+	return slices.Compact(said)
 }
 
 // servers looks at every server that takes writes.
 func (s *Store) servers(ctx context.Context) ([]server, error) {
-	cluster, ok := s.rdb.(interface {
-		ForEachMaster(context.Context, func(context.Context, *redis.Client) error) error
-	})
-	if !ok {
+	if s.cluster == nil {
 		v, err := look(ctx, addrOf(s.rdb), s.rdb)
 		return []server{v}, err
 	}
 	var mu sync.Mutex
 	var servers []server
-	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
-		v, err := look(ctx, c.Options().Addr, c)
+	err := s.cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+		v, err := look(ctx, addrOf(c), c)
 		mu.Lock()
 		defer mu.Unlock()
 		servers = append(servers, v)
@@ -133,10 +138,9 @@ func addrOf(rdb redis.UniversalClient) string {
 
 // A server is what one server says about itself.
 type server struct {
-	addr string
-	info map[string]string
-	// Settings as CONFIG GET tells them; nil where it is forbidden.
-	config map[string]string
+	addr   string
+	info   map[string]string
+	config map[string]string // as CONFIG GET tells it; nil where that is forbidden
 }
 
 var settings = [...]string{
@@ -158,31 +162,25 @@ func look(ctx context.Context, addr string, rdb redis.UniversalClient) (server, 
 	if err == nil && text == "" {
 		err = unsaid(failed)
 	}
-	switch {
-	case forbidden(err):
+	if forbidden(err) {
 		return server{}, unfit(addr, "does not show its settings: allow INFO to the client's user (ACL: +info), or "+
 			"set Config.SkipCheck after looking at the settings yourself", err)
-	case err != nil:
-		return server{}, fmt.Errorf("redisstore: check: server %s: %w", addr, err)
 	}
-	v := server{addr: addr, info: map[string]string{}}
+	v := server{addr, map[string]string{}, map[string]string{}}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
 			v.info[name] = value
 		}
 	}
-	config := map[string]string{}
 	for i, name := range settings {
-		values, err := asked[i].Result()
-		switch {
-		case forbidden(err):
-			return v, nil
-		case err != nil:
-			return server{}, fmt.Errorf("redisstore: check: server %s: %w", addr, err)
-		}
-		config[name] = values[name]
+		v.config[name], err = asked[i].Val()[name], cmp.Or(err, asked[i].Err())
 	}
-	v.config = config
+	switch {
+	case forbidden(err):
+		v.config = nil
+	case err != nil:
+		return server{}, fmt.Errorf("redisstore: check: server %s: %w", addr, err)
+	}
 	return v, nil
 }
 
@@ -209,13 +207,9 @@ func (v server) fit(allowEviction bool) error {
 
 // atLeast compares a version such as "6.2.14".
 func atLeast(version string, major, minor int) bool {
-	parts := strings.SplitN(version, ".", 3)
-	if len(parts) < 2 {
-		return false
-	}
-	a, err1 := strconv.Atoi(parts[0])
-	b, err2 := strconv.Atoi(parts[1])
-	return err1 == nil && err2 == nil && (a > major || a == major && b >= minor)
+	var a, b int
+	n, _ := fmt.Sscanf(version, "%d.%d", &a, &b)
+	return n == 2 && (a > major || a == major && b >= minor)
 }
 
 func (v server) fullVersion() string {
@@ -232,82 +226,66 @@ func (v server) appendOnly() bool {
 
 // durability says in words what survives a crash.
 func (v server) durability() string {
-	if v.appendOnly() {
-		switch v.config["appendfsync"] {
-		case "always":
-			return "append-only file, synced before every reply: a crash loses nothing that was confirmed, as long " +
-				"as the disk keeps its word"
-		case "everysec":
-			return "append-only file, synced once a second: a crash can lose about the last two seconds"
-		case "no":
-			return "append-only file, synced when the operating system likes: a crash of the machine can lose half " +
-				"a minute"
-		}
+	fsync, save := v.config["appendfsync"], v.config["save"]
+	switch {
+	case v.appendOnly() && v.config == nil:
 		return "append-only file; how often it is synced is unknown, as CONFIG GET is not allowed"
-	}
-	switch save, known := v.config["save"]; {
-	case !known:
+	case v.appendOnly() && fsync == "always":
+		return "append-only file, synced before every reply: a crash loses nothing that the disk has confirmed and kept"
+	case v.appendOnly() && fsync == "everysec":
+		return "append-only file, synced once a second: a crash can lose about the last two seconds"
+	case v.appendOnly():
+		return "append-only file, synced when the system likes: a crash of the machine can lose half a minute"
+	case v.config == nil:
 		return "no append-only file; whether snapshots are taken is unknown, as CONFIG GET is not allowed"
 	case save == "":
 		return "none: every record is lost when the server stops"
-	default:
-		return "snapshots only: a crash loses everything since the last one"
 	}
+	return "snapshots only: a crash loses everything since the last one"
 }
 
 // warnings are what should be changed; needed is how many replicas claims wait for.
 func (v server) warnings(needed int) (w []string) {
-	warn := func(wrong bool, format string, values ...any) {
-		if wrong {
-			w = append(w, fmt.Sprintf(format, values...))
-		}
-	}
 	policy, fsync, delay := v.info["maxmemory_policy"], v.config["appendfsync"], v.config["repl-diskless-sync-delay"]
 	replicas, _ := strconv.Atoi(v.info["connected_slaves"])
 	lax := fsync == "everysec" || fsync == "no"
-	warn(policy != noEviction, "maxmemory-policy is %s: Redis may drop claims silently, and their messages run again; "+
-		"set noeviction", policy)
-	warn(!v.appendOnly(), "appendonly is no: a crash of the server forgets claims, and their messages run again; "+
-		"set appendonly yes and appendfsync always")
-	warn(v.appendOnly() && lax, "appendfsync is %s: a crash of the server forgets the last claims, and their "+
-		"messages run again; set always", fsync)
-	warn(v.appendOnly() && !lax && v.config["no-appendfsync-on-rewrite"] == "yes", "no-appendfsync-on-rewrite is yes: "+
-		"nothing is synced while the append-only file is rewritten; set no")
-	warn(replicas > 0 && v.config["min-replicas-to-write"] == "0", "min-replicas-to-write is 0: a master that has "+
-		"lost its replicas goes on confirming claims that a failover forgets; set 1")
-	warn(replicas > 0 && delay != "" && delay != "0", "repl-diskless-sync-delay is %s: a replica that starts is "+
-		"empty for as many seconds, and a failover to it forgets all; set 0", delay)
-	warn(replicas < needed, "connected replicas are %d: Config.Replicas is %d, so every claim is refused until "+
-		"there are more",
-		replicas, needed)
+	for _, setting := range [...]struct {
+		wrong   bool
+		warning string
+	}{
+		{policy != noEviction, "maxmemory-policy is " + policy + ": Redis may drop claims silently, and their " +
+			"messages run again; set noeviction"},
+		{!v.appendOnly(), "appendonly is no: a crash of the server forgets claims, and their messages run again; " +
+			"set appendonly yes and appendfsync always"},
+		{v.appendOnly() && lax, "appendfsync is " + fsync + ": a crash of the server forgets the last claims, and " +
+			"their messages run again; set always"},
+		{v.appendOnly() && !lax && v.config["no-appendfsync-on-rewrite"] == "yes", "no-appendfsync-on-rewrite is " +
+			"yes: nothing is synced while the append-only file is rewritten; set no"},
+		{replicas > 0 && v.config["min-replicas-to-write"] == "0", "min-replicas-to-write is 0: a master that has " +
+			"lost its replicas goes on confirming claims that a failover forgets; set 1"},
+		{replicas > 0 && delay != "" && delay != "0", "repl-diskless-sync-delay is " + delay + ": a replica that " +
+			"starts is empty for as many seconds, and a failover to it forgets all; set 0"},
+		{replicas < needed, fmt.Sprintf("connected replicas are %d: Config.Replicas is %d, so every claim is refused "+
+			"until there are more", replicas, needed)},
+	} {
+		if setting.wrong {
+			w = append(w, setting.warning)
+		}
+	}
 	return w
 }
 
 // clientWarnings looks at the settings of the client.
 func clientWarnings(rdb redis.UniversalClient) (w []string) {
 	t, known := timeoutsOf(rdb)
-	if !known {
-		return nil
-	}
-	if !t.contexts {
+	if known && !t.contexts {
 		w = append(w, "ContextTimeoutEnabled of the go-redis client is false: contexts do not interrupt what waits "+
 			"for the network; set it")
 	}
 	_, cluster := rdb.(*redis.ClusterClient) // it looks at the layout without a context
-	if (t.read <= 0 || t.write <= 0) && (cluster || t.deaf()) {
+	if known && (t.read <= 0 || t.write <= 0) && (cluster || t.deaf()) {
 		w = append(w, "ReadTimeout or WriteTimeout of the go-redis client is off: a node that hangs can keep its "+
 			"connections, and a cluster client from following a failover, until TCP gives up; set it")
 	}
 	return w
-}
-
-// join lists what the servers say, each thing once.
-func join(servers []server, say func(server) string) string {
-	var said []string
-	for _, v := range servers {
-		if s := say(v); !slices.Contains(said, s) {
-			said = append(said, s)
-		}
-	}
-	return strings.Join(said, "; ")
 }

@@ -11,13 +11,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/internal/batch"
 	"github.com/oncemill/oncemill/internal/testserver/redistest"
 )
 
@@ -271,122 +269,6 @@ func TestCheck_RefusesOldVersions(t *testing.T) {
 	}
 }
 
-func TestGate_ChecksOnceForAllAndNeverAfterSuccess(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
-		var checks atomic.Int32
-		release := make(chan struct{})
-		check := func(context.Context) error { checks.Add(1); <-release; return nil }
-		var group sync.WaitGroup
-		for range 500 {
-			group.Go(func() {
-				if err := g.pass(t.Context(), check); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		synctest.Wait() // all wait for one check
-		close(release)
-		group.Wait()
-		if err := g.pass(t.Context(), check); err != nil || checks.Load() != 1 {
-			t.Errorf("error %v after %d checks, want one check", err, checks.Load())
-		}
-	})
-}
-
-func TestGate_AfterAFailureTheNextCallerLooksAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
-		down := errors.New("down")
-		var checks, failures atomic.Int32
-		check := func(context.Context) error {
-			if checks.Add(1) == 1 {
-				return down
-			}
-			return nil
-		}
-		var group sync.WaitGroup
-		for range 500 {
-			group.Go(func() {
-				if err := g.pass(t.Context(), check); err != nil {
-					failures.Add(1)
-				}
-			})
-		}
-		group.Wait()
-		if failures.Load() != 1 || checks.Load() != 2 {
-			t.Errorf("%d failures of %d checks, want 1 of 2", failures.Load(), checks.Load())
-		}
-	})
-}
-
-// A hook of the client may panic, and some clients do not heed contexts.
-func TestGate_CallersGoWhenTheirTimeIsOverAndHearOfPanics(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
-		release := make(chan struct{})
-		for range 2 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			err := g.pass(ctx, func(context.Context) error { <-release; panic("hook") })
-			if cancel(); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("error is %v, want context.DeadlineExceeded", err)
-			}
-		}
-		close(release)
-		g.background.Wait()
-		if err := g.pass(t.Context(), func(context.Context) error { panic("hook") }); !errors.Is(err, errPanic) {
-			t.Errorf("error is %v, want errPanic", err)
-		}
-	})
-}
-
-func TestGate_ACancelledCallerDoesNotPoisonTheOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		g := newGate(new(batch.Background))
-		ctx, cancel := context.WithCancel(t.Context())
-		var checks atomic.Int32
-		check := func(ctx context.Context) error {
-			if checks.Add(1) == 1 {
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return nil
-		}
-		var group sync.WaitGroup
-		group.Go(func() {
-			if err := g.pass(ctx, check); !errors.Is(err, context.Canceled) {
-				t.Errorf("the cancelled caller's error is %v", err)
-			}
-		})
-		synctest.Wait()
-		for range 100 {
-			group.Go(func() {
-				if err := g.pass(t.Context(), check); err != nil {
-					t.Errorf("another caller's error is %v", err)
-				}
-			})
-		}
-		impatient, stop := context.WithCancel(t.Context())
-		group.Go(func() {
-			if err := g.pass(impatient, check); !errors.Is(err, context.Canceled) {
-				t.Errorf("the impatient caller's error is %v", err)
-			}
-		})
-		synctest.Wait()
-		stop()
-		synctest.Wait()
-		cancel()
-		group.Wait()
-		if checks.Load() != 2 {
-			t.Errorf("%d checks, want 2", checks.Load())
-		}
-	})
-}
-
 // The first claim looks at the server. A reply to that which never comes must not hold up all others for as long as the process lives.
 func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 	t.Parallel()
@@ -425,7 +307,7 @@ func TestStore_CheckThatDoesNotEndHoldsUpNoLaterClaim(t *testing.T) {
 }
 
 // The first claim looks at the server before.
-func TestGate_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
+func TestStore_CheckOfTheFirstClaimEndsWithItsContextWhateverTheClientDoes(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.StartProxy(t, ownServer(t).Addr)
 	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr})

@@ -19,42 +19,18 @@ local function answer(letter, after)
   return letter .. digits(now) .. string.format('%08x', #before) .. before .. (after or '')
 end
 
--- again answers an owner that holds the record already.
-local function again(letter)
-  local left = redis.call('PTTL', KEYS[1])
-  if touch and left > 0 then
-    local reply = redis.pcall('PEXPIRE', KEYS[1], left)
-    if type(reply) == 'table' then
-      return refusal(reply)
-    end
-  end
-  return answer(letter)
-end
-
--- beginning is a text up to so many bytes, without a part of a character.
-local function beginning(text, size)
-  local after = string.byte(text, size + 1)
-  while size > 0 and after and after >= 128 and after < 192 do
-    size = size - 1
-    after = string.byte(text, size + 1)
-  end
-  return string.sub(text, 1, size)
-end
-
 -- remember moves the attempt of the last owner into the history, with the reason that the record had. It leaves out what
 -- cannot be read there: that decides nothing.
 local function remember(reason)
-  local past, at, history = {}, 1, rec.H or ''
-  while at <= #history do
-    local hex = string.sub(history, at, at + 7)
-    local size = string.find(hex, '^%x%x%x%x%x%x%x%x$') and tonumber(hex, 16)
-    if not size or at + 7 + size > #history then
+  local past, history = {}, rec.H or ''
+  while true do
+    local size = tonumber(string.match(history, '^%x%x%x%x%x%x%x%x') or '', 16)
+    if not size or 8 + size > #history then
       break
     end
-    past[#past + 1] = string.sub(history, at, at + 7 + size)
-    at = at + 8 + size
+    past[#past + 1], history = string.sub(history, 1, 8 + size), string.sub(history, 9 + size)
   end
-  local last = pack({b = rec.fence, k = rec.k, w = rec.w, M = reason and beginning(reason, 96)})
+  local last = pack({b = rec.fence, k = rec.k, w = rec.w, M = reason and string.sub(reason, 1, 96)})
   past[#past + 1] = string.format('%08x', #last) .. last
   rec.H = table.concat(past, '', math.max(1, #past - 3))
 end
@@ -83,10 +59,7 @@ end
 
 local function run(attempts)
   rec.state, rec.kind, rec.a = 'R', '-', attempts ~= 1 and count(attempts) or nil
-  rec.t, rec.T = request.t, request.T
-  if request.f and (not rec.f or string.sub(rec.f, 1, 4) ~= string.sub(request.f, 1, 4)) then
-    rec.f = request.f
-  end
+  rec.t, rec.T, rec.f = request.t, request.T, request.f or rec.f
   rec.e, rec.h, rec.M, rec.X, rec.B, rec.K, rec.C = nil, nil, nil, nil, nil, nil, nil
   return own('r')
 end
@@ -109,11 +82,8 @@ if string.find(state, '[DE]') then
   end
   return answer('d')
 end
-if rec.owner == owner and running then
-  return again('r')
-end
-if rec.owner == owner and publishing then
-  return again('p')
+if rec.owner == owner and (running or publishing) then -- it asks again
+  return touch and rewrite() or answer(running and 'r' or 'p')
 end
 if settled(rec, owner) or now < rec.ends or now < rec.due then
   return answer('b')

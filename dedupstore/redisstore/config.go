@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // Config configures a [Store]. The zero value is ready to use.
@@ -40,49 +42,35 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-const (
-	defaultPrefix = "oncemill"
-	maxPrefix     = 128
-)
-
 func (c Config) withDefaults() Config {
-	if c.Prefix == "" {
-		c.Prefix = defaultPrefix
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Prefix, c.Logger = cmp.Or(c.Prefix, "oncemill"), cmp.Or(c.Logger, slog.Default())
 	return c
 }
 
 func (c Config) validate(rdb redis.UniversalClient) error {
-	if problem := c.prefixProblem(); problem != "" {
-		return &dedupstore.InvalidError{Field: "Config.Prefix", Problem: problem}
-	}
-	problem := ""
-	if _, known := timeoutsOf(rdb); c.Replicas < 0 {
-		problem = fmt.Sprintf("is %d, want at least 0", c.Replicas)
-	} else if c.Replicas > 0 && !known {
-		problem = fmt.Sprintf("needs a *redis.Client or a *redis.ClusterClient, not a %T", rdb)
-	}
-	if problem != "" {
-		return &dedupstore.InvalidError{Field: "Config.Replicas", Problem: problem}
-	}
-	return nil
-}
-
-func (c Config) prefixProblem() string {
+	odd := func(r rune) bool { return unicode.IsControl(r) || r == '{' || r == '}' || r == utf8.RuneError }
+	field, problem := "Config.Replicas", ""
+	_, ring := rdb.(*redis.Ring)
 	switch {
-	case len(c.Prefix) > maxPrefix:
-		return fmt.Sprintf("is %d bytes long, the limit is %d", len(c.Prefix), maxPrefix)
-	case !utf8.ValidString(c.Prefix):
-		return fmt.Sprintf("is not valid UTF-8: %q", c.Prefix)
-	case strings.ContainsAny(c.Prefix, "{}"):
-		return fmt.Sprintf("is %q: braces make a hash tag in Redis Cluster", c.Prefix)
-	case strings.ContainsFunc(c.Prefix, unicode.IsControl):
-		return fmt.Sprintf("contains a control character: %q", c.Prefix)
+	case isnil.Nil(rdb):
+		field, problem = "rdb", "is nil"
+	case ring:
+		field = "rdb"
+		problem = "is a *redis.Ring, which moves keys when a server is down: use a single server, Sentinel or Cluster"
+	case len(c.Prefix) > 128 || strings.ContainsFunc(c.Prefix, odd):
+		field, problem = "Config.Prefix", fmt.Sprintf("is %q, want at most 128 bytes of UTF-8 without control "+
+			"characters and braces, a hash tag of Redis Cluster", c.Prefix)
+	case c.Replicas < 0:
+		problem = fmt.Sprintf("is %d, want at least 0", c.Replicas)
+	case c.Replicas > 0:
+		if _, known := timeoutsOf(rdb); !known {
+			problem = fmt.Sprintf("needs a *redis.Client or a *redis.ClusterClient, not a %T", rdb)
+		}
 	}
-	return ""
+	if problem == "" {
+		return nil
+	}
+	return &dedupstore.InvalidError{Field: field, Problem: problem}
 }
 
 // timeouts are how long a client waits for the network.

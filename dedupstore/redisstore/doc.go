@@ -13,7 +13,8 @@
 //     ms, and makes it later rather than sooner. Fences grow, even when the record was lost, if it was made more than
 //     that before, and that clock does not go back by more than the record was old.
 //   - A batch travels in one pipeline, of at most 256 operations. An operation over 64 KiB travels alone.
-//   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention.
+//   - Every key has a time to live that ends after the lease, or the time when a retry is due, plus the retention. Of a
+//     first claim that had to wait before it was written, the end of the lease may eat a tenth of that wait off it.
 //   - A key that holds something else, or a record of a newer version, is never touched: *dedupstore.RecordError.
 //   - At maxmemory new keys are refused with dedupstore.ErrFull; known ones can still be extended, settled and taken
 //     over.

@@ -11,11 +11,4 @@ func unfit(addr, problem string, err error) error {
 	return &dedupstore.SetupError{Package: "redisstore", Subject: "server " + addr, Problem: problem, Err: err}
 }
 
-var (
-	errReply = errors.New("the script's reply is malformed")
-
-	// errNoNode refuses a claim that was sent while its node was not known.
-	errNoNode = errors.New("the layout of the cluster was not known")
-
-	errPanic = errors.New("the client panicked") // in a hook
-)
+var errReply = errors.New("the script's reply is malformed")

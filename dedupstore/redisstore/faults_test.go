@@ -286,7 +286,7 @@ func TestScripts_RefusalsBeginWithTheirCode(t *testing.T) {
 		"@user_script: 31: -OOM command not allowed": "OOM command not allowed", // Redis 6.2
 		"READONLY You can't write":                   "READONLY You can't write",
 	} {
-		err := rdb.Eval(t.Context(), recordSource+"return refusal({err = ARGV[1]})", []string{"none"}, raised).Err()
+		err := rdb.Eval(t.Context(), source("record")+"return refusal({err = ARGV[1]})", []string{"none"}, raised).Err()
 		if err == nil || err.Error() != want {
 			t.Errorf("%q became %v, want %q", raised, err, want)
 		}

@@ -12,8 +12,8 @@
 -- Idempotent: the owner that finds its run finished already is told so, and nothing is written.
 
 local raw = redis.pcall('GET', KEYS[1])
-if not ARGV[3] and type(raw) == 'string' and string.sub(raw, 1, 27) == '1R-' .. string.sub(ARGV[1], 4, 27)
-  and string.find(raw, '^[lL]%d+$', -17) then
+if not ARGV[3] and type(raw) == 'string' and string.sub(raw, 1, 3) == '1R-'
+  and string.sub(raw, 4, 27) == string.sub(ARGV[1], 4, 27) and string.find('lL', string.sub(raw, -17, -17), 1, true) then
   -- The lease is the last section of a run, and all that is not kept.
   local set = redis.pcall('PSETEX', KEYS[1], ARGV[2], ARGV[1] .. string.sub(raw, 28, -18))
   if set.ok then

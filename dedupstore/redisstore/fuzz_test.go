@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ func FuzzDecode(f *testing.F) {
 			`C00000031[{"header":[["k","v"]],"payload":"eA=="}]l1799999999999999`
 	)
 	reply := func(letter, before, after string) string {
-		return letter + times + string(appendHex(nil, len(before), lengthSize)) + before + after
+		return letter + times + fmt.Sprintf("%08x", len(before)) + before + after
 	}
 	f.Add("1799999999999999")
 	f.Add(reply("r", held, strings.Replace(held, "9998", "9999", 1)))
@@ -28,7 +29,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(reply("d", held[:40], ""))
 	f.Fuzz(func(t *testing.T, raw string) {
 		r := request("fuzz")
-		a, err := decodeAnswer(raw, r)
+		a, err := decodeAnswer(raw, &r)
 		if err != nil {
 			if a.Status != "" {
 				t.Errorf("an error came with an answer: %+v", a)
@@ -48,8 +49,8 @@ func FuzzDecode(f *testing.F) {
 		if a.Wait < 0 || a.Age < 0 {
 			t.Errorf("wait %v, age %v", a.Wait, a.Age)
 		}
-		if _, err := appendOutcome(nil, a.Outcome, true); err != nil {
-			t.Errorf("the outcome cannot be written again: %v", err)
+		if t2, err := decodeSections(string(appendOutcome(nil, &a.Outcome, true))); err != nil {
+			t.Errorf("the outcome cannot be read again: %v, %q", err, t2)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,43 +25,42 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 	asked := make([]lookup, len(keys))
 	for i, key := range keys {
 		name := s.name(key)
-		asked[i] = lookup{pipe.Get(ctx, name), pipe.PTTL(ctx, name), pipe.HMGet(ctx, name+beside, "count", "last")}
+		noted := pipe.HMGet(ctx, name+beside, "count", "last")
+		asked[i] = lookup{name, pipe.Get(ctx, name), pipe.PTTL(ctx, name), noted}
 	}
 	_, failed := pipe.Exec(ctx)
 	records := make([]dedupstore.Record, len(keys))
-	for i, key := range keys {
-		name := s.name(key)
-		found, err := asked[i].record(failed)
-		if err != nil {
-			return nil, fmt.Errorf("redisstore: look at %q: %w", name, err)
+	for i, l := range asked {
+		if err := cmp.Or(unsaid(l.raw.Err()), l.left.Err(), l.noted.Err(), unsaid(failed)); err != nil {
+			return nil, fmt.Errorf("redisstore: look at %q: %w", l.name, err)
 		}
-		found.Key = key
-		records[i] = found
+		var err error
+		if records[i], err = l.record(); err != nil {
+			return nil, fmt.Errorf("redisstore: look: %w", &dedupstore.RecordError{Key: l.name, Problem: err.Error()})
+		}
+		records[i].Key = keys[i]
 	}
 	return records, nil
 }
 
 // A lookup is what was asked about a key.
 type lookup struct {
+	name  string
 	raw   *redis.StringCmd
 	left  *redis.DurationCmd
 	noted *redis.SliceCmd
 }
 
-// record reads the replies; failed is the error of their pipeline.
-func (l lookup) record(failed error) (seen dedupstore.Record, err error) {
-	absent := errors.Is(l.raw.Err(), redis.Nil)
-	if err := cmp.Or(unsaid(l.raw.Err()), l.left.Err(), l.noted.Err(), unsaid(failed)); err != nil {
-		return seen, err
-	}
+// record reads the replies.
+func (l lookup) record() (seen dedupstore.Record, err error) {
 	seen.State = dedupstore.Absent
-	if !absent {
+	if l.raw.Err() == nil {
 		rec, err := decodeRecord(l.raw.Val())
 		if err == nil {
 			seen, err = rec.look()
 		}
 		if err != nil {
-			return seen, &dedupstore.RecordError{Key: l.raw.Args()[1].(string), Problem: err.Error()}
+			return seen, err
 		}
 		if left := l.left.Val(); left > 0 {
 			seen.Expires = time.Now().Add(left)
@@ -97,16 +97,13 @@ func (rec *record) look() (seen dedupstore.Record, err error) {
 func (rec *record) history() (past []dedupstore.Attempt, err error) {
 	for rest := rec.sections['H']; rest != ""; {
 		attempt, after, ok := cutText(rest, lengthSize)
-		if !ok {
-			return nil, errors.New("has a history that cannot be read")
-		}
 		t, err := decodeSections(attempt)
-		if err != nil {
-			return nil, fmt.Errorf("has a history that %w", err)
+		if !ok || err != nil {
+			return nil, errors.New("has a history that cannot be read")
 		}
 		claimed := t.number('b', 0)
 		past = append(past, dedupstore.Attempt{
-			Claimed: moment(claimed), Ended: t.ended(claimed), Holder: t['w'], Reason: t['M'],
+			Claimed: moment(claimed), Ended: t.ended(claimed), Holder: t['w'], Reason: strings.ToValidUTF8(t['M'], ""),
 		})
 		rest = after
 	}
@@ -131,22 +128,11 @@ func moment(us uint64) time.Time {
 
 // NoteDuplicates implements [dedupstore.Inspector].
 func (s *Store) NoteDuplicates(ctx context.Context, duplicates []dedupstore.Duplicates) error {
-	ops := make([]*operation, len(duplicates))
-	for i, d := range duplicates {
-		if err := d.Key.Validate(); err != nil {
-			return err
-		}
-		op := newOperation(i, noteScript, s.name(d.Key)+beside)
+	return errors.Join(s.change(ctx, len(duplicates), func(op *operation, i int) error {
+		d := duplicates[i]
+		op.on(i, noteScript, s.name(d.Key)+beside)
 		op.packed = strconv.AppendInt(op.packed, int64(d.Count), 10)
-		ops[i] = op.with(d.Last.UnixMilli(), milliseconds(d.Retention))
-	}
-	if !s.send(ctx, ops, barrier{}) {
-		return ctx.Err()
-	}
-	for _, op := range ops {
-		if err := op.failure(); err != nil {
-			return err
-		}
-	}
-	return nil
+		op.with(d.Last.UnixMilli(), milliseconds(d.Retention))
+		return d.Key.Validate()
+	})...)
 }

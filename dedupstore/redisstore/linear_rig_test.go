@@ -96,7 +96,7 @@ func (l *sentLog) len() int {
 func (l *sentLog) of(owner string, after int) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	mark := tag(owner)
+	mark := appendTag(nil, owner)
 	for _, b := range l.writes[after:] {
 		n += bytes.Count(b, mark)
 	}

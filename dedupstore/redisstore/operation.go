@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -12,74 +11,56 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// An operation is one run of a script, or a plain claim. It is used again when its caller has read the reply.
+// An operation is one run of a script, or a plain claim.
 type operation struct {
-	index   int // its place in the caller's batch
-	script  *script
-	name    string  // of the record
-	packed  []byte  // the script's first argument, or the record of a plain claim
-	args    [9]any  // of the command
-	plain   bool    // it is a plain claim
-	stamped stamped // its record
-	cmd     redis.StringCmd
+	index  int // its place in the caller's batch
+	script *script
+	name   string    // of the record
+	packed []byte    // the script's first argument, or the record of a plain claim
+	space  [128]byte // for packed, as long as it suffices
+	args   []any     // of the command
+	room   [7]any    // for args
+	cmd    redis.StringCmd
+	stamp  stamp // of a plain claim
 
-	reply        string
-	acknowledged acknowledged
-	err          error
+	reply string
+	err   error
+	lack  error // why a run that it got is not granted
 }
 
-var operations = sync.Pool{New: func() any { return new(operation) }}
-
-// newOperation makes an operation on the record of a name.
-func newOperation(index int, script *script, name string) *operation {
-	op := operations.Get().(*operation)
-	op.index, op.script, op.name, op.packed = index, script, name, op.packed[:0]
-	return op
+// on makes it an operation on the record of a key.
+func (op *operation) on(index int, script *script, name string) {
+	*op = operation{index: index, script: script, name: name}
+	op.packed = op.space[:0]
 }
 
-// free gives operations back whose replies have been read. One without a reply is not used again: a hook of the client
-// may have given it up while its command is still under way, and the reply to that would be taken for the next one's.
-func free(ops []*operation) {
-	const most = 16 << 10 // what one keeps for the next
-	for _, op := range ops {
-		if op.err != nil && op.err != redis.Nil || cap(op.packed) > most { //nolint:errorlint // never wrapped
-			continue
-		}
-		*op = operation{packed: op.packed[:0]}
-		operations.Put(op)
+func (op *operation) plain() bool { return op.stamp.clock != nil }
+
+// with gives it the numbers that the script gets behind the packed argument.
+func (op *operation) with(ms ...int64) {
+	op.args = append(op.room[:0], "evalsha", op.script.sha, 1, op.name, op)
+	for _, n := range ms {
+		op.args = append(op.args, n)
 	}
-}
-
-// with is the operation with the arguments of its script behind the packed one.
-func (op *operation) with(args ...any) *operation {
-	copy(op.args[:], append([]any{"evalsha", op.script.sha, 1, op.name, op}, args...))
-	return op
 }
 
 // MarshalBinary is called by the client when it writes the packed argument.
-func (op *operation) MarshalBinary() ([]byte, error) { return op.packed, nil }
-
-// size is how many bytes of text the operation sends.
-func (op *operation) size() int {
-	n := len(op.name) + len(op.packed)
-	for _, arg := range op.args {
-		if text, ok := arg.([]byte); ok {
-			n += len(text)
-		}
+func (op *operation) MarshalBinary() ([]byte, error) {
+	if op.plain() {
+		op.stamp.put(op.packed)
 	}
-	return n
+	return op.packed, nil
 }
+
+// String is what hooks of the client show of the packed argument.
+func (op *operation) String() string { return string(op.packed) }
 
 // command is the operation as a command: by the script's digest, or with its source.
 func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd {
 	if source {
 		op.args[0], op.args[1] = "eval", op.script.source
 	}
-	n := len(op.args)
-	for op.args[n-1] == nil {
-		n--
-	}
-	op.cmd = *redis.NewStringCmd(ctx, op.args[:n]...)
+	op.cmd = *redis.NewStringCmd(ctx, op.args...)
 	return &op.cmd
 }
 
@@ -98,68 +79,58 @@ func (op *operation) failure() error {
 	return nil
 }
 
-// claimOperation makes the operation of a claim by script.
-func (s *Store) claimOperation(index int, r dedupstore.Request) *operation {
-	op := newOperation(index, s.scripts.claim, s.name(r.Key))
+// claim makes it a claim by script.
+func (s *Store) claim(op *operation, index int, r *dedupstore.Request) {
+	op.on(index, s.scripts.claim, s.name(r.Key))
 	b := appendDigits(op.packed, uint64(min(r.MaxAttempts, math.MaxInt32)), countSize)
 	b = appendDigits(append(b, flag(r.ParkExpired)), min(r.Rerun, maxFence+1), fenceSize)
 	op.packed = appendRequest(append(b, flag(s.barrier.on())), r)
-	return op.with(milliseconds(r.Lease) + milliseconds(r.Retention))
+	op.with(milliseconds(r.Lease) + milliseconds(r.Retention))
 }
 
-func (s *Store) extendOperation(index int, x dedupstore.Extension) *operation {
-	op := newOperation(index, s.scripts.extend, s.name(x.Claim.Key))
-	op.packed = append(appendOwner(op.packed, x.Claim), flag(x.Started))
-	return op.with(milliseconds(x.Lease), milliseconds(x.Claim.Retention))
+func (s *Store) extend(op *operation, index int, x *dedupstore.Extension) {
+	op.on(index, s.scripts.extend, s.name(x.Claim.Key))
+	op.packed = append(appendOwner(op.packed, &x.Claim), flag(x.Started))
+	op.with(milliseconds(x.Lease), milliseconds(x.Claim.Retention))
 }
 
-// settleOperation makes the operation of a settlement that has been validated.
-func (s *Store) settleOperation(index int, c dedupstore.Claim, settlement dedupstore.Settlement) (*operation, error) {
+// settle makes it a settlement that has been validated.
+func (s *Store) settle(op *operation, index int, c *dedupstore.Claim, settlement dedupstore.Settlement) {
 	switch t := settlement.(type) {
 	case dedupstore.Finish:
-		return s.finishOperation(index, c, t)
+		s.finish(op, index, c, &t)
 	case dedupstore.Release:
-		return s.releaseOperation(index, c, t, flag(t.Uncounted)), nil
+		s.release(op, index, c, t, flag(t.Uncounted))
 	case dedupstore.Published:
-		produced, err := encodeStubs(t.Produced)
-		if err != nil {
-			return nil, fmt.Errorf("redisstore: published: %w", err)
-		}
-		op := newOperation(index, s.scripts.published, s.name(c.Key))
+		op.on(index, s.scripts.published, s.name(c.Key))
 		op.packed = appendOwner(op.packed, c)
-		return op.with(milliseconds(t.Retention), produced), nil
+		if len(t.Produced) > 0 {
+			op.packed = appendText(op.packed, 'K', encodeStubs(t.Produced))
+		}
+		op.with(milliseconds(t.Retention))
 	}
-	panic("unreachable: validated before")
 }
 
-func (s *Store) finishOperation(index int, c dedupstore.Claim, f dedupstore.Finish) (*operation, error) {
-	op := newOperation(index, s.scripts.finish, s.name(c.Key))
-	publish := f.Publishes()
+func (s *Store) finish(op *operation, index int, c *dedupstore.Claim, f *dedupstore.Finish) {
+	op.on(index, s.scripts.finish, s.name(c.Key))
+	op.with(milliseconds(f.Retention))
 	state := byte(stateDone)
-	if publish {
+	if f.Publishes() {
 		state = statePublishing
+		op.with(milliseconds(f.Retention), milliseconds(c.Lease))
 	}
-	var err error
-	op.packed = append(op.packed, layoutVersion, state, kindOf(f.Outcome))
-	op.packed, err = appendOutcome(appendTook(appendOwner(op.packed, c), f.Took), f.Outcome, publish)
-	if err != nil {
-		return nil, fmt.Errorf("redisstore: finish: %w", err)
-	}
-	if publish {
-		return op.with(milliseconds(f.Retention), milliseconds(c.Lease)), nil
-	}
-	return op.with(milliseconds(f.Retention)), nil
+	op.packed = appendOwner(append(op.packed, layoutVersion, state, kindOf(&f.Outcome)), c)
+	op.packed = appendOutcome(appendTook(op.packed, f.Took), &f.Outcome, f.Publishes())
 }
 
-// releaseOperation makes the operation of a release; what uncounted says stands in release.lua.
-func (s *Store) releaseOperation(index int, c dedupstore.Claim, t dedupstore.Release, uncounted byte) *operation {
-	op := newOperation(index, s.scripts.release, s.name(c.Key))
-	op.packed = appendOwner(op.packed, c)
-	why := appendTook([]byte{}, t.Took)
+// release makes it a release; what uncounted says stands in release.lua.
+func (s *Store) release(op *operation, index int, c *dedupstore.Claim, t dedupstore.Release, uncounted byte) {
+	op.on(index, s.scripts.release, s.name(c.Key))
+	op.packed = appendTook(append(appendOwner(op.packed, c), uncounted), t.Took)
 	if t.Reason != "" {
-		why = appendText(why, 'M', t.Reason)
+		op.packed = appendText(op.packed, 'M', t.Reason)
 	}
-	return op.with(milliseconds(t.Delay), milliseconds(c.Retention), []byte{uncounted}, why)
+	op.with(milliseconds(t.Delay), milliseconds(c.Retention))
 }
 
 func flag(set bool) byte {

@@ -1,7 +1,8 @@
 -- published: note that what the outcome produced has been published. Only IDs, topics and keys are kept of it.
 --
 -- KEYS[1]  record
--- ARGV     1 fence and tag of the owner, 2 retention ms, 3 what was published of an outcome that held nothing, or ''
+-- ARGV     1 fence and tag of the owner, and section K of what was published, which counts if the outcome held nothing
+--          2 retention ms
 -- Replies  1
 --          0: another owner came, or the record is gone or not finished
 --          'U' and the problem: the record cannot be read, and was not touched
@@ -12,7 +13,7 @@ local rec, problem = read(redis.pcall('GET', KEYS[1]))
 if problem then
   return problem
 end
-if not held(rec, ARGV[1]) or not string.find(rec.state, '[PQDE]') then
+if not held(rec, string.sub(ARGV[1], 1, 24)) or not string.find(rec.state, '[PQDE]') then
   return lost()
 end
 if string.find(rec.state, '[DE]') then
@@ -20,8 +21,8 @@ if string.find(rec.state, '[DE]') then
 end
 rec.state = rec.state == 'P' and 'D' or 'E'
 rec.l, rec.L, rec.h, rec.C = nil, nil, nil, nil
-if ARGV[3] ~= '' then
-  rec.K = rec.K or ARGV[3]
+if not rec.K then
+  sections(rec, ARGV[1], 25)
 end
 local _, refused = write(rec, tonumber(ARGV[2]))
 return refused or 1

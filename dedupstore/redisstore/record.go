@@ -25,9 +25,8 @@ const (
 	tookSize      = 8
 	traceSize     = 25
 
-	fingerprintSize = 20
-	maxFence        = 1<<53 - 2  // what Lua counts exactly, with one to grow
-	maxTook         = 99_999_999 // ms
+	maxFence = 1<<53 - 2  // what Lua counts exactly, with one to grow
+	maxTook  = 99_999_999 // ms
 )
 
 // The states of a record, as its second byte says them.
@@ -52,61 +51,51 @@ var kinds = map[byte]dedupstore.Kind{
 }
 
 // kindOf is the third byte of a record with the outcome.
-func kindOf(o dedupstore.Outcome) byte {
-	switch {
-	case o.Exhausted:
+func kindOf(o *dedupstore.Outcome) byte {
+	if o.Exhausted {
 		return 'x'
-	case o.Kind == dedupstore.Failed:
-		return 'f'
-	case o.Kind == dedupstore.Unknown:
-		return 'u'
 	}
-	return 's'
+	return o.Kind[0]
 }
 
-// fixedSections are the sections of a size that their letter tells.
-var fixedSections = map[byte]int{
-	'a': 10, 'n': 10, 'b': 16, 'e': 16, 'f': fingerprintSize, 't': traceSize, 'd': 16, 'h': 8, 'k': tookSize,
-	'X': 0, 'l': leaseSize, 'L': leaseSize,
+// fixedSections are the sections of a size that their letter tells, and what those of digits are less than.
+var fixedSections = map[byte]struct {
+	size int
+	most uint64 // 0: it is no number
+}{
+	'a': {10, math.MaxInt32}, 'n': {10, math.MaxInt32}, 'b': {16, maxFence + 1}, 'e': {16, maxFence + 1},
+	'f': {20, 0}, 't': {traceSize, 0}, 'd': {16, maxFence + 1}, 'h': {8, 0}, 'k': {tookSize, maxTook + 1}, 'X': {0, 0},
+	'l': {leaseSize, maxFence + 1}, 'L': {leaseSize, maxFence + 1},
 }
 
-// numbers are the sections of digits, with what they are less than.
-var numbers = map[byte]uint64{
-	'a': math.MaxInt32, 'n': math.MaxInt32, 'b': maxFence + 1, 'e': maxFence + 1, 'd': maxFence + 1,
-	'k': maxTook + 1, 'l': maxFence + 1, 'L': maxFence + 1,
-}
-
-// lengthSize is how many hexadecimal digits tell the size of a section that may have any; of a holder, holderLength do.
-const (
-	lengthSize   = 8
-	holderLength = 2
-)
+// lengthSize is how many hexadecimal digits tell the size of a section that may have any, other than a holder.
+const lengthSize = 8
 
 func lengthOf(letter byte) int {
 	if letter == 'w' {
-		return holderLength
+		return 2
 	}
 	return lengthSize
 }
 
-// tag is what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package hash/fnv
-// would allocate three times.
-func tag(owner string) []byte {
+// appendTag appends what a record keeps of an owner's token: 64 bits of its hash (FNV-1a). Tokens are random. Package
+// hash/fnv would allocate three times.
+func appendTag(b []byte, owner string) []byte {
 	sum := uint64(14695981039346656037)
 	for i := range len(owner) {
 		sum = (sum ^ uint64(owner[i])) * 1099511628211
 	}
-	return bits.BigEndian.AppendUint64(nil, sum)
+	return bits.BigEndian.AppendUint64(b, sum)
 }
 
 // appendOwner appends the fence and the tag of a claim.
-func appendOwner(b []byte, c dedupstore.Claim) []byte {
-	return append(appendDigits(b, c.Fence, fenceSize), tag(c.Owner)...)
+func appendOwner(b []byte, c *dedupstore.Claim) []byte {
+	return appendTag(appendDigits(b, c.Fence, fenceSize), c.Owner)
 }
 
 // appendRequest appends the owner's tag and the sections of a request, the lease last.
-func appendRequest(b []byte, r dedupstore.Request) []byte {
-	b = append(b, tag(r.Owner)...)
+func appendRequest(b []byte, r *dedupstore.Request) []byte {
+	b = appendTag(b, r.Owner)
 	if !r.Fingerprint.IsZero() {
 		b = appendFingerprint(append(b, 'f'), r.Fingerprint)
 	}
@@ -121,26 +110,33 @@ func appendRequest(b []byte, r dedupstore.Request) []byte {
 // with the same 128 bits do not occur by chance. An attacker who chooses both contents and the ID needs about 2^64
 // tries, and gains that his own second message is taken for a copy of his first.
 func appendFingerprint(b []byte, f dedupstore.Fingerprint) []byte {
-	scheme, sum := sha256.Sum256([]byte(f.Scheme)), sha256.Sum256([]byte(f.Scheme+":"+f.Sum))
+	const most = 200 // that it takes no memory for
+	text := append(append(append(make([]byte, 0, most), f.Scheme...), ':'), f.Sum...)
+	scheme, sum := sha256.Sum256(text[:len(f.Scheme)]), sha256.Sum256(text)
 	return append(append(b, scheme[:4]...), sum[:16]...)
 }
 
 // appendTrace appends a traceparent (W3C Trace Context, section 3.2), in 25 bytes if it is of version 00.
 func appendTrace(b []byte, trace string) []byte {
+	if len(trace) == len("00-")+2*traceSize+len("--") {
+		packed, again := append(b, 't'), make([]byte, 0, 64)
+		for _, digits := range [...]string{trace[3:35], trace[36:52], trace[53:]} {
+			packed, _ = hex.AppendDecode(packed, []byte(digits)) // if it cannot, the comparison finds out
+		}
+		if value := packed[len(b)+1:]; len(value) == traceSize && string(appendTraceparent(again, value)) == trace {
+			return packed
+		}
+	}
 	if trace == "" {
 		return b
-	}
-	if packed, err := hex.DecodeString(strings.ReplaceAll(trace, "-", "")); err == nil && len(packed) == 1+traceSize {
-		if packed = packed[1:]; traceparent(string(packed)) == trace {
-			return append(append(b, 't'), packed...)
-		}
 	}
 	return appendText(b, 'T', trace)
 }
 
-func traceparent(b string) string {
-	h := hex.EncodeToString([]byte(b))
-	return "00-" + h[:32] + "-" + h[32:48] + "-" + h[48:]
+func appendTraceparent(b, packed []byte) []byte {
+	b = hex.AppendEncode(append(b, "00-"...), packed[:16])
+	b = hex.AppendEncode(append(b, '-'), packed[16:24])
+	return hex.AppendEncode(append(b, '-'), packed[24:])
 }
 
 // appendTook appends how long a run took, if that is known.
@@ -153,12 +149,7 @@ func appendTook(b []byte, took time.Duration) []byte {
 
 // appendText appends a section of any size.
 func appendText[T string | []byte](b []byte, letter byte, text T) []byte {
-	return append(appendHex(append(b, letter), len(text), lengthOf(letter)), text...)
-}
-
-// appendHex appends a length in so many hexadecimal digits.
-func appendHex(b []byte, n, digits int) []byte {
-	return fmt.Appendf(b, "%0*x", digits, n)
+	return append(fmt.Appendf(append(b, letter), "%0*x", lengthOf(letter), len(text)), text...)
 }
 
 func appendDigits(b []byte, n uint64, width int) []byte {
@@ -188,33 +179,23 @@ func (t sections) has(letter byte) bool {
 
 // number is a section of digits, or what it is without.
 func (t sections) number(letter byte, without uint64) uint64 {
-	if !t.has(letter) {
-		return without
+	if n, err := strconv.ParseUint(t[letter], 10, 64); err == nil {
+		return n
 	}
-	n, _ := strconv.ParseUint(t[letter], 10, 64) // decodeSections has read it
-	return n
+	return without
 }
 
 // decodeRecord takes a record apart.
-func decodeRecord(s string) (record, error) {
-	if len(s) < headSize {
-		return record{}, fmt.Errorf("is %d bytes long, want at least %d", len(s), headSize)
+func decodeRecord(s string) (rec record, err error) {
+	if len(s) < headSize || s[0] != layoutVersion {
+		return rec, fmt.Errorf("begins with %q, this program reads version %q", s[:min(1, len(s))], layoutVersion)
 	}
-	if s[0] != layoutVersion {
-		return record{}, fmt.Errorf("has version %q, this program reads version %q", s[:1], layoutVersion)
-	}
-	rec := record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize]}
-	if states[rec.state] == "" {
-		return record{}, fmt.Errorf("has state %q", rec.state)
-	}
-	running := strings.IndexByte("RST", rec.state) >= 0
-	if running != (rec.kind == '-') || !running && strings.IndexByte("sfxu", rec.kind) < 0 {
-		return record{}, fmt.Errorf("has kind %q", rec.kind)
-	}
-	var err error
+	rec = record{state: s[1], kind: s[2], owner: s[3+fenceSize : headSize]}
 	rec.fence, err = strconv.ParseUint(s[3:3+fenceSize], 10, 64)
-	if err != nil || rec.fence == 0 || rec.fence > maxFence {
-		return record{}, fmt.Errorf("has fence %q", s[3:3+fenceSize])
+	running := strings.IndexByte("RST", rec.state) >= 0
+	if err != nil || rec.fence == 0 || rec.fence > maxFence || states[rec.state] == "" ||
+		running != (rec.kind == '-') || !running && kinds[rec.kind] == "" {
+		return record{}, fmt.Errorf("begins with %q", s[:3+fenceSize])
 	}
 	if rec.sections, err = decodeSections(s[headSize:]); err != nil {
 		return record{}, err
@@ -228,13 +209,12 @@ func decodeSections(rest string) (sections, error) {
 	for rest != "" {
 		letter := rest[0]
 		value, after, ok := cutSection(rest)
+		if most := fixedSections[letter].most; ok && most > 0 {
+			n, err := strconv.ParseUint(value, 10, 64)
+			ok = err == nil && n < most
+		}
 		if !ok || t.has(letter) {
 			return nil, fmt.Errorf("has a section %q that cannot be read", letter)
-		}
-		if most, number := numbers[letter]; number {
-			if n, err := strconv.ParseUint(value, 10, 64); err != nil || n >= most {
-				return nil, fmt.Errorf("has %q in section %q", value, letter)
-			}
 		}
 		t[letter], rest = value, after
 	}
@@ -244,11 +224,9 @@ func decodeSections(rest string) (sections, error) {
 // cutSection takes off the first section.
 func cutSection(s string) (value, rest string, ok bool) {
 	letter, rest := s[0], s[1:]
-	if size, fixed := fixedSections[letter]; fixed {
-		if size > len(rest) {
-			return "", "", false
-		}
-		return rest[:size], rest[size:], true
+	if section, fixed := fixedSections[letter]; fixed {
+		size := min(section.size, len(rest))
+		return rest[:size], rest[size:], size == section.size
 	}
 	if letter|0x20 < 'a' || letter|0x20 > 'z' {
 		return "", "", false
@@ -274,11 +252,11 @@ func (rec *record) decided() uint64 { return rec.number('e', rec.fence) }
 
 // until is when the lease ends, or a retry is due; 0: the record waits for nobody.
 func (rec *record) until() uint64 {
-	until := max(rec.number('l', 0), rec.number('d', 0))
+	lease := rec.number('l', 0)
 	if rec.has('L') {
-		until = max(until, rec.fence+rec.number('L', 0))
+		lease = rec.fence + rec.number('L', 0)
 	}
-	return until
+	return max(lease, rec.number('d', 0))
 }
 
 // since is the time from one to another, or zero if there is none.
@@ -291,7 +269,7 @@ func since(from, to uint64) time.Duration {
 
 func (rec *record) trace() string {
 	if rec.has('t') {
-		return traceparent(rec.sections['t'])
+		return string(appendTraceparent(nil, []byte(rec.sections['t'])))
 	}
 	return rec.sections['T']
 }

@@ -32,8 +32,7 @@
 
 local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
 local ORDER = 'anbeftTwSdhkMXBKCH'
-local NUMBERS = {a = 2147483647, n = 2147483647, b = 9007199254740991, e = 9007199254740991, d = 9007199254740991,
-  k = 100000000, l = 9007199254740991, L = 9007199254740991}
+local NUMBERS, COUNTS = 'anbedklL', 'an'
 local REMEMBERED = 4
 
 local function unreadable(problem)
@@ -61,10 +60,8 @@ local function sections(rec, s, at)
     local size = FIXED[tag]
     at = at + 1
     if not size and string.find(tag, '%a') then
-      local length = lengthOf(tag)
-      local hex = string.sub(s, at, at + length - 1)
-      size = string.find(hex, '^' .. string.rep('%x', length) .. '$') and tonumber(hex, 16)
-      at = at + length
+      size = tonumber(string.match(s, '^' .. string.rep('%x', lengthOf(tag)), at) or '', 16)
+      at = at + lengthOf(tag)
       if not string.find(ORDER, tag, 1, true) then
         rec.unknown = (rec.unknown or '') .. tag
       end
@@ -73,8 +70,8 @@ local function sections(rec, s, at)
       return 'has a section "' .. tag .. '" that cannot be read'
     end
     local value = string.sub(s, at, at + size - 1)
-    local most = NUMBERS[tag]
-    if most and not (string.find(value, '^%d+$') and tonumber(value) < most) then
+    if string.find(NUMBERS, tag, 1, true) and not (string.find(value, '^%d+$')
+      and tonumber(value) < (string.find(COUNTS, tag, 1, true) and 2147483647 or 9007199254740991)) then
       return 'has "' .. value .. '" in section "' .. tag .. '"'
     end
     rec[tag] = value
@@ -108,24 +105,15 @@ local function read(s)
     local kind = redis.call('TYPE', KEYS[1]).ok
     return nil, kind == 'string' and s or unreadable('is a Redis ' .. kind .. ', not a string')
   end
-  local version = string.sub(s, 1, 1)
-  if version ~= '1' then
-    return nil, unreadable('has version "' .. version .. '", this program reads version "1"')
+  if string.sub(s, 1, 1) ~= '1' then
+    return nil, unreadable('has version "' .. string.sub(s, 1, 1) .. '", this program reads version "1"')
   end
   local rec = {raw = s, state = string.sub(s, 2, 2), kind = string.sub(s, 3, 3), fence = string.sub(s, 4, 19),
     owner = string.sub(s, 20, 27)}
-  if not string.find(rec.state, '^[RSTPQDE]$') then
-    return nil, unreadable('has state "' .. rec.state .. '"')
-  end
-  if not string.find(rec.kind, string.find(rec.state, '[RST]') and '^-$' or '^[sfxu]$') then
-    return nil, unreadable('has kind "' .. rec.kind .. '"')
-  end
-  if not (string.find(rec.fence, '^' .. string.rep('%d', 16) .. '$') and tonumber(rec.fence) > 0
-    and tonumber(rec.fence) < 9007199254740991) then
-    return nil, unreadable('has fence "' .. rec.fence .. '"')
-  end
-  if #rec.owner < 8 then
-    return nil, unreadable('ends in its head')
+  local known = string.find(s, '^1[RST]%-') or string.find(s, '^1[PQDE][sfxu]')
+  local fence = string.find(rec.fence, '^%d+$') and tonumber(rec.fence) or 0
+  if not known or #rec.owner < 8 or fence < 1 or fence >= 9007199254740991 then
+    return nil, unreadable('begins with "' .. string.sub(s, 1, 19) .. '"')
   end
   local problem = sections(rec, s, 28)
   if problem then
@@ -134,10 +122,7 @@ local function read(s)
   rec.attempts = tonumber(rec.a or 1)
   rec.first = tonumber(rec.b or rec.fence)
   rec.due = tonumber(rec.d or 0)
-  rec.ends = tonumber(rec.l or 0)
-  if rec.L then
-    rec.ends = tonumber(rec.fence) + tonumber(rec.L)
-  end
+  rec.ends = rec.L and tonumber(rec.fence) + tonumber(rec.L) or tonumber(rec.l or 0)
   return rec
 end
 
@@ -171,12 +156,17 @@ local function held(rec, fenced)
   return rec and rec.fence .. rec.owner == fenced
 end
 
--- lost is the reply to who does not hold the record. It is only given where writes are taken: a former master, to which a client
--- still has connections, may lack what it has not replicated yet. Nothing changes.
-local function lost()
+-- rewrite leaves a key as it is, and returns the refusal if that is not taken: a former master, to which a client still
+-- has connections, may lack what it has not replicated yet.
+local function rewrite()
   local left = redis.call('PTTL', KEYS[1])
   local reply = left ~= -1 and redis.pcall('PEXPIRE', KEYS[1], math.max(left, 1))
-  return type(reply) == 'table' and refusal(reply) or 0
+  return type(reply) == 'table' and refusal(reply)
+end
+
+-- lost is the reply to an owner that does not hold the record, given where writes are taken.
+local function lost()
+  return rewrite() or 0
 end
 
 -- settled tells whether the owner has settled a run of the record, as far as that is remembered.

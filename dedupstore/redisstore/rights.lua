@@ -6,15 +6,12 @@
 -- What the server refuses to everybody for a time, as at maxmemory, has a code of its own, such as OOM, and is none.
 -- Idempotent: what it writes lives for a millisecond.
 
-local calls = {{'GET'}, {'PSETEX', '1', ''}, {'PEXPIRE', '1'}, {'PTTL'}, {'TYPE'}}
-for _, call in ipairs(calls) do
+for _, call in ipairs({{'GET'}, {'PSETEX', '1', ''}, {'PEXPIRE', '1'}, {'PTTL'}, {'TYPE'}}) do
   local reply = redis.pcall(call[1], KEYS[1], unpack(call, 2))
-  if type(reply) == 'table' and reply.err then
-    local err = refusal(reply).err
-    local code = string.match(err, '^(%u+) ') or 'ERR'
-    if code == 'ERR' or code == 'NOPERM' then
-      return call[1] .. ' ' .. err
-    end
+  local err = type(reply) == 'table' and reply.err and refusal(reply).err
+  local code = err and (string.match(err, '^(%u+) ') or 'ERR')
+  if code == 'ERR' or code == 'NOPERM' then
+    return call[1] .. ' ' .. err
   end
 end
 return ''

@@ -2,32 +2,21 @@ package redisstore
 
 import (
 	"crypto/sha1" //nolint:gosec // Redis names scripts by it
-	_ "embed"     // the scripts
+	"embed"
 	"encoding/hex"
 )
 
-var (
-	//go:embed record.lua
-	recordSource string
-	//go:embed claim_fresh.lua
-	claimFreshSource string
-	//go:embed claim.lua
-	claimSource string
-	//go:embed extend.lua
-	extendSource string
-	//go:embed finish_plain.lua
-	finishPlainSource string
-	//go:embed finish.lua
-	finishSource string
-	//go:embed release.lua
-	releaseSource string
-	//go:embed published.lua
-	publishedSource string
-	//go:embed note.lua
-	noteSource string
-	//go:embed rights.lua
-	rightsSource string
-)
+//go:embed *.lua
+var sources embed.FS
+
+// source joins parts of a script.
+func source(parts ...string) (text string) {
+	for _, part := range parts {
+		b, _ := sources.ReadFile(part + ".lua")
+		text += string(b)
+	}
+	return text
+}
 
 // A script is what an operation runs. What happens most stands in front of what the scripts share: a first claim and a
 // plain finish pay nothing for the rest.
@@ -38,15 +27,17 @@ type script struct {
 }
 
 var (
-	claimScript     = newScript("claim", claimFreshSource+recordSource+claimSource)
-	extendScript    = newScript("extend", recordSource+extendSource)
-	finishScript    = newScript("finish", finishPlainSource+recordSource+finishSource)
-	releaseScript   = newScript("release", recordSource+releaseSource)
-	publishedScript = newScript("published", recordSource+publishedSource)
-	noteScript      = newScript("note", noteSource)
+	claimScript     = newScript("claim", "claim_fresh", "record", "claim")
+	extendScript    = newScript("extend", "record", "extend")
+	finishScript    = newScript("finish", "finish_plain", "record", "finish")
+	releaseScript   = newScript("release", "record", "release")
+	publishedScript = newScript("published", "record", "published")
+	noteScript      = newScript("note", "note")
 )
 
-func newScript(name, source string) *script {
+func newScript(name string, parts ...string) *script { return scriptOf(name, source(parts...)) }
+
+func scriptOf(name, source string) *script {
 	sum := sha1.Sum([]byte(source)) //nolint:gosec // see above
 	return &script{name, source, hex.EncodeToString(sum[:])}
 }

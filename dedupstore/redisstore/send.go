@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -20,90 +19,103 @@ const (
 	maxShared = 64 << 10
 )
 
-// send runs operations, and leaves in each its reply or why there is none; claims wait for the barrier. It reports
-// false if the context ended before: then the operations are not the caller's any more.
+// distinct parts operations into the first on each record, and the others, which have to wait for them: what is sent
+// again, because the server has forgotten its script, would come after them.
+func distinct(ops []*operation) (first, others []*operation) {
+	if len(ops) < 2 {
+		return ops, nil
+	}
+	first = make([]*operation, 0, len(ops))
+	names := make(map[string]struct{}, len(ops))
+	for _, op := range ops {
+		if _, known := names[op.name]; known {
+			others = append(others, op)
+			continue
+		}
+		names[op.name], first = struct{}{}, append(first, op)
+	}
+	return first, others
+}
+
+// send runs operations on different records, and leaves in each its reply or why there is none; claims wait for the
+// barrier. It reports false if the context ended before: then the operations are not the caller's any more.
 func (s *Store) send(ctx context.Context, ops []*operation, b barrier) bool {
 	if ctx.Err() != nil {
 		return false
 	}
 	ctx, cancel := b.outlast(ctx)
 	defer cancel()
+	sent := s.within(ctx, func() {
+		for _, together := range pipelines(ops) {
+			s.exchange(ctx, together, b)
+		}
+	})
+	if !sent {
+		s.lookAnew(ctx.Err()) // the client may still be trying to reach a node that is gone
+	}
+	return sent
+}
+
+// within does something that ends with its context if the client heeds contexts. It reports false if the context ended
+// before. A panic in a hook of the client is the caller's.
+func (s *Store) within(ctx context.Context, do func()) bool {
 	if !s.deaf {
-		s.exchange(ctx, ops, b)
+		do()
 		return true
 	}
-	sent := make(chan struct{})
-	s.background.Go(func() { defer close(sent); s.exchange(ctx, ops, b) })
+	done := make(chan any, 1)
+	s.background.Go(func() {
+		defer func() { done <- recover() }()
+		do()
+	})
 	select {
-	case <-sent:
+	case panicked := <-done:
+		if panicked != nil {
+			panic(panicked)
+		}
 		return true
 	case <-ctx.Done():
-		s.lookAnew(ctx.Err()) // the client may still be trying to reach a node that is gone
 		return false
 	}
 }
 
-// exchange sends pipelines one after the other.
+// pipelines says what travels together: large ones travel alone, behind the others.
+func pipelines(ops []*operation) [][]*operation {
+	var small, large []*operation
+	for _, op := range ops {
+		if len(op.packed) > maxShared {
+			large = append(large, op)
+		} else {
+			small = append(small, op)
+		}
+	}
+	return slices.AppendSeq(slices.Collect(slices.Chunk(small, maxBatch)), slices.Chunk(large, 1))
+}
+
+// exchange sends a pipeline, or, if it waits for replicas of a Cluster, one to each node: WAIT has no key to find the
+// node by.
 func (s *Store) exchange(ctx context.Context, ops []*operation, b barrier) {
-	for _, together := range pipelines(ops) {
-		if !b.on() || s.cluster == nil {
-			s.pipeline(ctx, s.rdb, together, b)
-			continue
-		}
-		nodes := map[redis.UniversalClient][]*operation{} // WAIT has no key to find the node by
-		for _, op := range together {
-			var client redis.UniversalClient = s.cluster
-			if node, err := s.cluster.MasterForKey(ctx, op.name); err == nil { // else the client says what is wrong
-				client = node
-			}
-			nodes[client] = append(nodes[client], op)
-		}
-		var group sync.WaitGroup
-		for client, ops := range nodes {
-			group.Go(func() { s.pipeline(ctx, client, ops, b) })
-		}
-		group.Wait()
+	if !b.on() || s.cluster == nil {
+		s.pipeline(ctx, s.rdb, ops, b)
+		return
 	}
+	nodes := map[redis.UniversalClient][]*operation{}
+	for _, op := range ops {
+		var client redis.UniversalClient = s.cluster
+		if node, err := s.cluster.MasterForKey(ctx, op.name); err == nil { // else the client says what is wrong
+			client = node
+		}
+		nodes[client] = append(nodes[client], op)
+	}
+	var group sync.WaitGroup
+	for client, ops := range nodes {
+		group.Go(func() { s.pipeline(ctx, client, ops, b) })
+	}
+	group.Wait()
 }
 
-// pipelines says what travels together. Two operations on one record do not: if the server has forgotten the script of
-// the first, that is sent again, and would come after the second. Large ones travel alone, behind the others.
-func pipelines(ops []*operation) (cut [][]*operation) {
-	if len(ops) == 1 {
-		return [][]*operation{ops}
-	}
-	for len(ops) > 0 {
-		names := make(map[string]bool, len(ops))
-		small := make([]*operation, 0, len(ops))
-		var large, later []*operation
-		for _, op := range ops {
-			switch {
-			case names[op.name]:
-				later = append(later, op)
-			case op.size() > maxShared:
-				large = append(large, op)
-			default:
-				small = append(small, op)
-			}
-			names[op.name] = true
-		}
-		cut = slices.AppendSeq(cut, slices.Chunk(small, maxBatch))
-		cut = slices.AppendSeq(cut, slices.Chunk(large, 1))
-		ops = later
-	}
-	return cut
-}
-
-// pipeline sends operations together, and again with their source those whose script the server does not know. A panic
-// in a hook of the client is their error.
+// pipeline sends operations together, and again with their source those whose script the server does not know.
 func (s *Store) pipeline(ctx context.Context, client redis.UniversalClient, ops []*operation, b barrier) {
-	defer func() {
-		if p := recover(); p != nil {
-			for _, op := range ops {
-				op.err = fmt.Errorf("%w: %v", errPanic, p)
-			}
-		}
-	}()
 	s.roundTrip(ctx, client, ops, b, false)
 	var again []*operation
 	for _, op := range ops {
@@ -124,21 +136,22 @@ func (s *Store) pipeline(ctx context.Context, client redis.UniversalClient, ops 
 func (s *Store) roundTrip(
 	ctx context.Context, client redis.UniversalClient, ops []*operation, b barrier, source bool,
 ) {
-	cmds := make([]redis.Cmder, len(ops))
+	cmds := make([]redis.Cmder, len(ops), len(ops)+1)
 	for i, op := range ops {
 		cmds[i] = op.command(ctx, source)
 	}
 	var wait *redis.IntCmd
+	if b.on() {
+		wait = b.command(ctx)
+		cmds = append(cmds, wait)
+	}
 	var failed error
 	sent := time.Now()
-	if len(ops) == 1 && !b.on() {
+	if len(cmds) == 1 {
 		_ = client.Process(ctx, cmds[0]) // the command has the error
 	} else {
 		pipe := client.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...) // only queues, all at once: one by one, the queue is copied again and again
-		if b.on() {
-			wait = b.append(ctx, pipe)
-		}
 		_, failed = pipe.Exec(ctx)
 	}
 	came := time.Now()
@@ -148,7 +161,7 @@ func (s *Store) roundTrip(
 			op.err = unsaid(failed)
 		}
 		if wait != nil {
-			op.acknowledged = acknowledgedBy(client, wait)
+			op.lack = b.lack(client, wait)
 		}
 	}
 	s.learn(ops, sent, came)
@@ -167,7 +180,7 @@ func unsaid(failed error) error {
 // learn takes the server's time from the reply of a claim script, if there is one.
 func (s *Store) learn(ops []*operation, sent, came time.Time) {
 	for _, op := range ops {
-		if op.script == claimScript && !op.plain && op.err == nil {
+		if op.script == claimScript && !op.plain() && op.err == nil {
 			if now, ok := timeOf(op.reply); ok {
 				s.clock.learn(now, sent, came)
 			}

@@ -15,8 +15,8 @@ end
 local STATES = {R = 'running', S = 'running, started', T = 'to be retried', P = 'publishing', Q = 'publishing, not by its run',
   D = 'done', E = 'done, published by another than its run'}
 local KINDS = {s = 'succeeded', f = 'failed', x = 'failed, attempts exhausted', u = 'unknown'}
-local NAMES = {a = 'attempts', n = 'given back', b = 'first claim', e = 'decided under fence', f = 'fingerprint', t = 'traceparent',
-  w = 'holder', d = 'due', h = 'check', k = 'took ms', X = 'result truncated', l = 'lease ends', L = 'lease ends',
+local NAMES = {a = 'attempts', n = 'given back', b = 'first claim', e = 'decided under fence', f = 'fingerprint',
+  t = 'traceparent', w = 'holder', d = 'due', h = 'check', k = 'took ms', X = 'result truncated', l = 'lease ends', L = 'lease ends',
   T = 'traceparent', S = 'settled by', M = 'reason', B = 'result', K = 'produced', C = 'content'}
 local FIXED = {a = 10, n = 10, b = 16, e = 16, f = 20, t = 25, d = 16, h = 8, k = 8, X = 0, l = 16, L = 16}
 
@@ -25,12 +25,8 @@ local function hex(s)
 end
 
 local fence = string.sub(raw, 4, 19)
-local lines = {
-  'state: ' .. (STATES[string.sub(raw, 2, 2)] or '?'),
-  'outcome: ' .. (KINDS[string.sub(raw, 3, 3)] or 'none'),
-  'fence: ' .. fence,
-  'owner: ' .. hex(string.sub(raw, 20, 27)),
-}
+local lines = {'state: ' .. (STATES[string.sub(raw, 2, 2)] or '?'), 'outcome: ' .. (KINDS[string.sub(raw, 3, 3)] or 'none'),
+  'fence: ' .. fence, 'owner: ' .. hex(string.sub(raw, 20, 27))}
 
 -- show adds a line for each section from a position of a text.
 local function show(s, at, before)
@@ -40,16 +36,12 @@ local function show(s, at, before)
     at = at + 1
     if not size then
       local length = tag == 'w' and 2 or 8
-      size = tonumber(string.sub(s, at, at + length - 1), 16)
+      size = tonumber(string.sub(s, at, at + length - 1), 16) or #s -- of what cannot be read, the rest
       at = at + length
-    end
-    if not size then
-      lines[#lines + 1] = before .. 'unreadable from byte ' .. (at - 1)
-      return
     end
     local value = string.sub(s, at, at + size - 1)
     at = at + size
-    if tag == 'a' or tag == 'n' or tag == 'k' then
+    if string.find('ank', tag, 1, true) then
       value = string.format('%.0f', value)
     elseif tag == 'L' then
       value = string.format('%.0f', fence + value)

@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/batch"
-	"github.com/oncemill/oncemill/internal/isnil"
 )
 
 // Store is a [dedupstore.Store] in Redis, and a [dedupstore.Checker] and [dedupstore.Inspector]. It is safe for
@@ -19,7 +19,7 @@ import (
 type Store struct {
 	rdb        redis.UniversalClient
 	config     Config
-	ready      *gate
+	ready      atomic.Bool // the server has been looked at
 	scripts    scripts
 	plain      atomic.Bool // the server can make plain claims
 	barred     atomic.Bool // a script was forbidden, and none has claimed anything since
@@ -42,31 +42,16 @@ var allScripts = scripts{claimScript, extendScript, finishScript, releaseScript,
 // so forgets who owns it. It does not connect: Redis may still be down. The error names what is wrong, as
 // [*dedupstore.InvalidError].
 func New(rdb redis.UniversalClient, c Config) (*Store, error) {
-	if problem := clientProblem(rdb); problem != "" {
-		return nil, &dedupstore.InvalidError{Field: "rdb", Problem: problem}
-	}
 	c = c.withDefaults()
 	if err := c.validate(rdb); err != nil {
 		return nil, err
 	}
 	s := &Store{rdb: rdb, config: c, scripts: allScripts}
-	s.ready = newGate(&s.background)
-	s.ready.passed.Store(c.SkipCheck)
+	s.ready.Store(c.SkipCheck)
 	t, known := timeoutsOf(rdb)
 	s.barrier, s.deaf = barrier{c.Replicas, t.replicas()}, !known || t.deaf()
 	s.cluster, _ = rdb.(*redis.ClusterClient)
 	return s, nil
-}
-
-func clientProblem(rdb redis.UniversalClient) string {
-	if isnil.Nil(rdb) {
-		return "is nil"
-	}
-	if _, ring := rdb.(*redis.Ring); ring {
-		return "is a *redis.Ring, which moves keys to other servers when one is down: use a single server, Sentinel " +
-			"or Cluster"
-	}
-	return ""
 }
 
 // Close waits until nothing that the store began before is under way any more. Operations whose callers have gone may
@@ -81,40 +66,34 @@ func (s *Store) Close() { s.background.Wait() }
 // at most half a second longer than they have and the context lasts: it may have to be given back.
 func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedupstore.ClaimResult {
 	results := make([]dedupstore.ClaimResult, len(requests))
-	ops := make([]*operation, 0, len(requests))
-	twice := repeated(requests)
+	made, ops := make([]operation, len(requests)), make([]*operation, 0, len(requests))
 	var ready error
-	for i, r := range requests {
+	now := time.Now()
+	for i := range requests {
+		r, op := &requests[i], &made[i]
 		err := r.Validate()
-		if err == nil && len(ops) == 0 && ready == nil { // the first
-			ready = s.ready.pass(ctx, s.check)
+		if err == nil && ready == nil && !s.ready.Load() {
+			ready = s.check(ctx)
 		}
-		switch err = cmp.Or(err, ready); {
-		case err != nil:
+		if err = cmp.Or(err, ready); err != nil {
 			results[i].Err = err
-		case !twice[r.Key] && s.plainNow(r):
-			ops = append(ops, s.plainOperation(i, r))
-		default: // equal keys are asked in order, so none of them a second time
-			ops = append(ops, s.claimOperation(i, r))
+			continue
 		}
+		if s.plainNow(r, now) {
+			s.claimPlainly(op, i, r, now)
+		} else {
+			s.claim(op, i, r)
+		}
+		ops = append(ops, op)
 	}
 	for len(ops) > 0 {
-		ops = s.ask(ctx, requests, ops, results)
+		asked, others := distinct(ops)
+		for len(asked) > 0 {
+			asked = s.ask(ctx, requests, asked, results)
+		}
+		ops = others
 	}
 	return results
-}
-
-// repeated returns the keys of more than one request.
-func repeated(requests []dedupstore.Request) map[dedupstore.Key]bool {
-	if len(requests) < 2 {
-		return nil
-	}
-	repeated := make(map[dedupstore.Key]bool, len(requests))
-	for _, r := range requests {
-		_, known := repeated[r.Key]
-		repeated[r.Key] = known
-	}
-	return repeated
 }
 
 // ask sends claims and reads their answers. It returns those that have to be asked again, by script.
@@ -129,27 +108,28 @@ func (s *Store) ask(
 	}
 	var back []*operation
 	for _, op := range ops {
-		r, result := requests[op.index], &results[op.index]
+		r, result := &requests[op.index], &results[op.index]
 		answer, known, err := s.answer(r, op)
 		if !known {
-			again = append(again, s.claimOperation(op.index, r))
+			s.claim(op, op.index, r)
+			again = append(again, op)
 			continue
 		}
-		*result = dedupstore.ClaimResult{Answer: answer, Err: err}
-		if lack := s.lack(op); lack != nil && answer.Status == dedupstore.AcquiredRun {
-			*result = dedupstore.ClaimResult{Err: lack}
-			back = append(back, s.releaseOperation(0, answer.Claim, dedupstore.Release{Reason: lack.Error()}, '2'))
+		result.Answer, result.Err = answer, err
+		if op.lack != nil && answer.Status == dedupstore.AcquiredRun {
+			*result = dedupstore.ClaimResult{Err: op.lack}
+			s.release(op, op.index, &answer.Claim, dedupstore.Release{Reason: op.lack.Error()}, '2')
+			back = append(back, op)
 		}
 	}
 	s.giveBack(ctx, back)
-	free(ops)
 	return again
 }
 
 // answer reads the reply of a claim. It is not known if that was a plain one, and the script has to be asked.
-func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
-	if op.plain {
-		return s.plainAnswer(r, op)
+func (s *Store) answer(r *dedupstore.Request, op *operation) (a dedupstore.Answer, known bool, err error) {
+	if op.plain() {
+		return plainAnswer(r, op)
 	}
 	if err := op.failure(); err != nil {
 		return a, true, err
@@ -163,43 +143,42 @@ func (s *Store) answer(r dedupstore.Request, op *operation) (a dedupstore.Answer
 
 // Extend implements [dedupstore.Store].
 func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) []error {
-	return s.change(ctx, len(extensions), func(i int) (*operation, error) {
-		if err := extensions[i].Validate(); err != nil {
-			return nil, err
-		}
-		return s.extendOperation(i, extensions[i]), nil
+	return s.change(ctx, len(extensions), func(op *operation, i int) error {
+		s.extend(op, i, &extensions[i])
+		return extensions[i].Validate()
 	})
 }
 
 // Settle implements [dedupstore.Store].
 func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []error {
-	return s.change(ctx, len(settlings), func(i int) (*operation, error) {
-		c, settlement := settlings[i].Claim, settlings[i].Settlement
-		if err := cmp.Or(c.Validate(), dedupstore.ValidateSettlement(settlement)); err != nil {
-			return nil, err
+	return s.change(ctx, len(settlings), func(op *operation, i int) error {
+		c, settlement := &settlings[i].Claim, settlings[i].Settlement
+		err := cmp.Or(c.Validate(), dedupstore.ValidateSettlement(settlement))
+		if err == nil {
+			s.settle(op, i, c, settlement)
 		}
-		return s.settleOperation(i, c, settlement)
+		return err
 	})
 }
 
 // change runs operations that are answered yes or no, each of which one makes.
-func (s *Store) change(ctx context.Context, n int, one func(i int) (*operation, error)) []error {
+func (s *Store) change(ctx context.Context, n int, one func(op *operation, i int) error) []error {
 	errs := make([]error, n)
-	ops := make([]*operation, 0, n)
-	for i := range n {
-		op, err := one(i)
-		if errs[i] = err; err == nil {
-			ops = append(ops, op)
+	made, ops := make([]operation, n), make([]*operation, 0, n)
+	for i := range made {
+		if errs[i] = one(&made[i], i); errs[i] == nil {
+			ops = append(ops, &made[i])
 		}
 	}
-	known := s.send(ctx, ops, barrier{})
-	for _, op := range ops {
-		if errs[op.index] = ctx.Err(); known {
-			errs[op.index] = s.done(op)
+	for len(ops) > 0 {
+		sent, others := distinct(ops)
+		known := s.send(ctx, sent, barrier{})
+		for _, op := range sent {
+			if errs[op.index] = ctx.Err(); known {
+				errs[op.index] = s.done(op)
+			}
 		}
-	}
-	if known {
-		free(ops)
+		ops = others
 	}
 	return errs
 }
@@ -227,9 +206,8 @@ func (s *Store) Shard(ctx context.Context, key dedupstore.Key) string {
 	if s.cluster == nil || !s.loaded.Load() {
 		return ""
 	}
-	node, err := s.cluster.MasterForKey(ctx, s.name(key))
-	if err != nil {
-		return ""
+	if node, err := s.cluster.MasterForKey(ctx, s.name(key)); err == nil {
+		return node.Options().Addr
 	}
-	return node.Options().Addr
+	return ""
 }

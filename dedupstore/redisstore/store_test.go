@@ -32,9 +32,9 @@ func TestNew_RefusesWhatCannotWork(t *testing.T) {
 		"nil cluster":         {(*redis.ClusterClient)(nil), Config{}, "rdb is nil"},
 		"ring":                {ring, Config{}, "rdb is a *redis.Ring"},
 		"braces":              {rdb, Config{Prefix: "a{b}"}, `Config.Prefix is "a{b}"`},
-		"control character":   {rdb, Config{Prefix: "a\n"}, `Config.Prefix contains a control character: "a\n"`},
-		"not UTF-8":           {rdb, Config{Prefix: "\xff"}, "Config.Prefix is not valid UTF-8"},
-		"longer than allowed": {rdb, Config{Prefix: strings.Repeat("p", 129)}, "Config.Prefix is 129 bytes long, the limit is 128"},
+		"control character":   {rdb, Config{Prefix: "a\n"}, `Config.Prefix is "a\n"`},
+		"not UTF-8":           {rdb, Config{Prefix: "\xff"}, `Config.Prefix is "\xff"`},
+		"longer than allowed": {rdb, Config{Prefix: strings.Repeat("p", 129)}, "want at most 128 bytes"},
 	} {
 		_, err := New(test.rdb, test.config)
 		var invalid *dedupstore.InvalidError

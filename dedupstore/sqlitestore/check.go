@@ -60,56 +60,50 @@ func (s *Store) settings(ctx context.Context) (set settings, err error) {
 	return set, nil
 }
 
-var synchronous = []string{"OFF", "NORMAL", "FULL", "EXTRA"}
-
 func (set settings) problem() error {
 	switch {
 	case set.file == "":
 		return unfit("database", ":memory:", "its records end with its connection: open a file")
 	case !strings.EqualFold(set.journal, "wal"):
-		return unfit("journal_mode", set.journal, "readers and the writer block each other, so that a "+
-			"duplicate waits for the handler instead of being answered: open the database with _journal_mode=WAL")
+		return unfit("journal_mode", set.journal, "a duplicate waits for the handler instead of being answered: open "+
+			"the database with _journal_mode=WAL")
 	case strings.EqualFold(set.locking, "exclusive") && set.connections != 1:
-		return unfit("locking_mode", set.locking, "the first connection locks all others out, of this pool, "+
-			"too, for as long as it is open, and claims wait in vain: leave it NORMAL")
+		return unfit("locking_mode", set.locking, "the first connection locks all others out for as long as it is "+
+			"open, and claims wait in vain: leave it NORMAL")
 	case set.uncommitted:
-		return unfit("read_uncommitted", "1", "with a shared cache a duplicate is answered with an outcome "+
-			"that may yet be rolled back, and its message is lost: leave it off, and cache=shared, too")
+		return unfit("read_uncommitted", "1", "a duplicate may be answered with an outcome that is rolled back, and "+
+			"its message is lost: leave it off, and cache=shared, too")
 	case set.synchronous == 0:
-		return unfit("synchronous", "OFF", "a power cut may lose records, and the database with them: set "+
-			"it to FULL")
+		return unfit("synchronous", "OFF", "a power cut may lose records, and the database with them: set it to FULL")
 	}
 	return nil
 }
 
 func (set settings) warnings() (all []string) {
-	if set.synchronous == 1 {
-		all = append(all, "synchronous is NORMAL: a power cut may lose the last transactions, of messages that were "+
-			"acknowledged: set it to FULL.")
-	}
-	if set.timeout < 100 {
-		all = append(all, fmt.Sprintf("busy_timeout is %d ms: transactions of the program's own are refused at once "+
-			"when another one writes: open the database with _busy_timeout=10000.", set.timeout))
-	}
-	if set.connections == 1 {
-		all = append(all, "The database has one connection: claims wait while it is in use, and a handler of the "+
-			"inbox that uses the database itself, where it has to use Tx, waits for its own transaction for as long "+
-			"as its context lasts: SetMaxOpenConns to 0, or some more.")
-	}
-	if set.attached != "" {
-		all = append(all, fmt.Sprintf("Attached: %s. Under WAL each file commits by itself, the records' first: "+
-			"when the process dies then, or the disk is full, a message counts as done whose writes to an attached "+
-			"database are lost: let handlers write to none.", set.attached))
+	for _, setting := range [...]struct {
+		wrong   bool
+		warning string
+	}{
+		{set.synchronous == 1, "synchronous is NORMAL: a power cut may lose the last transactions, of messages that " +
+			"were acknowledged: set it to FULL."},
+		{set.timeout < 100, fmt.Sprintf("busy_timeout is %d ms: transactions of the program's own are refused at "+
+			"once when another one writes: open the database with _busy_timeout=10000.", set.timeout)},
+		{set.connections == 1, "The database has one connection: claims wait while it is in use, and a handler of " +
+			"the inbox that uses the database itself, where it has to use Tx, waits for its own transaction for as " +
+			"long as its context lasts: SetMaxOpenConns to 0, or some more."},
+		{set.attached != "", "Attached: " + set.attached + ". Under WAL each file commits by itself, the records' " +
+			"first: a message may count as done whose writes to an attached database are lost when the process " +
+			"dies then, or the disk is full: let handlers write to none."},
+	} {
+		if setting.wrong {
+			all = append(all, setting.warning)
+		}
 	}
 	return all
 }
 
 func (set settings) durability() string {
-	mode := fmt.Sprint(set.synchronous)
-	if set.synchronous >= 0 && set.synchronous < len(synchronous) {
-		mode = synchronous[set.synchronous]
-	}
-	keeps := "survives a killed process"
+	mode, keeps := [...]string{"OFF", "NORMAL", "FULL", "EXTRA"}[set.synchronous&3], "survives a killed process"
 	if set.synchronous >= 2 {
 		keeps += ", and a power cut as far as the disk keeps what it confirmed"
 	}

@@ -27,12 +27,11 @@ func (s *Store) Claim(ctx context.Context, requests []dedupstore.Request) []dedu
 			}
 			changing[r.Key] = true
 		}
-		ops = append(ops, operation{key: r.Key.String(), err: &result.Err,
-			apply: func(rec *record, now int64) (changed bool, err error) {
-				result.Answer, changed = rec.claim(r, now)
-				return changed, nil
-			},
-		})
+		claim := func(rec *record, now int64) (changed bool, err error) {
+			result.Answer, changed = rec.claim(r, now)
+			return changed, nil
+		}
+		ops = append(ops, operation{key: r.Key.String(), err: &result.Err, apply: claim})
 	}
 	s.do(ctx, ops)
 	for i, result := range results {

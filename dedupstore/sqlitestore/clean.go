@@ -28,35 +28,24 @@ func (s *Store) Clean(ctx context.Context, limit int) (removed int, err error) {
 		return 0, err
 	}
 	for removed < limit {
-		want := min(limit-removed, cleanBatch)
-		n, err := s.cleanBatch(ctx, want)
-		removed += n
+		want, n := min(limit-removed, cleanBatch), int64(0)
+		err := s.write(ctx, s.gate.enterLast, func(ctx context.Context, t *lockedTx) error {
+			now := clock()
+			if _, err := t.ExecContext(ctx, s.in(cleanDuplicatesSQL), now, want); err != nil {
+				return err
+			}
+			result, err := t.StmtContext(ctx, s.statements.clean).ExecContext(ctx, now, want)
+			if err == nil {
+				n, err = result.RowsAffected()
+			}
+			return err
+		})
 		if err != nil {
 			return removed, fmt.Errorf("sqlitestore: clean: %w", err)
 		}
-		if n < want {
+		if removed += int(n); int(n) < want {
 			break
 		}
-	}
-	return removed, nil
-}
-
-func (s *Store) cleanBatch(ctx context.Context, limit int) (removed int, err error) {
-	err = s.write(ctx, s.gate.enterLast, func(ctx context.Context, t *lockedTx) error {
-		now := clock()
-		if _, err := t.ExecContext(ctx, s.in(cleanDuplicatesSQL), now, limit); err != nil {
-			return err
-		}
-		result, err := t.StmtContext(ctx, s.statements.clean).ExecContext(ctx, now, limit)
-		if err != nil {
-			return err
-		}
-		n, err := result.RowsAffected()
-		removed = int(n)
-		return err
-	})
-	if err != nil {
-		return 0, err
 	}
 	return removed, nil
 }

@@ -1,6 +1,7 @@
 package sqlitestore
 
 import (
+	"cmp"
 	"log/slog"
 	"strings"
 
@@ -20,12 +21,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Table == "" {
-		c.Table = "oncemill_dedup"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Table, c.Logger = cmp.Or(c.Table, "oncemill_dedup"), cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

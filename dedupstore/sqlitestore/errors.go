@@ -22,14 +22,13 @@ func unfit(setting, value, advice string) error {
 // the run as unknown.
 func endedError(err error) error {
 	return fmt.Errorf("sqlitestore: %w: the handler must not commit or roll back the transaction that Tx gives it, "+
-		"and must return the errors of its statements; if it committed, what it wrote has no outcome: "+
-		"%w", dedupstore.ErrEnded, err)
+		"and must return the errors of its statements: %w", dedupstore.ErrEnded, err)
 }
 
 // ErrNested says that a store was used in the context of a run in an inbox of its database. It would wait for the write
 // lock which that run's transaction has.
-var ErrNested = errors.New("sqlitestore: the store was called with the context of a run in an inbox of its database, " +
-	"whose transaction has the write lock: it would wait for itself")
+var ErrNested = errors.New("sqlitestore: the context is that of a run in an inbox of this database: the store would " +
+	"wait for the write lock that the run's transaction has")
 
 // What Join cannot do.
 var (
@@ -41,21 +40,19 @@ var (
 
 	// ErrSettled says that the run has been settled already: by a transaction that joined before and has committed,
 	// perhaps although the handler got an error from it, or by an earlier call with the same transaction.
-	ErrSettled = errors.New("sqlitestore: Join in a run that has joined before: roll back, and return this error; " +
-		"if the earlier transaction has committed, a redelivery is answered with its outcome")
+	ErrSettled = errors.New("sqlitestore: Join in a run that has joined before: roll back, and return this error")
 
 	// ErrInboxRun says that the run is one of an inbox, which settles it by itself.
-	ErrInboxRun = errors.New("sqlitestore: Join in a run of an inbox, which settles the run in the transaction of " +
-		"Tx by itself")
+	ErrInboxRun = errors.New("sqlitestore: Join in a run of an inbox, which settles it in the transaction of Tx")
 )
-
-// errOver keeps the outcome from being committed by itself.
-var errOver = errors.New("the transaction is over: SQLite ends it by itself when a disk is full, a statement is " +
-	"interrupted or a constraint says ROLLBACK; the handler must return the errors of its statements")
 
 var (
 	errLocked = errors.New("the database's write lock was not to be had for as long as the lease")
 	errGone   = errors.New("the record is gone")
+
+	// errOver keeps the outcome from being committed by itself.
+	errOver = errors.New("the transaction is over: SQLite ends it by itself after some errors of statements; the " +
+		"handler must return them")
 )
 
 // A conflictError is why the database refused a transaction because of others. Nothing of it is there.

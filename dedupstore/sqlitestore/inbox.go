@@ -142,9 +142,8 @@ const leastPatience = 5 * time.Second
 
 // notBegun is the error of a run whose work was not called.
 func notBegun(err error) error {
-	locked := errors.Is(err, errLocked)
 	err = fmt.Errorf("sqlitestore: begin: %w", err)
-	if locked {
+	if errors.Is(err, errLocked) {
 		return &dedupstore.ConflictError{Err: err}
 	}
 	return err
@@ -192,13 +191,10 @@ func (s *Store) finish(
 	if _, err := t.ExecContext(ctx, "RELEASE "+savepoint); err != nil && !isBusy(err) {
 		return endedError(err)
 	}
-	changed, err := rec.finish(c, finish, clock())
-	if err != nil {
+	if _, err := rec.finish(c, finish, clock()); err != nil {
 		return err
 	}
-	if changed {
-		err = s.save(ctx, t.Tx, rec)
-	}
+	err := s.save(ctx, t.Tx, rec)
 	switch {
 	case isBusy(err):
 		return &conflictError{fmt.Errorf("sqlitestore: settle: %w", err)}
@@ -208,13 +204,14 @@ func (s *Store) finish(
 		return fmt.Errorf("sqlitestore: settle: %w", err)
 	}
 	began := time.Now()
-	if err := s.commit(t); err != nil {
-		if isBusy(err) {
-			return &conflictError{fmt.Errorf("sqlitestore: commit: %w", err)}
-		}
-		return s.resolve(ctx, c, fmt.Errorf("sqlitestore: commit: %w", err), began.Add(c.Lease))
+	if err = s.commit(t); err == nil {
+		return nil
 	}
-	return nil
+	failure := fmt.Errorf("sqlitestore: commit: %w", err)
+	if isBusy(err) {
+		return &conflictError{failure}
+	}
+	return s.resolve(ctx, c, failure, began.Add(c.Lease))
 }
 
 // resolve reads what became of a commit that ended in an error, which does not say whether it is on disk: until the

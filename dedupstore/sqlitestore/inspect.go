@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -12,7 +11,8 @@ import (
 	"github.com/oncemill/oncemill/dedupstore"
 )
 
-const duplicatesSQL = `SELECT count, last_at FROM "{table}_duplicates" WHERE number = ? AND first_at = ?`
+const duplicatesSQL = `
+SELECT coalesce(max(count), 0), coalesce(max(last_at), 0) FROM "{table}_duplicates" WHERE number = ? AND first_at = ?`
 
 // noteSQL begins anew when the number belongs to another record than before.
 const noteSQL = `
@@ -35,11 +35,10 @@ func (s *Store) Look(ctx context.Context, keys []dedupstore.Key) ([]dedupstore.R
 		records[i] = rec.look(key)
 		var last int64
 		err = s.db.QueryRowContext(ctx, s.in(duplicatesSQL), rec.number, rec.first).Scan(&records[i].Duplicates, &last)
-		switch {
-		case errors.Is(err, sql.ErrNoRows):
-		case err != nil:
+		if err != nil {
 			return nil, fmt.Errorf("sqlitestore: look: %w", ended(ctx, err))
-		default:
+		}
+		if last != 0 {
 			records[i].LastDuplicate = time.UnixMicro(last)
 		}
 	}
@@ -80,14 +79,10 @@ func (rec *record) look(key dedupstore.Key) dedupstore.Record {
 		History: rec.past(), Outcome: rec.outcome,
 	}
 	seen.Outcome.Produced = dedupstore.Stubs(seen.Outcome.Produced)
-	switch rec.state {
-	case dedupstore.Running:
-		seen.Until = time.UnixMicro(rec.lease)
-	case dedupstore.Retryable:
-		seen.Until = time.UnixMicro(rec.due)
-	case dedupstore.Publishing:
-		seen.Until, seen.Decided = time.UnixMicro(rec.lease), rec.decided
-	case dedupstore.Finished:
+	if rec.state != dedupstore.Finished {
+		seen.Until = time.UnixMicro(max(rec.lease, rec.due)) // one of them is 0
+	}
+	if rec.state == dedupstore.Finished || rec.state == dedupstore.Publishing {
 		seen.Decided = rec.decided
 	}
 	return seen
@@ -95,8 +90,10 @@ func (rec *record) look(key dedupstore.Key) dedupstore.Record {
 
 // attempt is the record's last one. The fence says when it was claimed, as far as the clock was not set back.
 func (rec *record) attempt() dedupstore.Attempt {
+	const most = 96 // bytes that the history has of a reason
+	reason := rec.outcome.Reason[:min(len(rec.outcome.Reason), most)]
 	a := dedupstore.Attempt{
-		Claimed: time.UnixMicro(int64(rec.fence)).UTC(), Holder: rec.holder, Reason: beginning(rec.outcome.Reason),
+		Claimed: time.UnixMicro(int64(rec.fence)).UTC(), Holder: rec.holder, Reason: strings.ToValidUTF8(reason, ""),
 	}
 	if rec.took.Valid {
 		a.Ended = a.Claimed.Add(time.Duration(rec.took.Int64) * time.Millisecond)
@@ -115,11 +112,4 @@ func (rec *record) moveOn() {
 	past := append(rec.past(), rec.attempt())
 	text, _ := json.Marshal(past[max(0, len(past)-dedupstore.MaxHistory):])
 	rec.history = sql.NullString{String: string(text), Valid: true}
-}
-
-// maxPastReason is how many bytes the history has of a reason.
-const maxPastReason = 96
-
-func beginning(reason string) string {
-	return strings.ToValidUTF8(reason[:min(len(reason), maxPastReason)], "")
 }

@@ -73,15 +73,14 @@ func (s *Store) join(ctx context.Context, tx *sql.Tx, c dedupstore.Claim) error 
 		Took: sqlstore.Duration(now - int64(c.Fence)),
 	}
 	changed, err := rec.finish(c, succeeded, now)
-	if err != nil {
-		return err
+	if err == nil && !changed {
+		err = ErrSettled
 	}
-	if !changed {
-		return ErrSettled
+	if err == nil {
+		err = s.save(ctx, tx, rec)
 	}
-	if err := s.save(ctx, tx, rec); err != nil {
-		return err
+	if err == nil {
+		s.runs.enter(c, now+sqlstore.Micros(c.Lease))
 	}
-	s.runs.enter(c, now+sqlstore.Micros(c.Lease))
-	return nil
+	return err
 }

@@ -111,10 +111,9 @@ func (t *lockedTx) commit() error {
 	err := t.Commit()
 	if err != nil {
 		t.discard()
-		return err
 	}
 	t.conn.Close()
-	return nil
+	return err
 }
 
 // abort rolls back, and gives the connection back unless that fails. It may be called after commit.

@@ -45,9 +45,12 @@ func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, 
 	if rec.state == dedupstore.Absent {
 		a.Fence = 0
 	}
-	rec.decide(r, now, &a)
-	if a.Status == dedupstore.Done || a.Status == dedupstore.AcquiredPublish {
-		a.Fence = rec.decided
+	a.Status = rec.decide(r, now)
+	switch a.Status {
+	case dedupstore.Busy:
+		a.Wait = sqlstore.Duration(max(0, rec.lease-now, rec.due-now))
+	case dedupstore.Done, dedupstore.AcquiredPublish:
+		a.Fence, a.Outcome = rec.decided, rec.outcome
 	}
 	if a.Status == dedupstore.AcquiredRun || a.Status == dedupstore.AcquiredPublish {
 		a.Claim = dedupstore.Claim{
@@ -63,59 +66,53 @@ func (rec *record) claim(r dedupstore.Request, now int64) (a dedupstore.Answer, 
 }
 
 // decide answers a claim in the order that dedupstore.Store documents.
-func (rec *record) decide(r dedupstore.Request, now int64, a *dedupstore.Answer) {
-	rerun := rec.state == dedupstore.Finished && r.Rerun != 0 && r.Rerun == rec.decided &&
-		rec.outcome.Kind != dedupstore.Succeeded
+func (rec *record) decide(r dedupstore.Request, now int64) dedupstore.Status {
 	switch {
 	case rec.fingerprint.Differs(r.Fingerprint):
-		a.Status = dedupstore.Mismatch
-	case rerun:
-		rec.attempts, rec.returned = 0, 0
-		rec.run(r, now)
-		a.Status = dedupstore.AcquiredRun
+		return dedupstore.Mismatch
 	case rec.state == dedupstore.Finished:
-		a.Status, a.Outcome = dedupstore.Done, rec.outcome
+		if r.Rerun == 0 || r.Rerun != rec.decided || rec.outcome.Kind == dedupstore.Succeeded {
+			return dedupstore.Done
+		}
+		rec.attempts, rec.returned = 0, 0
+		return rec.run(r, now)
 	case rec.owner == r.Owner && rec.state == dedupstore.Running:
-		a.Status = dedupstore.AcquiredRun
+		return dedupstore.AcquiredRun
 	case rec.owner == r.Owner && rec.state == dedupstore.Publishing:
-		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+		return dedupstore.AcquiredPublish
 	case slices.Contains(rec.settled, r.Owner), now < rec.lease, now < rec.due:
-		a.Status, a.Wait = dedupstore.Busy, sqlstore.Duration(max(0, rec.lease-now, rec.due-now))
+		return dedupstore.Busy
 	case rec.state == dedupstore.Publishing:
 		rec.own(r, now)
-		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+		return dedupstore.AcquiredPublish
 	case rec.state == dedupstore.Running && rec.decided == rec.fence: // markSQL
-		rec.end(r, now, dedupstore.Outcome{
-			Kind: dedupstore.Unknown, Reason: "the handler committed the transaction of its run by itself, without " +
-				"an outcome",
-		})
-		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+		return rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown,
+			Reason: "the handler committed the transaction of its run by itself, without an outcome"})
 	case rec.state == dedupstore.Running && rec.started && r.ParkExpired:
-		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Unknown, Reason: "the lease of a started run expired"})
-		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
+		return rec.end(r, now, dedupstore.Outcome{
+			Kind: dedupstore.Unknown, Reason: "the lease of a started run expired"})
 	case rec.attempts >= r.MaxAttempts:
 		reason := fmt.Sprintf("%d of %d attempts spent", rec.attempts, r.MaxAttempts)
-		rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: reason})
-		a.Status, a.Outcome = dedupstore.AcquiredPublish, rec.outcome
-	default:
-		rec.run(r, now)
-		a.Status = dedupstore.AcquiredRun
+		return rec.end(r, now, dedupstore.Outcome{Kind: dedupstore.Failed, Exhausted: true, Reason: reason})
 	}
+	return rec.run(r, now)
 }
 
-func (rec *record) run(r dedupstore.Request, now int64) {
+func (rec *record) run(r dedupstore.Request, now int64) dedupstore.Status {
 	rec.own(r, now)
 	rec.state, rec.outcome, rec.trace = dedupstore.Running, dedupstore.Outcome{}, r.Trace
 	rec.attempts++
 	rec.started = false
-	if rec.fingerprint.IsZero() || rec.fingerprint.Scheme != r.Fingerprint.Scheme && !r.Fingerprint.IsZero() {
+	if rec.fingerprint.IsZero() || !r.Fingerprint.IsZero() {
 		rec.fingerprint = r.Fingerprint
 	}
+	return dedupstore.AcquiredRun
 }
 
-func (rec *record) end(r dedupstore.Request, now int64, o dedupstore.Outcome) {
+func (rec *record) end(r dedupstore.Request, now int64, o dedupstore.Outcome) dedupstore.Status {
 	rec.own(r, now)
 	rec.state, rec.outcome, rec.decided = dedupstore.Publishing, o, rec.fence
+	return dedupstore.AcquiredPublish
 }
 
 func (rec *record) own(r dedupstore.Request, now int64) {
@@ -161,16 +158,14 @@ func (rec *record) finish(c dedupstore.Claim, s dedupstore.Finish, now int64) (c
 	switch {
 	case !rec.heldBy(c) || rec.state == dedupstore.Retryable:
 		return false, dedupstore.ErrClaimLost
-	case rec.state != dedupstore.Running && rec.settledBy(c.Owner):
-		if s.Outcome.Kind != rec.outcome.Kind {
-			return false, dedupstore.ErrClaimLost // Join has committed a success: no dead letter comes after it
-		}
-		if len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0 {
-			return false, sqlstore.ErrJoinedOutputs
-		}
-		return false, nil // repeated
-	case rec.state != dedupstore.Running: // the outcome is not this owner's: it only got it to publish
+	case rec.state == dedupstore.Running:
+	case !rec.settledBy(c.Owner), // the outcome is not this owner's: it only got it to publish
+		s.Outcome.Kind != rec.outcome.Kind: // Join has committed a success: no dead letter comes after it
 		return false, dedupstore.ErrClaimLost
+	case len(s.Outcome.Produced) > 0 && len(rec.outcome.Produced) == 0:
+		return false, sqlstore.ErrJoinedOutputs
+	default:
+		return false, nil // repeated
 	}
 	rec.ends(c.Owner, s.Took)
 	rec.outcome, rec.decided = s.Outcome, rec.fence
@@ -204,10 +199,10 @@ func (rec *record) release(c dedupstore.Claim, s dedupstore.Release, now int64) 
 
 func (rec *record) published(c dedupstore.Claim, s dedupstore.Published, now int64) (changed bool, err error) {
 	switch {
-	case !rec.heldBy(c) || rec.state != dedupstore.Publishing && rec.state != dedupstore.Finished:
-		return false, dedupstore.ErrClaimLost
-	case rec.state == dedupstore.Finished:
+	case rec.heldBy(c) && rec.state == dedupstore.Finished:
 		return false, nil // repeated
+	case !rec.heldBy(c) || rec.state != dedupstore.Publishing:
+		return false, dedupstore.ErrClaimLost
 	}
 	if len(rec.outcome.Produced) == 0 {
 		rec.outcome.Produced = s.Produced

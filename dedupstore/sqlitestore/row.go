@@ -18,17 +18,12 @@ SELECT number, state, owner, fence, attempts, returned, started, lease_until, du
 	coalesce(holder, ''), took_ms, history
 FROM "{table}" WHERE key = ?`
 
+// saveSQL leaves a record its number.
 const saveSQL = `
-INSERT INTO "{table}" (state, owner, fence, attempts, returned, started, lease_until, due_at, first_at, expires_at,
-	scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs, contents,
-	holder, took_ms, history, key)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
-
-const updateSQL = `
-UPDATE "{table}" SET state = ?, owner = ?, fence = ?, attempts = ?, returned = ?, started = ?, lease_until = ?,
-	due_at = ?, first_at = ?, expires_at = ?, scheme = ?, sum = ?, settled = ?, trace = ?, decided = ?, kind = ?,
-	exhausted = ?, truncated = ?, reason = ?, result = ?, stubs = ?, contents = ?,
-	holder = ?, took_ms = ?, history = ? WHERE number = ?`
+INSERT OR REPLACE INTO "{table}" (number, key, state, owner, fence, attempts, returned, started, lease_until, due_at,
+	first_at, expires_at, scheme, sum, settled, trace, decided, kind, exhausted, truncated, reason, result, stubs,
+	contents, holder, took_ms, history)
+VALUES (nullif(?, 0), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 
 // A querier runs a statement that returns a row, in a transaction or outside.
 type querier interface {
@@ -53,7 +48,8 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 		return nil, err
 	}
 	rec.state, rec.outcome.Kind, rec.outcome.Reason = dedupstore.State(state), dedupstore.Kind(kind), string(reason)
-	if fence <= 0 || decided < 0 || !slices.Contains(states, rec.state) {
+	known := []dedupstore.State{dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished}
+	if fence <= 0 || decided < 0 || !slices.Contains(known, rec.state) {
 		problem := fmt.Sprintf("has state %q, fence %d, decided %d", state, fence, decided)
 		return nil, &dedupstore.RecordError{Key: key, Problem: problem}
 	}
@@ -71,28 +67,17 @@ func load(ctx context.Context, q querier, key string, now int64) (*record, error
 	return rec, nil
 }
 
-// states are those of records that are there.
-var states = []dedupstore.State{
-	dedupstore.Running, dedupstore.Retryable, dedupstore.Publishing, dedupstore.Finished,
-}
-
 // save writes a record. The caller has the write lock since before it was loaded.
 func (s *Store) save(ctx context.Context, tx *sql.Tx, rec *record) error {
 	var contents []byte
 	if rec.state == dedupstore.Publishing && len(rec.outcome.Produced) > 0 {
 		contents = sqlstore.EncodeContents(rec.outcome.Produced)
 	}
-	values := []any{
-		string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started, rec.lease, rec.due,
-		rec.first, rec.expires, rec.fingerprint.Scheme, rec.fingerprint.Sum, strings.Join(rec.settled, ","), rec.trace,
-		int64(rec.decided), string(rec.outcome.Kind), rec.outcome.Exhausted, rec.outcome.Truncated,
-		[]byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), // never nil, which is NULL
-		sqlstore.EncodeStubs(rec.outcome.Produced), contents, rec.holder, rec.took, rec.history,
-	}
-	if rec.number == 0 {
-		_, err := tx.StmtContext(ctx, s.statements.save).ExecContext(ctx, append(values, rec.key)...)
-		return err
-	}
-	_, err := tx.StmtContext(ctx, s.statements.update).ExecContext(ctx, append(values, rec.number)...)
+	_, err := tx.StmtContext(ctx, s.statements.save).ExecContext(ctx,
+		rec.number, rec.key, string(rec.state), rec.owner, int64(rec.fence), rec.attempts, rec.returned, rec.started,
+		rec.lease, rec.due, rec.first, rec.expires, rec.fingerprint.Scheme, rec.fingerprint.Sum,
+		strings.Join(rec.settled, ","), rec.trace, int64(rec.decided), string(rec.outcome.Kind), rec.outcome.Exhausted,
+		rec.outcome.Truncated, []byte(rec.outcome.Reason), append([]byte{}, rec.outcome.Result...), // nil would be NULL
+		sqlstore.EncodeStubs(rec.outcome.Produced), contents, rec.holder, rec.took, rec.history)
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -52,14 +51,14 @@ func (s *Store) migrate(ctx context.Context) error {
 	}
 	defer tx.Rollback()
 	has, err := s.version(ctx, tx)
-	if err == nil && has > schemaVersion {
+	query := schema + versionSQL
+	switch {
+	case has > schemaVersion:
 		return s.schemaError(has)
+	case has == 1:
+		query = fromVersion1 + query
 	}
 	if err == nil {
-		query := schema + versionSQL
-		if has == 1 {
-			query = fromVersion1 + query
-		}
 		_, err = tx.ExecContext(ctx, strings.ReplaceAll(s.in(query), "{version}", fmt.Sprint(schemaVersion)))
 	}
 	if err == nil {
@@ -97,10 +96,7 @@ func (s *Store) version(ctx context.Context, q rowQuerier) (v int, err error) {
 	if err != nil || tables < 2 {
 		return 0, err
 	}
-	err = q.QueryRowContext(ctx, s.in(`SELECT version FROM "{table}_version"`)).Scan(&v)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, nil
-	}
+	err = q.QueryRowContext(ctx, s.in(`SELECT coalesce(max(version), 0) FROM "{table}_version"`)).Scan(&v)
 	return v, err
 }
 
@@ -109,7 +105,7 @@ func (s *Store) in(query string) string { return strings.ReplaceAll(query, "{tab
 
 // statements are those of operations. They belong to the database, which closes them.
 type statements struct {
-	load, save, update, touch, mark, clean *sql.Stmt
+	load, save, touch, mark, clean *sql.Stmt
 }
 
 // prepare looks at the version of the table before the first operation, and prepares the statements.
@@ -134,8 +130,7 @@ func (s *Store) prepare(ctx context.Context) error {
 	}
 	var made statements
 	for query, stmt := range map[string]**sql.Stmt{
-		loadSQL: &made.load, saveSQL: &made.save, updateSQL: &made.update,
-		touchSQL: &made.touch, markSQL: &made.mark, cleanSQL: &made.clean,
+		loadSQL: &made.load, saveSQL: &made.save, touchSQL: &made.touch, markSQL: &made.mark, cleanSQL: &made.clean,
 	} {
 		*stmt, err = s.db.PrepareContext(ctx, s.in(query)) //nolint:sqlclosecheck // they are the store's
 		if err != nil {

@@ -76,18 +76,16 @@ func (s *Store) Extend(ctx context.Context, extensions []dedupstore.Extension) [
 		if errs[i] = cmp.Or(x.Validate(), unusable); errs[i] != nil {
 			continue
 		}
-		op := operation{key: x.Claim.Key.String(), err: &errs[i],
-			apply: func(rec *record, now int64) (bool, error) {
-				if rec.state == dedupstore.Finished && rec.heldBy(x.Claim) && s.runs.has(x.Claim) {
-					return false, nil // the handler has committed, and will return
-				}
-				err := rec.extend(x, now)
-				if err != nil {
-					s.runs.leave(x.Claim) // the next heartbeat is told
-				}
-				return err == nil, err
-			},
-		}
+		op := operation{key: x.Claim.Key.String(), err: &errs[i], apply: func(rec *record, now int64) (bool, error) {
+			if rec.state == dedupstore.Finished && rec.heldBy(x.Claim) && s.runs.has(x.Claim) {
+				return false, nil // the handler has committed, and will return
+			}
+			err := rec.extend(x, now)
+			if err != nil {
+				s.runs.leave(x.Claim) // the next heartbeat is told
+			}
+			return err == nil, err
+		}}
 		if s.runs.has(x.Claim) {
 			go s.follow(ctx, op, x.Lease)
 		} else {
@@ -114,12 +112,11 @@ func (s *Store) Settle(ctx context.Context, settlings []dedupstore.Settling) []e
 	var ops []operation
 	for i, x := range settlings {
 		errs[i] = cmp.Or(x.Claim.Validate(), dedupstore.ValidateSettlement(x.Settlement), unusable)
-		if errs[i] != nil {
-			continue
+		if errs[i] == nil {
+			ops = append(ops, operation{key: x.Claim.Key.String(), err: &errs[i],
+				apply: func(rec *record, now int64) (bool, error) { return rec.settle(x.Claim, x.Settlement, now) },
+			})
 		}
-		ops = append(ops, operation{key: x.Claim.Key.String(), err: &errs[i],
-			apply: func(rec *record, now int64) (bool, error) { return rec.settle(x.Claim, x.Settlement, now) },
-		})
 	}
 	s.do(ctx, ops)
 	for i, err := range errs {
