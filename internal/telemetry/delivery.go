@@ -133,14 +133,14 @@ func (p *Processing) Shadow(ctx context.Context, o Outcome) {
 
 // Run says that the handler begins.
 func (p *Processing) Run() (began time.Time) {
-	p.consumer.meter.active.Add(context.Background(), 1, p.source.with().add...)
+	p.consumer.meter.active.Add(context.Background(), 1, p.source.plain.add...)
 	return time.Now()
 }
 
 // Ran says how a handler's run ended, and when it began.
 func (p *Processing) Ran(ctx context.Context, began time.Time, f Failure) {
 	m := p.consumer.meter
-	m.active.Add(ctx, -1, p.source.with().add...)
+	m.active.Add(ctx, -1, p.source.plain.add...)
 	labels := p.source.with(keyOpName.String("process"), keyErrorType.String(string(f)))
 	m.runTime.Record(ctx, time.Since(began).Seconds(), labels.record...)
 }

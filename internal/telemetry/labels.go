@@ -80,36 +80,50 @@ func (t *sources) of(s scope) *source {
 		return t.of(rest)
 	}
 	s = s.own()
-	return t.add(s, &source{scope: s, span: "process " + text(s.destination), start: []trace.SpanStartOption{
-		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(keySystem.String(s.system),
-			keyOpName.String("process"), keyOpType.String("process"), keyDestination.String(text(s.destination))),
-	}})
+	name := text(s.destination)
+	attributes := trace.WithAttributes(keySystem.String(s.system), keyOpName.String("process"),
+		keyOpType.String("process"), keyDestination.String(name))
+	return t.add(s, &source{scope: s, plain: s.labels([3]pair{}), span: "process " + name,
+		start: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), attributes}})
 }
 
 // A source is a scope with the attributes of its measurements, each made when it is needed first.
 type source struct {
 	scope
-	made table[[3]attribute.KeyValue, *labels]
+	plain *labels // of the scope alone
+	made  table[[3]pair, *labels]
 
 	span  string // the name of a delivery's span
 	start []trace.SpanStartOption
 }
 
+// A pair is an attribute as a key of a map.
+type pair struct {
+	key   attribute.Key
+	value string
+}
+
 // with returns the attributes of the scope and up to three more, without those that are empty. The set of the latter is
 // closed: they are no texts of others.
 func (s *source) with(more ...attribute.KeyValue) *labels {
-	var key [3]attribute.KeyValue
-	copy(key[:], more)
+	var key [3]pair
+	for i, a := range more {
+		key[i] = pair{a.Key, a.Value.AsString()}
+	}
 	if found, _, ok := s.made.get(key); ok {
 		return found
 	}
+	return s.made.add(key, s.labels(key))
+}
+
+func (s scope) labels(more [3]pair) *labels {
 	var all []attribute.KeyValue
-	for _, a := range [...]attribute.KeyValue{keyGroup.String(s.group), keyHandler.String(s.handler),
-		keySystem.String(s.system), keyDestination.String(s.destination), key[0], key[1], key[2]} {
-		if value := text(a.Value.AsString()); value != "" {
-			all = append(all, a.Key.String(value))
+	for _, p := range append(more[:], pair{keyGroup, s.group}, pair{keyHandler, s.handler}, pair{keySystem, s.system},
+		pair{keyDestination, s.destination}) {
+		if p.value != "" {
+			all = append(all, p.key.String(text(p.value)))
 		}
 	}
 	set := metric.WithAttributeSet(attribute.NewSet(all...))
-	return s.made.add(key, &labels{[]metric.AddOption{set}, []metric.RecordOption{set}})
+	return &labels{[]metric.AddOption{set}, []metric.RecordOption{set}}
 }

@@ -117,7 +117,7 @@ func (m *Meter) Claim(ctx context.Context, group, handler, id string, a *Answer)
 			m.delay.Record(ctx, a.Age.Seconds(), labels.record...)
 		}
 		if a.Taken {
-			m.takeovers.Add(ctx, 1, source.with().add...)
+			m.takeovers.Add(ctx, 1, source.plain.add...)
 		}
 	}
 	if recording && (mine || d == nil) { // else it is the span of the delivery whose handler asks for something else
@@ -174,10 +174,10 @@ func (m *Meter) Renewal(ctx context.Context, result string) {
 
 // Loss counts a run that lost its claim.
 func (m *Meter) Loss(ctx context.Context, group, handler string) {
-	m.losses.Add(ctx, 1, m.sources.of(scope{group: group, handler: handler}).with().add...)
+	m.losses.Add(ctx, 1, m.sources.of(scope{group: group, handler: handler}).plain.add...)
 }
 
 // Oversize counts a run whose produced messages were too large to be stored.
 func (m *Meter) Oversize(ctx context.Context, group, handler string) {
-	m.oversize.Add(ctx, 1, m.sources.of(scope{group: group, handler: handler}).with().add...)
+	m.oversize.Add(ctx, 1, m.sources.of(scope{group: group, handler: handler}).plain.add...)
 }
