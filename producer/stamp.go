@@ -77,20 +77,14 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 	if err := Stamp(ctx, &m); err != nil {
 		return m, err
 	}
-	maps.DeleteFunc(m.Header, func(k, _ string) bool {
-		return strings.EqualFold(k,
-			HeaderName)
-	}) // Stamp made it a copy
+	m.Header = m.Header.without(HeaderName)
 	return m, nil
 }
 
 // stamped reports whether the header has the ID, and no name of this project that is spelled differently or not sent.
 func (m Message) stamped() bool {
 	for name := range m.Header {
-		if ours(name) && (name == HeaderName || strings.ContainsFunc(name, func(r rune) bool {
-			return r < 'a' &&
-				r != '-' || r > 'z'
-		})) {
+		if ours(name) && (name == HeaderName || name != strings.ToLower(name)) {
 			return false
 		}
 	}
