@@ -36,12 +36,9 @@ type Sender struct {
 	Log       *slog.Logger
 	Timeout   time.Duration // how long a call may take, by the contexts that Send gets
 
-	mu      sync.Mutex
-	lateAt  time.Time // of the last line about a publisher that does not return
-	unsaid  int       // messages that were not acknowledged since there was a line about it
-	of      int       // so many messages
-	lastErr error
-	saidAt  time.Time // of that line
+	mu     sync.Mutex
+	lateAt time.Time // of the last line about a publisher that does not return
+	saidAt time.Time // of the last line about messages that were not acknowledged
 }
 
 // Send publishes messages by one call of the publisher, and returns an answer for each.
@@ -139,27 +136,15 @@ func (s *Sender) late(ctx context.Context, messages []producer.Message) {
 }
 
 // complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
-// fails at once would make one for each call.
+// fails at once would make one for each call. What comes in between is in metrics alone.
 const complainEvery = time.Second
 
-// Complain notes what was not acknowledged, and says it.
+// Complain says what of a call was not acknowledged, unless there was such a line just now.
 func (s *Sender) Complain(ctx context.Context, messages, of int, err error) {
 	s.mu.Lock()
-	s.unsaid += messages
-	s.of += of
-	s.lastErr = err
-	s.mu.Unlock()
-	s.CatchUp(ctx)
-}
-
-// CatchUp says what was not acknowledged since there was a line about it, unless that was just now. Once ctx has ended
-// it says it in any case: nobody would later.
-func (s *Sender) CatchUp(ctx context.Context) {
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := time.Now(); s.unsaid > 0 && (now.Sub(s.saidAt) >= complainEvery || ctx.Err() != nil) {
-		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged",
-			"messages", s.unsaid, "of", s.of, "error", s.lastErr)
-		s.unsaid, s.of, s.saidAt = 0, 0, now
+	if now := time.Now(); now.Sub(s.saidAt) >= complainEvery {
+		s.saidAt = now
+		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", messages, "of", of, "error", err)
 	}
 }

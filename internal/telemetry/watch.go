@@ -13,8 +13,9 @@ import (
 
 // Stats are what the gauges show.
 type Stats struct {
-	Pending, Dead int
-	Oldest        time.Duration
+	Pending int
+	Oldest  time.Duration
+	Dead    int
 }
 
 // To count may be a lot of work for the database.
