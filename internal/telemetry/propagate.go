@@ -4,11 +4,9 @@ import (
 	"context"
 	"encoding/hex"
 	"maps"
-	"slices"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -74,22 +72,6 @@ func Inject(ctx context.Context, h map[string]string) {
 	if !hasContext(propagator, h) {
 		propagator.Inject(ctx, header(h))
 	}
-}
-
-// KeepBaggage returns a context without the members of its baggage that are not named: what a propagator writes into
-// rows stays there, and goes to whoever reads the messages.
-func KeepBaggage(ctx context.Context, names []string) context.Context {
-	all := baggage.FromContext(ctx)
-	kept := all
-	for _, m := range all.Members() {
-		if !slices.Contains(names, m.Key()) {
-			kept = kept.DeleteMember(m.Key())
-		}
-	}
-	if kept.Len() == all.Len() {
-		return ctx
-	}
-	return baggage.ContextWithBaggage(ctx, kept)
 }
 
 // Injects reports whether Inject may write something into a header.
