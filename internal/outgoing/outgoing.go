@@ -54,9 +54,10 @@ func (s *Sender) Send(ctx context.Context, messages []Message) []Answer {
 			sent[i].Header = m.Header.With(producer.HeaderResend, strconv.Itoa(m.Unknowns))
 		}
 	}
-	within, batch := s.begin(ctx, messages, sent)
-	defer end(within, batch, answers)
-	err := s.protected(within, sent)
+	within, batch, err := s.protected(ctx, messages, sent)
+	if batch != nil {
+		defer end(within, batch, answers)
+	}
 	if err == nil {
 		return answers
 	}
@@ -92,9 +93,6 @@ func (s *Sender) begin(
 
 // end tells telemetry what became of them.
 func end(ctx context.Context, batch *telemetry.Batch, answers []Answer) {
-	if batch == nil {
-		return
-	}
 	failed := true
 	for i, a := range answers {
 		batch.Sent(ctx, i, a.Err, a.Unknown)
@@ -108,18 +106,21 @@ const (
 	again   = time.Minute      // between two lines about that
 )
 
-// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a
-// message must not end one relay after the other.
-func (s *Sender) protected(ctx context.Context, messages []producer.Message) (err error) {
+// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says nothing
+// about the messages: a message must not end one relay after the other.
+func (s *Sender) protected(
+	ctx context.Context, messages []Message, sent []producer.Message,
+) (within context.Context, batch *telemetry.Batch, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("outbox: publisher panicked: %v", v)
 			s.Log.ErrorContext(ctx, "outbox: publisher panicked", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
-	late := time.AfterFunc(s.Timeout+overdue, func() { s.late(ctx, messages) })
+	within, batch = s.begin(ctx, messages, sent)
+	late := time.AfterFunc(s.Timeout+overdue, func() { s.late(ctx, sent) })
 	defer late.Stop()
-	return s.Publisher.Publish(ctx, messages...)
+	return within, batch, s.Publisher.Publish(within, sent...)
 }
 
 func (s *Sender) late(ctx context.Context, messages []producer.Message) {

@@ -74,12 +74,6 @@ func Inject(ctx context.Context, h map[string]string) {
 	}
 }
 
-// Injects reports whether Inject may write something into a header.
-func Injects(ctx context.Context, h map[string]string) bool {
-	propagator := propagatorOf(ctx)
-	return len(propagator.Fields()) > 0 && !hasContext(propagator, h)
-}
-
 func hasContext(propagator propagation.TextMapPropagator, h map[string]string) bool {
 	for _, field := range propagator.Fields() {
 		if strings.EqualFold(field, "baggage") {

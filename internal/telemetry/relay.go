@@ -2,12 +2,9 @@ package telemetry
 
 import (
 	"context"
-	"fmt"
 	"maps"
-	"runtime/debug"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -65,8 +62,7 @@ func (r *Relay) Died(ctx context.Context, topic string) {
 	r.deaths.Add(ctx, 1, r.sender.labels(r.sender.name(topic), keyTable.String(r.name)).add...)
 }
 
-// A Batch is what a publish call of a relay sends. Nil: nobody wants to know. What panics in it, as a propagator or a
-// span processor of the program's, ends no relay: its messages go out without it.
+// A Batch is what a publish call of a relay sends. Nil: nobody wants to know.
 type Batch struct {
 	relay    *Relay
 	span     trace.Span // nil: none
@@ -74,7 +70,6 @@ type Batch struct {
 	messages []relayedMessage
 	index    map[named]int // of the messages, for publishers that know more about one
 	links    int
-	broken   bool // something has panicked: no more spans
 }
 
 type relayedKey struct{}
@@ -104,29 +99,10 @@ func (r *Relay) Begin(ctx context.Context, n int) (context.Context, *Batch) {
 	}
 	b := &Batch{relay: r, began: time.Now(), messages: make([]relayedMessage, 0, n), index: make(map[named]int, n)}
 	if tracer := r.sender.tracer(); tracer != nil {
-		ctx = b.start(ctx, tracer, n)
+		ctx, b.span = tracer.Start(ctx, "oncemill.outbox.relay", trace.WithNewRoot(),
+			trace.WithAttributes(keyTable.String(r.name), keyBatch.Int(n)))
 	}
 	return context.WithValue(WithPropagator(ctx, r.sender.Propagator), relayedKey{}, b), b
-}
-
-func (b *Batch) start(ctx context.Context, tracer trace.Tracer, n int) (within context.Context) {
-	within = ctx
-	defer b.contain()
-	started, span := tracer.Start(ctx, "oncemill.outbox.relay", trace.WithNewRoot(),
-		trace.WithAttributes(keyTable.String(b.relay.name)))
-	if span.IsRecording() {
-		span.SetAttributes(keyBatch.Int(n))
-	}
-	b.span = span
-	return started
-}
-
-// contain is deferred around what the program has given. Its panic is OpenTelemetry's to handle, once for each batch.
-func (b *Batch) contain() {
-	if v := recover(); v != nil && !b.broken {
-		b.broken = true
-		otel.Handle(fmt.Errorf("oncemill: panic in the telemetry of outbox %q: %v\n%s", b.relay.name, v, debug.Stack()))
-	}
 }
 
 // Send begins to send the next message of the call, and returns its header: with the trace context of the send, unless
@@ -134,43 +110,27 @@ func (b *Batch) contain() {
 func (b *Batch) Send(ctx context.Context, topic, id string, h map[string]string, age time.Duration) map[string]string {
 	sender := b.relay.sender
 	m := relayedMessage{destination: sender.name(topic), age: age}
-	if tracer := sender.tracer(); tracer != nil && !b.broken {
-		h = b.trace(ctx, tracer, &m, named{topic, id}, h)
+	if tracer := sender.tracer(); tracer != nil {
+		var created trace.SpanContext
+		ctx, m.span, created = sender.start(ctx, tracer, named{topic, id}, h, false)
+		if b.span.IsRecording() && b.links < maxLinks && created.IsValid() {
+			b.links++
+			link(b.span, created, linkCreation)
+		}
+		if !hasContext(sender.propagator(), h) {
+			if h = maps.Clone(h); h == nil {
+				h = map[string]string{}
+			}
+			sender.propagator().Inject(ctx, header(h))
+		}
 	}
 	b.index[named{topic, id}] = len(b.messages)
 	b.messages = append(b.messages, m)
 	return h
 }
 
-// trace begins a message's span.
-func (b *Batch) trace(
-	ctx context.Context, tracer trace.Tracer, m *relayedMessage, n named, h map[string]string,
-) (stamped map[string]string) {
-	stamped = h
-	defer b.contain()
-	ctx, span, created := b.relay.sender.start(ctx, tracer, n, h, false)
-	m.span = span
-	b.link(created)
-	if Injects(ctx, h) {
-		h = maps.Clone(h)
-		if h == nil {
-			h = map[string]string{}
-		}
-		Inject(ctx, h)
-	}
-	return h
-}
-
-func (b *Batch) link(created trace.SpanContext) {
-	if created.IsValid() && b.span.IsRecording() && b.links < maxLinks {
-		b.links++
-		link(b.span, created, linkCreation)
-	}
-}
-
 // Sent says what became of the message that was sent as the i-th.
 func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
-	defer b.contain()
 	m := &b.messages[i]
 	if m.span != nil {
 		ctx = trace.ContextWithSpan(ctx, m.span)
@@ -186,7 +146,6 @@ func (b *Batch) Sent(ctx context.Context, i int, err error, unknown bool) {
 
 // End ends the call. Failed: nothing was acknowledged.
 func (b *Batch) End(ctx context.Context, failed bool) {
-	defer b.contain()
 	took := time.Since(b.began).Seconds()
 	done := map[string]bool{}
 	for _, m := range b.messages {
