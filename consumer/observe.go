@@ -39,13 +39,13 @@ func (p *Processor) system(d *Delivery) string {
 }
 
 // causeOf says why a delivery is a duplicate, if it is one, as far as that can be told.
-func (p *Processor) causeOf(d *Delivery, this *identified) telemetry.Detail {
+func (p *Processor) causeOf(d *Delivery) telemetry.Detail {
 	switch {
 	case d.Count > 1:
 		return telemetry.BrokerRedelivery
-	case this.header(d, producer.HeaderRerun) != "" || this.header(d, producer.HeaderPurpose) == producer.PurposeReplay:
+	case d.Header.Get(producer.HeaderRerun) != "" || d.Header.Get(producer.HeaderPurpose) == producer.PurposeReplay:
 		return telemetry.Operator
-	case this.header(d, producer.HeaderResend) != "":
+	case d.Header.Get(producer.HeaderResend) != "":
 		return telemetry.RelayResend
 	case d.Count == 1 && p.system(d) != telemetry.SystemKafka: // which does not count
 		return telemetry.ProducerRetry

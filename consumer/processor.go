@@ -134,16 +134,6 @@ type identified struct {
 	call   oncemill.Call
 	source producer.Source // of its ID
 	err    error           // why it cannot be guarded
-
-	spellings telemetry.Spellings // of its header
-}
-
-// header is the delivery's Header.Get for names in lower case.
-func (i *identified) header(d *Delivery, name string) string {
-	if v, ok := d.Header[name]; ok || !i.spellings.Hold(name) {
-		return v
-	}
-	return d.Header.Get(name)
 }
 
 // A panicError is what a panic became of a function of the user's that is no handler. Its text leaves out what may be a
@@ -169,8 +159,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 	in := producer.Incoming{Header: d.Header, UUID: d.UUID, Topic: d.Topic, Origin: d.Origin, Position: d.Position,
 		Payload: d.Payload}
 	identity, err := producer.Extract(in, p.config.Extractors...)
-	found.spellings = telemetry.SpellingsOf(d.Header) // an extractor may have written to it
-	if found.header(d, producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
+	if d.Header.Get(producer.HeaderPurpose) == producer.PurposeDeadLetter && p.gaveUp(d) {
 		return fmt.Errorf("%w: message %q from %q: let what handler %q consumes not include its dead letters",
 			ErrOwnDeadLetter, d.Header.Get(producer.HeaderID), d.Topic, d.Handler)
 	}
@@ -191,7 +180,7 @@ func (p *Processor) identify(d *Delivery, found *identified) (err error) {
 	if call.Fingerprint, err = p.config.Fingerprint(d.Payload); err != nil {
 		return &ContentError{Topic: d.Topic, ID: identity.ID, Err: fmt.Errorf("fingerprint: %w", err)}
 	}
-	if fence := found.header(d, producer.HeaderRerun); fence != "" {
+	if fence := d.Header.Get(producer.HeaderRerun); fence != "" {
 		if call.Rerun, err = strconv.ParseUint(fence, 10, 64); err != nil {
 			err = fmt.Errorf("header %s: %w", producer.HeaderRerun, err)
 			return &ContentError{Topic: d.Topic, ID: identity.ID, Err: err}

@@ -248,7 +248,7 @@ func (t *Ticket) begin(ctx context.Context) context.Context {
 	ctx, t.observed = p.telemetry.Begin(ctx, &telemetry.Incoming{
 		Group: p.config.Group, Handler: d.Handler, System: p.system(d), Destination: cmp.Or(d.Origin, d.Topic),
 		Topic: d.Topic, Origin: d.Origin, ID: found.call.Key.ID, KeySource: string(found.source), Header: d.Header,
-		Spellings: found.spellings, Cause: p.causeOf(d, found), Link: p.config.Trace == TraceLink,
+		Cause: p.causeOf(d), Link: p.config.Trace == TraceLink,
 	})
 	switch answer := p.withoutClaim(found.err); {
 	case answer == nil:

@@ -48,10 +48,6 @@ type Config struct {
 	// all.
 	Retention time.Duration
 
-	// Name names the outbox in metrics. Outboxes of one process that have the same name show the highest of their
-	// numbers of rows. Empty: the store's table, if it says so (Named), or else "outbox".
-	Name string
-
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator.
 	Telemetry oncemill.Telemetry
 

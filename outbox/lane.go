@@ -82,7 +82,6 @@ func (r *Relay) work(ctx context.Context, l lane) {
 			continue
 		}
 		faults.Reset()
-		r.sender.CatchUp(ctx)
 		l.stuck = false
 		flowing = b.acknowledged > 0
 		first = b.rows == 0 && l.follows == nil
@@ -190,6 +189,5 @@ func (r *Relay) batch(ctx context.Context, from lane, early bool) (batch, error)
 	if err := r.settle(ctx, l, results); err != nil {
 		return batch{}, fmt.Errorf("settle %d rows, some may be published again: %w", len(l.rows), err)
 	}
-	r.died(ctx, l.rows, results)
 	return b, nil
 }

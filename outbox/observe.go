@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"slices"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -17,10 +16,7 @@ func SystemOf(p producer.Publisher) string {
 	return telemetry.SystemUnknown
 }
 
-func name(store Store, cfg Config) string {
-	if cfg.Name != "" {
-		return cfg.Name
-	}
+func name(store Store) string {
 	if named, ok := store.(Named); ok {
 		return named.Name()
 	}
@@ -37,18 +33,6 @@ func (r *Relay) watch(ctx context.Context) (stop func(), err error) {
 		ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 		defer cancel()
 		s, err := inspector.Stats(ctx)
-		return telemetry.Stats{Pending: s.Pending, Dead: s.Dead, Oldest: s.Oldest}, err
+		return telemetry.Stats(s), err
 	})
-}
-
-// died counts the rows that are dead, now that this is recorded: else they come again.
-func (r *Relay) died(ctx context.Context, rows []Row, results []Result) {
-	for _, result := range results {
-		if result.State != Dead {
-			continue
-		}
-		if i := slices.IndexFunc(rows, func(row Row) bool { return row.Number == result.Number }); i >= 0 {
-			r.telemetry.Died(ctx, rows[i].Message.Topic)
-		}
-	}
 }

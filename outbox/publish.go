@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -25,21 +26,12 @@ func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
 	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.stopTimeout())
 	defer release()
 	slow, rest := r.split(rows)
-	var beside waves
+	var beside []answer
 	var both sync.WaitGroup
-	if len(slow) > 0 {
-		both.Go(func() { beside = r.waves(ctx, bounded, slow, apart) })
-	}
-	all := r.waves(ctx, bounded, rest, apart)
+	both.Go(func() { beside = r.waves(bounded, slow, apart) })
+	answers := r.waves(bounded, rest, apart)
 	both.Wait()
-	if len(slow) > 0 {
-		all.broken, all.answers = append(all.broken, beside.broken...), append(all.answers, beside.answers...)
-	}
-	results := r.results(ctx, all.answers)
-	if all.broken == nil {
-		return results
-	}
-	return append(all.broken, results...)
+	return r.results(ctx, append(answers, beside...))
 }
 
 // split takes out of rows those of lanes that lead to topics that hang, and those without a lane that do. Where no row
@@ -67,46 +59,26 @@ func (r *Relay) split(rows []Row) (slow, rest []Row) {
 	return slow, rest
 }
 
-// waves are what became of rows that were published one wave after the other.
-type waves struct {
-	broken  []Result // rows that cannot be read
-	answers []answer
-}
-
-func (r *Relay) waves(ctx, bounded context.Context, rows []Row, apart bool) (w waves) {
+// waves publishes rows one wave after the other.
+func (r *Relay) waves(ctx context.Context, rows []Row, apart bool) (answers []answer) {
 	stopped := map[string]bool{} // lanes
-	for first := true; len(rows) > 0 && (first || bounded.Err() == nil); first = false {
+	for first := true; len(rows) > 0 && (first || ctx.Err() == nil); first = false {
 		var wave []Row
 		wave, rows = nextWave(rows, stopped)
-		if slices.ContainsFunc(wave, func(row Row) bool { return row.Problem != "" }) {
-			wave = slices.DeleteFunc(slices.Clone(wave), func(row Row) bool {
-				if row.Problem == "" {
-					return false
-				}
-				w.broken = append(w.broken, r.unreadable(ctx, row))
-				stopped[row.Lane] = true
-				return true
-			})
-		}
-		given := r.calls(bounded, wave, apart)
-		none := r.hung.None()
+		given := r.calls(ctx, wave, apart)
 		for _, a := range given {
-			if a.err != nil {
-				stopped[a.row.Lane] = true
-			} else if !none {
+			switch {
+			case a.err == nil:
 				r.hung.Answered(a.row.Message.Topic)
-			}
-			if a.unknown {
+				continue
+			case a.unknown:
 				r.hung.Note(a.row.Message.Topic)
 			}
+			stopped[a.row.Lane] = true
 		}
-		if w.answers == nil {
-			w.answers = given // nearly always all
-			continue
-		}
-		w.answers = append(w.answers, given...)
+		answers = append(answers, given...)
 	}
-	return w
+	return answers
 }
 
 // nextWave splits rows into those that can be published now, at most one of each lane, and those that have to wait for
@@ -145,22 +117,21 @@ func (r *Relay) calls(ctx context.Context, rows []Row, apart bool) []answer {
 	return slices.Concat(answers...)
 }
 
-// unreadable parks a row that cannot be published.
-func (r *Relay) unreadable(ctx context.Context, row Row) Result {
-	r.log.ErrorContext(ctx, "outbox: row is dead", "id", row.Message.ID, "topic", row.Message.Topic, "error",
-		row.Problem)
-	return Result{Number: row.Number, State: Dead, Error: row.Problem}
-}
-
-// call publishes rows by one call of the publisher.
+// call publishes rows by one call of the publisher. Those that cannot be read are refused here.
 func (r *Relay) call(ctx context.Context, rows []Row) []answer {
-	messages := make([]outgoing.Message, len(rows))
-	for i, row := range rows {
-		messages[i] = outgoing.Message{Message: row.Message, Unknowns: row.Unknowns, Age: row.Age}
-	}
 	given := make([]answer, len(rows))
+	messages, sent := make([]outgoing.Message, 0, len(rows)), make([]*answer, 0, len(rows))
+	for i, row := range rows {
+		given[i].row = &rows[i]
+		if row.Problem != "" {
+			given[i].err = errors.New(row.Problem)
+			continue
+		}
+		messages = append(messages, outgoing.Message{Message: row.Message, Unknowns: row.Unknowns, Age: row.Age})
+		sent = append(sent, &given[i])
+	}
 	for i, a := range r.sender.Send(ctx, messages) {
-		given[i] = answer{&rows[i], a.Err, a.Unknown}
+		sent[i].err, sent[i].unknown = a.Err, a.Unknown
 	}
 	return given
 }
@@ -185,6 +156,7 @@ func (r *Relay) results(ctx context.Context, answers []answer) []Result {
 		if result.State == Dead {
 			r.log.ErrorContext(ctx, "outbox: row is dead", "id", a.row.Message.ID, "topic", a.row.Message.Topic,
 				"failures", a.row.Failures+1, "unknowns", a.row.Unknowns, "error", a.err)
+			r.telemetry.Died(ctx, a.row.Message.Topic)
 		}
 		results = append(results, result)
 	}
@@ -204,7 +176,7 @@ func (r *Relay) result(a answer) Result {
 		return result
 	case a.unknown:
 		result.State = Unknown
-	case a.row.Failures+1 >= r.cfg.MaxAttempts:
+	case a.row.Problem != "", a.row.Failures+1 >= r.cfg.MaxAttempts:
 		result.State = Dead
 	default:
 		result.State = Failed

@@ -50,7 +50,7 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), name(store, cfg), SystemOf(publisher))
+	observer, err := telemetry.NewRelay(telemetry.Providers(cfg.Telemetry), name(store), SystemOf(publisher))
 	if err != nil {
 		return nil, fmt.Errorf("outbox: make instruments: %w", err)
 	}
@@ -106,6 +106,5 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.work(ctx, r.healthy())
 	lanes.Wait()
-	r.sender.CatchUp(ctx)
 	return nil
 }

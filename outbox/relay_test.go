@@ -309,7 +309,7 @@ func TestRelay_UnreadableRowIsParkedAloud(t *testing.T) {
 		stop := start(t, newRelay(t, unreadable{s, "odd"}, &broker{}, cfg))
 		after(t, time.Second)
 		stop()
-		if !strings.Contains(log.String(), `level=ERROR msg="outbox: row is dead" id=odd topic=orders error="cannot be read"`) {
+		if !strings.Contains(log.String(), `level=ERROR msg="outbox: row is dead" id=odd topic=orders failures=1 unknowns=0 error="cannot be read"`) {
 			t.Errorf("the log does not tell of the dead row: %s", log.String())
 		}
 		if a, odd := s.row(t, "a"), s.row(t, "odd"); a.state != "published" || odd.state != "dead" || odd.text != "cannot be read" {

@@ -44,7 +44,8 @@ type Waker interface {
 	Woken() <-chan struct{}
 }
 
-// A Named store has a name for metrics.
+// A Named store has a name for metrics; others are called "outbox" there. Outboxes of one process that have the same
+// name show the highest of their numbers of rows.
 type Named interface {
 	// Name returns the same name always; that of its table, behind that of its schema if it has one.
 	Name() string

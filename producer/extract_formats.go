@@ -1,13 +1,14 @@
 package producer
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/headers"
+	"github.com/oncemill/oncemill/internal/ids"
 )
 
 // ExtractCloudEvent finds the id of a CloudEvent (CloudEvents 1.0), which is unique together with its source: in
@@ -57,45 +58,29 @@ func cloudEvent(id string, noID error, source string, noSource error, place stri
 	return Identity{foreignID("ce", source, id), SourceCloudEvent}, nil
 }
 
-// topMembers reads the named string members of a JSON object. Those that are there twice, or are not strings of Unicode
-// text, are errors.
+// topMembers reads the named string members of a JSON object. Those that are not strings of Unicode text are errors. Of
+// a member that is there twice the last one counts, as with most who read JSON.
 func topMembers(payload []byte, names ...string) (Header, error) {
-	dec := json.NewDecoder(bytes.NewReader(payload))
-	notJSON := invalid("payload",
-		"is not a JSON object, although the header content-type says that it is a CloudEvent")
-	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
-		return nil, notJSON
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(payload, &object); err != nil || object == nil {
+		return nil, invalid("payload",
+			"is not a JSON object, although the header content-type says that it is a CloudEvent")
 	}
 	members := Header{}
-	for dec.More() {
-		name, err := dec.Token()
-		if err != nil {
-			return nil, notJSON
+	for _, name := range names {
+		value, found := object[name]
+		if !found {
+			continue
 		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return nil, notJSON
+		var text string
+		if value[0] != '"' || json.Unmarshal(value, &text) != nil {
+			return nil, invalid("payload member "+name, "is not a string")
 		}
-		for _, wanted := range names {
-			if name != wanted {
-				continue
-			}
-			if _, twice := members[wanted]; twice {
-				return nil, invalid("payload member "+wanted, "is there twice")
-			}
-			var text string
-			if json.Unmarshal(value, &text) != nil || value[0] != '"' {
-				return nil, invalid("payload member "+wanted, "is not a string")
-			}
-			if _, err := canonicalize(value); err != nil ||
-				!utf8.Valid(value) { // encoding/json takes what it cannot read for U+FFFD
-				return nil, invalid("payload member "+wanted, "is not UTF-8, or holds half of a surrogate pair")
-			}
-			members[wanted] = text
+		if _, err := canonicalize(value); err != nil ||
+			!utf8.Valid(value) { // encoding/json takes what it cannot read for U+FFFD
+			return nil, invalid("payload member "+name, "is not UTF-8, or holds half of a surrogate pair")
 		}
-	}
-	if _, err := dec.Token(); err != nil {
-		return nil, notJSON
+		members[name] = text
 	}
 	return members, nil
 }
@@ -109,40 +94,16 @@ func ExtractIdempotencyKey(in Incoming) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	if v, err = unquoteKey(strings.Trim(v, " \t")); err != nil {
-		return Identity{}, err
+	v = strings.Trim(v, " \t")
+	if strings.HasPrefix(v, `"`) {
+		text, rest, ok := headers.CutString(v)
+		if rest = strings.TrimLeft(rest, " "); !ok || rest != "" && rest[0] != ';' {
+			return Identity{}, invalid(headerField(name), "is not a string as RFC 9651 writes it")
+		}
+		v = text
 	}
 	return extractForeign(Incoming{Header: Header{name: v}, Topic: in.Topic, Origin: in.Origin}, name, "idem",
 		SourceIdempotencyKey)
-}
-
-// unquoteKey returns the text of a structured field's string, or of a bare value.
-func unquoteKey(s string) (string, error) {
-	bad := invalid("header Idempotency-Key", "is not a string as RFC 9651 writes it")
-	if !strings.HasPrefix(s, `"`) {
-		return s, nil
-	}
-	var text strings.Builder
-	for i := 1; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '"':
-			if rest := strings.TrimLeft(s[i+1:], " "); rest != "" && rest[0] != ';' {
-				return "", bad
-			}
-			return text.String(), nil
-		case c == '\\':
-			i++
-			if i == len(s) || s[i] != '"' && s[i] != '\\' {
-				return "", bad
-			}
-			text.WriteByte(s[i])
-		case c < ' ' || c > '~':
-			return "", bad
-		default:
-			text.WriteByte(c)
-		}
-	}
-	return "", bad // no closing quote
 }
 
 // ExtractDebezium finds the ID of an event that Debezium's outbox router published: header id, a UUID, unique within a
@@ -157,7 +118,7 @@ func ExtractDebezium(in Incoming) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	if !isUUID(v) {
+	if !ids.IsUUID(v) {
 		return Identity{}, invalid("header id",
 			"is not a UUID, as Debezium's would be; if it identifies the message, use ExtractHeader(\"id\")")
 	}

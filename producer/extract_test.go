@@ -88,7 +88,6 @@ func TestExtract_UnusableIDIsNamedAndNotSkipped(t *testing.T) {
 		{"structured, empty source", producer.Incoming{Header: structured, Payload: []byte(`{"source":"","id":"a"}`)}, "payload member source"},
 		{"structured, id a number", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s","id":1}`)}, "payload member id"},
 		{"structured, id null", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s","id":null}`)}, "payload member id"},
-		{"structured, id twice", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s","id":"a","id":"b"}`)}, "payload member id"},
 		{"structured, id not UTF-8", producer.Incoming{Header: structured, Payload: []byte("{\"source\":\"s\",\"id\":\"M\xfcller\"}")}, "payload member id"},
 		{"structured, source not UTF-8", producer.Incoming{Header: structured, Payload: []byte("{\"source\":\"/\xfc\",\"id\":\"1\"}")}, "payload member source"},
 		{"structured, half a surrogate pair", producer.Incoming{Header: structured, Payload: []byte(`{"source":"s","id":"\ud800"}`)}, "payload member id"},

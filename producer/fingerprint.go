@@ -55,7 +55,7 @@ type JSONFields struct {
 // are not compared.
 //
 // It returns a *dedupstore.InvalidError for a field that is not a JSON Pointer, and for one of Strip that covers one of
-// Keep. The Fingerprinter returns one for a payload that is not JSON, has a member twice, is nested deeper than 1,000
+// Keep. The Fingerprinter returns one for a payload that is not JSON, has a member twice, is nested deeper than 10,000
 // levels, or has a number that does not fit. RFC 8785 takes numbers for IEEE 754 doubles and writes them with up to 17
 // digits. So an integer that comes out of this as another one is refused, unless it is stripped, instead of looking
 // like its neighbour, however it is written: 9007199254740993, also with ".0" or "e0" after it. Up to 2^53, or with no
@@ -206,7 +206,8 @@ func canonicalize(text []byte) ([]byte, error) {
 	canonical, err := jcs.Transform(text)
 	if err != nil {
 		return nil, invalid("payload",
-			"has no canonical form (RFC 8785): a string holds half of a surrogate pair, or a number is beyond a double")
+			"has no canonical form (RFC 8785): an object has a member twice, a string holds half of a surrogate pair, "+
+				"or a number is beyond a double")
 	}
 	return canonical, nil
 }

@@ -50,7 +50,7 @@ func isForeign(id string) bool {
 	case !known:
 		return false
 	case len(parts) == 1:
-		return isUUID(parts[0])
+		return ids.IsUUID(parts[0])
 	case len(parts) != want:
 		return false
 	}
@@ -58,27 +58,6 @@ func isForeign(id string) bool {
 	for _, p := range parts {
 		if foreignEscaper.Replace(unescaper.Replace(p)) != p {
 			return false
-		}
-	}
-	return true
-}
-
-// isUUID reports whether s is a UUID in the usual form of 36 characters.
-func isUUID(s string) bool {
-	if len(s) != 36 {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		switch i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return false
-			}
-		default:
-			if (c < '0' || '9' < c) && (c < 'a' || 'f' < c) && (c < 'A' || 'F' < c) {
-				return false
-			}
 		}
 	}
 	return true

@@ -6,91 +6,30 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/oncemill/oncemill/dedupstore"
 )
 
-// maxJSONDepth bounds the recursion over a document from somewhere else.
-const maxJSONDepth = 1000
-
 // parseJSON reads a JSON document strictly: UTF-8, no member twice, no half surrogate, nothing after its end. Numbers
-// keep their digits. Errors say where, without quoting values.
-func parseJSON(payload []byte) (any, error) {
+// keep their digits. Errors do not quote values.
+func parseJSON(payload []byte) (doc any, err error) {
 	if !utf8.Valid(payload) {
 		return nil, invalid("payload", "is not UTF-8, so it is not JSON")
 	}
 	dec := json.NewDecoder(bytes.NewReader(payload))
 	dec.UseNumber()
-	doc, err := parseValue(dec, 0)
-	if err == nil {
+	if err = dec.Decode(&doc); err == nil {
 		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
 			err = errors.New("something follows its end")
 		}
 	}
-	if _, known := errors.AsType[*dedupstore.InvalidError](err); known {
-		return nil, err
-	}
 	if err != nil {
 		return nil, invalid("payload", fmt.Sprintf("is not JSON at byte %d", dec.InputOffset()))
 	}
-	_, err = canonicalize(payload) // encoding/json takes half a surrogate pair for U+FFFD
+	_, err = canonicalize(payload) // encoding/json takes half a surrogate pair for U+FFFD, and a member twice
 	return doc, err
-}
-
-func parseValue(dec *json.Decoder, depth int) (any, error) {
-	token, err := dec.Token()
-	if err != nil {
-		return nil, err
-	}
-	open, ok := token.(json.Delim)
-	if !ok {
-		return token, nil // encoding/json does not let a name stand for a value
-	}
-	if depth++; depth > maxJSONDepth {
-		return nil, invalid("payload", fmt.Sprintf("is nested deeper than %d levels", maxJSONDepth))
-	}
-	if open == '[' {
-		return parseArray(dec, depth)
-	}
-	return parseObject(dec, depth)
-}
-
-func parseArray(dec *json.Decoder, depth int) (any, error) {
-	array := []any{}
-	for dec.More() {
-		value, err := parseValue(dec, depth)
-		if err != nil {
-			return nil, err
-		}
-		array = append(array, value)
-	}
-	_, err := dec.Token()
-	return array, err
-}
-
-func parseObject(dec *json.Decoder, depth int) (any, error) {
-	object := map[string]any{}
-	for dec.More() {
-		token, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		name, ok := token.(string)
-		if !ok {
-			return nil, errors.New("a name is not a string")
-		}
-		if _, twice := object[name]; twice {
-			return nil, invalid("payload", fmt.Sprintf("has the member %.80q twice in one object", name))
-		}
-		if object[name], err = parseValue(dec, depth); err != nil {
-			return nil, err
-		}
-	}
-	_, err := dec.Token()
-	return object, err
 }
 
 // badNumber finds a number that would look like another one after it has become a double, and where it is.
@@ -121,30 +60,21 @@ func numberProblem(number string) string {
 	if err != nil {
 		return "is a number beyond an IEEE 754 double"
 	}
-	digits, exponent := decimal(number)
-	canonical, canonicalExponent := decimal(strconv.FormatFloat(double, 'e', -1, 64)) // the value that RFC 8785 writes
-	switch {
-	case digits != "" && double == 0:
+	mantissa, _, _ := strings.Cut(strings.ToLower(number), "e")
+	switch zero := strings.Trim(mantissa, "-.0") == ""; {
+	case !zero && double == 0:
 		return "is a number too close to zero for an IEEE 754 double"
-	case exponent >= 0 && (digits != canonical || exponent != canonicalExponent):
+	case zero, len(mantissa) <= 15: // a double has all of these digits
+		return ""
+	}
+	exact, canonical := new(big.Rat), new(big.Rat)
+	exact.SetString(number)
+	canonical.SetString(strconv.FormatFloat(double, 'e', -1, 64)) // the value that RFC 8785 writes
+	if exact.IsInt() && exact.Cmp(canonical) != 0 {
 		return "is an integer that becomes another one as an IEEE 754 double, which RFC 8785 makes of it: strip the " +
 			"field, or have it sent as a string"
 	}
 	return ""
-}
-
-// decimal returns the value of a JSON number that fits a double as digits × 10^exponent, without its sign, without
-// zeros around the digits: however an integer is written, its exponent is not negative. Zero has no digits.
-func decimal(number string) (digits string, exponent int) {
-	mantissa, power, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(number, "-")), "e")
-	whole, fraction, _ := strings.Cut(mantissa, ".")
-	significant := strings.TrimRight(whole+fraction, "0")
-	digits = strings.TrimLeft(significant, "0")
-	if digits == "" {
-		return "", 0
-	}
-	exponent, _ = strconv.Atoi(power) // empty is 0; one beyond int is of a number that has become infinite or zero
-	return digits, exponent + len(whole) - len(significant)
 }
 
 // canonicalJSON writes a document in the form of RFC 8785.

@@ -57,9 +57,9 @@ func WithPropagator(ctx context.Context, p propagation.TextMapPropagator) contex
 }
 
 // Outgoing is what a publisher that sends at once does to each message first: it returns the message stamped, as it
-// goes on the wire, without the header oncemill-name. Its header is the one of m where nothing had to change: do not
-// write to it. It returns a *dedupstore.InvalidError for an empty topic, for a missing ID (minted here, it would be
-// another one at the next attempt) and for a NotBefore that lies ahead.
+// goes on the wire, without the header oncemill-name. Its header is a copy. It returns a *dedupstore.InvalidError for an
+// empty topic, for a missing ID (minted here, it would be another one at the next attempt) and for a NotBefore that lies
+// ahead.
 func Outgoing(ctx context.Context, m Message) (Message, error) {
 	switch {
 	case m.Topic == "":
@@ -71,36 +71,11 @@ func Outgoing(ctx context.Context, m Message) (Message, error) {
 			fmt.Sprintf("lies ahead (%s): this publisher sends at once, an outbox can wait",
 				m.NotBefore.Format(time.RFC3339)))
 	}
-	if m.stamped() && !telemetry.Injects(ctx, m.Header) {
-		return m, checkID("Message.ID", m.ID)
-	}
 	if err := Stamp(ctx, &m); err != nil {
 		return m, err
 	}
-	maps.DeleteFunc(m.Header, func(k, _ string) bool {
-		return strings.EqualFold(k,
-			HeaderName)
-	}) // Stamp made it a copy
+	telemetry.Forget(m.Header, HeaderName)
 	return m, nil
-}
-
-// stamped reports whether the header has the ID, and no name of this project that is spelled differently or not sent.
-func (m Message) stamped() bool {
-	for name := range m.Header {
-		if ours(name) && (name == HeaderName || strings.ContainsFunc(name, func(r rune) bool {
-			return r < 'a' &&
-				r != '-' || r > 'z'
-		})) {
-			return false
-		}
-	}
-	return m.ID != "" && m.Header[HeaderID] == m.ID
-}
-
-// ours reports whether a name is this project's, in any case.
-func ours(name string) bool {
-	const prefix = "oncemill-"
-	return len(name) > len(prefix) && strings.EqualFold(name[:len(prefix)], prefix)
 }
 
 // With returns a copy that has this value for a name, in this spelling only.

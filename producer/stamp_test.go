@@ -148,23 +148,22 @@ func TestOutgoing_IsWhatGoesOnTheWire(t *testing.T) {
 	}
 }
 
-func TestOutgoing_CopiesAHeaderOnlyToChangeIt(t *testing.T) {
+func TestOutgoing_StampsACopyOfTheHeader(t *testing.T) {
 	traced, traceparent := traced(t, 1)
 	silent := producer.WithPropagator(traced, propagation.NewCompositeTextMapPropagator())
 	stamped := producer.Header{"oncemill-id": "o1", "color": "blue", "traceparent": "mine"}
 	for name, tc := range map[string]struct {
 		ctx      context.Context
 		in, want producer.Header
-		copied   bool
 	}{
-		"nothing to change":         {silent, stamped, stamped, false},
-		"it has trace context":      {traced, stamped, stamped, false},
-		"trace context to add":      {traced, producer.Header{"oncemill-id": "o1"}, producer.Header{"oncemill-id": "o1", "traceparent": traceparent}, true},
-		"the ID to add":             {silent, producer.Header{"color": "blue"}, producer.Header{"oncemill-id": "o1", "color": "blue"}, true},
-		"another spelling":          {silent, producer.Header{"oncemill-id": "o1", "ONCEMILL-ID": "o1"}, producer.Header{"oncemill-id": "o1"}, true},
-		"a name that is not sent":   {silent, producer.Header{"oncemill-id": "o1", "oncemill-name": "x"}, producer.Header{"oncemill-id": "o1"}, true},
-		"a name not quite of ours":  {silent, producer.Header{"oncemill-id": "o1", "oncemill-Purpoſe": "x"}, producer.Header{"oncemill-id": "o1", "oncemill-Purpoſe": "x"}, true},
-		"a header without anything": {silent, nil, producer.Header{"oncemill-id": "o1"}, true},
+		"nothing to change":         {silent, stamped, stamped},
+		"it has trace context":      {traced, stamped, stamped},
+		"trace context to add":      {traced, producer.Header{"oncemill-id": "o1"}, producer.Header{"oncemill-id": "o1", "traceparent": traceparent}},
+		"the ID to add":             {silent, producer.Header{"color": "blue"}, producer.Header{"oncemill-id": "o1", "color": "blue"}},
+		"another spelling":          {silent, producer.Header{"oncemill-id": "o1", "ONCEMILL-ID": "o1"}, producer.Header{"oncemill-id": "o1"}},
+		"a name that is not sent":   {silent, producer.Header{"oncemill-id": "o1", "oncemill-name": "x"}, producer.Header{"oncemill-id": "o1"}},
+		"a name not quite of ours":  {silent, producer.Header{"oncemill-id": "o1", "oncemill-Purpoſe": "x"}, producer.Header{"oncemill-id": "o1", "oncemill-Purpoſe": "x"}},
+		"a header without anything": {silent, nil, producer.Header{"oncemill-id": "o1"}},
 	} {
 		before := maps.Clone(tc.in)
 		got, err := producer.Outgoing(tc.ctx, producer.Message{ID: "o1", Topic: "orders", Header: tc.in})
@@ -172,10 +171,6 @@ func TestOutgoing_CopiesAHeaderOnlyToChangeIt(t *testing.T) {
 			t.Errorf("%s: header %v, %v; want %v", name, got.Header, err, tc.want)
 		}
 		got.Header["written"] = "afterwards"
-		if _, shared := tc.in["written"]; shared == tc.copied {
-			t.Errorf("%s: the header is the caller's: %v, want %v", name, shared, !tc.copied)
-		}
-		delete(tc.in, "written")
 		if !reflect.DeepEqual(tc.in, before) {
 			t.Errorf("%s: the caller's header was written to: %v, before %v", name, tc.in, before)
 		}

@@ -85,10 +85,10 @@ func TestDatabase_ResponseOverAnAbortedTransactionIsRefusedAtOnceAndLogged(t *te
 	_, s := newBank(t, "")
 	var log safeBuffer
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	policy := oncemill.Policy{MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond, Max: time.Nanosecond}}
+	policy := oncemill.Policy{Logger: logger, MaxAttempts: 2, Backoff: oncemill.Backoff{Min: time.Nanosecond, Max: time.Nanosecond}}
 	for _, status := range []int{201, 409} {
 		l := &keytest.Ledger{}
-		rg := keytest.Serve(t, keytest.NewGuard(t, s.Inbox(), policy), idempotencykey.Config{Logger: logger},
+		rg := keytest.Serve(t, keytest.NewGuard(t, s.Inbox(), policy), idempotencykey.Config{},
 			func(w http.ResponseWriter, r *http.Request) {
 				l.Add("")
 				if _, err := pgstore.Tx(r.Context()).Exec(r.Context(), openTaken); err == nil {

@@ -46,8 +46,8 @@ func TestSecurity_NothingOfABodyIsInLogsAndSpans(t *testing.T) { // not parallel
 	var log safeBuffer
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	store := &keytest.Spy{Store: keytest.NewMemory(t)}
-	g := keytest.NewGuard(t, store, oncemill.Policy{MaxAttempts: 2, Logger: logger})
-	m := keytest.NewMiddleware(t, g, idempotencykey.Config{MaxRequestBody: 1000, MaxResponseBody: 1000})
+	g := keytest.NewGuard(t, store, oncemill.Policy{MaxAttempts: 2, Logger: logger, MaxResultBytes: 1024})
+	m := keytest.NewMiddleware(t, g, idempotencykey.Config{MaxRequestBody: 1000})
 	mux := http.NewServeMux()
 	mux.Handle(keytest.Route, m.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		data, _ := io.ReadAll(r.Body)

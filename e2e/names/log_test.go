@@ -1,9 +1,12 @@
 package names_test
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"testing"
+
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
 )
@@ -41,3 +44,12 @@ func TestLocated_SurvivesAPropagatorThatPanics(t *testing.T) {
 		t.Errorf("located at %v", located)
 	}
 }
+
+// A faulty propagator panics with what it is given to read, or to write to.
+type faulty struct{ propagation.TraceContext }
+
+func (faulty) Extract(context.Context, propagation.TextMapCarrier) context.Context {
+	panic("extract")
+}
+
+func (faulty) Inject(context.Context, propagation.TextMapCarrier) { panic("inject") }

@@ -35,3 +35,22 @@ func Text(s string, most int) string {
 	}
 	return s
 }
+
+// CutString cuts a string of structured fields (RFC 9651) off the beginning of s, which begins with its quote.
+func CutString(s string) (text, rest string, ok bool) {
+	var b strings.Builder
+	for i := 1; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"':
+			return b.String(), s[i+1:], true
+		case c < ' ' || c > '~':
+			return "", "", false
+		case c == '\\':
+			if i++; i == len(s) || s[i] != '"' && s[i] != '\\' {
+				return "", "", false
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return "", "", false
+}

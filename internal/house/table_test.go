@@ -40,7 +40,7 @@ var house = table{
 	{2, "producer/idempotencykey", "HTTP requests become runs with stable IDs", nil},
 	{2, "producer/webhook", "webhooks become messages with stable IDs", nil},
 
-	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", nil},
+	{2, "internal/outgoing", "messages as rows of an outbox, and one call of a publisher by its relay", otelAPI},
 
 	{3, "outbox", "the relay and its contract", otelAPI},
 	{3, "internal/keytest", "tests of idempotency keys over every store", testLib},

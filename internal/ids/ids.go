@@ -37,6 +37,9 @@ func Derive(namespace string, parts ...string) string {
 	return id.String()
 }
 
+// IsUUID reports whether s is a UUID in the usual form of 36 characters.
+func IsUUID(s string) bool { return len(s) == 36 && uuid.Validate(s) == nil }
+
 // Token returns an owner token: 96 random bits in 16 characters of base64url.
 func Token() string {
 	var b [12]byte

@@ -36,12 +36,9 @@ type Sender struct {
 	Log       *slog.Logger
 	Timeout   time.Duration // how long a call may take, by the contexts that Send gets
 
-	mu      sync.Mutex
-	lateAt  time.Time // of the last line about a publisher that does not return
-	unsaid  int       // messages that were not acknowledged since there was a line about it
-	of      int       // so many messages
-	lastErr error
-	saidAt  time.Time // of that line
+	mu     sync.Mutex
+	lateAt time.Time // of the last line about a publisher that does not return
+	saidAt time.Time // of the last line about messages that were not acknowledged
 }
 
 // Send publishes messages by one call of the publisher, and returns an answer for each.
@@ -57,9 +54,10 @@ func (s *Sender) Send(ctx context.Context, messages []Message) []Answer {
 			sent[i].Header = m.Header.With(producer.HeaderResend, strconv.Itoa(m.Unknowns))
 		}
 	}
-	within, batch := s.begin(ctx, messages, sent)
-	defer end(within, batch, answers)
-	err := s.protected(within, sent)
+	within, batch, err := s.protected(ctx, messages, sent)
+	if batch != nil {
+		defer end(within, batch, answers)
+	}
 	if err == nil {
 		return answers
 	}
@@ -95,9 +93,6 @@ func (s *Sender) begin(
 
 // end tells telemetry what became of them.
 func end(ctx context.Context, batch *telemetry.Batch, answers []Answer) {
-	if batch == nil {
-		return
-	}
 	failed := true
 	for i, a := range answers {
 		batch.Sent(ctx, i, a.Err, a.Unknown)
@@ -111,18 +106,21 @@ const (
 	again   = time.Minute      // between two lines about that
 )
 
-// protected publishes, and turns a panic of the publisher into an error, which says nothing about the messages: a
-// message must not end one relay after the other.
-func (s *Sender) protected(ctx context.Context, messages []producer.Message) (err error) {
+// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says nothing
+// about the messages: a message must not end one relay after the other.
+func (s *Sender) protected(
+	ctx context.Context, messages []Message, sent []producer.Message,
+) (within context.Context, batch *telemetry.Batch, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("outbox: publisher panicked: %v", v)
 			s.Log.ErrorContext(ctx, "outbox: publisher panicked", "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
-	late := time.AfterFunc(s.Timeout+overdue, func() { s.late(ctx, messages) })
+	within, batch = s.begin(ctx, messages, sent)
+	late := time.AfterFunc(s.Timeout+overdue, func() { s.late(ctx, sent) })
 	defer late.Stop()
-	return s.Publisher.Publish(ctx, messages...)
+	return within, batch, s.Publisher.Publish(within, sent...)
 }
 
 func (s *Sender) late(ctx context.Context, messages []producer.Message) {
@@ -139,27 +137,15 @@ func (s *Sender) late(ctx context.Context, messages []producer.Message) {
 }
 
 // complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that
-// fails at once would make one for each call.
+// fails at once would make one for each call. What comes in between is in metrics alone.
 const complainEvery = time.Second
 
-// Complain notes what was not acknowledged, and says it.
+// Complain says what of a call was not acknowledged, unless there was such a line just now.
 func (s *Sender) Complain(ctx context.Context, messages, of int, err error) {
 	s.mu.Lock()
-	s.unsaid += messages
-	s.of += of
-	s.lastErr = err
-	s.mu.Unlock()
-	s.CatchUp(ctx)
-}
-
-// CatchUp says what was not acknowledged since there was a line about it, unless that was just now. Once ctx has ended
-// it says it in any case: nobody would later.
-func (s *Sender) CatchUp(ctx context.Context) {
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := time.Now(); s.unsaid > 0 && (now.Sub(s.saidAt) >= complainEvery || ctx.Err() != nil) {
-		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged",
-			"messages", s.unsaid, "of", s.of, "error", s.lastErr)
-		s.unsaid, s.of, s.saidAt = 0, 0, now
+	if now := time.Now(); now.Sub(s.saidAt) >= complainEvery {
+		s.saidAt = now
+		s.Log.WarnContext(ctx, "outbox: messages were not acknowledged", "messages", messages, "of", of, "error", err)
 	}
 }

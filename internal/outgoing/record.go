@@ -9,6 +9,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/otel/baggage"
+
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/producer"
@@ -22,11 +24,11 @@ type Record struct {
 	Due              int64  // NotBefore in microseconds since 1970; 0: no delay
 }
 
-// NewRecord stamps a message and refuses what a database would not give back as it is. Of the baggage of ctx the row
-// gets the members that are named.
-func NewRecord(ctx context.Context, m producer.Message, baggage []string) (Record, error) {
+// NewRecord stamps a message and refuses what a database would not give back as it is. The baggage of ctx stays behind:
+// rows are kept, and others read them.
+func NewRecord(ctx context.Context, m producer.Message) (Record, error) {
 	ctx, created := telemetry.Create(ctx, m.Topic, m.Header)
-	err := producer.Stamp(telemetry.KeepBaggage(ctx, baggage), &m)
+	err := producer.Stamp(baggage.ContextWithoutBaggage(ctx), &m)
 	created(m.ID)
 	if err != nil {
 		return Record{}, err

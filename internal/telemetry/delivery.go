@@ -2,7 +2,7 @@ package telemetry
 
 import (
 	"context"
-	"reflect"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/codes"
@@ -17,28 +17,24 @@ type deliveryKey struct{}
 // guards for other things.
 func deliveryOf(ctx context.Context, group, handler, id string) (p *Processing, mine bool) {
 	p, _ = ctx.Value(deliveryKey{}).(*Processing)
-	return p, p != nil && p.id == id && p.scope.group == group && p.scope.handler == handler
+	return p, p != nil && p.id == id && p.group == group && p.handler == handler
 }
 
 // A Consumer makes the spans of deliveries, and measures their handlers. It is safe for concurrent use.
 type Consumer struct {
-	meter     *Meter
-	tracing   *tracing
-	providers Providers
+	tracing
+	meter *Meter
 }
 
 // NewConsumer makes the instruments.
 func NewConsumer(p Providers) (*Consumer, error) {
 	meter, err := NewMeter(p, nil)
-	if err == nil {
-		err = meter.watchHandlers(p.meter())
-	}
-	return &Consumer{meter, newTracing(p), p}, err
+	return &Consumer{tracing{Providers: p}, meter}, err
 }
 
 // On reports whether anybody wants to know.
 func (c *Consumer) On(ctx context.Context) bool {
-	return c.tracing.tracer() != nil || c.meter.claims.Enabled(ctx) || c.meter.runTime.Enabled(ctx)
+	return c.tracer() != nil || c.meter.claims.Enabled(ctx) || c.meter.runTime.Enabled(ctx)
 }
 
 // An Incoming is what is known about a delivery.
@@ -50,9 +46,8 @@ type Incoming struct {
 	Origin         string
 	ID, KeySource  string // empty: none was found
 	Header         map[string]string
-	Spellings      Spellings // of the header
-	Cause          Detail    // if it is a duplicate
-	Link           bool      // to the message's trace, instead of being part of it
+	Cause          Detail // if it is a duplicate
+	Link           bool   // to the message's trace, instead of being part of it
 }
 
 // A Processing is a delivery that is being processed. It is a context, in which the engine finds it.
@@ -60,9 +55,10 @@ type Processing struct {
 	contexts.Child
 	consumer *Consumer
 	source   *source // of deliveries that are not told apart, if there are too many
-	scope    *scope  // its own
+	group    string
+	handler  string
 	id       string
-	header   spelled
+	header   header
 	span     trace.Span // nil: none
 	cause    Detail     // if it is a duplicate
 }
@@ -77,17 +73,12 @@ func (p *Processing) Value(key any) any {
 
 // Begin begins a delivery's span. The context is for its processing.
 func (c *Consumer) Begin(ctx context.Context, in *Incoming) (context.Context, *Processing) {
-	own := scope{in.Group, in.Handler, in.System, in.Destination}
 	p := &Processing{
-		Child: contexts.Under(ctx), consumer: c, source: c.meter.sources.source(own), id: in.ID,
-		header: spelled{in.Header, in.Spellings}, cause: in.Cause,
+		Child: contexts.Under(ctx), consumer: c, group: in.Group, handler: in.Handler, id: in.ID, header: in.Header,
+		source: c.meter.sources.of(scope{in.Group, in.Handler, in.System, in.Destination}), cause: in.Cause,
 	}
-	if p.scope = &p.source.scope; *p.scope != own {
-		p.scope = &scope{group: in.Group, handler: in.Handler}
-	}
-	if tracer := c.tracing.tracer(); tracer != nil {
-		ctx = p.start(tracer, in)
-		return ctx, p
+	if tracer := c.tracer(); tracer != nil {
+		return p.start(tracer, in), p
 	}
 	return p, p
 }
@@ -96,7 +87,7 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 	ctx = p
 	ambient := trace.SpanFromContext(ctx)
 	outside := ambient.SpanContext()
-	ctx = p.consumer.providers.propagator().Extract(ctx, &p.header)
+	ctx = p.consumer.propagator().Extract(ctx, p.header)
 	created := trace.SpanContextFromContext(ctx)
 	options := p.source.start
 	if outside.IsValid() && !outside.IsRemote() { // of a tracing middleware or an adapter
@@ -105,9 +96,9 @@ func (p *Processing) start(tracer trace.Tracer, in *Incoming) (ctx context.Conte
 		}
 		ctx = trace.ContextWithSpan(ctx, ambient)
 	} else if in.Link {
-		options = p.source.startRoot
+		options = append(slices.Clip(options), trace.WithNewRoot())
 	}
-	ctx, p.span = tracer.Start(ctx, p.source.spanName, options...)
+	ctx, p.span = tracer.Start(ctx, p.source.span, options...)
 	if p.span.IsRecording() {
 		p.describe(in)
 		link(p.span, created, linkCreation)
@@ -132,24 +123,26 @@ func (p *Processing) describe(in *Incoming) {
 
 // Count counts a delivery of which the engine does not know.
 func (p *Processing) Count(ctx context.Context, a *Answer) {
-	p.consumer.meter.Claim(ctx, p.scope.group, p.scope.handler, p.id, a)
+	p.consumer.meter.Claim(ctx, p.group, p.handler, p.id, a)
 }
 
 // Shadow counts a delivery of shadow mode for which nothing is claimed, as how it would have been answered.
 func (p *Processing) Shadow(ctx context.Context, o Outcome) {
-	p.consumer.meter.Shadow(ctx, p.scope.group, p.scope.handler, o)
+	p.consumer.meter.Shadow(ctx, p.group, p.handler, o)
 }
 
 // Run says that the handler begins.
 func (p *Processing) Run() (began time.Time) {
-	p.source.active.Add(1)
+	p.consumer.meter.active.Add(context.Background(), 1, p.source.plain.add...)
 	return time.Now()
 }
 
 // Ran says how a handler's run ended, and when it began.
 func (p *Processing) Ran(ctx context.Context, began time.Time, f Failure) {
-	p.source.active.Add(-1)
-	p.consumer.meter.runTime.Record(ctx, time.Since(began).Seconds(), p.source.run(f).record...)
+	m := p.consumer.meter
+	m.active.Add(ctx, -1, p.source.plain.add...)
+	labels := p.source.with(keyOpName.String("process"), keyErrorType.String(string(f)))
+	m.runTime.Record(ctx, time.Since(began).Seconds(), labels.record...)
 }
 
 // End ends the delivery's span: with what was decided, and with an error if that is one.
@@ -160,7 +153,7 @@ func (p *Processing) End(action string, f Failure, err error) {
 	if p.span.IsRecording() {
 		p.span.SetAttributes(keyAction.String(action))
 		if f != NoFailure {
-			p.span.SetAttributes(keyErrorType.String(f.String()))
+			p.span.SetAttributes(keyErrorType.String(string(f)))
 			if err != nil {
 				p.span.SetStatus(codes.Error, text(err.Error()))
 			} else {
@@ -174,9 +167,9 @@ func (p *Processing) End(action string, f Failure, err error) {
 // Propagate returns a context for a handler whose delivery nobody observes: what a message carries goes on to those
 // that the handler produces. It costs something only if a propagator was set.
 func (c *Consumer) Propagate(ctx context.Context, h map[string]string) context.Context {
-	propagator := c.providers.propagator()
-	if reflect.TypeOf(propagator) == placeholderPropagator || trace.SpanContextFromContext(ctx).IsValid() {
+	propagator := c.propagator()
+	if len(propagator.Fields()) == 0 || trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx
 	}
-	return propagator.Extract(WithPropagator(ctx, c.providers.Propagator), header(h))
+	return propagator.Extract(WithPropagator(ctx, c.Propagator), header(h))
 }

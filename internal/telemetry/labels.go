@@ -3,7 +3,6 @@ package telemetry
 import (
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -17,166 +16,114 @@ type labels struct {
 	record []metric.RecordOption
 }
 
-func newLabels(attributes ...attribute.KeyValue) *labels {
-	set := metric.WithAttributeSet(attribute.NewSet(attributes...))
-	return &labels{[]metric.AddOption{set}, []metric.RecordOption{set}}
-}
-
-// maxKept bounds how many sources and destinations are told apart. Metrics with more would be of no use: a user whose
-// destinations have no end gets one series for the rest.
-const maxKept = 1000
-
-// A table keeps what is made once for each key, up to maxKept of them, and one for all others. It is safe for
-// concurrent use.
+// A table keeps what is made once for each key. It is safe for concurrent use.
 type table[K comparable, V any] struct {
 	mu    sync.RWMutex
 	known map[K]V
-	rest  V
-	full  bool
 }
 
-// of returns what belongs to a key. The key is made anew, by own, before it is kept: its parts may be pieces of a
-// message.
-func (t *table[K, V]) of(key K, own func(K) K, rest K, build func(K) V) V {
+func (t *table[K, V]) get(key K) (found V, size int, ok bool) {
 	t.mu.RLock()
-	found, ok := t.known[key]
-	t.mu.RUnlock()
-	if ok {
-		return found
-	}
+	defer t.mu.RUnlock()
+	found, ok = t.known[key]
+	return found, len(t.known), ok
+}
+
+// add returns what is kept for a key: what was made, unless another goroutine was first.
+func (t *table[K, V]) add(key K, made V) V {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if found, ok := t.known[key]; ok {
 		return found
 	}
-	if len(t.known) >= maxKept {
-		if !t.full {
-			t.rest, t.full = build(rest), true
-		}
-		return t.rest
-	}
 	if t.known == nil {
 		t.known = map[K]V{}
 	}
-	key = own(key)
-	made := build(key)
 	t.known[key] = made
 	return made
 }
 
-// each calls fn for all that is kept.
-func (t *table[K, V]) each(fn func(V)) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for _, v := range t.known {
-		fn(v)
-	}
-	if t.full {
-		fn(t.rest)
-	}
-}
+// maxKept bounds how many scopes are told apart. Metrics with more would be of no use: a user whose destinations have
+// no end gets one series for the rest.
+const maxKept = 1000
 
-// A scope is what deliveries have in common.
+// A scope is what deliveries, or messages that are sent, have in common. What is empty is no attribute: a guard that is
+// used without package consumer has no system and destination.
 type scope struct{ group, handler, system, destination string }
 
+// own is the same, of texts that are no pieces of a message.
 func (s scope) own() scope {
 	return scope{
 		strings.Clone(s.group), strings.Clone(s.handler), strings.Clone(s.system), strings.Clone(s.destination),
 	}
 }
 
-// attributes: an empty system or destination says that the guard was used without package consumer.
-func (s scope) attributes(more ...attribute.KeyValue) []attribute.KeyValue {
-	all := append(more, keyGroup.String(text(s.group)), keyHandler.String(text(s.handler)))
-	if s.system != "" {
-		all = append(all, keySystem.String(text(s.system)))
+// rest is the scope of what is not told apart.
+func (s scope) rest() scope {
+	for _, name := range [...]*string{&s.group, &s.handler, &s.destination} {
+		if *name != "" {
+			*name = other
+		}
 	}
-	if s.destination != "" {
-		all = append(all, keyDestination.String(text(s.destination)))
+	return s
+}
+
+// Sources are the sources of a meter.
+type sources struct{ table[scope, *source] }
+
+func (t *sources) of(s scope) *source {
+	found, size, ok := t.get(s)
+	if ok {
+		return found
 	}
-	return all
+	if rest := s.rest(); size >= maxKept && s != rest {
+		return t.of(rest)
+	}
+	s = s.own()
+	name := text(s.destination)
+	attributes := trace.WithAttributes(keySystem.String(s.system), keyOpName.String("process"),
+		keyOpType.String("process"), keyDestination.String(name))
+	return t.add(s, &source{scope: s, plain: s.labels([3]pair{}), span: "process " + name,
+		start: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), attributes}})
 }
 
 // A source is a scope with the attributes of its measurements, each made when it is needed first.
 type source struct {
 	scope
-	plain    *labels
-	named    *labels // without system and destination
-	claims   [outcomes][details]atomic.Pointer[labels]
-	shadows  [outcomes]atomic.Pointer[labels]
-	runs     [failures]atomic.Pointer[labels]
-	ends     [ends]atomic.Pointer[labels]
-	active   atomic.Int64 // handlers at work
-	observed []metric.ObserveOption
-	spanName string
+	plain *labels // of the scope alone
+	made  table[[3]pair, *labels]
 
-	start, startRoot []trace.SpanStartOption // what spans begin with
+	span  string // the name of a delivery's span
+	start []trace.SpanStartOption
 }
 
-var otherScope = scope{group: other, handler: other, system: other, destination: other}
+// A pair is an attribute as a key of a map.
+type pair struct {
+	key   attribute.Key
+	value string
+}
 
-// sources are the sources of a meter.
-type sources struct{ table[scope, *source] }
-
-func (t *sources) source(s scope) *source { return t.of(s, scope.own, otherScope, newSource) }
-
-func newSource(s scope) *source {
-	start := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
-		keySystem.String(s.system), keyOpName.String("process"), keyOpType.String("process"),
-		keyDestination.String(text(s.destination)),
-	)}
-	return &source{
-		scope: s, plain: newLabels(s.attributes()...),
-		observed:  []metric.ObserveOption{metric.WithAttributes(s.attributes()...)},
-		named:     newLabels(scope{group: s.group, handler: s.handler}.attributes()...),
-		spanName:  "process " + text(s.destination),
-		start:     start,
-		startRoot: append(start[:len(start):len(start)], trace.WithNewRoot()),
+// with returns the attributes of the scope and up to three more, without those that are empty. The set of the latter is
+// closed: they are no texts of others.
+func (s *source) with(more ...attribute.KeyValue) *labels {
+	var key [3]pair
+	for i, a := range more {
+		key[i] = pair{a.Key, a.Value.AsString()}
 	}
-}
-
-// claim returns the attributes of an outcome.
-func (s *source) claim(o Outcome, d Detail) *labels {
-	return cached(&s.claims[o][d], func() *labels {
-		more := []attribute.KeyValue{keyOutcome.String(o.String())}
-		switch {
-		case d == NoDetail:
-		case o == Bypassed:
-			more = append(more, keyBypass.String(d.String()))
-		default:
-			more = append(more, keyCause.String(d.String()))
-		}
-		return newLabels(s.attributes(more...)...)
-	})
-}
-
-func (s *source) shadow(o Outcome) *labels {
-	return cached(&s.shadows[o], func() *labels {
-		return newLabels(keyGroup.String(s.group), keyHandler.String(s.handler), keyOutcome.String(o.String()))
-	})
-}
-
-// run returns the attributes of a handler's run.
-func (s *source) run(f Failure) *labels {
-	return cached(&s.runs[f], func() *labels {
-		more := []attribute.KeyValue{keyOpName.String("process")}
-		if f != NoFailure {
-			more = append(more, keyErrorType.String(f.String()))
-		}
-		return newLabels(s.attributes(more...)...)
-	})
-}
-
-// end returns the attributes of an end without success.
-func (s *source) end(e End) *labels {
-	return cached(&s.ends[e], func() *labels { return newLabels(s.attributes(keyResult.String(e.String()))...) })
-}
-
-func cached(place *atomic.Pointer[labels], build func() *labels) *labels {
-	if found := place.Load(); found != nil {
+	if found, _, ok := s.made.get(key); ok {
 		return found
 	}
-	made := build()
-	place.Store(made)
-	return made
+	return s.made.add(key, s.labels(key))
+}
+
+func (s scope) labels(more [3]pair) *labels {
+	var all []attribute.KeyValue
+	for _, p := range append(more[:], pair{keyGroup, s.group}, pair{keyHandler, s.handler}, pair{keySystem, s.system},
+		pair{keyDestination, s.destination}) {
+		if p.value != "" {
+			all = append(all, p.key.String(text(p.value)))
+		}
+	}
+	set := metric.WithAttributeSet(attribute.NewSet(all...))
+	return &labels{[]metric.AddOption{set}, []metric.RecordOption{set}}
 }

@@ -67,87 +67,64 @@ const (
 )
 
 // Outcome says how a delivery was answered. The set is closed.
-type Outcome uint8
+type Outcome string
 
 // The outcomes of deliveries.
 const (
-	Claimed             Outcome = iota // the first run
-	Reclaimed                          // a later run: an attempt failed, or a lease expired
-	PublishOnly                        // the outcome was known, its messages had to be published
-	DuplicateCompleted                 // a success was replayed
-	DuplicateFailed                    // a failure was replayed
-	DuplicateUnknown                   // a parked outcome was replayed
-	DuplicateInProgress                // another owner is at it
-	NotDue                             // a retry that came too early
-	FingerprintMismatch                // same ID, other content
-	Rejected                           // no usable ID, or unreadable: nothing was claimed
-	StoreError                         // the store did not answer, and the handler did not run
-	Bypassed                           // the handler ran unguarded, as the policy says
-	outcomes
+	Claimed             Outcome = "claimed"               // the first run
+	Reclaimed           Outcome = "reclaimed"             // a later run: an attempt failed, or a lease expired
+	PublishOnly         Outcome = "publish_only"          // the outcome was known, its messages had to be published
+	DuplicateCompleted  Outcome = "duplicate_completed"   // a success was replayed
+	DuplicateFailed     Outcome = "duplicate_failed"      // a failure was replayed
+	DuplicateUnknown    Outcome = "duplicate_unknown"     // a parked outcome was replayed
+	DuplicateInProgress Outcome = "duplicate_in_progress" // another owner is at it
+	NotDue              Outcome = "not_due"               // a retry that came too early
+	FingerprintMismatch Outcome = "fingerprint_mismatch"  // same ID, other content
+	Rejected            Outcome = "rejected"              // no usable ID, or unreadable: nothing was claimed
+	StoreError          Outcome = "store_error"           // the store did not answer, and the handler did not run
+	Bypassed            Outcome = "bypassed"              // the handler ran unguarded, as the policy says
 )
 
-var outcomeNames = [outcomes]string{
-	"claimed", "reclaimed", "publish_only", "duplicate_completed", "duplicate_failed", "duplicate_unknown",
-	"duplicate_in_progress", "not_due", "fingerprint_mismatch", "rejected", "store_error", "bypassed",
-}
-
-func (o Outcome) String() string { return outcomeNames[o] }
-
 // duplicate reports whether a delivery with this outcome was one too many.
-func (o Outcome) duplicate() bool { return DuplicateCompleted <= o && o <= DuplicateInProgress }
+func (o Outcome) duplicate() bool { return strings.HasPrefix(string(o), "duplicate_") }
 
 // A Detail says more about some outcomes: what made a duplicate, or why a delivery was not guarded. The set is closed.
-type Detail uint8
+type Detail string
 
 // The details of outcomes.
 const (
-	NoDetail         Detail = iota
-	BrokerRedelivery        // of duplicates: this copy was delivered before
-	ProducerRetry           // another copy has the same ID
-	RelayResend             // an outbox's relay sent another copy, because the first got no answer
-	Operator                // somebody asked for it: a replay, or a rerun
-	UnknownCause            // nothing tells
-	StoreDown               // of bypassed deliveries
-	MissingID
-	details
+	NoDetail         Detail = ""
+	BrokerRedelivery Detail = "broker_redelivery" // of duplicates: this copy was delivered before
+	ProducerRetry    Detail = "producer_retry"    // another copy has the same ID
+	RelayResend      Detail = "relay_resend"      // a relay sent another copy, because the first got no answer
+	Operator         Detail = "operator"          // somebody asked for it: a replay, or a rerun
+	UnknownCause     Detail = "unknown"           // nothing tells
+	StoreDown        Detail = "store_down"        // of bypassed deliveries
+	MissingID        Detail = "missing_id"
 )
 
-var detailNames = [details]string{
-	"", "broker_redelivery", "producer_retry", "relay_resend", "operator", "unknown", "store_down", "missing_id",
-}
-
-func (d Detail) String() string { return detailNames[d] }
-
 // A Failure is the error.type of a handler or of a delivery. The set is closed.
-type Failure uint8
+type Failure string
 
 // What went wrong.
 const (
-	NoFailure Failure = iota
-	FailedPermanently
-	FailedRetryAfter
-	FailedNoEffect
-	FailedPanic
-	FailedCanceled
-	FailedTimeout
-	FailedClaimLost
-	FailedNested // an error of another guard, which the handler used
-	FailedOther
+	NoFailure         Failure = ""
+	FailedPermanently Failure = "permanent"
+	FailedRetryAfter  Failure = "retry_after"
+	FailedNoEffect    Failure = "no_effect"
+	FailedPanic       Failure = "panic"
+	FailedCanceled    Failure = "canceled"
+	FailedTimeout     Failure = "timeout"
+	FailedClaimLost   Failure = "claim_lost"
+	FailedNested      Failure = "nested" // an error of another guard, which the handler used
+	FailedOther       Failure = other
 
-	FailedMismatch // from here on of deliveries only
-	FailedRejected
-	FailedStore
-	FailedUnrecorded
-	FailedUnpublished
-	failures
+	FailedMismatch    Failure = "mismatch" // from here on of deliveries only
+	FailedRejected    Failure = "rejected"
+	FailedStore       Failure = "store"
+	FailedUnrecorded  Failure = "unrecorded"
+	FailedUnpublished Failure = "unpublished"
 )
-
-var failureNames = [failures]string{
-	"", "permanent", "retry_after", "no_effect", "panic", "canceled", "timeout", "claim_lost", "nested", other,
-	"mismatch", "rejected", "store", "unrecorded", "unpublished",
-}
-
-func (f Failure) String() string { return failureNames[f] }
 
 // Results of a heartbeat, and of what a broker takes for duplicates.
 const (
@@ -160,24 +137,13 @@ const (
 )
 
 // An End is how a message ended that did not succeed: the oncemill.result of its outcome. The set is closed.
-type End uint8
+type End string
 
 // The ends without success.
 const (
-	EndedPermanently End = iota // the handler said so
-	EndedExhausted              // the attempts were spent
-	EndedUnknown                // it was parked: it may or may not have happened
-	ends
-)
-
-var endNames = [ends]string{"permanent", "exhausted", "unknown"}
-
-func (e End) String() string { return endNames[e] }
-
-// States of rows.
-const (
-	rowsPending = "pending"
-	rowsDead    = "dead"
+	EndedPermanently End = "permanent" // the handler said so
+	EndedExhausted   End = "exhausted" // the attempts were spent
+	EndedUnknown     End = "unknown"   // it was parked: it may or may not have happened
 )
 
 // Reasons why a message was not acknowledged.

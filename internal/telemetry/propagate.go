@@ -4,12 +4,9 @@ import (
 	"context"
 	"encoding/hex"
 	"maps"
-	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
@@ -44,55 +41,6 @@ func (h header) Keys() []string {
 	return keys
 }
 
-// Spellings say which names a header may hold in capitals: bit n is set for names of n bytes, the last bit for longer
-// ones, too. A search for what is not there costs more than the lookups that find something: this is one search for all
-// of them. Zero: nobody has looked.
-type Spellings uint64
-
-const looked Spellings = 1 // no name of no bytes has capitals
-
-// SpellingsOf looks at the names of a header.
-func SpellingsOf(h map[string]string) Spellings {
-	s := looked
-	for name := range h {
-		s |= spellingOf(name)
-	}
-	return s
-}
-
-func spellingOf(name string) (s Spellings) {
-	for i := range len(name) {
-		switch c := name[i]; {
-		case 'A' <= c && c <= 'Z':
-			s = lengthOf(name)
-		case c >= utf8.RuneSelf: // some of these are capitals of ASCII's
-			return ^Spellings(0)
-		}
-	}
-	return s
-}
-
-func lengthOf(name string) Spellings { return 1 << min(len(name), 63) }
-
-// Hold reports whether a header may hold a name, which is in lower case, in capitals.
-func (s Spellings) Hold(name string) bool { return s&(lengthOf(name)|looked) != looked }
-
-// spelled is a header whose spellings are known.
-type spelled struct {
-	header
-	spellings Spellings
-}
-
-var _ propagation.TextMapCarrier = (*spelled)(nil)
-
-// Get returns the value of a name. An exact match wins.
-func (h *spelled) Get(name string) string {
-	if v, ok := h.header[name]; ok || !h.spellings.Hold(name) && spellingOf(name) == 0 {
-		return v
-	}
-	return h.header.Get(name)
-}
-
 // Traceparent is the W3C traceparent of the current span, or "" without one.
 func Traceparent(ctx context.Context) string {
 	sc := trace.SpanContextFromContext(ctx)
@@ -124,28 +72,6 @@ func Inject(ctx context.Context, h map[string]string) {
 	if !hasContext(propagator, h) {
 		propagator.Inject(ctx, header(h))
 	}
-}
-
-// KeepBaggage returns a context without the members of its baggage that are not named: what a propagator writes into
-// rows stays there, and goes to whoever reads the messages.
-func KeepBaggage(ctx context.Context, names []string) context.Context {
-	all := baggage.FromContext(ctx)
-	kept := all
-	for _, m := range all.Members() {
-		if !slices.Contains(names, m.Key()) {
-			kept = kept.DeleteMember(m.Key())
-		}
-	}
-	if kept.Len() == all.Len() {
-		return ctx
-	}
-	return baggage.ContextWithBaggage(ctx, kept)
-}
-
-// Injects reports whether Inject may write something into a header.
-func Injects(ctx context.Context, h map[string]string) bool {
-	propagator := propagatorOf(ctx)
-	return len(propagator.Fields()) > 0 && !hasContext(propagator, h)
 }
 
 func hasContext(propagator propagation.TextMapPropagator, h map[string]string) bool {

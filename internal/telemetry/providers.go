@@ -39,55 +39,34 @@ func (p Providers) propagator() propagation.TextMapPropagator {
 // tracing finds the tracer. To start spans that nobody keeps would cost more than all the rest, and the API cannot be
 // asked, so it is found out here whether there is an SDK.
 type tracing struct {
-	given bool // by option
-	live  atomic.Pointer[trace.Tracer]
-}
-
-func newTracing(p Providers) *tracing {
-	t := &tracing{}
-	if p.TracerProvider != nil {
-		t.given = true
-		t.keep(p.TracerProvider)
-	}
-	return t
-}
-
-func (t *tracing) keep(p trace.TracerProvider) *trace.Tracer {
-	switch p.(type) {
-	case noop.TracerProvider, *noop.TracerProvider:
-		return nil
-	}
-	tracer := p.Tracer(Scope, trace.WithSchemaURL(schema))
-	t.live.Store(&tracer)
-	return &tracer
+	Providers
+	live atomic.Pointer[trace.Tracer]
 }
 
 // tracer returns nil if nobody takes spans.
 func (t *tracing) tracer() trace.Tracer {
-	live := t.live.Load()
-	if live == nil && !t.given {
-		if global := otel.GetTracerProvider(); reflect.TypeOf(global) != placeholder {
-			live = t.keep(global)
+	if live := t.live.Load(); live != nil {
+		return *live
+	}
+	provider := t.TracerProvider
+	if provider == nil {
+		if provider = otel.GetTracerProvider(); placeholder(provider) {
+			return nil
 		}
 	}
-	if live == nil {
+	switch provider.(type) {
+	case noop.TracerProvider, *noop.TracerProvider:
 		return nil
 	}
-	return *live
+	tracer := provider.Tracer(Scope, trace.WithSchemaURL(schema))
+	t.live.Store(&tracer)
+	return tracer
 }
 
-// The types of what is global while nobody has set anything.
-var (
-	placeholder           = placeholderOf(otel.GetTracerProvider())
-	placeholderPropagator = placeholderOf(otel.GetTextMapPropagator())
-)
-
-func placeholderOf(global any) reflect.Type {
-	t := reflect.TypeOf(global)
-	if t.Kind() == reflect.Pointer && strings.HasSuffix(t.Elem().PkgPath(), "otel/internal/global") {
-		return t
-	}
-	return nil // something was set before
+// placeholder reports whether a provider is the global one while nobody has set anything.
+func placeholder(provider trace.TracerProvider) bool {
+	t := reflect.TypeOf(provider)
+	return t.Kind() == reflect.Pointer && strings.HasSuffix(t.Elem().PkgPath(), "otel/internal/global")
 }
 
 type propagatorKey struct{}
@@ -104,8 +83,8 @@ func propagatorOf(ctx context.Context) propagation.TextMapPropagator {
 	if p, ok := ctx.Value(propagatorKey{}).(propagation.TextMapPropagator); ok {
 		return p
 	}
-	if p, ok := ctx.Value(deliveryKey{}).(*Processing); ok && p.consumer.providers.Propagator != nil {
-		return p.consumer.providers.Propagator
+	if p, ok := ctx.Value(deliveryKey{}).(*Processing); ok && p.consumer.Propagator != nil {
+		return p.consumer.Propagator
 	}
 	return otel.GetTextMapPropagator()
 }

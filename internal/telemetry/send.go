@@ -2,7 +2,6 @@ package telemetry
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -13,32 +12,20 @@ import (
 
 // A Sender makes the spans of messages that a publisher sends, and counts them. It is safe for concurrent use.
 type Sender struct {
-	tracing   *tracing
-	providers Providers
-	system    string
+	tracing
+	system string
 
 	sent, duplicates metric.Int64Counter
 	duration         metric.Float64Histogram
-	destinations     table[sending, *destination]
+	sources          sources
 	client, producer []trace.SpanStartOption
-}
-
-type sending struct{ system, destination string }
-
-func (s sending) own() sending { return sending{strings.Clone(s.system), strings.Clone(s.destination)} }
-
-// A destination has the attributes of what is sent there.
-type destination struct {
-	sent             *labels
-	refused, unknown *labels
-	took, tookError  *labels // the operation's
 }
 
 // NewSender makes the instruments.
 func NewSender(p Providers, system string) (*Sender, error) {
 	attributes := trace.WithAttributes(keySystem.String(system), keyOpName.String("send"), keyOpType.String("send"))
 	s := &Sender{
-		tracing: newTracing(p), providers: p, system: system,
+		tracing: tracing{Providers: p}, system: system,
 		client:   []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindClient), attributes},
 		producer: []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindProducer), attributes},
 	}
@@ -53,7 +40,7 @@ func NewSender(p Providers, system string) (*Sender, error) {
 }
 
 func (s *Sender) on(ctx context.Context) bool {
-	return s.sent.Enabled(ctx) || s.tracing.tracer() != nil
+	return s.sent.Enabled(ctx) || s.tracer() != nil
 }
 
 // name is that of a topic in metrics; empty: it has none. Subjects of NATS have no end: there it is the stream's, which
@@ -65,40 +52,37 @@ func (s *Sender) name(topic string) string {
 	return topic
 }
 
-// destination returns that of a name in metrics, which may be empty.
-func (s *Sender) destination(name string) *destination {
-	return s.destinations.of(sending{s.system, name}, sending.own, sending{s.system, other}, newDestination)
+// labels are the attributes of what goes to a destination, whose name in metrics may be empty.
+func (s *Sender) labels(destination string, more ...attribute.KeyValue) *labels {
+	return s.sources.of(scope{system: s.system, destination: destination}).with(more...)
 }
 
-func newDestination(s sending) *destination {
-	system, name, kind := keySystem.String(s.system), keyOpName.String("send"), keyOpType.String("send")
-	failed := keyErrorType
-	return &destination{
-		sent:      newLabels(named(s.destination, system, name)...),
-		refused:   newLabels(named(s.destination, system, name, failed.String(sendRefused))...),
-		unknown:   newLabels(named(s.destination, system, name, failed.String(sendUnknown))...),
-		took:      newLabels(named(s.destination, system, name, kind)...),
-		tookError: newLabels(named(s.destination, system, name, kind, failed.String(other))...),
+// count counts a message that was sent.
+func (s *Sender) count(ctx context.Context, destination string, err error, unknown bool) {
+	s.sent.Add(ctx, 1, s.labels(destination, opSend, keyErrorType.String(problem(err, unknown))).add...)
+}
+
+// took records how long an operation took, in seconds.
+func (s *Sender) took(ctx context.Context, destination string, seconds float64, failed bool) {
+	kind := ""
+	if failed {
+		kind = other
 	}
+	labels := s.labels(destination, opSend, keyOpType.String("send"), keyErrorType.String(kind))
+	s.duration.Record(ctx, seconds, labels.record...)
 }
 
-// named adds the name of a destination, if it has one.
-func named(destination string, attributes ...attribute.KeyValue) []attribute.KeyValue {
-	if destination == "" {
-		return attributes
-	}
-	return append(attributes, keyDestination.String(text(destination)))
-}
+var opSend = keyOpName.String("send")
 
-// outcome returns the attributes of a message that was sent.
-func (d *destination) outcome(err error, unknown bool) *labels {
+// problem is the error.type of a message.
+func problem(err error, unknown bool) string {
 	switch {
 	case err == nil:
-		return d.sent
+		return ""
 	case unknown:
-		return d.unknown
+		return sendUnknown
 	}
-	return d.refused
+	return sendRefused
 }
 
 // A Sending is a message on its way. Nil: nobody wants to know.
@@ -117,33 +101,36 @@ func (s *Sender) Begin(ctx context.Context, topic, id string, h map[string]strin
 	if !s.on(ctx) {
 		return ctx, nil
 	}
-	if _, relayed := ctx.Value(relayedKey{}).(*relayed); relayed {
+	if ctx.Value(relayedKey{}) != nil {
 		return ctx, nil
 	}
 	flight := &Sending{sender: s, destination: s.name(topic), began: time.Now()}
-	if tracer := s.tracing.tracer(); tracer != nil {
-		propagator := s.providers.propagator()
-		created := trace.SpanContext{}
-		options := s.producer
-		if hasContext(propagator, h) {
-			extracted := propagator.Extract(context.Background(), header(h))
-			created = trace.SpanContextFromContext(extracted)
-			options = s.client
-			if !trace.SpanContextFromContext(ctx).IsValid() {
-				ctx = trace.ContextWithRemoteSpanContext(ctx, created)
-			}
-		}
-		ctx, flight.span = tracer.Start(ctx, "send "+text(topic), options...)
-		describeSend(flight.span, topic, id, created)
+	if tracer := s.tracer(); tracer != nil {
+		ctx, flight.span, _ = s.start(ctx, tracer, named{topic, id}, h, true)
 	}
-	return WithPropagator(ctx, s.providers.Propagator), flight
+	return WithPropagator(ctx, s.Propagator), flight
 }
 
-func describeSend(span trace.Span, topic, id string, created trace.SpanContext) {
+// start begins a message's span, and returns the trace context that the message has, if any. That is the parent,
+// unless there is a current span and it is to be one.
+func (s *Sender) start(
+	ctx context.Context, tracer trace.Tracer, n named, h map[string]string, current bool,
+) (context.Context, trace.Span, trace.SpanContext) {
+	var created trace.SpanContext
+	options := s.producer
+	if propagator := s.propagator(); hasContext(propagator, h) {
+		created = trace.SpanContextFromContext(propagator.Extract(context.Background(), header(h)))
+		options = s.client
+		if !current || !trace.SpanContextFromContext(ctx).IsValid() {
+			ctx = trace.ContextWithRemoteSpanContext(ctx, created)
+		}
+	}
+	ctx, span := tracer.Start(ctx, "send "+text(n.topic), options...)
 	if span.IsRecording() {
-		span.SetAttributes(keyDestination.String(text(topic)), keyMessageID.String(text(id)))
+		span.SetAttributes(keyDestination.String(text(n.topic)), keyMessageID.String(text(n.id)))
 		link(span, created, linkCreation)
 	}
+	return ctx, span, created
 }
 
 // Answered says that there is an answer, or that nobody waits for it any more: End may come when others have theirs.
@@ -165,13 +152,8 @@ func (f *Sending) End(ctx context.Context, err error, unknown bool) {
 	if f.took == 0 {
 		f.Answered()
 	}
-	destination := f.sender.destination(f.destination)
-	took := destination.took
-	if err != nil {
-		took = destination.tookError
-	}
-	f.sender.sent.Add(ctx, 1, destination.outcome(err, unknown).add...)
-	f.sender.duration.Record(ctx, f.took.Seconds(), took.record...)
+	f.sender.count(ctx, f.destination, err, unknown)
+	f.sender.took(ctx, f.destination, f.took.Seconds(), err != nil)
 	endSend(f.span, err, unknown)
 }
 
@@ -180,11 +162,7 @@ func endSend(span trace.Span, err error, unknown bool) {
 		return
 	}
 	if err != nil && span.IsRecording() {
-		kind := sendRefused
-		if unknown {
-			kind = sendUnknown
-		}
-		span.SetAttributes(keyErrorType.String(kind))
+		span.SetAttributes(keyErrorType.String(problem(err, unknown)))
 		span.SetStatus(codes.Error, text(err.Error()))
 	}
 	span.End()
@@ -195,30 +173,24 @@ func endSend(span trace.Span, err error, unknown bool) {
 func (s *Sender) Landed(ctx context.Context, f *Sending, topic, id, stream string) {
 	if f != nil {
 		f.destination = stream
-	} else if r, ok := ctx.Value(relayedKey{}).(*relayed); ok {
-		if m := r.find(topic, id); m != nil {
-			m.destination = stream
-		}
+	} else if m := relayed(ctx, topic, id); m != nil {
+		m.destination = stream
 	}
 }
 
 // Duplicate says that the broker took a message for a duplicate; unexpected: although this publisher did not repeat it.
 // Within a relay the span is the relay's.
 func (s *Sender) Duplicate(ctx context.Context, f *Sending, topic, id string, unexpected bool) {
-	if s.duplicates.Enabled(ctx) {
-		result := resultRepeated
-		if unexpected {
-			result = resultUnexpected
-		}
-		s.duplicates.Add(ctx, 1, metric.WithAttributes(keySystem.String(s.system), keyResult.String(result)))
+	result := resultRepeated
+	if unexpected {
+		result = resultUnexpected
 	}
+	s.duplicates.Add(ctx, 1, s.labels("", keyResult.String(result)).add...)
 	var span trace.Span
 	if f != nil {
 		span = f.span
-	} else if r, ok := ctx.Value(relayedKey{}).(*relayed); ok {
-		if m := r.find(topic, id); m != nil {
-			span = m.span
-		}
+	} else if m := relayed(ctx, topic, id); m != nil {
+		span = m.span
 	}
 	if span != nil {
 		span.SetAttributes(keyBrokerDuplicate.Bool(true))

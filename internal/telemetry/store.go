@@ -1,13 +1,20 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"reflect"
-	"strings"
 )
 
-// storeName tells the technology of a store by its package, so that stores need not say.
+// storeNames tell the technology of a store by its package, so that stores need not say.
+var storeNames = map[string]string{
+	Scope + "/dedupstore":             "memory",
+	Scope + "/dedupstore/redisstore":  "redis",
+	Scope + "/dedupstore/pgstore":     "postgresql",
+	Scope + "/dedupstore/sqlitestore": "sqlite",
+}
+
 func storeName(store any) string {
 	if store == nil {
 		return ""
@@ -16,51 +23,19 @@ func storeName(store any) string {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if own, ok := strings.CutPrefix(t.PkgPath(), Scope+"/"); ok {
-		switch own {
-		case "dedupstore":
-			return "memory"
-		case "dedupstore/redisstore":
-			return "redis"
-		case "dedupstore/pgstore":
-			return "postgresql"
-		case "dedupstore/sqlitestore":
-			return "sqlite"
-		}
-	}
-	return "other"
+	return cmp.Or(storeNames[t.PkgPath()], "other")
 }
-
-type storeFailure struct{ operation, policy, kind string }
-
-func (f storeFailure) own() storeFailure { return f } // constants
-
-// Policies of store errors.
-const (
-	failClosed = "fail_closed"
-	failOpen   = "fail_open"
-	shadow     = "shadow"
-)
 
 // StoreError counts a failed operation of the store. The policy is that of oncemill.Policy.StoreDown, or "shadow".
 func (m *Meter) StoreError(ctx context.Context, operation, policy, failure string) {
-	if !m.storeErrors.Enabled(ctx) {
-		return
-	}
-	name := failClosed
 	switch policy {
+	case "closed":
+		policy = "fail_closed"
 	case "open":
-		name = failOpen
-	case shadow:
-		name = shadow
+		policy = "fail_open"
 	}
-	key := storeFailure{operation, name, failure}
-	rest := storeFailure{operation, name, other}
-	m.storeErrors.Add(ctx, 1, m.failed.of(key, storeFailure.own, rest, newStoreFailure).add...)
-}
-
-func newStoreFailure(f storeFailure) *labels {
-	return newLabels(keyOperation.String(f.operation), keyPolicy.String(f.policy), keyErrorType.String(f.kind))
+	m.storeErrors.Add(ctx, 1, m.sources.of(scope{}).with(keyOperation.String(operation), keyPolicy.String(policy),
+		keyErrorType.String(failure)).add...)
 }
 
 // Kinds of a store's errors that do not follow from their types here.
@@ -74,15 +49,15 @@ const (
 func StoreFailure(err error) string {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return FailedTimeout.String()
+		return string(FailedTimeout)
 	case errors.Is(err, context.Canceled):
-		return FailedCanceled.String()
+		return string(FailedCanceled)
 	}
 	if timeout, ok := errors.AsType[interface {
 		error
 		Timeout() bool
 	}](err); ok && timeout.Timeout() {
-		return FailedTimeout.String()
+		return string(FailedTimeout)
 	}
 	return other
 }

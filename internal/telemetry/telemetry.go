@@ -5,10 +5,7 @@ package telemetry
 
 import (
 	"context"
-	"runtime"
-	"sync/atomic"
 	"time"
-	"weak"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -28,12 +25,10 @@ type Meter struct {
 
 	claimTime, runTime, delay metric.Float64Histogram
 
-	store      string
-	sources    sources
-	renewed    table[string, *labels]
-	failed     table[storeFailure, *labels]
-	claimTimes [outcomes]atomic.Pointer[labels]
-	claimFails table[string, *labels]
+	active metric.Int64UpDownCounter
+
+	store   string
+	sources sources
 }
 
 // NewMeter makes the instruments. The store is what claims are asked of, or nil.
@@ -58,28 +53,11 @@ func NewMeter(p Providers, store any) (*Meter, error) {
 		"How long a handler took, once for each run.", messageBuckets)
 	set.histogram(&m.delay, "oncemill.duplicate.delay",
 		"Time from the first claim of a message to a duplicate: how long the window has to be.", delayBuckets)
+	if set.err == nil {
+		m.active, set.err = set.meter.Int64UpDownCounter("oncemill.handler.active", metric.WithUnit("{message}"),
+			metric.WithDescription("Handlers at work."))
+	}
 	return m, set.err
-}
-
-// watchHandlers shows how many handlers are at work whenever metrics are collected, for as long as somebody has the
-// meter: a counter would be told of each handler twice.
-func (m *Meter) watchHandlers(from metric.Meter) error {
-	active, err := from.Int64ObservableUpDownCounter("oncemill.handler.active", metric.WithUnit("{message}"),
-		metric.WithDescription("Handlers at work."))
-	if err != nil {
-		return err
-	}
-	there := weak.Make(m)
-	registration, err := from.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		if m := there.Value(); m != nil {
-			m.sources.each(func(s *source) { o.ObserveInt64(active, s.active.Load(), s.observed...) })
-		}
-		return nil
-	}, active)
-	if err == nil {
-		runtime.AddCleanup(m, func(r metric.Registration) { _ = r.Unregister() }, registration)
-	}
-	return err
 }
 
 // A maker makes instruments until one fails.
@@ -129,7 +107,11 @@ func (m *Meter) Claim(ctx context.Context, group, handler, id string, a *Answer)
 	}
 	if m.claims.Enabled(ctx) {
 		source := m.sourceOf(d, mine, group, handler)
-		labels := source.claim(a.Outcome, detail)
+		why := keyCause
+		if a.Outcome == Bypassed {
+			why = keyBypass
+		}
+		labels := source.with(keyOutcome.String(string(a.Outcome)), why.String(string(detail)))
 		m.claims.Add(ctx, 1, labels.add...)
 		if a.Outcome.duplicate() {
 			m.delay.Record(ctx, a.Age.Seconds(), labels.record...)
@@ -145,19 +127,17 @@ func (m *Meter) Claim(ctx context.Context, group, handler, id string, a *Answer)
 
 // Ended counts an outcome that is no success and has been stored.
 func (m *Meter) Ended(ctx context.Context, group, handler, id string, e End) {
-	if m.failures.Enabled(ctx) {
-		d, mine := deliveryOf(ctx, group, handler, id)
-		m.failures.Add(ctx, 1, m.sourceOf(d, mine, group, handler).end(e).add...)
-	}
+	d, mine := deliveryOf(ctx, group, handler, id)
+	m.failures.Add(ctx, 1, m.sourceOf(d, mine, group, handler).with(keyResult.String(string(e))).add...)
 }
 
 func describe(span trace.Span, a *Answer, detail Detail) {
-	span.SetAttributes(keyOutcome.String(a.Outcome.String()))
+	span.SetAttributes(keyOutcome.String(string(a.Outcome)))
 	switch {
 	case a.Outcome == Bypassed && detail != NoDetail:
-		span.SetAttributes(keyBypass.String(detail.String()))
+		span.SetAttributes(keyBypass.String(string(detail)))
 	case a.Outcome.duplicate():
-		span.SetAttributes(keyAge.Float64(a.Age.Seconds()), keyCause.String(detail.String()))
+		span.SetAttributes(keyAge.Float64(a.Age.Seconds()), keyCause.String(string(detail)))
 	}
 	if a.Attempt > 0 {
 		span.SetAttributes(keyAttempt.Int(a.Attempt), keyFence.Int64(int64(a.Fence)))
@@ -169,7 +149,7 @@ func (m *Meter) sourceOf(d *Processing, mine bool, group, handler string) *sourc
 	if mine {
 		return d.source
 	}
-	return m.sources.source(scope{group: group, handler: handler})
+	return m.sources.of(scope{group: group, handler: handler})
 }
 
 // Times reports whether claims are to be timed.
@@ -177,48 +157,27 @@ func (m *Meter) Times(ctx context.Context) bool { return m.claimTime.Enabled(ctx
 
 // ClaimTook records how long the store took to answer a claim, or to fail.
 func (m *Meter) ClaimTook(ctx context.Context, o Outcome, failure string, d time.Duration) {
-	if failure != "" {
-		m.claimTime.Record(ctx, d.Seconds(), m.claimFails.of(failure, same, other, m.newClaimFail).record...)
-		return
-	}
-	labels := cached(&m.claimTimes[o], func() *labels {
-		return newLabels(keyOutcome.String(o.String()), keyStore.String(m.store))
-	})
-	m.claimTime.Record(ctx, d.Seconds(), labels.record...)
+	m.claimTime.Record(ctx, d.Seconds(), m.sources.of(scope{}).with(keyOutcome.String(string(o)),
+		keyStore.String(m.store), keyErrorType.String(failure)).record...)
 }
-
-func (m *Meter) newClaimFail(failure string) *labels {
-	return newLabels(keyOutcome.String(StoreError.String()), keyStore.String(m.store), keyErrorType.String(failure))
-}
-
-func same(s string) string { return s } // a constant
 
 // Shadow counts what would have happened to a delivery.
 func (m *Meter) Shadow(ctx context.Context, group, handler string, o Outcome) {
-	if m.shadowed.Enabled(ctx) {
-		m.shadowed.Add(ctx, 1, m.sources.source(scope{group: group, handler: handler}).shadow(o).add...)
-	}
+	source := m.sources.of(scope{group: group, handler: handler})
+	m.shadowed.Add(ctx, 1, source.with(keyOutcome.String(string(o))).add...)
 }
 
 // Renewal counts a heartbeat.
 func (m *Meter) Renewal(ctx context.Context, result string) {
-	if m.renewals.Enabled(ctx) {
-		m.renewals.Add(ctx, 1, m.renewed.of(result, same, other, newRenewal).add...)
-	}
+	m.renewals.Add(ctx, 1, m.sources.of(scope{}).with(keyResult.String(result)).add...)
 }
-
-func newRenewal(result string) *labels { return newLabels(keyResult.String(result)) }
 
 // Loss counts a run that lost its claim.
 func (m *Meter) Loss(ctx context.Context, group, handler string) {
-	if m.losses.Enabled(ctx) {
-		m.losses.Add(ctx, 1, m.sources.source(scope{group: group, handler: handler}).named.add...)
-	}
+	m.losses.Add(ctx, 1, m.sources.of(scope{group: group, handler: handler}).plain.add...)
 }
 
 // Oversize counts a run whose produced messages were too large to be stored.
 func (m *Meter) Oversize(ctx context.Context, group, handler string) {
-	if m.oversize.Enabled(ctx) {
-		m.oversize.Add(ctx, 1, m.sources.source(scope{group: group, handler: handler}).named.add...)
-	}
+	m.oversize.Add(ctx, 1, m.sources.of(scope{group: group, handler: handler}).plain.add...)
 }

@@ -13,8 +13,9 @@ import (
 
 // Stats are what the gauges show.
 type Stats struct {
-	Pending, Dead int
-	Oldest        time.Duration
+	Pending int
+	Oldest  time.Duration
+	Dead    int
 }
 
 // To count may be a lot of work for the database.
@@ -35,9 +36,10 @@ func (r *Relay) Watch(ctx context.Context, stats func(context.Context) (Stats, e
 	registration, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		w.read.Store(time.Now().UnixNano())
 		if c := w.last.Load(); c != nil && time.Now().Before(c.until) {
-			o.ObserveInt64(r.pending, int64(c.Pending), r.states[0])
-			o.ObserveInt64(r.pending, int64(c.Dead), r.states[1])
-			o.ObserveFloat64(r.oldest, c.Oldest.Seconds(), r.ages)
+			name := keyTable.String(r.name)
+			o.ObserveInt64(r.pending, int64(c.Pending), metric.WithAttributes(name, keyRowState.String("pending")))
+			o.ObserveInt64(r.pending, int64(c.Dead), metric.WithAttributes(name, keyRowState.String("dead")))
+			o.ObserveFloat64(r.oldest, c.Oldest.Seconds(), metric.WithAttributes(name))
 		}
 		return nil
 	}, r.pending, r.oldest)

@@ -29,10 +29,6 @@ type Config struct {
 	// wait until somebody uses Requeue or Discard. Only for ordered outboxes.
 	SkipDead bool
 
-	// Baggage names the members of OpenTelemetry's baggage that travel with messages, if the propagator writes baggage.
-	// What is in a row stays there, and whoever reads the message gets it. Empty: none.
-	Baggage []string
-
 	// Logger gets what Listen has to say. Nil: slog.Default().
 	Logger *slog.Logger
 }

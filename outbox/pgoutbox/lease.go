@@ -1,11 +1,9 @@
 package pgoutbox
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,7 +14,6 @@ import (
 	"github.com/oncemill/oncemill/internal/errtext"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/producer"
 )
 
 // Leases are made one after the other, under a lock. Each statement sees what was committed before it began, so that
@@ -75,20 +72,14 @@ FROM batch HAVING count(*) > 0`
 SELECT clock_timestamp(), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
 
-	// What Lease reads of a row: as it is, because a NULL costs the server nothing, and what is made of it does.
-	rowSQL = `number, id, topic, key, header, payload, failures, unknowns, replays, not_before,
-	written_at, due_at, ctid`
-
-	// The rows come in the order of their numbers. The client sorts them as the index of leaseSQL does, by ctid where
-	// they are due at once: the server would copy each one for that.
-	readSQL = `SELECT ` + rowSQL + `
-FROM {table} WHERE number = ANY((SELECT numbers FROM {lease} WHERE token = $1::text)::bigint[])`
-
-	// Their places are the client's to keep, not to find. OFFSET 0 makes it look for each row by its number.
-	orderedReadSQL = `
+	// OFFSET 0 makes the server look for each row by its number, in the order of the lease. What it reads of a row is
+	// what is there: a NULL costs the server nothing, and what is made of it does.
+	readSQL = `
 SELECT o.*
 FROM {lease} l CROSS JOIN LATERAL unnest(l.numbers) WITH ORDINALITY AS held (number, n)
-	CROSS JOIN LATERAL (SELECT ` + rowSQL + ` FROM {table} WHERE number = held.number OFFSET 0) AS o
+	CROSS JOIN LATERAL (
+		SELECT number, id, topic, key, header, payload, failures, unknowns, replays, coalesce(not_before, written_at)
+		FROM {table} WHERE number = held.number OFFSET 0) AS o
 WHERE l.token = $1::text ORDER BY held.n`
 )
 
@@ -111,7 +102,7 @@ func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row
 	if err != nil {
 		return nil, err
 	}
-	return read.inTurn(), nil
+	return read.rows, nil
 }
 
 // lockTimeoutOf makes the server stop waiting for a lock when nobody waits for its answer any more.
@@ -124,88 +115,37 @@ func lockTimeoutOf(ctx context.Context) string {
 	return strconv.FormatInt(min(max(1, time.Until(deadline).Milliseconds()), most), 10)
 }
 
-// A reader makes rows of what the server sends, one after the other in the same memory.
+// A reader makes rows of what the server sends.
 type reader struct {
-	ordered  bool      // the rows come in their order
-	now      time.Time // by the server's clock
-	fields   []any     // where scan puts what follows
-	number   int64
-	id       string
-	topic    string
-	key      pgtype.Text
-	header   pgtype.DriverBytes // most rows have none
-	payload  []byte
-	failures pgtype.Int4
-	unknowns pgtype.Int4
-	replays  pgtype.Int4
-
-	notBefore, written, due pgtype.Timestamptz
-	at                      pgtype.TID
-
-	rows  []outbox.Row
-	turns []turn
-}
-
-// A turn says when a row is due, where it lies in the table, and which one it is.
-type turn struct {
-	due   int64 // in microseconds
-	at    uint64
-	index int
+	ordered bool
+	now     time.Time // by the server's clock
+	rows    []outbox.Row
 }
 
 func (r *reader) clock(scan func(...any) error) error { return scan(&r.now, nil, nil, nil, nil) }
 
 func (r *reader) row(scan func(...any) error) error {
-	if r.fields == nil {
-		r.fields = []any{&r.number, &r.id, &r.topic, &r.key, &r.header, &r.payload, &r.failures, &r.unknowns,
-			&r.replays, &r.notBefore, &r.written, &r.due, &r.at}
-	}
-	if err := scan(r.fields...); err != nil {
+	var row outbox.Row
+	var key pgtype.Text
+	var header pgtype.DriverBytes // most rows have none
+	var failures, unknowns, replays pgtype.Int4
+	var due time.Time
+	m := &row.Message
+	if err := scan(&row.Number, &m.ID, &m.Topic, &key, &header, &m.Payload, &failures, &unknowns, &replays,
+		&due); err != nil {
 		return err
 	}
-	r.turns = append(r.turns, turn{timeOr(r.due, r.written).UnixMicro(),
-		uint64(r.at.BlockNumber)<<16 | uint64(r.at.OffsetNumber), len(r.rows)})
-	r.rows = append(r.rows, r.made())
-	return nil
-}
-
-func timeOr(t, instead pgtype.Timestamptz) time.Time {
-	if t.Valid {
-		return t.Time
-	}
-	return instead.Time
-}
-
-// made is the row that was scanned.
-func (r *reader) made() outbox.Row {
-	row := outbox.Row{
-		Number:   r.number,
-		Message:  producer.Message{ID: r.id, Topic: r.topic, Key: r.key.String, Payload: r.payload},
-		Failures: int(r.failures.Int32), Unknowns: int(r.unknowns.Int32),
-		Age: max(0, r.now.Sub(timeOr(r.notBefore, r.written))),
-	}
+	m.Key, row.Failures, row.Unknowns = key.String, int(failures.Int32), int(unknowns.Int32)
+	row.Age = max(0, r.now.Sub(due))
 	if r.ordered {
-		row.Lane = r.key.String
+		row.Lane = m.Key
 	}
-	header, err := outgoing.Header(r.id, r.header, int(r.replays.Int32))
-	if err != nil { // it must not hold up other rows
+	var err error
+	if m.Header, err = outgoing.Header(m.ID, header, int(replays.Int32)); err != nil { // it must not hold up other rows
 		row.Problem = err.Error()
 	}
-	row.Message.Header = header
-	return row
-}
-
-// inTurn returns the rows in their order: the longest due first, where they did not come in it.
-func (r *reader) inTurn() []outbox.Row {
-	if r.ordered {
-		return r.rows
-	}
-	slices.SortFunc(r.turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.at, b.at)) })
-	rows := make([]outbox.Row, len(r.rows))
-	for i, t := range r.turns {
-		rows[i] = r.rows[t.index]
-	}
-	return rows
+	r.rows = append(r.rows, row)
+	return nil
 }
 
 // Results that are not there any more, or not the token's, are passed over.

@@ -43,7 +43,7 @@ func (o *Outbox) records(ctx context.Context, messages []producer.Message) ([]re
 	index := make(map[name]int, len(messages))
 	size := 0
 	for i, m := range messages {
-		made, err := outgoing.NewRecord(ctx, m, o.cfg.Baggage)
+		made, err := outgoing.NewRecord(ctx, m)
 		size += len(m.Payload)
 		switch n := len(m.Key); {
 		case err != nil:

@@ -37,7 +37,7 @@ func statementsFor(cfg Config) statements {
 	}
 	schema := schemaSQL
 	if cfg.Ordered {
-		s.lease, s.suspects, s.read = in(orderedLeaseSQL), in(orderedSuspectsSQL), in(orderedReadSQL)
+		s.lease, s.suspects = in(orderedLeaseSQL), in(orderedSuspectsSQL)
 		schema += "\n" + orderedSQL
 	}
 	s.schema = in(schema + fmt.Sprintf(keepSQL, version, cfg.Ordered))

@@ -20,8 +20,8 @@ import (
 // In returns a publisher that writes rows in the caller's transaction. All messages of a call go in one round trip;
 // their payloads have at most 256 MB.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what
-// Config.Baggage names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one; the trace context of ctx travels along, its baggage does not. The caller's
+// messages stay as they are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
 // again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an

@@ -3,11 +3,8 @@ package pgoutbox_test
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.opentelemetry.io/otel/baggage"
-	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
@@ -24,25 +21,6 @@ func TestIn_WithoutATransactionIsAnError(t *testing.T) {
 		if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != "tx" {
 			t.Errorf("%s: error %v, want one for tx", name, err)
 		}
-	}
-}
-
-func TestIn_KeepsTheBaggageThatTheConfigNames(t *testing.T) {
-	t.Parallel()
-	said, err := baggage.Parse("tenant=7,session=secret")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := newPool(t)
-	box := boxIn(t, pool, pgoutbox.Config{Baggage: []string{"tenant"}})
-	tx := begin(t, pool)
-	ctx := producer.WithPropagator(baggage.ContextWithBaggage(t.Context(), said), propagation.Baggage{})
-	if err := box.In(tx).Publish(ctx, message("a")); err != nil {
-		t.Fatal(err)
-	}
-	commit(t, tx)
-	if got := lease(t, box, "token", time.Minute)[0].Message.Header["baggage"]; got != "tenant=7" {
-		t.Errorf("baggage %q, want the tenant only", got)
 	}
 }
 

@@ -77,7 +77,6 @@ func (s *session) run(ctx context.Context) error {
 	if n := len(s.verdicts); n > 0 {
 		s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", n)
 	}
-	s.r.sender.CatchUp(ctx)
 	s.stream.leave(s.progress.confirmed())
 	feeders.Wait()
 	return err
@@ -226,7 +225,6 @@ func (s *session) tick(working context.Context, now time.Time) error {
 	s.settle(working, now)
 	s.look(working, now)
 	s.warnOfFull(working, now)
-	s.r.sender.CatchUp(working)
 	return s.beat(now)
 }
 

@@ -5,8 +5,4 @@ type Config struct {
 	// Table is the name of the table, and the beginning of the names of its indexes. At most 48 ASCII letters, digits
 	// and underscores; it does not begin with a digit. Empty: "oncemill_outbox".
 	Table string
-
-	// Baggage names the members of OpenTelemetry's baggage that travel with messages, if the propagator writes baggage.
-	// What is in a row stays there, and whoever reads the message gets it. Empty: none.
-	Baggage []string
 }

@@ -4,7 +4,6 @@ go 1.26.0
 
 require (
 	github.com/oncemill/oncemill v0.0.0
-	go.opentelemetry.io/otel v1.47.0
 	modernc.org/sqlite v1.60.0
 )
 
@@ -21,6 +20,7 @@ require (
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	github.com/sony/gobreaker/v2 v2.4.0 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
+	go.opentelemetry.io/otel v1.47.0 // indirect
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
 	go.opentelemetry.io/otel/metric v1.47.0 // indirect
 	go.opentelemetry.io/otel/trace v1.47.0 // indirect

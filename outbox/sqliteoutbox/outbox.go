@@ -18,11 +18,10 @@ import (
 // An Outbox is a table of messages to be published. It is safe for concurrent use and holds nothing that must be
 // closed; the database belongs to the caller.
 type Outbox struct {
-	db      *sql.DB
-	table   string
-	baggage []string
-	sql     statements
-	woken   chan struct{}
+	db    *sql.DB
+	table string
+	sql   statements
+	woken chan struct{}
 }
 
 var (
@@ -43,7 +42,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if problem := sqlstore.NameProblem(cfg.Table, 48); problem != "" {
 		return nil, &dedupstore.InvalidError{Package: "sqliteoutbox", Field: "Config.Table", Problem: problem}
 	}
-	return &Outbox{db: db, table: cfg.Table, baggage: cfg.Baggage, sql: statementsFor(cfg.Table),
+	return &Outbox{db: db, table: cfg.Table, sql: statementsFor(cfg.Table),
 		woken: make(chan struct{}, 1)}, nil
 }
 

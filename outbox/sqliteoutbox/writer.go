@@ -16,8 +16,8 @@ import (
 // InSQL returns a publisher that writes rows in the caller's transaction. Outboxes of databases that have a client of
 // their own beside database/sql have the same method for *sql.Tx, so that code moves from one to the other unchanged.
 //
-// A message without an ID gets a new one; the trace context of ctx travels along, and of its baggage what
-// Config.Baggage names. The caller's messages stay as they are, so give a message its ID (producer.NewID) to know it.
+// A message without an ID gets a new one; the trace context of ctx travels along, its baggage does not. The caller's
+// messages stay as they are, so give a message its ID (producer.NewID) to know it.
 //
 // A message whose ID, topic and, for deliberate copies, purpose and generation are in the outbox already is not written
 // again, as long as the row is kept: repeating an action does no harm. If its key or payload differ, that is an
@@ -55,7 +55,7 @@ func (w writer) Publish(ctx context.Context, messages ...producer.Message) error
 	}
 	records := make([]outgoing.Record, len(messages))
 	for i, m := range messages {
-		r, err := outgoing.NewRecord(ctx, m, w.outbox.baggage)
+		r, err := outgoing.NewRecord(ctx, m)
 		if err != nil {
 			return fmt.Errorf("messages[%d]: %w", i, err)
 		}

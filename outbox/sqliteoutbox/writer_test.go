@@ -8,12 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/baggage"
-	"go.opentelemetry.io/otel/propagation"
-
 	"github.com/oncemill/oncemill/dedupstore"
-	"github.com/oncemill/oncemill/outbox/sqliteoutbox"
-	"github.com/oncemill/oncemill/producer"
 )
 
 func TestInSQL_WithoutATransactionIsAnError(t *testing.T) {
@@ -22,27 +17,6 @@ func TestInSQL_WithoutATransactionIsAnError(t *testing.T) {
 	err := box.InSQL(nil).Publish(t.Context(), message("1"))
 	if e, ok := errors.AsType[*dedupstore.InvalidError](err); !ok || e.Field != "tx" {
 		t.Errorf("error %v, want one for tx", err)
-	}
-}
-
-func TestInSQL_KeepsTheBaggageThatTheConfigNames(t *testing.T) {
-	t.Parallel()
-	said, err := baggage.Parse("tenant=7,session=secret")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, db := newBox(t)
-	box, err := sqliteoutbox.New(db, sqliteoutbox.Config{Baggage: []string{"tenant"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tx := begin(t, db)
-	ctx := producer.WithPropagator(baggage.ContextWithBaggage(t.Context(), said), propagation.Baggage{})
-	if err := errors.Join(box.InSQL(tx).Publish(ctx, message("a")), tx.Commit()); err != nil {
-		t.Fatal(err)
-	}
-	if got := lease(t, box, "token", time.Minute)[0].Message.Header["baggage"]; got != "tenant=7" {
-		t.Errorf("baggage %q, want the tenant only", got)
 	}
 }
 

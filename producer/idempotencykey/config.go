@@ -3,7 +3,6 @@ package idempotencykey
 import (
 	"cmp"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -40,11 +39,6 @@ type Config struct {
 	// answered with 413. Zero: 1 MiB.
 	MaxRequestBody int64
 
-	// MaxResponseBody bounds the body of a response that is kept, in bytes. The package's doc says what becomes of a
-	// longer one. At least 1 KiB less than Policy.MaxResultBytes, which headers need. Zero: three quarters of
-	// Policy.MaxResultBytes.
-	MaxResponseBody int
-
 	// ServerErrors says what becomes of a response with status 500 and above. Zero: StoreServerErrors.
 	ServerErrors ServerErrors
 
@@ -59,9 +53,6 @@ type Config struct {
 	// that is refused (CodeRefused), which is stored. Set Problem.DocsURL here to where your API describes its use of
 	// keys. Nil: Problem.Write.
 	WriteProblem func(http.ResponseWriter, *http.Request, Problem)
-
-	// Logger gets what operators must know; never anything of a body or a header. Nil: the guard's.
-	Logger *slog.Logger
 }
 
 // ServerErrors says what becomes of a response with status 500 and above.
@@ -89,16 +80,14 @@ const (
 	keyHeader      = "Idempotency-Key"
 	replayedHeader = "Idempotent-Replayed"
 	maxKey         = 255              // characters, as Stripe has it
-	headerRoom     = 1 << 10          // what headers may need of a stored response, beside its body
+	leastResult    = 1 << 10          // bytes of a stored response: a problem at least
 	linger         = 30 * time.Second // how long a run goes on after its client has gone
 )
 
-func (c Config) withDefaults(p oncemill.Policy) Config {
+func (c Config) withDefaults() Config {
 	c.Group = cmp.Or(c.Group, "http")
 	c.MaxRequestBody = cmp.Or(c.MaxRequestBody, 1<<20)
-	c.MaxResponseBody = cmp.Or(c.MaxResponseBody, p.MaxResultBytes/4*3)
 	c.ServerErrors = cmp.Or(c.ServerErrors, StoreServerErrors)
-	c.Logger = cmp.Or(c.Logger, p.Logger)
 	if c.Route == nil {
 		c.Route = pattern
 	}
@@ -124,9 +113,8 @@ func postOrPatch(r *http.Request) bool {
 	return r.Method == http.MethodPost || r.Method == http.MethodPatch
 }
 
-func (c *Config) validate(p oncemill.Policy) error {
+func (c *Config) validate() error {
 	probe := dedupstore.Key{Tenant: "t", Group: c.Group, Handler: "h", ID: "i"}
-	most := p.MaxResultBytes - headerRoom
 	switch {
 	case c.Account == nil:
 		return fmt.Errorf("idempotencykey: Config.Account is nil: say whose keys they are, or use SingleTenant")
@@ -138,9 +126,6 @@ func (c *Config) validate(p oncemill.Policy) error {
 			c.ServerErrors, StoreServerErrors, ReleaseServerErrors)
 	case c.MaxRequestBody < 1:
 		return fmt.Errorf("idempotencykey: Config.MaxRequestBody is %d, want at least 1", c.MaxRequestBody)
-	case c.MaxResponseBody < 1 || c.MaxResponseBody > most:
-		return fmt.Errorf("idempotencykey: Config.MaxResponseBody is %d, want 1 to %d (Policy.MaxResultBytes less %d)",
-			c.MaxResponseBody, most, headerRoom)
 	case c.MaxWait < 0:
 		return fmt.Errorf("idempotencykey: Config.MaxWait is %v, want at least 0", c.MaxWait)
 	}

@@ -20,7 +20,6 @@ func TestNew_RefusesAConfigThatContradictsItself(t *testing.T) {
 		{"Group", func(c *idempotencykey.Config) { c.Group = strings.Repeat("g", 129) }},
 		{"ServerErrors", func(c *idempotencykey.Config) { c.ServerErrors = "perhaps" }},
 		{"MaxRequestBody", func(c *idempotencykey.Config) { c.MaxRequestBody = -1 }},
-		{"MaxResponseBody", func(c *idempotencykey.Config) { c.MaxResponseBody = 64 << 10 }},
 		{"MaxWait", func(c *idempotencykey.Config) { c.MaxWait = -1 }},
 	} {
 		c := idempotencykey.Config{Account: idempotencykey.SingleTenant}

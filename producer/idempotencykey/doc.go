@@ -36,7 +36,7 @@
 // # Responses
 //
 // A response is held back until it is stored: a handler can neither flush nor hijack the connection, and informational
-// responses and trailers are dropped. With a lease alone, a response that is longer than Config.MaxResponseBody, or
+// responses and trailers are dropped. With a lease alone, a response that is longer than Policy.MaxResultBytes, or
 // shorter than its Content-Length, is sent once; repeats are told that the work is done (410, code response-dropped).
 // With an inbox it becomes a 500 (code response-refused), and the writes are rolled back.
 package idempotencykey

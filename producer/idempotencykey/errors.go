@@ -9,7 +9,7 @@ import (
 var ErrClientGone = errors.New("idempotencykey: the client has gone")
 
 // ErrResponseTooLarge is what a handler's Write returns in a transaction of an inbox, once the body is longer than
-// Config.MaxResponseBody. The response becomes a 500, and the transaction is rolled back.
+// Policy.MaxResultBytes. The response becomes a 500, and the transaction is rolled back.
 var ErrResponseTooLarge = errors.New("idempotencykey: the response is too large to be held until the commit")
 
 // statusError is how a guard gets to know that a handler answered with status 500 or above.

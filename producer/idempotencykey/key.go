@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+
+	"github.com/oncemill/oncemill/internal/headers"
 )
 
 // clientKey returns the key of a request, and "" if it has none. The problem says what is wrong with the header, in
@@ -34,7 +36,7 @@ func parseKey(value string) (key, problem string) {
 		}
 		return value, ""
 	}
-	text, rest, ok := cutString(value)
+	text, rest, ok := headers.CutString(value)
 	switch {
 	case !ok:
 		return "", "is not a string as RFC 9651 writes it"
@@ -61,25 +63,6 @@ func bareProblem(s string) string {
 		}
 	}
 	return ""
-}
-
-// cutString cuts a structured field's string off the beginning of s, which begins with its quote.
-func cutString(s string) (text, rest string, ok bool) {
-	var b strings.Builder
-	for i := 1; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '"':
-			return b.String(), s[i+1:], true
-		case c < ' ' || c > '~':
-			return "", "", false
-		case c == '\\':
-			if i++; i == len(s) || s[i] != '"' && s[i] != '\\' {
-				return "", "", false
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return "", "", false
 }
 
 // quoteKey writes a key as a string of structured fields.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -17,6 +18,7 @@ type Middleware struct {
 	guard  *oncemill.Guard
 	config Config
 	most   int           // bytes of a stored response
+	log    *slog.Logger  // never gets anything of a body or a header
 	inbox  bool          // responses are held until a commit
 	linger time.Duration // how long a run goes on after its client has gone
 }
@@ -33,11 +35,15 @@ func New(guard *oncemill.Guard, c Config) (*Middleware, error) {
 		return nil, errors.New(`idempotencykey: guard has a policy with Mismatch "ignore": ` +
 			`another request under a key would get its response, also one of another path`)
 	}
-	c = c.withDefaults(policy)
-	if err := c.validate(policy); err != nil {
+	if policy.MaxResultBytes < leastResult {
+		return nil, fmt.Errorf("idempotencykey: guard has a policy with MaxResultBytes %d, want at least %d",
+			policy.MaxResultBytes, leastResult)
+	}
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	return &Middleware{guard, c, policy.MaxResultBytes, guard.Transacts(), linger}, nil
+	return &Middleware{guard, c, policy.MaxResultBytes, policy.Logger, guard.Transacts(), linger}, nil
 }
 
 // Wrap returns a handler that runs next once a key, for all methods but GET, HEAD, OPTIONS, TRACE and CONNECT. Put it
@@ -88,19 +94,19 @@ func (x *exchange) prepare() *Problem {
 	}
 	// Of a form that was read before, the handler would find the values, and the fingerprint nothing.
 	if len(x.body) == 0 && !made && (r.ContentLength > 0 || len(r.PostForm) > 0 || r.MultipartForm != nil) {
-		c.Logger.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before: "+
+		x.m.log.ErrorContext(r.Context(), "idempotencykey: the body of a request was read before: "+
 			"let nothing do so that stands around the middleware, nor Config.Required")
 		return newProblem(CodeInternal, "")
 	}
 	r.Body = x.reader()
 	account, err := c.Account(r)
 	if err != nil || account == "" {
-		c.Logger.WarnContext(r.Context(), "idempotencykey: no account for a request", "error", err)
+		x.m.log.WarnContext(r.Context(), "idempotencykey: no account for a request", "error", err)
 		return newProblem(CodeNoAccount, "")
 	}
 	route := c.Route(r)
 	if route == "" {
-		c.Logger.ErrorContext(r.Context(), "idempotencykey: a request has no route: records are kept under it; "+
+		x.m.log.ErrorContext(r.Context(), "idempotencykey: a request has no route: records are kept under it; "+
 			"wrap the handlers in a http.ServeMux, or set Config.Route")
 		return newProblem(CodeInternal, "")
 	}

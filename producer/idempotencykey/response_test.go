@@ -115,17 +115,18 @@ func TestMiddleware_HandlerReadsTheBodyFromItsBeginning(t *testing.T) {
 func TestMiddleware_ResponseOverTheLimitIsSentOnceAndRepeatsGetToKnowThatTheWorkIsDone(t *testing.T) {
 	t.Parallel()
 	l := &keytest.Ledger{}
-	rg := serveMemory(t, idempotencykey.Config{MaxResponseBody: 100}, func(w http.ResponseWriter, _ *http.Request) {
-		l.Add("")
-		w.WriteHeader(201)
-		for range 50 {
-			io.WriteString(w, "0123456789")
-		}
-	})
+	rg := keytest.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{MaxResultBytes: 1024}),
+		idempotencykey.Config{}, func(w http.ResponseWriter, _ *http.Request) {
+			l.Add("")
+			w.WriteHeader(201)
+			for range 500 {
+				io.WriteString(w, "0123456789")
+			}
+		})
 	first := rg.Pay("k")
 	keytest.Want(t, first, 201, false)
-	if len(first.Body) != 500 {
-		t.Errorf("%d bytes arrived, want all 500", len(first.Body))
+	if len(first.Body) != 5000 {
+		t.Errorf("%d bytes arrived, want all 5000", len(first.Body))
 	}
 	again := rg.Pay("k")
 	keytest.WantProblem(t, again, 410, idempotencykey.CodeNotKept)
@@ -138,7 +139,7 @@ func TestMiddleware_ResponseOverTheLimitIsSentOnceAndRepeatsGetToKnowThatTheWork
 func TestMiddleware_HeadersThatDoNotFitMakeAResponseTooLarge(t *testing.T) {
 	t.Parallel()
 	rg := keytest.Serve(t, keytest.NewGuard(t, keytest.NewMemory(t), oncemill.Policy{MaxResultBytes: 4096}),
-		idempotencykey.Config{MaxResponseBody: 3000},
+		idempotencykey.Config{},
 		func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", strings.Repeat("x", 2000))
 			w.Write(make([]byte, 3000))

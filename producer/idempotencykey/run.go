@@ -72,7 +72,7 @@ func detach(request context.Context, linger time.Duration) (ctx context.Context,
 
 // handle runs the handler once, and makes the outcome of its response.
 func (x *exchange) handle(ctx context.Context) (o dedupstore.Outcome, err error) {
-	x.rec, x.panics = newRecorder(x.w, x.m.config.MaxResponseBody, x.m.inbox), nil
+	x.rec, x.panics = newRecorder(x.w, x.m.most, x.m.inbox), nil
 	if !x.protected(x.r.Clone(ctx)) { // there may be another run, which must find the header as it was
 		return o, oncemill.RetryAfter(0, x.panics)
 	}
@@ -103,7 +103,7 @@ func (x *exchange) protected(r *http.Request) (returned bool) {
 		v := recover()
 		x.panics = &panicError{v}
 		if v != any(http.ErrAbortHandler) { // as net/http compares it
-			x.m.config.Logger.ErrorContext(r.Context(), "idempotencykey: the handler panicked; its key is released",
+			x.m.log.ErrorContext(r.Context(), "idempotencykey: the handler panicked; its key is released",
 				"key", x.call.Key.String(), "error", x.panics, "stack", string(debug.Stack()))
 		}
 	}()
@@ -160,7 +160,7 @@ func (x *exchange) replay(data []byte) {
 	s, err := decode(data)
 	switch {
 	case err != nil:
-		x.m.config.Logger.ErrorContext(x.r.Context(), "idempotencykey: a stored response cannot be read",
+		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: a stored response cannot be read",
 			"key", x.call.Key.String(), "error", err)
 		x.m.refuse(x.w, x.r, newProblem(CodeInternal, ""))
 	case s.dropped:
@@ -217,7 +217,7 @@ func (x *exchange) problemOf(err error) *Problem {
 	case mismatch:
 		return newProblem(CodeReused, "")
 	case invalid:
-		x.m.config.Logger.ErrorContext(x.r.Context(), "idempotencykey: the guard refuses a call", "error", err)
+		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: the guard refuses a call", "error", err)
 		return newProblem(CodeInternal, "")
 	}
 	return newProblem(CodeUnavailable, "").after(0)
@@ -226,7 +226,7 @@ func (x *exchange) problemOf(err error) *Problem {
 // drop answers with a problem. It tells operators of a response that the handler has given and nobody gets.
 func (x *exchange) drop(why any, p *Problem) {
 	if x.rec != nil {
-		x.m.config.Logger.WarnContext(x.r.Context(),
+		x.m.log.WarnContext(x.r.Context(),
 			"idempotencykey: the response of a run does not count, and is not sent",
 			"key", x.call.Key.String(), "status", x.rec.status, "error", why)
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"net/http"
-	"strings"
 )
 
 // GitHub verifies requests of GitHub: header X-Hub-Signature-256. The older X-Hub-Signature (SHA-1) is not looked at.
@@ -15,12 +14,8 @@ import (
 //
 // The signature covers the body alone, neither ID nor headers, and no time.
 func GitHub(secret string, others ...string) (Verifier, error) {
-	ks, err := newKeys(secret, others)
-	if err != nil {
-		return nil, err
-	}
-	return bodyOnly{ks, "X-Hub-Signature-256", "sha256=", hex.DecodeString, "X-GitHub-Delivery",
-		[]string{"X-GitHub-Event"}}, nil
+	return newScheme(bodyOnly{"X-Hub-Signature-256", "sha256=", hex.DecodeString, "X-GitHub-Delivery",
+		[]string{"X-GitHub-Event"}}.verify, secret, others)
 }
 
 // Shopify verifies requests of Shopify: header X-Shopify-Hmac-Sha256. A secret is the app's client secret; several are
@@ -31,17 +26,13 @@ func GitHub(secret string, others ...string) (Verifier, error) {
 //
 // The signature covers the body alone, neither ID nor headers, and no time.
 func Shopify(secret string, others ...string) (Verifier, error) {
-	ks, err := newKeys(secret, others)
-	if err != nil {
-		return nil, err
-	}
-	return bodyOnly{ks, "X-Shopify-Hmac-Sha256", "", base64.StdEncoding.Strict().DecodeString, "X-Shopify-Webhook-Id",
-		[]string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-Triggered-At", "X-Shopify-Event-Id"}}, nil
+	return newScheme(bodyOnly{"X-Shopify-Hmac-Sha256", "", base64.StdEncoding.Strict().DecodeString,
+		"X-Shopify-Webhook-Id", []string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-Triggered-At",
+			"X-Shopify-Event-Id"}}.verify, secret, others)
 }
 
 // bodyOnly verifies requests whose signature covers the body alone.
 type bodyOnly struct {
-	keys      keys
 	signature string // the header, which begins with prefix
 	prefix    string
 	decode    func(string) ([]byte, error)
@@ -49,18 +40,12 @@ type bodyOnly struct {
 	headers   []string
 }
 
-// Verify implements Verifier.
-func (v bodyOnly) Verify(h http.Header, body []byte) (Event, error) {
-	header, err := one(h, v.signature)
+func (v bodyOnly) verify(ks keys, h http.Header, body []byte) (Event, error) {
+	sum, err := signature(h, v.signature, v.prefix, v.decode)
 	if err != nil {
 		return Event{}, err
 	}
-	text, ok := strings.CutPrefix(header, v.prefix)
-	if !ok {
-		return Event{}, &SignatureError{"header " + v.signature + " does not begin with " + v.prefix}
-	}
-	sum, err := v.decode(text)
-	if err != nil || !v.keys.signed([][]byte{sum}, body) {
+	if !ks.signed([][]byte{sum}, body) {
 		return Event{}, errMismatch
 	}
 	id, err := one(h, v.id)

@@ -14,17 +14,10 @@ import (
 // The Events API's app_rate_limited has no event_id. Its ID is "app_rate_limited", app, team and minute, with spaces
 // between them. Slash commands and interactions have no ID, and are refused with status 400.
 func Slack(secret string, others ...string) (Verifier, error) {
-	ks, err := newKeys(secret, others)
-	if err != nil {
-		return nil, err
-	}
-	return slack{ks}, nil
+	return newScheme(verifySlack, secret, others)
 }
 
-type slack struct{ keys keys }
-
-// Verify implements Verifier.
-func (v slack) Verify(h http.Header, body []byte) (Event, error) {
+func verifySlack(ks keys, h http.Header, body []byte) (Event, error) {
 	timestamp, err := one(h, "X-Slack-Request-Timestamp")
 	if err != nil {
 		return Event{}, err
@@ -33,16 +26,11 @@ func (v slack) Verify(h http.Header, body []byte) (Event, error) {
 	if err != nil {
 		return Event{}, err
 	}
-	header, err := one(h, "X-Slack-Signature")
+	sum, err := signature(h, "X-Slack-Signature", "v0=", hex.DecodeString)
 	if err != nil {
 		return Event{}, err
 	}
-	text, ok := strings.CutPrefix(header, "v0=")
-	if !ok {
-		return Event{}, &SignatureError{"header X-Slack-Signature does not begin with v0="}
-	}
-	sum, err := hex.DecodeString(text)
-	if err != nil || !v.keys.signed([][]byte{sum}, []byte("v0:"), []byte(timestamp), []byte(":"), body) {
+	if !ks.signed([][]byte{sum}, []byte("v0:"), []byte(timestamp), []byte(":"), body) {
 		return Event{}, errMismatch
 	}
 	e, err := slackEvent(body)

@@ -29,13 +29,10 @@ func StandardWebhooks(secret string, others ...string) (Verifier, error) {
 		}
 		ks = append(ks, key)
 	}
-	return standard{ks}, nil
+	return scheme{ks, verifyStandard}, nil
 }
 
-type standard struct{ keys keys }
-
-// Verify implements Verifier.
-func (v standard) Verify(h http.Header, body []byte) (Event, error) {
+func verifyStandard(ks keys, h http.Header, body []byte) (Event, error) {
 	id, err := one(h, "webhook-id")
 	if err != nil {
 		return Event{}, err
@@ -55,7 +52,7 @@ func (v standard) Verify(h http.Header, body []byte) (Event, error) {
 	if err != nil {
 		return Event{}, err
 	}
-	if !v.keys.signed(standardSignatures(header), []byte(id), []byte("."), []byte(timestamp), []byte("."), body) {
+	if !ks.signed(standardSignatures(header), []byte(id), []byte("."), []byte(timestamp), []byte("."), body) {
 		return Event{}, errMismatch
 	}
 	return Event{ID: id, Sent: sent}, nil

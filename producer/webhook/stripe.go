@@ -1,14 +1,11 @@
 package webhook
 
 import (
-	"bytes"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 
-	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -16,19 +13,13 @@ import (
 // of one of the keys. A secret is the endpoint's, "whsec_…", as the dashboard shows it; several are for rotation. The
 // event's ID is the member id of the body, so endpoints that get the same events need different names (Config.Sender).
 //
-// Two bodies with one ID are the same event if they differ in nothing but pending_webhooks.
+// Two bodies with one ID are the same event if they differ in nothing but pending_webhooks and the order of members. Of
+// a member that is there twice the last one counts.
 func Stripe(secret string, others ...string) (Verifier, error) {
-	ks, err := newKeys(secret, others)
-	if err != nil {
-		return nil, err
-	}
-	return stripe{ks}, nil
+	return newScheme(verifyStripe, secret, others)
 }
 
-type stripe struct{ keys keys }
-
-// Verify implements Verifier.
-func (v stripe) Verify(h http.Header, body []byte) (Event, error) {
+func verifyStripe(ks keys, h http.Header, body []byte) (Event, error) {
 	header, err := one(h, "Stripe-Signature")
 	if err != nil {
 		return Event{}, err
@@ -41,42 +32,23 @@ func (v stripe) Verify(h http.Header, body []byte) (Event, error) {
 	if err != nil {
 		return Event{}, err
 	}
-	if !v.keys.signed(signatures, []byte(timestamp), []byte("."), body) {
+	if !ks.signed(signatures, []byte(timestamp), []byte("."), body) {
 		return Event{}, errMismatch
 	}
-	var event struct {
-		ID string `json:"id"`
-	}
-	if err := json.Unmarshal(body, &event); err != nil || event.ID == "" {
+	var members map[string]json.RawMessage
+	var id string
+	if json.Unmarshal(body, &members) != nil || json.Unmarshal(members["id"], &id) != nil || id == "" {
 		return Event{}, &eventError{"the body has no member id"}
 	}
-	content, err := stripeContent(body)
-	return Event{ID: event.ID, Sent: sent, Fingerprint: content}, err
-}
-
-// stripeContent is of all members of an event but pending_webhooks. It takes numbers as text: as doubles, which
-// canonical JSON makes of them, large integers would look like their neighbours. White space does not count.
-func stripeContent(body []byte) (dedupstore.Fingerprint, error) {
-	var content bytes.Buffer
-	dec := json.NewDecoder(bytes.NewReader(body))
-	_, err := dec.Token() // {
-	for err == nil && dec.More() {
-		var name json.Token
-		var value json.RawMessage
-		if name, err = dec.Token(); err == nil {
-			err = dec.Decode(&value)
-		}
-		if err == nil && name != "pending_webhooks" {
-			fmt.Fprintf(&content, "%q:", name)
-			err = json.Compact(&content, value)
-		}
-	}
+	// Numbers stay text: as doubles, which canonical JSON makes of them, large integers would look like their neighbours.
+	delete(members, "pending_webhooks")
+	rest, err := json.Marshal(members)
 	if err != nil {
-		return dedupstore.Fingerprint{}, &eventError{"the body is no JSON object"}
+		return Event{}, err
 	}
-	f, err := producer.FingerprintPayload(content.Bytes())
-	f.Scheme = "stripe-" + f.Scheme
-	return f, err
+	content, err := producer.FingerprintPayload(rest)
+	content.Scheme = "stripe-" + content.Scheme
+	return Event{ID: id, Sent: sent, Fingerprint: content}, err
 }
 
 // stripeSignatures reads t=…,v1=…: the time as it was signed, and the signatures of this version.

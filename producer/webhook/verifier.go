@@ -94,6 +94,42 @@ func (ks keys) signed(signatures [][]byte, parts ...[]byte) bool {
 	return found
 }
 
+// A scheme is a Verifier with keys.
+type scheme struct {
+	keys   keys
+	verify func(ks keys, h http.Header, body []byte) (Event, error)
+}
+
+// Verify implements Verifier.
+func (s scheme) Verify(h http.Header, body []byte) (Event, error) { return s.verify(s.keys, h, body) }
+
+func newScheme(
+	verify func(keys, http.Header, []byte) (Event, error), secret string, others []string,
+) (Verifier, error) {
+	ks, err := newKeys(secret, others)
+	if err != nil {
+		return nil, err
+	}
+	return scheme{ks, verify}, nil
+}
+
+// signature reads the signature of a header that holds one, behind a prefix.
+func signature(h http.Header, name, prefix string, decode func(string) ([]byte, error)) ([]byte, error) {
+	header, err := one(h, name)
+	if err != nil {
+		return nil, err
+	}
+	text, ok := strings.CutPrefix(header, prefix)
+	if !ok {
+		return nil, &SignatureError{"header " + name + " does not begin with " + prefix}
+	}
+	sum, err := decode(text)
+	if err != nil {
+		return nil, errMismatch
+	}
+	return sum, nil
+}
+
 // maxHeader bounds the headers that verifiers read. Real ones have some hundred bytes.
 const maxHeader = 4 << 10
 
