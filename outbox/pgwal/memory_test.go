@@ -10,7 +10,7 @@ import (
 
 func TestRelay_ReconnectsInTheMiddleOfATransaction(t *testing.T) {
 	t.Parallel()
-	n := full(8000, 50_000)
+	n := full(4000, 50_000)
 	g := newRig(t, func(c *settings) { c.BatchSize, c.MaxPending, c.MaxInFlight = 50, 100, 1 })
 	g.broker.set(func(context.Context, []producer.Message) error {
 		lasts(2 * time.Millisecond)
