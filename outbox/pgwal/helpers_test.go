@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 		child()
 		return
 	}
+	flag.Set("test.parallel", "6") // unless -parallel says otherwise: tests wait for the server, and for time to pass
 	goleak.VerifyTestMain(m)
 }
 
