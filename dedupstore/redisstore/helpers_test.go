@@ -20,9 +20,8 @@ import (
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(silent{}) // servers that are down on purpose
-	if !proof {               // unless flags say otherwise
-		stdflag.Set("rapid.checks", "25")
-		stdflag.Set("test.parallel", "4") // tests wait for servers, and for leases to end
+	if !proof {
+		stdflag.Set("rapid.checks", "25") // unless -rapid.checks says otherwise
 	}
 	os.Exit(m.Run())
 }

@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -24,8 +23,7 @@ import (
 
 // Nothing that the tests start outlives them.
 func TestMain(m *testing.M) {
-	redis.SetLogger(silent{})      // servers are down on purpose
-	flag.Set("test.parallel", "4") // unless -parallel says otherwise: tests wait for servers, and for leases to end
+	redis.SetLogger(silent{}) // servers are down on purpose
 	goleak.VerifyTestMain(m)
 }
 
