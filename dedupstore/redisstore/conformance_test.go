@@ -63,7 +63,11 @@ func TestStore_ConformsOnValkey(t *testing.T) {
 	})
 }
 
+// It stands in for real servers where there are none, and is slow with the race detector.
 func TestStore_ConformsOnMiniredis(t *testing.T) {
+	if !testing.Short() && !proof {
+		t.Skip("real servers are asked instead; -short or ONCEMILL_PROOF=1 runs it")
+	}
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		server := miniredis.RunT(t)

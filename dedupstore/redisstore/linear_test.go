@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -220,7 +219,7 @@ func TestLinearizable_WithLostAndDelayedReplies(t *testing.T) {
 
 func linearizable(t *testing.T, shared, plain bool) {
 	histories := 8
-	if os.Getenv("ONCEMILL_PROOF") == "1" {
+	if proof {
 		histories = 200
 	}
 	r := newRig(t)

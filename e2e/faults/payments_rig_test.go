@@ -5,8 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +22,7 @@ type paymentsBooks struct {
 	Mistakes                               []string
 }
 
-// paymentsPatience bounds waits for the example: several processes with the race detector on a machine that is busy.
+// paymentsPatience bounds waits for the example: several processes on a machine that is busy.
 const paymentsPatience = 5 * time.Minute
 
 func untilPaid(t *testing.T, met func() bool) {
@@ -45,16 +43,12 @@ type paymentsRun struct {
 	dir string
 }
 
-// buildPayments builds the example as this test was built, so that what is there is used.
+// buildPayments builds the example, without the race detector: its processes only do what they are told.
 func buildPayments(t *testing.T) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "payments")
-	build := []string{"build", "-o", program}
-	if raceDetector() {
-		build = append(build, "-race")
-	}
-	cmd := exec.CommandContext(t.Context(), "go", append(build, "github.com/oncemill/oncemill/examples/payments")...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/oncemill/oncemill/examples/payments")
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the example: %v\n%s", err, out)
 	}
 	return program
@@ -69,12 +63,6 @@ func startPayments(t *testing.T, program string, args ...string) *paymentsRun {
 	}
 	t.Cleanup(func() { p.Kill() })
 	return &paymentsRun{p, t, dir}
-}
-
-// raceDetector is whether this test was built with it.
-func raceDetector() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // says is what the process wrote.

@@ -2,6 +2,7 @@ package http_test
 
 import (
 	"bytes"
+	"flag"
 	"os"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ func TestMain(m *testing.M) {
 		child()
 		return
 	}
+	flag.Set("test.parallel", "8") // unless -parallel says otherwise: tests wait for clients that are gone, and for leases
 	goleak.VerifyTestMain(m)
 }
 

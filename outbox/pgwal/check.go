@@ -5,22 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/oncemill/oncemill/internal/rowsecurity"
 )
 
 // facts are what the server says about itself and what the relay needs there.
 type facts struct {
-	version       int
-	standby       bool
-	walLevel      string
-	standbys      string        // synchronous_standby_names
-	senderTimeout time.Duration // zero: none
-	keepWAL       int64         // max_slot_wal_keep_size in MB; -1: no limit
-	database      string
+	version  int
+	standby  bool
+	walLevel string
+	standbys string // synchronous_standby_names
+	keepWAL  int64  // max_slot_wal_keep_size in MB; -1: no limit
+	database string
 
 	table    uint32 // OID; 0: missing
 	settings bool   // the table is an outbox
@@ -42,7 +41,6 @@ type facts struct {
 // refused by its version.
 const lookSQL = `
 SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
-	(SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout'),
 	(SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
 	current_database(), n.standby, current_setting('synchronous_standby_names'),
 	CASE WHEN n.standby THEN '0/0' ELSE pg_current_wal_insert_lsn() END,
@@ -71,29 +69,27 @@ FROM (SELECT to_regclass($1)::oid AS relation, pg_is_in_recovery() AS standby) A
 func (r *Relay) look(ctx context.Context) (f facts, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
-	err = r.cfg.Pool.AcquireFunc(ctx, func(c conn) (err error) {
-		f, err = r.lookOn(ctx, c)
-		return err
-	})
+	c, err := r.cfg.Pool.Acquire(ctx)
+	if err != nil {
+		return facts{}, r.explain("connect", err)
+	}
+	defer c.Release()
+	return r.lookOn(ctx, c.Conn())
+}
+
+func (r *Relay) lookOn(ctx context.Context, c *pgx.Conn) (f facts, err error) {
+	table, settings := r.cfg.located(""), r.cfg.located("_settings")
+	err = c.QueryRow(ctx, lookSQL, table, settings, r.cfg.Slot).Scan(
+		&f.version, &f.walLevel, &f.keepWAL, &f.database, &f.standby, &f.standbys, &f.end,
+		&f.table, &f.settings, &f.publication, &f.publishes, &f.covers, &f.foreign,
+		&f.slot, &f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
+	if err == nil && f.settings {
+		f.hidden, err = rowsecurity.Hidden(ctx, c, table, r.cfg.located("_lease"), settings)
+	}
 	if err != nil {
 		return facts{}, r.explain("look at the server", err)
 	}
 	return f, nil
-}
-
-func (r *Relay) lookOn(ctx context.Context, c conn) (f facts, err error) {
-	table, settings := r.cfg.located(""), r.cfg.located("_settings")
-	var timeout int64
-	err = c.QueryRow(ctx, lookSQL, table, settings, r.cfg.Slot).Scan(
-		&f.version, &f.walLevel, &timeout, &f.keepWAL, &f.database, &f.standby, &f.standbys, &f.end,
-		&f.table, &f.settings, &f.publication, &f.publishes, &f.covers, &f.foreign,
-		&f.slot, &f.active, &f.reader, &f.ours, &f.plugin, &f.twoPhase, &f.status, &f.confirmed, &f.retained)
-	f.senderTimeout = time.Duration(timeout) * time.Millisecond
-	if err != nil || !f.settings {
-		return f, err
-	}
-	f.hidden, err = rowsecurity.Hidden(ctx, c.Conn(), table, r.cfg.located("_lease"), settings)
-	return f, err
 }
 
 const plugin = "pgoutput"
@@ -101,19 +97,16 @@ const plugin = "pgoutput"
 // serverProblem is what Setup cannot mend.
 func (r *Relay) serverProblem(f facts) error {
 	const oldest = 140000
-	name := fmt.Sprintf("outbox table %q", r.cfg.Table)
 	switch {
 	case f.version < oldest:
-		return unfit("the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version),
-			nil)
+		return unfit("the server", fmt.Sprintf("has version number %d, want at least PostgreSQL 14", f.version), nil)
 	case f.walLevel != "logical":
-		return unfit("the server", "has wal_level "+f.walLevel+": set wal_level = logical and restart it",
-			nil)
+		return unfit("the server", "has wal_level "+f.walLevel+": set wal_level = logical and restart it", nil)
 	case strings.Contains(f.standbys, "*"): // the reader of the log counts as a standby
 		return unfit("the server", "has synchronous_standby_names = '"+f.standbys+
 			"', so that all commits would wait for what the broker acknowledges: name the standbys", nil)
 	case f.table == 0 || !f.settings:
-		return unfit(name, "is missing where the connection looks for it: "+
+		return unfit(fmt.Sprintf("outbox table %q", r.cfg.Table), "is missing where the connection looks for it: "+
 			"call pgoutbox's Migrate, set Config.Schema, or grant the user USAGE on its schema", nil)
 	case f.hidden != "":
 		return unfit("outbox table "+f.hidden, rowsecurity.Advice, nil)
@@ -123,8 +116,9 @@ func (r *Relay) serverProblem(f facts) error {
 		return r.slotError("has plugin %q, want %s: set Config.Slot, or drop the slot and call Setup", f.plugin, plugin)
 	case f.twoPhase:
 		return r.slotError("has two_phase, which shows prepared transactions before they are committed, or rolled " +
-			"back: " +
-			"set Config.Slot, or drop the slot and call Setup")
+			"back: set Config.Slot, or drop the slot and call Setup")
+	case f.publication && !f.publishes:
+		return r.publicationError("does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')")
 	}
 	return r.strangers(f)
 }
@@ -144,6 +138,10 @@ func (r *Relay) slotError(format string, args ...any) error {
 	return unfit(fmt.Sprintf("replication slot %q", r.cfg.Slot), fmt.Sprintf(format, args...), nil)
 }
 
+func (r *Relay) publicationError(format string, args ...any) error {
+	return unfit(fmt.Sprintf("publication %q", r.cfg.Slot), fmt.Sprintf(format, args...), nil)
+}
+
 // check says what does not fit, so that reading the log would be useless.
 func (r *Relay) check(ctx context.Context) (facts, error) {
 	f, err := r.look(ctx)
@@ -158,32 +156,23 @@ func (r *Relay) check(ctx context.Context) (facts, error) {
 	if err := r.serverProblem(f); err != nil {
 		return facts{}, err
 	}
-	publication := fmt.Sprintf("publication %q", r.cfg.Slot)
 	switch {
 	case !f.publication:
-		return facts{}, unfit(publication, "is missing: call Setup", nil)
-	case !f.publishes:
-		return facts{}, r.noInserts()
+		err = r.publicationError("is missing: call Setup")
 	case !f.covers:
-		return facts{}, unfit(publication, fmt.Sprintf("does not have outbox table %q: call Setup", r.cfg.Table),
-			nil)
+		err = r.publicationError("does not have outbox table %q: call Setup", r.cfg.Table)
 	case !f.slot:
-		return facts{}, r.slotError("is missing: call Setup")
+		err = r.slotError("is missing: call Setup")
 	case f.status == lost:
-		return facts{}, r.slotError("is lost: it retained more log than max_slot_wal_keep_size allows, or, " +
+		err = r.slotError("is lost: it retained more log than max_slot_wal_keep_size allows, or, " +
 			"since PostgreSQL 18, no relay used it for idle_replication_slot_timeout; " +
 			"Setup makes it again, and rows that are pending are found in the table")
 	}
-	return f, nil
+	return f, err
 }
 
 // lost is the wal_status of a slot that the server invalidated.
 const lost = "lost"
-
-func (r *Relay) noInserts() error {
-	return unfit(fmt.Sprintf("publication %q", r.cfg.Slot),
-		"does not publish inserts: ALTER PUBLICATION … SET (publish = 'insert')", nil)
-}
 
 // watch looks at the slot, and at what the log shows. It returns an error if the log is to be read again: nobody reads
 // the slot there, or another relay does, so that the log comes from another server, which lives on although the pool's
@@ -200,8 +189,7 @@ func (r *Relay) watch(ctx context.Context, began facts) error {
 	shown := f.covers && f.publishes
 	if f.table != 0 && !shown {
 		r.warn(ctx, "pgwal: the publication does not show new rows of the outbox table any more: they are found in "+
-			"the table, "+
-			"late; call Setup, or ALTER PUBLICATION … SET (publish = 'insert')",
+			"the table, late; call Setup, or ALTER PUBLICATION … SET (publish = 'insert')",
 			"publication", r.cfg.Slot, "table", r.cfg.Table)
 	}
 	if !f.active || f.reader != began.reader || f.table != 0 && shown && f.table != began.table {

@@ -86,9 +86,9 @@ func TestRelay_CleansFasterThanItLooks(t *testing.T) {
 // Removing rows with large payloads takes its time.
 func TestRelay_RowsThatTakeTooLongToCleanAreCleanedInParts(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *settings) { c.StoreTimeout, c.CleanInterval = time.Second, time.Millisecond })
+	g := newRig(t, func(c *settings) { c.StoreTimeout, c.CleanInterval = 500*time.Millisecond, time.Millisecond })
 	g.exec(`INSERT INTO oncemill_outbox (number, published_at, id, topic, payload)
-		SELECT n, now() - interval '2 days', n, 'orders', '' FROM generate_series(1, 1000) AS n`)
+		SELECT n, now() - interval '2 days', n, 'orders', '' FROM generate_series(1, 500) AS n`)
 	g.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.002); RETURN old; END'`)
 	g.exec(`CREATE TRIGGER slow BEFORE DELETE ON oncemill_outbox FOR EACH ROW EXECUTE FUNCTION slow()`)
 	r := g.relay()

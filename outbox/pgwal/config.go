@@ -1,6 +1,7 @@
 package pgwal
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -52,8 +53,8 @@ type Config struct {
 	// Zero: 20.
 	MaxAttempts int
 
-	// Backoff is how long a message waits after an attempt that was not acknowledged. Zero: 1 s to 1 min, or to Min if
-	// that is longer.
+	// Backoff is how long a message waits after an attempt that was not acknowledged. A relay looks every 100 ms whether
+	// that is over. Zero: 1 s to 1 min, or to Min if that is longer.
 	Backoff oncemill.Backoff
 
 	// Retention is how long published rows are kept in the table. Zero: 24 h. outbox.DeleteAtOnce: not at all.
@@ -69,28 +70,21 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	set(&c.Table, "oncemill_outbox")
+	c.Table = cmp.Or(c.Table, "oncemill_outbox")
 	name := strings.TrimPrefix(strings.ToLower(c.Schema+"_"+c.Table), "_")
-	set(&c.Slot, noLetters.ReplaceAllString(name, "_")) // may be too long: validate says so
-	set(&c.BatchSize, 500)
-	set(&c.MaxInFlight, 4)
-	set(&c.PublishTimeout, 30*time.Second)
-	set(&c.MaxAttempts, 20)
-	set(&c.Backoff.Min, time.Second)
-	set(&c.Backoff.Max, max(time.Minute, c.Backoff.Min))
-	set(&c.Retention, 24*time.Hour)
+	c.Slot = cmp.Or(c.Slot, noLetters.ReplaceAllString(name, "_")) // may be too long: validate says so
+	c.BatchSize = cmp.Or(c.BatchSize, 500)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, 4)
+	c.PublishTimeout = cmp.Or(c.PublishTimeout, 30*time.Second)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 20)
+	c.Backoff.Min = cmp.Or(c.Backoff.Min, time.Second)
+	c.Backoff.Max = cmp.Or(c.Backoff.Max, max(time.Minute, c.Backoff.Min))
+	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
 	c.Logger = telemetry.Logger(c.Logger)
 	return c
-}
-
-func set[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 const (

@@ -10,57 +10,32 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-const (
-	maxApart     = 32                    // suspects are published side by side
-	shortestAway = 50 * time.Millisecond // between calls, while the broker acknowledges nothing
-	longestAway  = time.Second
-)
-
-// An outlet is where messages without an attempt are published together: those to topics that hang have one of their
-// own.
-type outlet struct {
-	calls int       // of the publisher
-	at    time.Time // no further one before
-	away  pace.Pace
-}
-
-func newOutlet() outlet { return outlet{away: pace.Pace{Shortest: shortestAway, Longest: longestAway}} }
-
-// dispatch publishes what is offered: fresh messages together, whatever there is and without waiting for more;
-// suspects, which may have made the publisher fail or hang, each by a call of its own.
-func (s *session) dispatch(working context.Context, now time.Time) {
-	s.empty(working, now, &s.queue.fresh, &s.fresh)
-	s.empty(working, now, &s.queue.slow, &s.slow)
-	for s.apart < maxApart && len(s.queue.suspects) > 0 {
-		s.apart++
-		s.call(working, take(&s.queue.suspects, 1), nil)
+// dispatch publishes what is offered, whatever there is and without waiting for more.
+func (s *session) dispatch(working context.Context) {
+	for _, o := range [...]*outlet{&s.queue.fresh, &s.queue.slow, &s.queue.suspects} {
+		for o.calls < o.most && len(o.rows) > 0 && !time.Now().Before(o.at) {
+			n := min(len(o.rows), o.batch)
+			rows := o.rows[:n:n]
+			o.rows = o.rows[n:]
+			s.call(working, rows, o)
+		}
 	}
 }
 
-func (s *session) empty(working context.Context, now time.Time, list *[]*row, through *outlet) {
-	for through.calls < s.r.cfg.MaxInFlight && len(*list) > 0 && !now.Before(through.at) {
-		through.calls++
-		s.call(working, take(list, min(len(*list), s.r.cfg.BatchSize)), through)
-	}
-}
-
-// call publishes rows by one call of the publisher, beside the loop. A suspect goes through no outlet.
+// call publishes rows by one call of the publisher, beside the loop.
 func (s *session) call(working context.Context, rows []*row, through *outlet) {
 	messages := make([]outgoing.Message, len(rows))
 	for i, r := range rows {
 		messages[i] = r.outgoing()
 	}
+	through.calls++
 	s.start(func() func() {
 		bounded, cancel := context.WithTimeout(working, s.r.cfg.PublishTimeout)
 		defer cancel()
 		s.r.telemetry.Leased(working, len(rows))
 		answers := s.r.sender.Send(bounded, messages)
 		return func() {
-			if through == nil {
-				s.apart--
-			} else {
-				through.calls--
-			}
+			through.calls--
 			s.answered(working, rows, answers, through)
 		}
 	})
@@ -76,36 +51,32 @@ func (s *session) answered(ctx context.Context, rows []*row, answers []outgoing.
 			s.queue.hung.Answered(topic)
 		}
 	}
-	acked := 0
+	state := outbox.Published
+	if s.r.cfg.Retention == outbox.DeleteAtOnce {
+		state = outbox.Removed
+	}
+	failed := 0
 	var first error
 	for i, a := range answers {
-		if a.Err != nil {
-			if first == nil {
-				first = a.Err
-			}
-			s.refused(rows[i], a)
+		if a.Err == nil {
+			s.queue.release(rows[i])
+			s.judge(rows[i], verdict{State: state})
 			continue
 		}
-		acked++
-		s.queue.release(rows[i])
-		state := outbox.Published
-		if s.r.cfg.Retention == outbox.DeleteAtOnce {
-			state = outbox.Removed
+		if failed++; first == nil {
+			first = a.Err
 		}
-		s.judge(verdict{row: rows[i], state: state})
+		s.refused(rows[i], a)
 	}
-	switch {
-	case acked > 0:
+	if failed < len(answers) {
 		s.acks++
-		if through != nil {
-			through.away.Reset()
-			through.at = time.Time{}
-		}
-	case through != nil: // the broker may be away
+		through.away.Reset()
+		through.at = time.Time{}
+	} else { // the broker may be away
 		through.at = time.Now().Add(pace.Jitter(through.away.Next()))
 	}
 	if first != nil && ctx.Err() == nil {
-		s.r.sender.Complain(ctx, len(answers)-acked, len(answers), first)
+		s.r.sender.Complain(ctx, failed, len(answers), first)
 	}
 }
 
@@ -115,7 +86,7 @@ func (s *session) refused(r *row, a outgoing.Answer) {
 	if a.Unknown {
 		r.unknowns++
 		if s.hopeless(r) {
-			s.judge(verdict{row: r, state: outbox.Unknown, reason: errtext.Of(a.Err), delay: delay})
+			s.judge(r, verdict{State: outbox.Unknown, Reason: errtext.Of(a.Err), Delay: delay})
 			return
 		}
 	} else {
@@ -125,16 +96,17 @@ func (s *session) refused(r *row, a outgoing.Answer) {
 			s.die(r, errtext.Of(a.Err))
 			return
 		}
-		s.judge(verdict{row: r, state: outbox.Failed, reason: errtext.Of(a.Err)})
+		s.judge(r, verdict{State: outbox.Failed, Reason: errtext.Of(a.Err)})
 	}
-	s.queue.later(r, time.Now().Add(delay))
+	r.due = time.Now().Add(delay)
+	s.queue.waiting = append(s.queue.waiting, r)
 }
 
 // die settles a message that is refused for the last time, or cannot be published.
 func (s *session) die(r *row, reason string) {
 	s.r.log.Error("pgwal: message is dead", "id", r.message.ID, "topic", r.message.Topic,
 		"failures", r.failures, "unknowns", r.unknowns, "error", reason)
-	s.judge(verdict{row: r, state: outbox.Dead, reason: reason})
+	s.judge(r, verdict{State: outbox.Dead, Reason: reason})
 }
 
 // hopelessAfter is how many attempts without an answer a row may have before it becomes the table's.

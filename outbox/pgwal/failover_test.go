@@ -85,6 +85,7 @@ func (f *failoverRig) caughtUp() {
 // The name leads to a new primary, while the old one lives on, as in a switch-over that ends the clients' connections but no
 // walsender's: the log that the relay reads shows nothing of what is written from then on.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMore(t *testing.T) {
+	t.Parallel()
 	f := newFailoverRig(t)
 	f.start()
 	f.write(message("before"))
@@ -104,6 +105,7 @@ func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMore(t *testing.T) {
 
 // Of two relays the one that waited may be at the new primary before the other one looks: then somebody reads the slot there.
 func TestRelay_LeavesAServerThatTheNameDoesNotLeadToAnyMoreAlsoWhereAnotherRelayIsThere(t *testing.T) {
+	t.Parallel()
 	f := newFailoverRig(t)
 	f.start()
 	f.write(message("before"))
@@ -159,6 +161,7 @@ func TestRelay_TakesItsPoolAlongToTheServerThatTheNameLeadsTo(t *testing.T) {
 // A relay lives on while a standby takes over that lacks the last transactions: what is written again with the IDs that are lost, and
 // at their places in the log and in sequences, is published.
 func TestRelay_LivesThroughAFailoverThatLosesTransactions(t *testing.T) {
+	t.Parallel()
 	f := newFailoverRig(t)
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 		child()
 		return
 	}
+	flag.Set("test.parallel", "6") // unless -parallel says otherwise: tests wait for the server, and for time to pass
 	goleak.VerifyTestMain(m)
 }
 
@@ -94,6 +96,11 @@ func newRigOn(t testing.TB, server server, configure ...func(*settings)) *rig {
 		c.ConnConfig.RuntimeParams["search_path"] = schema
 	})
 	g := &rig{t: t, pool: pool, broker: newBroker(), log: &journal{}}
+	t.Cleanup(func() {
+		if log := g.log.String(); t.Failed() {
+			t.Logf("the end of the relay's log:\n%s", log[max(0, len(log)-4000):])
+		}
+	})
 	g.exec(`CREATE SCHEMA ` + schema)
 	t.Cleanup(func() { g.exec(`DROP SCHEMA ` + schema + ` CASCADE`) })
 	g.exec(`CREATE TABLE orders (id text PRIMARY KEY)`)

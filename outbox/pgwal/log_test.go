@@ -34,7 +34,7 @@ func TestRelay_IdleOutboxRetainsNoLog(t *testing.T) {
 
 func TestRelay_AnswersTheServerWhileThePublisherHangs(t *testing.T) {
 	t.Parallel()
-	const timeout = 3 * time.Second // an answer every quarter of it: the rest is the margin of a machine that is busy
+	const timeout = 2 * time.Second // an answer every 100 ms: the rest is the margin of a machine that is busy
 	g := newRig(t, func(c *settings) {
 		config := c.Pool.Config()
 		config.ConnConfig.RuntimeParams["wal_sender_timeout"] = strconv.FormatInt(timeout.Milliseconds(), 10)
@@ -155,7 +155,7 @@ func TestRelay_SaysThatAPublisherDoesNotObeyItsContext(t *testing.T) {
 // What waits for an answer counts for MaxPending: nothing else is read when that is full.
 func TestRelay_WarnsWhenWhatWaitsTakesAllItsMemory(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *settings) { c.BatchSize, c.MaxPending = 10, 20 })
+	g := newRig(t, func(c *settings) { c.BatchSize, c.MaxPending, c.StoreTimeout = 10, 20, 2*time.Second })
 	var made atomic.Bool
 	g.broker.set(func(_ context.Context, messages []producer.Message) error {
 		var e producer.PublishError

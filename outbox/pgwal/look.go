@@ -28,7 +28,7 @@ type request struct {
 	exclude []int64 // rows that are in memory
 	limit   int     // of rows that are due; zero: none
 	bytes   int     // of their payloads
-	unseen  unseen  // to be made due; empty: none
+	mark    unseen  // to be made due; empty: none
 	sweep   bool
 }
 
@@ -37,10 +37,8 @@ type sight struct {
 	rows   []*row
 	full   bool // there is probably more
 	unseen unseen
-	swept  bool // unseen is new
-	heavy  bool // finding rows that are due failed
-	broken error
-	faults []error
+	err    error // of the table
+	broken error // of the slot
 }
 
 // look starts a look if it is time for one.
@@ -54,7 +52,17 @@ func (s *session) look(working context.Context, now time.Time) {
 	if watch {
 		l.watchAt = now.Add(s.r.limits.watchInterval)
 	}
-	ask := s.ask(now)
+	ask := request{limit: min(l.finds, s.room()), bytes: s.r.limits.maxPendingBytes - s.bytes, exclude: []int64{}}
+	for _, r := range s.rows {
+		if !r.logged {
+			ask.exclude = append(ask.exclude, r.number)
+		}
+	}
+	if l.unseen.after != 0 && s.confirmed() >= l.unseen.after {
+		ask.mark, l.unseen = l.unseen, unseen{}
+	} else if l.unseen.after == 0 {
+		ask.sweep = !now.Before(l.sweepAt)
+	}
 	s.start(func() func() {
 		began := time.Now()
 		found := s.r.see(working, ask)
@@ -63,94 +71,60 @@ func (s *session) look(working context.Context, now time.Time) {
 		if watch {
 			found.broken = s.r.watch(working, s.facts)
 		}
-		return func() { s.seen(working, found, cost) }
+		return func() { s.seen(working, ask, found, cost) }
 	})
 }
 
-func (s *session) ask(now time.Time) request {
-	l := &s.looks
-	q := request{limit: min(l.finds, s.room()), bytes: s.r.limits.maxPendingBytes - s.bytes, exclude: []int64{}}
-	if q.limit > 0 {
-		for number, rest := range s.numbers {
-			if rest {
-				q.exclude = append(q.exclude, number)
-			}
-		}
-	}
-	switch {
-	case l.unseen.after != 0 && s.progress.confirmed() >= l.unseen.after:
-		q.unseen, l.unseen = l.unseen, unseen{}
-	case l.unseen.after == 0 && !now.Before(l.sweepAt):
-		q.sweep = true
-	}
-	return q
-}
-
 // see does what is asked.
-func (r *Relay) see(ctx context.Context, q request) (found sight) {
-	fault := func(err error) bool {
-		if err != nil {
-			found.faults = append(found.faults, err)
-		}
-		return err != nil
-	}
-	if len(q.unseen.numbers) > 0 {
-		n, err := r.mark(ctx, q.unseen)
-		if !fault(err) && n > 0 {
-			r.log.InfoContext(ctx, "pgwal: found rows in the table that the log does not show", "rows", n)
-			found.full = true
+func (r *Relay) see(ctx context.Context, ask request) (found sight) {
+	marked := 0
+	if len(ask.mark.numbers) > 0 {
+		if marked, found.err = r.mark(ctx, ask.mark); marked > 0 {
+			r.log.InfoContext(ctx, "pgwal: found rows in the table that the log does not show", "rows", marked)
 		}
 	}
-	var err error
-	if q.limit > 0 {
-		found.rows, err = r.rest(ctx, q.exclude, q.limit, q.bytes)
+	if ask.limit > 0 && found.err == nil {
+		found.rows, found.err = r.rest(ctx, ask.exclude, ask.limit, ask.bytes)
 		bytes := 0
 		for _, r := range found.rows {
 			bytes += len(r.message.Payload)
 		}
-		found.heavy = fault(err)
-		found.full = found.full || !found.heavy && (len(found.rows) == q.limit || bytes >= q.bytes)
+		found.full = marked > 0 || len(found.rows) == ask.limit || bytes >= ask.bytes
 	}
-	if q.sweep {
-		found.unseen, err = r.unseen(ctx, sweepSize)
-		found.swept = !fault(err)
+	if ask.sweep && found.err == nil {
+		found.unseen, found.err = r.unseen(ctx, sweepSize)
 	}
 	return found
 }
 
 // seen takes in what a look found.
-func (s *session) seen(ctx context.Context, found sight, cost time.Duration) {
-	l, now := &s.looks, time.Now()
+func (s *session) seen(ctx context.Context, ask request, found sight, cost time.Duration) {
+	l, now, every := &s.looks, time.Now(), s.r.limits.pollInterval
 	l.busy = false
 	if found.broken != nil {
 		s.broken = found.broken
 	}
 	for _, r := range found.rows {
-		if _, there := s.numbers[r.number]; !there {
+		if s.rows[r.rowID] == nil {
 			s.admit(r)
 		}
 	}
-	for _, err := range found.faults {
-		s.fail(err)
-		s.r.sayFault(ctx, err)
+	if found.err != nil {
+		s.fail(found.err)
+		s.r.sayFault(ctx, found.err)
+		l.finds = max(1, l.finds/2)      // rows that take too long together would do so for ever
+		l.at = now.Add(max(every, cost)) // what it cost was waiting
+		return
 	}
-	if found.heavy { // rows that take too long together would do so for ever
-		l.finds = max(1, l.finds/2)
-	} else {
-		l.finds = min(restSize, l.finds+1+l.finds/8)
-	}
-	every := s.r.limits.pollInterval
-	if found.swept {
+	l.finds = min(restSize, l.finds+1+l.finds/8)
+	if ask.sweep {
 		l.unseen, l.sweepAt = found.unseen, now.Add(sweepEvery*every)
 		if len(found.unseen.numbers) >= sweepSize {
 			l.sweepAt = now
 		}
 	}
 	pause := max(every, restful*cost)
-	switch {
-	case len(found.faults) > 0: // what it cost was waiting
-		pause = max(every, cost)
-	case found.full && s.room() > 0:
+	if found.full && s.room() > 0 {
 		pause = min(cost, every)
 	}
 	l.at = now.Add(pause)

@@ -1,21 +1,29 @@
 package pgwal
 
 import (
-	"container/heap"
+	"slices"
 	"time"
+
+	"github.com/jackc/pglogrepl"
 
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/producer"
 )
 
+// A rowID tells a row from others, also from a later one of the same number.
+type rowID struct {
+	number int64 // in the table
+	at     int64 // when it was written, in PostgreSQL's microseconds
+}
+
 // A row is a message to be published.
 type row struct {
-	number  int64 // in the table
-	at      int64 // when it was written, in PostgreSQL's microseconds
+	rowID
 	message producer.Message
-	problem string // why it cannot be published; empty: it can
-	txn     *txn   // nil: found in the table, not in the log
+	problem string        // why it cannot be published; empty: it can
+	logged  bool          // the log showed it; else it was found in the table
+	before  pglogrepl.LSN // logged: up to where everything was shown before its transaction
 
 	failures, unknowns int       // attempts that were refused, and those without an answer
 	due                time.Time // while it waits
@@ -24,25 +32,50 @@ type row struct {
 	missed             bool      // the table did not show it when its result was to be recorded
 }
 
+// epoch is where PostgreSQL's time begins.
+var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // outgoing is what the row publishes. It is as old as the clocks of the database and of this process say together; not
 // known is the age of what was delayed or published before.
 func (r *row) outgoing() outgoing.Message {
 	m := outgoing.Message{Message: r.message, Unknowns: r.unknowns}
-	if r.txn != nil {
+	if r.logged {
 		m.Age = max(0, time.Since(epoch.Add(time.Duration(r.at)*time.Microsecond)))
 	}
 	return m
 }
 
+// An outlet is messages that are offered, and the calls that publish them.
+type outlet struct {
+	rows        []*row
+	most, batch int       // calls at once, messages in each
+	calls       int       // at the moment
+	at          time.Time // no further one before
+	away        pace.Pace // between calls, while the broker acknowledges nothing
+}
+
 // A queue holds messages until they are acknowledged or dead. Of each key only the first one is offered.
 type queue struct {
 	keys     map[string][]*row // with the one that is offered, being published, or waiting
-	fresh    []*row            // offered: no attempt without an answer
-	slow     []*row            // offered: no attempt, but to a topic that hangs
-	suspects []*row            // offered: with one
+	fresh    outlet            // no attempt without an answer
+	slow     outlet            // no attempt, but to a topic that hangs
+	suspects outlet            // with an attempt: they may have made the publisher fail or hang, and go one by one
 	hung     pace.Hung         // topics
 	together bool              // what is slow goes with what is fresh
-	waiting  waiting
+	waiting  []*row
+}
+
+const (
+	maxApart     = 32 // suspects are published side by side
+	shortestAway = 50 * time.Millisecond
+	longestAway  = time.Second
+)
+
+func newQueue(c Config) queue {
+	batches := outlet{most: c.MaxInFlight, batch: c.BatchSize,
+		away: pace.Pace{Shortest: shortestAway, Longest: longestAway}}
+	return queue{keys: map[string][]*row{}, fresh: batches, slow: batches, suspects: outlet{most: maxApart, batch: 1},
+		together: c.MaxInFlight == 1}
 }
 
 func (q *queue) add(r *row) {
@@ -56,14 +89,14 @@ func (q *queue) add(r *row) {
 }
 
 func (q *queue) offer(r *row) {
+	to := &q.fresh
 	switch {
 	case r.unknowns > 0:
-		q.suspects = append(q.suspects, r)
+		to = &q.suspects
 	case q.hung.Has(r.message.Topic):
-		q.slow = append(q.slow, r)
-	default:
-		q.fresh = append(q.fresh, r)
+		to = &q.slow
 	}
+	to.rows = append(to.rows, r)
 }
 
 // hang notes that a message to a topic got no answer: what else there is for it goes by calls of its own.
@@ -71,8 +104,8 @@ func (q *queue) hang(topic string) {
 	if q.together || !q.hung.Note(topic) {
 		return
 	}
-	fresh := q.fresh
-	q.fresh = nil
+	fresh := q.fresh.rows
+	q.fresh.rows = nil
 	for _, r := range fresh {
 		q.offer(r)
 	}
@@ -93,37 +126,13 @@ func (q *queue) release(r *row) {
 	q.offer(rest[0])
 }
 
-// later offers a message again at a time. Its key waits with it.
-func (q *queue) later(r *row, at time.Time) {
-	r.due = at
-	heap.Push(&q.waiting, r)
-}
-
-// wake offers what has waited long enough.
+// wake offers again what has waited long enough. The keys of the others wait with them.
 func (q *queue) wake(now time.Time) {
-	for len(q.waiting) > 0 && !q.waiting[0].due.After(now) {
-		q.offer(heap.Pop(&q.waiting).(*row))
-	}
-}
-
-// take removes the first n of a list.
-func take(list *[]*row, n int) []*row {
-	taken := (*list)[:n:n]
-	*list = (*list)[n:]
-	return taken
-}
-
-// waiting is a heap by due.
-type waiting []*row
-
-func (w waiting) Len() int           { return len(w) }
-func (w waiting) Less(i, j int) bool { return w[i].due.Before(w[j].due) }
-func (w waiting) Swap(i, j int)      { w[i], w[j] = w[j], w[i] }
-func (w *waiting) Push(x any)        { *w = append(*w, x.(*row)) }
-func (w *waiting) Pop() any {
-	old := *w
-	last := old[len(old)-1]
-	old[len(old)-1] = nil
-	*w = old[:len(old)-1]
-	return last
+	q.waiting = slices.DeleteFunc(q.waiting, func(r *row) bool {
+		due := !r.due.After(now)
+		if due {
+			q.offer(r)
+		}
+		return due
+	})
 }

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/dedupstore"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/internal/outgoing"
 	"github.com/oncemill/oncemill/internal/pace"
 	"github.com/oncemill/oncemill/internal/telemetry"
@@ -24,7 +26,7 @@ type Relay struct {
 	cfg       Config
 	limits    limits
 	box       *pgoutbox.Outbox // its table
-	sql       statements
+	tables    *strings.Replacer
 	log       *slog.Logger
 	telemetry *telemetry.Relay
 	sender    *outgoing.Sender
@@ -39,7 +41,7 @@ type Relay struct {
 // publisher must be synchronous: what it does not report as failed has been acknowledged by the broker. The error names
 // the field of the config that is wrong.
 func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
-	if publisher == nil {
+	if isnil.Nil(publisher) {
 		return nil, &dedupstore.InvalidError{Package: "pgwal", Field: "publisher", Problem: "is nil"}
 	}
 	cfg = cfg.withDefaults()
@@ -55,15 +57,15 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 		return nil, fmt.Errorf("pgwal: make instruments: %w", err)
 	}
 	r := &Relay{
-		cfg: cfg, limits: cfg.limits(), box: box, sql: statementsFor(cfg), log: cfg.Logger, telemetry: observer,
+		cfg: cfg, limits: cfg.limits(), box: box, log: cfg.Logger, telemetry: observer,
+		tables: strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease")),
 		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
 			Timeout: cfg.PublishTimeout},
 		said: map[string]time.Time{},
 	}
 	r.cleaner = &outgoing.Cleaner{
 		Remove: box.Clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,
-		Timeout: r.limits.storeTimeout,
-		Fault:   r.sayFault,
+		Timeout: r.limits.storeTimeout, Fault: r.sayFault,
 	}
 	return r, nil
 }
@@ -148,7 +150,7 @@ func (r *Relay) once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer stream.close(ctx)
+	defer closeConn(ctx, stream.conn)
 	if facts, err = r.check(ctx); err != nil { // what it says about the slot is final now: the slot is ours
 		return err
 	}

@@ -275,7 +275,7 @@ func TestRelay_FailuresAreCountedThroughRestarts(t *testing.T) {
 
 func TestRelay_OneThatPanicsOrHangsTakesOthersAlongOnce(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, func(c *settings) { c.PublishTimeout = 50 * time.Millisecond })
+	g := newRig(t, func(c *settings) { c.PublishTimeout, c.StoreTimeout = 50*time.Millisecond, time.Second })
 	g.broker.set(func(ctx context.Context, messages []producer.Message) error {
 		for _, m := range messages {
 			switch m.ID {

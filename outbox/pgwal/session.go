@@ -6,6 +6,10 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/jackc/pglogrepl"
+
+	"github.com/oncemill/oncemill/internal/pace"
 )
 
 // A session is the work of one connection. One goroutine, the loop, owns all of it; jobs beside it publish, record and
@@ -15,38 +19,45 @@ type session struct {
 	stream *stream
 	facts  facts
 
-	progress progress
-	queue    queue
-	looks    looks
+	// Everything before shown was shown, but for the transaction that the log is inside of. It begins with nothing, and
+	// not with what the slot says: the connection that looks there may lead to another server than the one that shows
+	// the log.
+	shown    pglogrepl.LSN
+	inside   bool
+	behind   bool // what the log shows was written before this connection, and may be settled
+	lookedUp bool // in the table, is what was read last
 
-	numbers   map[int64]bool // rows that are in memory; true: found in the table, not in the log
-	bytes     int            // of payloads that are not acknowledged
-	fullSince time.Time      // memory is full, and nothing was acknowledged since; zero: it is not
-	fullAcks  int            // acks, then
+	queue queue
+	looks looks
 
-	done  chan func()
-	jobs  int
-	fresh outlet
-	slow  outlet
-	apart int // calls of the publisher with one suspect each
-	acks  int // calls that acknowledged something
+	rows  map[rowID]*row // in memory
+	bytes int            // of payloads that are not acknowledged
+	acks  int            // calls that acknowledged something
 
-	verdicts []verdict
+	fullSince time.Time // memory is full, and nothing was acknowledged
+	fullAcks  int       // acks, then
+
+	done chan func()
+	jobs int
+
+	verdicts map[*row]verdict // to be recorded
 	settling bool
-	settleAt time.Time
+	settleAt time.Time // not before
+	faults   pace.Pace
 
 	broken error // why the session ends; nil: it goes on
 }
 
+// beatEvery is how often the server hears what is settled, and the loop looks what it is time for.
+const beatEvery = 100 * time.Millisecond
+
 func newSession(r *Relay, stream *stream, f facts) *session {
 	now := time.Now()
 	return &session{
-		r: r, stream: stream, facts: f,
-		numbers: map[int64]bool{}, done: make(chan func()), fresh: newOutlet(), slow: newOutlet(),
-		queue: queue{keys: map[string][]*row{}, together: r.cfg.MaxInFlight == 1},
-		looks: looks{
-			at: now, watchAt: now.Add(r.limits.watchInterval), finds: restSize,
-		},
+		r: r, stream: stream, facts: f, behind: true, lookedUp: true, queue: newQueue(r.cfg),
+		looks: looks{at: now, watchAt: now.Add(r.limits.watchInterval), finds: restSize},
+		rows:  map[rowID]*row{}, done: make(chan func()), verdicts: map[*row]verdict{},
+		faults: pace.Pace{Shortest: shortestFault, Longest: longestFault},
 	}
 }
 
@@ -56,103 +67,76 @@ func (s *session) run(ctx context.Context) error {
 	defer stopReading()
 	working, stopWorking := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWorking()
-	in, bursts, ended := newIntake(), make(chan []event), make(chan error, 2)
+	events, bursts, ended := make(chan event, 32), make(chan []event), make(chan error, 1)
 	var feeders sync.WaitGroup
-	feeders.Go(func() { ended <- s.r.explain("read the log", s.stream.read(reading, in)) })
-	feeders.Go(func() {
-		if err := s.feed(reading, in, bursts); err != nil {
-			ended <- err
-		}
-	})
+	feeders.Go(func() { ended <- s.r.explain("read the log", s.stream.read(reading, events)) })
+	feeders.Go(func() { gather(reading, events, bursts) })
 
 	err := s.loop(ctx, working, bursts, ended)
 	stopReading()
 	s.finishJobs(stopWorking)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.r.limits.storeTimeout)
-	defer cancel()
-	rest := s.verdicts
-	s.verdicts = nil
-	s.record(last, rest)
+	s.settleAt = time.Time{}
+	s.settle(context.WithoutCancel(ctx), 1, len(s.verdicts))
 	s.finishJobs(stopWorking)
 	if n := len(s.verdicts); n > 0 {
 		s.r.log.WarnContext(ctx, "pgwal: results could not be recorded, messages may be published again", "messages", n)
 	}
-	s.stream.leave(s.progress.confirmed())
+	s.stream.leave(ctx, s.confirmed())
 	feeders.Wait()
 	return err
 }
 
-// feed hands on together what has been read. What was written before this connection is looked up in the table first:
-// it may be settled.
-func (s *session) feed(ctx context.Context, from *intake, to chan<- []event) error {
-	for behind := true; ; {
-		burst := from.take(ctx)
-		if behind {
-			if err := s.r.lookUp(ctx, burst); err != nil {
-				return err
-			}
-			behind = !slices.ContainsFunc(burst, func(e event) bool {
-				return e.kind == committed &&
-					e.lsn >= s.facts.end
-			})
-		}
-		select {
-		case to <- burst:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
 // loop is the only one that touches the state.
 func (s *session) loop(ctx, working context.Context, bursts <-chan []event, ended <-chan error) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		if err := s.tick(working, time.Now()); err != nil {
-			return err
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
+	for s.broken == nil {
+		s.dispatch(working)
+		s.settle(working, settleSize, settleMost)
+		in := bursts
+		if s.room() == 0 || !s.lookedUp {
+			in = nil
 		}
-		var in <-chan []event
-		if s.room() > 0 {
-			in = bursts
-		}
-		timer.Reset(time.Until(s.nextTick()))
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-ended:
 			return err
 		case burst := <-in:
-			if err := s.take(burst); err != nil {
-				return err
-			}
+			s.arrived(working, burst)
 		case act := <-s.done:
 			s.jobs--
 			act()
-		case <-timer.C:
+		case now := <-beat.C:
+			s.queue.wake(now)
+			s.settle(working, 1, settleMost)
+			s.look(working, now)
+			s.warnOfFull(working, now)
+			if err := s.stream.confirm(working, s.confirmed()); err != nil {
+				return err
+			}
 		}
 	}
+	return s.broken
 }
 
-// room is how many messages more can be in memory.
-func (s *session) room() int {
-	if s.bytes >= s.r.limits.maxPendingBytes {
-		return 0
-	}
-	return max(0, s.r.limits.maxPending-len(s.numbers))
-}
-
-// warnOfFull says that nothing new is read because all that fits into memory waits, and nothing was acknowledged for a
-// while.
-func (s *session) warnOfFull(ctx context.Context, now time.Time) {
-	switch {
-	case s.room() > 0:
-		s.fullSince = time.Time{}
-	case s.fullSince.IsZero() || s.fullAcks != s.acks:
-		s.fullSince, s.fullAcks = now, s.acks
-	case now.Sub(s.fullSince) >= s.r.limits.storeTimeout:
-		s.r.warn(ctx, "pgwal: nothing new is published: the memory is full of messages that wait",
-			"slot", s.r.cfg.Slot, "messages", len(s.numbers), "bytes", s.bytes)
+// finishJobs waits for what runs beside the loop, and for what follows from it. The server gets its answers meanwhile.
+func (s *session) finishJobs(stopWorking func()) {
+	grace := time.NewTimer(s.r.limits.stopTimeout)
+	defer grace.Stop()
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
+	alive := true
+	for s.jobs > 0 {
+		select {
+		case act := <-s.done:
+			s.jobs--
+			act()
+		case <-grace.C:
+			stopWorking()
+		case <-beat.C:
+			alive = alive && s.stream.confirm(context.Background(), s.confirmed()) == nil // leave says so, too
+		}
 	}
 }
 
@@ -162,34 +146,71 @@ func (s *session) start(job func() (act func())) {
 	go func() { s.done <- job() }()
 }
 
-// take takes in what was read.
-func (s *session) take(burst []event) error {
-	ping := false
+// room is how many messages more can be in memory.
+func (s *session) room() int {
+	if s.bytes >= s.r.limits.maxPendingBytes {
+		return 0
+	}
+	return max(0, s.r.limits.maxPending-len(s.rows))
+}
+
+// warnOfFull says that nothing new is read because all that fits into memory waits, and nothing was acknowledged for a
+// while.
+func (s *session) warnOfFull(ctx context.Context, now time.Time) {
+	if s.room() > 0 || s.fullAcks != s.acks || s.fullSince.IsZero() {
+		s.fullSince, s.fullAcks = now, s.acks
+	} else if now.Sub(s.fullSince) >= s.r.limits.storeTimeout {
+		s.r.warn(ctx, "pgwal: nothing new is published: the memory is full of messages that wait",
+			"slot", s.r.cfg.Slot, "messages", len(s.rows), "bytes", s.bytes)
+	}
+}
+
+// arrived takes in what was read. What was written before this connection is looked up in the table first: it may be
+// settled.
+func (s *session) arrived(working context.Context, burst []event) {
+	if !s.behind {
+		s.take(burst)
+		return
+	}
+	s.lookedUp = false
+	s.start(func() func() {
+		err := s.r.lookUp(working, burst)
+		return func() {
+			if err != nil {
+				s.broken = err
+				return
+			}
+			s.lookedUp = true
+			s.behind = !slices.ContainsFunc(burst, func(e event) bool {
+				return e.kind == committed && e.lsn >= s.facts.end
+			})
+			s.take(burst)
+		}
+	})
+}
+
+func (s *session) take(burst []event) {
 	for _, e := range burst {
 		switch e.kind {
 		case began:
-			s.progress.begin()
-		case committed:
-			s.progress.commit(e.lsn)
-		case alive:
-			s.progress.reached(e.lsn)
-			ping = ping || e.ping
+			s.inside = true
 		case written:
 			if e.row != nil { // else it is settled
-				e.row.txn = s.progress.add()
+				e.row.logged, e.row.before = true, s.shown
 				s.admit(e.row)
+			}
+		case committed, alive:
+			s.inside = s.inside && e.kind != committed
+			if !s.inside {
+				s.shown = max(s.shown, e.lsn)
 			}
 		}
 	}
-	if ping {
-		return s.stream.confirm(s.progress.confirmed())
-	}
-	return nil
 }
 
 // admit takes a message into memory.
 func (s *session) admit(r *row) {
-	s.numbers[r.number] = r.txn == nil
+	s.rows[r.rowID] = r
 	s.bytes += len(r.message.Payload)
 	if r.problem == "" {
 		s.queue.add(r)
@@ -199,12 +220,15 @@ func (s *session) admit(r *row) {
 	s.die(r, r.problem)
 }
 
-// forget takes a message out of memory, and settles it in the log: it need not be shown again.
-func (s *session) forget(r *row) {
-	delete(s.numbers, r.number)
-	if r.txn != nil {
-		s.progress.done(r.txn)
+// confirmed is up to where everything is settled: the log need not show it again.
+func (s *session) confirmed() pglogrepl.LSN {
+	settled := s.shown
+	for _, r := range s.rows {
+		if r.logged {
+			settled = min(settled, r.before)
+		}
 	}
+	return settled
 }
 
 // fail ends the session if an error says that the server stops: it would wait for a relay that has not confirmed
@@ -212,63 +236,5 @@ func (s *session) forget(r *row) {
 func (s *session) fail(err error) {
 	if hasCode(err, codeCannotConnectNow) {
 		s.broken = errors.New("pgwal: the server stops, and would wait for a relay that has not confirmed everything")
-	}
-}
-
-// tick does what it is time for.
-func (s *session) tick(working context.Context, now time.Time) error {
-	if s.broken != nil {
-		return s.broken
-	}
-	s.queue.wake(now)
-	s.dispatch(working, now)
-	s.settle(working, now)
-	s.look(working, now)
-	s.warnOfFull(working, now)
-	return s.beat(now)
-}
-
-// beat tells the server what is settled, and that somebody is here, if it is time for that.
-func (s *session) beat(now time.Time) error {
-	if settled := s.progress.confirmed(); !now.Before(s.stream.next(settled)) {
-		return s.stream.confirm(settled)
-	}
-	return nil
-}
-
-func (s *session) nextTick() time.Time {
-	next := s.stream.next(s.progress.confirmed())
-	earlier := func(t time.Time, matters bool) {
-		if matters && t.Before(next) {
-			next = t
-		}
-	}
-	earlier(s.settleAt, len(s.verdicts) > 0 && !s.settling)
-	earlier(s.fresh.at, len(s.queue.fresh) > 0 && s.fresh.calls < s.r.cfg.MaxInFlight)
-	earlier(s.slow.at, len(s.queue.slow) > 0 && s.slow.calls < s.r.cfg.MaxInFlight)
-	earlier(s.looks.at, !s.looks.busy)
-	if len(s.queue.waiting) > 0 {
-		earlier(s.queue.waiting[0].due, true)
-	}
-	return next
-}
-
-// finishJobs waits for what runs beside the loop, and for what follows from it. The server gets its answers meanwhile.
-func (s *session) finishJobs(stopWorking func()) {
-	grace := time.NewTimer(s.r.limits.stopTimeout)
-	defer grace.Stop()
-	ticker := time.NewTicker(confirmEvery)
-	defer ticker.Stop()
-	alive := true
-	for s.jobs > 0 {
-		select {
-		case act := <-s.done:
-			s.jobs--
-			act()
-		case <-grace.C:
-			stopWorking()
-		case now := <-ticker.C:
-			alive = alive && s.beat(now) == nil // what follows says so, too
-		}
 	}
 }

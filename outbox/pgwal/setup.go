@@ -5,10 +5,7 @@ import (
 	"hash/fnv"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-type conn = *pgxpool.Conn
 
 // Setup makes the publication and the replication slot where they are missing. It may be repeated, and may be called by
 // several processes at once. pgoutbox's tables must be there. From then on the server retains log until a relay has
@@ -20,11 +17,7 @@ type conn = *pgxpool.Conn
 //
 // Errors: a *dedupstore.SetupError says what to do.
 func (r *Relay) Setup(ctx context.Context) error {
-	return r.alone(ctx, func(c conn) error {
-		f, err := r.lookOn(ctx, c)
-		if err != nil {
-			return r.explain("look at the server", err)
-		}
+	return r.alone(ctx, func(c *pgx.Conn, f facts) error {
 		if err := r.serverProblem(f); err != nil {
 			return err
 		}
@@ -36,37 +29,33 @@ func (r *Relay) Setup(ctx context.Context) error {
 }
 
 // alone runs fn while no other Setup or Drop runs. The lock ends with the connection, whatever happens.
-func (r *Relay) alone(ctx context.Context, fn func(conn) error) error {
-	c, err := r.cfg.Pool.Acquire(ctx)
+func (r *Relay) alone(ctx context.Context, fn func(*pgx.Conn, facts) error) error {
+	pooled, err := r.cfg.Pool.Acquire(ctx)
 	if err != nil {
 		return r.explain("connect", err)
 	}
-	defer c.Release()
+	c := pooled.Hijack()
+	defer closeConn(ctx, c.PgConn())
 	h := fnv.New64a()
 	h.Write([]byte("oncemill/pgwal " + r.cfg.Slot))
 	if _, err := c.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(h.Sum64())); err != nil {
 		return r.explain("wait for others", err)
 	}
-	defer func() {
-		detached, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limits.storeTimeout)
-		defer cancel()
-		if _, err := c.Exec(detached, `SELECT pg_advisory_unlock($1)`, int64(h.Sum64())); err != nil {
-			_ = c.Conn().Close(detached) // the lock ends with the connection all the same
-		}
-	}()
-	return fn(c)
+	f, err := r.lookOn(ctx, c)
+	if err != nil {
+		return err
+	}
+	return fn(c, f)
 }
 
 func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
 
-func (r *Relay) setupPublication(ctx context.Context, c conn, f facts) error {
+func (r *Relay) setupPublication(ctx context.Context, c *pgx.Conn, f facts) error {
 	name, table := quoted(r.cfg.Slot), r.cfg.located("")
 	var statement string
 	switch {
 	case !f.publication:
 		statement = `CREATE PUBLICATION ` + name + ` FOR TABLE ` + table + ` WITH (publish = 'insert')`
-	case !f.publishes:
-		return r.noInserts()
 	case !f.covers:
 		statement = `ALTER PUBLICATION ` + name + ` ADD TABLE ` + table
 	default:
@@ -78,15 +67,15 @@ func (r *Relay) setupPublication(ctx context.Context, c conn, f facts) error {
 	return nil
 }
 
-func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
-	switch {
-	case f.slot && f.status == lost:
+func (r *Relay) setupSlot(ctx context.Context, c *pgx.Conn, f facts) error {
+	if f.slot && f.status != lost {
+		return nil
+	}
+	if f.slot {
 		if _, err := c.Exec(ctx, `SELECT pg_drop_replication_slot($1)`, r.cfg.Slot); err != nil {
 			return r.explain("drop the lost slot", err)
 		}
 		r.log.WarnContext(ctx, "pgwal: the replication slot was lost and is made again", "slot", r.cfg.Slot)
-	case f.slot:
-		return nil
 	}
 	create := `SELECT pg_create_logical_replication_slot($1, $2)`
 	if f.version >= 170000 { // standbys may copy it
@@ -102,15 +91,11 @@ func (r *Relay) setupSlot(ctx context.Context, c conn, f facts) error {
 // Drop removes the slot and the publication, if they are there, so that the server retains no log for them any more.
 // Rows stay in their table, for another relay. Stop the relays before: a slot in use is an error.
 func (r *Relay) Drop(ctx context.Context) error {
-	return r.alone(ctx, func(c conn) error {
-		f, err := r.lookOn(ctx, c)
-		if err != nil {
-			return r.explain("look at the server", err)
-		}
+	return r.alone(ctx, func(c *pgx.Conn, f facts) error {
 		if err := r.strangers(f); err != nil {
 			return err
 		}
-		_, err = c.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+		_, err := c.Exec(ctx, `SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 			WHERE slot_name = $1 AND database = current_database()`, r.cfg.Slot)
 		if hasCode(err, codeInUse) {
 			return r.slotError("is in use: stop the relays first")

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver/postgrestest"
 	"github.com/oncemill/oncemill/outbox/pgoutbox"
 	"github.com/oncemill/oncemill/outbox/pgwal"
+	"github.com/oncemill/oncemill/producer"
 )
 
 // wantSetupError checks that an error says what is wrong.
@@ -335,12 +336,20 @@ func TestNew_NamesTheFieldThatIsWrong(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	if _, err := pgwal.New(g.config.Config, nil); err == nil {
-		t.Error("no publisher is accepted")
+	var forgotten *broker
+	for _, publisher := range []producer.Publisher{nil, forgotten} {
+		if e, ok := errors.AsType[*dedupstore.InvalidError](newError(g.config.Config, publisher)); !ok || e.Field != "publisher" {
+			t.Errorf("publisher %T: %v", publisher, e)
+		}
 	}
 	if _, err := pgwal.New(pgwal.Config{Pool: g.pool, Schema: "Sales"}, g.broker); err != nil {
 		t.Error(fmt.Errorf("the defaults: %w", err))
 	}
+}
+
+func newError(c pgwal.Config, p producer.Publisher) error {
+	_, err := pgwal.New(c, p)
+	return err
 }
 
 // Somebody drops the table of a relay that runs, and makes it again: the publication does not have the new one, and the log shows it

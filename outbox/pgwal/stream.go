@@ -2,7 +2,6 @@ package pgwal
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -12,20 +11,14 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// A stream is the connection that reads the log. One goroutine reads, another one confirms: they share no buffer.
+// A stream is the connection that reads the log. One goroutine reads, another one confirms.
 type stream struct {
 	conn     *pgconn.PgConn
 	decoder  decoder
 	finished chan struct{} // closed when the reader has ended
-
-	beat           time.Duration // the longest time between two confirmations
-	sent           pglogrepl.LSN // confirmed
-	sentAt, beatAt time.Time
 }
 
 const (
-	confirmEvery = 100 * time.Millisecond
-	longestBeat  = 5 * time.Second
 	writeTimeout = 5 * time.Second
 	closeTimeout = 2 * time.Second
 )
@@ -43,17 +36,9 @@ func (r *Relay) open(ctx context.Context, f facts) (*stream, error) {
 	}}
 	if err := pglogrepl.StartReplication(ctx, conn, quoted(r.cfg.Slot), 0, options); err != nil {
 		closeConn(ctx, conn)
-		if hasCode(err, codeInUse) {
-			return nil, err
-		}
 		return nil, r.explain("start replication", err)
 	}
-	beat := longestBeat
-	if f.senderTimeout > 0 {
-		beat = min(beat, f.senderTimeout/4)
-	}
-	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{}), beat: beat,
-		beatAt: time.Now()}, nil
+	return &stream{conn: conn, decoder: decoder{table: f.table}, finished: make(chan struct{})}, nil
 }
 
 // connect makes a connection for replication. Each host has a timeout of its own: one that hangs must not take the time
@@ -91,8 +76,8 @@ func closeConn(ctx context.Context, conn *pgconn.PgConn) {
 	_ = conn.Close(ctx) // it is not needed any more
 }
 
-// read hands on what the log shows, until the connection ends.
-func (s *stream) read(ctx context.Context, to *intake) error {
+// read hands on what the log shows, until the connection ends. Once ctx has ended it drops what is shown.
+func (s *stream) read(ctx context.Context, to chan<- event) error {
 	defer close(s.finished)
 	for {
 		m, err := s.conn.ReceiveMessage(context.Background()) // watching a context costs more than reading
@@ -105,8 +90,12 @@ func (s *stream) read(ctx context.Context, to *intake) error {
 			if err != nil {
 				return err
 			}
-			if e.kind != 0 {
-				to.put(ctx, e)
+			if e.kind == 0 {
+				continue
+			}
+			select {
+			case to <- e:
+			case <-ctx.Done():
 			}
 		case *pgproto3.ErrorResponse:
 			return pgconn.ErrorResponseToPgError(m)
@@ -116,48 +105,52 @@ func (s *stream) read(ctx context.Context, to *intake) error {
 	}
 }
 
-// next is when the server is to be told what is settled, and that somebody is here.
-func (s *stream) next(settled pglogrepl.LSN) time.Time {
-	if soon := s.sentAt.Add(confirmEvery); settled > s.sent && soon.Before(s.beatAt) {
-		return soon
+const (
+	burstEvents = 1000 // a transaction with one row has three
+	burstBytes  = 4 << 20
+)
+
+// gather hands on together what was read meanwhile.
+func gather(ctx context.Context, from <-chan event, to chan<- []event) {
+	var burst []event
+	bytes := 0 // of payloads
+	for {
+		in, out := from, to
+		if len(burst) >= burstEvents || bytes >= burstBytes {
+			in = nil
+		}
+		if len(burst) == 0 {
+			out = nil
+		}
+		select {
+		case e := <-in:
+			burst = append(burst, e)
+			if e.row != nil {
+				bytes += len(e.row.message.Payload)
+			}
+		case out <- burst:
+			burst, bytes = nil, 0
+		case <-ctx.Done():
+			return
+		}
 	}
-	return s.beatAt
 }
 
-// confirm tells the server that everything before lsn is settled, and asks for an answer.
-func (s *stream) confirm(lsn pglogrepl.LSN) error {
-	now := time.Now()
-	s.sent, s.sentAt, s.beatAt = lsn, now, now.Add(s.beat)
-	b := []byte{'d', 0, 0, 0, 38, pglogrepl.StandbyStatusUpdateByteID}
-	for range 3 { // written, flushed, applied
-		b = binary.BigEndian.AppendUint64(b, uint64(lsn))
-	}
-	b = binary.BigEndian.AppendUint64(b, uint64(now.Sub(epoch).Microseconds()))
-	return s.write(append(b, 1))
-}
-
-// epoch is where PostgreSQL's time begins.
-var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
-
-// write writes beside the reader, and so past the buffers of the connection.
-func (s *stream) write(b []byte) error {
-	c := s.conn.Conn()
-	if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+// confirm tells the server that everything before lsn is settled, and asks for an answer. It may be called beside the
+// reader.
+func (s *stream) confirm(ctx context.Context, lsn pglogrepl.LSN) error {
+	if err := s.conn.Conn().SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 		return err
 	}
-	_, err := c.Write(b)
-	return err
+	return pglogrepl.SendStandbyStatusUpdate(ctx, s.conn,
+		pglogrepl.StandbyStatusUpdate{WALWritePosition: lsn, ReplyRequested: true})
 }
 
 // leave confirms for the last time, and ends the reader. Should the server not see it, it shows the same once more, and
 // the table says what of it is settled.
-func (s *stream) leave(lsn pglogrepl.LSN) {
-	if lsn != 0 {
-		_ = s.confirm(lsn)
-	}
-	_ = s.conn.Conn().SetReadDeadline(epoch)
+func (s *stream) leave(ctx context.Context, lsn pglogrepl.LSN) {
+	_ = s.confirm(ctx, lsn)
+	_ = s.conn.Conn().SetReadDeadline(time.Unix(0, 0))
 	<-s.finished
 	_ = s.conn.Conn().SetDeadline(time.Time{})
 }
-
-func (s *stream) close(ctx context.Context) { closeConn(ctx, s.conn) }

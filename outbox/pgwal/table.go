@@ -2,75 +2,94 @@ package pgwal
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 )
 
-const (
-	// A list in a SELECT of its own is not looked at when the plan is made, which would cost as much as finding the
-	// rows.
-	knownSQL = `
+// A list in a SELECT of its own is not looked at when the plan is made, which would cost as much as finding the rows.
+const knownSQL = `
 SELECT number, written_at, coalesce(failures, 0)
 FROM {table} WHERE number = ANY((SELECT $1::bigint[])::bigint[]) AND published_at IS NULL AND dead_at IS NULL
 	AND due_at IS NULL`
 
-	// Each part has an index that holds pending rows only.
-	restSQL = `
+var restSQL = `
 WITH held AS MATERIALIZED (SELECT unnest(numbers) AS number FROM {lease} WHERE ends_at > clock_timestamp()),
-due AS MATERIALIZED (
-	(SELECT number FROM {table}
-	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL
-		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp()) AND due_at IS NOT NULL
+due AS MATERIALIZED (` + eachPart(`
+	SELECT number FROM {table}
+	WHERE {part} AND due_at IS NOT NULL AND {due} <= (SELECT clock_timestamp())
 		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
-	ORDER BY coalesce(due_at, written_at) LIMIT $2::bigint)
-	UNION ALL
-	(SELECT number FROM {table}
-	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL
-		AND due_at IS NOT NULL AND due_at <= (SELECT clock_timestamp())
-		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
-	ORDER BY place LIMIT $2::bigint)
-	UNION ALL
-	(SELECT number FROM {table}
-	WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL
-		AND coalesce(due_at, written_at) <= (SELECT clock_timestamp()) AND due_at IS NOT NULL
-		AND number <> ALL ($1::bigint[]) AND number NOT IN (SELECT number FROM held)
-	ORDER BY coalesce(due_at, written_at) LIMIT $2::bigint))
-SELECT number, written_at, id, topic, coalesce(key, ''), coalesce(header::text, ''), payload,
+	ORDER BY {order} LIMIT $2::bigint`) + `)
+SELECT number, written_at, id, topic, coalesce(key, ''), header::text, payload,
 	coalesce(failures, 0), coalesce(unknowns, 0), coalesce(replays, 0)
 FROM (
 	SELECT o.*,
-		sum(octet_length(o.payload)) OVER (ORDER BY o.place, o.due_at, o.written_at,
-			number) - octet_length(o.payload) AS before
+		sum(octet_length(payload)) OVER (ORDER BY place, due_at, written_at, number) - octet_length(payload) AS before
 	FROM {table} o JOIN due USING (number)) AS o
 WHERE before < $3::bigint ORDER BY place, due_at, written_at, number LIMIT $2::bigint`
 
-	unseenSQL = `
-(SELECT number, written_at FROM {table}
-WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NULL AND due_at IS NULL
-ORDER BY coalesce(due_at, written_at) LIMIT $1::bigint)
-UNION ALL
-(SELECT number, written_at FROM {table}
-WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NULL AND place IS NOT NULL AND due_at IS NULL
-ORDER BY place LIMIT $1::bigint)
-UNION ALL
-(SELECT number, written_at FROM {table}
-WHERE published_at IS NULL AND dead_at IS NULL AND unknowns IS NOT NULL AND due_at IS NULL
-ORDER BY coalesce(due_at, written_at) LIMIT $1::bigint)`
+var unseenSQL = `
+SELECT number, written_at, pg_current_wal_insert_lsn()
+FROM (` + eachPart(`
+	SELECT number, written_at FROM {table} WHERE {part} AND due_at IS NULL
+	ORDER BY {order} LIMIT $1::bigint`) + `) AS o`
 
-	markSQL = `
+const markSQL = `
 UPDATE {table} o SET due_at = o.written_at
 FROM unnest($1::bigint[], $2::timestamptz[]) AS r (number, written_at)
 WHERE o.number = r.number AND o.written_at = r.written_at
 	AND o.published_at IS NULL AND o.dead_at IS NULL AND o.due_at IS NULL`
 
-	// The plan must not depend on what the server knows about the table, which may be nothing. Values may come as text,
-	// which pgx reads in one style.
-	planSQL = `
+// The plan must not depend on what the server knows about the table, which may be nothing. Values may come as text,
+// which pgx reads in one style.
+const planSQL = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('datestyle', 'ISO', true), set_config('bytea_output', 'hex', true)`
-)
+
+// eachPart is a query of all pending rows, in parts that have an index each.
+func eachPart(query string) string {
+	var parts []string
+	for _, p := range [...][3]string{
+		{`unknowns IS NULL AND place IS NULL`, `coalesce(due_at, written_at)`, `coalesce(due_at, written_at)`},
+		{`unknowns IS NULL AND place IS NOT NULL`, `due_at`, `place`},
+		{`unknowns IS NOT NULL`, `coalesce(due_at, written_at)`, `coalesce(due_at, written_at)`},
+	} {
+		in := strings.NewReplacer("{part}", "published_at IS NULL AND dead_at IS NULL AND "+p[0],
+			"{due}", p[1], "{order}", p[2])
+		parts = append(parts, "("+in.Replace(query)+")")
+	}
+	return strings.Join(parts, " UNION ALL ")
+}
+
+// located is the quoted name of one of pgoutbox's tables. It needs no escaping: pgoutbox has checked it.
+func (c Config) located(ending string) string {
+	quoted := `"` + c.Table + ending + `"`
+	if c.Schema == "" {
+		return quoted
+	}
+	return `"` + c.Schema + `".` + quoted
+}
+
+// query runs a statement with a plan that uses indexes, in a transaction and one round trip, and calls fn for each row,
+// which it has scanned. After an error inside of the transaction the pool closes the connection, which rolls back.
+func (r *Relay) query(ctx context.Context, scans []any, fn func(), query string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
+	defer cancel()
+	var batch pgx.Batch
+	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	batch.Queue(planSQL)
+	batch.Queue(r.tables.Replace(query), args...).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, scans, func() error { fn(); return nil })
+		return err
+	})
+	batch.Queue("COMMIT")
+	return r.cfg.Pool.SendBatch(ctx, &batch).Close()
+}
+
+// micros is a time as the log shows it.
+func micros(t time.Time) int64 { return t.Sub(epoch).Microseconds() }
 
 // lookUp takes the rows out of a burst that the table does not show as pending and new, and gives the others their
 // failures. A row that nobody sees yet is found in the table later.
@@ -84,19 +103,12 @@ func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 	if len(numbers) == 0 {
 		return nil
 	}
-	type fact struct {
-		at       int64
-		failures int
-	}
-	found := map[int64]fact{}
-	err := r.query(ctx, func(rows pgx.Rows) error {
-		var number int64
-		var written time.Time
-		var failures int
-		err := rows.Scan(&number, &written, &failures)
-		found[number] = fact{micros(written), failures}
-		return err
-	}, r.sql.known, numbers)
+	var known row
+	var at time.Time
+	failures := map[rowID]int{}
+	err := r.query(ctx, []any{&known.number, &at, &known.failures}, func() {
+		failures[rowID{known.number, micros(at)}] = known.failures
+	}, knownSQL, numbers)
 	if err != nil {
 		return r.explain("look rows up", err)
 	}
@@ -104,72 +116,29 @@ func (r *Relay) lookUp(ctx context.Context, burst []event) error {
 		if e.row == nil {
 			continue
 		}
-		f, pending := found[e.row.number]
-		if !pending || f.at != e.row.at { // then the number is another one's now
+		n, pending := failures[e.row.rowID]
+		e.row.failures = n
+		if !pending {
 			burst[i].row = nil
-			continue
 		}
-		e.row.failures = f.failures
 	}
 	return nil
 }
 
-// query runs a statement with a plan that uses indexes, in a transaction and one round trip, and calls fn for each row.
-// After an error inside of the transaction the pool closes the connection, which rolls back.
-func (r *Relay) query(ctx context.Context, fn func(pgx.Rows) error, query string, args ...any) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
-	defer cancel()
-	var batch pgx.Batch
-	batch.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
-	batch.Queue(planSQL)
-	batch.Queue(query, args...)
-	batch.Queue("COMMIT")
-	results := r.cfg.Pool.SendBatch(ctx, &batch)
-	defer func() {
-		if closed := results.Close(); err == nil {
-			err = closed // of the commit, perhaps
-		}
-	}()
-	for range 2 {
-		if _, err := results.Exec(); err != nil {
-			return err
-		}
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := fn(rows); err != nil {
-			return err
-		}
-	}
-	rows.Close()
-	return rows.Err()
-}
-
-// micros is a time as the log shows it.
-func micros(t time.Time) int64 { return t.Sub(epoch).Microseconds() }
-
 // rest returns rows that are due and that the log does not show as such: up to limit, and no more once they have so
 // many bytes.
 func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (found []*row, err error) {
-	err = r.query(ctx, func(rows pgx.Rows) error {
-		o := &row{}
-		m := &o.message
-		var written time.Time
-		var header string
-		err := rows.Scan(&o.number, &written, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns,
-			&o.replays)
-		if err != nil {
-			return err
-		}
-		o.at = micros(written)
-		o.readHeader([]byte(header))
-		found = append(found, o)
-		return nil
-	}, r.sql.rest, exclude, int64(limit), int64(bytes))
+	var o row
+	var at time.Time
+	var header []byte
+	m := &o.message
+	err = r.query(ctx, []any{&o.number, &at, &m.ID, &m.Topic, &m.Key, &header, &m.Payload, &o.failures, &o.unknowns,
+		&o.replays}, func() {
+		one := o
+		one.at = micros(at)
+		one.readHeader(header)
+		found = append(found, &one)
+	}, restSQL, exclude, int64(limit), int64(bytes))
 	return found, err
 }
 
@@ -178,32 +147,22 @@ func (r *Relay) rest(ctx context.Context, exclude []int64, limit, bytes int) (fo
 type unseen struct {
 	numbers []int64
 	written []time.Time
-	after   pglogrepl.LSN // zero: nobody looked
+	after   pglogrepl.LSN // zero: there are none
 }
 
 func (r *Relay) unseen(ctx context.Context, limit int) (u unseen, err error) {
-	err = r.query(ctx, func(rows pgx.Rows) error {
-		var number int64
-		var written time.Time
-		err := rows.Scan(&number, &written)
-		u.numbers, u.written = append(u.numbers, number), append(u.written, written)
-		return err
-	}, r.sql.unseen, int64(limit))
-	if err != nil || len(u.numbers) == 0 {
-		return unseen{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
-	defer cancel()
-	if err := r.cfg.Pool.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()`).Scan(&u.after); err != nil {
-		return unseen{}, err
-	}
-	return u, nil
+	var number int64
+	var at time.Time
+	err = r.query(ctx, []any{&number, &at, &u.after}, func() {
+		u.numbers, u.written = append(u.numbers, number), append(u.written, at)
+	}, unseenSQL, int64(limit))
+	return u, err
 }
 
 // mark makes rows due that the log never showed, and says how many there were.
 func (r *Relay) mark(ctx context.Context, u unseen) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.limits.storeTimeout)
 	defer cancel()
-	tag, err := r.cfg.Pool.Exec(ctx, r.sql.mark, u.numbers, u.written)
+	tag, err := r.cfg.Pool.Exec(ctx, r.tables.Replace(markSQL), u.numbers, u.written)
 	return int(tag.RowsAffected()), err
 }

@@ -130,6 +130,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	start := time.Now()
 	for attempt := 1; ; attempt++ {
 		out := r.Clone(r.Context())
+		if out.Header == nil {
+			out.Header = http.Header{}
+		}
 		out.Header.Set(t.config.Header, header)
 		if attempt > 1 && r.GetBody != nil {
 			if out.Body, err = r.GetBody(); err != nil {

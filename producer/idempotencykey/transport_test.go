@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -55,6 +56,23 @@ func status(code int, headers ...string) func() (*http.Response, error) {
 var errReset = errors.New("connection reset")
 
 func reset() (*http.Response, error) { return nil, errReset }
+
+func TestTransport_RequestWithoutAHeaderGetsOne(t *testing.T) {
+	t.Parallel()
+	server := &script{answers: []func() (*http.Response, error){status(201)}}
+	transport, err := idempotencykey.NewTransport(server, idempotencykey.TransportConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse("http://shop.example/orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &http.Request{Method: http.MethodPost, URL: u}
+	if _, err := transport.RoundTrip(r); err != nil || server.keys[0] == "" || r.Header != nil {
+		t.Errorf("keys %q, header %v, error %v", server.keys, r.Header, err)
+	}
+}
 
 func TestTransport_TriesAgainWithTheSameKeyAndBodyUntilItCounts(t *testing.T) {
 	t.Parallel()

@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dedupstore"
 	"github.com/oncemill/oncemill/internal/ids"
+	"github.com/oncemill/oncemill/internal/isnil"
 	"github.com/oncemill/oncemill/producer"
 )
 
@@ -37,7 +38,7 @@ func New(guard *oncemill.Guard, publisher producer.Publisher, cfg Config) (*Rece
 	switch {
 	case guard == nil:
 		return nil, errors.New("webhook: guard is nil")
-	case publisher == nil:
+	case isnil.Nil(publisher):
 		return nil, errors.New("webhook: publisher is nil")
 	}
 	cfg = cfg.withDefaults()

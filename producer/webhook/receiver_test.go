@@ -298,12 +298,16 @@ func TestNew_NamesWhatIsWrong(t *testing.T) {
 			t.Errorf("error %v, want one that says %q", err, says)
 		}
 	}
-	for field, err := range map[string]error{
-		"guard is":  second(webhook.New(nil, &queue{}, good)),
-		"publisher": second(webhook.New(guard, nil, good)),
+	var forgotten *queue
+	for says, err := range map[string]error{
+		"guard is":                        second(webhook.New(nil, &queue{}, good)),
+		"publisher is nil":                second(webhook.New(guard, nil, good)),
+		"publisher is nil, in a pointer":  second(webhook.New(guard, forgotten, good)),
+		"publisher is nil, as a function": second(webhook.New(guard, webhook.PublisherFunc(nil), good)),
 	} {
-		if err == nil || !strings.HasPrefix(err.Error(), "webhook: "+field) {
-			t.Errorf("%v, want %s", err, field)
+		says, _, _ = strings.Cut(says, ",")
+		if err == nil || !strings.HasPrefix(err.Error(), "webhook: "+says) {
+			t.Errorf("%v, want %s", err, says)
 		}
 	}
 }
