@@ -18,8 +18,7 @@ type operation struct {
 	name   string    // of the record
 	packed []byte    // the script's first argument, or the record of a plain claim
 	space  [128]byte // for packed, as long as it suffices
-	args   []any     // of the command
-	room   [7]any    // for args
+	args   [7]any    // of the command; the last may be nil
 	cmd    redis.StringCmd
 	stamp  stamp // of a plain claim
 
@@ -38,9 +37,9 @@ func (op *operation) plain() bool { return op.stamp.clock != nil }
 
 // with gives it the numbers that the script gets behind the packed argument.
 func (op *operation) with(ms ...int64) {
-	op.args = append(op.room[:0], "evalsha", op.script.sha, 1, op.name, op)
-	for _, n := range ms {
-		op.args = append(op.args, n)
+	op.args = [...]any{"evalsha", op.script.sha, 1, op.name, op, ms[0], nil}
+	if len(ms) > 1 {
+		op.args[6] = ms[1]
 	}
 }
 
@@ -60,7 +59,11 @@ func (op *operation) command(ctx context.Context, source bool) *redis.StringCmd 
 	if source {
 		op.args[0], op.args[1] = "eval", op.script.source
 	}
-	op.cmd = *redis.NewStringCmd(ctx, op.args...)
+	args := op.args[:]
+	if args[6] == nil {
+		args = args[:6]
+	}
+	op.cmd = *redis.NewStringCmd(ctx, args...)
 	return &op.cmd
 }
 

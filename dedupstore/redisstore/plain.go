@@ -41,7 +41,7 @@ func (s *Store) claimPlainly(op *operation, index int, r *dedupstore.Request, no
 	op.packed, op.stamp = b, stamp{clock: &s.clock, lease: 1000 * uint64(milliseconds(r.Lease))}
 	least, most := s.clock.bounds(now)
 	ms := milliseconds(r.Lease) + milliseconds(r.Retention) + int64(most-least)/1000 + 1
-	op.args = append(op.room[:0], "set", op.name, op, "nx", "get", "px", ms)
+	op.args = [...]any{"set", op.name, op, "nx", "get", "px", ms}
 }
 
 // plainAnswer reads the reply of a plain claim. It is not known if the script has to be asked.
