@@ -18,13 +18,6 @@ import (
 // cause ErrClaimLost when the claim of one of them is lost.
 type BatchFunc func(ctx context.Context, calls []int) []error
 
-// A Member is a ticket in a batch.
-type Member struct {
-	Ticket  *Ticket
-	Context context.Context     // of its delivery
-	Done    func(Result, error) // is told how its call ended, as by Ticket.Attempt
-}
-
 // Joins reports whether the ticket, whose claim has been answered, may be attempted together with others.
 func (t *Ticket) Joins() bool {
 	return t.unread && t.granted && t.last.Answer.Status == dedupstore.AcquiredRun && !t.TookOver()
@@ -34,57 +27,59 @@ func (t *Ticket) Joins() bool {
 // not to be attempted beside others: it would spend their attempts.
 func (t *Ticket) TookOver() bool { return t.unread && t.granted && tookOver(&t.last.Answer) }
 
-// AttemptTogether attempts tickets that join in one call of fn. It returns those that have to be attempted by
-// themselves, with Ticket.Attempt, because the batch failed as a whole, which has cost no attempt; under a policy that
-// parks there are none, since the effects of the batch may have happened. The others have ended as by Ticket.Attempt.
-func (g *Guard) AttemptTogether(ctx context.Context, batch []Member, fn BatchFunc) (alone []int) {
+// AttemptTogether attempts tickets that join, each with the context of its delivery, in one call of fn. It returns
+// those that have to be attempted by themselves, with Ticket.Attempt, because the batch failed as a whole, which has
+// cost no attempt; under a policy that parks there are none, since the effects of the batch may have happened. Done is
+// told how each of the others ended, as by Ticket.Attempt.
+func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts []context.Context, fn BatchFunc,
+	done func(i int, res Result, err error)) (alone []int) {
 	began := time.Now()
-	calls := g.startTogether(batch)
+	calls := g.startTogether(tickets, contexts, done)
 	if len(calls) == 0 {
 		return nil
 	}
-	errs, err := g.handleTogether(ctx, batch, calls, fn)
+	errs, err := g.handleTogether(ctx, tickets, calls, fn)
 	if err != nil && g.policy.ExpiredLease != Park {
 		for _, i := range calls {
-			t := batch[i].Ticket
-			t.lease.rest()
-			g.keeper.hold(&t.lease)
+			tickets[i].lease.rest()
+			g.keeper.hold(&tickets[i].lease)
 		}
 		return calls
 	}
 	took := since(began)
 	for n, i := range calls {
-		m := &batch[i]
+		t, ctx := tickets[i], contexts[i]
 		cause := err
 		if err == nil {
 			cause = errs[n]
 		}
-		e, res, err := m.Ticket.over(m.Context, dedupstore.Outcome{}, cause, took)
-		m.Ticket.tell(m.Context, began, e, res, err, m.Done)
+		e, res, err := t.over(ctx, dedupstore.Outcome{}, cause, took)
+		t.tell(ctx, began, e, res, err, func(res Result, err error) { done(i, res, err) })
 	}
 	return nil
 }
 
 // startTogether starts what can be started, and ends the rest.
-func (g *Guard) startTogether(batch []Member) (calls []int) {
-	errs := make([]error, len(batch))
+func (g *Guard) startTogether(tickets []*Ticket, contexts []context.Context,
+	done func(i int, res Result, err error)) (calls []int) {
+	errs := make([]error, len(tickets))
 	var starting sync.WaitGroup
-	for i, m := range batch {
-		if errs[i] = m.Ticket.acquire(m.Context); errs[i] != nil {
+	for i, t := range tickets {
+		if errs[i] = t.acquire(contexts[i]); errs[i] != nil {
 			continue
 		}
 		if g.policy.ExpiredLease == Park { // it talks to the store
-			starting.Go(func() { errs[i] = m.Ticket.start(m.Context) })
+			starting.Go(func() { errs[i] = t.start(contexts[i]) })
 		} else {
-			errs[i] = m.Ticket.start(m.Context)
+			errs[i] = t.start(contexts[i])
 		}
 	}
 	starting.Wait()
-	for i, m := range batch {
-		if errs[i] == nil {
+	for i, err := range errs {
+		if err == nil {
 			calls = append(calls, i)
 		} else {
-			m.Done(Result{}, errs[i])
+			done(i, Result{}, err)
 		}
 	}
 	return calls
@@ -92,13 +87,13 @@ func (g *Guard) startTogether(batch []Member) (calls []int) {
 
 // handleTogether calls the handler under the leases of its calls. The error says that the batch failed as a whole.
 func (g *Guard) handleTogether(
-	ctx context.Context, batch []Member, calls []int, fn BatchFunc,
+	ctx context.Context, tickets []*Ticket, calls []int, fn BatchFunc,
 ) (errs []error, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	runs := make([]Run, len(calls))
 	for n, i := range calls {
-		l := &batch[i].Ticket.lease
+		l := &tickets[i].lease
 		l.workUnder(cancel)
 		defer g.keeper.let(l)
 		runs[n] = runOf(l.claim)

@@ -20,15 +20,15 @@ func together(
 	t.Helper()
 	ends = make([]error, len(tickets))
 	var ended sync.WaitGroup
-	batch := make([]oncemill.Member, len(tickets))
-	for i, ticket := range tickets {
-		ended.Add(1)
-		batch[i] = oncemill.Member{Ticket: ticket, Context: t.Context(), Done: func(_ oncemill.Result, err error) {
-			ends[i] = err
-			ended.Done()
-		}}
+	contexts := make([]context.Context, len(tickets))
+	for i := range tickets {
+		contexts[i] = t.Context()
 	}
-	alone = g.AttemptTogether(t.Context(), batch, fn)
+	ended.Add(len(tickets))
+	alone = g.AttemptTogether(t.Context(), tickets, contexts, fn, func(i int, _ oncemill.Result, err error) {
+		ends[i] = err
+		ended.Done()
+	})
 	ended.Add(-len(alone))
 	ended.Wait()
 	return alone, ends

@@ -24,18 +24,17 @@ type BatchHandler func(ctx context.Context, which []int) []error
 // runs alone does so in goroutines that run starts.
 func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, handle BatchHandler,
 	run func(work func()), done func(i int, d Decision)) {
-	tickets := p.claimTogether(ctx, deliveries)
+	tickets, contexts := p.claimTogether(ctx, deliveries)
 	one := func(i int) Handler {
 		return func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) }
 	}
 	alone := func(i int) {
-		t := tickets[i]
-		run(func() { t.Process(t.ctx, one(i), func(d Decision) { done(i, d) }) })
+		run(func() { tickets[i].Process(contexts[i], one(i), func(d Decision) { done(i, d) }) })
 	}
 	var together, suspects []int
 	for i, t := range tickets {
 		switch {
-		case t.Ticket == nil || t.guarded != nil && t.guarded.TookOver():
+		case t == nil || t.guarded != nil && t.guarded.TookOver():
 			suspects = append(suspects, i)
 		case t.guarded != nil && t.guarded.Joins():
 			together = append(together, i)
@@ -47,8 +46,8 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 		run(func() {
 			var back sync.WaitGroup
 			for _, i := range suspects {
-				if tickets[i].Ticket != nil {
-					back.Go(func() { tickets[i].GiveBack(tickets[i].ctx) })
+				if tickets[i] != nil {
+					back.Go(func() { tickets[i].GiveBack(contexts[i]) })
 				}
 			}
 			back.Wait()
@@ -61,36 +60,32 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 		alone(together[0])
 		return
 	}
-	batch := make([]oncemill.Member, len(together))
+	batch, batchContexts := make([]*oncemill.Ticket, len(together)), make([]context.Context, len(together))
 	for n, i := range together {
-		t := tickets[i]
-		batch[n] = oncemill.Member{Ticket: t.guarded, Context: t.ctx, Done: func(res oncemill.Result, err error) {
-			decision := t.conclude(t.ctx, res, err)
-			t.end(t.ctx, &decision)
-			done(i, Handler(nil).decided(t.ctx, t.Ticket, decision))
-		}}
+		batch[n], batchContexts[n] = tickets[i].guarded, contexts[i]
 	}
-	failed := p.guard.AttemptTogether(ctx, batch, func(ctx context.Context, calls []int) []error {
+	failed := p.guard.AttemptTogether(ctx, batch, batchContexts, func(ctx context.Context, calls []int) []error {
 		which := make([]int, len(calls))
 		for n, call := range calls {
 			which[n] = together[call]
 		}
-		return measureTogether(ctx, tickets, which, handle)
+		return measureTogether(ctx, tickets, contexts, which, handle)
+	}, func(call int, res oncemill.Result, err error) {
+		i := together[call]
+		t, ctx := tickets[i], contexts[i]
+		decision := t.conclude(ctx, res, err)
+		t.end(ctx, &decision)
+		done(i, Handler(nil).decided(ctx, t, decision))
 	})
 	for _, call := range failed {
 		alone(together[call])
 	}
 }
 
-// A claimed is a delivery whose claim is answered.
-type claimed struct {
-	*Ticket
-	ctx context.Context // with its span
-}
-
-// claimTogether claims deliveries that come for the first time, and returns when all claims are answered.
-func (p *Processor) claimTogether(ctx context.Context, deliveries []Delivery) []claimed {
-	tickets := make([]claimed, len(deliveries))
+// claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with their
+// contexts.
+func (p *Processor) claimTogether(ctx context.Context, deliveries []Delivery) ([]*Ticket, []context.Context) {
+	tickets, contexts := make([]*Ticket, len(deliveries)), make([]context.Context, len(deliveries))
 	var answered sync.WaitGroup
 	for i, d := range deliveries {
 		if d.Count > 1 {
@@ -98,16 +93,17 @@ func (p *Processor) claimTogether(ctx context.Context, deliveries []Delivery) []
 		}
 		answered.Add(1)
 		p.Claim(ctx, d, func(ctx context.Context, t *Ticket) {
-			tickets[i] = claimed{t, ctx}
+			tickets[i], contexts[i] = t, ctx
 			answered.Done()
 		})
 	}
 	answered.Wait()
-	return tickets
+	return tickets, contexts
 }
 
 // measureTogether calls a handler, and measures it for each of its deliveries.
-func measureTogether(ctx context.Context, tickets []claimed, which []int, handle BatchHandler) (errs []error) {
+func measureTogether(ctx context.Context, tickets []*Ticket, contexts []context.Context, which []int,
+	handle BatchHandler) (errs []error) {
 	var began time.Time
 	for _, i := range which {
 		if tickets[i].observed != nil {
@@ -124,7 +120,7 @@ func measureTogether(ctx context.Context, tickets []claimed, which []int, handle
 				failure = handlerFailure(errs[min(n, len(errs)-1)])
 			}
 			if tickets[i].observed != nil {
-				tickets[i].observed.Ran(tickets[i].ctx, began, failure)
+				tickets[i].observed.Ran(contexts[i], began, failure)
 			}
 		}
 	}()

@@ -47,7 +47,7 @@ const flushTimeout = 10 * time.Second
 // messages, inFlight has them processed in their order, the settler carries out what is decided about them, and the
 // watcher keeps the server informed and looks whether the consumer is still the same.
 func (e *engine) run(
-	ctx context.Context, cons jetstream.Consumer, l limits, with func(*inFlight) process,
+	ctx context.Context, cons jetstream.Consumer, l limits, with func(context.Context, *inFlight) process,
 ) error {
 	stopWatching := e.watchMaxDeliveries(ctx, l)
 	defer stopWatching()
@@ -67,7 +67,7 @@ func (e *engine) run(
 		session: s, settler: &settler{session: s}, messages: map[*message]struct{}{}, created: l.created,
 		hurry: func() {},
 	}
-	messages.process = with(messages)
+	messages.process = with(work, messages)
 	w := &watcher{session: s, cons: cons, inFlight: messages, every: e.lookEvery, finished: make(chan struct{})}
 	f := &fetcher{
 		session: s, inFlight: messages, watcher: w, wake: make(chan struct{}, 1), ended: make(chan fetched, maxFetches),

@@ -83,7 +83,7 @@ func (s *Source) Run(
 		}
 		return err
 	}
-	return s.engine.run(ctx, cons, limits, func(*inFlight) process {
+	return s.engine.run(ctx, cons, limits, func(context.Context, *inFlight) process {
 		return func(ctx context.Context, m *message, done func(consumer.Decision)) { handle(ctx, m.delivery, done) }
 	})
 }
