@@ -144,7 +144,7 @@ func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
 	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries",
 		rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
 	for tries := 1; ; tries++ {
-		refused, err := s.publisher.relay(ctx, again)
+		refused, err := s.publisher.forward(ctx, again)
 		switch {
 		case err == nil:
 			log.WarnContext(ctx,
@@ -175,7 +175,7 @@ func (s *shareSession) moveOn(ctx context.Context, rec *kgo.Record, due time.Tim
 	again := s.copyOf(rec)
 	again.Headers = append(again.Headers, kgo.RecordHeader{Key: headerNotBefore, Value: strconv.AppendInt(nil,
 		due.UnixMilli(), 10)})
-	refused, err := s.publisher.relay(ctx, again)
+	refused, err := s.publisher.forward(ctx, again)
 	if err == nil {
 		s.settle(rec, kgo.AckAccept)
 		return true, false
