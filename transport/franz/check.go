@@ -56,8 +56,10 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 	if problem := w.clientProblem(cl); problem != "" {
 		return setupError(theClient, "%s", problem)
 	}
-	if _, err := w.retryPublisher(cl); err != nil {
-		return err
+	if len(w.config.Retry) > 0 {
+		if _, err := NewPublisher(cl, PublisherConfig{}); err != nil {
+			return err
+		}
 	}
 	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
 		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records "+
@@ -233,16 +235,16 @@ func lookUp(ctx context.Context, cl *kgo.Client, topic string, use kmsg.ACLOpera
 	switch {
 	case err != nil:
 		return err
-	case len(found) != 1:
+	case len(found.Topics) != 1:
 		return kerr.UnknownTopicOrPartition
-	case found[0].ErrorCode == 0 && !allows(found[0], use):
+	case found.Topics[0].ErrorCode == 0 && !allows(found.Topics[0], use):
 		return kerr.TopicAuthorizationFailed
 	}
-	return kerr.ErrorForCode(found[0].ErrorCode)
+	return kerr.ErrorForCode(found.Topics[0].ErrorCode)
 }
 
 // describe asks a broker what topics are: kadm would answer from what the client knew a while ago.
-func describe(ctx context.Context, cl *kgo.Client, names ...string) ([]kmsg.MetadataResponseTopic, error) {
+func describe(ctx context.Context, cl *kgo.Client, names ...string) (*kmsg.MetadataResponse, error) {
 	req := kmsg.NewPtrMetadataRequest()
 	req.IncludeTopicAuthorizedOperations = true
 	for _, name := range names {
@@ -250,11 +252,7 @@ func describe(ctx context.Context, cl *kgo.Client, names ...string) ([]kmsg.Meta
 		topic.Topic = kmsg.StringPtr(name)
 		req.Topics = append(req.Topics, topic)
 	}
-	resp, err := req.RequestWith(ctx, cl)
-	if err != nil {
-		return nil, err
-	}
-	return resp.Topics, nil
+	return req.RequestWith(ctx, cl)
 }
 
 // allows reports whether a topic may be used so, or the broker does not tell.

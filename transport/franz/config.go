@@ -136,16 +136,6 @@ func (c Config) validateRetry() error {
 	return nil
 }
 
-// retryIndex returns which retry topic a topic is, or -1.
-func (c Config) retryIndex(topic string) int {
-	for i, r := range c.Retry {
-		if r.Topic == topic {
-			return i
-		}
-	}
-	return -1
-}
-
 // room is how many records of a partition may be handled, or wait for that, at a time.
 func (c Config) room() int {
 	if c.Order == PerKey {

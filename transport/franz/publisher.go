@@ -62,7 +62,7 @@ type Publisher struct {
 	config PublisherConfig
 	sender *telemetry.Sender
 	gate   chan struct{} // holds a token while somebody hands messages to the client
-	left   unanswered    // of earlier calls
+	left   *unanswered   // of earlier calls
 }
 
 // NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate
@@ -99,7 +99,7 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		if err != nil {
 			return nil, fmt.Errorf("franz: make instruments: %w", err)
 		}
-		left := unanswered{
+		left := &unanswered{
 			most:   max(1, option[int64](cl, kgo.MaxBufferedRecords)/unansweredShare),
 			topics: map[string]int64{},
 		}

@@ -164,12 +164,12 @@ func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequ
 	for i, t := range req.Topics {
 		names[i] = t.Topic
 	}
-	topics, err := c.lookAt(ctx, names)
+	all, err := c.lookAt(ctx, names)
 	if err != nil {
 		return nil, err
 	}
 	found := map[string]kmsg.MetadataResponseTopic{}
-	for _, t := range topics {
+	for _, t := range all.Topics {
 		if t.Topic != nil {
 			found[*t.Topic] = t
 		}
@@ -194,7 +194,7 @@ func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequ
 }
 
 // lookAt asks any broker what topics are. One that hangs must not cost 10 s: the next one is asked.
-func (c *settling) lookAt(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
+func (c *settling) lookAt(ctx context.Context, names []string) (*kmsg.MetadataResponse, error) {
 	for timeout := time.Second; ; timeout *= 2 {
 		try, stop := context.WithTimeout(ctx, timeout)
 		found, err := describe(try, c.s.cl, names...)

@@ -14,11 +14,8 @@ import (
 
 // shareRules are what the broker keeps to with a share group.
 type shareRules struct {
-	lock  time.Duration // how long a record is this member's (share.record.lock.duration.ms)
-	limit int           // how many deliveries it may have (share.delivery.count.limit)
-	// how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0:
-	// not told
-	locks   int
+	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
+	limit   int           // how many deliveries it may have (share.delivery.count.limit)
 	renewal time.Duration // how often locks are to be prolonged
 }
 
@@ -160,8 +157,6 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit),
 			"after which a record is dropped: too few to copy it to the retry topic before")
 	}
-	// zero: what waits stays, and nothing is said
-	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"])
 	switch {
 	case settings[renew] == "false":
 		return refuse(renew, "true", "so that a handler could not be longer than a lock")

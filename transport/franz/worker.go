@@ -111,25 +111,18 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	retry, err := w.retryPublisher(cl)
+	group := option[string](cl, kgo.ConsumerGroup)
+	h, err := newHandling(w.once, w.process, cl, group, w.config.Logger, w.config.MaxInFlight, w.config.Retry)
 	if err != nil {
 		return err
 	}
-	s := newSession(w.config, w.policy, w.process, cl, retry)
+	s := newSession(w.config, h)
 	s.look = w.look
 	if err := w.client.begin(cl, s); err != nil {
 		return err
 	}
 	defer w.client.end()
 	return s.run(ctx)
-}
-
-// retryPublisher returns the publisher to the retry topics, or nil if there are none.
-func (w *Worker) retryPublisher(cl *kgo.Client) (*Publisher, error) {
-	if len(w.config.Retry) == 0 {
-		return nil, nil
-	}
-	return NewPublisher(cl, PublisherConfig{Telemetry: w.policy.Telemetry})
 }
 
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {
