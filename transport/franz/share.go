@@ -150,8 +150,8 @@ func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	group, retry := option[string](cl, kgo.ShareGroup), []RetryTopic{{Topic: w.config.RetryTopic}}
-	h, err := newHandling(w.once, w.process, cl, group, w.config.Logger, w.config.MaxInFlight, retry)
+	group := option[string](cl, kgo.ShareGroup)
+	h, err := newHandling(w.once, w.process, cl, group, w.config.Logger, w.config.MaxInFlight, w.retry())
 	if err != nil {
 		return err
 	}
@@ -162,6 +162,8 @@ func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 	defer w.client.end()
 	return s.run(ctx)
 }
+
+func (w *ShareWorker) retry() []RetryTopic { return []RetryTopic{{Topic: w.config.RetryTopic}} }
 
 // onAcked hears what the broker says to acknowledgements.
 func (w *ShareWorker) onAcked(cl *kgo.Client, results kgo.ShareAckResults) {

@@ -1,9 +1,9 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -44,10 +44,10 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 		return shareRules{}, err
 	}
 	group, topics := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics()
-	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
+	if err := checkTopics(ctx, cl, group, topics, w.retry(), w.once.Policy(), w.config.Logger); err != nil {
 		return shareRules{}, err
 	}
-	if err := checkTopics(ctx, cl, group, topics); err != nil {
+	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
 		return shareRules{}, err
 	}
 	if err := checkShareGroup(ctx, cl, group); err != nil {
@@ -65,44 +65,31 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	return rules, checkConfigs(ctx, cl, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window,
-		w.config.Logger)
+	return rules, nil
 }
 
 // checkClient looks at the options that a client was made with.
 func (w *ShareWorker) checkClient(cl *kgo.Client) error {
 	last, intact := w.client.is(cl)
-	topics := cl.GetConsumeTopics()
-	var problem string
+	problem := cmp.Or(keepingProblem(cl), retryProblem(w.retry(), cl.GetConsumeTopics()))
 	switch {
 	case option[string](cl, kgo.ShareGroup) == "":
 		problem = "has no share group: set kgo.ShareGroup"
 	case !last:
 		problem = notOurs
-	case !intact:
-		problem = "has another callback for acknowledgements than the worker's: leave kgo.ShareAckCallback to its Opts"
-	case !option[bool](cl, kgo.ShareMaxRecordsStrict):
-		problem = "does not bound what a fetch brings: leave kgo.ShareMaxRecordsStrict to the worker's Opts"
-	case option[int](cl, kgo.MaxConcurrentFetches) != 0:
-		problem = "fetches ahead, and records would lose their locks before they are begun: leave " +
-			"kgo.MaxConcurrentFetches to the worker's Opts"
-	case option[bool](cl, kgo.KeepRetryableFetchErrors):
-		problem = keptErrors
-	case endsEarly(cl):
-		problem = endingContext
+	case !intact, !option[bool](cl, kgo.ShareMaxRecordsStrict), option[int](cl, kgo.MaxConcurrentFetches) != 0:
+		problem = "has options that replace some of the worker's Opts: leave kgo.ShareAckCallback, " +
+			"kgo.ShareMaxRecordsStrict and kgo.MaxConcurrentFetches to those"
 	case option[string](cl, kgo.InstanceID) != "":
 		problem = "has kgo.InstanceID, and a share group has no static members: leave kgo.InstanceID out"
 	case option[bool](cl, kgo.ConsumeRegex):
 		problem = "has kgo.ConsumeRegex, which does not go with a retry topic: name all topics with kgo.ConsumeTopics"
-	case !slices.Contains(topics, w.config.RetryTopic):
-		problem = fmt.Sprintf("does not consume retry topic %q: add it to kgo.ConsumeTopics", w.config.RetryTopic)
-	case len(topics) == 1:
-		problem = "consumes nothing but the retry topic: add the source topics to kgo.ConsumeTopics"
-	default:
-		_, err := NewPublisher(cl, PublisherConfig{})
-		return err
 	}
-	return setupError(theClient, "%s", problem)
+	if problem != "" {
+		return setupError(theClient, "%s", problem)
+	}
+	_, err := NewPublisher(cl, PublisherConfig{})
+	return err
 }
 
 // checkShareGroup makes sure that a group is not one of another kind: kgo would try to join it for ever, silently.
