@@ -20,8 +20,8 @@ func (w *watching) fetchFailed(ctx context.Context, topic string, partition int3
 	case errors.As(err, &loss):
 		w.log.ErrorContext(ctx, "franz: the broker has lost records",
 			"partition", placeName(loss.Topic, loss.Partition), "error", err)
-	case w.refused(topic, err) != nil:
-		w.fail(w.refused(topic, err))
+	case refusal(w.group, topic, err) != nil:
+		w.fail(refusal(w.group, topic, err))
 	case errors.As(err, &membership):
 		if w.outage.due(sayEvery) { // the client tries again every few seconds
 			w.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
@@ -70,10 +70,8 @@ var (
 	}
 )
 
-// refused returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
+// refusal returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
 // about the group.
-func (w *watching) refused(topic string, err error) error { return refusal(w.group, topic, err) }
-
 func refusal(group, topic string, err error) error {
 	refusals, subject, problem := topicRefusals, theTopic(topic), fmt.Sprintf("cannot be consumed by group %q", group)
 	if topic == "" {

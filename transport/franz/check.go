@@ -58,10 +58,10 @@ func (w *Worker) checkClient(cl *kgo.Client) error {
 			return err
 		}
 	}
-	if session := option[time.Duration](cl, kgo.SessionTimeout); w.policy.Lease > session {
+	if lease, session := w.once.Policy().Lease, option[time.Duration](cl, kgo.SessionTimeout); lease > session {
 		w.config.Logger.Warn("franz: the policy's Lease is longer than the session timeout: after a crash, records "+
 			"that were being handled hold up their partitions until their leases end",
-			"lease", w.policy.Lease, "session_timeout", session)
+			"lease", lease, "session_timeout", session)
 	}
 	return nil
 }
@@ -138,7 +138,7 @@ func retryProblem(retry []RetryTopic, consumed []string) string {
 // checkBroker looks at topics, group and dead letters. Topics of nil are those that a pattern finds.
 func (w *Worker) checkBroker(ctx context.Context, cl *kgo.Client, topics []string) error {
 	group := option[string](cl, kgo.ConsumerGroup)
-	if err := checkTopics(ctx, cl, group, topics, w.config.Retry, w.policy, w.config.Logger); err != nil {
+	if err := checkTopics(ctx, cl, group, topics, w.config.Retry, w.once.Policy(), w.config.Logger); err != nil {
 		return err
 	}
 	if err := checkGroup(ctx, kadm.NewClient(cl), group); err != nil {

@@ -80,10 +80,7 @@ func consumes(cl *kgo.Client, topics []string) func(topic string) bool {
 		if !option[bool](cl, kgo.ConsumeRegex) {
 			return slices.Contains(topics, topic)
 		}
-		matches := func(pattern string) bool {
-			re, err := regexp.Compile(pattern)
-			return err == nil && re.MatchString(topic)
-		}
+		matches := func(pattern string) bool { return regexp.MustCompile(pattern).MatchString(topic) } // kgo has, too
 		named := slices.Collect(maps.Keys(option[map[string]*regexp.Regexp](cl, kgo.ConsumeTopics)))
 		return slices.ContainsFunc(named, matches) &&
 			!slices.ContainsFunc(option[[]string](cl, kgo.ConsumeExcludeTopics), matches)

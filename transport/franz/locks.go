@@ -159,10 +159,13 @@ func (l *locks) confirm(ctx context.Context, timeout time.Duration) error {
 			break
 		}
 		if ctx.Err() != nil {
-			return err
+			return unconfirmed(l.group, err)
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.refused
+	if l.refused != nil {
+		return unconfirmed(l.group, l.refused)
+	}
+	return nil
 }

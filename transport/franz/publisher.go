@@ -83,11 +83,9 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	case cl.OptValue(kgo.RequiredAcks) != any(kgo.AllISRAcks()):
 		problem = "has other kgo.RequiredAcks than kgo.AllISRAcks: set these, else a broker that fails takes " +
 			"acknowledged messages with it"
-	case option[bool](cl, kgo.DisableIdempotentWrite):
-		problem = "has kgo.DisableIdempotentWrite: leave it out, else the client's own retries make copies and " +
-			"change the order"
-	case option[bool](cl, kgo.AllowIdempotentProduceCancellation):
-		problem = "has kgo.AllowIdempotentProduceCancellation: leave it out, else the client's own retries make copies"
+	case option[bool](cl, kgo.DisableIdempotentWrite), option[bool](cl, kgo.AllowIdempotentProduceCancellation):
+		problem = "has kgo.DisableIdempotentWrite or kgo.AllowIdempotentProduceCancellation: leave them out, else the " +
+			"client's own retries make copies"
 	case option[string](cl, kgo.TransactionalID) != "":
 		problem = "has kgo.TransactionalID: leave it out, else messages are acknowledged before their transaction ends"
 	case option[bool](cl, kgo.ManualFlushing):

@@ -18,7 +18,7 @@ import (
 
 // handling is what the runs of both workers have: how records are handled, once they are in hand.
 type handling struct {
-	watching
+	*watching
 	policy    oncemill.Policy
 	process   process
 	cl        *kgo.Client

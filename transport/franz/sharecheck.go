@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -94,21 +95,12 @@ func (w *ShareWorker) checkClient(cl *kgo.Client) error {
 
 // checkShareGroup makes sure that a group is not one of another kind: kgo would try to join it for ever, silently.
 func checkShareGroup(ctx context.Context, cl *kgo.Client, group string) error {
-	for _, shard := range cl.RequestSharded(ctx, kmsg.NewPtrListGroupsRequest()) {
-		if shard.Err != nil {
-			return groupProblem(group, shard.Err)
-		}
-		resp := shard.Resp.(*kmsg.ListGroupsResponse)
-		if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
-			if problem := groupProblem(group, err); problem != nil {
-				return problem
-			}
-		}
-		for _, g := range resp.Groups {
-			if g.Group == group && g.GroupType != "share" {
-				return setupError(theGroup(group), "is a %s group: set another kgo.ShareGroup", g.GroupType)
-			}
-		}
+	others, err := kadm.NewClient(cl).ListGroupsByType(ctx, []string{"classic", "consumer", "streams"})
+	if err != nil {
+		return groupProblem(group, err)
+	}
+	if _, other := others[group]; other {
+		return setupError(theGroup(group), "is no share group: set another kgo.ShareGroup")
 	}
 	return nil
 }
@@ -119,40 +111,35 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 	if err != nil {
 		return rules, err
 	}
-	refuse := func(name, want, why string) (shareRules, error) {
-		return shareRules{}, setupError("share "+theGroup(group),
-			"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", name, settings[name], why, want)
-	}
-	const (
-		limit, lock, renew = "share.delivery.count.limit", "share.record.lock.duration.ms",
-			"share.renew.acknowledge.enable"
-		reset, isolation = "share.auto.offset.reset", "share.isolation.level"
-	)
-	for _, name := range []string{limit, lock, reset, isolation} {
-		if settings[name] == "" {
+	const limit, lock = "share.delivery.count.limit", "share.record.lock.duration.ms"
+	ms, _ := strconv.ParseInt(settings[lock], 10, 32)
+	rules.lock = time.Duration(ms) * time.Millisecond
+	rules.limit, _ = strconv.Atoi(settings[limit])
+	for _, r := range []struct {
+		name, want, why string
+		good            func(value string) bool
+	}{
+		{lock, "at least 3000", "which is too short to be prolonged in time", func(string) bool {
+			return rules.lock >= minShareLock
+		}},
+		{limit, "at least 4", "after which a record is dropped: too few to copy it to the retry topic before",
+			func(string) bool { return rules.limit >= minShareLimit }},
+		{"share.auto.offset.reset", "earliest", "so that records are passed over that are in a partition before the " +
+			"group knows it", func(value string) bool { return value != "latest" }},
+		{"share.isolation.level", "read_committed", "so that records of transactions would be handled that are not " +
+			"committed", func(value string) bool { return value == "read_committed" }},
+		{"share.renew.acknowledge.enable", "true", "so that a handler could not be longer than a lock",
+			func(value string) bool { return value != "false" }},
+	} {
+		value, told := settings[r.name]
+		switch {
+		case !told && r.want != "true":
 			return rules, setupError("the broker", "does not tell %s of share group %q: Kafka 4.3 or later is needed",
-				name,
-				group)
+				r.name, group)
+		case !r.good(value):
+			return rules, setupError("share "+theGroup(group),
+				"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", r.name, value, r.why, r.want)
 		}
-	}
-	ms, err := strconv.ParseInt(settings[lock], 10, 32)
-	if rules.lock = time.Duration(ms) * time.Millisecond; err != nil || rules.lock < minShareLock {
-		return refuse(lock, fmt.Sprintf("at least %d", minShareLock.Milliseconds()),
-			"which is too short to be prolonged in time")
-	}
-	if rules.limit, err = strconv.Atoi(settings[limit]); err != nil || rules.limit < minShareLimit {
-		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit),
-			"after which a record is dropped: too few to copy it to the retry topic before")
-	}
-	switch {
-	case settings[renew] == "false":
-		return refuse(renew, "true", "so that a handler could not be longer than a lock")
-	case settings[reset] == "latest":
-		return refuse(reset, "earliest", "so that records are passed over that are in a partition before the group "+
-			"knows it")
-	case settings[isolation] != "read_committed":
-		return refuse(isolation, "read_committed",
-			"so that records of transactions would be handled that are not committed")
 	}
 	return rules, nil
 }

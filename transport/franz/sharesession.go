@@ -73,7 +73,9 @@ func (s *shareSession) run(ctx context.Context) error {
 	release()
 	helpers.Wait()
 	s.pool.Wait()
-	return s.result(detached, err, s.confirm(detached),
+	// Beyond the end of a lock no answer can be a good one.
+	unconfirmed := s.locks.confirm(detached, s.rules.lock)
+	return s.result(detached, err, unconfirmed,
 		"franz: acknowledgements are not confirmed: records are delivered again that are settled")
 }
 
@@ -89,14 +91,6 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 		cancel(errGrace)
 		<-s.ended
 	}
-}
-
-// confirm waits for the broker's answers to all acknowledgements. Beyond the end of a lock none can be a good one.
-func (s *shareSession) confirm(ctx context.Context) error {
-	if err := s.locks.confirm(ctx, s.rules.lock); err != nil {
-		return unconfirmed(s.group, err)
-	}
-	return nil
 }
 
 // poll takes records as long as there is room, until ctx ends, which it does when the worker fails.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 )
 
@@ -20,7 +19,6 @@ type Handler func(ctx context.Context, rec *kgo.Record) error
 // the client with the worker's Opts, then it runs, once.
 type Worker struct {
 	config  Config
-	policy  oncemill.Policy
 	process process
 	once    *consumer.Processor
 	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
@@ -47,7 +45,7 @@ func newWorker(once *consumer.Processor, config Config, process process) (*Worke
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Worker{config: config, once: once, policy: once.Policy(), process: process}, nil
+	return &Worker{config: config, once: once, process: process}, nil
 }
 
 const defaultRebalanceTimeout = time.Minute // kgo's
