@@ -28,12 +28,8 @@ func (w *watching) fetchFailed(ctx context.Context, topic string, partition int3
 				"group", w.group, "error", err)
 		}
 	default:
-		at := place{topic, partition}
-		if w.broken[at] == nil {
-			w.broken[at] = new(limiter)
-		}
-		if w.broken[at].due(sayEvery) {
-			w.log.ErrorContext(ctx, "franz: partition cannot be fetched for now",
+		if w.broken.due(sayEvery) {
+			w.log.ErrorContext(ctx, "franz: partition cannot be fetched for now; there may be more",
 				"partition", placeName(topic, partition), "error", err)
 		}
 	}

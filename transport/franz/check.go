@@ -99,8 +99,8 @@ func (w *Worker) clientProblem(cl *kgo.Client) string {
 	return keepingProblem(cl)
 }
 
-const notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client that " +
-	"was made last"
+const notOurs = "was not made with this worker's Opts: use kgo.NewClient(append(w.Opts(), …)...), and the client " +
+	"that was made last"
 
 // keepingProblem says why a client may end by itself before its worker has drained, or end the run for nothing, or "".
 func keepingProblem(cl *kgo.Client) string {
@@ -161,8 +161,8 @@ func longestBackoff(p oncemill.Policy) time.Duration {
 const newTopicWait = 2 * time.Second
 
 // checkTopics makes sure that topics are there and may be read, and that retry topics take records and keep them until
-// they are due. It warns of topics whose records can come back when their outcomes are forgotten. Not everybody may read
-// a topic's configuration: what is not known is taken for good.
+// they are due. It warns of topics whose records can come back when their outcomes are forgotten. Not everybody may
+// read a topic's configuration: what is not known is taken for good.
 func checkTopics(ctx context.Context, cl *kgo.Client, group string, topics []string, retry []RetryTopic,
 	policy oncemill.Policy, log *slog.Logger) error {
 	until := time.Now().Add(newTopicWait)

@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -76,28 +77,20 @@ type RetryTopic struct {
 }
 
 const (
+	defaultMaxInFlight = 256
+	defaultGrace       = 30 * time.Second
+
 	minCommitEvery = 10 * time.Millisecond
 	// twice that is a rebalance timeout, of which Kafka has 32 bits of milliseconds
 	maxGrace = 12 * 24 * time.Hour
 )
 
 func (c Config) withDefaults() Config {
-	if c.Order == "" {
-		c.Order = PerPartition
-	}
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = 256
-	}
-	if c.Grace == 0 {
-		c.Grace = 30 * time.Second
-	}
-	if c.CommitEvery == 0 {
-		c.CommitEvery = time.Second
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	c.Logger = telemetry.Logger(c.Logger)
+	c.Order = cmp.Or(c.Order, PerPartition)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
+	c.Grace = cmp.Or(c.Grace, defaultGrace)
+	c.CommitEvery = cmp.Or(c.CommitEvery, time.Second)
+	c.Logger = telemetry.Logger(cmp.Or(c.Logger, slog.Default()))
 	return c
 }
 

@@ -106,9 +106,9 @@ func (l *locks) flush(ctx context.Context, timeout time.Duration) error {
 	return l.cl.FlushAcks(ctx)
 }
 
-// answered notes what the broker said. If a lock was lost, it refuses all that it is told of the partition together with
-// that, and does not say which it was: all locks there are given up. Their records come again, here or elsewhere, and
-// the guard keeps the copies apart.
+// answered notes what the broker said. If a lock was lost, it refuses all that it is told of the partition together
+// with that, and does not say which it was: all locks there are given up. Their records come again, here or elsewhere,
+// and the guard keeps the copies apart.
 func (l *locks) answered(results kgo.ShareAckResults) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

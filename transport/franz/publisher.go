@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,9 +32,7 @@ type PublisherConfig struct {
 const defaultAckTimeout = 30 * time.Second
 
 func (c PublisherConfig) withDefaults() PublisherConfig {
-	if c.AckTimeout == 0 {
-		c.AckTimeout = defaultAckTimeout
-	}
+	c.AckTimeout = cmp.Or(c.AckTimeout, defaultAckTimeout)
 	return c
 }
 
@@ -84,8 +83,8 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		problem = "has other kgo.RequiredAcks than kgo.AllISRAcks: set these, else a broker that fails takes " +
 			"acknowledged messages with it"
 	case option[bool](cl, kgo.DisableIdempotentWrite), option[bool](cl, kgo.AllowIdempotentProduceCancellation):
-		problem = "has kgo.DisableIdempotentWrite or kgo.AllowIdempotentProduceCancellation: leave them out, else the " +
-			"client's own retries make copies"
+		problem = "has kgo.DisableIdempotentWrite or kgo.AllowIdempotentProduceCancellation: leave them out, else " +
+			"the client's own retries make copies"
 	case option[string](cl, kgo.TransactionalID) != "":
 		problem = "has kgo.TransactionalID: leave it out, else messages are acknowledged before their transaction ends"
 	case option[bool](cl, kgo.ManualFlushing):
@@ -277,11 +276,12 @@ func (p *Publisher) await(ctx context.Context, f *produced) {
 
 // refusedOf returns the messages that were refused, maybe for others in their batches.
 func refusedOf(all []*produced) []*produced {
-	return slices.DeleteFunc(slices.Clone(all), func(f *produced) bool { return f.record == nil || !refusesBatch(f.err) })
+	taken := func(f *produced) bool { return f.record == nil || !refusesBatch(f.err) }
+	return slices.DeleteFunc(slices.Clone(all), taken)
 }
 
-// sendAgain sends refused messages once more. Others are held up for that, so that a message in a batch of its own shows
-// whether it is to blame, unless the client has some that get no answers.
+// sendAgain sends refused messages once more. Others are held up for that, so that a message in a batch of its own
+// shows whether it is to blame, unless the client has some that get no answers.
 func (p *Publisher) sendAgain(ctx context.Context, refused []*produced) {
 	held, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout/holdUpShare, errAckTimeout)
 	defer cancel()

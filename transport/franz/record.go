@@ -46,7 +46,9 @@ func (r *record) start(ctx context.Context) bool {
 	}
 	r.offers++
 	d.Count = r.offers
-	r.process(ctx, &offer{r.Record, d, r.running, &r.pool, func(decision consumer.Decision) { r.decided(ctx, decision) }})
+	r.process(ctx, &offer{r.Record, d, r.running, &r.pool, func(decision consumer.Decision) {
+		r.decided(ctx, decision)
+	}})
 	return true
 }
 

@@ -138,7 +138,8 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 				r.name, group)
 		case !r.good(value):
 			return rules, setupError("share "+theGroup(group),
-				"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", r.name, value, r.why, r.want)
+				"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)",
+				r.name, value, r.why, r.want)
 		}
 	}
 	return rules, nil

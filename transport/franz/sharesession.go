@@ -266,9 +266,9 @@ func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
 var errNoBrokerZero = errors.New("franz: a lock was lost, and no broker has the number 0, where the client looks for " +
 	"the partition now: start the process again")
 
-// watchTopics ends the run for what kgo (1.22.2) tells nobody, until ctx ends: see errNoBrokerZero; a topic that may not
-// be read any more; and one that was deleted and made again, as Kafka 4.3 answers a fetch that names the old one with
-// an error of the whole, so that nothing comes of other topics either.
+// watchTopics ends the run for what kgo (1.22.2) tells nobody, until ctx ends: see errNoBrokerZero; a topic that may
+// not be read any more; and one that was deleted and made again, as Kafka 4.3 answers a fetch that names the old one
+// with an error of the whole, so that nothing comes of other topics either.
 func (s *shareSession) watchTopics(ctx context.Context) {
 	consumed := map[string]kadm.TopicID{}
 	tick := time.NewTicker(s.rules.renewal)
