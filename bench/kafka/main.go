@@ -32,9 +32,9 @@ func worker(ctx context.Context, b *kit.Bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, r.stop()) }()
 	t, err := b.Compare(ctx, "Plain franz-go, 256 bytes, no-op handler", b.Rounds,
-		r.variant(workerDedup, 30_000, guarded(franz.PerPartition)),
-		r.variant(workerByKey, 60_000, guarded(franz.PerKey)),
-		r.variant(rawLoop, 400_000, raw),
+		r.variant(workerDedup, 60_000, guarded(franz.PerPartition)),
+		r.variant(workerByKey, 120_000, guarded(franz.PerKey)),
+		r.variant(rawLoop, 1_500_000, raw),
 	)
 	if err != nil {
 		return err
