@@ -410,7 +410,7 @@ func TestWorker_RevocationCommitsWhatIsSettled(t *testing.T) {
 
 func TestWorker_FetchingIsPausedWhileRecordsWait(t *testing.T) {
 	t.Parallel()
-	const n = 4000
+	const n = 1500
 	b := newBench(t, 1)
 	for from := 0; from < n; from += 100 { // a fetch brings whole batches
 		b.produce(from, 100, 1, 0)

@@ -1037,42 +1037,50 @@ func (c doorkept) Write(request []byte) (int, error) {
 	return c.Conn.Write(request)
 }
 
-// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
-// fetches nothing any more, without a word, also when the right is back.
-func TestShareWorker_RightToReadThatIsTakenAwayEndsTheRun(t *testing.T) {
+// One broker with rights is enough: it takes some seconds to start.
+func TestShareWorker_Rights(t *testing.T) {
 	t.Parallel()
 	server := kafkatest.Start(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
-	for name, inHand := range map[string]int{"with a record in hand": 1, "with none": 0} {
+	for name, inHand := range map[string]int{"to read that is taken away with a record in hand": 1, "to read that is taken away with none": 0} {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBenchOn(t, server, 1)
-			proceed := make(chan struct{})
-			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
-				if inHand > 0 && run == 1 {
-					<-proceed
-				}
-				return nil
-			}), franz.ShareConfig{})
-			b.await(1)
-			b.put(0, inHand, 1)
-			until(t, "the record in hand", func() bool { return b.started() == inHand })
-			rights := kadm.NewACLs().Topics(b.topic).ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpWrite, kadm.OpDescribe).Allow("User:ANONYMOUS").AllowHosts()
-			created, err := b.admin.CreateACLs(t.Context(), rights) // none at all allow everything
-			if err != nil || created[0].Err != nil || created[1].Err != nil {
-				t.Fatal(err, created)
-			}
-			close(proceed)
-			if err := as[*dedupstore.SetupError](t, m.wait()); err.Subject != fmt.Sprintf("topic %q", b.topic) || !errors.Is(err, kerr.TopicAuthorizationFailed) {
-				t.Errorf("Run: %v, want the right to topic %s", err, b.topic)
-			}
+			t.Parallel()
+			rightThatIsTakenAwayEndsTheRun(t, newShareBenchOn(t, server, 1), inHand)
 		})
+	}
+	t.Run("that a member lacks to a topic of another", func(t *testing.T) {
+		t.Parallel()
+		topicOfAnotherIsNoAlarm(t, server, newShareBenchOn(t, server, 1))
+	})
+}
+
+// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
+// fetches nothing any more, without a word, also when the right is back.
+func rightThatIsTakenAwayEndsTheRun(t *testing.T, b *shareBench, inHand int) {
+	t.Helper()
+	proceed := make(chan struct{})
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
+		if inHand > 0 && run == 1 {
+			<-proceed
+		}
+		return nil
+	}), franz.ShareConfig{})
+	b.await(1)
+	b.put(0, inHand, 1)
+	until(t, "the record in hand", func() bool { return b.started() == inHand })
+	rights := kadm.NewACLs().Topics(b.topic).ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpWrite, kadm.OpDescribe).Allow("User:ANONYMOUS").AllowHosts()
+	created, err := b.admin.CreateACLs(t.Context(), rights) // none at all allow everything
+	if err != nil || created[0].Err != nil || created[1].Err != nil {
+		t.Fatal(err, created)
+	}
+	close(proceed)
+	if err := as[*dedupstore.SetupError](t, m.wait()); err.Subject != fmt.Sprintf("topic %q", b.topic) || !errors.Is(err, kerr.TopicAuthorizationFailed) {
+		t.Errorf("Run: %v, want the right to topic %s", err, b.topic)
 	}
 }
 
 // Kafka tells nothing of a group to who may not see a topic of one of its members.
-func TestShareWorker_MemberWithATopicThatIsNotForThisOneIsNoAlarm(t *testing.T) {
-	t.Parallel()
-	server := kafkatest.Start(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
-	b := newShareBenchOn(t, server, 1)
+func topicOfAnotherIsNoAlarm(t *testing.T, server *kafkatest.Server, b *shareBench) {
+	t.Helper()
 	others := b.topic + "-others"
 	server.CreateTopic(others, 1)
 	_ = b.newClient(b.opts(kgo.ConsumeTopics(others))...)

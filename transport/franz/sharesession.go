@@ -97,9 +97,8 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 func (s *shareSession) poll(ctx, handlers context.Context) {
 	var lines limiter
 	for ctx.Err() == nil {
-		room, waiting := s.room()
-		if !room {
-			if waiting >= s.config.MaxInFlight && lines.due(sayEvery) {
+		if room, waiting := s.room(); !room {
+			if waiting > 0 && lines.due(sayEvery) {
 				s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of "+
 					"them are settled", "group", s.group, "waiting", waiting)
 			}
@@ -116,12 +115,17 @@ func (s *shareSession) poll(ctx, handlers context.Context) {
 	}
 }
 
-// room reports whether there is room for more, and how many records wait for their time.
+// room reports whether there is room for more, and if that is because records wait for their time, how many.
 func (s *shareSession) room() (room bool, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	most := s.config.MaxInFlight
-	return s.inHand/takenMost < most && s.inHand-s.waiting < most, s.waiting // a product could overflow
+	switch most := s.config.MaxInFlight; {
+	case s.inHand-s.waiting >= most:
+		return false, 0
+	case s.inHand/takenMost >= most: // a product could overflow
+		return false, s.waiting
+	}
+	return true, 0
 }
 
 func (s *shareSession) count(inHand, waiting int) {
