@@ -46,9 +46,7 @@ func (r *record) start(ctx context.Context) bool {
 	}
 	r.offers++
 	d.Count = r.offers
-	r.process(ctx, &offer{r.Record, d, r.running, &r.pool, func(decision consumer.Decision) {
-		r.decided(ctx, decision)
-	}})
+	r.process(ctx, r, d)
 	return true
 }
 
@@ -85,6 +83,10 @@ func (r *record) decided(ctx context.Context, decision consumer.Decision) {
 		return
 	}
 	r.places.fill()
+	r.carryOut(ctx, decision)
+}
+
+func (r *record) carryOut(ctx context.Context, decision consumer.Decision) {
 	r.pool.Go(func() {
 		defer r.end()
 		if settled, delay := r.conclude(ctx, decision); settled {
