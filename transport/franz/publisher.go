@@ -280,22 +280,28 @@ func refusedOf(all []*produced) []*produced {
 	return slices.DeleteFunc(slices.Clone(all), taken)
 }
 
-// sendAgain sends refused messages once more. Others are held up for that, so that a message in a batch of its own
-// shows whether it is to blame, unless the client has some that get no answers.
+// sendAgain sends refused messages once more. Others are held up for that, for a while, so that a message in a batch of
+// its own shows whether it is to blame, unless the client has some that get no answers.
 func (p *Publisher) sendAgain(ctx context.Context, refused []*produced) {
-	held, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout/holdUpShare, errAckTimeout)
-	defer cancel()
-	if p.begin(held) {
-		if p.drained(held) {
-			defer p.end()
-			p.sendApart(held, refused, true)
-			return
-		}
-		p.end()
-	}
 	ctx, stop := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer stop()
-	p.sendApart(ctx, refused, false)
+	held, cancel := context.WithTimeout(ctx, p.config.AckTimeout/holdUpShare)
+	defer cancel()
+	alone := func() bool { return false }
+	if p.begin(held) {
+		if p.drained(held) {
+			alone = func() bool { return held.Err() == nil }
+		} else {
+			cancel()
+		}
+		letGo := context.AfterFunc(held, p.end)
+		defer func() {
+			if letGo() {
+				p.end()
+			}
+		}()
+	}
+	p.sendApart(ctx, refused, alone)
 }
 
 const (
@@ -316,7 +322,7 @@ func (p *Publisher) drained(ctx context.Context) bool {
 
 // sendApart sends refused messages in smaller batches, down to batches of one. If they are not alone, that does not say
 // which is to blame.
-func (p *Publisher) sendApart(ctx context.Context, refused []*produced, alone bool) {
+func (p *Publisher) sendApart(ctx context.Context, refused []*produced, alone func() bool) {
 	half := len(refused) / 2
 	for _, part := range [...][]*produced{refused[:half], refused[half:]} {
 		for _, f := range part {
@@ -328,7 +334,7 @@ func (p *Publisher) sendApart(ctx context.Context, refused []*produced, alone bo
 		}
 		for _, f := range part {
 			p.await(ctx, f)
-			f.unknown = f.err != nil && (f.unknown || !alone)
+			f.unknown = f.err != nil && (f.unknown || !alone())
 		}
 		if still := refusedOf(part); len(part) > 1 && len(still) > 0 {
 			p.sendApart(ctx, still, alone)
