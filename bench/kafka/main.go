@@ -26,7 +26,7 @@ func main() { kit.Main(experiments...) }
 
 // worker compares what runs on the servers of this run. The numbers of records make all take about as long.
 func worker(ctx context.Context, b *kit.Bench) (err error) {
-	r, err := startRig(ctx, b)
+	r, err := startRig(b)
 	if err != nil {
 		return err
 	}

@@ -33,13 +33,13 @@ type rig struct {
 	made  int         // topics
 }
 
-func startRig(ctx context.Context, b *kit.Bench) (*rig, error) {
+func startRig(b *kit.Bench) (*rig, error) {
 	r := &rig{bench: b}
 	var err error
 	if r.redis, err = kit.StartRedis(); err != nil {
 		return nil, err
 	}
-	if r.kafka, err = kit.StartKafka(ctx); err != nil {
+	if r.kafka, err = kit.StartKafka(); err != nil {
 		return nil, errors.Join(err, r.redis.Stop())
 	}
 	// A topic that was just made is unknown for a moment.

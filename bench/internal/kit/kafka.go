@@ -1,7 +1,6 @@
 package kit
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -21,11 +20,11 @@ type Kafka struct {
 }
 
 // StartKafka runs a broker on a free loopback port, from jars that Maven fetches once. The caller stops it.
-func StartKafka(ctx context.Context) (k *Kafka, err error) {
+func StartKafka() (k *Kafka, err error) {
 	if addr := os.Getenv(kafkaAddr); addr != "" {
 		return &Kafka{Addr: addr, stop: func() error { return nil }}, nil
 	}
-	p := &programTB{ctx: ctx}
+	p := &programTB{}
 	defer func() {
 		if gone, ok := recover().(programError); ok {
 			err = errors.Join(gone.error, p.end())
@@ -41,15 +40,12 @@ func (k *Kafka) Stop() error { return k.stop() }
 // A programTB stands for a test before package kafkatest, which gives brokers to tests alone.
 type programTB struct {
 	testing.TB
-	ctx      context.Context
 	cleanups []func() error
 }
 
 type programError struct{ error }
 
 func (p *programTB) Helper() {}
-
-func (p *programTB) Context() context.Context { return p.ctx }
 
 func (p *programTB) Cleanup(do func()) {
 	p.cleanups = append(p.cleanups, func() error { do(); return nil })
