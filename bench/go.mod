@@ -12,14 +12,18 @@ require (
 	github.com/oncemill/oncemill v0.0.0
 	github.com/oncemill/oncemill/dedupstore/pgstore v0.0.0
 	github.com/oncemill/oncemill/dedupstore/redisstore v0.0.0
+	github.com/oncemill/oncemill/internal/testserver/kafkatest v0.0.0
 	github.com/oncemill/oncemill/internal/testserver/redistest v0.0.0
 	github.com/oncemill/oncemill/outbox/pgoutbox v0.0.0
 	github.com/oncemill/oncemill/outbox/pgwal v0.0.0
+	github.com/oncemill/oncemill/transport/franz v0.0.0
 	github.com/oncemill/oncemill/transport/natsjs v0.0.0
 	github.com/oncemill/oncemill/transport/oncewatermill v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
+	github.com/twmb/franz-go v1.22.2
+	github.com/twmb/franz-go/pkg/kadm v1.18.0
 )
 
 require (
@@ -44,6 +48,7 @@ require (
 	github.com/nats-io/nkeys v0.4.16 // indirect
 	github.com/nats-io/nuid v1.0.1 // indirect
 	github.com/oklog/ulid v1.3.1 // indirect
+	github.com/pierrec/lz4/v4 v4.1.33 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/riverqueue/river/riverdriver v0.51.0 // indirect
 	github.com/riverqueue/river/rivershared v0.51.0 // indirect
@@ -54,6 +59,7 @@ require (
 	github.com/tidwall/match v1.2.0 // indirect
 	github.com/tidwall/pretty v1.2.1 // indirect
 	github.com/tidwall/sjson v1.2.5 // indirect
+	github.com/twmb/franz-go/pkg/kmsg v1.15.0 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/otel v1.47.0 // indirect
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
@@ -71,9 +77,11 @@ replace (
 	github.com/oncemill/oncemill => ..
 	github.com/oncemill/oncemill/dedupstore/pgstore => ../dedupstore/pgstore
 	github.com/oncemill/oncemill/dedupstore/redisstore => ../dedupstore/redisstore
+	github.com/oncemill/oncemill/internal/testserver/kafkatest => ../internal/testserver/kafkatest
 	github.com/oncemill/oncemill/internal/testserver/redistest => ../internal/testserver/redistest
 	github.com/oncemill/oncemill/outbox/pgoutbox => ../outbox/pgoutbox
 	github.com/oncemill/oncemill/outbox/pgwal => ../outbox/pgwal
+	github.com/oncemill/oncemill/transport/franz => ../transport/franz
 	github.com/oncemill/oncemill/transport/natsjs => ../transport/natsjs
 	github.com/oncemill/oncemill/transport/oncewatermill => ../transport/oncewatermill
 )

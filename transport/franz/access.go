@@ -20,20 +20,16 @@ func (w *watching) fetchFailed(ctx context.Context, topic string, partition int3
 	case errors.As(err, &loss):
 		w.log.ErrorContext(ctx, "franz: the broker has lost records",
 			"partition", placeName(loss.Topic, loss.Partition), "error", err)
-	case w.refused(topic, err) != nil:
-		w.fail(w.refused(topic, err))
+	case refusal(w.group, topic, err) != nil:
+		w.fail(refusal(w.group, topic, err))
 	case errors.As(err, &membership):
 		if w.outage.due(sayEvery) { // the client tries again every few seconds
 			w.log.WarnContext(ctx, "franz: group membership was interrupted, the client joins again",
 				"group", w.group, "error", err)
 		}
 	default:
-		at := place{topic, partition}
-		if w.broken[at] == nil {
-			w.broken[at] = new(limiter)
-		}
-		if w.broken[at].due(sayEvery) {
-			w.log.ErrorContext(ctx, "franz: partition cannot be fetched for now",
+		if w.broken.due(sayEvery) {
+			w.log.ErrorContext(ctx, "franz: partition cannot be fetched for now; there may be more",
 				"partition", placeName(topic, partition), "error", err)
 		}
 	}
@@ -70,10 +66,8 @@ var (
 	}
 )
 
-// refused returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
+// refusal returns what to say about an error that stays until somebody changes something, or nil. Without a topic it is
 // about the group.
-func (w *watching) refused(topic string, err error) error { return refusal(w.group, topic, err) }
-
 func refusal(group, topic string, err error) error {
 	refusals, subject, problem := topicRefusals, theTopic(topic), fmt.Sprintf("cannot be consumed by group %q", group)
 	if topic == "" {

@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -76,28 +77,20 @@ type RetryTopic struct {
 }
 
 const (
+	defaultMaxInFlight = 256
+	defaultGrace       = 30 * time.Second
+
 	minCommitEvery = 10 * time.Millisecond
 	// twice that is a rebalance timeout, of which Kafka has 32 bits of milliseconds
 	maxGrace = 12 * 24 * time.Hour
 )
 
 func (c Config) withDefaults() Config {
-	if c.Order == "" {
-		c.Order = PerPartition
-	}
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = 256
-	}
-	if c.Grace == 0 {
-		c.Grace = 30 * time.Second
-	}
-	if c.CommitEvery == 0 {
-		c.CommitEvery = time.Second
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	c.Logger = telemetry.Logger(c.Logger)
+	c.Order = cmp.Or(c.Order, PerPartition)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
+	c.Grace = cmp.Or(c.Grace, defaultGrace)
+	c.CommitEvery = cmp.Or(c.CommitEvery, time.Second)
+	c.Logger = telemetry.Logger(cmp.Or(c.Logger, slog.Default()))
 	return c
 }
 
@@ -134,16 +127,6 @@ func (c Config) validateRetry() error {
 		seen[r.Topic] = true
 	}
 	return nil
-}
-
-// retryIndex returns which retry topic a topic is, or -1.
-func (c Config) retryIndex(topic string) int {
-	for i, r := range c.Retry {
-		if r.Topic == topic {
-			return i
-		}
-	}
-	return -1
 }
 
 // room is how many records of a partition may be handled, or wait for that, at a time.

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -48,16 +47,26 @@ func checkDeadLetters(ctx context.Context, once *consumer.Processor, log *slog.L
 	return nil
 }
 
+// lookTimeout bounds the look for the topic of dead letters.
+const lookTimeout = 5 * time.Second
+
 // checkDeadLetterTopic refuses a topic that does not take dead letters: the first would hold up all other records. What
 // cannot be found out is taken for good.
 func (p *Publisher) checkDeadLetterTopic(ctx context.Context, topic string) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its brokers may be others
+	defer cancel()
 	subject := fmt.Sprintf("DeadLetterTopic %q", topic)
-	switch err := p.look(ctx, topic); {
+	err := awaitTopic(ctx, p.cl, topic, kmsg.ACLOperationWrite, time.Now().Add(newTopicWait))
+	switch {
 	case errors.Is(err, kerr.UnknownTopicOrPartition) && !comesLater(p.cl, err):
 		return refused(err, subject, "is not there: create it")
 	case errors.Is(err, kerr.TopicAuthorizationFailed):
 		return refused(err, subject, "may not be written to: allow its publisher's user to Write to it")
-	case err == nil && p.compacts(ctx, topic):
+	case err != nil:
+		return nil
+	}
+	configs, err := kadm.NewClient(p.cl).DescribeTopicConfigs(ctx, topic)
+	if err == nil && slices.ContainsFunc(configs, compacted) {
 		return setupError(subject, "is compacted: of the dead letters with one key only the last would be kept, and "+
 			"those without a key be refused; set its cleanup.policy to delete")
 	}
@@ -71,30 +80,9 @@ func consumes(cl *kgo.Client, topics []string) func(topic string) bool {
 		if !option[bool](cl, kgo.ConsumeRegex) {
 			return slices.Contains(topics, topic)
 		}
-		matches := func(pattern string) bool {
-			re, err := regexp.Compile(pattern)
-			return err == nil && re.MatchString(topic)
-		}
+		matches := func(pattern string) bool { return regexp.MustCompile(pattern).MatchString(topic) } // kgo has, too
 		named := slices.Collect(maps.Keys(option[map[string]*regexp.Regexp](cl, kgo.ConsumeTopics)))
 		return slices.ContainsFunc(named, matches) &&
 			!slices.ContainsFunc(option[[]string](cl, kgo.ConsumeExcludeTopics), matches)
 	}
-}
-
-// lookTimeout bounds the look for the topic of dead letters.
-const lookTimeout = 5 * time.Second
-
-// look returns why a topic may not be written to, or nil.
-func (p *Publisher) look(ctx context.Context, topic string) error {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // its brokers may be others
-	defer cancel()
-	return awaitTopic(ctx, p.cl, topic, kmsg.ACLOperationWrite, time.Now().Add(newTopicWait))
-}
-
-// compacts reports whether a topic is known to keep only the last record of a key.
-func (p *Publisher) compacts(ctx context.Context, topic string) bool {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	configs, err := kadm.NewClient(p.cl).DescribeTopicConfigs(ctx, topic)
-	return err == nil && len(configs) == 1 && strings.Contains(setting(configs[0], "cleanup.policy"), "compact")
 }

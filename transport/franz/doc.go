@@ -75,12 +75,12 @@
 // # Retry topics
 //
 // With Config.Retry, a record whose handler failed is published to a retry topic by the worker's own client, and its
-// offset is settled when that is confirmed. The copy has the same message ID, so that attempts add up, and the dead
-// letter comes after Policy.MaxAttempts. An ID that was found elsewhere than in oncemill-id is written there. Three
-// headers bring the copy back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it
-// is due, in Unix milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its
-// place. It also does so when it waits for something else than its own next attempt (a busy key, a store that is down),
-// or is a dead letter, of which a copy would not say where its message came from.
+// offset is settled when that is confirmed. The copy has the key, value and headers of the record, and so the same
+// message ID: attempts add up, and the dead letter comes after Policy.MaxAttempts. Three more headers bring the copy
+// back: oncemill-topic and oncemill-position name the source, oncemill-not-before says when it is due, in Unix
+// milliseconds, by the clock of who wrote it. If the copy cannot be published, the record waits in its place. It also
+// does so when it waits for something else than its own next attempt (a busy key, a store that is down), or is a dead
+// letter, of which a copy would not say where its message came from.
 //
 // # Share groups
 //
@@ -89,20 +89,20 @@
 //   - A record is accepted only when it is settled as above, or when its copy in the retry topic is confirmed. A
 //     rejected record is rejected at the broker and logged as an error; set consumer.Config.DeadLetters to have it
 //     somewhere.
-//   - What waits is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one
+//   - A record whose handler failed goes on as a copy in ShareConfig.RetryTopic, which waits there. What waits for
+//     something else is held here, and its lock is prolonged, as that of a record whose handler runs: all that is one
 //     delivery, however long it takes. Waiting takes no room in ShareConfig.MaxInFlight. Others pass what waits or
 //     runs, until ten windows wait, or share.partition.max.record.locks (2000) offsets of the partition have been
 //     delivered from the first record that is not settled on, also if the others are settled: the broker delivers
-//     nothing more of it then, to any member. So what waits for its next attempt goes on as a copy in
-//     ShareConfig.RetryTopic, and waits there, when half as many have come after it. What runs, waits for something
-//     else or in that topic, or is a dead letter stays.
+//     nothing more of it then, to any member.
 //   - The broker drops a record that was delivered share.delivery.count.limit times without being settled. Only
 //     shutdowns, crashes, lost connections, moves of a partition's leader and brokers that cannot write the group's
 //     state use up deliveries. A record that has had more than half of them is not run: it goes on as a copy with the
 //     same ID in ShareConfig.RetryTopic, and nothing else is begun until that is confirmed. One that the topic refuses,
 //     because it is too large for it, is run where it is.
 //   - A lock that is lost, with a connection or because the process stood still, brings the record again, here or
-//     elsewhere. The guard keeps the copies apart, and what has an outcome does not run again.
+//     elsewhere. The guard keeps the copies apart, and what has an outcome does not run again. Where the process stood
+//     still and no broker has the number 0, Run ends with an error, as kgo 1.22.2 would fetch nothing more.
 //   - When Run's context ends, running handlers may finish within ShareConfig.Grace, acknowledgements reach the broker,
 //     and everything else is given back. Run leaves no goroutine behind.
 //

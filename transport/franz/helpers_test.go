@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil { // they wait most of the time
+	if err := flag.Set("test.parallel", "10"); err != nil { // they wait most of the time
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)

@@ -5,10 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kgo"
-
 	"github.com/oncemill/oncemill/consumer"
-	"github.com/oncemill/oncemill/internal/worker"
 )
 
 // places are those of MaxInFlight, for records whose handlers run or are about to. They are given in the order in which
@@ -116,48 +113,40 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// An offer is one try to have a record handled.
-type offer struct {
-	record   *kgo.Record
-	delivery consumer.Delivery
-	running  *running // after its halt no handler starts any more
-	pool     *worker.Pool
-	done     func(consumer.Decision) // gets what to do with the record, once; it waits for nothing
-}
-
-// A process begins to handle a record. It waits for nothing. The context is that of the handler.
-type process func(ctx context.Context, o *offer)
+// A process begins to handle a record, and tells it what was decided. It waits for nothing. The context is that of the
+// handler.
+type process func(ctx context.Context, r *record, d consumer.Delivery)
 
 // guarded runs a handler under a Processor: claims of records that are offered together travel together.
 func guarded(once *consumer.Processor, name string, handle Handler) process {
-	return func(ctx context.Context, o *offer) {
-		o.delivery.Handler = name
-		once.Claim(ctx, o.delivery, func(ctx context.Context, t *consumer.Ticket) {
-			o.pool.Go(func() { o.run(ctx, t, handle) })
+	return func(ctx context.Context, r *record, d consumer.Delivery) {
+		d.Handler = name
+		once.Claim(ctx, d, func(claimed context.Context, t *consumer.Ticket) {
+			r.pool.Go(func() { r.run(ctx, claimed, t, handle) })
 		})
 	}
 }
 
-// run runs the handler with its claim in hand, or gives that back if nothing starts any more. While the ticket waits,
-// for a busy key or for the store, that ends the wait.
-func (o *offer) run(ctx context.Context, t *consumer.Ticket, handle Handler) {
-	if closed(o.running.halted) {
-		t.GiveBack(ctx)
-		o.done(consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
+// run runs the handler with its claim in hand, in the context of that, or gives it back if nothing starts any more.
+// While the ticket waits, for a busy key or for the store, that ends the wait.
+func (r *record) run(ctx, claimed context.Context, t *consumer.Ticket, handle Handler) {
+	if closed(r.halted) {
+		t.GiveBack(claimed)
+		r.decided(ctx, consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
 		return
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	prevent := o.running.onHalt(func() { cancel(errStopping) })
+	claimed, cancel := context.WithCancelCause(claimed)
+	prevent := r.onHalt(func() { cancel(errStopping) })
 	started := false // a transaction may be repeated
-	t.Process(ctx, func(ctx context.Context) error {
+	t.Process(claimed, func(ctx context.Context) error {
 		if started = started || prevent(); !started {
 			return errStopping
 		}
-		return handle(ctx, o.record)
+		return handle(ctx, r.Record)
 	}, func(d consumer.Decision) {
 		prevent()
 		cancel(nil)
-		o.done(d)
+		r.decided(ctx, d)
 	})
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/contexts"
 )
 
@@ -40,7 +37,8 @@ func sharing(t *testing.T, n int, hooks func(*ShareWorker) kgo.Hook) (*kfake.Clu
 			t.Fatal(err)
 		}
 	}
-	s := newShareSession(config, oncemill.Policy{}, nil, cl, nil, shareRules{lock: 10 * time.Second, limit: 5, renewal: time.Second})
+	s := newShareSession(config, &handling{watching: newWatching("sharers", config.Logger), cl: cl},
+		shareRules{lock: 10 * time.Second, limit: 5, renewal: time.Second})
 	if err := w.client.begin(cl, s); err != nil {
 		t.Fatal(err)
 	}
@@ -85,62 +83,72 @@ func TestShareSession_ClientThatWouldAcceptByItselfIsNoticed(t *testing.T) {
 	}
 }
 
-func TestLocks_OneLostLockTakesNoOthersAlong(t *testing.T) {
+// The broker refuses all of a partition together, and does not say of which record the lock is lost.
+func TestLocks_AfterARefusalNothingOfThePartitionIsSaid(t *testing.T) {
 	t.Parallel()
-	const n, lost = 40, 17
-	cluster, s, records := sharing(t, n, veiling)
-	var mu sync.Mutex
-	var renewed []int64
+	cluster, s, records := sharing(t, 3, veiling)
+	var asked int
+	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
+		cluster.KeepControl()
+		asked++
+		return acknowledged(kreq.(*kmsg.ShareAcknowledgeRequest), kerr.InvalidRecordState.Code), nil, true
+	})
+	for range 2 {
+		s.locks.prolong(t.Context())
+	}
+	if !s.locks.hasLost() {
+		t.Error("nobody is told that a lock is lost")
+	}
+	s.locks.forgive()
+	for _, rec := range records {
+		s.locks.settle(rec, kgo.AckAccept)
+	}
+	if err := s.locks.confirm(t.Context(), time.Second); err != nil || asked != 1 {
+		t.Errorf("%v, and %d requests, want one: no lock there is known to be held", err, asked)
+	}
+}
+
+// Beside a renewal it could be sent twice, and the second be refused.
+func TestLocks_AcknowledgementWaitsForTheEndOfARenewal(t *testing.T) {
+	t.Parallel()
+	cluster, s, records := sharing(t, 3, veiling)
+	answer, renewing := make(chan struct{}), make(chan struct{}, 10)
+	var kinds [][]int8
 	cluster.ControlKey(int16(kmsg.ShareAcknowledge), func(kreq kmsg.Request) (kmsg.Response, error, bool) {
 		cluster.KeepControl()
 		req := kreq.(*kmsg.ShareAcknowledgeRequest)
-		resp := req.ResponseKind().(*kmsg.ShareAcknowledgeResponse)
-		mu.Lock()
-		defer mu.Unlock()
-		for _, topic := range req.Topics {
-			answer := kmsg.NewShareAcknowledgeResponseTopic()
-			answer.TopicID = topic.TopicID
-			for _, p := range topic.Partitions {
-				part := kmsg.NewShareAcknowledgeResponseTopicPartition()
-				part.Partition = p.Partition
-				var offsets []int64
-				for _, b := range p.AcknowledgementBatches {
-					for o := b.FirstOffset; o <= b.LastOffset; o++ {
-						offsets = append(offsets, o)
-					}
-				}
-				if slices.Contains(offsets, lost) { // as the broker does: all or nothing
-					part.ErrorCode = kerr.InvalidRecordState.Code
-				} else {
-					renewed = append(renewed, offsets...)
-				}
-				answer.Partitions = append(answer.Partitions, part)
+		for _, topic := range req.Topics { // none when the client leaves
+			for _, b := range topic.Partitions[0].AcknowledgementBatches {
+				kinds = append(kinds, b.AcknowledgeTypes)
 			}
-			resp.Topics = append(resp.Topics, answer)
 		}
-		return resp, nil, true
+		renewing <- struct{}{}
+		cluster.SleepControl(func() { <-answer })
+		return acknowledged(req, 0), nil, true
 	})
-	s.locks.prolong(t.Context())
-	mu.Lock()
-	if len(renewed) != n-1 {
-		t.Errorf("%d locks of %d were prolonged, want all but one: %v", len(renewed), n, renewed)
-	}
-	renewed = nil
-	mu.Unlock()
-	s.locks.prolong(t.Context())
-	mu.Lock()
-	if len(renewed) != n-1 {
-		t.Errorf("%d locks were prolonged the next time, want all but one", len(renewed))
-	}
-	mu.Unlock()
+	prolonged := make(chan struct{})
+	go func() {
+		defer close(prolonged)
+		s.locks.prolong(t.Context())
+	}()
+	<-renewing
 	for _, rec := range records {
-		if locked := s.locks.locked[rec]; locked != (rec.Offset != lost) {
-			t.Errorf("offset %d is locked: %v", rec.Offset, locked)
+		s.locks.settle(rec, kgo.AckAccept)
+	}
+	close(answer)
+	<-prolonged
+	if err := s.locks.confirm(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	for i, types := range kinds {
+		for _, kind := range types {
+			if want := map[bool]kgo.AckStatus{true: kgo.AckRenew, false: kgo.AckAccept}[i == 0]; kind != int8(want) {
+				t.Errorf("request %d says %v, want %d", i, types, want)
+			}
 		}
 	}
-	s.locks.settle(records[lost], kgo.AckAccept)
-	if err := s.locks.confirm(t.Context(), time.Second); err != nil {
-		t.Errorf("the broker was told of a record whose lock is lost: %v", err)
+	if len(kinds) != 2 {
+		t.Errorf("%d requests, want a renewal and then the acknowledgements", len(kinds))
 	}
 }
 

@@ -13,12 +13,12 @@ import (
 // A partition is one assignment of a partition to this worker, from its first record until it is given up. A partition
 // that comes back is another one.
 type partition struct {
-	*running // records that have a place, or whose decision is being carried out
-	s        *session
-	topic    string
-	number   int32
-	cancel   context.CancelCauseFunc // ends the context of its handlers
-	start    func(*record) bool      // record.start in that context
+	*running
+	s      *session
+	topic  string
+	number int32
+	cancel context.CancelCauseFunc // ends the context of its handlers
+	start  func(*record) bool      // record.start in that context
 
 	expected int64   // the next offset to be fetched; 0: not known
 	gaps     limiter // of lines about what waits for too long
@@ -62,7 +62,7 @@ func (p *partition) add(records []*kgo.Record) {
 		p.take()
 	}
 	p.mu.Unlock()
-	p.s.inFlight.fill()
+	p.s.places.fill()
 }
 
 // admit lets so many more records be taken.
@@ -85,8 +85,9 @@ func (p *partition) take() {
 				"franz: partition went back to an earlier offset: its log has lost records, and offsets are used again",
 				"partition", p.name(), "offset", rec.Offset)
 		}
-		r := &record{Record: rec, partition: p, entry: e, key: p.s.config.orderKey(rec)}
-		p.order.Start(r.key, func() { p.s.inFlight.add(func() bool { return p.start(r) }) })
+		r := &record{Record: rec, handling: p.s.handling, running: p.running, holder: p, entry: e,
+			key: p.s.config.orderKey(rec)}
+		p.order.Start(r.key, func() { p.s.places.add(func() bool { return p.start(r) }) })
 	}
 	switch most := p.s.config.MaxInFlight; {
 	case !p.paused && len(p.queue) > most:
@@ -107,13 +108,17 @@ func (p *partition) resume() {
 }
 
 // settle notes that a record is settled, and starts what comes after it.
-func (p *partition) settle(r *record) {
+func (p *partition) settle(r *record, _ bool) {
 	p.mu.Lock()
 	p.tracker.settle(r.entry)
 	p.mu.Unlock()
 	p.order.Done(r.key)
 	p.admit(1)
 }
+
+func (p *partition) giveBack(context.Context, *record) {} // it is not committed
+
+func (p *partition) waits(int) {}
 
 // halt starts nothing more, and drops what waits. Handlers that run go on.
 func (p *partition) halt() {

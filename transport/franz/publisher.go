@@ -1,11 +1,11 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,9 +32,7 @@ type PublisherConfig struct {
 const defaultAckTimeout = 30 * time.Second
 
 func (c PublisherConfig) withDefaults() PublisherConfig {
-	if c.AckTimeout == 0 {
-		c.AckTimeout = defaultAckTimeout
-	}
+	c.AckTimeout = cmp.Or(c.AckTimeout, defaultAckTimeout)
 	return c
 }
 
@@ -62,9 +60,8 @@ type Publisher struct {
 	cl     *kgo.Client
 	config PublisherConfig
 	sender *telemetry.Sender
-	alone  sync.RWMutex // held for writing by a message that must be in a batch of its own
-	wanted atomic.Int32 // how many such messages there are: the others let them pass
-	left   *unanswered  // of earlier calls
+	gate   chan struct{} // holds a token while somebody hands messages to the client
+	left   *unanswered   // of earlier calls
 }
 
 // NewPublisher returns a Publisher on a client, which may consume too, unless the brokers have a producer_byte_rate
@@ -85,11 +82,9 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 	case cl.OptValue(kgo.RequiredAcks) != any(kgo.AllISRAcks()):
 		problem = "has other kgo.RequiredAcks than kgo.AllISRAcks: set these, else a broker that fails takes " +
 			"acknowledged messages with it"
-	case option[bool](cl, kgo.DisableIdempotentWrite):
-		problem = "has kgo.DisableIdempotentWrite: leave it out, else the client's own retries make copies and " +
-			"change the order"
-	case option[bool](cl, kgo.AllowIdempotentProduceCancellation):
-		problem = "has kgo.AllowIdempotentProduceCancellation: leave it out, else the client's own retries make copies"
+	case option[bool](cl, kgo.DisableIdempotentWrite), option[bool](cl, kgo.AllowIdempotentProduceCancellation):
+		problem = "has kgo.DisableIdempotentWrite or kgo.AllowIdempotentProduceCancellation: leave them out, else " +
+			"the client's own retries make copies"
 	case option[string](cl, kgo.TransactionalID) != "":
 		problem = "has kgo.TransactionalID: leave it out, else messages are acknowledged before their transaction ends"
 	case option[bool](cl, kgo.ManualFlushing):
@@ -101,7 +96,11 @@ func NewPublisher(cl *kgo.Client, config PublisherConfig) (*Publisher, error) {
 		if err != nil {
 			return nil, fmt.Errorf("franz: make instruments: %w", err)
 		}
-		return &Publisher{cl: cl, config: config, sender: sender, left: newUnanswered(cl)}, nil
+		left := &unanswered{
+			most:   max(1, option[int64](cl, kgo.MaxBufferedRecords)/unansweredShare),
+			topics: map[string]int64{},
+		}
+		return &Publisher{cl: cl, config: config, sender: sender, gate: make(chan struct{}, 1), left: left}, nil
 	}
 	return nil, setupError("the publisher's client", "%s", problem)
 }
@@ -126,16 +125,13 @@ func (p *Publisher) MessagingSystem() string { return telemetry.SystemKafka }
 // client's buffer (kgo.MaxBufferedRecords, 50,000), their topics get no more until some are answered: what is published
 // to them is unknown at once.
 func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) error {
-	flights := p.sendAll(ctx, messages)
-	var refused []*produced
-	for i := range flights {
-		if f := &flights[i]; f.refusedInABatch() {
-			refused = append(refused, f)
-		}
+	all := make([]*produced, len(messages))
+	for i, m := range messages {
+		all[i] = p.prepare(ctx, m)
 	}
-	p.sendApart(ctx, p.endOfAlone(), refused)
+	p.deliver(ctx, all)
 	var failures []producer.Failure
-	for i, f := range flights {
+	for i, f := range all {
 		f.sending.End(ctx, f.err, f.unknown)
 		if f.err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: f.err, Unknown: f.unknown})
@@ -149,12 +145,28 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 
 // A produced is a message on its way, and then what became of it.
 type produced struct {
-	record  *kgo.Record // nil: not sent
-	answer  chan error
-	wait    *wait // for the answer
+	record  *kgo.Record // nil: it cannot be sent
+	answer  chan error  // nil: none is waited for
+	over    atomic.Bool // there is an answer, or nobody waits for it any more
 	err     error
 	unknown bool
-	sending *telemetry.Sending
+	sending *telemetry.Sending // nil: none
+}
+
+func (p *Publisher) prepare(ctx context.Context, m producer.Message) *produced {
+	within, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
+	f := &produced{sending: sending}
+	if m, f.err = producer.Outgoing(within, m); f.err == nil {
+		f.record, f.err = encode(m)
+	}
+	return f
+}
+
+// forward sends a record as it is. It reports whether the record itself was refused, and would be again.
+func (p *Publisher) forward(ctx context.Context, record *kgo.Record) (refused bool, err error) {
+	f := &produced{record: record}
+	p.deliver(ctx, []*produced{f})
+	return f.err != nil && !f.unknown, f.err
 }
 
 const whyUnacknowledged = "if its broker cannot be reached, or slows the client down by a quota, the client's log " +
@@ -174,103 +186,69 @@ func cutOff(ctx context.Context) error {
 	return cause
 }
 
-// sendAll sends messages and waits for their acknowledgements.
-func (p *Publisher) sendAll(ctx context.Context, messages []producer.Message) []produced {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
+// deliver sends messages and waits for their answers, and again for those of messages that were refused together.
+func (p *Publisher) deliver(ctx context.Context, all []*produced) {
+	within, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
 	defer cancel()
-	flights := make([]produced, len(messages))
-	if !p.join(ctx) {
-		for i, m := range messages {
-			_, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
-			flights[i] = produced{err: cutOff(ctx), unknown: true, sending: sending}
-		}
-		return flights
+	holds := p.begin(within)
+	for _, f := range all {
+		p.send(within, f)
 	}
-	defer p.alone.RUnlock()
-	for i, m := range messages {
-		flights[i] = p.send(ctx, m)
+	if holds {
+		p.end()
 	}
-	for i := range flights {
-		if flights[i].answer != nil {
-			flights[i].await(ctx)
-		}
+	for _, f := range all {
+		p.await(within, f)
 	}
-	return flights
+	if refused := refusedOf(all); len(refused) > 0 {
+		p.sendAgain(ctx, refused)
+	}
 }
 
-// join waits until nobody sends alone, or wants to, who waits for an acknowledgement for as long as its own timeout. It
-// reports false if ctx ends before.
-func (p *Publisher) join(ctx context.Context) bool {
-	for p.wanted.Load() > 0 || !p.alone.TryRLock() {
-		if pause(ctx.Done(), stall); ctx.Err() != nil {
-			return false
-		}
+// begin waits until nobody else hands messages to the client, and reports false if ctx ends before. Otherwise end has
+// to follow.
+func (p *Publisher) begin(ctx context.Context) bool {
+	select {
+	case p.gate <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
 	}
-	return true
 }
 
-// relay sends a record as it is. It reports whether the record itself was refused, and would be again.
-func (p *Publisher) relay(ctx context.Context, record *kgo.Record) (refused bool, err error) {
-	f := p.sendRecord(ctx, record)
-	if f.refusedInABatch() {
-		p.sendAlone(ctx, p.endOfAlone(), []*produced{&f})
-	}
-	return f.err != nil && !f.unknown, f.err
-}
+func (p *Publisher) end() { <-p.gate }
 
-func (p *Publisher) sendRecord(ctx context.Context, record *kgo.Record) produced {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
-	defer cancel()
-	if !p.join(ctx) {
-		return produced{err: cutOff(ctx), unknown: true}
-	}
-	defer p.alone.RUnlock()
-	f := p.produce(ctx, &kgo.Record{Topic: record.Topic, Key: record.Key, Value: record.Value, Headers: record.Headers})
-	if f.answer != nil {
-		f.await(ctx)
-	}
-	return f
-}
-
-// stall is how long to wait for room in the client's buffer before it is asked again.
-const stall = 5 * time.Millisecond
-
-func (p *Publisher) send(ctx context.Context, m producer.Message) produced {
-	within, sending := p.sender.Begin(ctx, m.Topic, m.ID, m.Header)
-	m, err := producer.Outgoing(within, m)
-	if err != nil {
-		return produced{err: err, sending: sending}
-	}
-	record, err := encode(m)
-	if err != nil {
-		return produced{err: err, sending: sending}
-	}
-	f := p.produce(ctx, record)
-	f.sending = sending
-	return f
-}
-
-// produce hands a record to the client. The client gets a context that does not end: a record that is cancelled there
+// send hands a record to the client. The client gets a context that does not end: a record that is cancelled there
 // takes all that are buffered for its partition along, those of other calls too.
-func (p *Publisher) produce(ctx context.Context, record *kgo.Record) produced {
-	if ctx.Err() != nil {
-		return produced{err: cutOff(ctx), unknown: true}
-	}
-	if p.left.full(record.Topic) {
-		return produced{err: errUnanswered, unknown: true}
+func (p *Publisher) send(ctx context.Context, f *produced) {
+	switch {
+	case f.record == nil:
+		return
+	case ctx.Err() != nil:
+		f.err, f.unknown = cutOff(ctx), true
+		return
+	case p.left.full(f.record.Topic):
+		f.err, f.unknown = errUnanswered, true
+		return
 	}
 	buffering, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
-	answer, w := make(chan error, 1), &wait{in: p.left, topic: record.Topic}
-	p.cl.Produce(buffering, record, func(_ *kgo.Record, err error) {
-		w.end()
+	answer := make(chan error, 1)
+	f.answer = answer
+	f.over.Store(false)
+	p.cl.Produce(buffering, f.record, func(_ *kgo.Record, err error) {
+		if f.over.Swap(true) {
+			p.left.add(f.record.Topic, -1)
+		}
 		answer <- err
 	})
-	return produced{record: record, answer: answer, wait: w}
 }
 
-// await waits for an acknowledgement. What is there already counts even if ctx has ended.
-func (f *produced) await(ctx context.Context) {
+// await waits for an answer. What is there already counts even if ctx has ended.
+func (p *Publisher) await(ctx context.Context, f *produced) {
+	if f.answer == nil {
+		return
+	}
 	defer f.sending.Answered()
 	select {
 	case f.err = <-f.answer:
@@ -278,12 +256,14 @@ func (f *produced) await(ctx context.Context) {
 		select {
 		case f.err = <-f.answer:
 		case <-ctx.Done():
-			f.err, f.unknown = cutOff(ctx), true
-			f.wait.giveUp()
+			f.err, f.unknown, f.answer = cutOff(ctx), true, nil
+			if !f.over.Swap(true) {
+				p.left.add(f.record.Topic, 1)
+			}
 			return
 		}
 	}
-	f.unknown = f.err != nil && !refusesMessage(f.err)
+	f.answer, f.unknown = nil, f.err != nil && !refusesMessage(f.err)
 	switch {
 	case errors.Is(f.err, kerr.UnknownTopicID):
 		f.err = fmt.Errorf("%w (was the topic deleted and made again? Then this client publishes to it no more: "+
@@ -294,89 +274,72 @@ func (f *produced) await(ctx context.Context) {
 	}
 }
 
-// refusedInABatch reports whether a record was refused, maybe for another in its batch.
-func (f *produced) refusedInABatch() bool {
-	return f.record != nil && f.err != nil && refusesBatch(f.err)
+// refusedOf returns the messages that were refused, maybe for others in their batches.
+func refusedOf(all []*produced) []*produced {
+	taken := func(f *produced) bool { return f.record == nil || !refusesBatch(f.err) }
+	return slices.DeleteFunc(slices.Clone(all), taken)
 }
 
-// sendApart sends records whose batches were refused again, in smaller ones, down to batches of one.
-func (p *Publisher) sendApart(ctx context.Context, end time.Time, refused []*produced) {
-	if len(refused) == 0 {
-		return
+// sendAgain sends refused messages once more. Others are held up for that, for a while, so that a message in a batch of
+// its own shows whether it is to blame, unless the client has some that get no answers.
+func (p *Publisher) sendAgain(ctx context.Context, refused []*produced) {
+	ctx, stop := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
+	defer stop()
+	held, cancel := context.WithTimeout(ctx, p.config.AckTimeout/holdUpShare)
+	defer cancel()
+	alone := func() bool { return false }
+	if p.begin(held) {
+		if p.drained(held) {
+			alone = func() bool { return held.Err() == nil }
+		} else {
+			cancel()
+		}
+		letGo := context.AfterFunc(held, p.end)
+		defer func() {
+			if letGo() {
+				p.end()
+			}
+		}()
 	}
-	if len(refused) == 1 {
-		p.sendAlone(ctx, end, refused)
-		return
+	p.sendApart(ctx, refused, alone)
+}
+
+const (
+	unansweredShare = 10 // of the client's buffer
+	holdUpShare     = 10 // of AckTimeout
+	drainTimeout    = time.Second
+)
+
+// drained waits until the client has no more records, and reports false if it has for too long.
+func (p *Publisher) drained(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	for p.cl.BufferedProduceRecords() > 0 && ctx.Err() == nil {
+		pause(ctx.Done(), time.Millisecond)
 	}
+	return ctx.Err() == nil
+}
+
+// sendApart sends refused messages in smaller batches, down to batches of one. If they are not alone, that does not say
+// which is to blame.
+func (p *Publisher) sendApart(ctx context.Context, refused []*produced, alone func() bool) {
 	half := len(refused) / 2
 	for _, part := range [...][]*produced{refused[:half], refused[half:]} {
-		p.sendAlone(ctx, end, part)
-		if len(part) > 1 {
-			p.sendApart(ctx, end, slices.DeleteFunc(part, func(f *produced) bool { return !f.refusedInABatch() }))
+		for _, f := range part {
+			if f.unknown = true; ctx.Err() == nil {
+				r := f.record // which is the client's
+				f.record = &kgo.Record{Topic: r.Topic, Key: r.Key, Value: r.Value, Headers: r.Headers}
+				p.send(ctx, f)
+			}
+		}
+		for _, f := range part {
+			p.await(ctx, f)
+			f.unknown = f.err != nil && (f.unknown || !alone())
+		}
+		if still := refusedOf(part); len(part) > 1 && len(still) > 0 {
+			p.sendApart(ctx, still, alone)
 		}
 	}
-}
-
-// endOfAlone is until when a call holds up others to be alone. They may wait for a partition that hangs.
-func (p *Publisher) endOfAlone() time.Time {
-	const share = 10
-	return time.Now().Add(p.config.AckTimeout / share)
-}
-
-// sendAlone sends records whose batches were refused once more, without those of others. One record is in a batch of
-// its own, which shows whether it is to blame. From end on it has the company of others, and shows nothing.
-func (p *Publisher) sendAlone(ctx context.Context, end time.Time, refused []*produced) {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.config.AckTimeout, errAckTimeout)
-	defer cancel()
-	leave := p.holdUp(ctx, end)
-	defer leave()
-	company := p.crowded(ctx)
-	for _, f := range refused {
-		again := &kgo.Record{Topic: f.record.Topic, Key: f.record.Key, Value: f.record.Value, Headers: f.record.Headers}
-		sent := p.produce(ctx, again)
-		f.answer, f.wait, f.err, f.unknown = sent.answer, sent.wait, sent.err, sent.unknown
-	}
-	for _, f := range refused {
-		if f.answer != nil {
-			f.await(ctx)
-		}
-	}
-	company = !leave() || company
-	for _, f := range refused {
-		f.unknown = f.err != nil && (f.unknown || company)
-	}
-}
-
-// holdUp waits until nobody sends, unless some are unanswered, and keeps others from it until leave is called, or until
-// end. leave reports whether there was nobody else in between.
-func (p *Publisher) holdUp(ctx context.Context, end time.Time) (leave func() (alone bool)) {
-	p.wanted.Add(1)
-	for !p.alone.TryLock() {
-		if ctx.Err() != nil || p.left.any() || !time.Now().Before(end) { // those would be company anyway
-			p.wanted.Add(-1)
-			return func() bool { return false }
-		}
-		pause(ctx.Done(), stall)
-	}
-	release := sync.OnceFunc(func() {
-		p.alone.Unlock()
-		p.wanted.Add(-1)
-	})
-	late := time.AfterFunc(time.Until(end), release)
-	return sync.OnceValue(func() bool {
-		defer release()
-		return late.Stop()
-	})
-}
-
-// crowded reports whether the client has records of earlier calls that have given up waiting, or of others. It looks
-// twice: kgo counts a record until a moment after its answer.
-func (p *Publisher) crowded(ctx context.Context) bool {
-	if p.cl.BufferedProduceRecords() == 0 {
-		return false
-	}
-	pause(ctx.Done(), stall)
-	return p.cl.BufferedProduceRecords() > 0
 }
 
 // refusesBatch reports whether an error is about a whole batch, because of one record in it.

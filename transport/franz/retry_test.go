@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"log/slog"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,35 +37,6 @@ func retrying(t *testing.T) (*bench, franz.Config, kgo.Opt) {
 	return b, franz.Config{
 		Retry: []franz.RetryTopic{{Topic: "soon", Delay: 100 * time.Millisecond}, {Topic: "later", Delay: 200 * time.Millisecond}},
 	}, kgo.ConsumeTopics("orders", "soon", "later")
-}
-
-// What is behind it waits for years, and nothing else would say so.
-func TestWorker_RecordOfARetryTopicThatIsNotDueForLongIsAWarning(t *testing.T) {
-	t.Parallel()
-	b, config, topics := retrying(t)
-	var log lockedBuffer
-	config.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	copied := func(id string, due time.Time) producer.Message {
-		return producer.Message{ID: id, Topic: "soon", Payload: []byte(id), Header: producer.Header{
-			producer.HeaderTopic: "orders", producer.HeaderPurpose: producer.PurposeRetry, "oncemill-not-before": strconv.FormatInt(due.UnixMilli(), 10),
-		}}
-	}
-	if err := b.publisher().Publish(t.Context(), copied("o1", time.Now().Add(time.Second))); err != nil {
-		t.Fatal(err)
-	}
-	m := b.start(b.processor(consumer.Config{}), b.handler(byRecord, nil), config, topics)
-	until(t, "what is due soon", func() bool { return b.finished() == 1 })
-	if strings.Contains(log.String(), "is not due for long") {
-		t.Errorf("a warning of what is due soon:\n%s", &log)
-	}
-	due := time.Now().AddDate(10, 0, 0)
-	if err := b.publisher().Publish(t.Context(), copied("o2", due)); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the warning", func() bool {
-		return strings.Contains(log.String(), "is not due for long") && strings.Contains(log.String(), due.Format("due=2006-01-02"))
-	})
-	m.leave()
 }
 
 func TestWorker_FailedRecordsGoThroughRetryTopicsToTheDeadLetters(t *testing.T) {
@@ -141,7 +110,7 @@ func TestWorker_RetryCopyIsTheSameMessage(t *testing.T) {
 	delete(got, "oncemill-not-before")
 	want := map[string]string{
 		"ce_id": "17", "ce_source": "shop", "binary": "\x00\xfe", "_watermill_message_uuid": "u-1",
-		"oncemill-id": "~ce,shop,17", "oncemill-purpose": "retry", "oncemill-topic": "orders", "oncemill-position": "0-0-0",
+		"oncemill-purpose": "retry", "oncemill-topic": "orders", "oncemill-position": "0-0-0",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("headers (-want +got):\n%s", diff)

@@ -3,48 +3,75 @@ package franz
 import (
 	"cmp"
 	"context"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/consumer"
 	"github.com/oncemill/oncemill/internal/telemetry"
 	"github.com/oncemill/oncemill/internal/worker"
 )
 
-// A session is one Run: what a worker has while it is a member of a group.
-type session struct {
-	watching
-	config  Config
-	policy  oncemill.Policy
-	process process
-
+// handling is what the runs of both workers have: how records are handled, once they are in hand.
+type handling struct {
+	*watching
+	policy    oncemill.Policy
+	process   process
 	cl        *kgo.Client
-	retry     *Publisher // to the retry topics, on the same client; nil: there are none
+	retry     []RetryTopic // nil: there are none
+	publisher *Publisher   // to the retry topics, on the same client; nil: there are none
 	intake    intake
-	rebalance time.Duration // the rebalance timeout
-	look      time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
-
-	fetching fetching
-	inFlight places
-	pool     worker.Pool
-	settling settling
+	places    places
+	pool      worker.Pool
+	stalled   limiter // of lines about records that wait
+	uncopied  limiter // of lines about copies that cannot be made
 }
 
-func newSession(config Config, policy oncemill.Policy, process process, cl *kgo.Client, retry *Publisher) *session {
-	s := &session{
-		watching: newWatching(option[string](cl, kgo.ConsumerGroup), config.Logger),
-		config:   config, policy: policy, process: process,
-		cl: cl, retry: retry,
-		intake: intake{
-			copies:   func(topic string) bool { return config.retryIndex(topic) >= 0 },
-			consumed: consumed(cl),
-			waits:    oncemill.NewWaitLimit(max(1, config.MaxInFlight/2)), // others need the room
-		},
-		rebalance: option[time.Duration](cl, kgo.RebalanceTimeout),
-		inFlight:  places{free: config.MaxInFlight},
+func newHandling(once *consumer.Processor, process process, cl *kgo.Client, group string, log *slog.Logger,
+	maxInFlight int, retry []RetryTopic) (*handling, error) {
+	h := &handling{
+		watching: newWatching(group, log), policy: once.Policy(), process: process, cl: cl, retry: retry,
+		places: places{free: maxInFlight},
 	}
+	h.intake = intake{
+		copies:   func(topic string) bool { return retryIndex(retry, topic) >= 0 },
+		consumed: consumed(cl),
+		waits:    oncemill.NewWaitLimit(max(1, maxInFlight/2)), // others need the room
+	}
+	if len(retry) == 0 {
+		return h, nil
+	}
+	var err error
+	h.publisher, err = NewPublisher(cl, PublisherConfig{Telemetry: h.policy.Telemetry})
+	return h, err
+}
+
+// nextRetry returns where the copy of a record of a topic goes.
+func (h *handling) nextRetry(topic string) RetryTopic {
+	return h.retry[min(retryIndex(h.retry, topic)+1, len(h.retry)-1)]
+}
+
+// retryIndex returns which retry topic a topic is, or -1.
+func retryIndex(retry []RetryTopic, topic string) int {
+	return slices.IndexFunc(retry, func(r RetryTopic) bool { return r.Topic == topic })
+}
+
+// A session is one Run: what a worker has while it is a member of a group.
+type session struct {
+	*handling
+	config    Config
+	rebalance time.Duration // the rebalance timeout
+	look      time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
+	fetching  fetching
+	settling  settling
+}
+
+func newSession(config Config, h *handling) *session {
+	s := &session{handling: h, config: config, rebalance: option[time.Duration](h.cl, kgo.RebalanceTimeout)}
 	s.fetching = fetching{s: s, ids: map[string][16]byte{}, partitions: map[place]*partition{},
 		ending: map[place]*partition{}}
 	s.settling.s = s

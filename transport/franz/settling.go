@@ -37,7 +37,7 @@ func (c *settling) regularly(ctx context.Context) {
 			return
 		}
 		if err := c.commit(ctx); err != nil && ctx.Err() == nil {
-			if refused := s.refused("", err); refused != nil {
+			if refused := refusal(s.group, "", err); refused != nil {
 				s.fail(refused)
 				return
 			}
@@ -61,8 +61,8 @@ func (c *settling) commit(ctx context.Context) error {
 	return c.commitLocked(ctx, c.s.fetching.all)
 }
 
-// goneFor is for how long a topic may be unknown to the broker until its offsets are given up: a new topic is,
-// too, for a moment.
+// goneFor is for how long the last commit is tried if nothing but topics that are gone is wrong: a new topic is unknown
+// to the broker, too, for a moment.
 const goneFor = 5 * time.Second
 
 // finally commits everything that is settled, and tries again until it is confirmed, or cannot be, or ctx ends.
@@ -70,23 +70,17 @@ func (c *settling) finally(ctx context.Context) error {
 	s := c.s
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var since time.Time // when nothing but topics that are gone began to be wrong
+	began := time.Now()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := c.commitLocked(ctx, s.fetching.all) // without those that a rebalance has taken meanwhile
 		if err == nil {
 			return s.fetching.givenUp()
 		}
-		switch {
-		case !gone(err):
-			since = time.Time{}
-		case since.IsZero():
-			since = time.Now()
-		}
 		c.mu.Unlock() // for a revocation
 		pause(ctx.Done(), wait)
 		c.mu.Lock()
-		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || s.refused("", err) != nil || gone(err) &&
-			time.Since(since) > goneFor {
+		if ctx.Err() != nil || errors.Is(err, kgo.ErrClientClosed) || refusal(s.group, "", err) != nil ||
+			gone(err) && time.Since(began) > goneFor {
 			return unconfirmed(s.group, err)
 		}
 	}
@@ -164,12 +158,12 @@ func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequ
 	for i, t := range req.Topics {
 		names[i] = t.Topic
 	}
-	topics, err := c.lookAt(ctx, names)
+	all, err := describe(ctx, c.s.cl, names...)
 	if err != nil {
 		return nil, err
 	}
 	found := map[string]kmsg.MetadataResponseTopic{}
-	for _, t := range topics {
+	for _, t := range all.Topics {
 		if t.Topic != nil {
 			found[*t.Topic] = t
 		}
@@ -191,19 +185,6 @@ func (c *settling) dropNamesakes(ctx context.Context, req *kmsg.OffsetCommitRequ
 		return true
 	})
 	return dropped, nil
-}
-
-// lookAt asks any broker what topics are. One that hangs must not cost 10 s: the next one is asked.
-func (c *settling) lookAt(ctx context.Context, names []string) ([]kmsg.MetadataResponseTopic, error) {
-	for timeout := time.Second; ; timeout *= 2 {
-		try, stop := context.WithTimeout(ctx, timeout)
-		found, err := describe(try, c.s.cl, names...)
-		hangs := try.Err() != nil && ctx.Err() == nil
-		stop()
-		if err == nil || !hangs {
-			return found, err
-		}
-	}
 }
 
 // eachConfirmed calls confirmed for every partition that the response says is committed, and returns the errors of the

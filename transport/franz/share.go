@@ -1,6 +1,7 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,13 +19,13 @@ type ShareConfig struct {
 	// Handler names the handler within the group: see Config.Handler. Required.
 	Handler string
 
-	// RetryTopic is where a record goes, as a copy with the same ID, before it has used up the deliveries that the
-	// broker allows it (share.delivery.count.limit), because then the broker drops it. That is when it has had more
-	// than half of them. So does one that waits for its next attempt while many come after it: see package doc. The
-	// worker's client must consume the topic, and be allowed to write to it. All its records should belong to one
-	// group: another group would handle them too. It should take what the source topics take, and some hundred bytes
-	// more (max.message.bytes), and so should the client (kgo.ProducerBatchMaxBytes). It must not be compacted. Nobody
-	// else has the messages that wait in it: docs/operations.md says how to replace it. Required.
+	// RetryTopic is where a record goes, as a copy with the same ID, when its handler failed, and before it has used up
+	// the deliveries that the broker allows it (share.delivery.count.limit), because then the broker drops it: when it
+	// has had more than half of them. The worker's client must consume the topic, and be allowed to write to it. All
+	// its records should belong to one group: another group would handle them too. It should take what the source
+	// topics take, and some hundred bytes more (max.message.bytes), and so should the client
+	// (kgo.ProducerBatchMaxBytes). It must keep records for longer than they wait (retention.ms), and not be compacted.
+	// Nobody else has the messages that wait in it: docs/operations.md says how to replace it. Required.
 	RetryTopic string
 
 	// MaxInFlight is how many records are handled at once. Records that wait take no room in it; up to ten times as
@@ -40,16 +41,9 @@ type ShareConfig struct {
 }
 
 func (c ShareConfig) withDefaults() ShareConfig {
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = 256
-	}
-	if c.Grace == 0 {
-		c.Grace = 30 * time.Second
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	c.Logger = telemetry.Logger(c.Logger)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
+	c.Grace = cmp.Or(c.Grace, defaultGrace)
+	c.Logger = telemetry.Logger(cmp.Or(c.Logger, slog.Default()))
 	return c
 }
 
@@ -136,8 +130,8 @@ var (
 // returns nil when the broker has answered all that, and ErrUnconfirmed if it has not, or has refused some. It waits
 // for every handler, also for one that ignores its context.
 //
-// Run calls Check first. Afterwards it returns an error only if it cannot go on: a *dedupstore.SetupError, or
-// kgo.ErrClientClosed.
+// Run calls Check first. Afterwards it returns an error only if it cannot go on: a *dedupstore.SetupError, one that
+// says that the process has to be started again, or kgo.ErrClientClosed.
 //
 // The client stays the caller's. Close it soon after Run returns, also where Check refuses it: it is a member of its
 // group from when it is made on, partitions that it has alone rest until it leaves, and what it may have fetched last
@@ -150,17 +144,20 @@ func (w *ShareWorker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	publisher, err := NewPublisher(cl, PublisherConfig{}) // for the retry topic
+	group := option[string](cl, kgo.ShareGroup)
+	h, err := newHandling(w.once, w.process, cl, group, w.config.Logger, w.config.MaxInFlight, w.retry())
 	if err != nil {
 		return err
 	}
-	s := newShareSession(w.config, w.once.Policy(), w.process, cl, publisher, rules)
+	s := newShareSession(w.config, h, rules)
 	if err := w.client.begin(cl, s); err != nil {
 		return err
 	}
 	defer w.client.end()
 	return s.run(ctx)
 }
+
+func (w *ShareWorker) retry() []RetryTopic { return []RetryTopic{{Topic: w.config.RetryTopic}} }
 
 // onAcked hears what the broker says to acknowledgements.
 func (w *ShareWorker) onAcked(cl *kgo.Client, results kgo.ShareAckResults) {

@@ -599,7 +599,7 @@ func (s *switched) claimOne(ctx context.Context, r dedupstore.Request) (dedupsto
 	return dedupstore.ClaimOne(ctx, s.Store, r)
 }
 
-func TestShareWorker_PoisonIsDeadLetteredAfterItsAttemptsInOneDelivery(t *testing.T) {
+func TestShareWorker_PoisonIsDeadLetteredAfterItsAttempts(t *testing.T) {
 	t.Parallel()
 	const n, attempts = 20, 7 // more than the deliveries that the broker allows
 	b := newShareBench(t, 1)
@@ -617,6 +617,8 @@ func TestShareWorker_PoisonIsDeadLetteredAfterItsAttemptsInOneDelivery(t *testin
 	}), franz.ShareConfig{})
 	until(t, "the others", func() bool { return b.finished() == n-1 })
 	b.wantSettled(b.topic)
+	until(t, "the attempts, in the retry topic", func() bool { return b.runsOf(orderID(7)) == attempts })
+	b.wantSettled(b.retry)
 	m.leave()
 	if runs := b.runsOf(orderID(7)); runs != attempts {
 		t.Errorf("the poison ran %d times, want %d", runs, attempts)
@@ -933,16 +935,14 @@ func (c stalled) Write(p []byte) (int, error) {
 }
 
 // The test's broker is number 1: there is no broker 0, which kgo looks for after a refusal.
-func TestShareWorker_PartitionOfWhichSomethingWasRefusedIsFetchedOn(t *testing.T) {
+func TestShareWorker_LostLockEndsTheRunWhereKgoWouldFetchNothingMore(t *testing.T) {
 	t.Parallel()
-	const lost, n = 20, 40
+	const n = 20
 	b := newShareBench(t, 1, "share.session.timeout.ms=45000")
-	b.put(0, lost, 1)
+	b.put(0, n, 1)
 	release := make(chan struct{})
 	free := sync.OnceFunc(func() { close(release) })
 	defer free()
-	store := &counting{Store: b.store, id: orderID(lost)}
-	b.store = store
 	var wire sync.RWMutex
 	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
@@ -952,45 +952,38 @@ func TestShareWorker_PartitionOfWhichSomethingWasRefusedIsFetchedOn(t *testing.T
 		<-release
 		return nil
 	}), franz.ShareConfig{}, kgo.Dialer(dial), kgo.FetchMaxWait(shareLock/6))
-	until(t, "the first runs", func() bool { return b.started() == lost })
+	until(t, "the runs", func() bool { return b.started() == n })
 	thief := b.newClient(kgo.ShareGroup(b.group), kgo.ConsumeTopics(b.topic), kgo.FetchMaxWait(100*time.Millisecond), kgo.MaxConcurrentFetches(0))
 	b.await(2)
 	wire.Lock()
-	for stolen := 0; stolen < lost; { // when the locks have ended
+	for stolen := 0; stolen < n; { // when the locks have ended
 		stolen += thief.PollFetches(t.Context()).NumRecords()
 	}
 	wire.Unlock()
-	thief.MarkAcks(kgo.AckAccept)
+	until(t, "the refusal", func() bool { return strings.Contains(b.log.String(), "has refused acknowledgements") })
+	free()
+	if err := m.wait(); err == nil || !strings.Contains(err.Error(), "start the process again") {
+		t.Errorf("Run: %v, want an error that says what to do", err)
+	}
+	m.cl.Close()
+	thief.MarkAcks(kgo.AckRelease)
 	if err := thief.FlushAcks(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.put(lost, n-lost, 1)
-	until(t, "the others' runs", func() bool { return b.started() == n })
-	lasts(shareLock + time.Second)
-	claims, copies := store.claims.Load(), len(b.records(b.retry))
-	free()
+	thief.Close()
+	again := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{})
 	b.wantSettled(b.topic)
-	m.leave()
+	again.leave()
 	b.wantOnce(t, n)
-	if claims != 1 || copies != 0 {
-		t.Errorf("a record whose lock was not lost was claimed %d times, and %d were copied, want 1 and 0", claims, copies)
-	}
 }
 
 // Kafka 4.3 answers a fetch that names a topic which is gone with an error of the whole, and kgo goes on to name it.
-func TestShareWorker_TopicThatIsMadeAgainIsConsumedAndHoldsUpNoOther(t *testing.T) {
+func TestShareWorker_TopicThatIsMadeAgainEndsTheRun(t *testing.T) {
 	t.Parallel()
 	b := newShareBench(t, 1)
-	other := newShareBench(t, 1)
-	b.put(0, 2, 1)
-	release := make(chan struct{})
-	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, id string, _ int) error {
-		if id == orderID(1) {
-			<-release
-		}
-		return nil
-	}), franz.ShareConfig{}, kgo.ConsumeTopics(b.topic, b.retry, other.topic))
-	until(t, "the first", func() bool { return b.finished() == 1 && b.runsOf(orderID(1)) == 1 })
+	b.put(0, 1, 1)
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{})
+	until(t, "the first", func() bool { return b.finished() == 1 })
 	if _, err := b.admin.DeleteTopics(t.Context(), b.topic); err != nil {
 		t.Fatal(err)
 	}
@@ -998,17 +991,15 @@ func TestShareWorker_TopicThatIsMadeAgainIsConsumedAndHoldsUpNoOther(t *testing.
 		made, err := b.admin.CreateTopic(t.Context(), 1, 1, nil, b.topic)
 		return err == nil && made.Err == nil
 	})
-	until(t, "its leader", func() bool {
-		topics, err := b.admin.ListTopics(t.Context(), b.topic)
-		return err == nil && topics[b.topic].Err == nil && len(topics[b.topic].Partitions) == 1 && topics[b.topic].Partitions[0].Leader >= 0
-	})
-	b.put(2, 5, 1)
-	other.put(7, 5, 1)
-	until(t, "all of the new topic, and of the other", func() bool { return b.finished() == 11 })
-	close(release)
-	b.wantSettled(b.topic)
-	m.leave()
-	b.wantOnce(t, 12)
+	if err := as[*dedupstore.SetupError](t, m.wait()); !strings.Contains(err.Error(), b.topic) {
+		t.Errorf("Run: %v, want an error that names the topic", err)
+	}
+	m.cl.Close()
+	b.put(1, 5, 1)
+	again := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, nil), franz.ShareConfig{})
+	until(t, "all of the new topic", func() bool { return b.finished() == 6 })
+	again.leave()
+	b.wantOnce(t, 6)
 }
 
 // A client tries for ever to join its share group, without a word.
@@ -1046,42 +1037,50 @@ func (c doorkept) Write(request []byte) (int, error) {
 	return c.Conn.Write(request)
 }
 
-// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
-// fetches nothing any more, without a word, also when the right is back.
-func TestShareWorker_RightToReadThatIsTakenAwayEndsTheRun(t *testing.T) {
+// One broker with rights is enough: it takes some seconds to start.
+func TestShareWorker_Rights(t *testing.T) {
 	t.Parallel()
 	server := kafkatest.Start(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
-	for name, inHand := range map[string]int{"with a record in hand": 1, "with none": 0} {
+	for name, inHand := range map[string]int{"to read that is taken away with a record in hand": 1, "to read that is taken away with none": 0} {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBenchOn(t, server, 1)
-			proceed := make(chan struct{})
-			m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
-				if inHand > 0 && run == 1 {
-					<-proceed
-				}
-				return nil
-			}), franz.ShareConfig{})
-			b.await(1)
-			b.put(0, inHand, 1)
-			until(t, "the record in hand", func() bool { return b.started() == inHand })
-			rights := kadm.NewACLs().Topics(b.topic).ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpWrite, kadm.OpDescribe).Allow("User:ANONYMOUS").AllowHosts()
-			created, err := b.admin.CreateACLs(t.Context(), rights) // none at all allow everything
-			if err != nil || created[0].Err != nil || created[1].Err != nil {
-				t.Fatal(err, created)
-			}
-			close(proceed)
-			if err := as[*dedupstore.SetupError](t, m.wait()); err.Subject != fmt.Sprintf("topic %q", b.topic) || !errors.Is(err, kerr.TopicAuthorizationFailed) {
-				t.Errorf("Run: %v, want the right to topic %s", err, b.topic)
-			}
+			t.Parallel()
+			rightThatIsTakenAwayEndsTheRun(t, newShareBenchOn(t, server, 1), inHand)
 		})
+	}
+	t.Run("that a member lacks to a topic of another", func(t *testing.T) {
+		t.Parallel()
+		topicOfAnotherIsNoAlarm(t, server, newShareBenchOn(t, server, 1))
+	})
+}
+
+// A right may be taken away while it runs. Kafka's refusal of a fetch names broker 0 as the topic's leader, and where there is none kgo
+// fetches nothing any more, without a word, also when the right is back.
+func rightThatIsTakenAwayEndsTheRun(t *testing.T, b *shareBench, inHand int) {
+	t.Helper()
+	proceed := make(chan struct{})
+	m := b.begin(b.processor(consumer.Config{}), b.handler(byRecord, func(_ context.Context, _ string, run int) error {
+		if inHand > 0 && run == 1 {
+			<-proceed
+		}
+		return nil
+	}), franz.ShareConfig{})
+	b.await(1)
+	b.put(0, inHand, 1)
+	until(t, "the record in hand", func() bool { return b.started() == inHand })
+	rights := kadm.NewACLs().Topics(b.topic).ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpWrite, kadm.OpDescribe).Allow("User:ANONYMOUS").AllowHosts()
+	created, err := b.admin.CreateACLs(t.Context(), rights) // none at all allow everything
+	if err != nil || created[0].Err != nil || created[1].Err != nil {
+		t.Fatal(err, created)
+	}
+	close(proceed)
+	if err := as[*dedupstore.SetupError](t, m.wait()); err.Subject != fmt.Sprintf("topic %q", b.topic) || !errors.Is(err, kerr.TopicAuthorizationFailed) {
+		t.Errorf("Run: %v, want the right to topic %s", err, b.topic)
 	}
 }
 
 // Kafka tells nothing of a group to who may not see a topic of one of its members.
-func TestShareWorker_MemberWithATopicThatIsNotForThisOneIsNoAlarm(t *testing.T) {
-	t.Parallel()
-	server := kafkatest.Start(t, "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer", "allow.everyone.if.no.acl.found=true")
-	b := newShareBenchOn(t, server, 1)
+func topicOfAnotherIsNoAlarm(t *testing.T, server *kafkatest.Server, b *shareBench) {
+	t.Helper()
 	others := b.topic + "-others"
 	server.CreateTopic(others, 1)
 	_ = b.newClient(b.opts(kgo.ConsumeTopics(others))...)

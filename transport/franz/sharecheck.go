@@ -1,12 +1,13 @@
 package franz
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -14,11 +15,8 @@ import (
 
 // shareRules are what the broker keeps to with a share group.
 type shareRules struct {
-	lock  time.Duration // how long a record is this member's (share.record.lock.duration.ms)
-	limit int           // how many deliveries it may have (share.delivery.count.limit)
-	// how far from its first record that is not settled a partition is delivered (share.partition.max.record.locks); 0:
-	// not told
-	locks   int
+	lock    time.Duration // how long a record is this member's (share.record.lock.duration.ms)
+	limit   int           // how many deliveries it may have (share.delivery.count.limit)
 	renewal time.Duration // how often locks are to be prolonged
 }
 
@@ -47,10 +45,10 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 		return shareRules{}, err
 	}
 	group, topics := option[string](cl, kgo.ShareGroup), cl.GetConsumeTopics()
-	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
+	if err := checkTopics(ctx, cl, group, topics, w.retry(), w.once.Policy(), w.config.Logger); err != nil {
 		return shareRules{}, err
 	}
-	if err := checkTopics(ctx, cl, group, topics); err != nil {
+	if err := checkDeadLetters(ctx, w.once, w.config.Logger, consumes(cl, topics)); err != nil {
 		return shareRules{}, err
 	}
 	if err := checkShareGroup(ctx, cl, group); err != nil {
@@ -68,63 +66,41 @@ func (w *ShareWorker) check(ctx context.Context, cl *kgo.Client) (shareRules, er
 	}
 	// A connection that rests is closed, and with it all locks end.
 	rules.renewal = min(rules.lock, option[time.Duration](cl, kgo.ConnIdleTimeout)) / renewalShare
-	return rules, checkConfigs(ctx, cl, topics, []RetryTopic{{Topic: w.config.RetryTopic}}, w.once.Policy().Window,
-		w.config.Logger)
+	return rules, nil
 }
 
 // checkClient looks at the options that a client was made with.
 func (w *ShareWorker) checkClient(cl *kgo.Client) error {
 	last, intact := w.client.is(cl)
-	topics := cl.GetConsumeTopics()
-	var problem string
+	problem := cmp.Or(keepingProblem(cl), retryProblem(w.retry(), cl.GetConsumeTopics()))
 	switch {
 	case option[string](cl, kgo.ShareGroup) == "":
 		problem = "has no share group: set kgo.ShareGroup"
 	case !last:
 		problem = notOurs
-	case !intact:
-		problem = "has another callback for acknowledgements than the worker's: leave kgo.ShareAckCallback to its Opts"
-	case !option[bool](cl, kgo.ShareMaxRecordsStrict):
-		problem = "does not bound what a fetch brings: leave kgo.ShareMaxRecordsStrict to the worker's Opts"
-	case option[int](cl, kgo.MaxConcurrentFetches) != 0:
-		problem = "fetches ahead, and records would lose their locks before they are begun: leave " +
-			"kgo.MaxConcurrentFetches to the worker's Opts"
-	case option[bool](cl, kgo.KeepRetryableFetchErrors):
-		problem = keptErrors
-	case endsEarly(cl):
-		problem = endingContext
+	case !intact, !option[bool](cl, kgo.ShareMaxRecordsStrict), option[int](cl, kgo.MaxConcurrentFetches) != 0:
+		problem = "has options that replace some of the worker's Opts: leave kgo.ShareAckCallback, " +
+			"kgo.ShareMaxRecordsStrict and kgo.MaxConcurrentFetches to those"
 	case option[string](cl, kgo.InstanceID) != "":
 		problem = "has kgo.InstanceID, and a share group has no static members: leave kgo.InstanceID out"
 	case option[bool](cl, kgo.ConsumeRegex):
 		problem = "has kgo.ConsumeRegex, which does not go with a retry topic: name all topics with kgo.ConsumeTopics"
-	case !slices.Contains(topics, w.config.RetryTopic):
-		problem = fmt.Sprintf("does not consume retry topic %q: add it to kgo.ConsumeTopics", w.config.RetryTopic)
-	case len(topics) == 1:
-		problem = "consumes nothing but the retry topic: add the source topics to kgo.ConsumeTopics"
-	default:
-		_, err := NewPublisher(cl, PublisherConfig{})
-		return err
 	}
-	return setupError(theClient, "%s", problem)
+	if problem != "" {
+		return setupError(theClient, "%s", problem)
+	}
+	_, err := NewPublisher(cl, PublisherConfig{})
+	return err
 }
 
 // checkShareGroup makes sure that a group is not one of another kind: kgo would try to join it for ever, silently.
 func checkShareGroup(ctx context.Context, cl *kgo.Client, group string) error {
-	for _, shard := range cl.RequestSharded(ctx, kmsg.NewPtrListGroupsRequest()) {
-		if shard.Err != nil {
-			return groupProblem(group, shard.Err)
-		}
-		resp := shard.Resp.(*kmsg.ListGroupsResponse)
-		if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
-			if problem := groupProblem(group, err); problem != nil {
-				return problem
-			}
-		}
-		for _, g := range resp.Groups {
-			if g.Group == group && g.GroupType != "share" {
-				return setupError(theGroup(group), "is a %s group: set another kgo.ShareGroup", g.GroupType)
-			}
-		}
+	others, err := kadm.NewClient(cl).ListGroupsByType(ctx, []string{"classic", "consumer", "streams"})
+	if err != nil {
+		return groupProblem(group, err)
+	}
+	if _, other := others[group]; other {
+		return setupError(theGroup(group), "is no share group: set another kgo.ShareGroup")
 	}
 	return nil
 }
@@ -135,42 +111,36 @@ func readShareRules(ctx context.Context, cl *kgo.Client, group string) (rules sh
 	if err != nil {
 		return rules, err
 	}
-	refuse := func(name, want, why string) (shareRules, error) {
-		return shareRules{}, setupError("share "+theGroup(group),
-			"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)", name, settings[name], why, want)
-	}
-	const (
-		limit, lock, renew = "share.delivery.count.limit", "share.record.lock.duration.ms",
-			"share.renew.acknowledge.enable"
-		reset, isolation = "share.auto.offset.reset", "share.isolation.level"
-	)
-	for _, name := range []string{limit, lock, reset, isolation} {
-		if settings[name] == "" {
+	const limit, lock = "share.delivery.count.limit", "share.record.lock.duration.ms"
+	ms, _ := strconv.ParseInt(settings[lock], 10, 32)
+	rules.lock = time.Duration(ms) * time.Millisecond
+	rules.limit, _ = strconv.Atoi(settings[limit])
+	for _, r := range []struct {
+		name, want, why string
+		good            func(value string) bool
+	}{
+		{lock, "at least 3000", "which is too short to be prolonged in time", func(string) bool {
+			return rules.lock >= minShareLock
+		}},
+		{limit, "at least 4", "after which a record is dropped: too few to copy it to the retry topic before",
+			func(string) bool { return rules.limit >= minShareLimit }},
+		{"share.auto.offset.reset", "earliest", "so that records are passed over that are in a partition before the " +
+			"group knows it", func(value string) bool { return value != "latest" }},
+		{"share.isolation.level", "read_committed", "so that records of transactions would be handled that are not " +
+			"committed", func(value string) bool { return value == "read_committed" }},
+		{"share.renew.acknowledge.enable", "true", "so that a handler could not be longer than a lock",
+			func(value string) bool { return value != "false" }},
+	} {
+		value, told := settings[r.name]
+		switch {
+		case !told && r.want != "true":
 			return rules, setupError("the broker", "does not tell %s of share group %q: Kafka 4.3 or later is needed",
-				name,
-				group)
+				r.name, group)
+		case !r.good(value):
+			return rules, setupError("share "+theGroup(group),
+				"has %s=%s, %s: set it to %s (kafka-configs --alter --entity-type groups)",
+				r.name, value, r.why, r.want)
 		}
-	}
-	ms, err := strconv.ParseInt(settings[lock], 10, 32)
-	if rules.lock = time.Duration(ms) * time.Millisecond; err != nil || rules.lock < minShareLock {
-		return refuse(lock, fmt.Sprintf("at least %d", minShareLock.Milliseconds()),
-			"which is too short to be prolonged in time")
-	}
-	if rules.limit, err = strconv.Atoi(settings[limit]); err != nil || rules.limit < minShareLimit {
-		return refuse(limit, fmt.Sprintf("at least %d", minShareLimit),
-			"after which a record is dropped: too few to copy it to the retry topic before")
-	}
-	// zero: what waits stays, and nothing is said
-	rules.locks, _ = strconv.Atoi(settings["share.partition.max.record.locks"])
-	switch {
-	case settings[renew] == "false":
-		return refuse(renew, "true", "so that a handler could not be longer than a lock")
-	case settings[reset] == "latest":
-		return refuse(reset, "earliest", "so that records are passed over that are in a partition before the group "+
-			"knows it")
-	case settings[isolation] != "read_committed":
-		return refuse(isolation, "read_committed",
-			"so that records of transactions would be handled that are not committed")
 	}
 	return rules, nil
 }

@@ -2,54 +2,43 @@ package franz
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/internal/worker"
 )
+
+// takenMost is how many times MaxInFlight a worker takes at most, with records that wait.
+const takenMost = 10
 
 // A shareSession is one Run of a ShareWorker.
 type shareSession struct {
-	watching
-	*running // records that have a place, or whose decision is being carried out, and what polls
+	*handling
+	*running // what its records count as, and what polls
 	config   ShareConfig
-	policy   oncemill.Policy
-	process  process
 	rules    shareRules
+	locks    locks
+	proven   bool          // that the client does not settle by itself; only poll looks at it
+	changed  chan struct{} // holds a token when there may be room
 
-	cl        *kgo.Client
-	publisher *Publisher // on the same client
-	intake    intake
-	locks     locks
-	inFlight  inFlight
-	pool      worker.Pool
-	unmoved   limiter // of lines about records that cannot be copied
-	proven    bool    // that the client does not settle by itself; only poll looks at it
+	mu      sync.Mutex
+	inHand  int // records that are not settled
+	waiting int // those of them that wait for their time, which takes no room
 }
 
-func newShareSession(config ShareConfig, policy oncemill.Policy, process process, cl *kgo.Client, publisher *Publisher,
-	rules shareRules) *shareSession {
-	w := newWatching(option[string](cl, kgo.ShareGroup), config.Logger)
+func newShareSession(config ShareConfig, h *handling, rules shareRules) *shareSession {
 	return &shareSession{
-		watching: w, running: newRunning(),
-		config: config, policy: policy, process: process, rules: rules,
-		cl: cl, publisher: publisher,
-		intake: intake{
-			copies:   func(topic string) bool { return topic == config.RetryTopic },
-			consumed: consumed(cl),
-			waits:    oncemill.NewWaitLimit(max(1, config.MaxInFlight/2)),
-		},
+		handling: h, running: newRunning(), config: config, rules: rules, changed: make(chan struct{}, 1),
 		locks: locks{
-			cl: cl, group: w.group, log: w.log, fail: w.fail, every: rules.renewal,
-			locked: map[*kgo.Record]bool{}, ends: map[place]int64{}, refused: map[place]error{},
-			anew: map[string]bool{}, lost: make(chan struct{}, 1),
+			cl: h.cl, group: h.group, log: h.log, fail: h.fail, every: rules.renewal, locked: map[*kgo.Record]bool{},
 		},
-		inFlight: inFlight{places: places{free: config.MaxInFlight}, most: config.MaxInFlight,
-			changed: make(chan struct{}, 1), resting: map[*rest]struct{}{}},
 	}
 }
 
@@ -65,14 +54,7 @@ func (s *shareSession) run(ctx context.Context) error {
 
 	var helpers sync.WaitGroup
 	helpers.Go(func() { s.locks.prolongRegularly(locking) })
-	helpers.Go(func() { s.locks.bringBack(polling) })
-	helpers.Go(func() { s.sayFull(polling) })
-	helpers.Go(func() {
-		for polling.Err() == nil {
-			pause(polling.Done(), relieveEvery)
-			s.relieve(handlers) // of a record that came to wait when nothing more came already
-		}
-	})
+	helpers.Go(func() { s.watchTopics(polling) })
 	helpers.Go(func() {
 		s.lookOut(polling, s.rules.renewal, s.rules.renewal,
 			func(ctx context.Context) error { return hasMembers(ctx, s.cl, s.group) })
@@ -84,24 +66,17 @@ func (s *shareSession) run(ctx context.Context) error {
 	})
 	err := s.failure(ctx)
 	stop()
-	s.halt(handlers)
+	s.locks.forgive()
+	s.halt()
+	s.places.fill() // so that those that wait for a place are given back
 	s.drain(detached, cancel)
 	release()
 	helpers.Wait()
 	s.pool.Wait()
-	return s.result(detached, err, s.confirm(detached),
+	// Beyond the end of a lock no answer can be a good one.
+	unconfirmed := s.locks.confirm(detached, s.rules.lock)
+	return s.result(detached, err, unconfirmed,
 		"franz: acknowledgements are not confirmed: records are delivered again that are settled")
-}
-
-// halt starts nothing more, and has everything that waits given back.
-func (s *shareSession) halt(ctx context.Context) {
-	s.locks.forgive()
-	s.running.halt()
-	s.inFlight.fill()
-	for _, w := range s.inFlight.stopAll(func(*rest) bool { return true }) {
-		s.giveBack(ctx, w.record.Record)
-		s.inFlight.goOn()
-	}
 }
 
 // drain waits for what runs.
@@ -118,21 +93,49 @@ func (s *shareSession) drain(ctx context.Context, cancel context.CancelCauseFunc
 	}
 }
 
-// confirm waits for the broker's answers to all acknowledgements. Beyond the end of a lock none can be a good one.
-func (s *shareSession) confirm(ctx context.Context) error {
-	if err := s.locks.confirm(ctx, s.rules.lock); err != nil {
-		return unconfirmed(s.group, err)
-	}
-	return nil
-}
-
 // poll takes records as long as there is room, until ctx ends, which it does when the worker fails.
 func (s *shareSession) poll(ctx, handlers context.Context) {
-	for s.inFlight.room(ctx) {
+	var lines limiter
+	for ctx.Err() == nil {
+		if room, waiting := s.room(); !room {
+			if waiting > 0 && lines.due(sayEvery) {
+				s.log.ErrorContext(ctx, "franz: so many records wait that this member gets no others until some of "+
+					"them are settled", "group", s.group, "waiting", waiting)
+			}
+			select {
+			case <-s.changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
 		fetches := s.cl.PollFetches(ctx)
 		if failed := s.take(ctx, handlers, fetches); failed && fetches.NumRecords() == 0 {
 			pause(ctx.Done(), pauseAfterErrors) // one that stays would be polled without end
 		}
+	}
+}
+
+// room reports whether there is room for more, and if that is because records wait for their time, how many.
+func (s *shareSession) room() (room bool, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch most := s.config.MaxInFlight; {
+	case s.inHand-s.waiting >= most:
+		return false, 0
+	case s.inHand/takenMost >= most: // a product could overflow
+		return false, s.waiting
+	}
+	return true, 0
+}
+
+func (s *shareSession) count(inHand, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inHand += inHand
+	s.waiting += waiting
+	select {
+	case s.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -154,8 +157,7 @@ func (s *shareSession) take(ctx, handlers context.Context, fetches kgo.Fetches) 
 		return true
 	}
 	s.locks.add(records)
-	s.inFlight.came(len(records))
-	s.relieve(handlers)
+	s.count(len(records), 0)
 	s.handle(handlers, records)
 	return failed
 }
@@ -178,30 +180,134 @@ func (s *shareSession) prove(ctx context.Context, records []*kgo.Record) error {
 	return nil
 }
 
-// handle has records handled. Those that have had most of their deliveries come first, and alone: a handler that takes
-// the process with it would use up another.
+// handle has records handled. Those that have had more than half of their deliveries come first, and alone: a handler
+// that takes the process with it would use up another.
 func (s *shareSession) handle(ctx context.Context, records []*kgo.Record) {
 	var copying sync.WaitGroup
-	stays := make([]bool, len(records))
+	carried := make([]bool, len(records))
 	for i, rec := range records {
-		if stays[i] = !s.worn(rec); !stays[i] {
-			copying.Go(func() { stays[i] = !s.carry(ctx, rec) })
+		if int(rec.DeliveryCount()) > s.rules.limit/2 {
+			copying.Go(func() { carried[i] = s.carry(ctx, rec) })
 		}
 	}
 	copying.Wait()
 	for i, rec := range records {
-		if stays[i] {
-			r := &shareRecord{Record: rec, s: s, moves: rec.Topic != s.config.RetryTopic && !isDeadLetter(rec)}
-			s.inFlight.add(func() bool { return r.start(ctx) })
+		if !carried[i] {
+			r := &record{Record: rec, handling: s.handling, running: s.running, holder: s,
+				offers: int(rec.DeliveryCount()) - 1}
+			s.places.add(func() bool { return r.start(ctx) })
 		}
 	}
-	s.inFlight.fill()
+	s.places.fill()
 }
 
-// worn reports whether a record has had more than half of its deliveries.
-func (s *shareSession) worn(rec *kgo.Record) bool { return int(rec.DeliveryCount()) > s.rules.limit/2 }
+// carry copies a record to the retry topic, where it has all its deliveries before it, and settles it when that is
+// confirmed. It tries until it can, or the worker stops. It reports false if the topic does not take such a record: no
+// other try would change that, and nothing else could be begun any more.
+func (s *shareSession) carry(ctx context.Context, rec *kgo.Record) bool {
+	log := s.log.With("topic", rec.Topic, "partition", rec.Partition, "offset", rec.Offset, "deliveries",
+		rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
+	d, due, _ := s.intake.delivery(rec) // where the error is of use, the record is offered
+	for tries := 1; ; tries++ {
+		refused, err := s.publisher.forward(ctx, copyOf(rec, d, s.config.RetryTopic, due))
+		switch {
+		case err == nil:
+			log.WarnContext(ctx,
+				"franz: record was delivered often without being settled, and goes on as a copy in the retry topic")
+			s.acknowledge(rec, kgo.AckAccept)
+			return true
+		case refused:
+			log.ErrorContext(ctx,
+				"franz: the retry topic refuses a record that has few deliveries left: it is handled here, and lost "+
+					"if process or connection die in each of them; let the topic, and kgo.ProducerBatchMaxBytes, "+
+					"take what the source topics do", "error", err)
+			return false
+		}
+		log.ErrorContext(ctx,
+			"franz: record that has few deliveries left cannot be copied to the retry topic, nothing more is "+
+				"begun", "error", err)
+		pause(s.halted, backoff(tries))
+		if closed(s.halted) {
+			s.release(ctx, rec)
+			return true
+		}
+	}
+}
 
-func (s *shareSession) settle(rec *kgo.Record, status kgo.AckStatus) {
+// acknowledge tells the broker what becomes of a record, which leaves the member's hands.
+func (s *shareSession) acknowledge(rec *kgo.Record, status kgo.AckStatus) {
 	s.locks.settle(rec, status)
-	s.inFlight.came(-1)
+	s.count(-1, 0)
+}
+
+func (s *shareSession) settle(r *record, rejected bool) {
+	status := kgo.AckAccept
+	if rejected {
+		status = kgo.AckReject
+	}
+	s.acknowledge(r.Record, status)
+	s.places.fill()
+}
+
+func (s *shareSession) waits(more int) { s.count(0, more) }
+
+func (s *shareSession) giveBack(ctx context.Context, r *record) { s.release(ctx, r.Record) }
+
+// release has a record delivered again, to whoever comes first.
+func (s *shareSession) release(ctx context.Context, rec *kgo.Record) {
+	if int(rec.DeliveryCount()) >= s.rules.limit {
+		s.log.ErrorContext(ctx,
+			"franz: record is lost: it has used up its deliveries, and could not be copied to the retry topic before "+
+				"the shutdown", "topic", rec.Topic, "partition", rec.Partition,
+			"offset", rec.Offset, "deliveries", rec.DeliveryCount(), "retry_topic", s.config.RetryTopic)
+	}
+	s.acknowledge(rec, kgo.AckRelease)
+}
+
+// errNoBrokerZero ends a run that kgo (1.22.2) would leave without a partition, without a word: a broker that refuses
+// an acknowledgement names no leader beside that, which it writes as broker 0, and kgo looks for the partition there.
+// Broker 0 knows who leads it. Try without when kgo is raised.
+var errNoBrokerZero = errors.New("franz: a lock was lost, and no broker has the number 0, where the client looks for " +
+	"the partition now: start the process again")
+
+// watchTopics ends the run for what kgo (1.22.2) tells nobody, until ctx ends: see errNoBrokerZero; a topic that may
+// not be read any more; and one that was deleted and made again, as Kafka 4.3 answers a fetch that names the old one
+// with an error of the whole, so that nothing comes of other topics either.
+func (s *shareSession) watchTopics(ctx context.Context) {
+	consumed := map[string]kadm.TopicID{}
+	tick := time.NewTicker(s.rules.renewal)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		s.lookAtTopics(ctx, consumed)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (s *shareSession) lookAtTopics(ctx context.Context, consumed map[string]kadm.TopicID) {
+	ctx, cancel := context.WithTimeout(ctx, s.rules.renewal)
+	defer cancel()
+	found, err := describe(ctx, s.cl, s.cl.GetConsumeTopics()...)
+	if err != nil {
+		return // the next look may find it
+	}
+	isZero := func(b kmsg.MetadataResponseBroker) bool { return b.NodeID == 0 }
+	if s.locks.hasLost() && !slices.ContainsFunc(found.Brokers, isZero) {
+		s.fail(errNoBrokerZero)
+	}
+	for _, topic := range found.Topics {
+		if topic.ErrorCode != 0 || topic.Topic == nil {
+			continue
+		}
+		name, id := *topic.Topic, kadm.TopicID(topic.TopicID)
+		if !allows(topic, kmsg.ACLOperationRead) {
+			s.fail(refusal(s.group, name, kerr.TopicAuthorizationFailed))
+		}
+		if before, known := consumed[name]; known && before != id {
+			s.fail(setupError(theTopic(name), "was deleted and made again: start the process again to consume it"))
+		}
+		consumed[name] = id
+	}
 }

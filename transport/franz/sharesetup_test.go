@@ -103,7 +103,7 @@ func TestShareWorker_RefusesClientsThatWouldBreakItsPromises(t *testing.T) {
 		{"without the retry topic", "retry topic \"later\"", func(w *franz.ShareWorker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeTopics("orders"))
 		}},
-		{"with nothing else", "nothing but the retry topic", func(w *franz.ShareWorker) []kgo.Opt {
+		{"with nothing else", "nothing but retry topics", func(w *franz.ShareWorker) []kgo.Opt {
 			return append(w.Opts(), theGroup, kgo.ConsumeTopics("later"))
 		}},
 		{"with weak copies", "kgo.RequiredAcks", func(w *franz.ShareWorker) []kgo.Opt {

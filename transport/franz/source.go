@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -28,10 +28,8 @@ type SourceConfig struct {
 type Source struct {
 	once     *consumer.Processor
 	config   SourceConfig
-	instance string // of kgo.InstanceID
-
-	mu      sync.Mutex
-	running map[string]int // calls of Run by topic
+	instance string                 // of kgo.InstanceID
+	topic    atomic.Pointer[string] // the first that was consumed
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -46,7 +44,7 @@ func NewSource(once *consumer.Processor, config SourceConfig) (*Source, error) {
 		return nil, fmt.Errorf("franz: SourceConfig.Handler is %q: leave it empty, a Router names its handlers",
 			config.Handler)
 	}
-	s := &Source{once: once, config: config, running: map[string]int{}}
+	s := &Source{once: once, config: config}
 	w, cl, err := s.open(nil)
 	if err != nil {
 		return nil, err
@@ -70,7 +68,9 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	process := func(ctx context.Context, o *offer) { handle(ctx, o.delivery, o.done) }
+	process := func(ctx context.Context, r *record, d consumer.Delivery) {
+		handle(ctx, d, func(decision consumer.Decision) { r.decided(ctx, decision) })
+	}
 	w, err := newWorker(s.once, s.config.Config, process)
 	if err != nil {
 		return nil, nil, err
@@ -116,41 +116,21 @@ func (s *Source) Check(ctx context.Context, topic string) error {
 
 // Run makes a client, consumes a topic with it as Worker.Run does, and closes the client, which leaves the group. With
 // kgo.InstanceID the member is called by that and the topic: "pod-0-orders". A source with Config.Retry is for one
-// topic at a time: it returns a *dedupstore.SetupError for a second one.
+// topic: it returns a *dedupstore.SetupError for a second one.
 func (s *Source) Run(
 	ctx context.Context, topic string, handle consumer.SourceHandler,
 ) error {
-	if err := s.begin(topic); err != nil {
-		return err
+	s.topic.CompareAndSwap(nil, &topic)
+	if first := *s.topic.Load(); first != topic && len(s.config.Retry) > 0 {
+		return setupError("the source", "has consumed topic %q, and its retry topics hold records of that: make "+
+			"another source, with retry topics of its own, for topic %q", first, topic)
 	}
-	defer s.end(topic)
 	w, cl, err := s.open(handle, s.topics(topic)...)
 	if err != nil {
 		return err
 	}
 	defer leave(ctx, cl)
 	return w.Run(ctx, cl)
-}
-
-func (s *Source) begin(topic string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for other := range s.running {
-		if other != topic && len(s.config.Retry) > 0 {
-			return setupError("the source", "consumes topic %q already, and its retry topics hold records of that: "+
-				"make another source, with retry topics of its own, for topic %q", other, topic)
-		}
-	}
-	s.running[topic]++
-	return nil
-}
-
-func (s *Source) end(topic string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.running[topic]--; s.running[topic] == 0 {
-		delete(s.running, topic)
-	}
 }
 
 // leaveTimeout bounds how long a client waits for the coordinator of its group when it leaves.

@@ -24,8 +24,7 @@ func TestPublisher_MessagesThatWereNotSentAreCountedToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Publisher{config: PublisherConfig{}.withDefaults(), sender: sender}
-	p.alone.Lock() // another call sends a message that must be alone
+	p := &Publisher{config: PublisherConfig{}.withDefaults(), sender: sender} // its gate never opens
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
 	cancel(gone)

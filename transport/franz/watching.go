@@ -17,15 +17,13 @@ import (
 type watching struct {
 	group  string
 	log    *slog.Logger
-	failed chan error         // holds the first error that the worker cannot go on after
-	waits  *limiter           // of lines about records that wait
-	outage *limiter           // of lines about an interrupted membership
-	broken map[place]*limiter // of lines about partitions that cannot be fetched; of the poll loop
+	failed chan error // holds the first error that the worker cannot go on after
+	outage limiter    // of lines about an interrupted membership
+	broken limiter    // of lines about partitions that cannot be fetched
 }
 
-func newWatching(group string, log *slog.Logger) watching {
-	return watching{group: group, log: log, failed: make(chan error, 1),
-		waits: new(limiter), outage: new(limiter), broken: map[place]*limiter{}}
+func newWatching(group string, log *slog.Logger) *watching {
+	return &watching{group: group, log: log, failed: make(chan error, 1)}
 }
 
 // sayEvery is how often is logged what goes wrong again and again.

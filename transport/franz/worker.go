@@ -8,7 +8,6 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/consumer"
 )
 
@@ -20,7 +19,6 @@ type Handler func(ctx context.Context, rec *kgo.Record) error
 // the client with the worker's Opts, then it runs, once.
 type Worker struct {
 	config  Config
-	policy  oncemill.Policy
 	process process
 	once    *consumer.Processor
 	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
@@ -47,7 +45,7 @@ func newWorker(once *consumer.Processor, config Config, process process) (*Worke
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Worker{config: config, once: once, policy: once.Policy(), process: process}, nil
+	return &Worker{config: config, once: once, process: process}, nil
 }
 
 const defaultRebalanceTimeout = time.Minute // kgo's
@@ -111,25 +109,18 @@ func (w *Worker) Run(ctx context.Context, cl *kgo.Client) error {
 		}
 		return err
 	}
-	retry, err := w.retryPublisher(cl)
+	group := option[string](cl, kgo.ConsumerGroup)
+	h, err := newHandling(w.once, w.process, cl, group, w.config.Logger, w.config.MaxInFlight, w.config.Retry)
 	if err != nil {
 		return err
 	}
-	s := newSession(w.config, w.policy, w.process, cl, retry)
+	s := newSession(w.config, h)
 	s.look = w.look
 	if err := w.client.begin(cl, s); err != nil {
 		return err
 	}
 	defer w.client.end()
 	return s.run(ctx)
-}
-
-// retryPublisher returns the publisher to the retry topics, or nil if there are none.
-func (w *Worker) retryPublisher(cl *kgo.Client) (*Publisher, error) {
-	if len(w.config.Retry) == 0 {
-		return nil, nil
-	}
-	return NewPublisher(cl, PublisherConfig{Telemetry: w.policy.Telemetry})
 }
 
 func (w *Worker) onRevoked(ctx context.Context, cl *kgo.Client, revoked map[string][]int32) {
