@@ -99,8 +99,8 @@ func end(ctx context.Context, batch *telemetry.Batch, answers []Answer) {
 	batch.End(ctx, failed)
 }
 
-// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says nothing
-// about the messages: a message must not end one relay after the other.
+// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says
+// nothing about the messages: a message must not end one relay after the other.
 func (s *Sender) protected(
 	ctx context.Context, messages []Message, sent []producer.Message,
 ) (within context.Context, batch *telemetry.Batch, err error) {
