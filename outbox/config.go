@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -60,33 +61,20 @@ type Config struct {
 const DeleteAtOnce time.Duration = -1
 
 func (c Config) withDefaults() Config {
-	set(&c.BatchSize, 1000)
-	set(&c.PollInterval, time.Second)
-	set(&c.PublishTimeout, 30*time.Second)
-	set(&c.Lease, max(time.Minute, c.shortestLease()))
-	set(&c.MaxAttempts, 20)
-	set(&c.Backoff.Min, time.Second)
-	set(&c.Backoff.Max, max(time.Minute, c.Backoff.Min))
-	set(&c.Retention, 24*time.Hour)
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	c.Logger = telemetry.Logger(c.Logger)
+	c.BatchSize = cmp.Or(c.BatchSize, 1000)
+	c.PollInterval = cmp.Or(c.PollInterval, time.Second)
+	c.PublishTimeout = cmp.Or(c.PublishTimeout, 30*time.Second)
+	c.Lease = cmp.Or(c.Lease, max(time.Minute, c.shortestLease()))
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 20)
+	c.Backoff.Min = cmp.Or(c.Backoff.Min, time.Second)
+	c.Backoff.Max = cmp.Or(c.Backoff.Max, max(time.Minute, c.Backoff.Min))
+	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
+	c.Logger = telemetry.Logger(cmp.Or(c.Logger, slog.Default()))
 	return c
 }
 
-func set[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-// storeTimeout bounds one operation of the store.
+// storeTimeout bounds one operation of the store, and what is being published when Run is to end.
 func (c Config) storeTimeout() time.Duration { return min(10*time.Second, c.PublishTimeout) }
-
-// stopTimeout bounds what is being published when Run is to end.
-func (c Config) stopTimeout() time.Duration { return min(10*time.Second, c.PublishTimeout) }
 
 // shortestLease is what it takes to lease, publish and settle, each with its timeout.
 func (c Config) shortestLease() time.Duration { return c.PublishTimeout + 2*c.storeTimeout() }

@@ -23,7 +23,7 @@ type answer struct {
 // apart, side by side, each by a call of its own: one that makes the publisher fail as a whole does not take others
 // along again.
 func (r *Relay) publish(ctx context.Context, rows []Row, apart bool) []Result {
-	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.stopTimeout())
+	bounded, release := outlive(ctx, r.cfg.PublishTimeout, r.cfg.storeTimeout())
 	defer release()
 	slow, rest := r.split(rows)
 	var beside []answer

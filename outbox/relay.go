@@ -56,9 +56,8 @@ func NewRelay(store Store, publisher producer.Publisher, cfg Config) (*Relay, er
 	}
 	r := &Relay{
 		store: store, cfg: cfg, log: cfg.Logger, telemetry: observer,
-		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
-			Timeout: cfg.PublishTimeout},
-		wake: make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing),
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger},
+		wake:   make(chan struct{}, 1), more: make(chan struct{}, 1), sending: make(chan struct{}, publishing),
 	}
 	if w, ok := store.(Waker); ok {
 		r.woken = w.Woken()

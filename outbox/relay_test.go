@@ -197,34 +197,6 @@ func TestRelay_HangingPublishIsUnknownAfterItsTimeout(t *testing.T) {
 	})
 }
 
-// As one of Watermill, which has no context, whose broker takes connections and nothing else.
-func TestRelay_PublisherThatDoesNotObeyItsContextIsSaid(t *testing.T) {
-	virtual(t, func(t *testing.T) {
-		s := new(fakeStore).write("a")
-		hung := make(chan struct{})
-		b := &broker{answer: func(context.Context, []producer.Message) error {
-			<-hung
-			return nil
-		}}
-		var log journal
-		stop := start(t, newRelay(t, s, b, outbox.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
-		after(t, 35*time.Second)
-		if text := log.String(); text != "" {
-			t.Errorf("the log says %q", text)
-		}
-		after(t, 10*time.Second)
-		if text := log.String(); !strings.Contains(text, "does not return") || !strings.Contains(text, "id=a") {
-			t.Errorf("the log says %q", text)
-		}
-		close(hung)
-		after(t, time.Minute)
-		stop()
-		if r := s.row(t, "a"); r.state != "published" {
-			t.Errorf("row is %s, want published", r.state)
-		}
-	})
-}
-
 func TestRelay_LongErrorIsCutWithAMark(t *testing.T) {
 	virtual(t, func(t *testing.T) {
 		s := new(fakeStore).write("a")

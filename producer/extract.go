@@ -100,10 +100,7 @@ func ExtractMessageID(in Incoming) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	if problem := idProblem(id); problem != "" {
-		return Identity{}, invalid(headerField(HeaderID), problem)
-	}
-	return Identity{id, SourceMessageID}, nil
+	return Identity{id, SourceMessageID}, checkID(headerField(HeaderID), id)
 }
 
 // ExtractWatermillUUID finds the UUID of a Watermill message, which is the same ID as an equal header oncemill-id. An

@@ -57,9 +57,9 @@ func WithPropagator(ctx context.Context, p propagation.TextMapPropagator) contex
 }
 
 // Outgoing is what a publisher that sends at once does to each message first: it returns the message stamped, as it
-// goes on the wire, without the header oncemill-name. Its header is a copy. It returns a *dedupstore.InvalidError for an
-// empty topic, for a missing ID (minted here, it would be another one at the next attempt) and for a NotBefore that lies
-// ahead.
+// goes on the wire, without the header oncemill-name. Its header is a copy. It returns a *dedupstore.InvalidError for
+// an empty topic, for a missing ID (minted here, it would be another one at the next attempt) and for a NotBefore that
+// lies ahead.
 func Outgoing(ctx context.Context, m Message) (Message, error) {
 	switch {
 	case m.Topic == "":

@@ -37,10 +37,11 @@ func TestLogger_NamesTheTraceOfALine(t *testing.T) {
 }
 
 // It is what a line about a panic is written with.
-func TestLocated_SurvivesAPropagatorThatPanics(t *testing.T) {
+func TestLocated_AsksNoPropagatorOfTheProgram(t *testing.T) {
 	t.Parallel()
+	const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	ctx := telemetry.WithPropagator(t.Context(), faulty{})
-	if located := telemetry.Located(ctx, map[string]string{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}); located != ctx {
+	if located := telemetry.Located(ctx, map[string]string{"Traceparent": traceparent}); telemetry.Traceparent(located) != traceparent {
 		t.Errorf("located at %v", located)
 	}
 }

@@ -145,21 +145,9 @@ func TestWatch_ACountThatHangsHoldsUpNeitherCollectorsNorTheEnd(t *testing.T) {
 	})
 }
 
-func TestWatch_AsksNothingWhenNobodyCollects(t *testing.T) {
+func TestWatch_AsksNothingWithoutAnSDK(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench()
-		box := &counting{Stats: telemetry.Stats{Pending: 7}}
-		defer b.watch(t, t.Context(), "outbox", box)()
-		<-time.After(24 * time.Hour)
-		if n := box.asked.Load(); n > 31 {
-			t.Errorf("asked %d times in a day in which nobody collected, want those of the first minutes", n)
-		}
-		b.rows(t)
-		<-time.After(11 * time.Second)
-		if got := b.rows(t); got["pending"] != 7 {
-			t.Errorf("rows when somebody collects again: %v", got)
-		}
 		without := &counting{}
 		defer (&bench{}).watch(t, t.Context(), "outbox", without)()
 		<-time.After(time.Hour)

@@ -34,10 +34,8 @@ type Sender struct {
 	Publisher producer.Publisher
 	Telemetry *telemetry.Relay
 	Log       *slog.Logger
-	Timeout   time.Duration // how long a call may take, by the contexts that Send gets
 
 	mu     sync.Mutex
-	lateAt time.Time // of the last line about a publisher that does not return
 	saidAt time.Time // of the last line about messages that were not acknowledged
 }
 
@@ -101,13 +99,8 @@ func end(ctx context.Context, batch *telemetry.Batch, answers []Answer) {
 	batch.End(ctx, failed)
 }
 
-const (
-	overdue = 10 * time.Second // so long after its timeout a publisher is said not to obey its context
-	again   = time.Minute      // between two lines about that
-)
-
-// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says nothing
-// about the messages: a message must not end one relay after the other.
+// protected publishes, and turns a panic of the publisher or of the program's telemetry into an error, which says
+// nothing about the messages: a message must not end one relay after the other.
 func (s *Sender) protected(
 	ctx context.Context, messages []Message, sent []producer.Message,
 ) (within context.Context, batch *telemetry.Batch, err error) {
@@ -118,22 +111,7 @@ func (s *Sender) protected(
 		}
 	}()
 	within, batch = s.begin(ctx, messages, sent)
-	late := time.AfterFunc(s.Timeout+overdue, func() { s.late(ctx, sent) })
-	defer late.Stop()
 	return within, batch, s.Publisher.Publish(within, sent...)
-}
-
-func (s *Sender) late(ctx context.Context, messages []producer.Message) {
-	s.mu.Lock()
-	news := s.lateAt.IsZero() || time.Since(s.lateAt) >= again
-	if news {
-		s.lateAt = time.Now()
-	}
-	s.mu.Unlock()
-	if news {
-		s.Log.WarnContext(ctx, "outbox: publisher does not return, though its time is over, and holds up the relay",
-			"messages", len(messages), "id", messages[0].ID, "topic", messages[0].Topic)
-	}
 }
 
 // complainEvery is the shortest time between two lines about messages that were not acknowledged: a publisher that

@@ -44,20 +44,11 @@ func (h tracedLines) WithGroup(name string) slog.Handler {
 	return tracedLines{h.Handler.WithGroup(name)}
 }
 
-// Located returns a context for log lines about a message whose span is over: with the trace that the message carries.
-// It is called where a line says what has panicked, perhaps the very propagator that it asks.
-func Located(ctx context.Context, h map[string]string) (located context.Context) {
+// Located returns a context for log lines about a message whose span is over: with the trace that the message carries
+// in W3C's form. No propagator of the program's is asked: perhaps it has just panicked.
+func Located(ctx context.Context, h map[string]string) context.Context {
 	if trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx
 	}
-	defer func() {
-		if recover() != nil {
-			located = ctx
-		}
-	}()
-	located = propagatorOf(ctx).Extract(ctx, header(h))
-	if !trace.SpanContextFromContext(located).IsValid() { // the propagator may be an option of somebody else
-		return propagation.TraceContext{}.Extract(ctx, header(h))
-	}
-	return located
+	return propagation.TraceContext{}.Extract(ctx, header(h))
 }

@@ -20,22 +20,25 @@ type Stats struct {
 
 // To count may be a lot of work for the database.
 const (
-	statsEvery  = 10 * time.Second // at most
-	statsRest   = 10               // a count takes at most one part in so many of the time
-	statsFresh  = 3                // for so many pauses a count is shown; then it is too old to be true
-	statsUnread = 5 * time.Minute  // without anybody who collects nobody counts
+	statsEvery = 10 * time.Second // at most
+	statsRest  = 10               // a count takes at most one part in so many of the time
+	statsFresh = 3                // for so many pauses a count is shown; then it is too old to be true
 )
+
+// counted are stats until they are too old.
+type counted struct {
+	Stats
+	until time.Time
+}
 
 // Watch counts the rows of an outbox every ten seconds, until ctx ends or its caller calls stop, which waits for the
 // last count. A collector of metrics gets what was counted last, and nothing while there is no count, or only an old
 // one: collecting waits for no database, and does not fail with one. Errors are OpenTelemetry's to handle. Without an
 // SDK nothing is counted. Of several outboxes with one name, the gauges show any one's numbers.
 func (r *Relay) Watch(ctx context.Context, stats func(context.Context) (Stats, error)) (stop func(), err error) {
-	w := &watch{name: r.name, taken: r.size.Enabled, stats: stats}
-	w.read.Store(time.Now().UnixNano())
+	var last atomic.Pointer[counted] // nil: there is none
 	registration, err := r.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		w.read.Store(time.Now().UnixNano())
-		if c := w.last.Load(); c != nil && time.Now().Before(c.until) {
+		if c := last.Load(); c != nil && time.Now().Before(c.until) {
 			name := keyTable.String(r.name)
 			o.ObserveInt64(r.pending, int64(c.Pending), metric.WithAttributes(name, keyRowState.String("pending")))
 			o.ObserveInt64(r.pending, int64(c.Dead), metric.WithAttributes(name, keyRowState.String("dead")))
@@ -48,7 +51,16 @@ func (r *Relay) Watch(ctx context.Context, stats func(context.Context) (Stats, e
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var counting sync.WaitGroup
-	counting.Go(func() { w.run(ctx) })
+	counting.Go(func() {
+		for pause := time.Duration(0); ; {
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+			pause = r.watch(ctx, stats, &last)
+		}
+	})
 	return func() {
 		cancel()
 		counting.Wait()
@@ -56,48 +68,21 @@ func (r *Relay) Watch(ctx context.Context, stats func(context.Context) (Stats, e
 	}, nil
 }
 
-// A watch counts the rows of an outbox.
-type watch struct {
-	name  string
-	taken func(context.Context) bool // somebody takes metrics
-	stats func(context.Context) (Stats, error)
-	read  atomic.Int64            // when metrics were collected last, in nanoseconds since 1970
-	last  atomic.Pointer[counted] // nil: there is none
-}
-
-// counted are stats until they are too old.
-type counted struct {
-	Stats
-	until time.Time
-}
-
-func (w *watch) run(ctx context.Context) {
-	next := time.NewTimer(0)
-	defer next.Stop()
-	for {
-		select {
-		case <-next.C:
-		case <-ctx.Done():
-			return
-		}
-		pause := statsEvery
-		if w.taken(ctx) && time.Since(time.Unix(0, w.read.Load())) < statsUnread {
-			pause = w.count(ctx)
-		}
-		next.Reset(pause)
+// watch counts if somebody takes metrics, and returns how long to wait before the next count.
+func (r *Relay) watch(
+	ctx context.Context, stats func(context.Context) (Stats, error), last *atomic.Pointer[counted],
+) (pause time.Duration) {
+	if !r.size.Enabled(ctx) {
+		return statsEvery
 	}
-}
-
-// count returns how long to wait before the next count.
-func (w *watch) count(ctx context.Context) time.Duration {
 	began := time.Now()
-	s, err := w.stats(ctx)
-	pause := max(statsEvery, statsRest*time.Since(began))
+	s, err := stats(ctx)
+	pause = max(statsEvery, statsRest*time.Since(began))
 	switch {
 	case err == nil:
-		w.last.Store(&counted{s, time.Now().Add(statsFresh * pause)})
+		last.Store(&counted{s, time.Now().Add(statsFresh * pause)})
 	case ctx.Err() == nil:
-		otel.Handle(fmt.Errorf("oncemill: count the rows of outbox %q: %w", w.name, err))
+		otel.Handle(fmt.Errorf("oncemill: count the rows of outbox %q: %w", r.name, err))
 	}
 	return pause
 }

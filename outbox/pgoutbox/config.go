@@ -1,6 +1,7 @@
 package pgoutbox
 
 import (
+	"cmp"
 	"hash/fnv"
 	"log/slog"
 
@@ -34,12 +35,8 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Table == "" {
-		c.Table = "oncemill_outbox"
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Table = cmp.Or(c.Table, "oncemill_outbox")
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

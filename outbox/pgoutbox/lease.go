@@ -160,12 +160,11 @@ published AS (
 		SELECT number FROM mine JOIN unnest($3::bigint[]) AS r (number) USING (number)))),
 unsent AS (
 	UPDATE {table} o SET due_at = clock_timestamp() + r.delay * interval '1 microsecond',
-		dead_at = CASE WHEN r.dead THEN clock_timestamp() END,
-		failures = nullif(coalesce(o.failures, 0) + r.failures, 0),
-		unknowns = nullif(coalesce(o.unknowns, 0) + r.unknowns, 0),
+		dead_at = CASE WHEN r.state = 'dead' THEN clock_timestamp() END,
+		failures = nullif(coalesce(o.failures, 0) + (r.state <> 'unknown')::integer, 0),
+		unknowns = nullif(coalesce(o.unknowns, 0) + (r.state = 'unknown')::integer, 0),
 		last_error = r.error
-	FROM unnest($4::bigint[], $5::bigint[], $6::boolean[], $7::bigint[], $8::bigint[], $9::text[])
-			AS r (number, delay, dead, failures, unknowns, error)
+	FROM unnest($4::bigint[], $5::bigint[], $6::text[], $7::text[]) AS r (number, delay, state, error)
 		JOIN mine USING (number)
 	WHERE o.number = mine.number)
 SELECT count(*) FROM held`
@@ -177,16 +176,13 @@ func (o *Outbox) Settle(ctx context.Context, token string, results []outbox.Resu
 		return err
 	}
 	return o.pipeline(ctx, 4, nil, begin, statement{query: byIndexSQL}, statement{o.sql.settle, []any{token, s.removed,
-		s.published, s.unsent, s.delays, s.dead, s.failures, s.unknowns, s.errors}}, commit)
+		s.published, s.unsent, s.delays, s.states, s.errors}}, commit)
 }
 
 // sorted are results as the statement takes them.
 type sorted struct {
-	removed, published []int64
-	unsent, delays     []int64
-	failures, unknowns []int64
-	dead               []bool
-	errors             []string
+	removed, published, unsent, delays []int64
+	states, errors                     []string
 }
 
 // sortResults takes the first result of each row.
@@ -202,24 +198,16 @@ func sortResults(results []outbox.Result) (s sorted, err error) {
 			s.published = append(s.published, r.Number)
 		case outbox.Removed:
 			s.removed = append(s.removed, r.Number)
-		case outbox.Failed, outbox.Dead:
-			s.add(r, 1, 0)
-		case outbox.Unknown:
-			s.add(r, 0, 1)
+		case outbox.Failed, outbox.Dead, outbox.Unknown:
+			s.unsent = append(s.unsent, r.Number)
+			s.delays = append(s.delays, r.Delay.Microseconds())
+			s.states = append(s.states, string(r.State))
+			// A text that the database's encoding does not take would make the whole batch fail for ever.
+			s.errors = append(s.errors, strings.ReplaceAll(errtext.ASCII(r.Error), "\x00", "?"))
 		default:
 			return sorted{}, &dedupstore.InvalidError{Package: "pgoutbox", Field: "Result.State",
 				Problem: fmt.Sprintf("is %q", r.State)}
 		}
 	}
 	return s, nil
-}
-
-func (s *sorted) add(r outbox.Result, failures, unknowns int64) {
-	s.unsent = append(s.unsent, r.Number)
-	s.delays = append(s.delays, r.Delay.Microseconds())
-	s.dead = append(s.dead, r.State == outbox.Dead)
-	s.failures = append(s.failures, failures)
-	s.unknowns = append(s.unknowns, unknowns)
-	// A text that the database's encoding does not take would make the whole batch fail for ever.
-	s.errors = append(s.errors, strings.ReplaceAll(errtext.ASCII(r.Error), "\x00", "?"))
 }

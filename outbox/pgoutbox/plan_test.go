@@ -55,7 +55,7 @@ func testPlans(t *testing.T, ordered, analyzed bool) {
 		{"suspects", box.sql.leaseLock, box.sql.suspects, "_suspects", []any{"t2", 1000, 8}},
 		{"take over", box.sql.leaseLock, box.sql.takeOver, "_pkey", []any{100}},
 		{"read", "", box.sql.read, "_pkey", []any{token}},
-		{"settle", "", box.sql.settle, "_pkey", []any{token, "{1}", "{2}", "{3}", "{0}", "{f}", "{1}", "{0}", "{x}"}},
+		{"settle", "", box.sql.settle, "_pkey", []any{token, "{1}", "{2}", "{3}", "{0}", "{failed}", "{x}"}},
 		{"clean", box.sql.tidyLock, box.sql.clean, "_published", []any{0, 100}},
 		{"replay", box.sql.tidyLock, box.sql.replay, "_published", []any{nil, "infinity", "", nil, 100}},
 		{"find", "", box.sql.find, "_pkey", []any{"{1,2,3}"}},

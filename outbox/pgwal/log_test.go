@@ -3,7 +3,6 @@ package pgwal_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -108,48 +107,6 @@ func TestRelay_AnOutageIsALineASecond(t *testing.T) {
 	if !strings.Contains(g.log.String(), "broker is away") {
 		t.Error("the log does not say why")
 	}
-}
-
-// What fails within a second of a line, and never again, is said all the same.
-func TestRelay_WhatIsNotAcknowledgedIsSaidThoughNothingFailsAfterIt(t *testing.T) {
-	t.Parallel()
-	for _, stops := range []bool{false, true} {
-		t.Run(fmt.Sprintf("stops: %t", stops), func(t *testing.T) {
-			t.Parallel()
-			g := newRig(t)
-			var calls atomic.Int32
-			g.broker.set(func(context.Context, []producer.Message) error {
-				if n := calls.Add(1); n <= 2 {
-					return fmt.Errorf("broker is away for the %d. time", n)
-				}
-				return nil
-			})
-			stop := g.start()
-			g.write(numbered(1)...)
-			until(t, "an acknowledgement", func() bool { return calls.Load() >= 3 })
-			said := func() bool { return strings.Contains(g.log.String(), "for the 2. time") }
-			if !stops {
-				until(t, "what failed last to be said", said)
-			}
-			if stop(); !said() {
-				t.Errorf("the log is\n%s", g.log.String())
-			}
-		})
-	}
-}
-
-func TestRelay_SaysThatAPublisherDoesNotObeyItsContext(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, func(c *settings) { c.PublishTimeout, c.StoreTimeout = 10*time.Millisecond, time.Second })
-	hung := make(chan struct{})
-	g.broker.set(func(context.Context, []producer.Message) error {
-		<-hung
-		return nil
-	})
-	g.start()
-	defer close(hung)
-	g.write(message("order"))
-	until(t, "the warning", func() bool { return strings.Contains(g.log.String(), "publisher does not return") })
 }
 
 // What waits for an answer counts for MaxPending: nothing else is read when that is full.

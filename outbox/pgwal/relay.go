@@ -59,9 +59,8 @@ func New(cfg Config, publisher producer.Publisher) (*Relay, error) {
 	r := &Relay{
 		cfg: cfg, limits: cfg.limits(), box: box, log: cfg.Logger, telemetry: observer,
 		tables: strings.NewReplacer("{table}", cfg.located(""), "{lease}", cfg.located("_lease")),
-		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger,
-			Timeout: cfg.PublishTimeout},
-		said: map[string]time.Time{},
+		sender: &outgoing.Sender{Publisher: publisher, Telemetry: observer, Log: cfg.Logger},
+		said:   map[string]time.Time{},
 	}
 	r.cleaner = &outgoing.Cleaner{
 		Remove: box.Clean, Age: cfg.Retention, Every: outgoing.CleanEvery, Rows: cleanSize,

@@ -46,19 +46,7 @@ func Open(ctx context.Context, path string) (*sql.DB, error) {
 func connect(ctx context.Context, db *sql.DB) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	pause := time.NewTicker(5 * time.Millisecond)
-	defer pause.Stop()
-	for {
-		err := db.PingContext(ctx)
-		if !isBusy(err) {
-			return err
-		}
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
+	return whileBusy(ctx, func() error { return db.PingContext(ctx) })
 }
 
 func dataSource(path string) (string, error) {

@@ -33,10 +33,15 @@ func (o *Outbox) patiently(ctx context.Context, write func(*sql.Conn) error) err
 	if err := setWait(ctx, conn, shortWait); err != nil {
 		return err
 	}
+	return whileBusy(ctx, func() error { return write(conn) })
+}
+
+// whileBusy does something again while somebody else has the lock, until ctx ends.
+func whileBusy(ctx context.Context, do func() error) error {
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
 	for {
-		err := write(conn)
+		err := do()
 		if !isBusy(err) {
 			return err
 		}

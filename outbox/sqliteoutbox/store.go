@@ -23,56 +23,48 @@ RETURNING number, id, topic, key, header, replays, payload, failures, unknowns, 
 
 // Lease implements [outbox.Store].
 func (o *Outbox) Lease(ctx context.Context, r outbox.LeaseRequest) ([]outbox.Row, error) {
-	var leased []leasedRow
+	var rows []outbox.Row
 	err := o.patiently(ctx, func(conn *sql.Conn) (err error) {
 		at := now()
-		leased, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+r.Lease.Microseconds(), at, r.Limit,
+		rows, err = collect(conn.QueryContext(ctx, o.sql.lease, r.Token, at+r.Lease.Microseconds(), at, r.Limit,
 			r.Suspects))
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(leased, func(a, b leasedRow) int {
-		return cmp.Or(cmp.Compare(a.notBefore, b.notBefore), cmp.Compare(a.Number, b.Number))
+	slices.SortFunc(rows, func(a, b outbox.Row) int { // the oldest first
+		return cmp.Or(cmp.Compare(b.Age, a.Age), cmp.Compare(a.Number, b.Number))
 	})
-	rows := make([]outbox.Row, len(leased))
-	for i, l := range leased {
-		rows[i] = l.Row
-	}
 	return rows, nil
 }
 
-type leasedRow struct {
-	outbox.Row
-	notBefore int64
-}
-
-func collect(found *sql.Rows, err error) ([]leasedRow, error) {
+func collect(found *sql.Rows, err error) (rows []outbox.Row, _ error) {
 	if err != nil {
 		return nil, err
 	}
 	defer found.Close()
-	var leased []leasedRow
+	at := time.Now()
 	for found.Next() {
-		var l leasedRow
+		var r outbox.Row
 		var header []byte
 		var replays int
-		m := &l.Message
-		if err := found.Scan(&l.Number, &m.ID, &m.Topic, &m.Key, &header, &replays, &m.Payload, &l.Failures,
-			&l.Unknowns, &l.notBefore); err != nil {
+		var notBefore int64
+		m := &r.Message
+		if err := found.Scan(&r.Number, &m.ID, &m.Topic, &m.Key, &header, &replays, &m.Payload, &r.Failures,
+			&r.Unknowns, &notBefore); err != nil {
 			return nil, err
 		}
 		if m.Header, err = outgoing.Header(m.ID, header, replays); err != nil { // it must not hold up other rows
-			l.Problem = err.Error()
+			r.Problem = err.Error()
 		}
 		if m.Payload == nil {
 			m.Payload = []byte{} // which the driver does not tell from nil, and Kafka takes nil for a tombstone
 		}
-		l.Age = max(0, time.Since(time.UnixMicro(l.notBefore)))
-		leased = append(leased, l)
+		r.Age = max(0, at.Sub(time.UnixMicro(notBefore)))
+		rows = append(rows, r)
 	}
-	return leased, found.Err()
+	return rows, found.Err()
 }
 
 const (

@@ -20,8 +20,8 @@
 //   - A repeat gets the status, the body and the headers that describe it, and Idempotent-Replayed: true. Whatever the
 //     handler answered is kept, 500 included, for Policy.Window or Policy.FailureWindow. Cookies and credentials are
 //     not stored.
-//   - While a request runs, others with its key are answered with 409 and a Retry-After, or wait (Config.MaxWait). A key
-//     that comes with another request, by path, query or body, is answered with 422. Refusals are
+//   - While a request runs, others with its key are answered with 409 and a Retry-After, or wait (Config.MaxWait). A
+//     key that comes with another request, by path, query or body, is answered with 422. Refusals are
 //     application/problem+json (RFC 9457) and are never kept.
 //   - A client that goes away does not stop a run: it has 30 s to end. A handler that then gives up without a word has
 //     made no response.

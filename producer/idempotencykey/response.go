@@ -44,42 +44,33 @@ func (rec *recorder) encode(most int) []byte {
 	return fmt.Appendf(nil, "%s%s: %s\r\n\r\n", status, droppedHeader, rec.lost)
 }
 
-// A stored response is what encode wrote.
-type stored struct {
-	status  int
-	header  http.Header
-	body    []byte
-	dropped bool // the response itself is not there
-}
-
 // errStored takes the place of net/http's errors, which quote what they have read.
 var errStored = errors.New("it is not a response")
 
-func decode(data []byte) (*stored, error) {
-	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(data)), nil)
-	if err != nil {
-		return nil, errStored
+// decode reads what encode wrote.
+func decode(data []byte) (resp *http.Response, body []byte, err error) {
+	if resp, err = http.ReadResponse(bufio.NewReader(bytes.NewReader(data)), nil); err != nil {
+		return nil, nil, errStored
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode < 200 {
-		return nil, errStored
+	if body, err = io.ReadAll(resp.Body); err != nil || resp.StatusCode < 200 {
+		return nil, nil, errStored
 	}
-	return &stored{resp.StatusCode, resp.Header, body, resp.Header.Get(droppedHeader) != ""}, nil
+	return resp, body, nil
 }
 
 // replay sends a stored response.
-func (s *stored) replay(w http.ResponseWriter) {
+func replay(w http.ResponseWriter, resp *http.Response, body []byte) {
 	h := w.Header()
 	coded := len(h["Content-Encoding"]) > 0 // by something around the middleware: another length leaves it
 	h["Content-Type"] = nil                 // net/http must not guess one
-	for name, values := range s.header {
+	for name, values := range resp.Header {
 		h[name] = values
 	}
 	h.Set(replayedHeader, "true")
-	if bodyAllowed(s.status) && !coded {
-		h.Set("Content-Length", strconv.Itoa(len(s.body)))
+	if bodyAllowed(resp.StatusCode) && !coded {
+		h.Set("Content-Length", strconv.Itoa(len(body)))
 	}
-	w.WriteHeader(s.status)
-	w.Write(s.body) //nolint:errcheck // the client has gone
+	w.WriteHeader(resp.StatusCode)
+	w.Write(body) //nolint:errcheck // the client has gone
 }

@@ -157,18 +157,18 @@ func (x *exchange) done(res oncemill.Result) {
 }
 
 func (x *exchange) replay(data []byte) {
-	s, err := decode(data)
+	resp, body, err := decode(data)
 	switch {
 	case err != nil:
 		x.m.log.ErrorContext(x.r.Context(), "idempotencykey: a stored response cannot be read",
 			"key", x.call.Key.String(), "error", err)
 		x.m.refuse(x.w, x.r, newProblem(CodeInternal, ""))
-	case s.dropped:
+	case resp.Header.Get(droppedHeader) != "":
 		p := newProblem(CodeNotKept, "")
-		p.Original = s.status
+		p.Original = resp.StatusCode
 		x.m.refuse(x.w, x.r, p)
 	default:
-		s.replay(x.w)
+		replay(x.w, resp, body)
 	}
 }
 

@@ -40,7 +40,7 @@ func verifyStripe(ks keys, h http.Header, body []byte) (Event, error) {
 	if json.Unmarshal(body, &members) != nil || json.Unmarshal(members["id"], &id) != nil || id == "" {
 		return Event{}, &eventError{"the body has no member id"}
 	}
-	// Numbers stay text: as doubles, which canonical JSON makes of them, large integers would look like their neighbours.
+	// Numbers stay text: as doubles, which canonical JSON makes of them, large integers look like their neighbours.
 	delete(members, "pending_webhooks")
 	rest, err := json.Marshal(members)
 	if err != nil {
