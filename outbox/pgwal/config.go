@@ -53,8 +53,8 @@ type Config struct {
 	// Zero: 20.
 	MaxAttempts int
 
-	// Backoff is how long a message waits after an attempt that was not acknowledged. A relay looks every 100 ms whether
-	// that is over. Zero: 1 s to 1 min, or to Min if that is longer.
+	// Backoff is how long a message waits after an attempt that was not acknowledged. A relay looks every 100 ms
+	// whether that is over. Zero: 1 s to 1 min, or to Min if that is longer.
 	Backoff oncemill.Backoff
 
 	// Retention is how long published rows are kept in the table. Zero: 24 h. outbox.DeleteAtOnce: not at all.

@@ -3,7 +3,6 @@ package pgwal
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -181,10 +180,8 @@ func (s *session) arrived(working context.Context, burst []event) {
 				return
 			}
 			s.lookedUp = true
-			s.behind = !slices.ContainsFunc(burst, func(e event) bool {
-				return e.kind == committed && e.lsn >= s.facts.end
-			})
 			s.take(burst)
+			s.behind = s.shown < s.facts.end
 		}
 	})
 }
