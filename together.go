@@ -27,7 +27,8 @@ func (t *Ticket) Joins() bool {
 // not to be attempted beside others: it would spend their attempts.
 func (t *Ticket) TookOver() bool { return t.unread && t.granted && tookOver(&t.last.Answer) }
 
-// AttemptTogether attempts tickets that join, each with the context of its delivery, in one call of fn. It returns
+// AttemptTogether attempts tickets that join, each with the context of its delivery, in one call of fn, whose context
+// is made of ctx and ends when one of theirs does. It returns
 // those that have to be attempted by themselves, with Ticket.Attempt, because the batch failed as a whole, which has
 // cost no attempt; under a policy that parks there are none, since the effects of the batch may have happened. Done is
 // told how each of the others ended, as by Ticket.Attempt.
@@ -38,7 +39,7 @@ func (g *Guard) AttemptTogether(ctx context.Context, tickets []*Ticket, contexts
 	if len(calls) == 0 {
 		return nil
 	}
-	errs, err := g.handleTogether(ctx, tickets, calls, fn)
+	errs, err := g.handleTogether(ctx, tickets, contexts, calls, fn)
 	if err != nil && g.policy.ExpiredLease != Park {
 		for _, i := range calls {
 			tickets[i].lease.rest()
@@ -87,12 +88,17 @@ func (g *Guard) startTogether(tickets []*Ticket, contexts []context.Context,
 
 // handleTogether calls the handler under the leases of its calls. The error says that the batch failed as a whole.
 func (g *Guard) handleTogether(
-	ctx context.Context, tickets []*Ticket, calls []int, fn BatchFunc,
+	ctx context.Context, tickets []*Ticket, contexts []context.Context, calls []int, fn BatchFunc,
 ) (errs []error, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	runs := make([]Run, len(calls))
+	var followed <-chan struct{} // that of neighbours is mostly the same
 	for n, i := range calls {
+		if one := contexts[i]; one.Done() != followed {
+			followed = one.Done()
+			defer context.AfterFunc(one, func() { cancel(context.Cause(one)) })()
+		}
 		l := &tickets[i].lease
 		l.workUnder(cancel)
 		defer g.keeper.let(l)

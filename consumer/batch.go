@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,10 +22,11 @@ type BatchHandler func(ctx context.Context, which []int) []error
 // are not the first of their message, or whose claim finds an expired lease, are claimed and run one after the other: a
 // message that ends its process each time costs the others no attempt. ProcessTogether returns when the handler has,
 // and tells done what to do with each delivery, once, in a goroutine in which done must not wait for anything. What
-// runs alone does so in goroutines that run starts.
-func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, handle BatchHandler,
-	run func(work func()), done func(i int, d Decision)) {
-	tickets, contexts := p.claimTogether(ctx, deliveries)
+// runs alone does so in goroutines that run starts. Each delivery has a context; the handler's is made of ctx, and ends
+// when one of theirs does.
+func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, contexts []context.Context,
+	handle BatchHandler, run func(work func()), done func(i int, d Decision)) {
+	tickets, contexts := p.claimTogether(deliveries, contexts)
 	one := func(i int) Handler {
 		return func(ctx context.Context) error { return oneOf(handle(ctx, []int{i})) }
 	}
@@ -52,7 +54,7 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 			}
 			back.Wait()
 			for _, i := range suspects {
-				done(i, p.Process(ctx, deliveries[i], one(i)))
+				done(i, p.Process(contexts[i], deliveries[i], one(i)))
 			}
 		})
 	}
@@ -82,17 +84,17 @@ func (p *Processor) ProcessTogether(ctx context.Context, deliveries []Delivery, 
 	}
 }
 
-// claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with their
-// contexts.
-func (p *Processor) claimTogether(ctx context.Context, deliveries []Delivery) ([]*Ticket, []context.Context) {
-	tickets, contexts := make([]*Ticket, len(deliveries)), make([]context.Context, len(deliveries))
+// claimTogether claims deliveries that come for the first time, and returns when all claims are answered, with the
+// contexts that have their spans.
+func (p *Processor) claimTogether(deliveries []Delivery, of []context.Context) ([]*Ticket, []context.Context) {
+	tickets, contexts := make([]*Ticket, len(deliveries)), slices.Clone(of)
 	var answered sync.WaitGroup
 	for i, d := range deliveries {
 		if d.Count > 1 {
 			continue
 		}
 		answered.Add(1)
-		p.Claim(ctx, d, func(ctx context.Context, t *Ticket) {
+		p.Claim(contexts[i], d, func(ctx context.Context, t *Ticket) {
 			tickets[i], contexts[i] = t, ctx
 			answered.Done()
 		})

@@ -72,11 +72,13 @@ func (b *Batcher[T]) next() (n int) {
 	return 0
 }
 
-// Flush ends every wait for more, from now on.
+// Flush lets nothing that is here linger any longer.
 func (b *Batcher[T]) Flush() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.Linger = 0
+	for i := range b.queue {
+		b.queue[i].since = time.Time{}
+	}
 	b.start()
 }
 

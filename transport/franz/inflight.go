@@ -118,12 +118,14 @@ func closed(c <-chan struct{}) bool {
 type process func(ctx context.Context, r *record, d consumer.Delivery)
 
 // guarded runs a handler under a Processor: claims of records that are offered together travel together.
-func guarded(once *consumer.Processor, name string, handle Handler) process {
-	return func(ctx context.Context, r *record, d consumer.Delivery) {
-		d.Handler = name
-		once.Claim(ctx, d, func(claimed context.Context, t *consumer.Ticket) {
-			r.pool.Go(func() { r.run(ctx, claimed, t, handle) })
-		})
+func guarded(once *consumer.Processor, name string, handle Handler) func(*handling) process {
+	return func(*handling) process {
+		return func(ctx context.Context, r *record, d consumer.Delivery) {
+			d.Handler = name
+			once.Claim(ctx, d, func(claimed context.Context, t *consumer.Ticket) {
+				r.pool.Go(func() { r.run(ctx, claimed, t, handle) })
+			})
+		}
 	}
 }
 

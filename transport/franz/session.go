@@ -31,12 +31,13 @@ type handling struct {
 	uncopied  limiter // of lines about copies that cannot be made
 }
 
-func newHandling(once *consumer.Processor, process process, cl *kgo.Client, group string, log *slog.Logger,
+func newHandling(once *consumer.Processor, with func(*handling) process, cl *kgo.Client, group string, log *slog.Logger,
 	maxInFlight int, retry []RetryTopic) (*handling, error) {
 	h := &handling{
-		watching: newWatching(group, log), policy: once.Policy(), process: process, cl: cl, retry: retry,
+		watching: newWatching(group, log), policy: once.Policy(), cl: cl, retry: retry,
 		places: places{free: maxInFlight},
 	}
+	h.process = with(h)
 	h.intake = intake{
 		copies:   func(topic string) bool { return retryIndex(retry, topic) >= 0 },
 		consumed: consumed(cl),

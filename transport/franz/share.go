@@ -70,7 +70,7 @@ func (c ShareConfig) validate() error {
 type ShareWorker struct {
 	config  ShareConfig
 	once    *consumer.Processor
-	process process
+	process func(*handling) process
 	client  binding[shareSession]
 }
 

@@ -68,8 +68,10 @@ func (s *Source) Processor() *consumer.Processor { return s.once }
 func (s *Source) open(
 	handle consumer.SourceHandler, topics ...string,
 ) (*Worker, *kgo.Client, error) {
-	process := func(ctx context.Context, r *record, d consumer.Delivery) {
-		handle(ctx, d, func(decision consumer.Decision) { r.decided(ctx, decision) })
+	process := func(*handling) process {
+		return func(ctx context.Context, r *record, d consumer.Delivery) {
+			handle(ctx, d, func(decision consumer.Decision) { r.decided(ctx, decision) })
+		}
 	}
 	w, err := newWorker(s.once, s.config.Config, process)
 	if err != nil {

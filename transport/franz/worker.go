@@ -19,7 +19,7 @@ type Handler func(ctx context.Context, rec *kgo.Record) error
 // the client with the worker's Opts, then it runs, once.
 type Worker struct {
 	config  Config
-	process process
+	process func(*handling) process
 	once    *consumer.Processor
 	look    time.Duration // how often it looks for what kgo tells nobody; zero: the session timeout
 	client  binding[session]
@@ -40,7 +40,7 @@ func NewWorker(once *consumer.Processor, handle Handler, config Config) (*Worker
 	return newWorker(once, config, guarded(once, config.Handler, handle))
 }
 
-func newWorker(once *consumer.Processor, config Config, process process) (*Worker, error) {
+func newWorker(once *consumer.Processor, config Config, process func(*handling) process) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -107,7 +108,8 @@ func (w *Worker) runBatch(ctx context.Context, f *inFlight, batch []offered, han
 		d.Handler = f.config.Handler
 		ready, deliveries = append(ready, o), append(deliveries, d)
 	}
-	w.once.ProcessTogether(ctx, deliveries, func(ctx context.Context, which []int) []error {
+	contexts := slices.Repeat([]context.Context{ctx}, len(ready))
+	w.once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
 		msgs := make([]jetstream.Msg, len(which))
 		for n, i := range which {
 			msgs[n] = ready[i].m

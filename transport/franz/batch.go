@@ -1,0 +1,152 @@
+package franz
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/oncemill/oncemill/consumer"
+	"github.com/oncemill/oncemill/internal/worker"
+)
+
+// A BatchHandler does the work for several records at once, such as an insert of many rows. It returns an error for
+// each record, in their order, which steers as that of a Handler does; nil: all have succeeded. One error for several
+// records, any other wrong number, or a panic says that the batch failed as a whole: then its records are handled one
+// by one, in batches of one, which costs no attempt. So are records that are handled again, one after the other.
+// oncemill.RunsFromContext returns the runs of a batch. Its records have no order among them; at most one of each order
+// key is in a batch.
+type BatchHandler func(ctx context.Context, records []*kgo.Record) []error
+
+// BatchConfig configures a Worker with a BatchHandler. As many batches run at once as MaxInFlight has room for. Its
+// Order is PerKey by default: under PerPartition a batch would have at most one record of each partition.
+type BatchConfig struct {
+	Config
+
+	// MaxBatch is how many records a batch has at most. Zero: 64.
+	MaxBatch int
+
+	// MaxBatchBytes is how many bytes of values a batch has at most. A larger record is a batch by itself. Zero: 1 MiB.
+	MaxBatchBytes int
+
+	// Linger is how long a batch that is not full waits for more records. Zero: not at all, a batch is what is there.
+	Linger time.Duration
+}
+
+func (c BatchConfig) withDefaults() BatchConfig {
+	c.Order = cmp.Or(c.Order, PerKey)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, defaultMaxInFlight)
+	c.MaxBatch = cmp.Or(c.MaxBatch, 64)
+	c.MaxBatchBytes = cmp.Or(c.MaxBatchBytes, 1<<20)
+	return c
+}
+
+func (c BatchConfig) validate() error {
+	switch {
+	case c.MaxBatch < 0:
+		return fmt.Errorf("franz: BatchConfig.MaxBatch is %d, want at least 1, or zero", c.MaxBatch)
+	case c.MaxBatchBytes < 0:
+		return fmt.Errorf("franz: BatchConfig.MaxBatchBytes is %d, want at least 1, or zero", c.MaxBatchBytes)
+	case c.Linger < 0:
+		return fmt.Errorf("franz: BatchConfig.Linger is %v, want at least 0", c.Linger)
+	}
+	return nil
+}
+
+// NewBatchWorker is NewWorker for a handler of batches.
+func NewBatchWorker(once *consumer.Processor, handle BatchHandler, config BatchConfig) (*Worker, error) {
+	switch {
+	case once == nil:
+		return nil, errors.New("franz: NewBatchWorker needs a Processor")
+	case handle == nil:
+		return nil, errors.New("franz: NewBatchWorker needs a BatchHandler")
+	}
+	if problem := consumer.HandlerProblem(config.Handler); problem != "" {
+		return nil, fmt.Errorf("franz: Config.Handler %s", problem)
+	}
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	return newWorker(once, config.Config, func(h *handling) process {
+		b := &worker.Batcher[*offered]{
+			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &h.pool,
+			AtOnce: max(1, config.MaxInFlight/config.MaxBatch),
+			Run:    func(batch []*offered) { runBatch(once, &h.pool, batch, handle) },
+		}
+		return func(ctx context.Context, r *record, d consumer.Delivery) {
+			d.Handler = config.Handler
+			b.Add(r.offered(ctx, d, b.Flush), len(r.Value))
+		}
+	})
+}
+
+// An offered is a record that waits for its batch.
+type offered struct {
+	*record
+	delivery consumer.Delivery
+	claimed  func() context.Context // while it waits for its claim: ends when nothing starts any more
+	started  func() bool            // reports whether its handler may start, or has
+	decided  func(consumer.Decision)
+}
+
+func (r *record) offered(ctx context.Context, d consumer.Delivery, hurry func()) *offered {
+	waiting, cancel := context.WithCancelCause(ctx)
+	prevent := r.onHalt(func() {
+		cancel(errStopping)
+		hurry()
+	})
+	started := false
+	return &offered{
+		record: r, delivery: d,
+		claimed: func() context.Context { return waiting },
+		started: func() bool {
+			started = started || prevent()
+			return started
+		},
+		decided: func(d consumer.Decision) {
+			prevent()
+			cancel(nil)
+			r.decided(ctx, d)
+		},
+	}
+}
+
+// runBatch has a batch handled, without the records of partitions that are being given up.
+func runBatch(once *consumer.Processor, pool *worker.Pool, batch []*offered, handle BatchHandler) {
+	var ready []*offered
+	var deliveries []consumer.Delivery
+	var contexts []context.Context
+	for _, o := range batch {
+		if closed(o.halted) {
+			o.decided(consumer.Decision{Action: consumer.RetryLater, Err: errStopping})
+			continue
+		}
+		ready, deliveries, contexts = append(ready, o), append(deliveries, o.delivery), append(contexts, o.claimed())
+	}
+	if len(ready) == 0 {
+		return
+	}
+	ctx := context.WithoutCancel(contexts[0])
+	once.ProcessTogether(ctx, deliveries, contexts, func(ctx context.Context, which []int) []error {
+		records := make([]*kgo.Record, len(which))
+		for n, i := range which {
+			if !ready[i].started() {
+				return errsOf(len(which), errStopping) // the rest is given back, too: others begin where they are
+			}
+			records[n] = ready[i].Record
+		}
+		return handle(ctx, records)
+	}, pool.Go, func(i int, d consumer.Decision) { ready[i].decided(d) })
+}
+
+func errsOf(n int, err error) []error {
+	errs := make([]error, n)
+	for i := range errs {
+		errs[i] = err
+	}
+	return errs
+}
