@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,8 +20,8 @@ import (
 
 // PublisherConfig configures a Publisher. The zero value is usable.
 type PublisherConfig struct {
-	// AckTimeout is how long to wait for a message's acknowledgement, and for room below MaxPending before that. A
-	// message whose acknowledgement does not come in time is reported as unknown. Zero: 5 s.
+	// AckTimeout is how long a call waits for acknowledgements when its last message is sent, and for room below
+	// MaxPending before that. A message whose acknowledgement does not come in time is reported as unknown. Zero: 5 s.
 	AckTimeout time.Duration
 
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
@@ -65,20 +66,20 @@ func (c PublisherConfig) validate() error {
 type Publisher struct {
 	conn       *nats.Conn
 	js         jetstream.JetStream // for start-up checks alone
-	domain     string              // of the streams that are meant; empty: whichever; guarded by the inbox
-	known      bool                // the servers call it so; guarded by the inbox
-	doubtful   atomic.Bool         // they may not: acknowledgements have another one
-	asked      time.Time           // when they were asked for it last; guarded by the inbox
+	domain     string              // of the streams that are meant; empty: whichever
 	config     PublisherConfig
-	inbox      inbox
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
 	unanswered memory
 	duplicates atomic.Uint64
 	telemetry  *telemetry.Sender
+
+	mu   sync.Mutex
+	idle []*line
 }
 
 // NewPublisher returns a Publisher on the connection of js. Its acknowledgement timeout and limit of pending messages
-// are its own, not those of js. One Publisher per connection is enough. A connection should be made with
+// are its own, not those of js. One Publisher per connection is enough: it subscribes to acknowledgements once for each
+// call that runs at the same time, and uses that again. A connection should be made with
 // nats.MaxReconnects(-1): without it, nats.go closes it for good after 60 attempts, and all that is published later is
 // unknown.
 func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, error) {
@@ -116,9 +117,10 @@ func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 //
 // The error is nil or a *producer.PublishError. A failure is not unknown where the message itself was refused, here or
 // by a stream: it is too big, the stream is sealed, or takes counters only. Where no stream judged it, it is unknown:
-// because of ctx, a timeout, a connection that is lost or closed, trouble or limits of the server or account, or
-// because no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a second of retries). JetStream
-// that is restarting answers like a stream that does not exist, and an outbox must not give rows up for that.
+// because of ctx, a timeout, trouble or limits of the server or account, a connection that is lost or closed, which
+// ends the call at once, or because no stream listens on its subject (jetstream.ErrNoStreamResponse, after half a
+// second of retries). JetStream that is restarting answers like a stream that does not exist, and an outbox must not
+// give rows up for that.
 //
 // What is being written to a server that reads no more is held up beyond ctx, until the connection's write deadline
 // (nats.FlusherTimeout, by default a minute).
@@ -126,18 +128,23 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	if len(messages) == 0 {
 		return nil
 	}
-	if p.doubtful.Swap(false) {
-		p.learnDomain(ctx)
-	}
-	c := p.begin(len(messages))
-	defer c.end()
+	l := p.begin(len(messages))
+	defer l.end()
 	for i, m := range messages {
-		c.send(ctx, i, m)
+		o := &l.messages[i]
+		within, sending := p.telemetry.Begin(ctx, m.Topic, m.ID, m.Header)
+		o.sending = sending
+		if o.message, o.err = producer.Outgoing(within, m); o.err != nil {
+			o.refused = true
+			continue
+		}
+		l.send(ctx, i)
 	}
-	c.await(ctx)
+	l.await(ctx)
+	l.repeat(ctx)
 	var failures []producer.Failure
-	for i := range c.messages {
-		o := &c.messages[i]
+	for i := range l.messages {
+		o := &l.messages[i]
 		unknown, err := p.verdict(ctx, o)
 		err = withReason(err, p.conn)
 		o.sending.End(ctx, err, unknown)
@@ -151,45 +158,10 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	return nil
 }
 
-// askEvery is the shortest time between two questions for the domain's name: without the right to ask, each waits for
-// nothing.
-const askEvery = 10 * time.Second
-
-// learnDomain asks what the servers call the domain: an account that imports JetStream's API may give it another name,
-// which acknowledgements do not have.
-func (p *Publisher) learnDomain(ctx context.Context) {
-	if !p.mayAsk() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-	defer cancel()
-	info, err := p.js.AccountInfo(ctx)
-	if err != nil || info.Domain == "" {
-		return // the next that has another one tells
-	}
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	p.domain, p.known = info.Domain, true
-}
-
-// mayAsk reports whether the last question for the domain's name is long ago.
-func (p *Publisher) mayAsk() bool {
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	if time.Since(p.asked) < askEvery {
-		return false
-	}
-	p.asked = time.Now()
-	return true
-}
-
 // verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.
 func (p *Publisher) verdict(ctx context.Context, o *outgoing) (unknown bool, err error) {
 	m := &o.message
-	switch {
-	case o.unsent != nil:
-		return o.unknown, o.unsent
-	case o.err != nil && !refused(o.err):
+	if o.err != nil && !o.refused && !refused(o.err) {
 		p.unanswered.add(o.brokerID)
 		if errors.Is(o.err, jetstream.ErrNoStreamResponse) {
 			return true, fmt.Errorf("no stream answers for subject %q: %w", m.Topic, o.err)

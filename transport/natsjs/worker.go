@@ -51,7 +51,9 @@ func NewWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.
 	return w, nil
 }
 
-func newWorker(once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, config Config) (*Worker, error) {
+func newWorker(
+	once *consumer.Processor, js jetstream.JetStream, cons jetstream.Consumer, config Config,
+) (*Worker, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, err
