@@ -58,10 +58,10 @@
 // A drain gives back the rest of an order key in its order, but not before what another worker has already. A consumer
 // with MaxAckPending 1 has a strict order over all workers, at one message at a time.
 //
-// One delivery of each message: the server delivers again when it loses an ack, and unless Config.DoubleAck is set
-// nobody waits for its receipt. The record of the message then has the outcome, and the handler does not run. A nak
-// that gets lost, as with a connection that breaks right after it, takes its delay with it: the message comes after
-// AckWait, perhaps too early.
+// One delivery of each message: the server delivers again when it loses an ack, as while it restarts, and nobody waits
+// for its receipt. The record of the message then has the outcome, and the handler does not run. A nak that gets lost,
+// as with a connection that breaks right after it, takes its delay with it: the message comes after AckWait, perhaps
+// too early.
 //
 // Safe deletion of a stream that is made again under its name while workers are at it. A worker that notices, from the
 // answers to its requests or within 30 s where it has no room for more, settles nothing of the old one any more: the
@@ -86,9 +86,9 @@
 // server would deliver later than their delay says.
 //
 // An end of the drain: a handler that ignores its context is waited for (not in a Router, which does that by itself).
-// While the server is away, acks are tried for 10 s more, with Config.DoubleAck 20 s. A connection that is there, and
-// from which nothing comes any more, holds the drain up for half a minute, unless its pings (nats.PingInterval) find
-// that out before. A delivery that holds for a busy key is waited for, too, for up to consumer.Config.MaxWait.
+// While the server is away, acks are tried for 10 s more. A connection that is there, and from which nothing
+// comes any more, holds the drain up for half a minute, unless its pings (nats.PingInterval) find that out before. A
+// delivery that holds for a busy key is waited for, too, for up to consumer.Config.MaxWait.
 //
 // # What they need
 //

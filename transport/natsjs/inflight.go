@@ -72,7 +72,7 @@ func (f *inFlight) begin(ctx context.Context, m *message) {
 	f.running.Add(1)
 	f.process(ctx, m, func(d consumer.Decision) {
 		f.running.Add(-1)
-		if d.Action == consumer.Ack && !f.config.DoubleAck {
+		if d.Action == consumer.Ack {
 			f.settler.send(ctx, m, sayAck)
 			f.end(m)
 			return

@@ -98,12 +98,6 @@ func (m *message) disown() {
 	m.settled, m.foreign = true, true
 }
 
-func (m *message) isForeign() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.foreign
-}
-
 // progress tells the server that a message is worked on, if it has waited for us for a whole tick.
 func (m *message) progress(now time.Time, tick time.Duration) error {
 	m.mu.Lock() // so that none is sent after the ack: it would undo a nak's delay
