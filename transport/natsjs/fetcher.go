@@ -213,7 +213,8 @@ func (f *fetcher) fetch(work context.Context, n int) fetched {
 }
 
 // wait returns when the request has ended, or nothing has come for so long and nothing is on its way: then the server
-// does not answer.
+// does not answer. The silence may be that of the network, or of this process: messages that are not taken come again
+// after AckWait, behind others of their order keys.
 func (r *request) wait(silence time.Duration) fetched {
 	timer := time.NewTimer(silence)
 	defer timer.Stop()
@@ -223,43 +224,23 @@ func (r *request) wait(silence time.Duration) fetched {
 			return r.f
 		case <-timer.C:
 		}
-		left := r.left(silence)
-		if left <= 0 {
-			r.arrive()
-			if left = r.abandon(silence); left <= 0 {
-				return r.f
-			}
+		if r.nc.IsConnected() { // else nothing of it will come
+			_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
 		}
-		timer.Reset(left)
+		if r.abandon(silence) {
+			return r.f
+		}
+		timer.Reset(silence)
 	}
 }
 
-// left is how much is left of so long a silence.
-func (r *request) left(silence time.Duration) time.Duration {
+// abandon ends the request, unless something has come within so long, or is here and not taken yet.
+func (r *request) abandon(silence time.Duration) (over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return silence - time.Since(r.heard)
-}
-
-// arrive returns when all that the server has sent is here, for the silence may be that of the network, or of this
-// process: messages that are not taken come again after AckWait, behind others of their order keys.
-func (r *request) arrive() {
-	if r.nc.IsConnected() { // else nothing of it will come
-		_ = r.nc.FlushTimeout(flushTimeout) // a connection that is silent for longer than that is given up
-	}
-}
-
-// abandon ends the request, unless something has come within so long, or is here and not taken yet: then it returns for
-// how long to go on.
-func (r *request) abandon(silence time.Duration) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if waiting, _, err := r.sub.Pending(); err == nil && waiting > 0 {
-		return silence
-	}
-	left := silence - time.Since(r.heard)
-	r.over = left <= 0
-	return left
+	waiting, _, err := r.sub.Pending()
+	r.over = r.over || (err != nil || waiting == 0) && time.Since(r.heard) >= silence
+	return r.over
 }
 
 // take takes what the server sends.

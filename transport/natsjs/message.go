@@ -116,26 +116,6 @@ func (m *message) progress(now time.Time, tick time.Duration) error {
 	return err
 }
 
-// ask sends an in-progress ack that is to be answered. It returns nil if that cannot be.
-func (m *message) ask() *nats.Subscription {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.foreign {
-		return nil
-	}
-	inbox := m.nc.NewInbox()
-	answer, err := m.nc.SubscribeSync(inbox)
-	if err != nil {
-		return nil
-	}
-	if err := m.nc.PublishRequest(m.msg.Reply, inbox, sayProgress); err != nil {
-		_ = answer.Unsubscribe() // the connection is closed
-		return nil
-	}
-	m.touched = time.Now()
-	return answer
-}
-
 var _ jetstream.Msg = (*message)(nil)
 
 // Subject is that of the message.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,9 +28,7 @@ type watcher struct {
 	mu   sync.Mutex
 	gone time.Time // since when the consumer is not there
 
-	probing atomic.Bool
-	probed  atomic.Bool // since the last look
-	unheard time.Time   // since when nobody listens to acks; for the one probe at a time
+	probed atomic.Bool // since the last look
 }
 
 // start starts to watch.
@@ -163,28 +162,16 @@ func missing(err error) bool {
 // changed returns an error if a consumer is not what the run has seen. Other filters are none, unless they let it have
 // what it must not.
 func (l limits) changed(info *jetstream.ConsumerInfo) error {
-	is, was := info.Config, l.config
-	for _, c := range [...]struct {
-		field   string
-		is, was any
-	}{
-		{"DeliverSubject", is.DeliverSubject, was.DeliverSubject},
-		{"AckPolicy", is.AckPolicy, was.AckPolicy},
-		{"HeadersOnly", is.HeadersOnly, was.HeadersOnly},
-		{"PriorityGroups", fmt.Sprint(is.PriorityGroups), fmt.Sprint(was.PriorityGroups)},
-		{"ReplayPolicy", is.ReplayPolicy, was.ReplayPolicy},
-		{"AckWait", is.AckWait, was.AckWait},
-		{"BackOff", fmt.Sprint(is.BackOff), fmt.Sprint(was.BackOff)},
-		{"MaxDeliver", is.MaxDeliver, was.MaxDeliver},
-		{"MaxAckPending", is.MaxAckPending, was.MaxAckPending},
-		{"MaxWaiting", is.MaxWaiting, was.MaxWaiting},
-		{"MaxRequestBatch", is.MaxRequestBatch, was.MaxRequestBatch},
-		{"MaxRequestExpires", is.MaxRequestExpires, was.MaxRequestExpires},
+	is, was := reflect.ValueOf(info.Config), reflect.ValueOf(l.config)
+	for _, field := range []string{
+		"DeliverSubject", "AckPolicy", "HeadersOnly", "PriorityGroups", "ReplayPolicy", "AckWait", "BackOff",
+		"MaxDeliver", "MaxAckPending", "MaxWaiting", "MaxRequestBatch", "MaxRequestExpires",
 	} {
-		if c.is != c.was {
-			return l.misset(c.field,
-				fmt.Sprintf("was changed from %v to %v while it was in use: run the worker again", c.was, c.is))
+		now, then := fmt.Sprint(is.FieldByName(field)), fmt.Sprint(was.FieldByName(field))
+		if now != then {
+			return l.misset(field,
+				fmt.Sprintf("was changed from %s to %s while it was in use: run the worker again", then, now))
 		}
 	}
-	return l.deletesDeadLetters(is)
+	return l.deletesDeadLetters(info.Config)
 }
