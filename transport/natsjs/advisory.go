@@ -13,7 +13,6 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 	if l.maxDeliver == 0 {
 		return func() {}
 	}
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer)
 	ctx = context.WithoutCancel(ctx)
 	nc := e.js.Conn()
 	subject := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + l.stream + "." + l.consumer
@@ -25,7 +24,7 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 		}
 		err := json.Unmarshal(msg.Data, &advisory)
 		e.maxDeliveries.Add(1)
-		log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the "+
+		l.log.ErrorContext(ctx, "natsjs: the server gives a message up after MaxDeliver deliveries: it is in the "+
 			"stream, and nobody gets it",
 			"sequence", advisory.Sequence, "deliveries", advisory.Deliveries, "error", err)
 	})
@@ -37,8 +36,8 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 		}
 	}
 	if err != nil {
-		log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver deliveries",
-			"subject", subject, "error", err)
+		l.log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver "+
+			"deliveries", "subject", subject, "error", err)
 	}
 	return func() {
 		if sub != nil {

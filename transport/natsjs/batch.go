@@ -74,7 +74,7 @@ func NewBatchWorker(once *consumer.Processor, js jetstream.JetStream, cons jetst
 		b := &worker.Batcher[offered]{
 			Most: config.MaxBatch, Bytes: config.MaxBatchBytes, Linger: config.Linger, Pool: &f.pool,
 			AtOnce: max(1, f.limits.maxInFlight/config.MaxBatch),
-			Run:    func(batch []offered) { w.runBatch(f, batch, handle) },
+			Run:    func(batch []offered) { runBatch(once, f, batch, handle) },
 		}
 		f.hurry = b.Flush
 		return func(ctx context.Context, m *message, done func(consumer.Decision)) {
@@ -94,7 +94,7 @@ type offered struct {
 var errDraining = errors.New("natsjs: the worker is stopping")
 
 // runBatch has a batch handled, unless the drain has begun.
-func (w *Worker) runBatch(f *inFlight, batch []offered, handle BatchHandler) {
+func runBatch(once *consumer.Processor, f *inFlight, batch []offered, handle BatchHandler) {
 	ctx := batch[0].ctx
 	var ready []offered
 	var deliveries []consumer.Delivery
@@ -107,7 +107,7 @@ func (w *Worker) runBatch(f *inFlight, batch []offered, handle BatchHandler) {
 		d.Handler = f.config.Handler
 		ready, deliveries = append(ready, o), append(deliveries, d)
 	}
-	w.once.ProcessTogether(ctx, deliveries, func(ctx context.Context, which []int) []error {
+	once.ProcessTogether(ctx, deliveries, func(ctx context.Context, which []int) []error {
 		msgs := make([]jetstream.Msg, len(which))
 		for n, i := range which {
 			msgs[n] = ready[i].m

@@ -11,52 +11,44 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/oncemill/oncemill/internal/telemetry"
-	"github.com/oncemill/oncemill/producer"
 )
-
-// deadLetters are where dead letters go. No topic: nowhere.
-type deadLetters struct {
-	publisher producer.Publisher
-	topic     string
-}
-
-// elsewhere reports whether dead letters are known to go to another messaging system.
-func (d deadLetters) elsewhere() bool {
-	p, says := d.publisher.(interface{ MessagingSystem() string })
-	return says && p.MessagingSystem() != "" && p.MessagingSystem() != telemetry.SystemNATS
-}
 
 // checkDeadLetters refuses those that no stream takes, and says when they come back to the consumer, or nobody keeps
 // them. The guard knows its own dead letters and acknowledges them, which is the end of them in a work-queue stream. A
 // stream of nil is not known.
-func (e *engine) checkDeadLetters(ctx context.Context, l limits, stream *jetstream.StreamConfig, d deadLetters) error {
-	if d.topic == "" || d.elsewhere() {
+func (e *engine) checkDeadLetters(ctx context.Context, l *limits, stream *jetstream.StreamConfig) error {
+	publisher, topic := e.once.DeadLetters()
+	named, ok := publisher.(interface{ MessagingSystem() string })
+	elsewhere := ok && named.MessagingSystem() != "" && named.MessagingSystem() != telemetry.SystemNATS
+	if topic == "" || elsewhere {
 		return nil
 	}
-	log := e.config.Logger.With("stream", l.stream, "consumer", l.consumer, "topic", d.topic)
+	if stream != nil && stream.Retention == jetstream.WorkQueuePolicy {
+		l.queue, l.deadTopic = stream, topic
+	}
 	if err := l.deletesDeadLetters(l.config); err != nil {
 		return err
 	}
-	if field, covered := l.delivers(stream, d.topic); covered {
-		log.ErrorContext(ctx,
+	if field, covered := l.delivers(stream, topic); covered {
+		l.log.ErrorContext(ctx,
 			"natsjs: the consumer is given its own dead letters; they are acknowledged and not handled, but those of "+
 				"other handlers on the same subject are handled: set filters without that subject, or another "+
 				"DeadLetterTopic",
-			"field", field)
+			"topic", topic, "field", field)
 	}
-	p, ours := d.publisher.(*Publisher)
+	p, ours := publisher.(*Publisher)
 	if !ours {
 		return nil // of another make, which may publish anywhere
 	}
-	kept, err := l.listens(ctx, p.js, d.topic)
+	kept, err := l.listens(ctx, p.js, topic)
 	if err != nil {
-		return setupError(err, fmt.Sprintf("DeadLetterTopic %q", d.topic), "is no subject of a stream: make the stream")
+		return setupError(err, fmt.Sprintf("DeadLetterTopic %q", topic), "is no subject of a stream: make the stream")
 	}
 	if !kept {
-		log.ErrorContext(ctx,
+		l.log.ErrorContext(ctx,
 			"natsjs: the stream of DeadLetterTopic keeps only what a consumer of it wants, and none wants these, or "+
 				"only the one that makes them: dead letters are gone at once, and their messages with them; make a "+
-				"consumer, or another stream")
+				"consumer, or another stream", "topic", topic)
 	}
 	return nil
 }

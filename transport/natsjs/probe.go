@@ -13,14 +13,15 @@ func (w *watcher) probe(ctx context.Context, m *message) {
 	if w.probed.Load() || w.probed.Swap(true) {
 		return
 	}
-	w.background.Go(func() { w.probed.Store(w.probeAcks(ctx, m)) })
+	answer, err := w.ask(m) // before it is settled, or it would prolong the delay of a nak
+	w.background.Go(func() { w.probed.Store(err == nil && w.probeAcks(ctx, m, answer)) })
 }
 
 // probeAcks reports whether the next message need not be asked about. An account may import the API of another
 // account's JetStream and not its acks. While a consumer's leader changes or is out of reach, nobody listens to them,
 // either: only what is so for a while, and while the consumer answers, is believed.
-func (w *watcher) probeAcks(ctx context.Context, m *message) bool {
-	err := w.ask(ctx, m)
+func (w *watcher) probeAcks(ctx context.Context, m *message, answer *nats.Subscription) bool {
+	err := await(answer)
 	if !errors.Is(err, nats.ErrNoResponders) {
 		if err != nil {
 			err = refusal(ctx, w.nc, m.msg.Reply, string(sayProgress))
@@ -38,18 +39,29 @@ func (w *watcher) probeAcks(ctx context.Context, m *message) bool {
 	if _, err := w.look(ctx, 2*time.Second); err != nil {
 		return false // nobody knows
 	}
-	if err := w.ask(ctx, m); errors.Is(err, nats.ErrNoResponders) {
+	answer, err = w.ask(m)
+	if err == nil {
+		err = await(answer)
+	}
+	if errors.Is(err, nats.ErrNoResponders) {
 		w.stop(setupError(err, w.limits.name(), "has acks that reach nobody, and messages come again for ever: import "+
 			"$JS.ACK.> from the account of the JetStream"))
 	}
 	return false
 }
 
-// ask sends an in-progress ack, and waits for the answer. Where it is too late it does at worst prolong the delay of a
-// nak.
-func (w *watcher) ask(ctx context.Context, m *message) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	_, err := w.nc.RequestWithContext(ctx, m.msg.Reply, sayProgress)
+// ask sends an in-progress ack that is to be answered.
+func (w *watcher) ask(m *message) (answer *nats.Subscription, err error) {
+	inbox := w.nc.NewInbox()
+	if answer, err = w.nc.SubscribeSync(inbox); err == nil {
+		err = w.nc.PublishRequest(m.msg.Reply, inbox, sayProgress)
+	}
+	return answer, err
+}
+
+// await returns nil when there is an answer, or nats.ErrNoResponders at once.
+func await(answer *nats.Subscription) error {
+	defer func() { _ = answer.Unsubscribe() }() // the connection is closed
+	_, err := answer.NextMsg(time.Second)
 	return err
 }
