@@ -16,7 +16,6 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 	ctx = context.WithoutCancel(ctx)
 	nc := e.js.Conn()
 	subject := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + l.stream + "." + l.consumer
-	before := nc.LastError()
 	sub, err := nc.Subscribe(subject, func(msg *nats.Msg) {
 		var advisory struct {
 			Sequence   uint64 `json:"stream_seq"`
@@ -28,20 +27,8 @@ func (e *engine) watchMaxDeliveries(ctx context.Context, l limits) (stop func())
 			"stream, and nobody gets it",
 			"sequence", advisory.Sequence, "deliveries", advisory.Deliveries, "error", err)
 	})
-	if err == nil {
-		short, cancel := context.WithTimeout(ctx, flushTimeout)
-		defer cancel()
-		if err = nc.FlushWithContext(short); err == nil {
-			err = newRefusal(nc, before)
-		}
-	}
 	if err != nil {
-		l.log.WarnContext(ctx, "natsjs: nobody will hear when the server gives a message up after MaxDeliver "+
-			"deliveries", "subject", subject, "error", err)
+		return func() {} // the connection is closed: the run says so
 	}
-	return func() {
-		if sub != nil {
-			_ = sub.Unsubscribe() // the connection is closed, or the server refused it
-		}
-	}
+	return func() { _ = sub.Unsubscribe() } // it fails where the connection is closed, or the server has refused it
 }

@@ -22,19 +22,17 @@ type limits struct {
 	stream, consumer string
 	log              *slog.Logger // which names them
 
-	maxInFlight   int
-	batch         int           // of one request
-	expires       time.Duration // of one request
-	progress      time.Duration // how often to say that messages are in progress
-	maxDeliver    int           // zero: unlimited
-	reserve       int           // of them, for crashes and shutdowns
-	maxAckPending int           // zero: unlimited
-	delayed       int           // how many delayed naks may be outstanding before messages are kept
-	backsOff      bool          // the server may deliver later than a nak's delay says
-	fetches       int           // how many requests may be outstanding
-	created       time.Time
-	config        jetstream.ConsumerConfig
-	nextSubject   string // where messages are asked for
+	maxInFlight int
+	batch       int           // of one request
+	expires     time.Duration // of one request
+	progress    time.Duration // how often to say that messages are in progress
+	maxDeliver  int           // zero: unlimited
+	reserve     int           // of them, for crashes and shutdowns
+	delayed     int           // how many delayed naks may be outstanding before messages are kept
+	fetches     int           // how many requests may be outstanding
+	created     time.Time
+	config      jetstream.ConsumerConfig
+	nextSubject string // where messages are asked for
 
 	queue     *jetstream.StreamConfig // a work-queue stream to which dead letters may go; nil: they go to none
 	deadTopic string                  // their topic
@@ -169,48 +167,35 @@ func (c Config) limits(info *jetstream.ConsumerInfo, policy oncemill.Policy) (li
 	}
 	l := limits{
 		stream: info.Stream, consumer: info.Name, created: info.Created, config: consumer,
-		log:           c.Logger.With("stream", info.Stream, "consumer", info.Name),
-		maxInFlight:   c.MaxInFlight,
-		expires:       fetchWait,
-		progress:      ackWait / ticksPerAckWait,
-		maxDeliver:    max(consumer.MaxDeliver, 0),
-		reserve:       cmp.Or(policy.MaxAttempts, defaultMaxAttempts),
-		maxAckPending: max(consumer.MaxAckPending, 0),
-		delayed:       maxDelayed,
-		backsOff:      len(consumer.BackOff) > 0,
-		fetches:       maxFetches,
+		log:         c.Logger.With("stream", info.Stream, "consumer", info.Name),
+		maxInFlight: cmp.Or(c.MaxInFlight, atMost(defaultMaxInFlight, consumer.MaxAckPending)),
+		expires:     atMost(fetchWait, consumer.MaxRequestExpires),
+		progress:    ackWait / ticksPerAckWait,
+		maxDeliver:  max(consumer.MaxDeliver, 0),
+		reserve:     policy.MaxAttempts,
+		delayed:     cmp.Or(max(consumer.MaxAckPending, 0)/2, maxDelayed),
+		fetches:     atMost(maxFetches, consumer.MaxWaiting),
 	}
-	if l.maxAckPending > 0 {
-		l.delayed = l.maxAckPending / 2
-	}
-	if l.maxInFlight == 0 {
-		l.maxInFlight = min(defaultMaxInFlight, cmp.Or(l.maxAckPending, defaultMaxInFlight))
-	}
-	l.batch = l.maxInFlight
-	if consumer.MaxRequestBatch > 0 {
-		l.batch = min(l.batch, consumer.MaxRequestBatch)
-	}
-	if consumer.MaxRequestExpires > 0 {
-		l.expires = min(l.expires, consumer.MaxRequestExpires)
-	}
-	if consumer.MaxWaiting > 0 {
-		l.fetches = min(l.fetches, consumer.MaxWaiting)
-	}
+	l.batch = atMost(l.maxInFlight, consumer.MaxRequestBatch)
 	if field, problem := l.problem(consumer, ackWait); field != "" {
 		return limits{}, l.misset(field, problem)
 	}
 	return l, nil
 }
 
-// defaultMaxAttempts is that of a zero oncemill.Policy.
-const defaultMaxAttempts = 10
+// atMost returns n, or a limit that is less. A limit below 1 is none.
+func atMost[T int | time.Duration](n, limit T) T {
+	if limit > 0 {
+		return min(n, limit)
+	}
+	return n
+}
 
 // maxDelayed bounds delayed naks where the consumer does not: each is a delivery more for the server to remember.
 const maxDelayed = 1000
 
 // problem says what has to be set otherwise.
 func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration) (field, problem string) {
-	attempts := l.reserve
 	switch {
 	case consumer.DeliverSubject != "":
 		return "DeliverSubject", fmt.Sprintf("is %q, which makes it a push consumer: make a pull consumer, without "+
@@ -223,18 +208,19 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 	case consumer.ReplayPolicy != jetstream.ReplayInstantPolicy:
 		return "ReplayPolicy", fmt.Sprintf("is %v: make the consumer with instant, or the server holds messages back "+
 			"until nobody waits for them", consumer.ReplayPolicy)
-	case ackWait < minAckWait && len(consumer.BackOff) > 0:
-		return "BackOff", fmt.Sprintf("has %v, which is an AckWait: set at least %v, so that messages in progress "+
-			"can be reported in time", ackWait, minAckWait)
 	case ackWait < minAckWait:
-		return "AckWait", fmt.Sprintf("is %v: set at least %v, so that messages in progress can be reported in time",
-			ackWait, minAckWait)
-	case l.maxDeliver > 0 && l.maxDeliver <= attempts:
+		field := "AckWait"
+		if len(consumer.BackOff) > 0 {
+			field = "BackOff"
+		}
+		return field, fmt.Sprintf("has the server wait %v for an ack: set at least %v, so that messages in progress "+
+			"can be reported in time", ackWait, minAckWait)
+	case l.maxDeliver > 0 && l.maxDeliver <= l.reserve:
 		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, "+
-			"or the server gives messages up before there is an outcome", l.maxDeliver, attempts, attempts)
-	case l.maxAckPending > 0 && l.maxInFlight > l.maxAckPending:
+			"or the server gives messages up before there is an outcome", l.maxDeliver, l.reserve, l.reserve)
+	case consumer.MaxAckPending > 0 && l.maxInFlight > consumer.MaxAckPending:
 		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least %d, or "+
-			"Config.MaxInFlight to at most %d", l.maxAckPending, l.maxInFlight, l.maxInFlight, l.maxAckPending)
+			"Config.MaxInFlight to at most %d", consumer.MaxAckPending, l.maxInFlight, l.maxInFlight, consumer.MaxAckPending)
 	}
 	return "", ""
 }
@@ -263,12 +249,11 @@ func (e *engine) checkStream(
 			"first", done+1, "last", first-1, "maxAge", config.MaxAge, "maxMsgs", config.MaxMsgs, "maxBytes",
 			config.MaxBytes)
 	}
-	window := cmp.Or(policy.Window, oncemill.LowValue().Window)
-	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > window) {
+	if config.Retention == jetstream.LimitsPolicy && (config.MaxAge == 0 || config.MaxAge > policy.Window) {
 		l.log.WarnContext(ctx,
 			"natsjs: the stream keeps messages longer than Policy.Window remembers outcomes: a replay after that "+
 				"runs handlers again; set MaxAge to at most the window, or a longer window",
-			"maxAge", config.MaxAge, "window", window)
+			"maxAge", config.MaxAge, "window", policy.Window)
 	}
 	return &config
 }

@@ -95,10 +95,10 @@
 // The right to publish to $JS.API.CONSUMER.INFO, $JS.API.CONSUMER.MSG.NEXT and $JS.ACK, each of the stream and
 // consumer, and to subscribe to the connection's inboxes. On a server with the feature flag js_ack_fc_v2 (2.14 and
 // later; off by default) acks go to $JS.ACK.*.*, with the domain and the account before the stream. An account that
-// imports the JetStream of another one imports $JS.ACK.> beside its API. Where $JS.API.STREAM.INFO, or subscribing to
-// $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, is not allowed, there is a warning. Without $JS.API.STREAM.NAMES nobody
-// looks for the stream of dead letters, and without STREAM.INFO and CONSUMER.LIST of it nobody sees whether it keeps
-// them. TermWithReason needs nats-server 2.10.4.
+// imports the JetStream of another one imports $JS.ACK.> beside its API. Where $JS.API.STREAM.INFO is not allowed,
+// there is a warning. Without the right to subscribe to $JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES, MaxDeliveries stays
+// zero. Without $JS.API.STREAM.NAMES nobody looks for the stream of dead letters, and without STREAM.INFO and
+// CONSUMER.LIST of it nobody sees whether it keeps them. TermWithReason needs nats-server 2.10.4.
 //
 // # What a message is
 //

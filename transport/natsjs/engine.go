@@ -95,21 +95,28 @@ func (e *engine) run(ctx context.Context, topic string, with func(*inFlight) pro
 	}
 	messages.came, messages.went = w.probe, f.released
 
-	w.start(work)
+	w.background.Go(w.keepAlive)
+	w.background.Go(func() { w.watch(work) })
 	f.pull(pulling, work)
 	if ctx.Err() == nil {
 		err = context.Cause(pulling)
 	}
 	close(s.draining)
 	messages.hurry()
-	grace := time.AfterFunc(e.config.Grace, func() { messages.cutShort(cancel) })
+	var cut atomic.Int64 // handlers whose contexts were cancelled because the drain takes too long
+	grace := time.AfterFunc(e.config.Grace, func() {
+		cut.Store(messages.running.Load())
+		cancel(errGrace)
+	})
 	f.fetches.Wait()
 	close(s.pulled)
-	messages.wait()
+	messages.handling.Wait()
+	messages.pool.Wait()
 	grace.Stop()
-	w.end()
+	close(w.finished)
+	w.background.Wait()
 
-	if n := messages.cut.Load(); n > 0 {
+	if n := cut.Load(); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d handlers, after %v", ErrCutShort, n, e.config.Grace))
 	}
 	flush, done := context.WithTimeout(detached, flushTimeout)

@@ -61,11 +61,14 @@ func (f *fetcher) pull(ctx, work context.Context) {
 		}
 		n, wait := f.room(time.Now(), t.until)
 		if n > 0 {
-			fetch := f.fetch
-			if t.pause > 0 {
-				fetch = func(work context.Context, n int) fetched { return f.fetchAgain(ctx, work, n) }
-			}
-			f.fetches.Go(func() { f.ended <- fetch(work, n) })
+			troubled := t.pause > 0
+			f.fetches.Go(func() {
+				if troubled && f.leaderIsAlone(ctx) {
+					f.ended <- fetched{asked: n, err: errAlone}
+				} else {
+					f.ended <- f.fetch(work, n)
+				}
+			})
 			continue
 		}
 		pace.Reset(wait)
@@ -167,10 +170,9 @@ func (f *fetcher) free() (n int, small bool) {
 
 // A fetched is how a request for messages ended.
 type fetched struct {
-	asked    int
-	got      int
-	answered bool // the server has ended it, or has sent everything
-	err      error
+	asked int
+	got   int
+	err   error
 }
 
 // A request asks the server once for messages (ADR-13 of NATS), and takes each where it comes: in the goroutine of its
@@ -195,19 +197,17 @@ func (f *fetcher) fetch(work context.Context, n int) fetched {
 	}
 	r := &request{receive: receive, nc: f.nc, ended: make(chan struct{}), f: fetched{asked: n}, heard: time.Now()}
 	inbox := f.nc.NewInbox()
-	sub, err := f.nc.Subscribe(inbox, r.take)
-	if err != nil {
-		return fetched{asked: n, answered: true, err: err}
+	var err error
+	if r.sub, err = f.nc.Subscribe(inbox, r.take); err != nil {
+		return fetched{asked: n, err: err}
 	}
-	defer func() { _ = sub.Unsubscribe() }() // it fails where there is no connection any more
-	r.sub = sub
-	err = sub.SetPendingLimits(-1, -1) // nothing may be dropped, and n bounds it
-	if err == nil {
+	defer func() { _ = r.sub.Unsubscribe() }()            // it fails where there is no connection any more
+	if err = r.sub.SetPendingLimits(-1, -1); err == nil { // nothing may be dropped, and n bounds it
 		err = f.nc.PublishRequest(f.limits.nextSubject, inbox,
 			fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, f.limits.expires.Nanoseconds()))
 	}
 	if err != nil {
-		return fetched{asked: n, answered: true, err: err}
+		return fetched{asked: n, err: err}
 	}
 	return r.wait(f.limits.expires + time.Second)
 }
@@ -239,7 +239,12 @@ func (r *request) abandon(silence time.Duration) (over bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	waiting, _, err := r.sub.Pending()
-	r.over = r.over || (err != nil || waiting == 0) && time.Since(r.heard) >= silence
+	if !r.over && (err != nil || waiting == 0) && time.Since(r.heard) >= silence {
+		r.over = true
+		if r.f.got == 0 {
+			r.f.err = errUnanswered
+		}
+	}
 	return r.over
 }
 
@@ -265,7 +270,7 @@ func (r *request) take(m *nats.Msg) {
 
 // end has fetch return. The request is locked.
 func (r *request) end(err error) {
-	r.f.answered, r.f.err, r.over = true, err, true
+	r.f.err, r.over = err, true
 	close(r.ended)
 }
 

@@ -37,7 +37,7 @@ func (s *session) message(ctx context.Context, msg *nats.Msg, meta *nats.MsgMeta
 	m := &message{nc: s.nc, msg: msg, delivery: s.delivery(msg, meta), sequence: meta.Sequence.Stream, touched: now}
 	m.orderKey = s.orderKey(ctx, m)
 	m.ordered = m.orderKey != "" || s.limits.maxInFlight == 1
-	m.scarce = s.limits.backsOff
+	m.scarce = len(s.limits.config.BackOff) > 0 // the server may deliver later than a nak's delay says
 	if limit := uint64(s.limits.maxDeliver); limit > 0 {
 		m.last = meta.NumDelivered >= limit
 		m.scarce = m.scarce || meta.NumDelivered+uint64(s.limits.reserve) >= limit
@@ -98,22 +98,18 @@ func (m *message) disown() {
 	m.settled, m.foreign = true, true
 }
 
-// progress tells the server that a message is worked on, if it has waited for us for a whole tick.
-func (m *message) progress(now time.Time, tick time.Duration) error {
+// progress tells the server that a message is worked on, if it has waited for us for a whole tick. While the connection
+// is away its buffer, which is not for this alone, gets one word.
+func (m *message) progress(now time.Time, tick time.Duration) {
 	m.mu.Lock() // so that none is sent after the ack: it would undo a nak's delay
 	defer m.mu.Unlock()
-	if m.settled || now.Sub(m.touched) < tick {
-		return nil
-	}
 	away := !m.nc.IsConnected()
-	if away && m.buffered { // the connection's buffer is not for this alone
-		return nil
+	if m.settled || now.Sub(m.touched) < tick || away && m.buffered {
+		return
 	}
-	err := m.say(sayProgress)
-	if err == nil {
+	if m.say(sayProgress) == nil {
 		m.touched, m.buffered = now, away
 	}
-	return err
 }
 
 var _ jetstream.Msg = (*message)(nil)

@@ -27,9 +27,8 @@ type PublisherConfig struct {
 	// MaxPending is how many messages may wait for their acknowledgement at once, over all calls. Zero: 1,000.
 	MaxPending int
 
-	// Logger gets a warning for each message that a stream took for a duplicate although neither the Publisher nor a
-	// relay was repeating it after a lost acknowledgement, and one for a connection that will not try for ever to
-	// reconnect. Nil: slog.Default().
+	// Logger gets a warning for each message that a stream took for a duplicate although no relay was repeating it, and
+	// one for a connection that will not try for ever to reconnect. Nil: slog.Default().
 	Logger *slog.Logger
 
 	// Telemetry says where traces and metrics go. Zero: OpenTelemetry's global providers and propagator. Messages of an
@@ -69,7 +68,6 @@ type Publisher struct {
 	domain     string              // of the streams that are meant; empty: whichever
 	config     PublisherConfig
 	room       chan struct{} // holds one for each message that waits for its acknowledgement
-	unanswered memory
 	duplicates atomic.Uint64
 	telemetry  *telemetry.Sender
 
@@ -106,10 +104,9 @@ func NewPublisher(js jetstream.JetStream, config PublisherConfig) (*Publisher, e
 // MessagingSystem names JetStream in telemetry.
 func (p *Publisher) MessagingSystem() string { return telemetry.SystemNATS }
 
-// Duplicates is how many messages a stream has taken for duplicates although this Publisher was not repeating them
-// after a lost acknowledgement, nor a relay, of whatever process (producer.HeaderResend). Its caller may have published
-// them twice, as for a repeated request, or another process before it died. If not, two messages have one ID, and one
-// of them is not in the stream.
+// Duplicates is how many messages a stream has taken for duplicates although no relay was repeating them
+// (producer.HeaderResend). Somebody may have published them twice, as after a lost acknowledgement, for a repeated
+// request, or in another process. If not, two messages have one ID, and one of them is not in the stream.
 func (p *Publisher) Duplicates() uint64 { return p.duplicates.Load() }
 
 // Publish sends all messages, in order, and then waits for all acknowledgements, until they are there, their timeout
@@ -146,7 +143,6 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 	for i := range l.messages {
 		o := &l.messages[i]
 		unknown, err := p.verdict(ctx, o)
-		err = withReason(err, p.conn)
 		o.sending.End(ctx, err, unknown)
 		if err != nil {
 			failures = append(failures, producer.Failure{Index: i, ID: messages[i].ID, Err: err, Unknown: unknown})
@@ -160,28 +156,24 @@ func (p *Publisher) Publish(ctx context.Context, messages ...producer.Message) e
 
 // verdict returns why a message is not acknowledged, and whether that leaves open what becomes of it.
 func (p *Publisher) verdict(ctx context.Context, o *outgoing) (unknown bool, err error) {
-	m := &o.message
-	if o.err != nil && !o.refused && !refused(o.err) {
-		p.unanswered.add(o.brokerID)
-		if errors.Is(o.err, jetstream.ErrNoStreamResponse) {
-			return true, fmt.Errorf("no stream answers for subject %q: %w", m.Topic, o.err)
-		}
-		return true, o.err
+	switch {
+	case o.err == nil:
+		p.landed(ctx, o)
+		return false, nil
+	case errors.Is(o.err, jetstream.ErrNoStreamResponse):
+		return true, fmt.Errorf("no stream answers for subject %q: %w", o.message.Topic, o.err)
 	}
-	repeated := p.unanswered.remove(o.brokerID)
-	if o.err == nil {
-		p.telemetry.Landed(ctx, o.sending, m.Topic, m.ID, o.ack.stream)
-		if o.ack.duplicate {
-			p.duplicate(ctx, o, !repeated && m.Header.Get(producer.HeaderResend) == "")
-		}
-	}
-	return false, o.err
+	return !o.refused && !refused(o.err), withReason(o.err, p.conn)
 }
 
-// duplicate reports a message that a stream took for a duplicate; unexpected: no attempt before it was without an
-// answer, neither here nor, as a relay's mark says, in another process.
-func (p *Publisher) duplicate(ctx context.Context, o *outgoing, unexpected bool) {
+// landed reports a message that a stream has, also if it took it for a duplicate.
+func (p *Publisher) landed(ctx context.Context, o *outgoing) {
 	m := &o.message
+	p.telemetry.Landed(ctx, o.sending, m.Topic, m.ID, o.ack.stream)
+	if !o.ack.duplicate {
+		return
+	}
+	unexpected := m.Header.Get(producer.HeaderResend) == "" // no attempt before it, of a relay, was without an answer
 	p.telemetry.Duplicate(ctx, o.sending, m.Topic, m.ID, unexpected)
 	if unexpected {
 		p.duplicates.Add(1)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,15 +29,15 @@ type line struct {
 	lost      chan nats.Status // what breaks the connection
 	answered  chan struct{}    // nothing waits for its answer any more
 	encoder   encoder
-	timeout   error  // says that no answer came in time
-	broken    error  // why the call can send nothing more
-	stream    string // that answered last; for take alone
+	timeout   error        // says that no answer came in time
+	broken    error        // why the call can send nothing more
+	waiting   atomic.Int64 // messages, for their answers
+	silent    atomic.Bool  // an answer did not come in time, and none has come since
+	stream    string       // that answered last; for take alone
 
 	mu       sync.Mutex
 	first    uint64 // the number of the call's first message
 	messages []outgoing
-	waiting  int  // messages, for their answers
-	silent   bool // an answer did not come in time, and none has come since
 }
 
 // An outgoing message is on its way, or has an error, or an ack. What comes after waiting is guarded by the line while
@@ -64,7 +65,7 @@ const (
 // connection is told.
 func (p *Publisher) begin(messages int) *line {
 	l, conn := p.takeIdle(), p.conn
-	if l != nil && l.isSilent() {
+	if l != nil && l.silent.Load() {
 		conn.RemoveStatusListener(l.lost)
 		_ = l.sub.Unsubscribe() // it fails where there is no subscription, or no connection any more
 		l = nil
@@ -73,7 +74,7 @@ func (p *Publisher) begin(messages int) *line {
 		l = &line{publisher: p, prefix: conn.NewInbox() + ".", answered: make(chan struct{}, 1)}
 		l.lost = conn.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 		l.sub, l.broken = conn.Subscribe(l.prefix+"*", l.take)
-		l.silent = l.broken != nil
+		l.silent.Store(l.broken != nil)
 	}
 	for len(l.lost) > 0 { // says nothing about messages that are still to be sent
 		<-l.lost
@@ -103,12 +104,6 @@ func (p *Publisher) takeIdle() *line {
 	return l
 }
 
-func (l *line) isSilent() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.silent
-}
-
 // end leaves the line to the next call. Answers that come later are nobody's. It does not touch the connection, whose
 // lock is held while something is written: that may take longer than the call's context allows.
 func (l *line) end() {
@@ -135,7 +130,7 @@ func (l *line) send(ctx context.Context, i int) {
 	}
 	l.mu.Lock()
 	o.waiting = true
-	l.waiting++
+	l.waiting.Add(1)
 	l.mu.Unlock()
 	m.Reply = replySubject(l.prefix, l.first+uint64(i))
 	if err := conn.PublishMsg(m); err != nil { // else the connection has copied it
@@ -156,11 +151,6 @@ func replySubject(prefix string, number uint64) string {
 
 // enter waits for room below MaxPending.
 func (l *line) enter(ctx context.Context) error {
-	select {
-	case status := <-l.lost:
-		l.disconnected(status)
-	default:
-	}
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -192,7 +182,7 @@ func (l *line) enter(ctx context.Context) error {
 func (l *line) await(ctx context.Context) {
 	timer := time.NewTimer(l.publisher.config.AckTimeout)
 	defer timer.Stop()
-	for l.isWaiting() {
+	for l.waiting.Load() > 0 {
 		select {
 		case <-l.answered:
 		case status := <-l.lost:
@@ -203,12 +193,6 @@ func (l *line) await(ctx context.Context) {
 			l.abandon(context.Cause(ctx))
 		}
 	}
-}
-
-func (l *line) isWaiting() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.waiting > 0
 }
 
 // repeat sends again, some times, what no stream has answered.
@@ -249,7 +233,9 @@ func (l *line) disconnected(status nats.Status) {
 func (l *line) abandon(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.silent = l.silent || l.waiting > 0
+	if l.waiting.Load() > 0 {
+		l.silent.Store(true)
+	}
 	l.overAll(err)
 }
 
@@ -274,7 +260,7 @@ func (l *line) over(o *outgoing, a ack, err error) {
 	o.waiting, o.ack, o.err = false, a, err
 	o.sending.Answered()
 	<-l.publisher.room
-	if l.waiting--; l.waiting == 0 {
+	if l.waiting.Add(-1) == 0 {
 		select {
 		case l.answered <- struct{}{}:
 		default:
@@ -291,7 +277,7 @@ func (l *line) take(m *nats.Msg) {
 	a, err := l.read(m)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.silent = false
+	l.silent.Store(false)
 	i := number - l.first
 	if i >= uint64(len(l.messages)) || !l.messages[i].waiting {
 		return

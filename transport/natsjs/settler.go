@@ -67,13 +67,9 @@ func (s *settler) send(ctx context.Context, m *message, what []byte) {
 	err := m.say(what)
 	m.mu.Unlock()
 	if err != nil {
-		s.unsent(ctx, m, what, err)
+		s.about(m).WarnContext(located(ctx, m), "natsjs: message could not be settled; the server will deliver it "+
+			"again", "id", m.delivery.Header.Get(producer.HeaderID), "settle", string(what), "error", err)
 	}
-}
-
-func (s *settler) unsent(ctx context.Context, m *message, what []byte, err error) {
-	s.about(m).WarnContext(located(ctx, m), "natsjs: message could not be settled; the server will deliver it again",
-		"id", m.delivery.Header.Get(producer.HeaderID), "settle", string(what), "error", err)
 }
 
 // retry deals with a message that is to come again. It reports whether that is here, and now.

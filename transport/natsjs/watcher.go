@@ -31,40 +31,19 @@ type watcher struct {
 	probed atomic.Bool // since the last look
 }
 
-// start starts to watch.
-func (w *watcher) start(ctx context.Context) {
-	w.background.Go(func() { w.keepAlive(ctx) })
-	w.background.Go(func() { w.watch(ctx) })
-}
-
-// end waits for the end of it.
-func (w *watcher) end() {
-	close(w.finished)
-	w.background.Wait()
-}
-
 // keepAlive tells the server that the messages in flight are worked on, also those that wait.
-func (w *watcher) keepAlive(ctx context.Context) {
+func (w *watcher) keepAlive() {
 	ticker := time.NewTicker(w.limits.progress)
 	defer ticker.Stop()
-	failing := false
 	for {
 		select {
 		case <-w.finished:
 			return
-		case <-ticker.C:
-		}
-		var failed error
-		now := time.Now()
-		for _, m := range w.inFlight.all() {
-			if err := m.progress(now, w.limits.progress); err != nil {
-				failed = err
+		case now := <-ticker.C:
+			for _, m := range w.inFlight.all() {
+				m.progress(now, w.limits.progress)
 			}
 		}
-		if failed != nil && !failing {
-			w.log.WarnContext(ctx, "natsjs: the server cannot be told that messages are in progress", "error", failed)
-		}
-		failing = failed != nil
 	}
 }
 
@@ -127,7 +106,8 @@ func (w *watcher) look(ctx context.Context, timeout time.Duration) (*jetstream.C
 		w.inFlight.compare(ctx, info, seen)
 		over = w.limits.changed(info)
 	case deleted:
-		w.inFlight.deleted(ctx)
+		w.inFlight.disown(ctx, "natsjs: the consumer was deleted: what is in flight is not settled, and comes again "+
+			"if there is one that has it")
 		over = setupError(err, w.limits.name(), "was deleted: create it, and run the worker again")
 	}
 	if over != nil {
