@@ -27,13 +27,10 @@ type Step struct {
 	kind       stepKind
 	name       string
 	middleware message.HandlerMiddleware
-	poisoned   message.HandlerMiddleware // of Guarded: inside a PoisonQueue, which has what is rejected
 	err        error
 
-	parks        bool // of Guarded: at most once
-	transacts    bool // of Guarded: over an inbox
-	buries       bool // of Guarded: with dead letters
-	keepsContext bool // of a Retry: the second try gets the context of the first
+	once         *consumer.Processor // of Guarded
+	keepsContext bool                // of a Retry: the second try gets the context of the first
 }
 
 type stepKind int
@@ -51,12 +48,7 @@ func Guarded(once *consumer.Processor) Step {
 	if once == nil {
 		return Step{err: orderError("Guarded needs a Processor")}
 	}
-	dead, _ := once.DeadLetters()
-	return Step{
-		kind: guardStep, name: "Guarded",
-		middleware: newGuard(once, false).middleware, poisoned: newGuard(once, true).middleware,
-		parks: once.Policy().ExpiredLease == oncemill.Park, transacts: once.Transacts(), buries: dead != nil,
-	}
+	return Step{kind: guardStep, name: "Guarded", middleware: newGuard(once, false).middleware, once: once}
 }
 
 // PoisonQueue publishes to a topic what the guard rejects for good, and lets it be acknowledged: stored failures,
@@ -193,29 +185,14 @@ func Retry(r middleware.Retry) Step {
 			return !errors.As(p.Err, &permanent) && !errors.As(p.Err, &after)
 		}
 	}
-	should := r.ShouldRetry
-	r.ShouldRetry = func(p middleware.RetryParams) bool {
-		var nacked *nackedError
-		return !errors.As(p.Err, &nacked) && should(p)
-	}
-	retry := func(next message.HandlerFunc) message.HandlerFunc { return r.Middleware(tellNacked(next)) }
-	return Step{kind: retryStep, name: "Retry", middleware: retry, keepsContext: !r.ResetContextOnRetry}
-}
-
-// A nackedError is the error of a handler that has nacked its message.
-type nackedError struct{ error }
-
-func (e *nackedError) Unwrap() error { return e.error }
-
-// tellNacked marks the errors of a handler that has nacked its message.
-func tellNacked(next message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		outputs, err := next(msg)
-		if err != nil && isClosed(msg.Nacked()) {
-			err = &nackedError{err}
+	retry := func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			own := r
+			own.ShouldRetry = func(p middleware.RetryParams) bool { return !isClosed(msg.Nacked()) && r.ShouldRetry(p) }
+			return own.Middleware(next)(msg)
 		}
-		return outputs, err
 	}
+	return Step{kind: retryStep, name: "Retry", middleware: retry, keepsContext: !r.ResetContextOnRetry}
 }
 
 // Timeout ends the handler's context after d. It belongs inside the guard.
@@ -266,10 +243,13 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 	if guard < 0 {
 		return nil, orderError("Guarded is missing: add oncewatermill.Guarded(processor)")
 	}
+	once := steps[guard].once
+	dead, _ := once.DeadLetters()
+	parks := once.Policy().ExpiredLease == oncemill.Park
 	var retry *Step
 	if slices.ContainsFunc(steps[:guard], func(s Step) bool { return s.kind == poisonStep }) {
 		steps = slices.Clone(steps)
-		steps[guard].middleware = steps[guard].poisoned
+		steps[guard].middleware = newGuard(once, true).middleware // the PoisonQueue has what is rejected
 	}
 	middlewares := make([]message.HandlerMiddleware, len(steps))
 	for i, s := range steps {
@@ -278,7 +258,7 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 			retry = &s
 		}
 		switch {
-		case s.kind == poisonStep && steps[guard].buries:
+		case s.kind == poisonStep && dead != nil:
 			return nil, orderError("PoisonQueue stands beside consumer.Config.DeadLetters: a failure is to " +
 				"be published once; remove the PoisonQueue, or leave DeadLetters out")
 		case s.kind == poisonStep && i > guard:
@@ -287,11 +267,11 @@ func Chain(steps ...Step) ([]message.HandlerMiddleware, error) {
 		case s.kind == retryStep && i < guard:
 			return nil, orderError("Retry stands outside Guarded: it would repeat answers such as busy and " +
 				"not due in place, and burn the attempts of a message in one delivery; move it after Guarded")
-		case s.kind == retryStep && steps[guard].parks:
+		case s.kind == retryStep && parks:
 			return nil, orderError("Retry stands inside a guard whose policy parks (at most once): it " +
 				"would repeat the handler after an error that proves nothing; remove it, and let the handler return " +
 				"oncemill.NoEffect")
-		case s.kind == retryStep && steps[guard].transacts:
+		case s.kind == retryStep && once.Transacts():
 			return nil, orderError("Retry stands inside a guard over an inbox: its second try would write " +
 				"in the transaction of the first, beside what that had written before it failed, and both would be " +
 				"committed; remove it: the guard tries again, in a new transaction")

@@ -79,26 +79,25 @@ func (g *guard) middleware(next message.HandlerFunc) message.HandlerFunc {
 		case !g.policy.Shadow && answeredBefore(msg, p):
 			return nil, g.calledAgain(msg)
 		case p != nil && p.timed(msg.Context()):
-			g.timed.Do(func() {
-				g.log.ErrorContext(msg.Context(),
-					"oncemill: a Timeout stands outside of the guard: it ends the wait for a busy key, and looks "+
-						"like a shutdown to a running handler, whose attempt is not counted: move it inside, see "+
-						"oncewatermill.Chain",
-					"handler", message.HandlerNameFromCtx(msg.Context()))
-			})
+			g.say(&g.timed, msg, "oncemill: a Timeout stands outside of the guard: it ends the wait for a busy key, and "+
+				"looks like a shutdown to a running handler, whose attempt is not counted: move it inside, see "+
+				"oncewatermill.Chain")
 		}
 		return g.handle(msg, p, next)
 	}
 }
 
+// say says once what is wrong around the guard.
+func (g *guard) say(once *sync.Once, msg *message.Message, what string) {
+	once.Do(func() {
+		g.log.ErrorContext(msg.Context(), what, "uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
+	})
+}
+
 // passOn gives a message to its handler that is acknowledged, and so not for this guard any more.
 func (g *guard) passOn(msg *message.Message, next message.HandlerFunc) ([]*message.Message, error) {
-	g.passed.Do(func() {
-		g.log.ErrorContext(msg.Context(),
-			"oncemill: message does not come to the middleware before it is acknowledged: put nothing outside of the "+
-				"guard that acknowledges messages, such as InstantAck; if their handlers fail, they are lost",
-			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
-	})
+	g.say(&g.passed, msg, "oncemill: message does not come to the middleware before it is acknowledged: put nothing "+
+		"outside of the guard that acknowledges messages, such as InstantAck; if their handlers fail, they are lost")
 	outputs, err := next(msg)
 	return withoutOrders(outputs), err
 }
@@ -111,13 +110,9 @@ func answeredBefore(msg *message.Message, p *passage) bool {
 }
 
 func (g *guard) calledAgain(msg *message.Message) error {
-	g.retried.Do(func() {
-		g.log.ErrorContext(msg.Context(),
-			"oncemill: a message was given to the guard again before it was nacked, as by a Retry outside of the "+
-				"guard: it is not handled, and comes again as the guard has decided; move Retry inside, see "+
-				"oncewatermill.Chain",
-			"uuid", msg.UUID, "handler", message.HandlerNameFromCtx(msg.Context()))
-	})
+	g.say(&g.retried, msg, "oncemill: a message was given to the guard again before it was nacked, as by a Retry "+
+		"outside of the guard: it is not handled, and comes again as the guard has decided; move Retry inside, see "+
+		"oncewatermill.Chain")
 	return orderError("a message was given to the guard again before it was nacked: move what repeats it, " +
 		"such as Retry, inside")
 }
@@ -164,15 +159,13 @@ func (g *guard) handle(msg *message.Message, p *passage, next message.HandlerFun
 		returned = true
 		return g.answer(msg, p, d, decision, outputs)
 	}
-	later := ticket.ProcessOutputs(ctx, handler, p.settled)
+	later := ticket.ProcessOutputs(ctx, handler, func(d consumer.Decision) { p.stored <- d })
 	returned = true
 	if later { // the Router's ack says that it is handled, and the broker's follows when that is stored
-		p.mu.Lock()
-		p.later = true
-		p.mu.Unlock()
+		p.later.Store(true)
 		return nil, nil
 	}
-	return g.answer(msg, p, d, *p.stored, outputs)
+	return g.answer(msg, p, d, <-p.stored, outputs)
 }
 
 // run runs the handler on its message, and undoes afterwards what it did to it: adapters that resend in the process

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -183,19 +184,9 @@ func (p fromWatermill) Publish(ctx context.Context, messages ...producer.Message
 			failures[i].Err, failures[i].Unknown = err, err != nil
 		}
 	}
-	return publishError(failures)
-}
-
-// publishError keeps the failures that have an error.
-func publishError(failures []producer.Failure) error {
-	var failed []producer.Failure
-	for _, f := range failures {
-		if f.Err != nil {
-			failed = append(failed, f)
-		}
-	}
-	if failed == nil {
+	failures = slices.DeleteFunc(failures, func(f producer.Failure) bool { return f.Err == nil })
+	if len(failures) == 0 {
 		return nil
 	}
-	return &producer.PublishError{Failures: failed}
+	return &producer.PublishError{Failures: failures}
 }

@@ -51,21 +51,22 @@ func NewSubscriber(source consumer.Source) (message.Subscriber, error) {
 	if once == nil {
 		return nil, errors.New("oncewatermill: NewSubscriber needs a Source that was made with a Processor")
 	}
-	return &subscriber{
-		source: source, once: once, log: once.Policy().Logger, closing: make(chan struct{}), topics: map[string]int{},
-	}, nil
+	s := &subscriber{source: source, once: once, log: once.Policy().Logger, topics: map[string]int{}}
+	s.closing, s.close = context.WithCancel(context.Background())
+	return s, nil
 }
 
 type subscriber struct {
 	source  consumer.Source
 	once    *consumer.Processor
 	log     *slog.Logger
-	mu      sync.Mutex
-	closed  bool
-	closing chan struct{}
-	topics  map[string]int // subscriptions that go on
-	runs    sync.WaitGroup
+	closing context.Context // ends with close
+	close   context.CancelFunc
 	warned  sync.Once
+
+	mu     sync.Mutex
+	topics map[string]int // subscriptions that go on
+	runs   sync.WaitGroup
 }
 
 func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
@@ -74,7 +75,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.closing.Err() != nil {
 		return nil, errSubscriberClosed
 	}
 	if s.topics[topic]++; s.topics[topic] == 2 {
@@ -86,17 +87,12 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 			"topic", topic)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s.runs.Go(func() {
-		defer cancel()
-		select {
-		case <-s.closing:
-		case <-ctx.Done():
-		}
-	})
+	stop := context.AfterFunc(s.closing, cancel)
 	out := make(chan *message.Message)
 	s.runs.Go(func() {
 		defer close(out)
 		defer cancel()
+		defer stop()
 		one := &subscription{subscriber: s, topic: topic, out: out, draining: ctx.Done()}
 		one.run(ctx)
 		one.passes.Wait()
@@ -110,10 +106,7 @@ func (s *subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 // Close ends all subscriptions and waits for them.
 func (s *subscriber) Close() error {
 	s.mu.Lock()
-	if !s.closed {
-		s.closed = true
-		close(s.closing)
-	}
+	s.close()
 	s.mu.Unlock()
 	s.runs.Wait()
 	return nil
@@ -126,8 +119,7 @@ type subscription struct {
 	out      chan<- *message.Message
 	draining <-chan struct{}
 
-	seen    atomic.Bool            // the middleware has had a message
-	ahead   atomic.Pointer[string] // the name under which it guards; nil: it is not known yet
+	ahead   atomic.Pointer[string] // the name under which the middleware guards; nil: it has had no message yet
 	handler atomic.Pointer[string] // the handler's name, if the middleware is missing
 	missing sync.Once              // says that it is
 
@@ -164,12 +156,11 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 		})(ctx, d, done)
 		return
 	}
-	given := d
-	if !s.seen.Load() {
+	given, name := d, s.ahead.Load()
+	if name == nil {
 		given = ownCopy(d)
 	}
 	p, msg := s.newPassage(given, noOwner)
-	name := s.ahead.Load()
 	if name == nil {
 		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
@@ -179,7 +170,8 @@ func (s *subscription) deliver(ctx context.Context, d consumer.Delivery, done fu
 	claimed := p.delivery
 	claimed.Message = msg
 	s.once.Claim(ctx, claimed, func(ctx context.Context, t *consumer.Ticket) {
-		p.ticket = t
+		p.ticket.Store(t)
+		p.stored = make(chan consumer.Decision, 1)
 		p.begin(ctx)
 		s.passes.Go(func() { s.pass(ctx, d, p, msg, done) })
 	})
@@ -197,7 +189,8 @@ func (s *subscription) pass(
 	}
 	select {
 	case <-msg.Acked():
-		if p.await(done) {
+		if p.later.Load() { // else the message was acknowledged early
+			done(<-p.stored)
 			return
 		}
 		s.giveBack(ctx, p)
@@ -219,7 +212,7 @@ func (s *subscription) pass(
 
 // giveBack gives back what was claimed for a message that the middleware has not had.
 func (s *subscription) giveBack(ctx context.Context, p *passage) {
-	if t := p.take(); t != nil {
+	if t := p.ticket.Swap(nil); t != nil {
 		t.GiveBack(ctx)
 	}
 }
@@ -250,8 +243,7 @@ func (s *subscription) acked(ctx context.Context, d consumer.Delivery, p *passag
 		})
 		return *decision
 	}
-	if s.seen.Load() || p.leave() { // what was left out before it, as by a filter, is not for the guard
-		s.seen.Store(true)
+	if s.ahead.Load() != nil || p.leave() { // what was left out before it, as by a filter, is not for the guard
 		return consumer.Decision{Action: consumer.Ack}
 	}
 	d.Handler = message.HandlerNameFromCtx(msg.Context())
@@ -288,7 +280,6 @@ func (s *subscription) handle(ctx context.Context, d consumer.Delivery) error {
 		err = context.Cause(ctx)
 	}
 	if p.owner.Load() == handedBack { // from now on the middleware guards, and stores outputs
-		s.seen.Store(true)
 		s.handler.Store(nil)
 		return oncemill.Uncounted(oncemill.NoEffect(errHandedBack))
 	}
