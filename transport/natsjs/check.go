@@ -219,7 +219,7 @@ func (l limits) problem(consumer jetstream.ConsumerConfig, ackWait time.Duration
 		return "MaxDeliver", fmt.Sprintf("is %d although Policy.MaxAttempts is %d: set it to -1, or to more than %d, "+
 			"or the server gives messages up before there is an outcome", l.maxDeliver, l.reserve, l.reserve)
 	case consumer.MaxAckPending > 0 && l.maxInFlight > consumer.MaxAckPending:
-		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set the one to at least the other",
+		return "MaxAckPending", fmt.Sprintf("is %d although Config.MaxInFlight is %d: set it to at least that",
 			consumer.MaxAckPending, l.maxInFlight)
 	}
 	return "", ""

@@ -89,6 +89,9 @@ func (p *passage) enter() bool {
 
 // claimed returns the delivery's ticket, once, if it was claimed for a handler. The middleware has its message.
 func (p *passage) claimed(handler string) *consumer.Ticket {
+	if p == nil {
+		return nil
+	}
 	if known := p.subscription.ahead.Load(); known == nil || *known != handler {
 		p.subscription.ahead.Store(&handler)
 	}
@@ -112,11 +115,4 @@ func (p *passage) handBack(msg *message.Message) bool {
 	}
 	p.owner.Store(handedBack)
 	return true
-}
-
-// timed reports whether a middleware outside has set an end to the message's context.
-func (p *passage) timed(ctx context.Context) bool {
-	end, has := ctx.Deadline()
-	own, had := p.Deadline()
-	return has && (!had || end.Before(own))
 }
